@@ -1,0 +1,1 @@
+//! Models known by name.

@@ -1,0 +1,19 @@
+//! What hardware is and what it was measured to do.
+//!
+//! The vocabulary under everything: units, dtypes, [`Op`] and [`Collective`] (the keys of every cost
+//! table), GPUs and clusters, measured tables with interpolation, profile directories, and the
+//! [`Trace`] that a simulation and a run share. Depends on no other member of the workspace, knows no
+//! model, no layout and no device code.
+
+pub mod cluster;
+pub mod cost;
+pub mod dtype;
+pub mod op;
+pub mod trace;
+pub mod units;
+
+pub use cluster::{Cluster, Gpu};
+pub use cost::{Cost, Source};
+pub use dtype::{Dtype, Precision};
+pub use op::{Collective, CollectiveKind, Op, Pass};
+pub use trace::{Category, Trace, TraceSpan};

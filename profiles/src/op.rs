@@ -1,0 +1,576 @@
+//! [`Op`] and [`Collective`]: the keys of every cost table.
+//!
+//! The planner lowers a layer to these, the executor's trace names its spans by them, and `profile`
+//! measures them; a price and a measurement are comparable because they carry the same key. An op
+//! says its work (`flops`, `bytes`), never how long it takes: that is [`crate::cost`]'s business.
+//! One op has one stem everywhere: `permute.rs`, `Op::Permute`, the `permute` rows of a table.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::Dtype;
+use crate::units::{Bytes, Flops};
+
+/// Which pass of training an op belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pass {
+    /// Forward.
+    Forward,
+    /// Backward, where one kernel makes all gradients (attention, norms, memory-bound ops).
+    Backward,
+    /// Gradient with respect to the input of a matrix product.
+    Dgrad,
+    /// Gradient with respect to the weight of a matrix product.
+    Wgrad,
+}
+
+/// One device operation with its shape on one rank. Sizes are element counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Op {
+    /// `C[m,n] = A[m,k] B[k,n]`. For dgrad and wgrad the shape is that of the product done, so
+    /// `m*n*k` is the same for the three passes of one linear layer.
+    Gemm {
+        /// Rows of the product.
+        m: u64,
+        /// Columns of the product.
+        n: u64,
+        /// Contracted size.
+        k: u64,
+        /// Which of the three products of a linear layer.
+        pass: Pass,
+        /// Type of the operands.
+        dtype: Dtype,
+    },
+    /// One product per expert held by the rank: `groups` matrices `[k,n]`, `rows` rows in all.
+    /// `n` and `k` are those of the forward product in every pass.
+    GroupedGemm {
+        /// Experts on the rank.
+        groups: u64,
+        /// Rows over all groups.
+        rows: u64,
+        /// Output width of the forward product.
+        n: u64,
+        /// Input width of the forward product.
+        k: u64,
+        /// Which of the three products.
+        pass: Pass,
+        /// Type of the operands.
+        dtype: Dtype,
+    },
+    /// Scaled dot-product attention (forward, or the whole backward).
+    Attention {
+        /// Sequences.
+        batch: u64,
+        /// Query heads on the rank.
+        heads: u64,
+        /// Key/value heads on the rank.
+        kv_heads: u64,
+        /// Query positions a sequence.
+        q_len: u64,
+        /// Key positions a query sees at most.
+        kv_len: u64,
+        /// Width of queries and keys.
+        qk_dim: u64,
+        /// Width of values.
+        v_dim: u64,
+        /// Causal: about half of the `q_len x kv_len` scores exist.
+        causal: bool,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of q, k and v.
+        dtype: Dtype,
+    },
+    /// RMSNorm or LayerNorm over `rows` vectors of `dim`.
+    RmsNorm {
+        /// Vectors.
+        rows: u64,
+        /// Width of each.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// Rotary embedding of `rows` head vectors of `dim`.
+    Rope {
+        /// Head vectors (tokens times heads).
+        rows: u64,
+        /// Rotated width.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// `silu(gate) * up` over `rows` tokens, from `[rows, 2*dim]` to `[rows, dim]`.
+    Swiglu {
+        /// Tokens.
+        rows: u64,
+        /// Width of the result.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// Scores, top-k and normalization of the router (its product with the weight is a `Gemm`).
+    Router {
+        /// Tokens.
+        rows: u64,
+        /// Experts scored.
+        experts: u64,
+        /// Experts chosen a token.
+        topk: u64,
+        /// Forward or backward.
+        pass: Pass,
+    },
+    /// Copies `rows` rows of `dim` into expert order (backward: sums them back).
+    Permute {
+        /// Rows after permutation (tokens times top-k).
+        rows: u64,
+        /// Width.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// Sums `rows` expert rows back into token order, weighted (backward: the reverse).
+    Unpermute {
+        /// Rows before the sum (tokens times top-k).
+        rows: u64,
+        /// Width.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// Gathers `rows` embedding vectors of `dim` (backward: scatters their gradients).
+    Embedding {
+        /// Tokens.
+        rows: u64,
+        /// Width.
+        dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+    /// Softmax cross entropy over `[rows, vocab]` logits of the rank, with its gradient in place.
+    CrossEntropy {
+        /// Tokens.
+        rows: u64,
+        /// Vocabulary entries on the rank.
+        vocab: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the logits as the head writes them; the softmax is f32.
+        dtype: Dtype,
+    },
+    /// Elementwise sum of two tensors of `len` (residual streams, gradient accumulation).
+    Add {
+        /// Elements.
+        len: u64,
+        /// Type.
+        dtype: Dtype,
+    },
+    /// AdamW on `len` parameters of one shard: reads gradient, two moments and master weight,
+    /// writes moments, master and model weight.
+    Adamw {
+        /// Parameters.
+        len: u64,
+        /// Type of the model weight.
+        dtype: Dtype,
+    },
+    /// Sum of squares of `len` f32 gradients.
+    GradNorm {
+        /// Elements.
+        len: u64,
+    },
+    /// A recurrent or linear-attention mixer (gated DeltaNet, lightning attention, Mamba-2):
+    /// `heads` states of `state` elements, updated for each of `rows` tokens.
+    LinearAttention {
+        /// Tokens.
+        rows: u64,
+        /// State heads.
+        heads: u64,
+        /// Elements of one head's state (key width times value width).
+        state: u64,
+        /// Elements read and written a token.
+        width: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
+}
+
+impl Op {
+    /// The name the op has in file names, tables and traces.
+    pub fn stem(&self) -> &'static str {
+        match self {
+            Self::Gemm { .. } => "gemm",
+            Self::GroupedGemm { .. } => "grouped_gemm",
+            Self::Attention { .. } => "attention",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::Rope { .. } => "rope",
+            Self::Swiglu { .. } => "swiglu",
+            Self::Router { .. } => "router",
+            Self::Permute { .. } => "permute",
+            Self::Unpermute { .. } => "unpermute",
+            Self::Embedding { .. } => "embedding",
+            Self::CrossEntropy { .. } => "cross_entropy",
+            Self::Add { .. } => "add",
+            Self::Adamw { .. } => "adamw",
+            Self::GradNorm { .. } => "grad_norm",
+            Self::LinearAttention { .. } => "linear_attention",
+        }
+    }
+
+    /// The pass, where the op has one.
+    pub fn pass(&self) -> Option<Pass> {
+        match *self {
+            Self::Gemm { pass, .. }
+            | Self::GroupedGemm { pass, .. }
+            | Self::Attention { pass, .. }
+            | Self::RmsNorm { pass, .. }
+            | Self::Rope { pass, .. }
+            | Self::Swiglu { pass, .. }
+            | Self::Router { pass, .. }
+            | Self::Permute { pass, .. }
+            | Self::Unpermute { pass, .. }
+            | Self::Embedding { pass, .. }
+            | Self::CrossEntropy { pass, .. }
+            | Self::LinearAttention { pass, .. } => Some(pass),
+            Self::Add { .. } | Self::Adamw { .. } | Self::GradNorm { .. } => None,
+        }
+    }
+
+    /// Floating-point work done, a fused multiply-add counting two. Causal attention counts the
+    /// half of the scores that exist; its backward does 2.5 times the forward, since flash
+    /// attention recomputes the scores (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    pub fn flops(&self) -> Flops {
+        Flops(match *self {
+            Self::Gemm { m, n, k, .. } => 2.0 * m as f64 * n as f64 * k as f64,
+            Self::GroupedGemm { rows, n, k, .. } => 2.0 * rows as f64 * n as f64 * k as f64,
+            Self::Attention {
+                batch,
+                heads,
+                q_len,
+                kv_len,
+                qk_dim,
+                v_dim,
+                causal,
+                pass,
+                ..
+            } => {
+                let scores = if causal { 0.5 } else { 1.0 } * q_len as f64 * kv_len as f64;
+                let forward = 2.0 * (batch * heads) as f64 * scores * (qk_dim + v_dim) as f64;
+                forward * if pass == Pass::Forward { 1.0 } else { 2.5 }
+            }
+            Self::LinearAttention {
+                rows,
+                heads,
+                state,
+                pass,
+                ..
+            } => {
+                // Update and read of the state: two multiply-adds an element and token.
+                let forward = 4.0 * rows as f64 * (heads * state) as f64;
+                forward * if pass == Pass::Forward { 1.0 } else { 2.0 }
+            }
+            _ => 0.0,
+        })
+    }
+
+    /// Memory traffic of an implementation that reads every input and writes every output once.
+    pub fn bytes(&self) -> Bytes {
+        let of = |dtype: Dtype, count: u64| dtype.bytes(count);
+        match *self {
+            Self::Gemm {
+                m,
+                n,
+                k,
+                pass,
+                dtype,
+            } => {
+                // Weight gradients are accumulated in f32: read and written.
+                let out = if pass == Pass::Wgrad {
+                    Dtype::F32.bytes(2 * m * n)
+                } else {
+                    wide(dtype).bytes(m * n)
+                };
+                of(dtype, m * k + k * n) + out
+            }
+            Self::GroupedGemm {
+                groups,
+                rows,
+                n,
+                k,
+                pass,
+                dtype,
+            } => match pass {
+                Pass::Wgrad => of(dtype, rows * (n + k)) + Dtype::F32.bytes(2 * groups * n * k),
+                Pass::Dgrad => of(dtype, rows * n + groups * n * k) + wide(dtype).bytes(rows * k),
+                Pass::Forward | Pass::Backward => {
+                    of(dtype, rows * k + groups * n * k) + wide(dtype).bytes(rows * n)
+                }
+            },
+            Self::Attention {
+                batch,
+                heads,
+                kv_heads,
+                q_len,
+                kv_len,
+                qk_dim,
+                v_dim,
+                pass,
+                dtype,
+                ..
+            } => {
+                let q = batch * heads * q_len * qk_dim;
+                let kv = batch * kv_heads * kv_len * (qk_dim + v_dim);
+                let o = batch * heads * q_len * v_dim;
+                let passes = if pass == Pass::Forward { 1 } else { 2 };
+                of(dtype, passes * (q + kv + o))
+            }
+            Self::RmsNorm {
+                rows,
+                dim,
+                pass,
+                dtype,
+            } => of(
+                dtype,
+                rows * dim * if pass == Pass::Forward { 2 } else { 3 },
+            ),
+            Self::Rope {
+                rows, dim, dtype, ..
+            } => of(dtype, 2 * rows * dim),
+            Self::Swiglu {
+                rows,
+                dim,
+                pass,
+                dtype,
+            } => of(
+                dtype,
+                rows * dim * if pass == Pass::Forward { 3 } else { 5 },
+            ),
+            Self::Router { rows, experts, .. } => Dtype::F32.bytes(3 * rows * experts),
+            Self::Permute {
+                rows, dim, dtype, ..
+            }
+            | Self::Unpermute {
+                rows, dim, dtype, ..
+            } => of(dtype, 2 * rows * dim),
+            Self::Embedding {
+                rows,
+                dim,
+                pass,
+                dtype,
+            } => {
+                of(dtype, rows * dim)
+                    + if pass == Pass::Forward {
+                        of(dtype, rows * dim)
+                    } else {
+                        Dtype::F32.bytes(2 * rows * dim)
+                    }
+            }
+            Self::CrossEntropy {
+                rows, vocab, dtype, ..
+            } => {
+                // Logits read, f32 softmax written (forward); softmax read, gradient written.
+                of(dtype, rows * vocab) + Dtype::F32.bytes(rows * vocab)
+            }
+            Self::Add { len, dtype } => of(dtype, 3 * len),
+            // gradient, two moments, master read; two moments, master written: 7 f32, and a weight.
+            Self::Adamw { len, dtype } => Dtype::F32.bytes(7 * len) + of(dtype, len),
+            Self::GradNorm { len } => Dtype::F32.bytes(len),
+            Self::LinearAttention {
+                rows,
+                width,
+                pass,
+                dtype,
+                ..
+            } => of(
+                dtype,
+                rows * width * if pass == Pass::Forward { 1 } else { 3 },
+            ),
+        }
+    }
+
+    /// Whether matrix units do the work, so that peak FLOP/s and not bandwidth is the first limit.
+    pub fn is_matrix(&self) -> bool {
+        matches!(
+            self,
+            Self::Gemm { .. } | Self::GroupedGemm { .. } | Self::Attention { .. }
+        )
+    }
+
+    /// The dtype the op multiplies or moves.
+    pub fn dtype(&self) -> Dtype {
+        match *self {
+            Self::Gemm { dtype, .. }
+            | Self::GroupedGemm { dtype, .. }
+            | Self::Attention { dtype, .. }
+            | Self::RmsNorm { dtype, .. }
+            | Self::Rope { dtype, .. }
+            | Self::Swiglu { dtype, .. }
+            | Self::Permute { dtype, .. }
+            | Self::Unpermute { dtype, .. }
+            | Self::Embedding { dtype, .. }
+            | Self::CrossEntropy { dtype, .. }
+            | Self::Add { dtype, .. }
+            | Self::Adamw { dtype, .. }
+            | Self::LinearAttention { dtype, .. } => dtype,
+            Self::Router { .. } | Self::GradNorm { .. } => Dtype::F32,
+        }
+    }
+}
+
+/// Products of narrow operands are written in bf16 at least.
+fn wide(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::Fp8 | Dtype::Fp4 => Dtype::Bf16,
+        other => other,
+    }
+}
+
+/// What a collective does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// Everyone ends with the sum.
+    AllReduce,
+    /// Everyone ends with all shards.
+    AllGather,
+    /// Everyone ends with one shard of the sum.
+    ReduceScatter,
+    /// Everyone sends a part to everyone.
+    AllToAll,
+    /// One rank to one rank.
+    SendRecv,
+    /// One rank to all.
+    Broadcast,
+}
+
+impl CollectiveKind {
+    /// The name in tables and traces.
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::SendRecv => "send_recv",
+            Self::Broadcast => "broadcast",
+        }
+    }
+}
+
+/// A collective with its size and where its ranks sit.
+///
+/// `bytes` is the full buffer of one rank: the reduced tensor of an all-reduce, the gathered tensor
+/// of an all-gather, the unreduced tensor of a reduce-scatter, the send buffer of an all-to-all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Collective {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// The full buffer of one rank, in bytes.
+    pub bytes: Bytes,
+    /// Ranks that take part.
+    pub ranks: u32,
+    /// The most ranks of the group that share one NVLink domain.
+    pub ranks_per_domain: u32,
+}
+
+impl Collective {
+    /// Bytes that leave one rank under a bandwidth-optimal algorithm: `S (n-1)/n`, twice that for
+    /// an all-reduce, `S` for a send (Megatron-Core MoE notes; Thakur et al. 2005, section 4).
+    pub fn wire_bytes(&self) -> f64 {
+        let n = f64::from(self.ranks);
+        let s = self.bytes.0 as f64;
+        match self.kind {
+            CollectiveKind::AllReduce => 2.0 * s * (n - 1.0) / n,
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::AllToAll => s * (n - 1.0) / n,
+            CollectiveKind::SendRecv | CollectiveKind::Broadcast => s,
+        }
+    }
+
+    /// Whether the group leaves its NVLink domain.
+    pub fn crosses_domains(&self) -> bool {
+        self.ranks > self.ranks_per_domain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_attention_counts_the_causal_half() {
+        let attention = |pass| Op::Attention {
+            batch: 1,
+            heads: 2,
+            kv_heads: 1,
+            q_len: 8,
+            kv_len: 8,
+            qk_dim: 4,
+            v_dim: 4,
+            causal: true,
+            pass,
+            dtype: Dtype::Bf16,
+        };
+        assert_eq!(
+            attention(Pass::Forward).flops(),
+            Flops(2.0 * 2.0 * 32.0 * 8.0)
+        );
+        assert_eq!(
+            attention(Pass::Backward).flops().0,
+            2.5 * attention(Pass::Forward).flops().0
+        );
+    }
+
+    #[test]
+    fn law_passes_of_a_linear_layer_do_the_same_work() {
+        let forward = Op::Gemm {
+            m: 5,
+            n: 7,
+            k: 11,
+            pass: Pass::Forward,
+            dtype: Dtype::Bf16,
+        };
+        let dgrad = Op::Gemm {
+            m: 5,
+            n: 11,
+            k: 7,
+            pass: Pass::Dgrad,
+            dtype: Dtype::Bf16,
+        };
+        let wgrad = Op::Gemm {
+            m: 7,
+            n: 11,
+            k: 5,
+            pass: Pass::Wgrad,
+            dtype: Dtype::Bf16,
+        };
+        assert_eq!(forward.flops(), dgrad.flops());
+        assert_eq!(forward.flops(), wgrad.flops());
+    }
+
+    #[test]
+    fn ops_round_trip_through_json() {
+        let op = Op::Permute {
+            rows: 3,
+            dim: 4,
+            pass: Pass::Backward,
+            dtype: Dtype::F32,
+        };
+        let text = serde_json::to_string(&op).expect("an op serializes");
+        assert_eq!(serde_json::from_str::<Op>(&text).expect("and parses"), op);
+    }
+}
