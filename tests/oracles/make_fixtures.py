@@ -1,0 +1,137 @@
+"""Writes tests/fixtures/<name>/: tiny random Hugging Face models and what five AdamW steps do to them.
+
+    python tests/oracles/make_fixtures.py tests/fixtures      (needs torch, transformers >= 5, safetensors, numpy)
+
+Every folder holds
+    config.json        as transformers writes it (the v5 dialect: nested rope_parameters)
+    model.safetensors  initial weights, as transformers writes them
+    tokens.bin, .idx   a Megatron indexed dataset of one int32 document
+    golden.json        hyper-parameters, loss and unclipped gradient norm of every step, and for every
+                       initial and final tensor its sum and its L2 norm in double precision
+Sample i is tokens[i*S : i*S+S+1] and step t takes samples t*B .. t*B+B-1; the loss is the mean token
+cross entropy of the batch; gradients are clipped to a global L2 norm; weight decay is decoupled and
+applies to tensors of two or more dimensions. The rate follows `schedule`. float32 on the CPU.
+"""
+
+import json
+import math
+import os
+import struct
+import sys
+
+import numpy
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+SEQ_LEN, GLOBAL_BATCH, STEPS = 16, 24, 5
+HYPER = dict(lr=2e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=1.0)
+
+COMMON = dict(
+    hidden_size=32,
+    num_attention_heads=8,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    router_aux_loss_coef=0.0,
+    output_router_logits=False,
+)
+MODELS = {
+    # Every layer sparse; top-2 of 8, renormalized; no head_dim key, heads divide the hidden size.
+    "mixtral": (
+        "mixtral",
+        dict(COMMON, vocab_size=128, intermediate_size=16, num_hidden_layers=2, num_key_value_heads=4,
+             num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e4, sliding_window=None),
+    ),
+    # A dense layer between two sparse ones, per-head q/k norms, explicit head_dim, top-3 of 8.
+    "qwen3_moe": (
+        "qwen3_moe",
+        dict(COMMON, vocab_size=96, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=3,
+             num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True,
+             decoder_sparse_step=1, mlp_only_layers=[1], rms_norm_eps=1e-6, rope_theta=1e6, use_sliding_window=False),
+    ),
+    # The same family with probabilities left as the softmax over all experts gives them.
+    "qwen3_moe_raw": (
+        "qwen3_moe",
+        dict(COMMON, vocab_size=64, intermediate_size=48, moe_intermediate_size=8, num_hidden_layers=1,
+             num_key_value_heads=8, head_dim=4, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+             decoder_sparse_step=1, mlp_only_layers=[], rms_norm_eps=1e-6, rope_theta=1e6, use_sliding_window=False),
+    ),
+}
+
+
+def randomize(model, generator):
+    """Weights far from any symmetric point: norms near one, everything else at 0.1."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if parameter.ndim == 1 else 0.1 * noise)
+
+
+def write_indexed(prefix, tokens):
+    """Megatron's indexed dataset, version 1, int32 (dtype code 4): one sequence, one document."""
+    tokens.astype("<i4").tofile(prefix + ".bin")
+    with open(prefix + ".idx", "wb") as index:
+        index.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2))
+        index.write(struct.pack("<iqqq", len(tokens), 0, 0, 1))
+
+
+def tensors(model, folder):
+    """Sum and norm of every tensor under the names that a saved checkpoint uses."""
+    model.save_pretrained(folder)
+    saved = load_file(os.path.join(folder, "model.safetensors"))
+    return {name: [t.double().sum().item(), t.double().norm().item()] for name, t in sorted(saved.items())}
+
+
+def make(name, model_type, config, out):
+    seed = sum(map(ord, name))
+    generator = torch.Generator().manual_seed(seed)
+    config = CONFIG_MAPPING[model_type](**config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    randomize(model, generator)
+    folder = os.path.join(out, name)
+    os.makedirs(folder, exist_ok=True)
+
+    count = SEQ_LEN * GLOBAL_BATCH * STEPS + 1
+    stream = numpy.random.default_rng(seed).zipf(1.3, size=count) % config.vocab_size
+    write_indexed(os.path.join(folder, "tokens"), stream)
+
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    groups = [dict(params=decayed, weight_decay=HYPER["weight_decay"]), dict(params=plain, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=tuple(HYPER["betas"]), eps=HYPER["eps"])
+
+    model.train()
+    steps = []
+    import tempfile
+    with tempfile.TemporaryDirectory() as scratch:
+        for step in range(STEPS):
+            samples = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1]
+                       for i in range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)]
+            batch = torch.from_numpy(numpy.stack(samples).astype("int64"))
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), HYPER["clip"])
+            if step == 0:
+                initial = tensors(model, folder)
+            optimizer.step()
+            steps.append(dict(loss=loss.item(), grad_norm=norm.item()))
+        final = tensors(model, scratch)
+    for extra in ("generation_config.json",):
+        path = os.path.join(folder, extra)
+        if os.path.exists(path):
+            os.remove(path)
+    golden = dict(seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, **HYPER, steps=steps, initial=initial, final=final)
+    with open(os.path.join(folder, "golden.json"), "w") as file:
+        json.dump(golden, file, indent=1)
+        file.write("\n")
+    print(name, sum(p.numel() for p in model.parameters()), [round(s["loss"], 4) for s in steps],
+          [round(s["grad_norm"], 4) for s in steps])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name, (model_type, config) in MODELS.items():
+        make(name, model_type, config, sys.argv[1])
