@@ -5,6 +5,7 @@
 //! the step and searches. The whole crate is a pure function of its inputs: it reads the files it is
 //! given and no clock, no environment and no device.
 
+pub mod answer;
 pub mod layout;
 pub mod model;
 pub mod plan;

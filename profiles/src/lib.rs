@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod cost;
 pub mod dtype;
 pub mod op;
+pub mod run;
 pub mod trace;
 pub mod units;
 

@@ -1,1 +1,8 @@
-//! placeholder
+//! Tables, plots and pages from plans and runs.
+//!
+//! Reads files that other parts wrote, puts them side by side and writes a
+//! self-contained page, plots and tables. Depends on the data halves only: it knows what a plan and a
+//! run look like and nothing of how either is made.
+
+pub mod format;
+pub mod tables;

@@ -1,0 +1,72 @@
+//! [`Answer`]: what `plan --json` prints, the plans found and how the search went.
+//!
+//! The record of a search, not the search: `reports` and other programs read it. Keys follow the
+//! published contract; model, cluster, request and profiles are additions that let a reader say what
+//! was asked without the files it was asked with.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::Cluster;
+use serde::{Deserialize, Serialize};
+
+use crate::model::Model;
+use crate::plan::{LayoutRecord, PlannedLayout, ProfileUsed, Recompute, Request};
+
+/// The plans of a search, best first, and its record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    /// The best plans, best first; empty when nothing is feasible.
+    pub plans: Vec<PlannedLayout>,
+    /// How the search went.
+    pub search: SearchRecord,
+    /// The resolved model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
+    /// The resolved cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Request>,
+    /// Profiles that prices came from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<ProfileUsed>,
+}
+
+/// How a search went.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SearchRecord {
+    /// Candidates there were.
+    pub space: u64,
+    /// Candidates refused, by the short key of the rule or limit they broke.
+    pub refused: BTreeMap<String, u64>,
+    /// Candidates dropped because a bound showed that they cannot win.
+    pub pruned: u64,
+    /// Candidates priced in full.
+    pub priced: u64,
+    /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
+    pub elapsed_s: f64,
+    /// Whether the first plan is proven best among the candidates, under the cost model.
+    pub optimal: bool,
+    /// How far the first plan may be from the best, as a fraction of its step time.
+    pub gap: f64,
+    /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feasible: Vec<Candidate>,
+}
+
+/// A priced layout that fits, without its breakdown.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Candidate {
+    /// Degrees.
+    pub layout: LayoutRecord,
+    /// What it recomputes.
+    pub recompute: Recompute,
+    /// Seconds a step.
+    pub step_s: f64,
+    /// Peak memory of the worst rank, GiB.
+    pub peak_gib: f64,
+}

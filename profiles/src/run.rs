@@ -1,0 +1,204 @@
+//! What a training run leaves behind: [`StepRecord`], one line of `steps.jsonl`, and [`RunSummary`],
+//! the file `summary.json`.
+//!
+//! The executor writes these, `compare` reads them, and neither imports the other. A figure that is
+//! not a number (a diverged loss) is `null` in the file and NaN in memory. The plan that ran
+//! (`plan.json`), the machine (`env.json`) and the timeline (`trace.json`) lie beside them in the run
+//! directory and have their own types.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::trace::TimeByCategory;
+use crate::units::Bytes;
+
+/// Version of the format of `summary.json`.
+pub const RUN_VERSION: u32 = 1;
+
+/// One optimizer step; one line of `steps.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepRecord {
+    /// Step, from 0.
+    pub step: u64,
+    /// Mean token cross entropy of the global batch, nats.
+    #[serde(with = "null_is_nan")]
+    pub loss: f64,
+    /// Load-balancing loss, already multiplied by its coefficient; 0 without one.
+    #[serde(default, with = "null_is_nan")]
+    pub aux_loss: f64,
+    /// Router z-loss, already multiplied by its coefficient; 0 without one.
+    #[serde(default, with = "null_is_nan")]
+    pub z_loss: f64,
+    /// Global L2 norm of the gradients before clipping.
+    #[serde(with = "null_is_nan")]
+    pub grad_norm: f64,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Wall seconds of the step, of the slowest rank.
+    pub step_s: f64,
+    /// Tokens a second over all ranks.
+    pub tokens_per_s: f64,
+    /// Peak bytes of the worst rank so far.
+    pub peak_bytes: Bytes,
+    /// Tokens sent to each expert in the step, all ranks together: [MoE layers, experts].
+    #[serde(default)]
+    pub expert_load: Vec<Vec<u64>>,
+    /// Token-expert assignments dropped for capacity; 0 when dropless.
+    #[serde(default)]
+    pub dropped: u64,
+}
+
+/// What a run measured, without its first steps; the file `summary.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSummary {
+    /// Format version, [`RUN_VERSION`].
+    pub version: u32,
+    /// Steps that ran.
+    pub steps: u64,
+    /// Leading steps left out of every figure below (caches and allocators warm up in them).
+    pub warmup_steps: u64,
+    /// Median wall seconds of a step.
+    pub step_s: f64,
+    /// Tokens a second over all ranks, at the median step.
+    pub tokens_per_s: f64,
+    /// Exposed seconds of a step by category; sums to `step_s` up to rounding.
+    pub time_s: TimeByCategory,
+    /// Busy seconds a step of the slowest rank by op or collective stem, hidden ones included: the
+    /// same keys as `predicted.busy_s` of the plan.
+    pub busy_s: BTreeMap<String, f64>,
+    /// Peak memory of every rank, in the order of ranks.
+    pub peak_by_rank: Vec<RankPeak>,
+    /// Loss of the last step; NaN where no step ran.
+    #[serde(with = "null_is_nan")]
+    pub final_loss: f64,
+}
+
+/// Peak memory of one rank, by what it held at that instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankPeak {
+    /// The rank.
+    pub rank: u32,
+    /// Its pipeline rank.
+    pub pp_rank: u32,
+    /// Bytes by class at the instant of the peak.
+    pub bytes: PeakBytes,
+}
+
+/// Bytes by class; the names of `memory_gib` in a plan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeakBytes {
+    /// Model weights.
+    pub weights: Bytes,
+    /// Gradients.
+    pub gradients: Bytes,
+    /// Moments and master weights.
+    pub optimizer: Bytes,
+    /// Activations kept for the backward pass.
+    pub activations: Bytes,
+    /// The working set of the op that peaks.
+    pub transient: Bytes,
+    /// Logits and loss buffers.
+    pub logits: Bytes,
+    /// Everything else that the rank holds (communicator buffers, the runtime).
+    #[serde(default)]
+    pub overhead: Bytes,
+}
+
+impl PeakBytes {
+    /// The sum of the parts.
+    pub fn total(&self) -> Bytes {
+        [
+            self.weights,
+            self.gradients,
+            self.optimizer,
+            self.activations,
+            self.transient,
+            self.logits,
+            self.overhead,
+        ]
+        .iter()
+        .sum()
+    }
+}
+
+/// JSON has no NaN: it is written as `null` and read back as NaN.
+mod null_is_nan {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step() -> StepRecord {
+        StepRecord {
+            step: 3,
+            loss: 5.25,
+            aux_loss: 0.01,
+            z_loss: 0.0,
+            grad_norm: 1.5,
+            lr: 1e-3,
+            step_s: 0.25,
+            tokens_per_s: 4096.0,
+            peak_bytes: Bytes(1 << 20),
+            expert_load: vec![vec![3, 5], vec![4, 4]],
+            dropped: 0,
+        }
+    }
+
+    #[test]
+    fn law_steps_round_trip_in_one_line() {
+        let line = serde_json::to_string(&step()).expect("serializes");
+        assert!(!line.contains('\n'));
+        assert_eq!(
+            serde_json::from_str::<StepRecord>(&line).expect("parses"),
+            step()
+        );
+    }
+
+    #[test]
+    fn a_diverged_loss_is_null_and_comes_back_as_nan() {
+        let diverged = StepRecord {
+            loss: f64::NAN,
+            ..step()
+        };
+        let line = serde_json::to_string(&diverged).expect("serializes");
+        assert!(line.contains("\"loss\":null"), "{line}");
+        let back: StepRecord = serde_json::from_str(&line).expect("parses");
+        assert!(back.loss.is_nan());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_by_name() {
+        let error = serde_json::from_str::<PeakBytes>(r#"{"wieghts": 1}"#).expect_err("refused");
+        assert!(error.to_string().contains("wieghts"), "{error}");
+    }
+
+    #[test]
+    fn law_a_peak_is_the_sum_of_its_parts() {
+        let peak = PeakBytes {
+            weights: Bytes(1),
+            gradients: Bytes(2),
+            optimizer: Bytes(4),
+            activations: Bytes(8),
+            transient: Bytes(16),
+            logits: Bytes(32),
+            overhead: Bytes(64),
+        };
+        assert_eq!(peak.total(), Bytes(127));
+    }
+}

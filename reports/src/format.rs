@@ -1,0 +1,294 @@
+//! How figures are written: few digits, one unit a column, units always spelled.
+//!
+//! Not for machine-readable files, which keep every digit.
+
+use moefold_planner::plan::{LayoutRecord, Module, Recompute};
+
+/// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
+pub fn three_digits(value: f64) -> String {
+    if !value.is_finite() {
+        return "-".to_owned();
+    }
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let magnitude = value.abs().log10().floor() as i32;
+    let decimals = (2 - magnitude).clamp(0, 9) as usize;
+    format!("{value:.decimals$}")
+}
+
+/// A count with thin groups of three: `1 234 567`.
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A count in short: `950`, `12.3k`, `4.5M`, `671B`.
+pub fn short_count(value: f64) -> String {
+    let magnitude = value.abs();
+    if !value.is_finite() {
+        "-".to_owned()
+    } else if magnitude >= 999.5e9 {
+        format!("{}T", three_digits(value / 1e12))
+    } else if magnitude >= 999.5e6 {
+        format!("{}B", three_digits(value / 1e9))
+    } else if magnitude >= 999.5e3 {
+        format!("{}M", three_digits(value / 1e6))
+    } else if magnitude >= 9999.5 {
+        format!("{}k", three_digits(value / 1e3))
+    } else {
+        three_digits(value)
+    }
+}
+
+/// A duration in the unit that suits it: `412 us`, `3.21 ms`, `1.05 s`, `2.1 min`.
+pub fn seconds(value: f64) -> String {
+    let unit = TimeUnit::for_longest(value);
+    format!(
+        "{} {}",
+        three_digits(value * unit.per_second()),
+        unit.name()
+    )
+}
+
+/// A size given in GiB in the unit that suits it.
+pub fn gib(value: f64) -> String {
+    let unit = MemoryUnit::for_largest(value);
+    format!("{} {}", three_digits(value * unit.per_gib()), unit.name())
+}
+
+/// A share of one in percent: `12.3%`, below a tenth of a percent `<0.1%`.
+pub fn percent(share: f64) -> String {
+    if share > 0.0 && share < 0.001 {
+        "<0.1%".to_owned()
+    } else {
+        format!("{:.1}%", share * 100.0)
+    }
+}
+
+/// A signed relative difference in percent: `+12%`, `-3.4%`.
+pub fn signed_percent(difference: f64) -> String {
+    let percent = difference * 100.0;
+    if !percent.is_finite() {
+        "-".to_owned()
+    } else if percent.abs() >= 9.95 {
+        format!("{percent:+.0}%")
+    } else {
+        format!("{percent:+.1}%")
+    }
+}
+
+/// The unit that a set of durations is shown in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeUnit {
+    /// Microseconds.
+    Microseconds,
+    /// Milliseconds.
+    Milliseconds,
+    /// Seconds.
+    Seconds,
+}
+
+impl TimeUnit {
+    /// The unit in which the longest of the durations reads well.
+    pub fn for_longest(seconds: f64) -> Self {
+        match seconds.abs() {
+            s if s >= 1.0 || s == 0.0 => Self::Seconds,
+            s if s >= 1e-3 => Self::Milliseconds,
+            _ => Self::Microseconds,
+        }
+    }
+
+    /// Its symbol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
+            Self::Seconds => "s",
+        }
+    }
+
+    /// How many make a second.
+    pub fn per_second(self) -> f64 {
+        match self {
+            Self::Microseconds => 1e6,
+            Self::Milliseconds => 1e3,
+            Self::Seconds => 1.0,
+        }
+    }
+}
+
+/// The unit that a set of sizes is shown in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryUnit {
+    /// 2^20 bytes.
+    Mib,
+    /// 2^30 bytes.
+    Gib,
+}
+
+impl MemoryUnit {
+    /// The unit in which the largest of the sizes, given in GiB, reads well.
+    pub fn for_largest(gib: f64) -> Self {
+        if gib >= 1.0 || gib == 0.0 {
+            Self::Gib
+        } else {
+            Self::Mib
+        }
+    }
+
+    /// Its symbol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mib => "MiB",
+            Self::Gib => "GiB",
+        }
+    }
+
+    /// How many make a GiB.
+    pub fn per_gib(self) -> f64 {
+        match self {
+            Self::Mib => 1024.0,
+            Self::Gib => 1.0,
+        }
+    }
+}
+
+/// A layout in short, degrees of one left out: `TP2 PP8x4 DP4 | EP8 EDP1 | mbs 1`. Attention's grid
+/// comes first, the experts' second; the two are one where no expert axis is used.
+pub fn layout(l: &LayoutRecord) -> String {
+    let mut attention = Vec::new();
+    push_degree(&mut attention, "TP", l.tp);
+    push_degree(&mut attention, "CP", l.cp);
+    if l.vpp > 1 {
+        attention.push(format!("PP{}x{}", l.pp, l.vpp));
+    } else {
+        push_degree(&mut attention, "PP", l.pp);
+    }
+    push_degree(&mut attention, "DP", l.dp);
+    let mut experts = Vec::new();
+    push_degree(&mut experts, "ETP", l.etp);
+    push_degree(&mut experts, "EP", l.ep);
+    push_degree(&mut experts, "EDP", l.edp);
+    if attention.is_empty() {
+        attention.push("1 rank".to_owned());
+    }
+    let mut parts = vec![attention.join(" ")];
+    if !experts.is_empty() {
+        parts.push(experts.join(" "));
+    }
+    parts.push(format!("mbs {}", l.mbs));
+    parts.join(" | ")
+}
+
+fn push_degree(out: &mut Vec<String>, name: &str, degree: u32) {
+    if degree > 1 {
+        out.push(format!("{name}{degree}"));
+    }
+}
+
+/// A recompute set in short: `none`, `full`, `moe_act+layernorm`.
+pub fn recompute(set: &Recompute) -> String {
+    match set {
+        Recompute::None => "none".to_owned(),
+        Recompute::Full => "full".to_owned(),
+        Recompute::Modules(modules) => modules
+            .iter()
+            .map(|&module| module_name(module))
+            .collect::<Vec<_>>()
+            .join("+"),
+    }
+}
+
+/// The name of a module as in plan.json.
+pub fn module_name(module: Module) -> &'static str {
+    match module {
+        Module::CoreAttn => "core_attn",
+        Module::MlaUpProj => "mla_up_proj",
+        Module::Layernorm => "layernorm",
+        Module::MoeAct => "moe_act",
+        Module::Moe => "moe",
+        Module::Mlp => "mlp",
+        Module::SharedExperts => "shared_experts",
+    }
+}
+
+/// Text cut to a number of characters, the middle replaced by an ellipsis.
+pub fn shortened(text: &str, max_chars: usize) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len() <= max_chars {
+        return text.to_owned();
+    }
+    let keep = max_chars.saturating_sub(1);
+    let head = keep.div_ceil(2);
+    let tail = keep - head;
+    let mut out: String = chars[..head].iter().collect();
+    out.push('…');
+    out.extend(&chars[chars.len() - tail..]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_figures() {
+        assert_eq!(three_digits(1234.4), "1234");
+        assert_eq!(three_digits(12.345), "12.3");
+        assert_eq!(three_digits(0.012_345), "0.0123");
+        assert_eq!(three_digits(f64::NAN), "-");
+        assert_eq!(grouped(1_234_567), "1 234 567");
+        assert_eq!(grouped(12), "12");
+        assert_eq!(short_count(671e9), "671B");
+        assert_eq!(short_count(12_345.0), "12.3k");
+        assert_eq!(seconds(0.003_214), "3.21 ms");
+        assert_eq!(seconds(4.2e-4), "420 us");
+        assert_eq!(gib(0.5), "512 MiB");
+        assert_eq!(percent(0.1234), "12.3%");
+        assert_eq!(percent(0.0004), "<0.1%");
+        assert_eq!(signed_percent(-0.034), "-3.4%");
+        assert_eq!(signed_percent(0.5), "+50%");
+    }
+
+    #[test]
+    fn golden_layouts() {
+        let folded = LayoutRecord {
+            tp: 2,
+            cp: 1,
+            dp: 4,
+            pp: 8,
+            vpp: 4,
+            ep: 8,
+            etp: 1,
+            edp: 1,
+            mbs: 1,
+            microbatches: 64,
+        };
+        assert_eq!(layout(&folded), "TP2 PP8x4 DP4 | EP8 | mbs 1");
+        let single = LayoutRecord {
+            tp: 1,
+            dp: 1,
+            pp: 1,
+            vpp: 1,
+            ep: 1,
+            mbs: 2,
+            ..folded
+        };
+        assert_eq!(layout(&single), "1 rank | mbs 2");
+    }
+
+    #[test]
+    fn long_names_lose_their_middle() {
+        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
+        assert_eq!(shortened("abcdefghijk", 5), "ab…jk");
+        assert_eq!(shortened("ab", 0), "…");
+    }
+}
