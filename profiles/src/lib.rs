@@ -7,14 +7,20 @@
 
 pub mod cluster;
 pub mod cost;
+pub mod directory;
 pub mod dtype;
+pub mod nearest;
 pub mod op;
+pub mod presets;
+pub mod pricing;
 pub mod run;
 pub mod trace;
 pub mod units;
 
 pub use cluster::{Cluster, Gpu};
 pub use cost::{Cost, Source};
+pub use directory::Profile;
 pub use dtype::{Dtype, Precision};
 pub use op::{Collective, CollectiveKind, Op, Pass};
+pub use pricing::Costs;
 pub use trace::{Category, Trace, TraceSpan};

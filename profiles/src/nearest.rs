@@ -1,0 +1,54 @@
+//! The nearest known name to one that is not known, for error messages.
+
+/// The known name that `found`, ignoring case, most likely meant; nothing where the list is empty.
+///
+/// Few edits and a long common beginning both speak for a name: a slip is more often in a unit or an
+/// ending (`nic_gbps`) than in the first letters. Ties go to the earlier name.
+pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let found = found.to_lowercase();
+    known.into_iter().min_by_key(|name| {
+        let name = name.to_lowercase();
+        let common = found.chars().zip(name.chars()).take_while(|(a, b)| a == b);
+        2 * edits(&found, &name) as i64 - common.count() as i64
+    })
+}
+
+/// Levenshtein distance over characters (insert, delete, replace).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_edits() {
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("abc", "abc"), 0);
+    }
+
+    #[test]
+    fn a_slip_finds_its_name() {
+        let known = ["dgx-h100", "dgx-h200", "mi300x"];
+        assert_eq!(nearest("DGX_H100", known), Some("dgx-h100"));
+        assert_eq!(nearest("mi300", known), Some("mi300x"));
+        assert_eq!(
+            nearest("nic_gbps", ["num_gpus", "nic_gb_per_s"]),
+            Some("nic_gb_per_s")
+        );
+        assert_eq!(nearest("x", []), None);
+    }
+}
