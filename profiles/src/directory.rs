@@ -1,14 +1,27 @@
 //! Profile directories: what was measured here, with where and how.
 //!
-//! A profile is raw samples with provenance; medians, spread and prices are derived when it is read.
+//! A profile is raw samples with provenance, one file `profile.json` in a directory of its own.
+//! Medians, spread and prices are derived when it is read ([`crate::pricing`]); nothing is averaged
+//! before it is stored.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::Cluster;
 use crate::op::{Collective, Op};
+use crate::units::Seconds;
+
+/// Version of the format of `profile.json`.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// The file in a profile directory.
+pub const PROFILE_FILE: &str = "profile.json";
 
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(rename_all = "snake_case")]
 pub enum Key {
     /// A device operation.
     Op(Op),
@@ -22,7 +35,7 @@ pub enum Key {
 pub struct Sample {
     /// What was timed.
     pub key: Key,
-    /// Raw timings after warm-up, seconds each.
+    /// Raw timings after warm-up, seconds each; of a collective, the slowest rank's.
     pub seconds: Vec<f64>,
 }
 
@@ -30,17 +43,19 @@ pub struct Sample {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Version of this format.
+    /// Version of this format, [`PROFILE_VERSION`].
     pub version: u32,
-    /// The device, as [`crate::Gpu::name`] has it.
+    /// The device, as [`crate::Gpu::name`] has it (`cpu`, `h100`).
     pub device: String,
-    /// The host: processor, cores, memory, system, in words.
+    /// The host: processor, memory, system, in words.
     pub machine: String,
+    /// Cores the process could use.
+    pub cores: u32,
     /// Ranks that ran at the same time when the samples were taken.
     pub concurrent_ranks: u32,
     /// Driver, compiler and library versions, `name version` each.
     pub versions: Vec<String>,
-    /// Clocks, in words, where they are known.
+    /// Clocks, in words, where they are known; else empty.
     pub clocks: String,
     /// When, as RFC 3339.
     pub date: String,
@@ -48,4 +63,307 @@ pub struct Profile {
     pub command: String,
     /// Raw samples.
     pub samples: Vec<Sample>,
+}
+
+/// Why a profile was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file could not be read.
+    #[error("cannot read the profile {path}: {source}; `moefold profile --out DIR` writes one")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The directory or file could not be written.
+    #[error("cannot write the profile {path}: {source}")]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not JSON, or a key or value that a profile does not have.
+    #[error("{path} is not a profile: {message}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said, with the line.
+        message: String,
+    },
+    /// Written by another version of the program.
+    #[error(
+        "{path} has profile version {found}; this program reads version {PROFILE_VERSION}: measure again"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version in the file.
+        found: String,
+    },
+    /// A value that no measurement has.
+    #[error("{path}: `{key}` is {found}; expected {expected}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The value in the file.
+        found: String,
+        /// What would work.
+        expected: &'static str,
+    },
+    /// Measured on a device that the cluster does not have.
+    #[error(
+        "the profile was measured on `{found}` and the cluster {cluster} has `{expected}`: \
+         its times say nothing there; measure on one of its devices, or leave the profile out"
+    )]
+    Device {
+        /// The cluster.
+        cluster: String,
+        /// The profile's device.
+        found: String,
+        /// The cluster's device.
+        expected: String,
+    },
+}
+
+impl Sample {
+    /// The median timing.
+    pub fn median(&self) -> Seconds {
+        Seconds(quantile(&self.seconds, 0.5))
+    }
+
+    /// Relative spread: the interquartile range over the median, 0 for a single timing.
+    pub fn spread(&self) -> f64 {
+        (quantile(&self.seconds, 0.75) - quantile(&self.seconds, 0.25)) / self.median().0
+    }
+}
+
+/// The quantile `q` by linear interpolation between order statistics.
+fn quantile(values: &[f64], q: f64) -> f64 {
+    assert!(!values.is_empty(), "a sample has at least one timing");
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let position = q * (sorted.len() - 1) as f64;
+    let below = sorted[position.floor() as usize];
+    let above = sorted[position.ceil() as usize];
+    below + (above - below) * position.fract()
+}
+
+impl Profile {
+    /// Reads `dir/profile.json`.
+    pub fn load(dir: &Path) -> Result<Self, ProfileError> {
+        let path = dir.join(PROFILE_FILE);
+        let text = std::fs::read_to_string(&path).map_err(|source| ProfileError::Unreadable {
+            path: path.clone(),
+            source,
+        })?;
+        Self::parse(&path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, ProfileError> {
+        let malformed = |error: serde_json::Error| ProfileError::Malformed {
+            path: path.to_owned(),
+            message: error.to_string(),
+        };
+        // The version first: another version may have other keys.
+        let value: serde_json::Value = serde_json::from_str(text).map_err(malformed)?;
+        let version = &value["version"];
+        if version != PROFILE_VERSION {
+            return Err(ProfileError::Version {
+                path: path.to_owned(),
+                found: version.to_string(),
+            });
+        }
+        let profile: Self = serde_json::from_str(text).map_err(malformed)?;
+        profile.validate(path)?;
+        Ok(profile)
+    }
+
+    /// Writes `dir/profile.json` under a temporary name and renames it, so that a reader never sees
+    /// half a file. The directory is created where it is missing.
+    pub fn save(&self, dir: &Path) -> Result<(), ProfileError> {
+        let path = dir.join(PROFILE_FILE);
+        self.validate(&path)?;
+        let unwritable = |source| ProfileError::Unwritable {
+            path: path.clone(),
+            source,
+        };
+        std::fs::create_dir_all(dir).map_err(unwritable)?;
+        let mut file = tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
+        file.write_all(self.to_json().as_bytes())
+            .map_err(unwritable)?;
+        file.as_file().sync_all().map_err(unwritable)?;
+        file.persist(&path)
+            .map_err(|error| unwritable(error.error))?;
+        Ok(())
+    }
+
+    /// Hash of the content (BLAKE3, hexadecimal): what a plan names as its source.
+    pub fn hash(&self) -> String {
+        blake3::hash(self.to_json().as_bytes()).to_hex().to_string()
+    }
+
+    /// Whether the profile was measured on the cluster's device.
+    pub fn check(&self, cluster: &Cluster) -> Result<(), ProfileError> {
+        if self.device.eq_ignore_ascii_case(&cluster.gpu.name) {
+            return Ok(());
+        }
+        Err(ProfileError::Device {
+            cluster: cluster.name.clone(),
+            found: self.device.clone(),
+            expected: cluster.gpu.name.clone(),
+        })
+    }
+
+    fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a profile has only string keys");
+        text.push('\n');
+        text
+    }
+
+    fn validate(&self, path: &Path) -> Result<(), ProfileError> {
+        let invalid = |key: &str, found: String, expected| ProfileError::Invalid {
+            path: path.to_owned(),
+            key: key.to_owned(),
+            found,
+            expected,
+        };
+        if self.version != PROFILE_VERSION {
+            return Err(ProfileError::Version {
+                path: path.to_owned(),
+                found: self.version.to_string(),
+            });
+        }
+        if self.cores == 0 {
+            return Err(invalid("cores", "0".into(), "at least 1"));
+        }
+        if self.concurrent_ranks == 0 {
+            return Err(invalid("concurrent_ranks", "0".into(), "at least 1"));
+        }
+        for (index, sample) in self.samples.iter().enumerate() {
+            let key = format!("samples[{index}].seconds");
+            if sample.seconds.is_empty() {
+                return Err(invalid(&key, "empty".into(), "at least one timing"));
+            }
+            let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds > 0.0);
+            if let Some(seconds) = sample.seconds.iter().find(wrong) {
+                return Err(invalid(&key, seconds.to_string(), "seconds above 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::CollectiveKind;
+    use crate::presets;
+    use crate::units::Bytes;
+    use crate::{Dtype, Pass};
+
+    fn profile() -> Profile {
+        Profile {
+            version: PROFILE_VERSION,
+            device: "cpu".into(),
+            machine: "a processor, 20 GiB".into(),
+            cores: 2,
+            concurrent_ranks: 4,
+            versions: vec!["moefold 0.1.0".into()],
+            clocks: String::new(),
+            date: "2026-01-02T03:04:05Z".into(),
+            command: "moefold profile".into(),
+            samples: vec![
+                Sample {
+                    key: Key::Op(Op::Permute {
+                        rows: 8,
+                        dim: 4,
+                        pass: Pass::Forward,
+                        dtype: Dtype::F32,
+                    }),
+                    seconds: vec![3e-6, 1e-6, 2e-6, 10e-6],
+                },
+                Sample {
+                    key: Key::Collective(Collective {
+                        kind: CollectiveKind::AllReduce,
+                        bytes: Bytes(1024),
+                        ranks: 4,
+                        ranks_per_domain: 4,
+                    }),
+                    seconds: vec![5e-6],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn golden_median_and_spread() {
+        let sample = &profile().samples[0];
+        assert!((sample.median().0 - 2.5e-6).abs() < 1e-18);
+        // Quartiles of 1, 2, 3, 10: 1.75 and 4.75.
+        assert!((sample.spread() - 3.0 / 2.5).abs() < 1e-12);
+        assert_eq!(profile().samples[1].spread(), 0.0);
+    }
+
+    #[test]
+    fn law_a_profile_round_trips_with_its_hash() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let dir = dir.path().join("new");
+        profile().save(&dir).expect("writable");
+        let read = Profile::load(&dir).expect("readable");
+        assert_eq!(read, profile());
+        assert_eq!(read.hash(), profile().hash());
+        let mut other = profile();
+        other.samples[0].seconds[0] *= 2.0;
+        assert_ne!(other.hash(), profile().hash());
+        let left: Vec<_> = std::fs::read_dir(&dir).expect("listed").collect();
+        assert_eq!(left.len(), 1, "the temporary file is gone");
+    }
+
+    #[test]
+    fn refusals_name_the_file_and_what_is_wrong() {
+        let check = |change: &dyn Fn(&str) -> String, part: &str| {
+            let text = change(&profile().to_json());
+            let error = Profile::parse(Path::new("p/profile.json"), &text).expect_err("refused");
+            let error = error.to_string();
+            assert!(
+                error.contains("p/profile.json") && error.contains(part),
+                "{error}"
+            );
+        };
+        check(
+            &|text| text.replace("\"version\": 1", "\"version\": 7"),
+            "version 7",
+        );
+        check(&|text| text.replace("\"cores\"", "\"cpus\""), "cpus");
+        check(
+            &|text| text.replace("\"cores\": 2", "\"cores\": 0"),
+            "`cores` is 0",
+        );
+        check(&|text| text.replace("5e-6", "-5e-6"), "samples[1].seconds");
+        check(
+            &|text| text.replace("permute", "permutation"),
+            "permutation",
+        );
+        check(&|_| "{".into(), "not a profile");
+        let missing = Profile::load(Path::new("/nonexistent")).expect_err("refused");
+        assert!(missing.to_string().contains("/nonexistent/profile.json"));
+    }
+
+    #[test]
+    fn a_profile_of_another_device_is_refused() {
+        let h100 = presets::cluster("dgx-h100").expect("a preset");
+        let error = profile()
+            .check(&h100)
+            .expect_err("another device")
+            .to_string();
+        assert!(
+            error.contains("`cpu`") && error.contains("`h100`"),
+            "{error}"
+        );
+        assert!(profile().check(&presets::local(3)).is_ok());
+    }
 }
