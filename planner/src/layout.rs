@@ -1,13 +1,25 @@
 //! [`Layout`]: how a job's ranks are divided among the parallel axes, proven legal.
 //!
-//! Anyone may write [`Degrees`]; only [`Layout::new`] makes a [`Layout`], and nothing downstream
-//! checks it again. Attention and experts are two independent decompositions of the same rank
-//! numbers with identical pipeline groups (MoE Parallel Folding, arXiv 2504.14960); the groups
-//! themselves are in [`crate::mesh`].
+//! Anyone may write [`Degrees`]; only [`Rules::layout`] (or [`Layout::new`], the same for a single
+//! question) makes a [`Layout`], and nothing downstream checks it again. Attention and experts are
+//! two independent decompositions of the same rank numbers with identical pipeline groups (MoE
+//! Parallel Folding, arXiv 2504.14960); the groups themselves are in [`crate::mesh`]. Whether a
+//! layout fits into memory is not asked here.
+
+mod illegal;
+mod partial;
+mod rules;
+mod space;
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
+
+pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
+pub use partial::{ParseDegreesError, PartialDegrees};
+pub use rules::Rules;
+pub(crate) use rules::grids;
+pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};
 
 /// Parallel degrees as someone wrote them, legal or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,40 +62,12 @@ pub struct Layout {
     microbatches: u32,
 }
 
-/// A rule that some degrees break, with both numbers and the nearest legal values.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Illegal {
-    /// The attention grid does not tile the ranks.
-    #[error("{gpus} GPUs are not divisible by TP x CP x PP = {product}")]
-    AttentionGrid {
-        /// Ranks of the job.
-        gpus: u32,
-        /// TP x CP x PP.
-        product: u32,
-    },
-}
-
 impl Layout {
     /// Proves degrees legal for a model and a batch, or says every rule they break.
+    ///
+    /// A search that asks many times keeps the [`Rules`].
     pub fn new(degrees: &Degrees, model: &Model, batch: &Batch) -> Result<Self, Vec<Illegal>> {
-        let _ = (model, batch);
-        let d = degrees;
-        let product = d.tp * d.cp * d.pp;
-        if product == 0 || d.gpus % product != 0 {
-            return Err(vec![Illegal::AttentionGrid {
-                gpus: d.gpus,
-                product,
-            }]);
-        }
-        let dp = d.gpus / product;
-        let edp = d.gpus / (d.etp * d.ep * d.pp);
-        let microbatches = (batch.global_batch / u64::from(d.mbs * dp)) as u32;
-        Ok(Self {
-            degrees: *d,
-            dp,
-            edp,
-            microbatches,
-        })
+        Rules::new(model, batch).layout(degrees)
     }
 
     /// The degrees it was made from.
@@ -113,6 +97,10 @@ impl Layout {
     /// Virtual stages a pipeline rank.
     pub fn vpp(&self) -> u32 {
         self.degrees.vpp
+    }
+    /// Stages in all: `pp * vpp`.
+    pub fn stages(&self) -> u32 {
+        self.degrees.pp * self.degrees.vpp
     }
     /// Expert-parallel degree.
     pub fn ep(&self) -> u32 {

@@ -7,6 +7,7 @@
 
 pub mod answer;
 pub mod layout;
+pub mod mesh;
 pub mod model;
 pub mod plan;
 pub mod schedule;

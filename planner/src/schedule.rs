@@ -2,9 +2,22 @@
 //!
 //! The simulator prices it and the executor interprets it; neither invents an order of its own.
 //! A schedule is a list of [`Action`]s for each pipeline rank. Constructors are pure functions;
-//! tensors that cross ranks are explicit actions, so a reader sees every message.
+//! tensors that cross ranks are explicit actions, so a reader sees every message. Sends never wait
+//! for their receiver; a receive waits for its message. Whether a schedule is sound is
+//! [`Schedule::validate`], how it looks [`Schedule::grid`], what it keeps alive [`Schedule::peak_live`].
+
+mod build;
+mod grid;
+mod live;
+mod validate;
 
 use serde::{Deserialize, Serialize};
+
+use crate::layout::Layout;
+use crate::plan::ScheduleName;
+
+pub use live::{Peak, peak_live};
+pub use validate::{Fault, ScheduleError};
 
 /// A pipeline stage, counted over virtual stages: stage `s` is chunk `s / pp` of pipeline rank
 /// `s % pp`.
@@ -37,4 +50,113 @@ pub enum Action {
     ReduceGradients(Stage),
     /// Clips, updates the shard's weights and gathers them.
     OptimizerStep,
+}
+
+impl Action {
+    /// The stage it concerns; none for the optimizer step.
+    pub fn stage(self) -> Option<Stage> {
+        match self {
+            Self::RecvActivation(stage, _)
+            | Self::Forward(stage, _)
+            | Self::SendActivation(stage, _)
+            | Self::RecvGradient(stage, _)
+            | Self::Backward(stage, _)
+            | Self::SendGradient(stage, _)
+            | Self::ReduceGradients(stage) => Some(stage),
+            Self::OptimizerStep => None,
+        }
+    }
+
+    /// The microbatch it concerns; none at the end of the step.
+    pub fn microbatch(self) -> Option<Microbatch> {
+        match self {
+            Self::RecvActivation(_, microbatch)
+            | Self::Forward(_, microbatch)
+            | Self::SendActivation(_, microbatch)
+            | Self::RecvGradient(_, microbatch)
+            | Self::Backward(_, microbatch)
+            | Self::SendGradient(_, microbatch) => Some(microbatch),
+            Self::ReduceGradients(_) | Self::OptimizerStep => None,
+        }
+    }
+
+    /// The receive that a send completes: its counterpart on the neighbouring stage.
+    pub fn received_as(self) -> Option<Self> {
+        match self {
+            Self::SendActivation(Stage(s), m) => Some(Self::RecvActivation(Stage(s + 1), m)),
+            Self::SendGradient(Stage(s), m) => Some(Self::RecvGradient(Stage(s - 1), m)),
+            _ => None,
+        }
+    }
+}
+
+/// The order of work of one step on every pipeline rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    /// Which one it is.
+    pub name: ScheduleName,
+    /// Pipeline ranks.
+    pub pp: u32,
+    /// Stages a rank.
+    pub vpp: u32,
+    /// Microbatches a step.
+    pub microbatches: u32,
+    /// What each pipeline rank does, in order.
+    pub ranks: Vec<Vec<Action>>,
+}
+
+impl Schedule {
+    /// Writes a schedule out.
+    ///
+    /// - [`ScheduleName::None`]: one rank, forward and backward in turn.
+    /// - [`ScheduleName::OneFOneB`]: rank `r` runs `pp - r - 1` forwards ahead, then one forward
+    ///   and one backward in turn, then the backwards left (PipeDream-flush, arXiv 2104.04473,
+    ///   section 2.2.1).
+    /// - [`ScheduleName::Interleaved`]: `vpp` stages a rank, microbatches in groups of `pp`; rank
+    ///   `r` runs `2 (pp - r - 1) + (vpp - 1) pp` forwards ahead (the same, section 2.2.2; counts
+    ///   as in `megatron/core/pipeline_parallel/schedules.py`).
+    ///
+    /// # Panics
+    /// Where the name does not go with the sizes; a [`Layout`] always has a schedule, see
+    /// [`Schedule::of`].
+    pub fn new(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Self {
+        Self {
+            name,
+            pp,
+            vpp,
+            microbatches,
+            ranks: build::ranks(name, pp, vpp, microbatches),
+        }
+    }
+
+    /// The schedule of a layout: none without a pipeline, 1F1B, or interleaved over virtual stages.
+    pub fn of(layout: &Layout) -> Self {
+        Self::new(
+            ScheduleName::of(layout),
+            layout.pp(),
+            layout.vpp(),
+            layout.microbatches(),
+        )
+    }
+
+    /// Stages over all ranks.
+    pub fn num_stages(&self) -> u32 {
+        self.pp * self.vpp
+    }
+
+    /// The pipeline rank that holds a stage.
+    pub fn rank_of(&self, stage: Stage) -> u32 {
+        stage.0 % self.pp
+    }
+}
+
+impl ScheduleName {
+    /// The schedule that goes with a layout's pipeline degrees.
+    pub fn of(layout: &Layout) -> Self {
+        match (layout.pp(), layout.vpp()) {
+            (1, _) => Self::None,
+            (_, 1) => Self::OneFOneB,
+            _ => Self::Interleaved,
+        }
+    }
 }

@@ -1,0 +1,271 @@
+//! [`PartialDegrees`]: the degrees a person pins, the rest left open.
+//!
+//! Written `tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1`, any subset in any order. Here only the spelling
+//! is judged; whether the degrees are legal is [`super::Rules`]' business.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Degrees;
+
+/// Some of the degrees of a layout.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PartialDegrees {
+    /// Tensor-parallel degree.
+    pub tp: Option<u32>,
+    /// Context-parallel degree.
+    pub cp: Option<u32>,
+    /// Pipeline-parallel degree.
+    pub pp: Option<u32>,
+    /// Virtual stages a pipeline rank.
+    pub vpp: Option<u32>,
+    /// Expert-parallel degree.
+    pub ep: Option<u32>,
+    /// Expert-tensor-parallel degree.
+    pub etp: Option<u32>,
+    /// Sequences a microbatch.
+    pub mbs: Option<u32>,
+    /// Data-parallel degree; follows from the others, so naming it only narrows a search.
+    pub dp: Option<u32>,
+    /// Replicas of an expert shard; follows from the others likewise.
+    pub edp: Option<u32>,
+}
+
+/// Why a string is not a set of degrees.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseDegreesError {
+    /// No such degree.
+    #[error("unknown degree `{key}` in `{part}`; nearest: `{nearest}` (degrees are {KEYS})")]
+    UnknownKey {
+        /// What was found.
+        key: String,
+        /// The part of the text it stands in.
+        part: String,
+        /// The known key that is spelled most alike.
+        nearest: &'static str,
+    },
+    /// A part without a value.
+    #[error("`{part}` is not KEY=NUMBER; write for example tp=2,ep=8")]
+    NoValue {
+        /// The part.
+        part: String,
+    },
+    /// A value that is no whole number in range.
+    #[error(
+        "`{value}` is not a value of {key}: a whole number from 1 to {}",
+        u32::MAX
+    )]
+    NotANumber {
+        /// The degree.
+        key: &'static str,
+        /// What was found.
+        value: String,
+    },
+    /// The same degree twice.
+    #[error("{key} is given twice, as {first} and as {second}; keep one")]
+    Twice {
+        /// The degree.
+        key: &'static str,
+        /// Its first value.
+        first: u32,
+        /// Its second.
+        second: u32,
+    },
+}
+
+const KEYS: &str = "tp, cp, pp, vpp, ep, etp, mbs, dp, edp";
+
+impl PartialDegrees {
+    /// Pins every searched degree to those given.
+    pub fn exactly(degrees: &Degrees) -> Self {
+        Self {
+            tp: Some(degrees.tp),
+            cp: Some(degrees.cp),
+            pp: Some(degrees.pp),
+            vpp: Some(degrees.vpp),
+            ep: Some(degrees.ep),
+            etp: Some(degrees.etp),
+            mbs: Some(degrees.mbs),
+            dp: None,
+            edp: None,
+        }
+    }
+
+    /// The degrees, where all that a layout needs are given.
+    pub fn complete(&self, gpus: u32) -> Option<Degrees> {
+        Some(Degrees {
+            gpus,
+            tp: self.tp?,
+            cp: self.cp?,
+            pp: self.pp?,
+            vpp: self.vpp?,
+            ep: self.ep?,
+            etp: self.etp?,
+            mbs: self.mbs?,
+        })
+    }
+
+    /// The degrees with 1 for each that is not given.
+    ///
+    /// That includes etp. Megatron-Core instead lets `--expert-tensor-parallel-size` default to
+    /// the tensor-parallel size, which splits every expert as soon as TP is used; whoever wants
+    /// that writes `etp` here, and an export always writes it there.
+    pub fn or_one(&self, gpus: u32) -> Degrees {
+        Degrees {
+            gpus,
+            tp: self.tp.unwrap_or(1),
+            cp: self.cp.unwrap_or(1),
+            pp: self.pp.unwrap_or(1),
+            vpp: self.vpp.unwrap_or(1),
+            ep: self.ep.unwrap_or(1),
+            etp: self.etp.unwrap_or(1),
+            mbs: self.mbs.unwrap_or(1),
+        }
+    }
+
+    fn slots(&mut self) -> [(&'static str, &mut Option<u32>); 9] {
+        [
+            ("tp", &mut self.tp),
+            ("cp", &mut self.cp),
+            ("pp", &mut self.pp),
+            ("vpp", &mut self.vpp),
+            ("ep", &mut self.ep),
+            ("etp", &mut self.etp),
+            ("mbs", &mut self.mbs),
+            ("dp", &mut self.dp),
+            ("edp", &mut self.edp),
+        ]
+    }
+}
+
+impl FromStr for PartialDegrees {
+    type Err = ParseDegreesError;
+
+    fn from_str(text: &str) -> Result<Self, ParseDegreesError> {
+        let mut degrees = Self::default();
+        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let (key, value) = part
+                .split_once('=')
+                .map(|(key, value)| (key.trim(), value.trim()))
+                .filter(|(_, value)| !value.is_empty())
+                .ok_or_else(|| ParseDegreesError::NoValue { part: part.into() })?;
+            let mut slots = degrees.slots();
+            let Some((name, slot)) = slots
+                .iter_mut()
+                .find(|(name, _)| name.eq_ignore_ascii_case(key))
+            else {
+                return Err(ParseDegreesError::UnknownKey {
+                    key: key.into(),
+                    part: part.into(),
+                    nearest: nearest_key(key, slots.map(|(name, _)| name)),
+                });
+            };
+            let number = value.parse().map_err(|_| ParseDegreesError::NotANumber {
+                key: name,
+                value: value.into(),
+            })?;
+            if let Some(first) = slot.replace(number) {
+                return Err(ParseDegreesError::Twice {
+                    key: name,
+                    first,
+                    second: number,
+                });
+            }
+        }
+        Ok(degrees)
+    }
+}
+
+impl fmt::Display for PartialDegrees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut copy = *self;
+        let given: Vec<String> = copy
+            .slots()
+            .iter()
+            .filter_map(|(name, slot)| slot.map(|value| format!("{name}={value}")))
+            .collect();
+        f.write_str(&given.join(","))
+    }
+}
+
+/// The known key of least edit distance, the first of several.
+fn nearest_key(key: &str, known: [&'static str; 9]) -> &'static str {
+    let key = key.to_ascii_lowercase();
+    let long_names = [
+        ("tensor", "tp"),
+        ("context", "cp"),
+        ("virtual", "vpp"),
+        ("pipeline", "pp"),
+        ("expert-tensor", "etp"),
+        ("expert", "ep"),
+        ("micro", "mbs"),
+        ("data", "dp"),
+    ];
+    long_names
+        .iter()
+        .find(|(long, _)| key.starts_with(long))
+        .map_or_else(
+            || {
+                known
+                    .into_iter()
+                    .min_by_key(|name| edit_distance(&key, name))
+                    .expect("there are known keys")
+            },
+            |&(_, name)| name,
+        )
+}
+
+/// Levenshtein distance over bytes.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b = b.as_bytes();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_any_subset_in_any_order() {
+        let degrees: PartialDegrees = "ep=8, tp=2,mbs=1,".parse().expect("parses");
+        assert_eq!(
+            (degrees.tp, degrees.ep, degrees.mbs, degrees.pp),
+            (Some(2), Some(8), Some(1), None)
+        );
+        assert_eq!(degrees.to_string(), "tp=2,ep=8,mbs=1");
+        assert_eq!(degrees.or_one(16).etp, 1);
+        assert_eq!(degrees.complete(16), None);
+        let degrees = "tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1".parse::<PartialDegrees>();
+        let complete = degrees.expect("parses").complete(64).expect("is complete");
+        assert_eq!(
+            PartialDegrees::exactly(&complete).complete(64),
+            Some(complete)
+        );
+    }
+
+    #[test]
+    fn errors_name_the_key_and_the_nearest() {
+        let message = |text: &str| text.parse::<PartialDegrees>().unwrap_err().to_string();
+        assert!(message("tpp=2").contains("unknown degree `tpp` in `tpp=2`; nearest: `tp`"));
+        assert!(message("pipeline=2").contains("nearest: `pp`"));
+        assert!(message("expert-tensor=2").contains("nearest: `etp`"));
+        assert!(message("tp=two").contains("`two` is not a value of tp"));
+        assert!(message("tp=-1").contains("`-1` is not a value of tp"));
+        assert!(message("tp").contains("`tp` is not KEY=NUMBER"));
+        assert!(message("tp=").contains("`tp=` is not KEY=NUMBER"));
+        assert!(message("tp=2,tp=4").contains("tp is given twice, as 2 and as 4"));
+    }
+}

@@ -1,0 +1,285 @@
+//! [`Rules`]: what a model and a batch demand of degrees, gathered once and asked often.
+//!
+//! A search asks about millions of tuples, and a model has a hundred layers of two or three kinds;
+//! so the distinct sizes that must divide are collected first.
+
+use super::illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, product};
+use super::{Batch, Degrees, Layout};
+use crate::model::{Ffn, Mixer, Model};
+
+/// The sizes of a model and a batch that degrees must divide.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    batch: Batch,
+    hidden: u64,
+    layers: u64,
+    heads: Vec<u64>,
+    kv_heads: Vec<u64>,
+    dense_widths: Vec<u64>,
+    shared_widths: Vec<u64>,
+    experts: Vec<u64>,
+    expert_widths: Vec<u64>,
+}
+
+impl Rules {
+    /// Gathers the sizes of a model's layers, MTP depths included.
+    ///
+    /// The vocabulary is not among them: it is padded to a multiple of TP.
+    pub fn new(model: &Model, batch: &Batch) -> Self {
+        let mut rules = Self {
+            batch: *batch,
+            hidden: model.hidden,
+            layers: model.layers.len() as u64,
+            heads: Vec::new(),
+            kv_heads: Vec::new(),
+            dense_widths: Vec::new(),
+            shared_widths: Vec::new(),
+            experts: Vec::new(),
+            expert_widths: Vec::new(),
+        };
+        for layer in model.layers.iter().chain(&model.mtp) {
+            match &layer.mixer {
+                Some(Mixer::Gqa(gqa)) => {
+                    rules.heads.push(gqa.heads);
+                    rules.kv_heads.push(gqa.kv_heads);
+                }
+                Some(Mixer::Mla(mla)) => rules.heads.push(mla.heads),
+                Some(Mixer::SharedKv(shared)) => rules.heads.push(shared.heads),
+                Some(Mixer::Linear(linear)) => rules.heads.push(linear.heads),
+                None => {}
+            }
+            match &layer.ffn {
+                Some(Ffn::Dense(mlp)) => rules.dense_widths.push(mlp.width),
+                Some(Ffn::Moe(moe)) => {
+                    rules.experts.push(moe.experts);
+                    rules.expert_widths.push(moe.expert.width);
+                    rules
+                        .shared_widths
+                        .extend(moe.shared.iter().map(|shared| shared.mlp.width));
+                }
+                None => {}
+            }
+        }
+        for sizes in [
+            &mut rules.heads,
+            &mut rules.kv_heads,
+            &mut rules.dense_widths,
+            &mut rules.shared_widths,
+            &mut rules.experts,
+            &mut rules.expert_widths,
+        ] {
+            sizes.sort_unstable();
+            sizes.dedup();
+        }
+        rules
+    }
+
+    /// The batch they were gathered for.
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// Decoder layers of the model.
+    pub fn layers(&self) -> u64 {
+        self.layers
+    }
+
+    /// Proves degrees legal, or says every rule they break.
+    ///
+    /// Rules that speak of a derived number (replicas, microbatches) are asked only where that
+    /// number exists; a zero is reported once, not again by every rule it would break.
+    pub fn layout(&self, degrees: &Degrees) -> Result<Layout, Vec<Illegal>> {
+        let d = degrees;
+        let mut broken = Vec::new();
+        let grids = grids(d, &mut broken);
+        for (key, size) in [
+            ("sequence length", self.batch.seq_len),
+            ("global batch", self.batch.global_batch),
+        ] {
+            if size == 0 {
+                broken.push(Illegal::Zero { key });
+            }
+        }
+        self.check_tensor(d, &mut broken);
+        self.check_experts(d, &mut broken);
+        self.check_sequence(d, &mut broken);
+        let microbatches = grids.and_then(|(dp, _)| self.microbatches(d, dp, &mut broken));
+        self.check_pipeline(d, microbatches, &mut broken);
+        match (grids, microbatches) {
+            (Some((dp, edp)), Some(microbatches)) if broken.is_empty() => Ok(Layout {
+                degrees: *d,
+                dp,
+                edp,
+                microbatches,
+            }),
+            _ => Err(broken),
+        }
+    }
+
+    fn check_tensor(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        let tp = d.tp;
+        if tp <= 1 {
+            return;
+        }
+        let uneven = |size: u64| !size.is_multiple_of(tp.into());
+        let split = |sizes: &[u64], illegal: &dyn Fn(u64) -> Illegal, broken: &mut Vec<Illegal>| {
+            broken.extend(sizes.iter().copied().filter(|&s| uneven(s)).map(illegal));
+        };
+        split(&self.heads, &|heads| Illegal::Heads { heads, tp }, broken);
+        for &kv_heads in &self.kv_heads {
+            if uneven(kv_heads) && !u64::from(tp).is_multiple_of(kv_heads) {
+                broken.push(Illegal::KvHeads { kv_heads, tp });
+            }
+        }
+        split(
+            &[self.hidden],
+            &|hidden| Illegal::Hidden { hidden, tp },
+            broken,
+        );
+        split(
+            &self.dense_widths,
+            &|width| Illegal::DenseWidth { width, tp },
+            broken,
+        );
+        split(
+            &self.shared_widths,
+            &|width| Illegal::SharedWidth { width, tp },
+            broken,
+        );
+    }
+
+    fn check_experts(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        if self.experts.is_empty() {
+            for (key, degree) in [("ep", d.ep), ("etp", d.etp)] {
+                if degree > 1 {
+                    broken.push(Illegal::NoExperts { key, degree });
+                }
+            }
+            return;
+        }
+        let (ep, etp) = (d.ep, d.etp);
+        if ep > 1 {
+            for &experts in &self.experts {
+                if !experts.is_multiple_of(ep.into()) {
+                    broken.push(Illegal::Experts { experts, ep });
+                }
+            }
+        }
+        if etp > 1 {
+            for &width in &self.expert_widths {
+                if !width.is_multiple_of(etp.into()) {
+                    broken.push(Illegal::ExpertWidth { width, etp });
+                }
+            }
+        }
+    }
+
+    fn check_sequence(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        let (seq_len, cp, tp) = (self.batch.seq_len, d.cp, d.tp);
+        if seq_len == 0 || cp == 0 || tp == 0 {
+            return;
+        }
+        if cp > 1 && !seq_len.is_multiple_of(2 * u64::from(cp)) {
+            broken.push(Illegal::SequenceOverCp { seq_len, cp });
+        } else if !(seq_len / u64::from(cp)).is_multiple_of(tp.into()) {
+            broken.push(Illegal::SequenceOverTp { seq_len, cp, tp });
+        }
+    }
+
+    fn microbatches(&self, d: &Degrees, dp: u32, broken: &mut Vec<Illegal>) -> Option<u32> {
+        let global_batch = self.batch.global_batch;
+        if global_batch == 0 || d.mbs == 0 {
+            return None;
+        }
+        let samples = product(&[d.mbs, dp]);
+        if !global_batch.is_multiple_of(samples) {
+            broken.push(Illegal::GlobalBatch {
+                global_batch,
+                mbs: d.mbs,
+                dp,
+            });
+            return None;
+        }
+        let microbatches = global_batch / samples;
+        if microbatches > MAX_MICROBATCHES.into() {
+            broken.push(Illegal::Microbatches { microbatches });
+            return None;
+        }
+        Some(microbatches as u32)
+    }
+
+    fn check_pipeline(&self, d: &Degrees, microbatches: Option<u32>, broken: &mut Vec<Illegal>) {
+        let (pp, vpp) = (d.pp, d.vpp);
+        if pp == 0 || vpp == 0 {
+            return;
+        }
+        if product(&[pp, vpp]) > self.layers {
+            broken.push(Illegal::EmptyStages {
+                layers: self.layers,
+                pp,
+                vpp,
+            });
+        }
+        if vpp == 1 {
+            return;
+        }
+        if pp == 1 {
+            broken.push(Illegal::InterleavedAlone { vpp });
+        } else if let Some(microbatches) = microbatches.filter(|m| !m.is_multiple_of(pp)) {
+            broken.push(Illegal::InterleavedGroups {
+                vpp,
+                microbatches,
+                pp,
+            });
+        }
+    }
+}
+
+/// Checks that both grids tile the ranks, which needs no model, and derives `(dp, edp)`.
+pub(crate) fn grids(d: &Degrees, broken: &mut Vec<Illegal>) -> Option<(u32, u32)> {
+    for (key, degree) in [
+        ("gpus", d.gpus),
+        ("tp", d.tp),
+        ("cp", d.cp),
+        ("pp", d.pp),
+        ("vpp", d.vpp),
+        ("ep", d.ep),
+        ("etp", d.etp),
+        ("mbs", d.mbs),
+    ] {
+        if degree == 0 {
+            broken.push(Illegal::Zero { key });
+        }
+    }
+    let &Degrees {
+        gpus,
+        tp,
+        cp,
+        pp,
+        ep,
+        etp,
+        ..
+    } = d;
+    if gpus > MAX_GPUS {
+        broken.push(Illegal::TooManyGpus { gpus });
+    }
+    let mut replicas = |part: u64, illegal: Illegal| {
+        if gpus == 0 || part == 0 {
+            None
+        } else if u64::from(gpus).is_multiple_of(part) {
+            Some((u64::from(gpus) / part) as u32)
+        } else {
+            broken.push(illegal);
+            None
+        }
+    };
+    let dp = replicas(
+        product(&[tp, cp, pp]),
+        Illegal::AttentionGrid { gpus, tp, cp, pp },
+    );
+    let edp = replicas(
+        product(&[etp, ep, pp]),
+        Illegal::ExpertGrid { gpus, etp, ep, pp },
+    );
+    dp.zip(edp)
+}

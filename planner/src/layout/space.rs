@@ -1,0 +1,147 @@
+//! The tuples of degrees a search considers, and the legal tuple nearest to an illegal one.
+//!
+//! Every tuple whose two grids tile the ranks is listed, legal for the model or not: the caller asks
+//! [`Rules`] and counts the refusals. Nothing is priced here.
+
+use super::illegal::product;
+use super::{Batch, Degrees, Layout, PartialDegrees, Rules};
+use crate::model::Model;
+
+/// The most tokens of a microbatch that is considered unless one is pinned. Far past the size that
+/// fills any device's matrix units, more only costs memory.
+pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
+
+/// All tuples of degrees for a job, in a fixed order, that agree with the pins.
+///
+/// `tp`, `cp`, `pp`, `ep` and `etp` are divisors of `gpus` such that both grids tile it. `vpp` is 1
+/// without a pipeline; with one, of all values that lead to the same largest stage the smallest is
+/// taken, since more would only cut the same work into more messages. `mbs` are the divisors of a
+/// replica's share of the batch up to [`MAX_MICROBATCH_TOKENS`]. A pin replaces the list of its
+/// axis and is judged only against the ranks; nothing is listed where it cannot tile them.
+pub fn space(
+    model: &Model,
+    gpus: u32,
+    batch: &Batch,
+    pins: &PartialDegrees,
+) -> impl Iterator<Item = Degrees> + use<> {
+    let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
+    let axis = divisors(gpus.into());
+    let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
+    grids.into_iter().flat_map(move |attention| {
+        let [tp, cp, pp, dp] = attention;
+        let experts = self::grids(gpus, &axis, [pins.etp, pins.ep], Some(pp), pins.edp);
+        let vpps = pins
+            .vpp
+            .map_or_else(|| virtual_stages(layers, pp), |vpp| vec![vpp]);
+        let sizes = pins
+            .mbs
+            .map_or_else(|| microbatch_sizes(&batch, dp), |mbs| vec![mbs]);
+        let mut tuples = Vec::with_capacity(experts.len() * vpps.len() * sizes.len());
+        for [etp, ep, ..] in experts {
+            for &vpp in &vpps {
+                tuples.extend(sizes.iter().map(|&mbs| Degrees {
+                    gpus,
+                    tp,
+                    cp,
+                    pp,
+                    vpp,
+                    ep,
+                    etp,
+                    mbs,
+                }));
+            }
+        }
+        tuples
+    })
+}
+
+/// The legal degrees closest to some that are not, in doublings and halvings over all axes; `None`
+/// where the ranks allow none. Enumerates the space, so it is for error messages.
+pub fn nearest_legal(degrees: &Degrees, model: &Model, batch: &Batch) -> Option<Layout> {
+    let rules = Rules::new(model, batch);
+    let steps = |a: u32, b: u32| (f64::from(a.max(1)).log2() - f64::from(b.max(1)).log2()).abs();
+    let distance = |d: &Degrees| {
+        steps(d.tp, degrees.tp)
+            + steps(d.cp, degrees.cp)
+            + steps(d.pp, degrees.pp)
+            + steps(d.vpp, degrees.vpp)
+            + steps(d.ep, degrees.ep)
+            + steps(d.etp, degrees.etp)
+            + steps(d.mbs, degrees.mbs)
+    };
+    let mut best: Option<(f64, Layout)> = None;
+    for candidate in space(model, degrees.gpus, batch, &PartialDegrees::default()) {
+        let far = distance(&candidate);
+        if best.is_none_or(|(least, _)| far < least)
+            && let Ok(layout) = rules.layout(&candidate)
+        {
+            best = Some((far, layout));
+        }
+    }
+    best.map(|(_, layout)| layout)
+}
+
+/// All `[a, b, pp, replicas]` of product `gpus`, each from the axis' values or its pin.
+fn grids(
+    gpus: u32,
+    axis: &[u32],
+    [pin_a, pin_b]: [Option<u32>; 2],
+    pin_pp: Option<u32>,
+    pin_replicas: Option<u32>,
+) -> Vec<[u32; 4]> {
+    let values = |pin: &Option<u32>| pin.as_ref().map_or(axis.to_vec(), |&value| vec![value]);
+    let (all_a, all_b, all_pp) = (values(&pin_a), values(&pin_b), values(&pin_pp));
+    let mut found = Vec::new();
+    for &pp in &all_pp {
+        for &a in &all_a {
+            for &b in &all_b {
+                let part = product(&[a, b, pp]);
+                if part == 0 || !u64::from(gpus).is_multiple_of(part) || gpus == 0 {
+                    continue;
+                }
+                let replicas = (u64::from(gpus) / part) as u32;
+                if pin_replicas.is_none_or(|pin| pin == replicas) {
+                    found.push([a, b, pp, replicas]);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// For each reachable size of the largest stage, the least virtual stages a rank that reach it.
+fn virtual_stages(layers: u32, pp: u32) -> Vec<u32> {
+    if pp == 1 {
+        return vec![1];
+    }
+    let largest = |vpp: u32| layers.div_ceil(pp.saturating_mul(vpp));
+    let most = (layers / pp.max(1)).max(1);
+    (1..=most)
+        .filter(|&vpp| vpp == 1 || largest(vpp) < largest(vpp - 1))
+        .collect()
+}
+
+/// Sequences of a microbatch that divide a replica's share of the batch; 1 where nothing does.
+fn microbatch_sizes(batch: &Batch, dp: u32) -> Vec<u32> {
+    let share = batch.global_batch / u64::from(dp.max(1));
+    let most = (MAX_MICROBATCH_TOKENS / batch.seq_len.max(1)).clamp(1, share.max(1));
+    (1..=most as u32)
+        .filter(|&mbs| mbs == 1 || share.is_multiple_of(mbs.into()))
+        .collect()
+}
+
+/// The divisors of a number, ascending; none of zero.
+fn divisors(number: u64) -> Vec<u32> {
+    let mut small = Vec::new();
+    let mut large = Vec::new();
+    for low in (1..).take_while(|low| low * low <= number) {
+        if number.is_multiple_of(low) {
+            small.push(low as u32);
+            if low * low != number {
+                large.push((number / low) as u32);
+            }
+        }
+    }
+    small.extend(large.into_iter().rev());
+    small
+}

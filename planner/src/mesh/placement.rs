@@ -1,0 +1,101 @@
+//! Where the groups of a kind sit in a cluster, without listing them.
+
+use moefold_profiles::Cluster;
+
+use super::{Digit, GroupKind, Mesh, decode};
+use crate::layout::Layout;
+
+/// How a kind of group lies on a cluster's domains and nodes.
+///
+/// Where groups differ (domains that no power of two fits), it is the most spread one that is
+/// described: all groups of a kind communicate at the same time, and the slowest is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Ranks of a group.
+    pub ranks: u32,
+    /// The most ranks of a group that share one NVLink domain.
+    pub ranks_per_domain: u32,
+    /// The most ranks of a group that share one node.
+    pub ranks_per_node: u32,
+}
+
+impl Placement {
+    /// Whether every group stays inside one NVLink domain.
+    pub fn inside_domain(&self) -> bool {
+        self.ranks == self.ranks_per_domain
+    }
+}
+
+/// Where the groups of a kind sit, under the default rank order.
+pub fn placement(layout: &Layout, kind: GroupKind, cluster: &Cluster) -> Placement {
+    Mesh::of(layout).placement(kind, cluster)
+}
+
+impl Mesh {
+    /// Where the groups of a kind sit.
+    pub fn placement(&self, kind: GroupKind, cluster: &Cluster) -> Placement {
+        Placement {
+            ranks: self.group_size(kind),
+            ranks_per_domain: self.ranks_sharing(kind, cluster.gpus_per_domain),
+            ranks_per_node: self.ranks_sharing(kind, cluster.gpus_per_node),
+        }
+    }
+
+    /// The most ranks of a group that share an aligned block of `block` rank numbers, for the group
+    /// where that is least.
+    ///
+    /// Closed where every varying axis lies inside a block, crosses blocks whole, or is cut by them
+    /// evenly; then it is the same for every group. Otherwise counted, once for each position a
+    /// group can have relative to a block.
+    pub fn ranks_sharing(&self, kind: GroupKind, block: u32) -> u32 {
+        let block = block.max(1);
+        if block >= self.gpus() {
+            return self.group_size(kind);
+        }
+        let mut sharing = 1;
+        for digit in self.varying(kind) {
+            match sharing_along(digit, block) {
+                Some(along) => sharing *= along,
+                None => return self.ranks_sharing_counted(kind, block),
+            }
+        }
+        sharing
+    }
+
+    fn ranks_sharing_counted(&self, kind: GroupKind, block: u32) -> u32 {
+        let size = self.group_size(kind);
+        let mut seen = vec![false; block as usize];
+        let mut least = size;
+        for group in 0..self.num_groups(kind) {
+            let first = self.first_rank(kind, group);
+            let position = first % block;
+            if std::mem::replace(&mut seen[position as usize], true) {
+                continue;
+            }
+            let (mut most, mut run, mut last) = (0, 0, u32::MAX);
+            for index in 0..size {
+                let here = (position + decode(self.varying(kind), index)) / block;
+                run = if here == last { run + 1 } else { 1 };
+                last = here;
+                most = most.max(run);
+            }
+            least = least.min(most);
+        }
+        least
+    }
+}
+
+/// How many positions of one axis share a block, where that does not depend on the others.
+fn sharing_along(digit: Digit, block: u32) -> Option<u32> {
+    let Digit { size, stride, .. } = digit;
+    let span = u64::from(stride) * u64::from(size);
+    if size == 1 || stride.is_multiple_of(block) {
+        Some(1)
+    } else if u64::from(block).is_multiple_of(span) {
+        Some(size)
+    } else if block.is_multiple_of(stride) && span.is_multiple_of(block.into()) {
+        Some(block / stride)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,151 @@
+//! What a schedule keeps alive: the exact replay behind the memory of a pipeline rank.
+//!
+//! A forward pass leaves its stage's activations until the backward pass of the same microbatch.
+//! Stages differ in size (uneven splits, embedding, head), so counts alone do not give the peak;
+//! the replay adds and removes bytes in the order of the schedule.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::units::Bytes;
+
+use super::build::{Pass, passes};
+use super::{Action, Schedule, Stage};
+use crate::plan::ScheduleName;
+
+/// The most that is alive on a rank, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peak {
+    /// Bytes alive.
+    pub bytes: Bytes,
+    /// Passes (forward or backward) the rank has done when it is first reached.
+    pub after_passes: usize,
+    /// Microbatches alive of each stage then.
+    pub live: BTreeMap<Stage, u32>,
+}
+
+impl Peak {
+    /// Microbatches alive over all stages of the rank.
+    pub fn chunks(&self) -> u32 {
+        self.live.values().sum()
+    }
+}
+
+impl Schedule {
+    /// The most bytes of activations alive on a rank, where a stage keeps `bytes(stage)` for each
+    /// microbatch from its forward to the end of its backward pass.
+    pub fn peak_live(&self, rank: u32, bytes: impl Fn(Stage) -> Bytes) -> Peak {
+        let passes = self.ranks[rank as usize]
+            .iter()
+            .filter_map(|action| match *action {
+                Action::Forward(stage, microbatch) => Some(Pass::Forward(stage, microbatch)),
+                Action::Backward(stage, microbatch) => Some(Pass::Backward(stage, microbatch)),
+                _ => None,
+            });
+        replay(passes, bytes)
+    }
+
+    /// The most chunks (stage and microbatch) alive on a rank at once.
+    pub fn in_flight(&self, rank: u32) -> u32 {
+        self.peak_live(rank, |_| Bytes(1)).chunks()
+    }
+}
+
+/// [`Schedule::peak_live`] of a schedule that is not written out, for the inner loop of a search.
+///
+/// Past the warm-up (less than two groups of `pp` microbatches) the replay repeats itself with every
+/// group, so no more than four groups are replayed, however many microbatches there are.
+pub fn peak_live(
+    name: ScheduleName,
+    (pp, vpp): (u32, u32),
+    microbatches: u32,
+    rank: u32,
+    bytes: impl Fn(Stage) -> Bytes,
+) -> Peak {
+    let microbatches = microbatches.min(pp.saturating_mul(4));
+    replay(passes(name, pp, vpp, microbatches, rank), bytes)
+}
+
+fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) -> Peak {
+    let mut alive = Bytes::ZERO;
+    let mut live = BTreeMap::new();
+    let mut peak = Peak {
+        bytes: Bytes::ZERO,
+        after_passes: 0,
+        live: BTreeMap::new(),
+    };
+    for (done, pass) in passes.enumerate() {
+        match pass {
+            Pass::Forward(stage, _) => {
+                alive += bytes(stage);
+                *live.entry(stage).or_insert(0) += 1;
+                if alive > peak.bytes {
+                    peak = Peak {
+                        bytes: alive,
+                        after_passes: done + 1,
+                        live: live.clone(),
+                    };
+                }
+            }
+            Pass::Backward(stage, _) => {
+                alive -= bytes(stage);
+                *live.get_mut(&stage).expect("forward precedes backward") -= 1;
+            }
+        }
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_flight(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Vec<u32> {
+        let schedule = Schedule::new(name, pp, vpp, microbatches);
+        (0..pp).map(|rank| schedule.in_flight(rank)).collect()
+    }
+
+    /// Live chunks of Megatron's static interleaved schedule: lead plus one.
+    #[test]
+    fn golden_interleaved_chunks_in_flight() {
+        let interleaved = |pp, vpp, m| in_flight(ScheduleName::Interleaved, pp, vpp, m);
+        assert_eq!(interleaved(4, 4, 32), [19, 17, 15, 13]);
+        assert_eq!(interleaved(8, 4, 64), [39, 37, 35, 33, 31, 29, 27, 25]);
+        assert_eq!(interleaved(2, 8, 16), [17, 15]);
+        assert_eq!(interleaved(4, 12, 64), [51, 49, 47, 45]);
+        // Never more than there are.
+        assert_eq!(interleaved(4, 4, 4), [16, 16, 15, 13]);
+    }
+
+    #[test]
+    fn golden_1f1b_microbatches_in_flight() {
+        assert_eq!(in_flight(ScheduleName::OneFOneB, 4, 1, 16), [4, 3, 2, 1]);
+        assert_eq!(in_flight(ScheduleName::OneFOneB, 4, 1, 2), [2, 2, 2, 1]);
+        assert_eq!(in_flight(ScheduleName::None, 1, 1, 16), [1]);
+    }
+
+    /// Four groups tell all: with any sizes of stages, the short replay gives the full one's peak.
+    #[test]
+    fn law_short_replay_equals_the_full_one() {
+        for pp in 1..=5 {
+            for vpp in 1..=4 {
+                let name = match (pp, vpp) {
+                    (1, 1) => ScheduleName::None,
+                    (1, _) => continue,
+                    (_, 1) => ScheduleName::OneFOneB,
+                    _ => ScheduleName::Interleaved,
+                };
+                for groups in 1..=9 {
+                    let schedule = Schedule::new(name, pp, vpp, groups * pp);
+                    for (rank, seed) in (0..pp).flat_map(|r| (1..4).map(move |s| (r, s))) {
+                        let bytes = |s: Stage| Bytes(u64::from(s.0 * 37 * seed % 11 + 1));
+                        assert_eq!(
+                            schedule.peak_live(rank, bytes),
+                            peak_live(name, (pp, vpp), groups * pp, rank, bytes),
+                            "pp {pp} vpp {vpp} groups {groups} rank {rank}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
