@@ -1,1 +1,41 @@
-//! placeholder
+//! Device work of a training step, op by op.
+//!
+//! A [`Device`] owns memory and runs ops; a [`Tensor`] is a typed, row-major view into one of its
+//! buffers. Every op is one module with one contract: shapes, what is overwritten and what is added
+//! to, and what an implementation on a device has to do. Today the only device is the CPU in f32;
+//! an op `match`es on the device's backend and calls its `cpu` half, so that another backend is
+//! another arm and no caller changes.
+//!
+//! What holds for all ops: the same inputs give the same bits at any number of threads; a row of a
+//! result does not depend on how many other rows there are; wrong shapes are programmer errors and
+//! panic with the op, what was expected and what was found; memory read by an op never overlaps
+//! memory it writes unless the op says "in place".
+//!
+//! What is deliberately absent: ranks, layouts, autograd, streams in the interface. The crate knows
+//! shapes and dtypes, nothing of models.
+
+mod buffer;
+mod matrix;
+mod parallel;
+mod simd;
+
+pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
+pub mod device;
+pub mod elementwise;
+pub mod embedding;
+pub mod gemm;
+pub mod grad_norm;
+pub mod grouped_gemm;
+pub mod permute;
+pub mod rms_norm;
+pub mod rope;
+pub mod router;
+pub mod rows;
+pub mod swiglu;
+pub mod tensor;
+
+pub use device::{Device, Memory, TensorClass};
+pub use moefold_profiles::{Dtype, Op, Pass};
+pub use tensor::Tensor;

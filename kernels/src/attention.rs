@@ -1,0 +1,392 @@
+//! Causal attention with grouped queries, blocked over queries.
+//!
+//! `q [T,h,dk]`, `k [T,hk,dk]`, `v [T,hk,dv]` hold `seqs` sequences of `T / seqs` tokens each, query
+//! head `i` reading key/value head `i / (h / hk)`. `o_t = sum over s <= t of softmax(scale * q_t .
+//! k_s) v_s`, and `lse [h,T]` is the logarithm of the softmax denominator, which is all that
+//! backward needs besides the inputs and o: it recomputes the scores (FlashAttention-2, arXiv
+//! 2307.08691, algorithms 1 and 2).
+//!
+//! Scores exist for one block of queries of one head a thread at a time, never for a whole sequence.
+//! A device implementation: a flash kernel with the same `lse`; gradients of k and v sum over the
+//! query heads of their group in a fixed order.
+
+use moefold_profiles::{Dtype, Op, Pass};
+
+use crate::buffer::with;
+use crate::device::{Backend, TensorClass};
+use crate::tensor::{Tensor, expect_dims};
+
+/// Sizes of one call.
+#[derive(Clone, Copy)]
+struct Sizes {
+    seqs: usize,
+    seq_len: usize,
+    heads: usize,
+    kv_heads: usize,
+    dk: usize,
+    dv: usize,
+}
+
+/// The cost-table key of attention over `seqs` sequences.
+pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
+    let s = sizes("attention::key", q, k, v, seqs);
+    Op::Attention {
+        batch: s.seqs as u64,
+        heads: s.heads as u64,
+        kv_heads: s.kv_heads as u64,
+        q_len: s.seq_len as u64,
+        kv_len: s.seq_len as u64,
+        qk_dim: s.dk as u64,
+        v_dim: s.dv as u64,
+        causal: true,
+        pass,
+        dtype: Dtype::F32,
+    }
+}
+
+/// `q [T,h,dk]`, `k [T,hk,dk]`, `v [T,hk,dv]` to `(o [T,h,dv], lse [h,T])`.
+///
+/// # Panics
+/// When the shapes do not agree or `seqs` does not divide the tokens.
+pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (Tensor, Tensor) {
+    let s = sizes("attention::forward", q, k, v, seqs);
+    let (device, tokens) = (q.device(), s.seqs * s.seq_len);
+    let o = device.empty(
+        TensorClass::Activations,
+        Dtype::F32,
+        &[tokens, s.heads, s.dv],
+    );
+    let lse = device.empty(TensorClass::Activations, Dtype::F32, &[s.heads, tokens]);
+    match &device.0.backend {
+        Backend::Cpu(cpu) => {
+            with(
+                "attention::forward",
+                [q, k, v],
+                [&o, &lse],
+                |[q, k, v], [o, lse]| {
+                    cpu::forward(
+                        cpu,
+                        s,
+                        scale,
+                        [q.f32(), k.f32(), v.f32()],
+                        o.f32(),
+                        lse.f32(),
+                    );
+                },
+            );
+        }
+    }
+    (o, lse)
+}
+
+/// `do [T,h,dv]` and what forward read and wrote, to `(dq, dk, dv)` in the shapes of q, k and v.
+///
+/// # Panics
+/// When the shapes do not agree or `seqs` does not divide the tokens.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the inputs and outputs of forward, by name"
+)]
+pub fn backward(
+    d_o: &Tensor,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    seqs: usize,
+    scale: f32,
+) -> (Tensor, Tensor, Tensor) {
+    let s = sizes("attention::backward", q, k, v, seqs);
+    let tokens = s.seqs * s.seq_len;
+    expect_dims("attention::backward", "o", o, &[tokens, s.heads, s.dv]);
+    expect_dims("attention::backward", "do", d_o, &[tokens, s.heads, s.dv]);
+    expect_dims("attention::backward", "lse", lse, &[s.heads, tokens]);
+    let device = q.device();
+    let [dq, dk, dv] =
+        [q, k, v].map(|t| device.empty(TensorClass::Activations, Dtype::F32, t.dims()));
+    match &device.0.backend {
+        Backend::Cpu(cpu) => with(
+            "attention::backward",
+            [d_o, q, k, v, o, lse],
+            [&dq, &dk, &dv],
+            |inputs, outputs| {
+                let inputs = inputs.map(crate::buffer::Input::f32);
+                cpu::backward(
+                    cpu,
+                    s,
+                    scale,
+                    inputs,
+                    outputs.map(crate::buffer::Output::f32),
+                );
+            },
+        ),
+    }
+    (dq, dk, dv)
+}
+
+fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize) -> Sizes {
+    let dims = |name: &str, t: &Tensor| -> [usize; 3] {
+        t.dims()
+            .try_into()
+            .unwrap_or_else(|_| panic!("{op}: {name} is {t:?}, expected [tokens, heads, width]"))
+    };
+    let ([tokens, heads, dk], [k_tokens, kv_heads, k_width]) = (dims("q", q), dims("k", k));
+    let [v_tokens, v_heads, dv] = dims("v", v);
+    assert!(
+        tokens == k_tokens && tokens == v_tokens && kv_heads == v_heads && k_width == dk,
+        "{op}: q {q:?}, k {k:?} and v {v:?} do not agree"
+    );
+    assert!(
+        kv_heads > 0 && heads.is_multiple_of(kv_heads),
+        "{op}: {heads} query heads over {kv_heads} key/value heads"
+    );
+    assert!(
+        seqs > 0 && tokens.is_multiple_of(seqs),
+        "{op}: {tokens} tokens are not {seqs} equal sequences"
+    );
+    Sizes {
+        seqs,
+        seq_len: tokens / seqs,
+        heads,
+        kv_heads,
+        dk,
+        dv,
+    }
+}
+
+mod cpu {
+    use std::cell::RefCell;
+
+    use super::Sizes;
+    use crate::matrix::{Matrix, MatrixMut, multiply};
+    use crate::parallel::Cpu;
+    use crate::simd::{LANES, dot, exp, fold, max, vectorized};
+
+    /// Queries in a block: enough for the product to run at speed, and a block of scores against
+    /// a thousand keys fits the second-level cache.
+    const BLOCK: usize = 64;
+
+    thread_local! {
+        /// Scores of one block, and their gradients.
+        static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Lends `len` floats of the thread's scratch, contents unspecified.
+    fn with_scratch(len: usize, body: impl FnOnce(&mut [f32])) {
+        SCORES.with_borrow_mut(|scratch| {
+            if scratch.len() < len {
+                scratch.resize(len, 0.0);
+            }
+            body(&mut scratch[..len]);
+        });
+    }
+
+    impl Sizes {
+        /// Splits `[tokens, heads * width]` into one matrix `[seq_len, width]` for each sequence
+        /// and head, sequences outermost.
+        fn tiles<'a>(&self, data: &'a mut [f32], heads: usize, width: usize) -> Vec<MatrixMut<'a>> {
+            let mut tiles = Vec::with_capacity(self.seqs * heads);
+            let mut rest = MatrixMut::new(data, self.seqs * self.seq_len, heads * width);
+            for _ in 0..self.seqs {
+                let (mut sequence, later) = rest.split_rows(self.seq_len);
+                for _ in 0..heads {
+                    let (tile, others) = sequence.split_cols(width);
+                    tiles.push(tile);
+                    sequence = others;
+                }
+                rest = later;
+            }
+            tiles
+        }
+
+        /// One such matrix of an input.
+        fn tile<'a>(&self, data: &'a [f32], heads: usize, seq: usize, head: usize) -> Matrix<'a> {
+            let tokens = self.seqs * self.seq_len;
+            let width = if tokens == 0 {
+                0
+            } else {
+                data.len() / (tokens * heads)
+            };
+            Matrix::new(data, tokens, heads * width)
+                .rows(seq * self.seq_len..(seq + 1) * self.seq_len)
+                .cols(head * width..(head + 1) * width)
+        }
+    }
+
+    /// Blocks of queries of a sequence, as ranges.
+    fn blocks(seq_len: usize) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> {
+        (0..seq_len.div_ceil(BLOCK)).map(move |b| b * BLOCK..((b + 1) * BLOCK).min(seq_len))
+    }
+
+    pub(super) fn forward(
+        cpu: &Cpu,
+        s: Sizes,
+        scale: f32,
+        [q, k, v]: [&[f32]; 3],
+        o: &mut [f32],
+        lse: &mut [f32],
+    ) {
+        if s.seq_len == 0 {
+            return;
+        }
+        // lse is [heads, seqs, seq_len]: its pieces are matched to the tiles of o.
+        let mut pieces: Vec<Option<&mut [f32]>> =
+            lse.chunks_exact_mut(s.seq_len).map(Some).collect();
+        let mut tasks = Vec::new();
+        for (i, o) in s.tiles(o, s.heads, s.dv).into_iter().enumerate() {
+            let (seq, head) = (i / s.heads, i % s.heads);
+            let lse = pieces[head * s.seqs + seq]
+                .take()
+                .expect("each piece is used once");
+            let kv_head = head / (s.heads / s.kv_heads);
+            let q = s.tile(q, s.heads, seq, head);
+            let k = s.tile(k, s.kv_heads, seq, kv_head);
+            let v = s.tile(v, s.kv_heads, seq, kv_head);
+            tasks.push((q, k, v, o, lse));
+        }
+        cpu.tasks(tasks, |(q, k, v, mut o, lse)| {
+            with_scratch(BLOCK * s.seq_len, |scratch| {
+                for queries in blocks(s.seq_len) {
+                    let (rows, keys) = (queries.len(), queries.end);
+                    let scores = &mut scratch[..rows * keys];
+                    let target = MatrixMut::new(scores, rows, keys);
+                    multiply(
+                        scale,
+                        q.rows(queries.clone()),
+                        k.rows(0..keys).t(),
+                        0.0,
+                        target,
+                    );
+                    softmax(scores, keys, queries.start, &mut lse[queries.clone()]);
+                    let probs = Matrix::new(scores, rows, keys);
+                    let target = o.reborrow().rows(queries);
+                    multiply(1.0, probs, v.rows(0..keys), 0.0, target);
+                }
+            });
+        });
+    }
+
+    vectorized! {
+        /// Softmax of each row over the keys it sees (row `i` sees `first + i + 1`), zero beyond.
+        fn softmax(scores: &mut [f32], keys: usize, first: usize, lse: &mut [f32]) {
+            for (i, (row, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
+                let (row, hidden) = row.split_at_mut(first + i + 1);
+                hidden.fill(0.0);
+                let top = max(row);
+                let mut lanes = [0.0; LANES];
+                let mut chunks = row.chunks_exact_mut(LANES);
+                for chunk in &mut chunks {
+                    for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
+                        *x = exp(*x - top);
+                        *lane += *x;
+                    }
+                }
+                for (x, lane) in chunks.into_remainder().iter_mut().zip(&mut lanes) {
+                    *x = exp(*x - top);
+                    *lane += *x;
+                }
+                let sum = fold(lanes, |a, b| a + b);
+                let inverse = 1.0 / sum;
+                for x in row {
+                    *x *= inverse;
+                }
+                *lse = top + sum.ln();
+            }
+        }
+    }
+
+    pub(super) fn backward(
+        cpu: &Cpu,
+        s: Sizes,
+        scale: f32,
+        [d_o, q, k, v, o, lse]: [&[f32]; 6],
+        [dq, dk, dv]: [&mut [f32]; 3],
+    ) {
+        if s.seq_len == 0 {
+            return;
+        }
+        let group = s.heads / s.kv_heads;
+        let mut dq = s.tiles(dq, s.heads, s.dk).into_iter();
+        let dk = s.tiles(dk, s.kv_heads, s.dk);
+        let dv = s.tiles(dv, s.kv_heads, s.dv);
+        let mut tasks = Vec::new();
+        for (i, (dk, dv)) in dk.into_iter().zip(dv).enumerate() {
+            let dq: Vec<MatrixMut<'_>> = dq.by_ref().take(group).collect();
+            tasks.push((i / s.kv_heads, i % s.kv_heads, dq, dk, dv));
+        }
+        cpu.tasks(tasks, |(seq, kv_head, dq, mut dk, mut dv)| {
+            with_scratch(2 * BLOCK * s.seq_len, |scratch| {
+                let (probs, dscores) = scratch.split_at_mut(BLOCK * s.seq_len);
+                let k = s.tile(k, s.kv_heads, seq, kv_head);
+                let v = s.tile(v, s.kv_heads, seq, kv_head);
+                // From the last block, whose queries see every key, so that the first product
+                // writes all of dk and dv and the others add.
+                let mut beta = 0.0;
+                for (member, mut dq) in dq.into_iter().enumerate() {
+                    let head = kv_head * group + member;
+                    let q = s.tile(q, s.heads, seq, head);
+                    let o = s.tile(o, s.heads, seq, head);
+                    let d_o = s.tile(d_o, s.heads, seq, head);
+                    let lse = &lse[(head * s.seqs + seq) * s.seq_len..][..s.seq_len];
+                    for queries in blocks(s.seq_len).rev() {
+                        let (rows, keys) = (queries.len(), queries.end);
+                        let (q, d_o) = (q.rows(queries.clone()), d_o.rows(queries.clone()));
+                        let o = o.rows(queries.clone());
+                        let (k, v) = (k.rows(0..keys), v.rows(0..keys));
+                        let probs = &mut probs[..rows * keys];
+                        let dscores = &mut dscores[..rows * keys];
+                        let target = MatrixMut::new(probs, rows, keys);
+                        multiply(scale, q, k.t(), 0.0, target);
+                        let target = MatrixMut::new(dscores, rows, keys);
+                        multiply(1.0, d_o, v.t(), 0.0, target);
+                        let mut delta = [0.0; BLOCK];
+                        for (row, delta) in delta[..rows].iter_mut().enumerate() {
+                            *delta = d_o_dot_o(d_o.row(row), o.row(row));
+                        }
+                        let lse = &lse[queries.clone()];
+                        gradient(probs, dscores, keys, queries.start, lse, &delta, scale);
+                        let probs = Matrix::new(probs, rows, keys);
+                        let dscores = Matrix::new(dscores, rows, keys);
+                        multiply(1.0, dscores, k, 0.0, dq.reborrow().rows(queries));
+                        multiply(1.0, dscores.t(), q, beta, dk.reborrow().rows(0..keys));
+                        multiply(1.0, probs.t(), d_o, beta, dv.reborrow().rows(0..keys));
+                        beta = 1.0;
+                    }
+                }
+            });
+        });
+    }
+
+    vectorized! {
+        fn d_o_dot_o(d_o: &[f32], o: &[f32]) -> f32 {
+            dot(d_o, o)
+        }
+    }
+
+    vectorized! {
+        /// Scores to probabilities and their gradients to those of the unscaled scores:
+        /// `p = exp(s - lse)`, `ds = scale * p * (dp - delta)`; zero for the keys a row does not see.
+        fn gradient(
+            scores: &mut [f32],
+            dprobs: &mut [f32],
+            keys: usize,
+            first: usize,
+            lse: &[f32],
+            delta: &[f32],
+            scale: f32,
+        ) {
+            let rows = scores.chunks_exact_mut(keys).zip(dprobs.chunks_exact_mut(keys));
+            for (i, ((p, d), (&lse, &delta))) in rows.zip(lse.iter().zip(delta)).enumerate() {
+                let (p, hidden) = p.split_at_mut(first + i + 1);
+                hidden.fill(0.0);
+                let (d, hidden) = d.split_at_mut(first + i + 1);
+                hidden.fill(0.0);
+                for (p, d) in p.iter_mut().zip(d) {
+                    *p = exp(*p - lse);
+                    *d = *p * (*d - delta) * scale;
+                }
+            }
+        }
+    }
+}

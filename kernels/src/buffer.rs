@@ -1,0 +1,267 @@
+//! Memory of a device: buffers, the arena they come from, and the one door to their contents.
+//!
+//! # Why this is sound
+//!
+//! Tensors alias freely: clones and views share a buffer, and an op may read one part of it while
+//! it writes another. So memory is kept as cells, and slices of it exist only inside [`with`]:
+//!
+//! 1. [`with`] turns the tensors of one op call into shared slices (inputs) and exclusive slices
+//!    (outputs) and hands them to a closure for whose duration alone they live (the closure is
+//!    generic over their lifetime, so they cannot leave it).
+//! 2. Before that it checks that no output overlaps an input or another output, by buffer and word
+//!    range.
+//! 3. A device lends its memory to one [`with`] at a time: a nested call panics. Buffers are not
+//!    `Send` and a device is one thread's, so no other thread can be inside either. The closure may
+//!    hand the slices to worker threads, whom the borrow checker holds to its scope.
+//! 4. All memory is initialized when it is first taken from the system, and every bit pattern is a
+//!    valid f32, i32 and u32, so reading recycled memory is defined (if useless).
+//!
+//! The other homes of `unsafe` in the crate are [`crate::matrix`] (strided tiles of such slices,
+//! and the call into the matrix product) and [`crate::simd`] (calls compiled for wider vectors).
+#![expect(
+    unsafe_code,
+    reason = "tensors share memory; see the module documentation"
+)]
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
+
+use crate::device::{Device, Memory, TensorClass};
+use crate::tensor::Tensor;
+
+/// A cache line of words: the unit of allocation, so that every buffer is 64-byte aligned.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u32; WORDS_PER_LINE]);
+
+const WORDS_PER_LINE: usize = 16;
+
+/// Memory of the CPU.
+pub(crate) struct CpuMemory(Box<[UnsafeCell<Line>]>);
+
+impl CpuMemory {
+    fn new(lines: usize) -> Self {
+        Self(
+            (0..lines)
+                .map(|_| UnsafeCell::new(Line([0; WORDS_PER_LINE])))
+                .collect(),
+        )
+    }
+
+    fn base(&self) -> *mut u32 {
+        // `UnsafeCell<Line>` has the layout of `Line`, which is sixteen words.
+        self.0.as_ptr().cast::<u32>().cast_mut()
+    }
+}
+
+/// Where buffers come from and return to, with the account of what is out.
+#[derive(Default)]
+pub(crate) struct Arena {
+    pub(crate) memory: Memory,
+    /// Freed memory by its size in lines.
+    free: BTreeMap<usize, Vec<CpuMemory>>,
+}
+
+impl Arena {
+    /// Memory for `words`, recycled where some of the same size class is free.
+    pub(crate) fn take(&mut self, class: TensorClass, words: usize) -> CpuMemory {
+        self.memory.add(class, 4 * words as u64);
+        let lines = size_class(words.div_ceil(WORDS_PER_LINE));
+        match self.free.get_mut(&lines).and_then(Vec::pop) {
+            Some(memory) => memory,
+            None => CpuMemory::new(lines),
+        }
+    }
+
+    fn give(&mut self, class: TensorClass, words: usize, memory: CpuMemory) {
+        self.memory.remove(class, 4 * words as u64);
+        self.free.entry(memory.0.len()).or_default().push(memory);
+    }
+
+    pub(crate) fn cached(&self) -> Bytes {
+        let lines: usize = self
+            .free
+            .iter()
+            .map(|(lines, free)| lines * free.len())
+            .sum();
+        Bytes((lines * size_of::<Line>()) as u64)
+    }
+
+    pub(crate) fn trim(&mut self) {
+        self.free.clear();
+    }
+}
+
+/// Rounds a count of lines up to one of eight sizes an octave, so that buffers whose size varies
+/// from step to step (rows routed to an expert) still find recycled memory, at most 1/8 too large.
+fn size_class(lines: usize) -> usize {
+    if lines <= 16 {
+        return lines;
+    }
+    let step = 1 << (lines.ilog2() - 3);
+    lines.next_multiple_of(step)
+}
+
+/// Memory that one or several tensors look at; counted until the last of them drops.
+pub(crate) struct Buffer {
+    pub(crate) device: Device,
+    pub(crate) class: TensorClass,
+    words: usize,
+    memory: Option<CpuMemory>,
+}
+
+impl Buffer {
+    pub(crate) fn new(device: Device, class: TensorClass, words: usize, memory: CpuMemory) -> Self {
+        Self {
+            device,
+            class,
+            words,
+            memory: Some(memory),
+        }
+    }
+
+    fn base(&self) -> *mut u32 {
+        self.memory
+            .as_ref()
+            .expect("memory leaves only on drop")
+            .base()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.device
+                .0
+                .arena
+                .borrow_mut()
+                .give(self.class, self.words, memory);
+        }
+    }
+}
+
+/// What an op reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    words: &'a [u32],
+    dtype: Dtype,
+}
+
+impl<'a> Input<'a> {
+    pub(crate) fn f32(self) -> &'a [f32] {
+        assert!(
+            self.dtype == Dtype::F32,
+            "expected an f32 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice(self.words)
+    }
+
+    pub(crate) fn i32(self) -> &'a [i32] {
+        assert!(
+            self.dtype == Dtype::I32,
+            "expected an i32 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice(self.words)
+    }
+
+    pub(crate) fn words(self) -> &'a [u32] {
+        self.words
+    }
+}
+
+/// What an op writes (and may read).
+pub(crate) struct Output<'a> {
+    words: &'a mut [u32],
+    dtype: Dtype,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn f32(self) -> &'a mut [f32] {
+        assert!(
+            self.dtype == Dtype::F32,
+            "expected an f32 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice_mut(self.words)
+    }
+
+    pub(crate) fn i32(self) -> &'a mut [i32] {
+        assert!(
+            self.dtype == Dtype::I32,
+            "expected an i32 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice_mut(self.words)
+    }
+
+    pub(crate) fn words(self) -> &'a mut [u32] {
+        self.words
+    }
+}
+
+/// Returns the device's memory when the op is done, also by panic.
+struct Lease<'a>(&'a Device);
+
+impl<'a> Lease<'a> {
+    fn take(op: &str, device: &'a Device) -> Self {
+        assert!(
+            !device.0.leased.replace(true),
+            "{op}: called from inside another op"
+        );
+        Self(device)
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.0.0.leased.set(false);
+    }
+}
+
+/// Runs `body` on the contents of `inputs` (shared) and `outputs` (exclusive). See the module
+/// documentation for why this is sound.
+///
+/// # Panics
+/// When an output overlaps another argument, when the tensors are of several devices, or inside
+/// another `with` of the device.
+pub(crate) fn with<const I: usize, const O: usize, R>(
+    op: &str,
+    inputs: [&Tensor; I],
+    outputs: [&Tensor; O],
+    body: impl FnOnce([Input<'_>; I], [Output<'_>; O]) -> R,
+) -> R {
+    let arguments = || inputs.iter().chain(outputs.iter());
+    let device = arguments().next().expect("an op has arguments").device();
+    assert!(
+        arguments().all(|t| Rc::ptr_eq(&t.device().0, &device.0)),
+        "{op}: arguments are of several devices"
+    );
+    let _lease = Lease::take(op, device);
+    for (i, output) in outputs.iter().enumerate() {
+        let others = inputs.iter().chain(&outputs[..i]);
+        if let Some(other) = others.into_iter().find(|other| output.overlaps(other)) {
+            panic!("{op}: an output {output:?} overlaps another argument {other:?}");
+        }
+    }
+    // SAFETY: the range is inside the buffer (an invariant of `Tensor`), the memory is initialized,
+    // no exclusive slice overlaps it (checked above), and no other slice of the device is alive
+    // (the lease).
+    let inputs = inputs.map(|t| Input {
+        words: unsafe { std::slice::from_raw_parts(t.buffer().base().add(t.offset()), t.len()) },
+        dtype: t.dtype(),
+    });
+    // SAFETY: as above, and outputs do not overlap each other.
+    let outputs = outputs.map(|t| Output {
+        words: unsafe {
+            std::slice::from_raw_parts_mut(t.buffer().base().add(t.offset()), t.len())
+        },
+        dtype: t.dtype(),
+    });
+    body(inputs, outputs)
+}

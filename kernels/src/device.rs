@@ -1,0 +1,236 @@
+//! [`Device`]: who owns memory and runs ops, and the account of what is alive on it.
+//!
+//! One device per rank thread, cheap to clone, not `Send`. The account is exact: a buffer counts its
+//! requested bytes under its [`TensorClass`] from allocation until the last handle on it drops, and
+//! the peaks are those of the same counts. Freed buffers are kept for reuse by size, since fresh
+//! pages cost more than the arithmetic done on them; that cache is not part of the account
+//! ([`Device::cached`] reports it).
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
+
+use crate::buffer::{Arena, Buffer, CpuMemory};
+use crate::parallel::Cpu;
+use crate::tensor::Tensor;
+
+/// What a buffer holds; the keys of the memory account, and of `memory_gib` in a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TensorClass {
+    /// Model weights.
+    Weights,
+    /// Weight gradients.
+    Gradients,
+    /// Optimizer moments and master weights.
+    Optimizer,
+    /// Kept between a forward and its backward, or flowing between ops.
+    Activations,
+    /// Communication staging and workspace.
+    Transient,
+    /// Logits of the head and their gradient.
+    Logits,
+}
+
+impl TensorClass {
+    /// Every class, in the order of plans and reports.
+    pub const ALL: [Self; 6] = [
+        Self::Weights,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Activations,
+        Self::Transient,
+        Self::Logits,
+    ];
+
+    /// The key in JSON and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Activations => "activations",
+            Self::Transient => "transient",
+            Self::Logits => "logits",
+        }
+    }
+}
+
+/// A snapshot of the account of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    live: [u64; 6],
+    peak: [u64; 6],
+    peak_total: u64,
+}
+
+impl Memory {
+    /// Bytes alive in one class.
+    pub fn live(&self, class: TensorClass) -> Bytes {
+        Bytes(self.live[class as usize])
+    }
+
+    /// The most bytes alive in one class since the last [`Device::reset_peak`].
+    pub fn peak(&self, class: TensorClass) -> Bytes {
+        Bytes(self.peak[class as usize])
+    }
+
+    /// Bytes alive in all classes.
+    pub fn live_total(&self) -> Bytes {
+        Bytes(self.live.iter().sum())
+    }
+
+    /// The most bytes alive at one moment over all classes together.
+    pub fn peak_total(&self) -> Bytes {
+        Bytes(self.peak_total)
+    }
+
+    pub(crate) fn add(&mut self, class: TensorClass, bytes: u64) {
+        let i = class as usize;
+        self.live[i] += bytes;
+        self.peak[i] = self.peak[i].max(self.live[i]);
+        self.peak_total = self.peak_total.max(self.live.iter().sum());
+    }
+
+    pub(crate) fn remove(&mut self, class: TensorClass, bytes: u64) {
+        self.live[class as usize] -= bytes;
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = self.live;
+        self.peak_total = self.live.iter().sum();
+    }
+}
+
+/// Who runs the ops. A further kind of device is a further variant, and an arm in every op.
+pub(crate) enum Backend {
+    Cpu(Cpu),
+}
+
+pub(crate) struct Inner {
+    pub(crate) backend: Backend,
+    pub(crate) arena: RefCell<Arena>,
+    /// Whether an op holds slices of this device's memory right now.
+    pub(crate) leased: Cell<bool>,
+    poison: Cell<bool>,
+}
+
+/// A device: memory and the ops on it. Clones are handles on the same device.
+#[derive(Clone)]
+pub struct Device(pub(crate) Rc<Inner>);
+
+impl Device {
+    /// The CPU, its ops running on at most `threads` threads (at least one).
+    pub fn cpu(threads: usize) -> Self {
+        Self(Rc::new(Inner {
+            backend: Backend::Cpu(Cpu::new(threads)),
+            arena: RefCell::new(Arena::default()),
+            leased: Cell::new(false),
+            poison: Cell::new(false),
+        }))
+    }
+
+    /// The kind of device, as on the command line.
+    pub fn name(&self) -> &'static str {
+        match self.0.backend {
+            Backend::Cpu(_) => "cpu",
+        }
+    }
+
+    /// Threads an op runs on.
+    pub fn threads(&self) -> usize {
+        match &self.0.backend {
+            Backend::Cpu(cpu) => cpu.threads(),
+        }
+    }
+
+    /// Fills what [`Device::empty`] returns with NaN (f32) or -1 (i32) from now on, so that an op
+    /// that leaves a part of its output unwritten is found out. For tests.
+    pub fn poison(&self, on: bool) {
+        self.0.poison.set(on);
+    }
+
+    /// The account: bytes alive and peaks, by class.
+    pub fn memory(&self) -> Memory {
+        self.0.arena.borrow().memory
+    }
+
+    /// Peaks start again from what is alive now.
+    pub fn reset_peak(&self) {
+        self.0.arena.borrow_mut().memory.reset_peak();
+    }
+
+    /// Bytes of freed buffers kept for reuse.
+    pub fn cached(&self) -> Bytes {
+        self.0.arena.borrow().cached()
+    }
+
+    /// Gives freed buffers back to the system.
+    pub fn trim(&self) {
+        self.0.arena.borrow_mut().trim();
+    }
+
+    /// Waits until every op started on the device is done. Ops on the CPU are done when they
+    /// return; a device with a queue drains it here, before a clock is read.
+    pub fn synchronize(&self) {
+        match self.0.backend {
+            Backend::Cpu(_) => {}
+        }
+    }
+
+    /// A tensor of unspecified contents: the op that follows writes all of it.
+    pub fn empty(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
+        let tensor = self.allocate(class, dtype, dims);
+        if self.0.poison.get() {
+            match dtype {
+                Dtype::I32 => tensor.fill_words(u32::MAX),
+                _ => tensor.fill_words(f32::NAN.to_bits()),
+            }
+        }
+        tensor
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
+        let tensor = self.allocate(class, dtype, dims);
+        tensor.fill_words(0);
+        tensor
+    }
+
+    /// A tensor with these f32 values, row-major.
+    pub fn from_f32(&self, class: TensorClass, values: &[f32], dims: &[usize]) -> Tensor {
+        let tensor = self.allocate(class, Dtype::F32, dims);
+        tensor.copy_from_f32(values);
+        tensor
+    }
+
+    /// A tensor with these i32 values, row-major.
+    pub fn from_i32(&self, class: TensorClass, values: &[i32], dims: &[usize]) -> Tensor {
+        let tensor = self.allocate(class, Dtype::I32, dims);
+        tensor.copy_from_i32(values);
+        tensor
+    }
+
+    fn allocate(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
+        assert!(
+            matches!(dtype, Dtype::F32 | Dtype::I32),
+            "a tensor is f32 or i32 on this device, got {dtype}"
+        );
+        let words = dims.iter().product();
+        let memory: CpuMemory = match self.0.backend {
+            Backend::Cpu(_) => self.0.arena.borrow_mut().take(class, words),
+        };
+        Tensor::whole(
+            Rc::new(Buffer::new(self.clone(), class, words, memory)),
+            dtype,
+            dims,
+        )
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}({} threads)", self.name(), self.threads())
+    }
+}

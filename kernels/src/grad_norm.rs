@@ -1,0 +1,67 @@
+//! Sums of squares for the gradient norm, in f64 on the host.
+//!
+//! A device implementation: partial sums of fixed blocks, then the blocks in order; the result comes
+//! to the host.
+
+use moefold_profiles::Op;
+
+use crate::buffer::with;
+use crate::device::Backend;
+use crate::tensor::Tensor;
+
+/// The cost-table key for `x`.
+pub fn key(x: &Tensor) -> Op {
+    Op::GradNorm {
+        len: x.len() as u64,
+    }
+}
+
+/// Sum of the squares of all elements. Does not depend on the number of threads.
+pub fn sum_squares(x: &Tensor) -> f64 {
+    match &x.device().0.backend {
+        Backend::Cpu(cpu) => with("grad_norm", [x], [], |[x], []| {
+            cpu::sum_squares(cpu, x.f32())
+        }),
+    }
+}
+
+mod cpu {
+    use crate::parallel::Cpu;
+    use crate::simd::vectorized;
+
+    /// Elements of a block.
+    const BLOCK: usize = 1 << 14;
+
+    pub(super) fn sum_squares(cpu: &Cpu, x: &[f32]) -> f64 {
+        let mut partial = vec![0.0; x.len().div_ceil(BLOCK)];
+        let parts = cpu.threads() * 4;
+        let size = partial.len().div_ceil(parts).max(1);
+        let tasks = x
+            .chunks(size * BLOCK)
+            .zip(partial.chunks_mut(size))
+            .collect::<Vec<_>>();
+        cpu.tasks(tasks, |(x, partial)| {
+            for (x, partial) in x.chunks(BLOCK).zip(partial) {
+                *partial = block(x);
+            }
+        });
+        partial.iter().sum()
+    }
+
+    vectorized! {
+        fn block(x: &[f32]) -> f64 {
+            let mut lanes = [0.0f64; 16];
+            let chunks = x.chunks_exact(16);
+            let tail = chunks.remainder();
+            for x in chunks {
+                for i in 0..16 {
+                    lanes[i] += f64::from(x[i]) * f64::from(x[i]);
+                }
+            }
+            for (lane, &x) in lanes.iter_mut().zip(tail) {
+                *lane += f64::from(x) * f64::from(x);
+            }
+            lanes.iter().sum()
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The CPU as a backend: how many threads its ops use, and how work is dealt to them.
+//!
+//! Work is cut by rows or by task, never inside a sum, so results do not depend on the number of
+//! threads. Small work stays on the calling thread.
+
+use std::ops::Range;
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+
+/// Elements touched below which handing work to other threads costs more than it saves.
+const WORTH_SHARING: usize = 1 << 15;
+
+/// The CPU with a bound on threads.
+pub(crate) struct Cpu {
+    threads: usize,
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Cpu {
+    pub(crate) fn new(threads: usize) -> Self {
+        let threads = threads.max(1);
+        let pool = (threads > 1)
+            .then(|| {
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .build()
+                    .ok()
+            })
+            .flatten();
+        Self {
+            threads: if pool.is_some() { threads } else { 1 },
+            pool,
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Runs `body` where parallel iterators see this device's threads.
+    pub(crate) fn install<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(body),
+            None => body(),
+        }
+    }
+
+    /// Runs `body` on ranges of rows that cover `0..num_rows`, each with its part of the outputs,
+    /// given as a slice and the width of its rows. `work` is about how many elements are touched.
+    pub(crate) fn rows<const O: usize>(
+        &self,
+        num_rows: usize,
+        work: usize,
+        outputs: [(&mut [f32], usize); O],
+        body: impl Fn(Range<usize>, [&mut [f32]; O]) + Sync,
+    ) {
+        for (output, width) in &outputs {
+            debug_assert_eq!(output.len(), num_rows * width);
+        }
+        let parts = if work < WORTH_SHARING {
+            1
+        } else {
+            self.threads.min(num_rows).max(1)
+        };
+        if parts == 1 {
+            return body(0..num_rows, outputs.map(|(output, _)| output));
+        }
+        let mut tasks = Vec::with_capacity(parts);
+        let mut rest = outputs;
+        let mut start = 0;
+        for part in 0..parts {
+            let end = num_rows * (part + 1) / parts;
+            let (now, later) = split(rest, end - start);
+            tasks.push((start..end, now));
+            rest = later;
+            start = end;
+        }
+        self.tasks(tasks, |(range, outputs)| {
+            body(range, outputs.map(|(output, _)| output))
+        });
+    }
+
+    /// Runs `body` on every task, in any order.
+    pub(crate) fn tasks<T: Send>(&self, tasks: Vec<T>, body: impl Fn(T) + Sync) {
+        if self.threads == 1 || tasks.len() < 2 {
+            tasks.into_iter().for_each(body);
+        } else {
+            self.install(|| {
+                tasks.into_par_iter().with_max_len(1).for_each(&body);
+            });
+        }
+    }
+}
+
+type Rows<'a, const O: usize> = [(&'a mut [f32], usize); O];
+
+/// The first `rows` rows of every output, and the others.
+fn split<const O: usize>(outputs: Rows<'_, O>, rows: usize) -> (Rows<'_, O>, Rows<'_, O>) {
+    let mut parts = outputs.map(|(output, width)| {
+        let (now, later) = output.split_at_mut(rows * width);
+        (Some((now, width)), Some((later, width)))
+    });
+    let now = parts
+        .each_mut()
+        .map(|part| part.0.take().expect("taken once"));
+    let later = parts
+        .each_mut()
+        .map(|part| part.1.take().expect("taken once"));
+    (now, later)
+}

@@ -1,0 +1,323 @@
+//! Tokens into expert order and back, by a map of rows.
+//!
+//! Every token has `K` slots, one for each expert it chose; slot `t * K + j` becomes one row of the
+//! permuted matrix, rows sorted by expert and within an expert by slot. Unpermute sums the `K` rows
+//! of a token in slot order, weighted or not. Each is the backward of the other.
+//!
+//! A device implementation: the map by a stable counting sort; copies and sums by rows, gathering
+//! (never scattering with atomics), so that sums have one order.
+
+use moefold_profiles::{Dtype, Op, Pass};
+
+use crate::buffer::with;
+use crate::device::{Backend, TensorClass};
+use crate::tensor::{Tensor, expect_dims};
+
+/// Where every slot goes and every row comes from.
+#[derive(Debug, Clone)]
+pub struct RowMap {
+    /// Row of each slot `t * K + j`: `[T * K]` i32.
+    pub row_of: Tensor,
+    /// Slot of each row: `[N]` i32.
+    pub slot_of: Tensor,
+    /// Token of each row: `[N]` i32.
+    pub token_of: Tensor,
+    /// Rows of each expert, on the host; they sum to N.
+    pub counts: Vec<usize>,
+    tokens: usize,
+    slots: usize,
+}
+
+impl RowMap {
+    /// Tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Rows after permutation: `T * K`.
+    pub fn num_rows(&self) -> usize {
+        self.tokens * self.slots
+    }
+}
+
+/// The cost-table key of a permutation into or out of `y: [N, h]`.
+pub fn key(y: &Tensor, pass: Pass) -> Op {
+    Op::Permute {
+        rows: y.num_rows() as u64,
+        dim: y.width() as u64,
+        pass,
+        dtype: y.dtype(),
+    }
+}
+
+/// The cost-table key of an inverse permutation out of or into `y: [N, h]`.
+pub fn unpermute_key(y: &Tensor, pass: Pass) -> Op {
+    Op::Unpermute {
+        rows: y.num_rows() as u64,
+        dim: y.width() as u64,
+        pass,
+        dtype: y.dtype(),
+    }
+}
+
+/// The map for the choices `ids [T, K]` among `experts`. Brings the counts to the host.
+///
+/// # Panics
+/// When an id is not below `experts`.
+pub fn map(ids: &Tensor, experts: usize) -> RowMap {
+    let &[tokens, slots] = ids.dims() else {
+        panic!("permute::map: ids is {ids:?}, expected [tokens, topk]")
+    };
+    let device = ids.device();
+    let new = || device.empty(TensorClass::Activations, Dtype::I32, &[tokens * slots]);
+    let (row_of, slot_of, token_of) = (new(), new(), new());
+    let counts = match &device.0.backend {
+        Backend::Cpu(_) => {
+            let outputs = [&row_of, &slot_of, &token_of];
+            with(
+                "permute::map",
+                [ids],
+                outputs,
+                |[ids], [row_of, slot_of, token_of]| {
+                    let (row_of, slot_of) = (row_of.i32(), slot_of.i32());
+                    cpu::map(ids.i32(), slots, experts, row_of, slot_of, token_of.i32())
+                },
+            )
+        }
+    };
+    RowMap {
+        row_of,
+        slot_of,
+        token_of,
+        counts,
+        tokens,
+        slots,
+    }
+}
+
+/// `x [T, h]` to `[N, h]`: each token's row copied to each of its rows.
+///
+/// # Panics
+/// When x has other than the map's tokens.
+pub fn forward(x: &Tensor, map: &RowMap) -> Tensor {
+    expect_dims("permute::forward", "x", x, &[map.tokens, x.width()]);
+    crate::rows::gather(x, &map.token_of)
+}
+
+/// The gradient of [`forward`]: `dy [N, h]` to `dx [T, h]`, the sum over a token's rows.
+///
+/// # Panics
+/// When dy has other than the map's rows.
+pub fn backward(dy: &Tensor, map: &RowMap) -> Tensor {
+    unpermute(dy, map, None)
+}
+
+/// `values [T, K]`, one a slot, to `[N]`, one a row (routing probabilities that travel with rows).
+///
+/// # Panics
+/// When there is not one value a slot.
+pub fn permute_slots(values: &Tensor, map: &RowMap) -> Tensor {
+    expect_dims(
+        "permute::permute_slots",
+        "values",
+        values,
+        &[map.tokens, map.slots],
+    );
+    let n = map.num_rows();
+    crate::rows::gather(&values.reshape(&[n, 1]), &map.slot_of).reshape(&[n])
+}
+
+/// The gradient of [`permute_slots`]: `[N]` to `[T, K]`.
+///
+/// # Panics
+/// When there is not one value a row.
+pub fn unpermute_slots(values: &Tensor, map: &RowMap) -> Tensor {
+    let n = map.num_rows();
+    expect_dims("permute::unpermute_slots", "values", values, &[n]);
+    let slots = crate::rows::gather(&values.reshape(&[n, 1]), &map.row_of);
+    slots.reshape(&[map.tokens, map.slots])
+}
+
+/// `y [N, h]` to `[T, h]`: the sum of a token's rows, each times its weight where `weights [T, K]`
+/// are given.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn unpermute(y: &Tensor, map: &RowMap, weights: Option<&Tensor>) -> Tensor {
+    let h = y.width();
+    expect_dims("permute::unpermute", "y", y, &[map.num_rows(), h]);
+    let device = y.device();
+    let x = device.empty(TensorClass::Activations, Dtype::F32, &[map.tokens, h]);
+    let sizes = [map.tokens, map.slots, h];
+    match &device.0.backend {
+        Backend::Cpu(cpu) => match weights {
+            None => with(
+                "permute::unpermute",
+                [y, &map.row_of],
+                [&x],
+                |[y, row_of], [x]| {
+                    cpu::sum_slots(cpu, y.f32(), row_of.i32(), None, x.f32(), sizes);
+                },
+            ),
+            Some(w) => {
+                expect_dims("permute::unpermute", "weights", w, &[map.tokens, map.slots]);
+                with(
+                    "permute::unpermute",
+                    [y, &map.row_of, w],
+                    [&x],
+                    |[y, row_of, w], [x]| {
+                        cpu::sum_slots(cpu, y.f32(), row_of.i32(), Some(w.f32()), x.f32(), sizes);
+                    },
+                );
+            }
+        },
+    }
+    x
+}
+
+/// The gradient of [`unpermute`] without weights: `dx [T, h]` to `dy [N, h]`.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn unpermute_backward(dx: &Tensor, map: &RowMap) -> Tensor {
+    forward(dx, map)
+}
+
+/// The gradient of [`unpermute`] with weights: `dx [T, h]`, and the `y [N, h]` and `weights [T, K]`
+/// it read, to `(dy [N, h], dweights [T, K])`.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn unpermute_weighted_backward(
+    dx: &Tensor,
+    map: &RowMap,
+    y: &Tensor,
+    weights: &Tensor,
+) -> (Tensor, Tensor) {
+    let (n, h) = (map.num_rows(), dx.width());
+    expect_dims(
+        "permute::unpermute_weighted_backward",
+        "dx",
+        dx,
+        &[map.tokens, h],
+    );
+    expect_dims("permute::unpermute_weighted_backward", "y", y, &[n, h]);
+    let row_weights = permute_slots(weights, map);
+    let device = dx.device();
+    let dy = device.empty(TensorClass::Activations, Dtype::F32, &[n, h]);
+    let drow = device.empty(TensorClass::Transient, Dtype::F32, &[n]);
+    let inputs = [dx, y, &row_weights, &map.token_of];
+    match &device.0.backend {
+        Backend::Cpu(cpu) => {
+            with(
+                "permute::unpermute_backward",
+                inputs,
+                [&dy, &drow],
+                |[dx, y, w, token], [dy, dw]| {
+                    cpu::spread(
+                        cpu,
+                        [dx.f32(), y.f32(), w.f32()],
+                        token.i32(),
+                        dy.f32(),
+                        dw.f32(),
+                    );
+                },
+            );
+        }
+    }
+    (dy, unpermute_slots(&drow, map))
+}
+
+mod cpu {
+    use crate::parallel::Cpu;
+    use crate::simd::{dot, vectorized};
+
+    pub(super) fn map(
+        ids: &[i32],
+        slots: usize,
+        experts: usize,
+        row_of: &mut [i32],
+        slot_of: &mut [i32],
+        token_of: &mut [i32],
+    ) -> Vec<usize> {
+        let mut counts = vec![0; experts];
+        for &id in ids {
+            assert!(
+                (0..experts as i64).contains(&i64::from(id)),
+                "permute::map: id {id} among {experts} experts"
+            );
+            counts[id as usize] += 1;
+        }
+        let mut next = Vec::with_capacity(experts);
+        let mut start = 0;
+        for count in &counts {
+            next.push(start);
+            start += count;
+        }
+        for (slot, (&id, row_of)) in ids.iter().zip(row_of).enumerate() {
+            let row = next[id as usize];
+            next[id as usize] += 1;
+            *row_of = row as i32;
+            slot_of[row] = slot as i32;
+            token_of[row] = (slot / slots) as i32;
+        }
+        counts
+    }
+
+    pub(super) fn sum_slots(
+        cpu: &Cpu,
+        y: &[f32],
+        row_of: &[i32],
+        weights: Option<&[f32]>,
+        x: &mut [f32],
+        [tokens, slots, h]: [usize; 3],
+    ) {
+        cpu.rows(tokens, y.len(), [(x, h)], |range, [x]| {
+            for (token, x) in range.zip(x.chunks_exact_mut(h.max(1))) {
+                x.fill(0.0);
+                for slot in token * slots..(token + 1) * slots {
+                    let row = &y[row_of[slot] as usize * h..][..h];
+                    add_scaled(x, row, weights.map_or(1.0, |w| w[slot]));
+                }
+            }
+        });
+    }
+
+    vectorized! {
+        fn add_scaled(x: &mut [f32], y: &[f32], scale: f32) {
+            for (x, &y) in x.iter_mut().zip(y) {
+                *x += y * scale;
+            }
+        }
+    }
+
+    pub(super) fn spread(
+        cpu: &Cpu,
+        [dx, y, weights]: [&[f32]; 3],
+        token_of: &[i32],
+        dy: &mut [f32],
+        dw: &mut [f32],
+    ) {
+        let n = token_of.len();
+        if n == 0 {
+            return;
+        }
+        let h = y.len() / n;
+        cpu.rows(n, 3 * y.len(), [(dy, h), (dw, 1)], |range, [dy, dw]| {
+            let rows = range.zip(dy.chunks_exact_mut(h.max(1))).zip(dw);
+            for ((row, dy), dw) in rows {
+                let dx = &dx[token_of[row] as usize * h..][..h];
+                *dw = spread_row(dx, &y[row * h..][..h], weights[row], dy);
+            }
+        });
+    }
+
+    vectorized! {
+        fn spread_row(dx: &[f32], y: &[f32], weight: f32, dy: &mut [f32]) -> f32 {
+            for (dy, &dx) in dy.iter_mut().zip(dx) {
+                *dy = dx * weight;
+            }
+            dot(dx, y)
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Copies of rows: gathered by an index, and in contiguous chunks.
+//!
+//! A row is the last dim. Chunks are what an all-to-all needs around it: rows that arrive by source
+//! rank and expert are put in order by expert and source rank, and back.
+//!
+//! A device implementation: one launch that reads the index or the list of chunks.
+
+use std::ops::Range;
+
+use moefold_profiles::Dtype;
+
+use crate::buffer::with;
+use crate::device::{Backend, TensorClass};
+use crate::tensor::{Tensor, expect_dims};
+
+/// `y[i] = x[index[i]]`: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
+///
+/// # Panics
+/// When an index is not a row of x.
+pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
+    let &[_, width] = x.dims() else {
+        panic!("rows::gather: x is {x:?}, expected [rows, width]")
+    };
+    let device = x.device();
+    let y = device.empty(TensorClass::Activations, Dtype::F32, &[index.len(), width]);
+    match &device.0.backend {
+        Backend::Cpu(cpu) => with("rows::gather", [x, index], [&y], |[x, index], [y]| {
+            cpu::gather(cpu, x.f32(), index.i32(), y.f32(), width);
+        }),
+    }
+    y
+}
+
+/// The rows of `chunks`, one chunk after the other: `x [R, w]` to `[sum of chunk lengths, w]`.
+///
+/// # Panics
+/// When a chunk is not inside x.
+pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
+    let rows = chunks.iter().map(ExactSizeIterator::len).sum();
+    let mut dims = x.dims().to_vec();
+    dims[0] = rows;
+    let y = x.device().empty(x.class(), x.dtype(), &dims);
+    let width: usize = dims[1..].iter().product();
+    match &x.device().0.backend {
+        Backend::Cpu(_) => with("rows::gather_chunks", [x], [&y], |[x], [y]| {
+            cpu::gather_chunks(x.words(), chunks, y.words(), width);
+        }),
+    }
+    y
+}
+
+/// The inverse of [`gather_chunks`]: consecutive rows of `y` go to `chunks` of a new tensor of as many
+/// rows; the chunks cover it exactly.
+///
+/// # Panics
+/// When the chunks do not partition the rows of y.
+pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
+    let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
+    sorted.sort_by_key(|chunk| chunk.start);
+    let covered = sorted.iter().fold(Some(0), |end, chunk| {
+        (end == Some(chunk.start)).then_some(chunk.end)
+    });
+    assert!(
+        covered == Some(y.dims()[0]),
+        "rows::scatter_chunks: {chunks:?} do not partition the rows of {y:?}"
+    );
+    let x = y.device().empty(y.class(), y.dtype(), y.dims());
+    let width: usize = y.dims()[1..].iter().product();
+    match &y.device().0.backend {
+        Backend::Cpu(_) => with("rows::scatter_chunks", [y], [&x], |[y], [x]| {
+            cpu::scatter_chunks(y.words(), chunks, x.words(), width);
+        }),
+    }
+    x
+}
+
+/// Columns `range` of every row, contiguous: `x [.., w]` to `[rows, range.len()]`.
+///
+/// # Panics
+/// When the range is not inside the width.
+pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
+    assert!(
+        range.start <= range.end && range.end <= x.width(),
+        "rows::gather_columns: columns {range:?} of {x:?}"
+    );
+    let y = x
+        .device()
+        .empty(x.class(), x.dtype(), &[x.num_rows(), range.len()]);
+    let width = x.width();
+    match &x.device().0.backend {
+        Backend::Cpu(_) => with("rows::gather_columns", [x], [&y], |[x], [y]| {
+            cpu::gather_columns(x.words(), range, y.words(), width);
+        }),
+    }
+    y
+}
+
+/// Writes `y [rows, range.len()]` over columns `range` of every row of `x [.., w]`.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn scatter_columns(y: &Tensor, x: &Tensor, range: Range<usize>) {
+    assert!(
+        range.start <= range.end && range.end <= x.width(),
+        "rows::scatter_columns: columns {range:?} of {x:?}"
+    );
+    expect_dims(
+        "rows::scatter_columns",
+        "y",
+        y,
+        &[x.num_rows(), range.len()],
+    );
+    let width = x.width();
+    match &x.device().0.backend {
+        Backend::Cpu(_) => with("rows::scatter_columns", [y], [x], |[y], [x]| {
+            cpu::scatter_columns(y.words(), range, x.words(), width);
+        }),
+    }
+}
+
+mod cpu {
+    use std::ops::Range;
+
+    use crate::parallel::Cpu;
+
+    pub(super) fn gather(cpu: &Cpu, x: &[f32], index: &[i32], y: &mut [f32], width: usize) {
+        cpu.rows(index.len(), 2 * y.len(), [(y, width)], |range, [y]| {
+            for (&i, y) in index[range].iter().zip(y.chunks_exact_mut(width.max(1))) {
+                y.copy_from_slice(&x[i as usize * width..][..width]);
+            }
+        });
+    }
+
+    pub(super) fn gather_chunks(x: &[u32], chunks: &[Range<usize>], y: &mut [u32], width: usize) {
+        let mut rest = y;
+        for chunk in chunks {
+            let from = &x[chunk.start * width..chunk.end * width];
+            let (to, later) = rest.split_at_mut(from.len());
+            to.copy_from_slice(from);
+            rest = later;
+        }
+    }
+
+    pub(super) fn scatter_chunks(y: &[u32], chunks: &[Range<usize>], x: &mut [u32], width: usize) {
+        let mut rest = y;
+        for chunk in chunks {
+            let to = &mut x[chunk.start * width..chunk.end * width];
+            let (from, later) = rest.split_at(to.len());
+            to.copy_from_slice(from);
+            rest = later;
+        }
+    }
+
+    pub(super) fn gather_columns(x: &[u32], range: Range<usize>, y: &mut [u32], width: usize) {
+        let rows = x
+            .chunks_exact(width.max(1))
+            .zip(y.chunks_exact_mut(range.len().max(1)));
+        rows.for_each(|(x, y)| y.copy_from_slice(&x[range.clone()]));
+    }
+
+    pub(super) fn scatter_columns(y: &[u32], range: Range<usize>, x: &mut [u32], width: usize) {
+        let rows = x
+            .chunks_exact_mut(width.max(1))
+            .zip(y.chunks_exact(range.len().max(1)));
+        rows.for_each(|(x, y)| x[range.clone()].copy_from_slice(y));
+    }
+}
