@@ -129,7 +129,7 @@ mod cpu {
     use crate::simd::vectorized;
 
     vectorized! {
-        fn add(a: &[f32], b: &[f32], sum: &mut [f32]) {
+        pub(super) fn add(a: &[f32], b: &[f32], sum: &mut [f32]) {
             for ((sum, &a), &b) in sum.iter_mut().zip(a).zip(b) {
                 *sum = a + b;
             }
@@ -137,7 +137,7 @@ mod cpu {
     }
 
     vectorized! {
-        fn axpy(factor: f32, x: &[f32], dst: &mut [f32]) {
+        pub(super) fn axpy(factor: f32, x: &[f32], dst: &mut [f32]) {
             for (dst, &x) in dst.iter_mut().zip(x) {
                 *dst += factor * x;
             }
@@ -145,7 +145,7 @@ mod cpu {
     }
 
     vectorized! {
-        fn scale(dst: &mut [f32], factor: f32) {
+        pub(super) fn scale(dst: &mut [f32], factor: f32) {
             for dst in dst {
                 *dst *= factor;
             }

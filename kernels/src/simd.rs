@@ -41,10 +41,10 @@ pub(crate) fn isa() -> Isa {
 
 /// Defines a function whose body is compiled for every [`Isa`] and picked at run time.
 macro_rules! vectorized {
-    ($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?)
+    ($(#[$attribute:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?)
         $(-> $result:ty)? $body:block) => {
         $(#[$attribute])*
-        fn $name($($argument: $type),*) $(-> $result)? {
+        $visibility fn $name($($argument: $type),*) $(-> $result)? {
             #[inline(always)]
             fn body($($argument: $type),*) $(-> $result)? $body
 
