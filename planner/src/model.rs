@@ -5,8 +5,16 @@
 //! and FLOP counts are in [`count`]; the models this program knows by name are in [`presets`].
 
 pub mod count;
+mod describe;
+mod error;
+mod features;
 pub mod hf;
 pub mod presets;
+mod resolve;
+
+pub use describe::{Description, describe};
+pub use error::ModelError;
+pub use features::{Feature, features};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,12 +44,55 @@ pub struct Model {
     pub norm: Norm,
     /// Rotary base; absent where positions are not rotated.
     pub rope_theta: Option<f64>,
+    /// Rescaling of rotary frequencies for long contexts, where the configuration asks for one.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Constant factors on the residual stream; all 1 in ordinary models.
+    pub scalars: Scalars,
     /// Standard deviation of random initial weights.
     pub initializer_range: f64,
     /// Longest sequence the configuration was made for.
     pub max_position: Option<u64>,
     /// Parameters that no term of the layers covers (model-wide mixers and the like).
     pub extra_params: u64,
+}
+
+/// A rescaling of rotary frequencies: no effect on counts, but on what is computed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeScaling {
+    /// `yarn`, `llama3`, `longrope`, `linear`, ...
+    pub kind: String,
+    /// The stretch of the context, where the configuration states one.
+    pub factor: Option<f64>,
+}
+
+/// Constant factors (Granite's multipliers, MiniMax-Text-01's post-norm residual weights). They have
+/// no parameters and no matrix products, but a runtime that ignores them computes another model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scalars {
+    /// On the embedding output.
+    pub embedding: f64,
+    /// On each block's output before it joins the residual stream.
+    pub residual: f64,
+    /// Logits are divided by it.
+    pub logits: f64,
+    /// On the residual stream where a block's output joins it.
+    pub skip: f64,
+    /// The residual stream continues from the normed input instead of from the raw one.
+    pub post_norm: bool,
+}
+
+impl Default for Scalars {
+    fn default() -> Self {
+        Self {
+            embedding: 1.0,
+            residual: 1.0,
+            logits: 1.0,
+            skip: 1.0,
+            post_norm: false,
+        }
+    }
 }
 
 /// One decoder layer: a token mixer, a feed-forward block, or both.
@@ -90,10 +141,16 @@ pub struct Gqa {
     pub output_gate: bool,
     /// Leading part of a head that is rotated; 0 where the layer uses no rotary embedding.
     pub rotary_dim: u64,
-    /// Keys a query sees at most, where limited.
+    /// Keys a query sees at most, where limited (a sliding window).
     pub window: Option<u64>,
+    /// Length of the chunks that attention does not cross, where it is chunked (Llama 4).
+    pub chunk: Option<u64>,
     /// One learned sink logit a head.
     pub sinks: bool,
+    /// Factor on the attention logits, where it is not `1 / sqrt(head_dim)`.
+    pub scale: Option<f64>,
+    /// Queries, keys and values are clipped to plus or minus this, where they are.
+    pub clip: Option<f64>,
 }
 
 /// Normalization of queries and keys.
@@ -156,6 +213,8 @@ pub struct SharedKv {
     pub o_lora_rank: u64,
     /// Output groups.
     pub o_groups: u64,
+    /// Leading part of a head that is rotated.
+    pub rotary_dim: u64,
     /// Local window.
     pub window: u64,
     /// Compression of distant keys: 0 for none.
@@ -172,8 +231,12 @@ pub struct SharedKv {
 pub struct LinearMixer {
     /// Which one.
     pub kind: LinearKind,
-    /// State heads.
+    /// Value heads: one state each.
     pub heads: u64,
+    /// Key heads, or groups that share keys and queries (Mamba-2's B and C).
+    pub key_heads: u64,
+    /// Taps of the short convolution before the recurrence; 0 for none.
+    pub conv_kernel: u64,
     /// Width of a key (or of the state).
     pub key_dim: u64,
     /// Width of a value.
@@ -218,6 +281,22 @@ pub struct Mlp {
     pub gated: bool,
     /// Biases on its matrices.
     pub bias: bool,
+    /// What bends the inner activation.
+    pub activation: Activation,
+}
+
+/// The function of an MLP's inner activation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`; with a gate, SwiGLU.
+    Silu,
+    /// `max(x, 0)^2` (Nemotron-H).
+    Relu2,
+    /// SwiGLU whose gate and inner activation are clipped to this limit (DeepSeek-V4).
+    ClippedSilu(f64),
+    /// `min(x, limit) * sigmoid(1.702 x)` times the clipped inner activation plus one (GPT-OSS).
+    ClippedGelu(f64),
 }
 
 /// A mixture of experts.
@@ -264,6 +343,8 @@ pub struct Router {
     pub groups: Option<RouterGroups>,
     /// Coefficient of the load-balancing loss in the configuration; 0 where absent.
     pub aux_loss_coef: f64,
+    /// The score multiplies the expert's input instead of its output (Llama 4).
+    pub scales_input: bool,
 }
 
 /// From router logits to scores.
@@ -292,6 +373,8 @@ pub struct RouterGroups {
     pub groups: u64,
     /// Groups kept a token.
     pub topk: u64,
+    /// Experts of a group whose scores add up to the group's score: 1 in DeepSeek-V2, 2 in V3.
+    pub scored_by: u64,
 }
 
 /// A normalization of the residual stream.

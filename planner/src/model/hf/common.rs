@@ -1,0 +1,299 @@
+//! What the families' readers share: the trunk of a model, rotary embedding, attention heads.
+
+use serde_json::Value;
+
+use super::keys::{EXPERTS, HEADS, Keys, LAYERS, POSITIONS, VOCAB, WIDTH};
+use crate::model::{
+    Activation, Ffn, Gqa, Layer, Mixer, Mlp, Model, ModelError, Norm, NormKind, QkNorm,
+    RopeScaling, Router, RouterGroups, Scalars, Score,
+};
+
+/// Spellings of the number of routed experts.
+pub(super) const NUM_EXPERTS: &[&str] = &["num_experts", "num_local_experts", "n_routed_experts"];
+/// Spellings of the experts a token is sent to.
+pub(super) const TOPK: &[&str] = &["num_experts_per_tok", "experts_per_token"];
+/// Spellings of the number of multi-token-prediction layers.
+pub(super) const MTP: &[&str] = &["num_nextn_predict_layers", "num_mtp_layers"];
+
+/// Defaults of a family, for keys its configurations may leave out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Defaults {
+    /// Added under the root of a norm.
+    pub(super) eps: f64,
+    /// Rotary base.
+    pub(super) theta: f64,
+}
+
+/// Rotary embedding as configured.
+#[derive(Debug, Clone)]
+pub(super) struct Rope {
+    pub(super) theta: f64,
+    pub(super) scaling: Option<RopeScaling>,
+    partial: f64,
+    rotary_dim: Option<u64>,
+}
+
+impl Rope {
+    /// Rotated width of a head.
+    pub(super) fn dim(&self, keys: &Keys<'_>, head_dim: u64) -> Result<u64, ModelError> {
+        let dim = self
+            .rotary_dim
+            .unwrap_or((head_dim as f64 * self.partial).floor() as u64);
+        keys.expect_at_most(("rotary_dim", dim), ("head_dim", head_dim))?;
+        Ok(dim)
+    }
+}
+
+/// Reads the rotary keys of either dialect: flat (`rope_theta`, `rope_scaling`,
+/// `partial_rotary_factor`, `rotary_dim`) or gathered in `rope_parameters`, which some models
+/// divide further by kind of layer. `section` is the division that counts.
+pub(super) fn rope(
+    keys: &Keys<'_>,
+    defaults: Defaults,
+    section: &'static str,
+    default_partial: f64,
+) -> Result<Rope, ModelError> {
+    let gathered = keys.nested("rope_parameters")?;
+    let divided = match gathered {
+        Some(outer) => outer.nested(section)?,
+        None => None,
+    };
+    let flat = divided.or(gathered).unwrap_or(*keys);
+    let scaling = match keys.nested("rope_scaling")? {
+        Some(scaling) => Some(scaling),
+        None => divided.or(gathered),
+    };
+    let in_rope = flat.opt_f64(&["partial_rotary_factor"])?;
+    let partial = match in_rope {
+        Some(partial) => partial,
+        None => keys.f64_or(&["partial_rotary_factor"], default_partial)?,
+    };
+    if !(0.0..=1.0).contains(&partial) {
+        return Err(keys.wrong(
+            "partial_rotary_factor",
+            &Value::from(partial),
+            "a number from 0 to 1",
+        ));
+    }
+    let theta = match flat.opt_f64(&["rope_theta"])? {
+        Some(_) => flat.positive_or(&["rope_theta"], defaults.theta)?,
+        None => keys.positive_or(&["rope_theta"], defaults.theta)?,
+    };
+    Ok(Rope {
+        theta,
+        scaling: scaling.as_ref().map(rope_scaling).transpose()?.flatten(),
+        partial,
+        rotary_dim: keys.opt_u64(&["rotary_dim"], &HEADS)?,
+    })
+}
+
+fn rope_scaling(keys: &Keys<'_>) -> Result<Option<RopeScaling>, ModelError> {
+    let kind = keys.opt_str(&["rope_type", "type"])?;
+    let factor = keys.opt_f64(&["factor"])?;
+    Ok(kind
+        .filter(|kind| *kind != "default")
+        .map(|kind| RopeScaling {
+            kind: kind.to_owned(),
+            factor,
+        }))
+}
+
+/// Layers of the model.
+pub(super) fn num_layers(keys: &Keys<'_>) -> Result<u64, ModelError> {
+    keys.u64(&["num_hidden_layers"], &LAYERS)
+}
+
+/// Width of the residual stream.
+pub(super) fn hidden(keys: &Keys<'_>) -> Result<u64, ModelError> {
+    keys.u64(&["hidden_size"], &WIDTH)
+}
+
+/// The model around its layers.
+pub(super) fn trunk(
+    keys: &Keys<'_>,
+    defaults: Defaults,
+    norm: NormKind,
+    rope: Option<&Rope>,
+    layers: Vec<Layer>,
+) -> Result<Model, ModelError> {
+    let eps = keys.positive_or(
+        &["rms_norm_eps", "layer_norm_epsilon", "norm_eps"],
+        defaults.eps,
+    )?;
+    Ok(Model {
+        name: String::new(),
+        model_type: String::new(),
+        vocab_size: keys.u64(&["vocab_size"], &VOCAB)?,
+        hidden: hidden(keys)?,
+        residual_streams: 1,
+        layers,
+        mtp: Vec::new(),
+        tied_embeddings: keys.bool_or(&["tie_word_embeddings"], false)?,
+        head_bias: false,
+        norm: Norm { kind: norm, eps },
+        rope_theta: rope.map(|rope| rope.theta),
+        rope_scaling: rope.and_then(|rope| rope.scaling.clone()),
+        scalars: Scalars::default(),
+        initializer_range: keys.positive_or(&["initializer_range"], 0.02)?,
+        max_position: keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?,
+        extra_params: 0,
+    })
+}
+
+/// Heads of grouped-query attention, checked against each other; everything else plain.
+pub(super) fn gqa(keys: &Keys<'_>, rope: Option<&Rope>) -> Result<Gqa, ModelError> {
+    let heads = keys.u64(&["num_attention_heads"], &HEADS)?;
+    let kv_heads = keys.u64_or(&["num_key_value_heads"], &HEADS, heads)?;
+    keys.expect_divides(
+        ("num_key_value_heads", kv_heads),
+        ("num_attention_heads", heads),
+    )?;
+    let head_dim = match keys.opt_u64(&["head_dim"], &HEADS)? {
+        Some(head_dim) => head_dim,
+        None => {
+            let hidden = hidden(keys)?;
+            keys.expect_divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+            hidden / heads
+        }
+    };
+    Ok(Gqa {
+        heads,
+        kv_heads,
+        head_dim,
+        qkv_bias: false,
+        out_bias: false,
+        qk_norm: QkNorm::None,
+        output_gate: false,
+        rotary_dim: match rope {
+            Some(rope) => rope.dim(keys, head_dim)?,
+            None => 0,
+        },
+        window: None,
+        chunk: None,
+        sinks: false,
+        scale: None,
+        clip: None,
+    })
+}
+
+/// A gated MLP without biases, the common case.
+pub(super) fn swiglu(width: u64) -> Mlp {
+    Mlp {
+        width,
+        gated: true,
+        bias: false,
+        activation: Activation::Silu,
+    }
+}
+
+/// The routed experts' number and fan-out, checked against each other.
+pub(super) fn experts(keys: &Keys<'_>) -> Result<(u64, u64), ModelError> {
+    let experts = keys.u64(NUM_EXPERTS, &EXPERTS)?;
+    let topk = keys.u64(TOPK, &EXPERTS)?;
+    let name = |names: &[&'static str]| keys.find(names).map_or(names[0], |(name, _)| name);
+    keys.expect_at_most((name(TOPK), topk), (name(NUM_EXPERTS), experts))?;
+    Ok((experts, topk))
+}
+
+/// A router that scores as given and does nothing else.
+pub(super) fn plain_router(score: Score, normalize: bool) -> Router {
+    Router {
+        score,
+        normalize,
+        scale: 1.0,
+        bias: false,
+        correction_bias: false,
+        groups: None,
+        aux_loss_coef: 0.0,
+        scales_input: false,
+    }
+}
+
+/// Group-limited routing (`n_group`, `topk_group`), where more than one group is configured.
+pub(super) fn router_groups(
+    keys: &Keys<'_>,
+    experts: u64,
+    topk: u64,
+    scored_by: u64,
+) -> Result<Option<RouterGroups>, ModelError> {
+    let groups = keys.u64_or(&["n_group"], &EXPERTS, 1)?;
+    let kept = keys.u64_or(&["topk_group"], &EXPERTS, groups)?;
+    keys.expect_divides(("n_group", groups), ("the number of experts", experts))?;
+    keys.expect_at_most(("topk_group", kept), ("n_group", groups))?;
+    let reachable = kept * (experts / groups);
+    keys.expect_at_most(
+        ("num_experts_per_tok", topk),
+        ("experts of the topk_group groups kept", reachable),
+    )?;
+    Ok((groups > 1).then_some(RouterGroups {
+        groups,
+        topk: kept,
+        scored_by,
+    }))
+}
+
+/// Whether layer `index` is sparse under `first_k_dense_replace` and `moe_layer_freq`.
+pub(super) fn sparse_after_dense(
+    keys: &Keys<'_>,
+    layers: u64,
+) -> Result<impl Fn(u64) -> bool + use<>, ModelError> {
+    let first = keys.u64_or(&["first_k_dense_replace"], &(0..=*LAYERS.end()), 0)?;
+    keys.expect_at_most(
+        ("first_k_dense_replace", first),
+        ("num_hidden_layers", layers),
+    )?;
+    let every = keys.u64_or(&["moe_layer_freq"], &LAYERS, 1)?;
+    Ok(move |index: u64| index >= first && index % every == 0)
+}
+
+/// A layer with a mixer and a feed-forward block.
+pub(super) fn block(mixer: Mixer, ffn: Ffn) -> Layer {
+    Layer {
+        mixer: Some(mixer),
+        ffn: Some(ffn),
+        extra_params: 0,
+    }
+}
+
+/// Refuses an activation other than the ones given.
+pub(super) fn expect_silu(keys: &Keys<'_>) -> Result<(), ModelError> {
+    keys.word_or(&["hidden_act"], &[("silu", ()), ("swish", ())], ())
+}
+
+/// A width, under any of the names.
+pub(super) fn width(keys: &Keys<'_>, names: &[&str]) -> Result<u64, ModelError> {
+    keys.u64(names, &WIDTH)
+}
+
+/// The sliding window; 0 is none, as some re-saved files have it.
+pub(super) fn window(keys: &Keys<'_>) -> Result<Option<u64>, ModelError> {
+    let window = keys.opt_u64(&["sliding_window"], &(0..=*POSITIONS.end()))?;
+    Ok(window.filter(|window| *window > 0))
+}
+
+/// Which layers attend in full, by `layer_types`: `full` names the word that does, `other` the one
+/// that does not.
+pub(super) fn full_layers(
+    keys: &Keys<'_>,
+    layers: u64,
+    full: &[&str],
+    other: &[&str],
+) -> Result<Option<Vec<bool>>, ModelError> {
+    let Some(words) = keys.opt_strings(&["layer_types"], layers)? else {
+        return Ok(None);
+    };
+    words
+        .into_iter()
+        .map(|word| {
+            if full.contains(&word) {
+                Ok(true)
+            } else if other.contains(&word) {
+                Ok(false)
+            } else {
+                let known = full.iter().chain(other).copied();
+                Err(keys.unknown_word("layer_types", word, known))
+            }
+        })
+        .collect::<Result<_, _>>()
+        .map(Some)
+}

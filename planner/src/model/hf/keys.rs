@@ -1,0 +1,360 @@
+//! [`Keys`]: typed access to the keys of one JSON object, with errors that name key, value and file.
+//!
+//! Rules that hold in every configuration: `null` is the same as absent, an integer may be written
+//! as a float, and one quantity may go by several spellings (the first found counts). Numbers are
+//! bounded so that no product of a few of them can overflow a count.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::model::ModelError;
+
+/// Widths of tensors.
+pub(super) const WIDTH: RangeInclusive<u64> = 1..=262_144;
+/// Heads, groups, head widths and low ranks.
+pub(super) const HEADS: RangeInclusive<u64> = 1..=16_384;
+/// Routed experts of a layer.
+pub(super) const EXPERTS: RangeInclusive<u64> = 1..=16_384;
+/// Layers of a model.
+pub(super) const LAYERS: RangeInclusive<u64> = 1..=1_024;
+/// Tokens of a vocabulary.
+pub(super) const VOCAB: RangeInclusive<u64> = 1..=16_777_216;
+/// Positions, windows and counts of keys.
+pub(super) const POSITIONS: RangeInclusive<u64> = 1..=1_099_511_627_776;
+
+/// A JSON object of a configuration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keys<'a> {
+    file: &'a str,
+    prefix: &'a str,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    /// The top of a file.
+    pub(super) fn new(file: &'a str, map: &'a Map<String, Value>) -> Self {
+        Self {
+            file,
+            prefix: "",
+            map,
+        }
+    }
+
+    /// A nested object; its keys are named `outer.key` in messages. `null` is absent.
+    pub(super) fn nested(&self, key: &'a str) -> Result<Option<Keys<'a>>, ModelError> {
+        match self.find(&[key]) {
+            None => Ok(None),
+            Some((_, Value::Object(map))) => Ok(Some(Keys {
+                file: self.file,
+                prefix: key,
+                map,
+            })),
+            Some((name, other)) => Err(self.wrong(name, other, "an object")),
+        }
+    }
+
+    /// The first of the spellings that is present and not null.
+    pub(super) fn find<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
+        names.iter().find_map(|name| match self.map.get(*name) {
+            None | Some(Value::Null) => None,
+            Some(value) => Some((*name, value)),
+        })
+    }
+
+    /// Whether any spelling is present and not null.
+    pub(super) fn has(&self, names: &[&str]) -> bool {
+        self.find(names).is_some()
+    }
+
+    /// A whole number, if present.
+    pub(super) fn opt_u64(
+        &self,
+        names: &[&str],
+        range: &RangeInclusive<u64>,
+    ) -> Result<Option<u64>, ModelError> {
+        let Some((name, value)) = self.find(names) else {
+            return Ok(None);
+        };
+        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
+        whole(value)
+            .filter(|n| range.contains(n))
+            .map(Some)
+            .ok_or_else(|| self.wrong(name, value, &expected()))
+    }
+
+    /// A whole number that must be there.
+    pub(super) fn u64(
+        &self,
+        names: &[&str],
+        range: &RangeInclusive<u64>,
+    ) -> Result<u64, ModelError> {
+        self.opt_u64(names, range)?.ok_or_else(|| {
+            self.missing(
+                names,
+                &format!("a whole number from {} to {}", range.start(), range.end()),
+            )
+        })
+    }
+
+    /// A whole number with a default.
+    pub(super) fn u64_or(
+        &self,
+        names: &[&str],
+        range: &RangeInclusive<u64>,
+        default: u64,
+    ) -> Result<u64, ModelError> {
+        Ok(self.opt_u64(names, range)?.unwrap_or(default))
+    }
+
+    /// A finite number, if present.
+    pub(super) fn opt_f64(&self, names: &[&str]) -> Result<Option<f64>, ModelError> {
+        let Some((name, value)) = self.find(names) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(Some(number)),
+            _ => Err(self.wrong(name, value, "a number")),
+        }
+    }
+
+    /// A finite number with a default.
+    pub(super) fn f64_or(&self, names: &[&str], default: f64) -> Result<f64, ModelError> {
+        Ok(self.opt_f64(names)?.unwrap_or(default))
+    }
+
+    /// A positive number with a default.
+    pub(super) fn positive_or(&self, names: &[&str], default: f64) -> Result<f64, ModelError> {
+        match self.opt_f64(names)? {
+            None => Ok(default),
+            Some(number) if number > 0.0 => Ok(number),
+            Some(_) => {
+                let (name, value) = self.find(names).expect("a value was just read from it");
+                Err(self.wrong(name, value, "a number above 0"))
+            }
+        }
+    }
+
+    /// A truth value with a default; 0 and 1 are accepted for false and true.
+    pub(super) fn bool_or(&self, names: &[&str], default: bool) -> Result<bool, ModelError> {
+        match self.find(names) {
+            None => Ok(default),
+            Some((_, Value::Bool(truth))) => Ok(*truth),
+            Some((name, value)) => match whole(value) {
+                Some(0) => Ok(false),
+                Some(1) => Ok(true),
+                _ => Err(self.wrong(name, value, "true or false")),
+            },
+        }
+    }
+
+    /// A string, if present.
+    pub(super) fn opt_str(&self, names: &[&str]) -> Result<Option<&'a str>, ModelError> {
+        match self.find(names) {
+            None => Ok(None),
+            Some((_, Value::String(text))) => Ok(Some(text)),
+            Some((name, value)) => Err(self.wrong(name, value, "a string")),
+        }
+    }
+
+    /// A list, if present.
+    pub(super) fn opt_list(&self, names: &[&str]) -> Result<Option<&'a [Value]>, ModelError> {
+        match self.find(names) {
+            None => Ok(None),
+            Some((_, Value::Array(items))) => Ok(Some(items)),
+            Some((name, value)) => Err(self.wrong(name, value, "a list")),
+        }
+    }
+
+    /// A list of one string a layer, if present.
+    pub(super) fn opt_strings(
+        &self,
+        names: &[&str],
+        layers: u64,
+    ) -> Result<Option<Vec<&'a str>>, ModelError> {
+        let Some(items) = self.opt_list(names)? else {
+            return Ok(None);
+        };
+        self.expect_len(names, items.len(), layers)?;
+        items
+            .iter()
+            .map(|item| {
+                item.as_str()
+                    .ok_or_else(|| self.wrong(names[0], item, "a list of strings"))
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// A list of whole numbers, if present.
+    pub(super) fn opt_numbers(&self, names: &[&str]) -> Result<Option<Vec<u64>>, ModelError> {
+        let Some(items) = self.opt_list(names)? else {
+            return Ok(None);
+        };
+        items
+            .iter()
+            .map(|item| {
+                whole(item)
+                    .filter(|number| *number <= *WIDTH.end())
+                    .ok_or_else(|| self.wrong(names[0], item, "a list of whole numbers"))
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// One of a closed set of words.
+    pub(super) fn word_or<T: Copy>(
+        &self,
+        names: &[&str],
+        words: &[(&str, T)],
+        default: T,
+    ) -> Result<T, ModelError> {
+        match self.opt_str(names)? {
+            None => Ok(default),
+            Some(found) => words
+                .iter()
+                .find_map(|(word, meaning)| (*word == found).then_some(*meaning))
+                .ok_or_else(|| self.unknown_word(names[0], found, words.iter().map(|w| w.0))),
+        }
+    }
+
+    /// A word outside the set that is understood.
+    pub(super) fn unknown_word<'w>(
+        &self,
+        key: &str,
+        found: &str,
+        known: impl Iterator<Item = &'w str>,
+    ) -> ModelError {
+        let known: Vec<String> = known.map(|word| format!("\"{word}\"")).collect();
+        self.wrong(
+            key,
+            &Value::String(found.to_owned()),
+            &format!("one of {}", known.join(", ")),
+        )
+    }
+
+    /// Refuses a list that has not one entry a layer.
+    pub(super) fn expect_len(
+        &self,
+        names: &[&str],
+        found: usize,
+        layers: u64,
+    ) -> Result<(), ModelError> {
+        if found as u64 == layers {
+            return Ok(());
+        }
+        Err(self.clash(
+            names[0],
+            &format!("a list of {found}"),
+            &format!("num_hidden_layers = {layers}"),
+            &format!("write {layers} entries, one a layer"),
+        ))
+    }
+
+    /// Refuses a value unless it divides another.
+    pub(super) fn expect_divides(
+        &self,
+        (key, divisor): (&str, u64),
+        (of_key, of): (&str, u64),
+    ) -> Result<(), ModelError> {
+        if divisor != 0 && of % divisor == 0 {
+            return Ok(());
+        }
+        let fits: Vec<String> = divisors_near(of, divisor)
+            .iter()
+            .map(u64::to_string)
+            .collect();
+        Err(self.clash(
+            key,
+            &divisor.to_string(),
+            &format!("{of_key} = {of}, which it must divide"),
+            &format!("nearest that do: {}", fits.join(", ")),
+        ))
+    }
+
+    /// Refuses a value above another.
+    pub(super) fn expect_at_most(
+        &self,
+        (key, value): (&str, u64),
+        (limit_key, limit): (&str, u64),
+    ) -> Result<(), ModelError> {
+        if value <= limit {
+            return Ok(());
+        }
+        Err(self.clash(
+            key,
+            &value.to_string(),
+            &format!("{limit_key} = {limit}"),
+            &format!("at most {limit} works"),
+        ))
+    }
+
+    /// A contradiction between two keys.
+    pub(super) fn clash(&self, key: &str, found: &str, rule: &str, fix: &str) -> ModelError {
+        ModelError::Inconsistent {
+            file: self.file.to_owned(),
+            key: self.full(key),
+            found: found.to_owned(),
+            rule: rule.to_owned(),
+            fix: fix.to_owned(),
+        }
+    }
+
+    /// A key that is not there.
+    pub(super) fn missing(&self, names: &[&str], expected: &str) -> ModelError {
+        let spellings: Vec<String> = names.iter().map(|name| self.full(name)).collect();
+        ModelError::Missing {
+            file: self.file.to_owned(),
+            key: spellings.join("` or `"),
+            expected: expected.to_owned(),
+        }
+    }
+
+    /// A value that will not do.
+    pub(super) fn wrong(&self, key: &str, found: &Value, expected: &str) -> ModelError {
+        let mut found = found.to_string();
+        if found.len() > 60 {
+            let cut = (0..=57).rev().find(|i| found.is_char_boundary(*i));
+            found.truncate(cut.unwrap_or(0));
+            found.push_str("...");
+        }
+        ModelError::Value {
+            file: self.file.to_owned(),
+            key: self.full(key),
+            found,
+            expected: expected.to_owned(),
+        }
+    }
+
+    /// The file the keys come from.
+    pub(super) fn file(&self) -> &'a str {
+        self.file
+    }
+
+    fn full(&self, key: &str) -> String {
+        if self.prefix.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.prefix)
+        }
+    }
+}
+
+/// A whole number, written as an integer or as a float without fraction.
+fn whole(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        value
+            .as_f64()
+            .filter(|number| *number >= 0.0 && *number < 9e15 && number.fract() == 0.0)
+            .map(|number| number as u64)
+    })
+}
+
+/// Up to three divisors of `of` closest to `near`, in order.
+fn divisors_near(of: u64, near: u64) -> Vec<u64> {
+    let mut divisors: Vec<u64> = (1..=of.min(65_536)).filter(|d| of % d == 0).collect();
+    divisors.sort_by_key(|d| d.abs_diff(near));
+    divisors.truncate(3);
+    divisors.sort_unstable();
+    divisors
+}

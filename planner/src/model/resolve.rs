@@ -1,0 +1,128 @@
+//! From what someone typed to a [`Model`]: a preset's name, a file, or a folder.
+//!
+//! A name that is a preset's exactly (case and punctuation aside) means the preset; write `./name`
+//! for a folder of that name. Otherwise a path that exists wins over a shortened preset name.
+
+use std::path::Path;
+
+use super::{Model, ModelError, hf, presets};
+
+impl Model {
+    /// Reads the model that an argument means: a preset's name, a `config.json`, or a folder that
+    /// holds one.
+    pub fn resolve(argument: &str) -> Result<Self, ModelError> {
+        let exact = presets::names().any(|name| plain(name) == plain(argument));
+        let path = Path::new(argument);
+        let looks_like_path = argument.starts_with(['.', '/', '~'])
+            || path
+                .extension()
+                .is_some_and(|extension| extension == "json");
+        if looks_like_path || (!exact && path.exists()) {
+            return hf::read(path);
+        }
+        presets::load(argument)
+    }
+}
+
+/// What a name was found to mean among others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Found<'a> {
+    /// The one at this index.
+    One(usize),
+    /// Any of these.
+    Many(Vec<usize>),
+    /// None; these are spelled most alike.
+    None(Vec<&'a str>),
+}
+
+/// Looks a name up: equal, else the only one that begins so, else the only one that contains it.
+pub(super) fn look_up<'a>(name: &str, among: &[&'a str]) -> Found<'a> {
+    let bare = name.rsplit('/').next().unwrap_or(name);
+    let wanted = plain(bare);
+    if !wanted.is_empty() {
+        type Fits = fn(&str, &str) -> bool;
+        let fits: [Fits; 3] = [
+            |candidate, wanted| candidate == wanted,
+            |candidate, wanted| candidate.starts_with(wanted),
+            |candidate, wanted| candidate.contains(wanted),
+        ];
+        for fits in fits {
+            let hits: Vec<usize> = (0..among.len())
+                .filter(|index| fits(&plain(among[*index]), &wanted))
+                .collect();
+            match hits.as_slice() {
+                [] => {}
+                [one] => return Found::One(*one),
+                _ => return Found::Many(hits),
+            }
+        }
+    }
+    Found::None(nearest(bare, among))
+}
+
+/// Up to three names spelled most like another.
+pub(super) fn nearest<'a>(name: &str, among: &[&'a str]) -> Vec<&'a str> {
+    let wanted = plain(name);
+    let mut ranked: Vec<(usize, &str)> = among
+        .iter()
+        .map(|candidate| (edits(&wanted, &plain(candidate)), *candidate))
+        .collect();
+    ranked.sort_by_key(|(distance, _)| *distance);
+    ranked.into_iter().take(3).map(|(_, name)| name).collect()
+}
+
+/// A name without case and punctuation.
+fn plain(name: &str) -> String {
+    name.chars()
+        .filter(|c| c.is_alphanumeric())
+        .flat_map(char::to_lowercase)
+        .collect()
+}
+
+/// Edit distance (insertions, deletions, replacements) of two strings.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn law_edit_distance_of_known_words() {
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("same", "same"), 0);
+    }
+
+    #[test]
+    fn a_folder_and_a_file_are_read_and_named_after_themselves() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let inner = folder.path().join("My-Model");
+        std::fs::create_dir(&inner).expect("writable");
+        let file = inner.join("config.json");
+        let config = presets::find("quickstart").expect("a preset").config();
+        std::fs::write(&file, config).expect("writable");
+        for path in [&inner, &file] {
+            let model = Model::resolve(&path.display().to_string()).expect("readable");
+            assert_eq!(model.name, "My-Model");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Model::resolve("./nowhere.json").expect_err("missing");
+        assert!(error.to_string().contains("./nowhere.json"), "{error}");
+    }
+}
