@@ -1,0 +1,294 @@
+//! The command line as typed. Meaning is given by the verb's own file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Plan and run the training of Mixture-of-Experts language models.
+#[derive(Debug, Parser)]
+#[command(name = "moefold", version, max_term_width = 100, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// Flags every verb takes.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Common {
+    /// Print one machine-readable JSON document on stdout and nothing else
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print only the answer
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print more
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Find the best layouts for a model on a cluster
+    Plan(PlanArgs),
+    /// Train under a plan
+    Execute(ExecuteArgs),
+    /// Measure this machine's ops and collectives for the planner
+    Profile(ProfileArgs),
+    /// Draw plans and runs against each other
+    Compare(CompareArgs),
+    /// Plan, train, measure and compare a small model on this machine
+    Quickstart(QuickstartArgs),
+    /// Print every process group of a layout
+    Groups(GroupsArgs),
+    /// List model presets, or show one model
+    Models(ModelsArgs),
+    /// List cluster presets, or show one cluster
+    Clusters(ClustersArgs),
+    /// Measure training throughput of a fixed model on this machine
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Preset name, a Hugging Face config.json, or a directory that holds one
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Preset name or a cluster TOML file
+    #[arg(long)]
+    pub(crate) cluster: String,
+    /// GPUs to use (ranks, on `local`)
+    #[arg(long)]
+    pub(crate) gpus: Option<u32>,
+    /// Tokens a sequence
+    #[arg(long)]
+    pub(crate) seq_len: u64,
+    /// Sequences a step
+    #[arg(long)]
+    pub(crate) global_batch: u64,
+    /// Precision of the matrix products [default: bf16; fp32 with --stack moefold]
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched
+    #[arg(long)]
+    pub(crate) layout: Option<String>,
+    /// What will run the plan [default: megatron; moefold on CPU clusters]
+    #[arg(long)]
+    pub(crate) stack: Option<String>,
+    /// Token dispatcher: auto, alltoall, allgather, deepep or hybridep
+    #[arg(long, default_value = "auto")]
+    pub(crate) dispatcher: String,
+    /// Pipeline schedule: auto, 1f1b or interleaved
+    #[arg(long, default_value = "auto")]
+    pub(crate) schedule: String,
+    /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
+    /// mlp, shared_experts), comma separated
+    #[arg(long, default_value = "auto")]
+    pub(crate) recompute: String,
+    /// Optimizer: adam or adam-bf16-moments
+    #[arg(long, default_value = "adam")]
+    pub(crate) optimizer: String,
+    /// What is best: throughput, cost or memory
+    #[arg(long, default_value = "throughput")]
+    pub(crate) objective: String,
+    /// How many plans to show
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) top: u32,
+    /// Profile directory of measured costs; may be given several times
+    #[arg(long)]
+    pub(crate) profile: Vec<PathBuf>,
+    /// Write the best plan here
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecuteArgs {
+    /// The plan to run
+    pub(crate) plan: PathBuf,
+    /// Megatron indexed dataset: PREFIX.bin and PREFIX.idx
+    #[arg(long, value_name = "PREFIX", conflicts_with = "text", required_unless_present = "text")]
+    pub(crate) data: Option<PathBuf>,
+    /// Plain text files
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) text: Vec<PathBuf>,
+    /// Tokenizer of --text: byte, o200k or a tokenizer.json file
+    #[arg(long, default_value = "byte")]
+    pub(crate) tokenizer: String,
+    /// Initial weights: random, or a Hugging Face directory with safetensors
+    #[arg(long, default_value = "random")]
+    pub(crate) init: String,
+    #[command(flatten)]
+    pub(crate) train: TrainArgs,
+    /// Take samples in the order of the data
+    #[arg(long)]
+    pub(crate) no_shuffle: bool,
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+    /// How ranks are started
+    #[arg(long, value_enum, default_value_t = Launch::Threads)]
+    pub(crate) launch: Launch,
+    /// Run directory to write [default: runs/<time>]
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Write the final weights as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_hf: Option<PathBuf>,
+}
+
+/// What training does, beside the plan.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Steps to train
+    #[arg(long, default_value_t = 20)]
+    pub(crate) steps: u32,
+    /// Peak learning rate
+    #[arg(long, default_value_t = 3e-4)]
+    pub(crate) lr: f64,
+    /// Learning rate after warm-up
+    #[arg(long, value_enum, default_value_t = LrSchedule::Constant)]
+    pub(crate) lr_schedule: LrSchedule,
+    /// Steps of linear warm-up
+    #[arg(long, default_value_t = 0)]
+    pub(crate) warmup: u32,
+    /// First moment decay
+    #[arg(long, default_value_t = 0.9)]
+    pub(crate) beta1: f64,
+    /// Second moment decay
+    #[arg(long, default_value_t = 0.95)]
+    pub(crate) beta2: f64,
+    /// Added to the root of the second moment
+    #[arg(long, default_value_t = 1e-8)]
+    pub(crate) eps: f64,
+    /// Decoupled weight decay, on tensors of two or more dimensions
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) weight_decay: f64,
+    /// Largest global gradient norm; 0 does not clip
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) clip: f64,
+    /// Coefficient of the load-balancing loss
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) aux_loss_coef: f64,
+    /// Seed of initial weights and shuffling
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LrSchedule {
+    /// Stays at the peak
+    Constant,
+    /// Falls to a tenth along a cosine
+    Cosine,
+    /// Stays, then falls linearly over the last tenth of the steps
+    Wsd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The best there is
+    Auto,
+    /// CPU, in f32
+    Cpu,
+    /// CUDA; this release has none
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Launch {
+    /// Ranks are threads of this process
+    Threads,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Measure at the shapes this model needs (preset, config.json or directory) [default: a sweep]
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Measure at the shapes of this plan
+    #[arg(long, conflicts_with = "model")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Tokens a sequence, with --model
+    #[arg(long, default_value_t = 256)]
+    pub(crate) seq_len: u64,
+    /// Rank threads that run at the same time [default: one a core; those of the plan with --plan]
+    #[arg(long)]
+    pub(crate) ranks: Option<u32>,
+    /// Stop adding repetitions after this many seconds
+    #[arg(long, default_value_t = 60.0)]
+    pub(crate) budget_s: f64,
+    /// Profile directory to write
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// Plans (plan.json, or the output of `plan --json`) and run directories
+    #[arg(required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Directory to write report.html, plots and tables to
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuickstartArgs {
+    /// Directory to write everything to; must not exist or be empty [default: runs/quickstart, numbered]
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Training steps of each run
+    #[arg(long, default_value_t = 40)]
+    pub(crate) steps: u32,
+    /// Ranks
+    #[arg(long, default_value_t = 4)]
+    pub(crate) ranks: u32,
+    /// Seed
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupsArgs {
+    /// Ranks of the job
+    #[arg(long)]
+    pub(crate) gpus: u32,
+    /// Degrees, e.g. tp=2,cp=2,ep=8,etp=1; missing ones are 1
+    #[arg(long)]
+    pub(crate) layout: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelsArgs {
+    /// Preset name, a config.json, or a directory that holds one
+    pub(crate) model: Option<String>,
+    /// Sequence length that FLOPs are counted at
+    #[arg(long, default_value_t = 4096)]
+    pub(crate) seq_len: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClustersArgs {
+    /// Preset name or a cluster TOML file
+    pub(crate) cluster: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Rank threads
+    #[arg(long, default_value_t = 1)]
+    pub(crate) ranks: u32,
+    /// Threads of each rank [default: cores / ranks]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Timed steps
+    #[arg(long, default_value_t = 10)]
+    pub(crate) steps: u32,
+}

@@ -1,0 +1,60 @@
+//! How a command fails: which exit code, and the one message a user sees.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something broke while running: exit code 1.
+    Runtime(anyhow::Error),
+    /// What was asked cannot be done as asked (flag, file, layout): exit code 2.
+    Request(anyhow::Error),
+    /// The request is fine and nothing satisfies it: exit code 3.
+    Infeasible(anyhow::Error),
+}
+
+impl Failure {
+    /// A failure of the request, from any error that explains itself.
+    pub(crate) fn request(error: impl Into<anyhow::Error>) -> Self {
+        Self::Request(error.into())
+    }
+
+    /// A failure while running.
+    pub(crate) fn runtime(error: impl Into<anyhow::Error>) -> Self {
+        Self::Runtime(error.into())
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Runtime(_) => 1,
+            Self::Request(_) => 2,
+            Self::Infeasible(_) => 3,
+        })
+    }
+
+    /// Whether the reader of our output went away, which is no failure of ours.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        let (Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error)) = self;
+        error.chain().any(|cause| {
+            cause
+                .downcast_ref::<std::io::Error>()
+                .is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error)) = self;
+        write!(f, "{error:#}")
+    }
+}
+
+/// Lets `?` turn an operating failure into [`Failure::Runtime`].
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::runtime(error)
+    }
+}
