@@ -6,7 +6,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Plan and run the training of Mixture-of-Experts language models.
 #[derive(Debug, Parser)]
-#[command(name = "moefold", version, max_term_width = 100, propagate_version = true)]
+#[command(
+    name = "moefold",
+    version,
+    max_term_width = 100,
+    propagate_version = true
+)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -113,7 +118,12 @@ pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
     /// Megatron indexed dataset: PREFIX.bin and PREFIX.idx
-    #[arg(long, value_name = "PREFIX", conflicts_with = "text", required_unless_present = "text")]
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        conflicts_with = "text",
+        required_unless_present = "text"
+    )]
     pub(crate) data: Option<PathBuf>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]

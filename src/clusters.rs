@@ -87,7 +87,10 @@ fn describe(description: &presets::Description) -> String {
     let mut table = Table::new(["key", "value"]);
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("cluster", cluster.name.clone());
-    line("gpu", format!("{} ({}, {} SMs)", gpu.name, gpu.arch, gpu.num_sms));
+    line(
+        "gpu",
+        format!("{} ({}, {} SMs)", gpu.name, gpu.arch, gpu.num_sms),
+    );
     let peaks = [
         ("f32", Some(gpu.peak_tflops.f32)),
         ("bf16", gpu.peak_tflops.bf16),
@@ -102,14 +105,23 @@ fn describe(description: &presets::Description) -> String {
     line("memory, GiB", format!("{:.1}", gpu.memory_gib));
     line("memory bandwidth, GB/s", gpu.memory_gb_per_s.to_string());
     line("NVLink, GB/s one way", gpu.nvlink_gb_per_s.to_string());
-    line("host link, GB/s one way", gpu.host_link_gb_per_s.to_string());
+    line(
+        "host link, GB/s one way",
+        gpu.host_link_gb_per_s.to_string(),
+    );
     line("GPUs a node", cluster.gpus_per_node.to_string());
     line("GPUs an NVLink domain", cluster.gpus_per_domain.to_string());
     line("NIC, GB/s a GPU one way", cluster.nic_gb_per_s.to_string());
     for level in &cluster.oversubscription {
-        line("oversubscription", format!("{}:1 above {} nodes", level.ratio, level.nodes));
+        line(
+            "oversubscription",
+            format!("{}:1 above {} nodes", level.ratio, level.nodes),
+        );
     }
-    line("host memory, GiB a node", format!("{:.0}", cluster.host_memory_gib));
+    line(
+        "host memory, GiB a node",
+        format!("{:.0}", cluster.host_memory_gib),
+    );
     if let Some(price) = cluster.usd_per_gpu_hour {
         line("price, USD a GPU-hour", price.to_string());
     }

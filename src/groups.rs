@@ -13,13 +13,16 @@ pub(crate) fn run(args: &GroupsArgs, output: Output) -> Result<(), Failure> {
         .layout
         .parse()
         .map_err(|error| Failure::Request(anyhow!("--layout {}: {error}", args.layout)))?;
-    let mesh = mesh::listing::mesh(args.gpus, &pins, Order::default())
+    let mesh = mesh::mesh(args.gpus, &pins, Order::default())
         .map_err(|broken| illegal(&args.layout, &broken))?;
-    output.answer(&GroupListing::of(&mesh), || mesh::listing::describe(&mesh))
+    output.answer(&GroupListing::of(&mesh), || mesh::describe(&mesh))
 }
 
 /// All rules that a pinned layout breaks, one a line.
 pub(crate) fn illegal(layout: &str, broken: &[Illegal]) -> Failure {
     let lines: Vec<String> = broken.iter().map(|rule| format!("  {rule}")).collect();
-    Failure::Request(anyhow!("--layout {layout} is not legal:\n{}", lines.join("\n")))
+    Failure::Request(anyhow!(
+        "--layout {layout} is not legal:\n{}",
+        lines.join("\n")
+    ))
 }

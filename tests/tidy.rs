@@ -49,19 +49,27 @@ fn law_crates_know_only_those_below_them() {
         ("profiles", BTreeSet::new()),
         ("kernels", BTreeSet::from(["profiles"])),
         ("planner", BTreeSet::from(["profiles"])),
-        ("executor", BTreeSet::from(["profiles", "kernels", "planner"])),
+        (
+            "executor",
+            BTreeSet::from(["profiles", "kernels", "planner"]),
+        ),
         ("reports", BTreeSet::from(["profiles", "planner"])),
     ]);
     let mut offences = Vec::new();
     for (member, allowed) in &allowed {
         let path = root().join(member).join("Cargo.toml");
-        let manifest: toml::Table =
-            fs::read_to_string(&path).expect("a manifest").parse().expect("valid TOML");
+        let manifest: toml::Table = fs::read_to_string(&path)
+            .expect("a manifest")
+            .parse()
+            .expect("valid TOML");
         for table in ["dependencies", "dev-dependencies", "build-dependencies"] {
             let Some(dependencies) = manifest.get(table).and_then(toml::Value::as_table) else {
                 continue;
             };
-            for name in dependencies.keys().filter_map(|name| name.strip_prefix("moefold-")) {
+            for name in dependencies
+                .keys()
+                .filter_map(|name| name.strip_prefix("moefold-"))
+            {
                 if !allowed.contains(name) {
                     offences.push(format!("{member}/Cargo.toml: {table} has moefold-{name}"));
                 }
@@ -73,14 +81,24 @@ fn law_crates_know_only_those_below_them() {
 
 #[test]
 fn law_the_executor_and_reports_read_only_the_data_half_of_the_planner() {
-    const ALGORITHM: [&str; 6] = ["search", "price", "lower", "memory", "simulate", "partition"];
+    const ALGORITHM: [&str; 6] = [
+        "search",
+        "price",
+        "lower",
+        "memory",
+        "simulate",
+        "partition",
+    ];
     let mut offences = Vec::new();
     for member in ["executor", "reports"] {
         for (path, text) in sources(&root().join(member).join("src")) {
             let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
             for module in ALGORITHM {
                 if shipped.contains(&format!("moefold_planner::{module}")) {
-                    offences.push(format!("{}: uses moefold_planner::{module}", path.display()));
+                    offences.push(format!(
+                        "{}: uses moefold_planner::{module}",
+                        path.display()
+                    ));
                 }
             }
         }
@@ -141,16 +159,30 @@ fn law_every_module_says_what_it_is() {
 
 #[test]
 fn law_nothing_is_left_half_done() {
-    let marks = [concat!("FIX", "ME"), concat!("TO", "DO"), "dbg!(", "#[allow(", "#![allow("];
+    let marks = [
+        concat!("FIX", "ME"),
+        concat!("TO", "DO"),
+        "dbg!(",
+        "#[allow(",
+        "#![allow(",
+    ];
     let mut offences = Vec::new();
     for (path, text) in all_sources() {
         for (number, line) in text.lines().enumerate() {
             if marks.iter().any(|mark| line.contains(mark)) {
-                offences.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+                offences.push(format!(
+                    "{}:{}: {}",
+                    path.display(),
+                    number + 1,
+                    line.trim()
+                ));
             }
         }
     }
-    refuse("unfinished work, or a bare allow where an expect with a reason belongs:", &offences);
+    refuse(
+        "unfinished work, or a bare allow where an expect with a reason belongs:",
+        &offences,
+    );
 }
 
 #[test]
@@ -160,7 +192,9 @@ fn law_every_dependency_has_its_line_in_the_architecture() {
         .expect("a manifest")
         .parse()
         .expect("valid TOML");
-    let dependencies = manifest["workspace"]["dependencies"].as_table().expect("a table");
+    let dependencies = manifest["workspace"]["dependencies"]
+        .as_table()
+        .expect("a table");
     let offences: Vec<String> = dependencies
         .keys()
         .filter(|name| !name.starts_with("moefold-"))
