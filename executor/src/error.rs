@@ -1,0 +1,104 @@
+//! [`Error`]: everything that can go wrong while a plan runs.
+//!
+//! One enum for the crate, with the module errors as sources. Each message says what was found, what
+//! was expected and where. Programmer errors (a tensor of the wrong shape handed to a collective)
+//! are assertions instead.
+
+use std::path::{Path, PathBuf};
+
+use crate::transport::TransportError;
+
+/// A failure of a run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A collective failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// One rank failed; the others were stopped because of it.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// Its failure.
+        source: Box<Error>,
+    },
+    /// One rank panicked, which is a defect of this program.
+    #[error("rank {rank} panicked {during}: {message}")]
+    Panicked {
+        /// The rank.
+        rank: u32,
+        /// The last collective it took part in.
+        during: String,
+        /// The panic's message.
+        message: String,
+    },
+    /// A thread could not be started.
+    #[error("could not start a thread for rank {rank} of {ranks}: {source}")]
+    Spawn {
+        /// The rank.
+        rank: u32,
+        /// Ranks asked for.
+        ranks: u32,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file could not be read or written.
+    #[error("{}: could not {action}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried (`read`, `create`).
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// The plan, model or device asks for something this version does not run.
+    #[error("{what} is not supported by the executor: {instead}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What would work.
+        instead: String,
+    },
+    /// An option or combination of options that cannot be honoured.
+    #[error("{0}")]
+    Request(String),
+}
+
+impl Error {
+    /// Wraps an operating-system failure with the file and what was tried.
+    pub fn io(path: impl AsRef<Path>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_owned();
+        move |source| Self::Io {
+            path,
+            action,
+            source,
+        }
+    }
+
+    /// A file that does not hold what it should.
+    pub fn malformed(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
+        Self::Malformed {
+            path: path.as_ref().to_owned(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Whether the request was at fault (a bad file, flag or layout) rather than the run.
+    pub fn is_bad_request(&self) -> bool {
+        match self {
+            Self::Malformed { .. } | Self::Unsupported { .. } | Self::Request(_) => true,
+            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Self::Rank { source, .. } => source.is_bad_request(),
+            Self::Transport(_) | Self::Panicked { .. } | Self::Spawn { .. } => false,
+        }
+    }
+}

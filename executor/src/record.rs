@@ -1,0 +1,291 @@
+//! [`Recorder`]: one rank's measured spans.
+//!
+//! The measured half of "predicted against measured": a span carries the stem of the op or
+//! collective it covers, its category, lane, and where in the step it ran, exactly like a simulated
+//! one. A recorder that is off costs one branch a span. Spans may nest; [`Recorder::end_step`] counts
+//! each moment once, for the innermost span, and what no span covers for the host, so the categories
+//! of a step sum to its wall time. It measures time only; bytes are the device's business.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time;
+
+use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
+use moefold_profiles::units::{Instant, Seconds};
+
+/// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
+#[derive(Clone, Debug)]
+pub struct Recorder(Option<Rc<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    rank: u32,
+    epoch: time::Instant,
+    place: Cell<Place>,
+    /// Whether spans are kept one by one, besides being summed.
+    keep: Cell<bool>,
+    /// Nanoseconds spent in spans nested directly in the one that is open.
+    nested_ns: Cell<u64>,
+    step_start_ns: Cell<u64>,
+    spans: RefCell<Vec<Kept>>,
+    sums: RefCell<BTreeMap<(Category, &'static str), u64>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    step: Option<u32>,
+    microbatch: Option<u32>,
+    layer: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    lane: Lane,
+    category: Category,
+    name: &'static str,
+    start_ns: u64,
+    end_ns: u64,
+    place: Place,
+}
+
+/// Where one step's time went on one rank.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepTime {
+    /// Wall time since the step before ended.
+    pub step: Seconds,
+    /// The same by category; sums to `step`.
+    pub time: TimeByCategory,
+    /// Exclusive seconds by span name.
+    pub busy: BTreeMap<&'static str, f64>,
+}
+
+impl Recorder {
+    /// A recorder that records nothing.
+    pub fn off() -> Self {
+        Self(None)
+    }
+
+    /// A recorder for `rank`, with times counted from `epoch`, which the ranks of a run share.
+    pub fn new(rank: u32, epoch: time::Instant) -> Self {
+        Self(Some(Rc::new(Inner {
+            rank,
+            epoch,
+            place: Cell::default(),
+            keep: Cell::new(true),
+            nested_ns: Cell::new(0),
+            step_start_ns: Cell::new(elapsed_ns(epoch)),
+            spans: RefCell::default(),
+            sums: RefCell::default(),
+        })))
+    }
+
+    /// Whether anything is recorded.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Runs `work` as a span of the compute lane.
+    pub fn span<T>(&self, category: Category, name: &'static str, work: impl FnOnce() -> T) -> T {
+        self.span_on(Lane::Compute, category, name, work)
+    }
+
+    /// Runs `work` as a span of the communication lane.
+    pub fn communication<T>(
+        &self,
+        category: Category,
+        name: &'static str,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        self.span_on(Lane::Communication, category, name, work)
+    }
+
+    /// Runs `work` as a span of a lane.
+    pub fn span_on<T>(
+        &self,
+        lane: Lane,
+        category: Category,
+        name: &'static str,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        let Some(inner) = &self.0 else {
+            return work();
+        };
+        let nested_before = inner.nested_ns.replace(0);
+        let start_ns = elapsed_ns(inner.epoch);
+        let result = work();
+        let end_ns = elapsed_ns(inner.epoch);
+        let own_ns = (end_ns - start_ns).saturating_sub(inner.nested_ns.get());
+        inner.nested_ns.set(nested_before + (end_ns - start_ns));
+        *inner.sums.borrow_mut().entry((category, name)).or_default() += own_ns;
+        if inner.keep.get() {
+            inner.spans.borrow_mut().push(Kept {
+                lane,
+                category,
+                name,
+                start_ns,
+                end_ns,
+                place: inner.place.get(),
+            });
+        }
+        result
+    }
+
+    /// Begins a step: forgets sums from before it, and says whether its spans are kept one by one
+    /// (a trace of every step of a long run would not open in a viewer).
+    pub fn begin_step(&self, step: u32, keep_spans: bool) {
+        if let Some(inner) = &self.0 {
+            inner.place.set(Place {
+                step: Some(step),
+                ..Place::default()
+            });
+            inner.keep.set(keep_spans);
+            inner.nested_ns.set(0);
+            inner.sums.borrow_mut().clear();
+            inner.step_start_ns.set(elapsed_ns(inner.epoch));
+        }
+    }
+
+    /// Spans from here on belong to a microbatch (or to none).
+    pub fn at_microbatch(&self, microbatch: Option<u32>) {
+        self.change_place(|place| place.microbatch = microbatch);
+    }
+
+    /// Spans from here on belong to a model layer (or to none).
+    pub fn at_layer(&self, layer: Option<u32>) {
+        self.change_place(|place| place.layer = layer);
+    }
+
+    fn change_place(&self, change: impl FnOnce(&mut Place)) {
+        if let Some(inner) = &self.0 {
+            let mut place = inner.place.get();
+            change(&mut place);
+            inner.place.set(place);
+        }
+    }
+
+    /// Ends the step that [`Recorder::begin_step`] began. All zero when off.
+    pub fn end_step(&self) -> StepTime {
+        let Some(inner) = &self.0 else {
+            return StepTime::default();
+        };
+        let step_ns = elapsed_ns(inner.epoch) - inner.step_start_ns.get();
+        let mut result = StepTime {
+            step: seconds(step_ns),
+            ..StepTime::default()
+        };
+        let mut covered_ns = 0;
+        for (&(category, name), &ns) in inner.sums.borrow().iter() {
+            covered_ns += ns;
+            result.time.add(category, seconds(ns));
+            *result.busy.entry(name).or_default() += seconds(ns).0;
+        }
+        result
+            .time
+            .add(Category::Host, seconds(step_ns.saturating_sub(covered_ns)));
+        result
+    }
+
+    /// Takes the spans kept so far.
+    pub fn take_spans(&self) -> Vec<TraceSpan> {
+        let Some(inner) = &self.0 else {
+            return Vec::new();
+        };
+        let spans = inner.spans.take();
+        spans
+            .into_iter()
+            .map(|kept| TraceSpan {
+                rank: inner.rank,
+                lane: kept.lane,
+                name: kept.name.to_owned(),
+                category: kept.category,
+                start: Instant(kept.start_ns),
+                end: Instant(kept.end_ns),
+                microbatch: kept.place.microbatch,
+                layer: kept.place.layer,
+                step: kept.place.step,
+            })
+            .collect()
+    }
+}
+
+fn elapsed_ns(epoch: time::Instant) -> u64 {
+    epoch.elapsed().as_nanos() as u64
+}
+
+fn seconds(ns: u64) -> Seconds {
+    Seconds(ns as f64 * 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn nap() {
+        sleep(Duration::from_millis(2));
+    }
+
+    #[test]
+    fn law_categories_of_a_step_sum_to_its_wall_time() {
+        let recorder = Recorder::new(3, time::Instant::now());
+        recorder.begin_step(7, true);
+        recorder.at_layer(Some(1));
+        recorder.span(Category::Host, "forward", || {
+            recorder.span(Category::Attention, "gemm", nap);
+            recorder.at_layer(Some(2));
+            recorder.communication(Category::EpComm, "all_to_all", nap);
+            nap();
+        });
+        nap();
+        let step = recorder.end_step();
+        assert!(
+            (step.time.total().0 - step.step.0).abs() < 1e-6,
+            "{step:?} does not sum"
+        );
+        assert!(step.time.get(Category::Attention).0 >= 2e-3);
+        assert!(step.time.get(Category::Host).0 >= 4e-3);
+        assert!(step.busy["all_to_all"] >= 2e-3);
+        // The outer span counts only what no inner span covers.
+        assert!(step.busy["forward"] < step.step.0 - 4e-3);
+
+        let spans = recorder.take_spans();
+        assert_eq!(spans.len(), 3);
+        let exchange = spans
+            .iter()
+            .find(|s| s.name == "all_to_all")
+            .expect("recorded");
+        assert_eq!(exchange.rank, 3);
+        assert_eq!(exchange.lane, Lane::Communication);
+        assert_eq!((exchange.step, exchange.layer), (Some(7), Some(2)));
+        let forward = spans
+            .iter()
+            .find(|s| s.name == "forward")
+            .expect("recorded");
+        assert!(forward.start <= exchange.start && exchange.end <= forward.end);
+    }
+
+    #[test]
+    fn spans_are_kept_only_for_the_steps_asked_for() {
+        let recorder = Recorder::new(0, time::Instant::now());
+        for step in 0..3 {
+            recorder.begin_step(step, step == 1);
+            recorder.span(Category::Dense, "gemm", || ());
+            assert!(recorder.end_step().busy.contains_key("gemm"));
+        }
+        let spans = recorder.take_spans();
+        assert_eq!(spans.len(), 1);
+        assert_eq!(spans[0].step, Some(1));
+    }
+
+    #[test]
+    fn an_off_recorder_records_nothing() {
+        let recorder = Recorder::off();
+        recorder.begin_step(0, true);
+        assert_eq!(recorder.span(Category::Dense, "gemm", || 5), 5);
+        assert_eq!(recorder.end_step(), StepTime::default());
+        assert!(recorder.take_spans().is_empty());
+    }
+}

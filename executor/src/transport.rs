@@ -1,0 +1,218 @@
+//! Communication between ranks: one interface over transports.
+//!
+//! A [`World`] runs the ranks; each gets a [`RankContext`], asks it for a [`Communicator`] per process
+//! group, and calls collectives on tensors, blocking or started and awaited. What carries them is a
+//! [`Transport`]: rank threads of this process exchanging posts in a mailbox, or the recording one
+//! that tests wrap around it. Groups of one carry nothing: their collectives are local copies.
+//!
+//! Sums are taken in rank order whatever the timing, so results are bit-equal from run to run. The
+//! group decides nothing about layout: which ranks form it is the mesh's business.
+
+mod communicator;
+mod mailbox;
+mod recording;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod world;
+
+use std::fmt;
+
+use moefold_kernels::Tensor;
+
+pub use communicator::Communicator;
+pub use recording::{Call, CallLog};
+pub use world::{RankContext, World};
+
+/// How elements of several ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduce {
+    /// Their sum, in rank order.
+    Sum,
+    /// Their maximum.
+    Max,
+}
+
+/// One collective with its tensors. The handles share memory with the caller's; inputs are read
+/// when the collective is started, outputs are written when it is awaited.
+#[derive(Debug, Clone)]
+pub enum Exchange {
+    /// `tensor` becomes the reduction of all members' tensors.
+    AllReduce {
+        /// In and out, f32.
+        tensor: Tensor,
+        /// How.
+        reduce: Reduce,
+    },
+    /// `dst` becomes all members' `src`, in member order.
+    AllGather {
+        /// This member's shard.
+        src: Tensor,
+        /// `size` times as long.
+        dst: Tensor,
+    },
+    /// `dst` becomes this member's shard of the sum of all `src`.
+    ReduceScatter {
+        /// `size` times as long as `dst`, f32.
+        src: Tensor,
+        /// This member's shard.
+        dst: Tensor,
+    },
+    /// Rows of `src`, ordered by receiver, become rows of `dst`, ordered by sender.
+    AllToAll {
+        /// `[sum of send_rows, width]`.
+        src: Tensor,
+        /// Rows for each member.
+        send_rows: Vec<usize>,
+        /// `[sum of recv_rows, width]`.
+        dst: Tensor,
+        /// Rows from each member.
+        recv_rows: Vec<usize>,
+    },
+    /// `tensor` becomes that of member `root`.
+    Broadcast {
+        /// In at the root, out elsewhere.
+        tensor: Tensor,
+        /// Member index of the sender.
+        root: usize,
+    },
+}
+
+impl Exchange {
+    /// The name in traces and tables.
+    pub fn stem(&self) -> &'static str {
+        use moefold_profiles::CollectiveKind as Kind;
+        match self {
+            Self::AllReduce { .. } => Kind::AllReduce.stem(),
+            Self::AllGather { .. } => Kind::AllGather.stem(),
+            Self::ReduceScatter { .. } => Kind::ReduceScatter.stem(),
+            Self::AllToAll { .. } => Kind::AllToAll.stem(),
+            Self::Broadcast { .. } => Kind::Broadcast.stem(),
+        }
+    }
+}
+
+/// A started collective. Its outputs are undefined until [`Pending::wait`] returns.
+#[must_use = "a started collective has no result until it is awaited"]
+pub struct Pending(Box<dyn FnOnce() -> Result<(), TransportError>>);
+
+impl Pending {
+    /// A collective that `finish` completes.
+    pub fn new(finish: impl FnOnce() -> Result<(), TransportError> + 'static) -> Self {
+        Self(Box::new(finish))
+    }
+
+    /// Waits for the other members and writes the outputs.
+    pub fn wait(self) -> Result<(), TransportError> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pending")
+    }
+}
+
+/// What carries the collectives of one group of two or more ranks, seen from one member.
+///
+/// Members call in the same order; that is how a call finds its counterparts. Shapes were checked
+/// by the [`Communicator`]. Starting never waits for another rank, and started collectives may be
+/// awaited in any order.
+pub trait Transport: fmt::Debug {
+    /// Starts a collective on tensors.
+    fn start(&self, exchange: Exchange) -> Result<Pending, TransportError>;
+    /// Every member's words, in member order; lengths may differ.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError>;
+}
+
+/// Which collective of which group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The collective with its size.
+    pub op: String,
+    /// Name and ranks of the group.
+    pub group: String,
+    /// Its number among the group's collectives, from 0.
+    pub sequence: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} (number {} of group {})",
+            self.op, self.sequence, self.group
+        )
+    }
+}
+
+/// A collective that did not complete.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TransportError {
+    /// Another rank failed.
+    #[error("rank {rank} stopped in {place} because rank {failed_rank} failed: {failure}")]
+    Stopped {
+        /// The rank that waited.
+        rank: u32,
+        /// In what.
+        place: Place,
+        /// The rank that failed.
+        failed_rank: u32,
+        /// How.
+        failure: String,
+    },
+    /// Other ranks did not come in time.
+    #[error(
+        "rank {rank} waited {waited_s:.1} s in {place} for ranks {missing:?}, which did not come"
+    )]
+    Deadline {
+        /// The rank that waited.
+        rank: u32,
+        /// In what.
+        place: Place,
+        /// How long.
+        waited_s: f64,
+        /// Who was missing.
+        missing: Vec<u32>,
+    },
+    /// Other ranks returned without taking part.
+    #[error("rank {rank} waits in {place} for ranks {missing:?}, which have finished without it")]
+    Absent {
+        /// The rank that waited.
+        rank: u32,
+        /// In what.
+        place: Place,
+        /// Who was missing.
+        missing: Vec<u32>,
+    },
+    /// Members of a group called different collectives.
+    #[error("rank {rank} calls {place}, where rank {other_rank} calls {other_call}")]
+    Mismatch {
+        /// One rank.
+        rank: u32,
+        /// What it called.
+        place: Place,
+        /// Another rank.
+        other_rank: u32,
+        /// What that one called.
+        other_call: String,
+    },
+    /// One member sends another number of rows than the other expects.
+    #[error(
+        "rank {rank} expects {expected_rows} rows from rank {other_rank} in {place}, \
+         which sends {sent_rows}"
+    )]
+    Rows {
+        /// The receiver.
+        rank: u32,
+        /// In what.
+        place: Place,
+        /// The sender.
+        other_rank: u32,
+        /// What the receiver expects.
+        expected_rows: usize,
+        /// What the sender sends.
+        sent_rows: usize,
+    },
+}

@@ -1,0 +1,233 @@
+//! [`Communicator`]: the collectives of one process group, on tensors.
+//!
+//! It checks shapes (a wrong one is a programmer's error), serves groups of one by local copies, and
+//! hands the rest to the group's [`Transport`].
+
+use std::rc::Rc;
+
+use moefold_kernels::{Tensor, elementwise};
+
+use super::{Exchange, Pending, Reduce, Transport, TransportError};
+
+/// One rank's end of a process group. Clones share it; members must call in the same order.
+#[derive(Debug, Clone)]
+pub struct Communicator {
+    ranks: Rc<[u32]>,
+    index: usize,
+    /// Absent in a group of one.
+    transport: Option<Rc<dyn Transport>>,
+}
+
+impl Communicator {
+    /// The group of one rank: every collective is a local copy.
+    pub fn solo(rank: u32) -> Self {
+        Self {
+            ranks: Rc::new([rank]),
+            index: 0,
+            transport: None,
+        }
+    }
+
+    /// The group of `ranks`, in their order, of which the caller is number `index`.
+    pub fn over(ranks: &[u32], index: usize, transport: Rc<dyn Transport>) -> Self {
+        assert!(index < ranks.len(), "member {index} of {ranks:?}");
+        Self {
+            ranks: ranks.into(),
+            index,
+            transport: (ranks.len() > 1).then_some(transport),
+        }
+    }
+
+    /// Members.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The caller's number in the group.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The members' global ranks, in group order.
+    pub fn ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+
+    /// Whether the group has one member.
+    pub fn is_solo(&self) -> bool {
+        self.transport.is_none()
+    }
+
+    /// Sums `tensor` over the members, in place.
+    pub fn all_reduce(&self, tensor: &Tensor) -> Result<(), TransportError> {
+        self.start_all_reduce(tensor)?.wait()
+    }
+
+    /// The elementwise maximum of `tensor` over the members, in place.
+    pub fn all_reduce_max(&self, tensor: &Tensor) -> Result<(), TransportError> {
+        self.start(Exchange::AllReduce {
+            tensor: tensor.clone(),
+            reduce: Reduce::Max,
+        })?
+        .wait()
+    }
+
+    /// Concatenates the members' `src` into `dst`, in member order.
+    pub fn all_gather(&self, src: &Tensor, dst: &Tensor) -> Result<(), TransportError> {
+        self.start_all_gather(src, dst)?.wait()
+    }
+
+    /// Sums the members' `src` and keeps this member's part in `dst`.
+    pub fn reduce_scatter(&self, src: &Tensor, dst: &Tensor) -> Result<(), TransportError> {
+        self.start_reduce_scatter(src, dst)?.wait()
+    }
+
+    /// Sends the rows of `src`, ordered by receiver, and receives into `dst`, ordered by sender.
+    pub fn all_to_all(
+        &self,
+        src: &Tensor,
+        send_rows: &[usize],
+        dst: &Tensor,
+        recv_rows: &[usize],
+    ) -> Result<(), TransportError> {
+        self.start_all_to_all(src, send_rows, dst, recv_rows)?
+            .wait()
+    }
+
+    /// Copies member `root`'s `tensor` to all.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), TransportError> {
+        self.start(Exchange::Broadcast {
+            tensor: tensor.clone(),
+            root,
+        })?
+        .wait()
+    }
+
+    /// Starts [`Communicator::all_reduce`].
+    pub fn start_all_reduce(&self, tensor: &Tensor) -> Result<Pending, TransportError> {
+        self.start(Exchange::AllReduce {
+            tensor: tensor.clone(),
+            reduce: Reduce::Sum,
+        })
+    }
+
+    /// Starts [`Communicator::all_gather`].
+    pub fn start_all_gather(&self, src: &Tensor, dst: &Tensor) -> Result<Pending, TransportError> {
+        self.start(Exchange::AllGather {
+            src: src.clone(),
+            dst: dst.clone(),
+        })
+    }
+
+    /// Starts [`Communicator::reduce_scatter`].
+    pub fn start_reduce_scatter(
+        &self,
+        src: &Tensor,
+        dst: &Tensor,
+    ) -> Result<Pending, TransportError> {
+        self.start(Exchange::ReduceScatter {
+            src: src.clone(),
+            dst: dst.clone(),
+        })
+    }
+
+    /// Starts [`Communicator::all_to_all`].
+    pub fn start_all_to_all(
+        &self,
+        src: &Tensor,
+        send_rows: &[usize],
+        dst: &Tensor,
+        recv_rows: &[usize],
+    ) -> Result<Pending, TransportError> {
+        self.start(Exchange::AllToAll {
+            src: src.clone(),
+            send_rows: send_rows.to_vec(),
+            dst: dst.clone(),
+            recv_rows: recv_rows.to_vec(),
+        })
+    }
+
+    /// Starts [`Communicator::broadcast`].
+    pub fn start_broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending, TransportError> {
+        self.start(Exchange::Broadcast {
+            tensor: tensor.clone(),
+            root,
+        })
+    }
+
+    /// Every member's `counts`, in member order; their lengths may differ.
+    pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+        match &self.transport {
+            None => Ok(vec![counts.to_vec()]),
+            Some(transport) => transport.gather_words(counts),
+        }
+    }
+
+    /// Sums host numbers over the members, in member order, in place.
+    pub fn all_reduce_f64(&self, values: &mut [f64]) -> Result<(), TransportError> {
+        let words: Vec<u64> = values.iter().map(|v| v.to_bits()).collect();
+        let all = self.exchange_counts(&words)?;
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = all.iter().map(|member| f64::from_bits(member[i])).sum();
+        }
+        Ok(())
+    }
+
+    /// Waits until every member has come.
+    pub fn barrier(&self) -> Result<(), TransportError> {
+        self.exchange_counts(&[]).map(drop)
+    }
+
+    /// Starts any collective.
+    pub fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
+        check(&exchange, self.size());
+        match &self.transport {
+            Some(transport) => transport.start(exchange),
+            None => Ok(Pending::new(move || {
+                copy_locally(&exchange);
+                Ok(())
+            })),
+        }
+    }
+}
+
+/// Asserts that the tensors of a collective fit each other and the group.
+fn check(exchange: &Exchange, size: usize) {
+    let stem = exchange.stem();
+    match exchange {
+        Exchange::AllReduce { .. } => {}
+        Exchange::AllGather { src, dst } => {
+            assert_eq!(src.len() * size, dst.len(), "{stem} over {size} members");
+            assert_eq!(src.dtype(), dst.dtype(), "{stem}: types differ");
+        }
+        Exchange::ReduceScatter { src, dst } => {
+            assert_eq!(src.len(), dst.len() * size, "{stem} over {size} members");
+            assert_eq!(src.dtype(), dst.dtype(), "{stem}: types differ");
+        }
+        Exchange::AllToAll {
+            src,
+            send_rows,
+            dst,
+            recv_rows,
+        } => {
+            assert_eq!(send_rows.len(), size, "{stem}: send counts");
+            assert_eq!(recv_rows.len(), size, "{stem}: receive counts");
+            assert_eq!(src.dtype(), dst.dtype(), "{stem}: types differ");
+            let (sent, received) = (send_rows.iter().sum(), recv_rows.iter().sum());
+            assert_eq!(src.dims().first(), Some(&sent), "{stem}: rows sent");
+            assert_eq!(dst.dims().first(), Some(&received), "{stem}: rows received");
+            assert_eq!(src.dims()[1..], dst.dims()[1..], "{stem}: widths differ");
+        }
+        Exchange::Broadcast { root, .. } => assert!(*root < size, "{stem} from {root} of {size}"),
+    }
+}
+
+/// A group of one: what it sends is what it receives.
+fn copy_locally(exchange: &Exchange) {
+    match exchange {
+        Exchange::AllReduce { .. } | Exchange::Broadcast { .. } => {}
+        Exchange::AllGather { src, dst }
+        | Exchange::ReduceScatter { src, dst }
+        | Exchange::AllToAll { src, dst, .. } => elementwise::copy(src, dst),
+    }
+}

@@ -1,0 +1,291 @@
+//! The mailbox: how rank threads of one process hand data to each other.
+//!
+//! Each member of a group posts its data for collective number `sequence` and goes on; whoever waits
+//! for the collective collects the posts of all members. Nothing is overwritten and nothing is shared
+//! mutably, so safe Rust suffices and a started collective needs no progress thread. A failed rank,
+//! a rank that left, a mismatched call and a deadline each end every wait with an error that says
+//! who, where and what. It moves vectors of numbers and knows no tensors (see
+//! [`super::threads`]).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Place, TransportError};
+
+/// Numbers on their way between ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Payload {
+    F32(Vec<f32>),
+    I32(Vec<i32>),
+    U64(Vec<u64>),
+}
+
+/// What a member asks of its group; equal at all members, or the collective is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Name of the collective, with what makes it that one (`all_reduce(max)`, `broadcast from 2`).
+    pub(super) what: &'static str,
+    /// Type of an element.
+    pub(super) element: &'static str,
+    /// A size that all members must agree on: elements, or the width of exchanged rows.
+    pub(super) size: usize,
+    /// The member that sends, in a broadcast.
+    pub(super) root: usize,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} {}", self.what, self.size, self.element)?;
+        if self.root > 0 {
+            write!(f, " from member {}", self.root)?;
+        }
+        Ok(())
+    }
+}
+
+/// One member's part of a collective.
+#[derive(Debug)]
+pub(super) struct Post {
+    pub(super) call: Call,
+    pub(super) data: Payload,
+    /// Rows meant for each member, in an all-to-all.
+    pub(super) rows: Vec<usize>,
+}
+
+/// All parts of a collective, in member order.
+#[derive(Debug)]
+pub(super) struct Collected {
+    pub(super) posts: Vec<Arc<Post>>,
+    /// Reduced shards, each computed once by whichever member comes to it first.
+    pub(super) shards: Arc<Vec<OnceLock<Vec<f32>>>>,
+}
+
+/// Identity of a group: members that create several of one name and ranks get several.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct GroupKey {
+    pub(super) name: String,
+    pub(super) ranks: Vec<u32>,
+    pub(super) instance: u32,
+}
+
+/// The collectives in flight of one group.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) key: GroupKey,
+    slots: Mutex<HashMap<u64, Slot>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Slot {
+    posts: Vec<Option<Arc<Post>>>,
+    shards: Arc<Vec<OnceLock<Vec<f32>>>>,
+    num_collected: usize,
+}
+
+/// The first failure of a world.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub(super) rank: u32,
+    pub(super) message: String,
+}
+
+/// What the ranks of one world share.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    groups: Mutex<HashMap<GroupKey, Arc<Group>>>,
+    failure: OnceLock<Failure>,
+    left: Vec<AtomicBool>,
+    deadline: Duration,
+}
+
+impl Mailbox {
+    pub(super) fn new(ranks: u32, deadline: Duration) -> Self {
+        Self {
+            groups: Mutex::default(),
+            failure: OnceLock::new(),
+            left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            deadline,
+        }
+    }
+
+    /// The group of a key, made by its first member.
+    pub(super) fn group(&self, key: GroupKey) -> Arc<Group> {
+        let mut groups = lock(&self.groups);
+        let new = || {
+            Arc::new(Group {
+                key: key.clone(),
+                slots: Mutex::default(),
+                changed: Condvar::new(),
+            })
+        };
+        Arc::clone(groups.entry(key.clone()).or_insert_with(new))
+    }
+
+    /// The failure that ended the world, if any.
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Records the first failure and wakes every rank that waits.
+    pub(super) fn poison(&self, rank: u32, message: String) {
+        if self.failure.set(Failure { rank, message }).is_ok() {
+            self.wake_all();
+        }
+    }
+
+    /// A rank has returned: it will post nothing more.
+    pub(super) fn leave(&self, rank: u32) {
+        self.left[rank as usize].store(true, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        for group in lock(&self.groups).values() {
+            // Taking the lock orders the wake-up after any check a waiter has begun.
+            drop(lock(&group.slots));
+            group.changed.notify_all();
+        }
+    }
+
+    /// Posts one member's part of collective `sequence`. Never blocks on other ranks.
+    pub(super) fn post(
+        &self,
+        group: &Group,
+        sequence: u64,
+        member: usize,
+        post: Post,
+    ) -> Result<(), TransportError> {
+        let size = group.key.ranks.len();
+        let mut slots = lock(&group.slots);
+        let slot = slots.entry(sequence).or_insert_with(|| Slot {
+            posts: vec![None; size],
+            shards: Arc::new((0..size).map(|_| OnceLock::new()).collect()),
+            num_collected: 0,
+        });
+        let other = slot.posts.iter().position(Option::is_some);
+        if let Some((other, theirs)) = other.and_then(|i| Some((i, slot.posts[i].as_ref()?)))
+            && theirs.call != post.call
+        {
+            let error = TransportError::Mismatch {
+                rank: group.key.ranks[member],
+                place: Place {
+                    op: post.call.to_string(),
+                    group: group.key.to_string(),
+                    sequence,
+                },
+                other_rank: group.key.ranks[other],
+                other_call: theirs.call.to_string(),
+            };
+            drop(slots);
+            self.poison(group.key.ranks[member], error.to_string());
+            return Err(error);
+        }
+        assert!(
+            slot.posts[member].is_none(),
+            "member {member} of {} posts collective {sequence} twice",
+            group.key
+        );
+        slot.posts[member] = Some(Arc::new(post));
+        let complete = slot.posts.iter().all(Option::is_some);
+        drop(slots);
+        if complete {
+            group.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits until all members have posted collective `sequence`, and returns their parts.
+    pub(super) fn collect(
+        &self,
+        group: &Group,
+        sequence: u64,
+        member: usize,
+        call: &Call,
+    ) -> Result<Collected, TransportError> {
+        let start = Instant::now();
+        let rank = group.key.ranks[member];
+        let mut slots = lock(&group.slots);
+        loop {
+            // Whether a rank has left is read before what it posted: it posts first, then leaves.
+            let left: Vec<bool> = group
+                .key
+                .ranks
+                .iter()
+                .map(|&r| self.left[r as usize].load(Ordering::SeqCst))
+                .collect();
+            let slot = slots
+                .get_mut(&sequence)
+                .expect("a member waits only for what it has posted");
+            let missing: Vec<usize> = (0..slot.posts.len())
+                .filter(|&i| slot.posts[i].is_none())
+                .collect();
+            if missing.is_empty() {
+                let collected = Collected {
+                    posts: slot.posts.iter().flatten().cloned().collect(),
+                    shards: Arc::clone(&slot.shards),
+                };
+                slot.num_collected += 1;
+                if slot.num_collected == slot.posts.len() {
+                    slots.remove(&sequence);
+                }
+                return Ok(collected);
+            }
+            let place = || Place {
+                op: call.to_string(),
+                group: group.key.to_string(),
+                sequence,
+            };
+            let ranks_of =
+                |members: &[usize]| members.iter().map(|&i| group.key.ranks[i]).collect();
+            if let Some(failure) = self.failure.get() {
+                return Err(TransportError::Stopped {
+                    rank,
+                    place: place(),
+                    failed_rank: failure.rank,
+                    failure: failure.message.clone(),
+                });
+            }
+            let gone: Vec<usize> = missing.iter().copied().filter(|&i| left[i]).collect();
+            let waited = start.elapsed();
+            let error = match self.deadline.checked_sub(waited) {
+                _ if !gone.is_empty() => TransportError::Absent {
+                    rank,
+                    place: place(),
+                    missing: ranks_of(&gone),
+                },
+                None => TransportError::Deadline {
+                    rank,
+                    place: place(),
+                    waited_s: waited.as_secs_f64(),
+                    missing: ranks_of(&missing),
+                },
+                Some(rest) => {
+                    slots = group
+                        .changed
+                        .wait_timeout(slots, rest)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                    continue;
+                }
+            };
+            drop(slots);
+            self.poison(rank, error.to_string());
+            return Err(error);
+        }
+    }
+}
+
+impl fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.name, self.ranks)
+    }
+}
+
+/// A mutex is never left inconsistent here: nothing panics while one is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

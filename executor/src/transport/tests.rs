@@ -1,0 +1,394 @@
+//! Collectives against a brute-force oracle, their laws, and every way to fail.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use moefold_kernels::{Device, Tensor, TensorClass};
+use moefold_profiles::Dtype;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::error::Error;
+
+const CLASS: TensorClass = TensorClass::Activations;
+
+/// Numbers that only `rank` would send, with rounding that shows the order of a sum.
+fn data(rank: u32, len: usize) -> Vec<f32> {
+    let mut random = ChaCha8Rng::seed_from_u64(u64::from(rank) + 17);
+    (0..len)
+        .map(|_| random.random_range(-1.0_f32..1.0) * 1e3_f32.powi(random.random_range(-1..2)))
+        .collect()
+}
+
+fn sum_in_rank_order(parts: &[Vec<f32>]) -> Vec<f32> {
+    let mut total = parts[0].clone();
+    for part in &parts[1..] {
+        total.iter_mut().zip(part).for_each(|(a, b)| *a += b);
+    }
+    total
+}
+
+fn all_ranks(world: u32) -> Vec<u32> {
+    (0..world).collect()
+}
+
+fn tensor(device: &Device, values: &[f32]) -> Tensor {
+    device.from_f32(CLASS, values, &[values.len()])
+}
+
+fn zeros(device: &Device, dims: &[usize]) -> Tensor {
+    device.zeros(CLASS, Dtype::F32, dims)
+}
+
+/// Runs `body` on every rank of worlds of 1 to 8 with a group of all ranks.
+fn on_worlds(body: impl Fn(&RankContext, &Communicator, &Device) -> Result<(), Error> + Sync) {
+    for world in 1..=8 {
+        World::threads(world)
+            .deadline(Duration::from_secs(20))
+            .run(|rank| {
+                let group = rank.communicator("all", &all_ranks(world));
+                body(rank, &group, &Device::cpu(1))
+            })
+            .expect("every rank finishes");
+    }
+}
+
+#[test]
+fn oracle_all_reduce_sums_in_rank_order_and_takes_the_maximum() {
+    on_worlds(|rank, group, device| {
+        for len in [0, 1, 5, 64, 1001] {
+            let parts: Vec<_> = (0..rank.ranks()).map(|r| data(r, len)).collect();
+            let sum = tensor(device, &data(rank.rank(), len));
+            group.all_reduce(&sum)?;
+            assert_eq!(sum.to_f32(), sum_in_rank_order(&parts));
+            let max = tensor(device, &data(rank.rank(), len));
+            group.all_reduce_max(&max)?;
+            let expected: Vec<f32> = (0..len)
+                .map(|i| parts.iter().map(|p| p[i]).fold(f32::MIN, f32::max))
+                .collect();
+            assert_eq!(max.to_f32(), expected);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn oracle_gather_scatter_and_broadcast() {
+    on_worlds(|rank, group, device| {
+        let (size, me) = (group.size(), group.index());
+        for len in [1, 7, 256] {
+            let shards: Vec<_> = (0..rank.ranks()).map(|r| data(r, len)).collect();
+            let gathered = zeros(device, &[size * len]);
+            group.all_gather(&tensor(device, &shards[me]), &gathered)?;
+            assert_eq!(gathered.to_f32(), shards.concat());
+
+            let wholes: Vec<_> = (0..rank.ranks()).map(|r| data(r, size * len)).collect();
+            let shard = zeros(device, &[len]);
+            group.reduce_scatter(&tensor(device, &wholes[me]), &shard)?;
+            assert_eq!(
+                shard.to_f32(),
+                sum_in_rank_order(&wholes)[me * len..(me + 1) * len]
+            );
+
+            let root = len % size;
+            let copied = tensor(device, &data(rank.rank(), len));
+            group.broadcast(&copied, root)?;
+            assert_eq!(copied.to_f32(), shards[root]);
+
+            let ids = device.from_i32(CLASS, &[rank.rank() as i32; 3], &[3]);
+            let all_ids = device.zeros(CLASS, Dtype::I32, &[3 * size]);
+            group.all_gather(&ids, &all_ids)?;
+            let expected: Vec<i32> = (0..size as i32).flat_map(|r| [r; 3]).collect();
+            assert_eq!(all_ids.to_i32(), expected);
+        }
+        Ok(())
+    });
+}
+
+/// Rows that `from` sends to `to`: ragged, many of them zero.
+fn rows_between(from: usize, to: usize) -> usize {
+    [0, 3, 0, 1, 5, 0, 2][(3 * from + 5 * to) % 7]
+}
+
+#[test]
+fn oracle_ragged_all_to_all_delivers_rows_with_their_provenance() {
+    const WIDTH: usize = 3;
+    on_worlds(|_, group, device| {
+        let (size, me) = (group.size(), group.index());
+        // A row says who sent it to whom, and which one it is.
+        let rows = |from: usize, to: usize| -> Vec<f32> {
+            (0..rows_between(from, to))
+                .flat_map(|row| [from as f32, to as f32, row as f32])
+                .collect()
+        };
+        let send: Vec<usize> = (0..size).map(|to| rows_between(me, to)).collect();
+        let receive: Vec<usize> = (0..size).map(|from| rows_between(from, me)).collect();
+        let sent: Vec<f32> = (0..size).flat_map(|to| rows(me, to)).collect();
+        let expected: Vec<f32> = (0..size).flat_map(|from| rows(from, me)).collect();
+        let src = device.from_f32(CLASS, &sent, &[send.iter().sum(), WIDTH]);
+        let dst = zeros(device, &[receive.iter().sum(), WIDTH]);
+        group.all_to_all(&src, &send, &dst, &receive)?;
+        assert_eq!(dst.to_f32(), expected);
+        // Sending everything back restores it.
+        let back = zeros(device, &[send.iter().sum(), WIDTH]);
+        group.all_to_all(&dst, &receive, &back, &send)?;
+        assert_eq!(back.to_f32(), sent);
+        Ok(())
+    });
+}
+
+#[test]
+fn oracle_host_numbers() {
+    on_worlds(|rank, group, _| {
+        let mine: Vec<u64> = vec![u64::from(rank.rank()); rank.rank() as usize];
+        let expected: Vec<Vec<u64>> = (0..u64::from(rank.ranks()))
+            .map(|r| vec![r; r as usize])
+            .collect();
+        assert_eq!(group.exchange_counts(&mine)?, expected);
+        let mut values = [f64::from(rank.rank()), 0.1];
+        group.all_reduce_f64(&mut values)?;
+        let n = rank.ranks();
+        assert_eq!(values[0], f64::from(n * (n - 1) / 2));
+        assert_eq!(values[1], (0..n).map(|_| 0.1).sum::<f64>());
+        group.barrier()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn started_collectives_of_several_groups_interleave_and_end_in_any_order() {
+    const WORLD: u32 = 4;
+    World::threads(WORLD)
+        .deadline(Duration::from_secs(20))
+        .run(|rank| {
+            let device = Device::cpu(1);
+            let me = rank.rank();
+            let pair = rank.communicator("tp", &[me & !1, me | 1]);
+            let stride = rank.communicator("dp", &[me % 2, me % 2 + 2]);
+            let world = rank.communicator("world", &all_ranks(WORLD));
+            let groups = [&pair, &stride, &world, &pair];
+            let tensors: Vec<Tensor> = (0..4)
+                .map(|i| tensor(&device, &data(10 * i + me, 100)))
+                .collect();
+            let mut pending: Vec<(usize, Pending)> = Vec::new();
+            for (i, group) in groups.iter().enumerate() {
+                pending.push((i, group.start_all_reduce(&tensors[i])?));
+            }
+            // A blocking one in between, and every rank awaits in another order.
+            world.barrier()?;
+            pending.rotate_left(me as usize);
+            for (i, pending) in pending {
+                pending.wait()?;
+                let parts: Vec<_> = groups[i]
+                    .ranks()
+                    .iter()
+                    .map(|r| data(10 * i as u32 + r, 100))
+                    .collect();
+                assert_eq!(tensors[i].to_f32(), sum_in_rank_order(&parts));
+            }
+            Ok(())
+        })
+        .expect("no order of waiting deadlocks");
+}
+
+#[test]
+fn communicators_of_one_name_and_ranks_are_separate() {
+    World::threads(2)
+        .deadline(Duration::from_secs(20))
+        .run(|rank| {
+            let first = rank.communicator("ep", &[0, 1]);
+            let second = rank.communicator("ep", &[0, 1]);
+            let word = u64::from(rank.rank());
+            // Rank 0 and rank 1 use them in opposite orders: one stream of calls would mismatch.
+            let device = Device::cpu(1);
+            let t = tensor(&device, &[1.0]);
+            if word == 0 {
+                let pending = first.start_all_reduce(&t)?;
+                second.exchange_counts(&[word])?;
+                pending.wait()?;
+            } else {
+                let pending = second.exchange_counts(&[word]);
+                first.all_reduce(&t)?;
+                pending?;
+            }
+            assert_eq!(t.to_f32(), [2.0]);
+            Ok(())
+        })
+        .expect("both finish");
+}
+
+#[test]
+fn law_the_same_bits_under_random_delays() {
+    let seed: u64 = std::env::var("SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(20);
+    let run = |delays: u64| {
+        World::threads(5)
+            .run(|rank| {
+                let device = Device::cpu(1);
+                let group = rank.communicator("all", &all_ranks(5));
+                let mut random =
+                    ChaCha8Rng::seed_from_u64(seed ^ delays ^ (u64::from(rank.rank()) << 32));
+                let t = tensor(&device, &data(rank.rank(), 333));
+                for _ in 0..20 {
+                    sleep(Duration::from_micros(random.random_range(0..300)));
+                    group.all_reduce(&t)?;
+                    let scaled: Vec<f32> = t.to_f32().iter().map(|x| x / 4.9).collect();
+                    t.copy_from_f32(&scaled);
+                }
+                Ok(t.to_f32().iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+            })
+            .expect("finishes")
+    };
+    let first = run(1);
+    assert!(first.iter().all(|rank| *rank == first[0]));
+    for delays in 2..6 {
+        assert_eq!(run(delays), first, "SEED={seed}, delays {delays}");
+    }
+}
+
+#[test]
+fn a_failing_rank_stops_the_others_and_is_the_error_of_the_world() {
+    let error = World::threads(4)
+        .run(|rank| {
+            let group = rank.communicator("ep", &all_ranks(4));
+            if rank.rank() == 2 {
+                sleep(Duration::from_millis(20));
+                return Err(Error::Request("the data ran out".to_owned()));
+            }
+            let stopped = group.barrier().expect_err("rank 2 never comes");
+            let text = stopped.to_string();
+            assert!(
+                text.contains("rank 2 failed: the data ran out")
+                    && text.contains("number 0 of group ep [0, 1, 2, 3]"),
+                "{text}"
+            );
+            Err::<(), _>(stopped.into())
+        })
+        .expect_err("the world fails");
+    assert_eq!(error.to_string(), "rank 2: the data ran out");
+    assert!(error.is_bad_request());
+}
+
+#[test]
+fn a_panic_becomes_an_error_that_names_the_rank_and_its_last_collective() {
+    let error = World::threads(3)
+        .run(|rank| {
+            let group = rank.communicator("dp", &all_ranks(3));
+            group.barrier()?;
+            assert!(rank.rank() != 1, "a defect");
+            group.barrier()?;
+            Ok(())
+        })
+        .expect_err("the world fails");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("rank 1 panicked after starting gather_words")
+            && text.contains("number 0 of group dp [0, 1, 2]")
+            && text.ends_with("a defect"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_missing_rank_is_named_at_the_deadline() {
+    let error = World::threads(3)
+        .deadline(Duration::from_millis(50))
+        .run(|rank| {
+            let group = rank.communicator("tp", &all_ranks(3));
+            if rank.rank() == 1 {
+                sleep(Duration::from_millis(300));
+            }
+            group.barrier()?;
+            Ok(())
+        })
+        .expect_err("rank 1 is too late");
+    let text = error.to_string();
+    assert!(text.contains("for ranks [1], which did not come"), "{text}");
+}
+
+#[test]
+fn a_rank_that_returns_early_is_named_at_once() {
+    let error = World::threads(3)
+        .run(|rank| {
+            let group = rank.communicator("tp", &all_ranks(3));
+            if rank.rank() != 1 {
+                group.barrier()?;
+            }
+            Ok(())
+        })
+        .expect_err("rank 1 left");
+    let text = error.to_string();
+    assert!(
+        text.contains("for ranks [1], which have finished without it"),
+        "{text}"
+    );
+}
+
+#[test]
+fn mismatched_collectives_are_refused_with_both_calls() {
+    let run = |call: fn(&Communicator, &Device, u32) -> Result<(), TransportError>| {
+        World::threads(2)
+            .run(|rank| {
+                let group = rank.communicator("edp", &[0, 1]);
+                call(&group, &Device::cpu(1), rank.rank())?;
+                Ok(())
+            })
+            .expect_err("refused")
+            .to_string()
+    };
+    let sizes = run(|group, device, rank| group.all_reduce(&zeros(device, &[4 + rank as usize])));
+    assert!(sizes.contains("all_reduce of 4 f32"), "{sizes}");
+    assert!(sizes.contains("all_reduce of 5 f32"), "{sizes}");
+    assert!(sizes.contains("number 0 of group edp [0, 1]"), "{sizes}");
+
+    let kinds = run(|group, device, rank| match rank {
+        0 => group.all_reduce(&zeros(device, &[4])),
+        _ => group.broadcast(&zeros(device, &[4]), 0),
+    });
+    assert!(
+        kinds.contains("all_reduce of 4 f32") && kinds.contains("broadcast of 4 f32"),
+        "{kinds}"
+    );
+
+    let rows = run(|group, device, rank| {
+        let sent = zeros(device, &[2, 8]);
+        let received = zeros(device, &[2 + rank as usize, 8]);
+        group.all_to_all(&sent, &[1, 1], &received, &[1, 1 + rank as usize])
+    });
+    assert_eq!(
+        rows,
+        "rank 1 expects 2 rows from rank 1 in all_to_all of 8 f32 (number 0 of group edp [0, 1]), \
+         which sends 1"
+    );
+}
+
+#[test]
+fn the_recording_transport_passes_on_and_writes_down() {
+    let logs = World::threads(2)
+        .run(|rank| {
+            let log = CallLog::default();
+            let rank = rank.recording(&log);
+            let device = Device::cpu(1);
+            let group = rank.communicator("tp", &[0, 1]);
+            let solo = rank.communicator("cp", &[rank.rank()]);
+            let t = tensor(&device, &[1.0, 2.0]);
+            group.all_reduce(&t)?;
+            solo.all_reduce(&t)?;
+            let gathered = zeros(&device, &[4]);
+            group.all_gather(&t, &gathered)?;
+            assert_eq!(gathered.to_f32(), [2.0, 4.0, 2.0, 4.0]);
+            Ok(log.take())
+        })
+        .expect("finishes");
+    let call = |stem, bytes| Call {
+        group: "tp".to_owned(),
+        size: 2,
+        stem,
+        bytes,
+    };
+    let expected = vec![call("all_reduce", 8), call("all_gather", 16)];
+    assert_eq!(logs, vec![expected.clone(), expected]);
+}

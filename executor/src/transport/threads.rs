@@ -1,0 +1,279 @@
+//! The transport between rank threads: tensors into posts of the mailbox and back.
+//!
+//! A reduction is cut into one shard a member. Whoever waits computes every shard that nobody has
+//! begun, its own first, each as the sum of the posts in rank order: the members share the work, the
+//! bits do not depend on who did it, and awaiting two collectives in different orders on different
+//! ranks cannot deadlock, since no shard needs a particular member.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use moefold_kernels::Tensor;
+use moefold_profiles::Dtype;
+
+use super::mailbox::{Call, Collected, Group, GroupKey, Mailbox, Payload, Post};
+use super::{Exchange, Pending, Place, Reduce, Transport, TransportError};
+
+/// One member's end of a group of rank threads.
+#[derive(Debug)]
+pub(super) struct Threads {
+    mailbox: Arc<Mailbox>,
+    group: Arc<Group>,
+    member: usize,
+    next: Cell<u64>,
+    last_call: Rc<RefCell<Option<String>>>,
+}
+
+impl Threads {
+    pub(super) fn join(
+        mailbox: Arc<Mailbox>,
+        key: GroupKey,
+        member: usize,
+        last_call: Rc<RefCell<Option<String>>>,
+    ) -> Self {
+        Self {
+            group: mailbox.group(key),
+            mailbox,
+            member,
+            next: Cell::new(0),
+            last_call,
+        }
+    }
+
+    /// Posts this member's part of the group's next collective.
+    fn post(&self, call: Call, data: Payload, rows: Vec<usize>) -> Result<Started, TransportError> {
+        let sequence = self.next.get();
+        self.next.set(sequence + 1);
+        let started = Started {
+            mailbox: Arc::clone(&self.mailbox),
+            group: Arc::clone(&self.group),
+            member: self.member,
+            sequence,
+            call: call.clone(),
+        };
+        *self.last_call.borrow_mut() = Some(started.place().to_string());
+        let post = Post { call, data, rows };
+        self.mailbox
+            .post(&self.group, sequence, self.member, post)?;
+        Ok(started)
+    }
+}
+
+impl Transport for Threads {
+    fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
+        let call = |what, tensor: &Tensor, size, root| Call {
+            what,
+            element: element(tensor),
+            size,
+            root,
+        };
+        let stem = exchange.stem();
+        let pending = match exchange {
+            Exchange::AllReduce { tensor, reduce } => {
+                let what = match reduce {
+                    Reduce::Sum => stem,
+                    Reduce::Max => "all_reduce (max)",
+                };
+                let call = call(what, &tensor, tensor.len(), 0);
+                let started = self.post(call, read(&tensor), Vec::new())?;
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    let shards = shard_ranges(tensor.len(), started.size());
+                    for i in (0..shards.len()).map(|i| (i + started.member) % shards.len()) {
+                        all.shards[i].get_or_init(|| combine(&all, shards[i].clone(), reduce));
+                    }
+                    for (shard, range) in all.shards.iter().zip(shards) {
+                        let shard = shard.get().expect("every shard was initialized above");
+                        write_f32(&tensor, range.start, shard);
+                    }
+                    Ok(())
+                })
+            }
+            Exchange::AllGather { src, dst } => {
+                let call = call(stem, &src, src.len(), 0);
+                let started = self.post(call, read(&src), Vec::new())?;
+                let len = src.len();
+                Pending::new(move || {
+                    for (i, post) in started.collect()?.posts.iter().enumerate() {
+                        write(&dst, i * len, &post.data, 0..len);
+                    }
+                    Ok(())
+                })
+            }
+            Exchange::ReduceScatter { src, dst } => {
+                let call = call(stem, &src, src.len(), 0);
+                let started = self.post(call, read(&src), Vec::new())?;
+                let own = started.member * dst.len();
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    let sum = combine(&all, own..own + dst.len(), Reduce::Sum);
+                    write_f32(&dst, 0, &sum);
+                    Ok(())
+                })
+            }
+            Exchange::AllToAll {
+                src,
+                send_rows,
+                dst,
+                recv_rows,
+            } => {
+                let width = src.dims()[1..].iter().product();
+                let call = call(stem, &src, width, 0);
+                let started = self.post(call, read(&src), send_rows)?;
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    let mut at = 0;
+                    for (other, post) in all.posts.iter().enumerate() {
+                        let rows = post.rows[started.member];
+                        if rows != recv_rows[other] {
+                            return Err(started.refuse(other, recv_rows[other], rows));
+                        }
+                        let before: usize = post.rows[..started.member].iter().sum();
+                        let sent = before * width..(before + rows) * width;
+                        write(&dst, at, &post.data, sent);
+                        at += rows * width;
+                    }
+                    Ok(())
+                })
+            }
+            Exchange::Broadcast { tensor, root } => {
+                let call = call(stem, &tensor, tensor.len(), root);
+                let data = if self.member == root {
+                    read(&tensor)
+                } else {
+                    Payload::U64(Vec::new())
+                };
+                let started = self.post(call, data, Vec::new())?;
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    if started.member != root {
+                        write(&tensor, 0, &all.posts[root].data, 0..tensor.len());
+                    }
+                    Ok(())
+                })
+            }
+        };
+        Ok(pending)
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+        let call = Call {
+            what: "gather_words",
+            element: "u64",
+            size: 0,
+            root: 0,
+        };
+        let started = self.post(call, Payload::U64(words.to_vec()), Vec::new())?;
+        let all = started.collect()?;
+        let words_of = |post: &Arc<Post>| match &post.data {
+            Payload::U64(words) => words.clone(),
+            other => unreachable!("calls were matched, yet {other:?} is not words"),
+        };
+        Ok(all.posts.iter().map(words_of).collect())
+    }
+}
+
+/// A collective that this member has posted its part of.
+#[derive(Debug)]
+struct Started {
+    mailbox: Arc<Mailbox>,
+    group: Arc<Group>,
+    member: usize,
+    sequence: u64,
+    call: Call,
+}
+
+impl Started {
+    fn size(&self) -> usize {
+        self.group.key.ranks.len()
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            op: self.call.to_string(),
+            group: self.group.key.to_string(),
+            sequence: self.sequence,
+        }
+    }
+
+    fn collect(&self) -> Result<Collected, TransportError> {
+        self.mailbox
+            .collect(&self.group, self.sequence, self.member, &self.call)
+    }
+
+    fn refuse(&self, other: usize, expected_rows: usize, sent_rows: usize) -> TransportError {
+        let rank = self.group.key.ranks[self.member];
+        let error = TransportError::Rows {
+            rank,
+            place: self.place(),
+            other_rank: self.group.key.ranks[other],
+            expected_rows,
+            sent_rows,
+        };
+        self.mailbox.poison(rank, error.to_string());
+        error
+    }
+}
+
+/// One range a member, of nearly equal lengths; the first ones are longer.
+fn shard_ranges(len: usize, size: usize) -> Vec<Range<usize>> {
+    (0..size)
+        .map(|i| len * i / size..len * (i + 1) / size)
+        .collect()
+}
+
+/// The reduction of one range of all posts, in member order.
+fn combine(all: &Collected, range: Range<usize>, reduce: Reduce) -> Vec<f32> {
+    let part = |post: &Arc<Post>| match &post.data {
+        Payload::F32(data) => data[range.clone()].to_vec(),
+        other => unreachable!("only f32 is reduced, not {other:?}"),
+    };
+    let mut result = part(&all.posts[0]);
+    for post in &all.posts[1..] {
+        let Payload::F32(data) = &post.data else {
+            unreachable!("calls were matched");
+        };
+        let pairs = result.iter_mut().zip(&data[range.clone()]);
+        match reduce {
+            Reduce::Sum => pairs.for_each(|(a, &b)| *a += b),
+            Reduce::Max => pairs.for_each(|(a, &b)| *a = a.max(b)),
+        }
+    }
+    result
+}
+
+fn element(tensor: &Tensor) -> &'static str {
+    match tensor.dtype() {
+        Dtype::F32 => "f32",
+        Dtype::I32 => "i32",
+        other => unreachable!("the CPU device has no {other} tensors"),
+    }
+}
+
+fn read(tensor: &Tensor) -> Payload {
+    match tensor.dtype() {
+        Dtype::I32 => Payload::I32(tensor.to_i32()),
+        _ => Payload::F32(tensor.to_f32()),
+    }
+}
+
+/// Writes a range of a post to `tensor` from element `at`.
+fn write(tensor: &Tensor, at: usize, data: &Payload, range: Range<usize>) {
+    match data {
+        Payload::F32(data) => write_f32(tensor, at, &data[range]),
+        Payload::I32(data) => {
+            if !range.is_empty() {
+                tensor.view(at, &[range.len()]).copy_from_i32(&data[range]);
+            }
+        }
+        Payload::U64(_) => unreachable!("words do not travel in tensors"),
+    }
+}
+
+fn write_f32(tensor: &Tensor, at: usize, data: &[f32]) {
+    if !data.is_empty() {
+        tensor.view(at, &[data.len()]).copy_from_f32(data);
+    }
+}
