@@ -9,5 +9,7 @@ pub mod answer;
 pub mod layout;
 pub mod mesh;
 pub mod model;
+pub mod partition;
 pub mod plan;
 pub mod schedule;
+pub mod simulate;
