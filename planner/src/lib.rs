@@ -6,10 +6,16 @@
 //! given and no clock, no environment and no device.
 
 pub mod answer;
+pub mod kept;
 pub mod layout;
+pub mod lower;
+pub mod memory;
 pub mod mesh;
 pub mod model;
-pub mod partition;
+pub mod options;
 pub mod plan;
+pub mod price;
 pub mod schedule;
-pub mod simulate;
+pub mod search;
+pub mod shard;
+pub mod stack;

@@ -10,7 +10,7 @@ use moefold_profiles::trace::TimeByCategory;
 use moefold_profiles::{Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Batch;
+use crate::layout::{Batch, Layout};
 use crate::model::Model;
 
 /// Version of the file format.
@@ -58,6 +58,23 @@ pub struct LayoutRecord {
     pub edp: u32,
     pub mbs: u32,
     pub microbatches: u32,
+}
+
+impl From<&Layout> for LayoutRecord {
+    fn from(layout: &Layout) -> Self {
+        Self {
+            tp: layout.tp(),
+            cp: layout.cp(),
+            dp: layout.dp(),
+            pp: layout.pp(),
+            vpp: layout.vpp(),
+            ep: layout.ep(),
+            etp: layout.etp(),
+            edp: layout.edp(),
+            mbs: layout.mbs(),
+            microbatches: layout.microbatches(),
+        }
+    }
 }
 
 /// Schedule and placement of layers.

@@ -1,0 +1,364 @@
+//! Lowering: a layer and its [`Local`] shape become the ops and collectives one rank runs for one
+//! microbatch, forward and backward.
+//!
+//! Nothing is priced here. Each piece of work says which [`Part`] of a layer it belongs to, so that
+//! recomputing a module is running the forward work of its parts again. Attention is lowered in
+//! [`attention`], feed-forward blocks and dispatch in [`ffn`], embedding, head and the step's own
+//! work in [`ends`]. Formulas: Megatron-LM at d98e8a64 and arXiv 2603.07685, sections 4 and 5.
+
+pub mod attention;
+pub mod dispatch;
+pub mod ends;
+pub mod ffn;
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Pass, Precision};
+
+use crate::kept::Local;
+use crate::layout::Layout;
+use crate::mesh::{GroupKind, Placement, placement};
+use crate::model::{Layer, Model};
+use crate::plan::{Dispatcher, Module, Recompute};
+
+/// The piece of a layer that some work belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// A norm before a block.
+    Norm,
+    /// Projections into the mixer.
+    Projection,
+    /// Up-projections of latents and the rotary embedding after them.
+    UpProjection,
+    /// Attention core or recurrence.
+    Core,
+    /// Output projection of the mixer.
+    Output,
+    /// A dense MLP.
+    Mlp,
+    /// Router scores and choice.
+    Router,
+    /// Dispatch and combine of tokens, permutation included.
+    Dispatch,
+    /// Matrix products of the experts.
+    Experts,
+    /// Activation of the experts.
+    ExpertActivation,
+    /// The shared expert.
+    Shared,
+    /// Sums into the residual stream.
+    Residual,
+    /// Embedding, head and loss.
+    Ends,
+}
+
+/// What some work is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Task {
+    /// A device operation.
+    Op(Op),
+    /// A collective on its own.
+    Collective(Collective),
+    /// A dispatch that sends one copy a destination: so much to ranks of the own NVLink domain, so
+    /// much over the network.
+    Exchange {
+        /// Bytes to ranks of the own domain.
+        local: Bytes,
+        /// Bytes over the network.
+        remote: Bytes,
+        /// The group.
+        group: Placement,
+    },
+}
+
+/// A piece of work of one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// What it is.
+    pub task: Task,
+    /// What its time counts as.
+    pub category: Category,
+    /// Where it belongs.
+    pub part: Part,
+    /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
+    pub beside_core: bool,
+}
+
+/// The work of one layer (or end of the model) for one microbatch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Lowered {
+    /// Forward.
+    pub forward: Vec<Work>,
+    /// Backward.
+    pub backward: Vec<Work>,
+}
+
+/// A collective over a group.
+pub(crate) fn over(group: Placement, kind: CollectiveKind, bytes: Bytes) -> Collective {
+    Collective {
+        kind,
+        bytes,
+        ranks: group.ranks,
+        ranks_per_domain: group.ranks_per_domain,
+    }
+}
+
+/// The groups that a layer's collectives run over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LayerGroups {
+    /// Tensor parallel.
+    pub tp: Placement,
+    /// Context parallel.
+    pub cp: Placement,
+    /// Expert parallel.
+    pub ep: Placement,
+    /// Expert tensor parallel.
+    pub etp: Placement,
+    /// Expert and expert tensor parallel together.
+    pub tp_ep: Placement,
+}
+
+impl LayerGroups {
+    /// The groups of a layout on a cluster.
+    pub fn new(layout: &Layout, cluster: &Cluster) -> Self {
+        let of = |kind| placement(layout, kind, cluster);
+        Self {
+            tp: of(GroupKind::Tp),
+            cp: of(GroupKind::Cp),
+            ep: of(GroupKind::Ep),
+            etp: of(GroupKind::Etp),
+            tp_ep: of(GroupKind::TpEp),
+        }
+    }
+}
+
+/// Everything a lowering reads besides the layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The shape of a microbatch on a rank.
+    pub local: &'a Local,
+    /// Where the groups sit.
+    pub groups: &'a LayerGroups,
+    /// The recipe.
+    pub precision: Precision,
+    /// How tokens travel.
+    pub dispatcher: Dispatcher,
+}
+
+/// Lowers one decoder layer.
+pub fn layer(setting: &Setting<'_>, layer: &Layer) -> Lowered {
+    let mut work = Writer::new(setting);
+    if let Some(mixer) = &layer.mixer {
+        attention::lower(&mut work, mixer);
+    }
+    if let Some(ffn) = &layer.ffn {
+        ffn::lower(&mut work, ffn);
+    }
+    work.lowered
+}
+
+/// Whether a recompute set runs the forward work of a part again in the backward pass.
+pub fn runs_again(recompute: &Recompute, part: Part) -> bool {
+    let modules = match recompute {
+        Recompute::None => return false,
+        Recompute::Full => return part != Part::Ends,
+        Recompute::Modules(modules) => modules,
+    };
+    modules.iter().any(|module| match module {
+        Module::CoreAttn => part == Part::Core,
+        Module::MlaUpProj => part == Part::UpProjection,
+        Module::Layernorm => part == Part::Norm,
+        Module::MoeAct => part == Part::ExpertActivation,
+        Module::Mlp => part == Part::Mlp,
+        Module::SharedExperts => part == Part::Shared,
+        Module::Moe => matches!(
+            part,
+            Part::Router | Part::Dispatch | Part::Experts | Part::ExpertActivation | Part::Shared
+        ),
+    })
+}
+
+/// Writes forward and backward work side by side.
+pub(crate) struct Writer<'a> {
+    pub(crate) setting: Setting<'a>,
+    pub(crate) lowered: Lowered,
+    /// Type activations travel in.
+    pub(crate) wide: Dtype,
+    category: Category,
+    part: Part,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn new(setting: &Setting<'a>) -> Self {
+        Self {
+            setting: *setting,
+            lowered: Lowered::default(),
+            wide: setting.precision.activation(),
+            category: Category::Dense,
+            part: Part::Ends,
+        }
+    }
+
+    /// What the work that follows counts as and belongs to.
+    pub(crate) fn at(&mut self, category: Category, part: Part) {
+        self.category = category;
+        self.part = part;
+    }
+
+    fn work(&self, task: Task, category: Category) -> Work {
+        Work {
+            task,
+            category,
+            part: self.part,
+            beside_core: false,
+        }
+    }
+
+    pub(crate) fn forward(&mut self, op: Op) {
+        let work = self.work(Task::Op(op), self.category);
+        self.lowered.forward.push(work);
+    }
+
+    pub(crate) fn backward(&mut self, op: Op) {
+        let work = self.work(Task::Op(op), self.category);
+        self.lowered.backward.push(work);
+    }
+
+    /// An op with one kernel for each pass.
+    pub(crate) fn both(&mut self, op: impl Fn(Pass) -> Op) {
+        self.forward(op(Pass::Forward));
+        self.backward(op(Pass::Backward));
+    }
+
+    /// A linear layer from width `k` to `n` over `m` rows: product, dgrad, wgrad.
+    pub(crate) fn linear(&mut self, m: u64, n: u64, k: u64) {
+        let dtype = self.setting.precision.compute();
+        self.linear_in(m, n, k, dtype);
+    }
+
+    /// [`Self::linear`] in a given type.
+    pub(crate) fn linear_in(&mut self, m: u64, n: u64, k: u64, dtype: Dtype) {
+        let gemm = |m, n, k, pass| Op::Gemm {
+            m,
+            n,
+            k,
+            pass,
+            dtype,
+        };
+        self.forward(gemm(m, n, k, Pass::Forward));
+        self.backward(gemm(m, k, n, Pass::Dgrad));
+        self.backward(gemm(n, k, m, Pass::Wgrad));
+    }
+
+    pub(crate) fn norm(&mut self, rows: u64, dim: u64) {
+        let dtype = self.wide;
+        self.both(|pass| Op::RmsNorm {
+            rows,
+            dim,
+            pass,
+            dtype,
+        });
+    }
+
+    pub(crate) fn rope(&mut self, rows: u64, dim: u64) {
+        let dtype = self.wide;
+        if dim > 0 {
+            self.both(|pass| Op::Rope {
+                rows,
+                dim,
+                pass,
+                dtype,
+            });
+        }
+    }
+
+    pub(crate) fn residual(&mut self) {
+        let (part, category) = (self.part, self.category);
+        self.part = Part::Residual;
+        let len = self.setting.local.tokens_local
+            * self.setting.model.hidden
+            * self.setting.model.residual_streams;
+        let dtype = self.wide;
+        self.forward(Op::Add { len, dtype });
+        self.backward(Op::Add { len, dtype });
+        (self.part, self.category) = (part, category);
+    }
+
+    fn collective(
+        &self,
+        group: Placement,
+        kind: CollectiveKind,
+        elements: u64,
+        dtype: Dtype,
+        category: Category,
+    ) -> Option<Work> {
+        if group.ranks < 2 || elements == 0 {
+            return None;
+        }
+        let collective = over(group, kind, dtype.bytes(elements));
+        Some(self.work(Task::Collective(collective), category))
+    }
+
+    pub(crate) fn send_forward(
+        &mut self,
+        group: Placement,
+        kind: CollectiveKind,
+        elements: u64,
+        category: Category,
+    ) {
+        let work = self.collective(group, kind, elements, self.wide, category);
+        self.lowered.forward.extend(work);
+    }
+
+    pub(crate) fn send_backward(
+        &mut self,
+        group: Placement,
+        kind: CollectiveKind,
+        elements: u64,
+        category: Category,
+    ) {
+        let work = self.collective(group, kind, elements, self.wide, category);
+        self.lowered.backward.extend(work);
+    }
+
+    /// Pushes finished work.
+    pub(crate) fn push(&mut self, forward: bool, task: Task, category: Category, beside: bool) {
+        let mut work = self.work(task, category);
+        work.beside_core = beside;
+        if forward {
+            self.lowered.forward.push(work);
+        } else {
+            self.lowered.backward.push(work);
+        }
+    }
+
+    /// Entering a tensor-parallel region under sequence parallelism: the input of `width` is
+    /// gathered, gathered again for the weight gradient, and its gradient scattered.
+    pub(crate) fn enter_tp(&mut self, width: u64) {
+        let elements = self.setting.local.tokens * width;
+        let tp = self.setting.groups.tp;
+        self.send_forward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
+        self.send_backward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
+        self.send_backward(
+            tp,
+            CollectiveKind::ReduceScatter,
+            elements,
+            Category::TpComm,
+        );
+    }
+
+    /// Leaving it: the partial sums are scattered, and in backward the gradient gathered.
+    pub(crate) fn leave_tp(&mut self, width: u64) {
+        let elements = self.setting.local.tokens * width;
+        let tp = self.setting.groups.tp;
+        self.send_forward(
+            tp,
+            CollectiveKind::ReduceScatter,
+            elements,
+            Category::TpComm,
+        );
+        self.send_backward(tp, CollectiveKind::AllGather, elements, Category::TpComm);
+    }
+}

@@ -1,0 +1,247 @@
+//! Lowers the token mixers: grouped-query, latent, shared-key/value attention and linear mixers.
+//!
+//! Under context parallelism a rank holds `1/cp` of the queries in zig-zag order and sees every key,
+//! half of the scores existing: the op's `q_len` is `seq_len / cp` and its `kv_len` the sequence.
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::{CollectiveKind, Op};
+
+use super::{Part, Task, Writer, over};
+use crate::model::{Gqa, LinearMixer, Mixer, Mla, QkNorm, SharedKv};
+
+/// Lowers the norm, the mixer and the residual sum after it.
+pub(crate) fn lower(work: &mut Writer<'_>, mixer: &Mixer) {
+    let local = *work.setting.local;
+    work.at(Category::Attention, Part::Norm);
+    work.norm(local.tokens_local, work.setting.model.hidden);
+    match mixer {
+        Mixer::Gqa(gqa) => lower_gqa(work, gqa),
+        Mixer::Mla(mla) => lower_mla(work, mla),
+        Mixer::SharedKv(shared) => lower_shared_kv(work, shared),
+        Mixer::Linear(linear) => lower_linear(work, linear),
+    }
+    work.residual();
+}
+
+/// The shape of an attention core.
+struct Core {
+    heads: u64,
+    kv_heads: u64,
+    /// Keys a query sees at most, where fewer than the sequence.
+    keys: Option<u64>,
+    qk_dim: u64,
+    v_dim: u64,
+}
+
+fn lower_core(work: &mut Writer<'_>, core: &Core) {
+    let local = *work.setting.local;
+    work.at(Category::Attention, Part::Core);
+    let dtype = work.wide;
+    // A window or a selection leaves a band of the causal triangle: every query sees `keys`.
+    let limited = core.keys.filter(|&keys| keys < local.seq_len);
+    work.both(|pass| Op::Attention {
+        batch: local.mbs,
+        heads: core.heads,
+        kv_heads: core.kv_heads,
+        q_len: local.seq_len.div_ceil(local.cp),
+        kv_len: limited.unwrap_or(local.seq_len),
+        qk_dim: core.qk_dim,
+        v_dim: core.v_dim,
+        causal: limited.is_none(),
+        pass,
+        dtype,
+    });
+    // Ring attention: each rank passes its keys and values on `cp - 1` times, and in the backward
+    // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links.
+    let cp = work.setting.groups.cp;
+    let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
+    if cp.ranks > 1 {
+        let all = work.wide.bytes(block * u64::from(cp.ranks));
+        let gather = over(cp, CollectiveKind::AllGather, all);
+        let reduce = over(cp, CollectiveKind::ReduceScatter, all);
+        work.push(true, Task::Collective(gather), Category::CpComm, true);
+        work.push(false, Task::Collective(gather), Category::CpComm, true);
+        work.push(false, Task::Collective(reduce), Category::CpComm, true);
+    }
+}
+
+fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    let heads = gqa.heads / local.tp;
+    let kv_heads = local.kv_heads(gqa.kv_heads);
+    let projected = heads * if gqa.output_gate { 2 } else { 1 } + 2 * kv_heads;
+    work.at(Category::Attention, Part::Projection);
+    work.enter_tp(hidden);
+    work.linear(local.tokens, projected * gqa.head_dim, hidden);
+    if gqa.qk_norm != QkNorm::None {
+        work.norm(local.tokens * (heads + kv_heads), gqa.head_dim);
+    }
+    work.rope(local.tokens * (heads + kv_heads), gqa.rotary_dim);
+    lower_core(
+        work,
+        &Core {
+            heads,
+            kv_heads,
+            keys: gqa.window,
+            qk_dim: gqa.head_dim,
+            v_dim: gqa.head_dim,
+        },
+    );
+    work.at(Category::Attention, Part::Output);
+    if gqa.output_gate {
+        let (len, dtype) = (local.tokens * heads * gqa.head_dim, work.wide);
+        work.both(|_| Op::Add { len, dtype });
+    }
+    work.linear(local.tokens, hidden, heads * gqa.head_dim);
+    work.leave_tp(hidden);
+}
+
+fn lower_mla(work: &mut Writer<'_>, mla: &Mla) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    let heads = mla.heads / local.tp;
+    let (nope, rope, v) = (mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim);
+    let kv_rank = mla.kv_lora_rank;
+
+    // Down-projections run on the rank's own tokens with duplicated weights.
+    work.at(Category::Attention, Part::Projection);
+    if let Some(rank) = mla.q_lora_rank {
+        work.linear(local.tokens_local, rank, hidden);
+        work.norm(local.tokens_local, rank);
+    }
+    work.linear(local.tokens_local, kv_rank + rope, hidden);
+    work.norm(local.tokens_local, kv_rank);
+    // The latents are gathered, not the hidden states.
+    let query_input = mla.q_lora_rank.unwrap_or(hidden);
+    work.enter_tp(query_input + kv_rank + rope);
+
+    work.at(Category::Attention, Part::UpProjection);
+    work.linear(local.tokens, heads * (nope + rope), query_input);
+    work.linear(local.tokens, heads * (nope + v), kv_rank);
+    work.rope(local.tokens * heads, rope);
+    // The rotated part is concatenated to every key head: the keys are written once more.
+    work.rope(local.tokens * heads, nope + rope);
+
+    let mut keys = None;
+    if let Some(indexer) = &mla.indexer {
+        work.at(Category::Attention, Part::Projection);
+        work.linear(
+            local.tokens_local,
+            indexer.heads * indexer.head_dim,
+            query_input,
+        );
+        work.linear(local.tokens_local, indexer.head_dim + indexer.heads, hidden);
+        lower_index_scores(work, indexer.heads, indexer.head_dim, local.seq_len);
+        keys = Some(indexer.topk);
+    }
+    lower_core(
+        work,
+        &Core {
+            heads,
+            kv_heads: heads,
+            keys,
+            qk_dim: nope + rope,
+            v_dim: v,
+        },
+    );
+    work.at(Category::Attention, Part::Output);
+    work.linear(local.tokens, hidden, heads * v);
+    work.leave_tp(hidden);
+}
+
+/// Scores of a lightning indexer: every query against every earlier key, one weighted sum over
+/// index heads, no values (DeepSeek-V3.2 report, section 2). Queries are split over the
+/// tensor-parallel ranks.
+fn lower_index_scores(work: &mut Writer<'_>, heads: u64, head_dim: u64, keys: u64) {
+    let local = *work.setting.local;
+    let dtype = work.wide;
+    work.both(|pass| Op::Attention {
+        batch: local.mbs,
+        heads,
+        kv_heads: 1,
+        q_len: local.seq_len.div_ceil(local.cp * local.tp),
+        kv_len: keys,
+        qk_dim: head_dim,
+        v_dim: 0,
+        causal: true,
+        pass,
+        dtype,
+    });
+}
+
+fn lower_shared_kv(work: &mut Writer<'_>, shared: &SharedKv) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    let heads = shared.heads / local.tp;
+    work.at(Category::Attention, Part::Projection);
+    work.linear(local.tokens_local, shared.q_lora_rank, hidden);
+    work.norm(local.tokens_local, shared.q_lora_rank);
+    work.linear(local.tokens_local, shared.head_dim, hidden);
+    work.norm(local.tokens_local, shared.head_dim);
+    work.enter_tp(shared.q_lora_rank + shared.head_dim);
+    work.at(Category::Attention, Part::UpProjection);
+    work.linear(local.tokens, heads * shared.head_dim, shared.q_lora_rank);
+    work.rope(local.tokens * heads, shared.head_dim);
+
+    // A query sees its window, and of the compressed distant keys all or the selected ones.
+    let mut keys = shared.window;
+    if shared.compress_ratio > 0 {
+        let compressed = local.seq_len / shared.compress_ratio;
+        // The compressor reads every token and writes one key in `compress_ratio`.
+        work.at(Category::Attention, Part::Projection);
+        work.linear(local.tokens_local, shared.head_dim, hidden);
+        match &shared.indexer {
+            Some(indexer) => {
+                work.linear(
+                    local.tokens_local,
+                    indexer.heads * indexer.head_dim,
+                    shared.q_lora_rank,
+                );
+                lower_index_scores(work, indexer.heads, indexer.head_dim, compressed);
+                keys += indexer.topk.min(compressed);
+            }
+            None => keys += compressed,
+        }
+    }
+    lower_core(
+        work,
+        &Core {
+            heads,
+            kv_heads: 1,
+            keys: Some(keys),
+            qk_dim: shared.head_dim,
+            v_dim: shared.head_dim,
+        },
+    );
+    // Grouped low-rank output: each group of heads to its own latent, then all latents to hidden.
+    work.at(Category::Attention, Part::Output);
+    let groups = shared.o_groups.div_ceil(local.tp).max(1);
+    let per_group = (heads * shared.head_dim).div_ceil(groups);
+    work.linear(local.tokens * groups, shared.o_lora_rank, per_group);
+    work.linear(local.tokens, hidden, groups * shared.o_lora_rank);
+    work.leave_tp(hidden);
+}
+
+fn lower_linear(work: &mut Writer<'_>, linear: &LinearMixer) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    let (in_proj, out_proj) = (linear.in_proj / local.tp, linear.out_proj / local.tp);
+    work.at(Category::Attention, Part::Projection);
+    work.enter_tp(hidden);
+    work.linear(local.tokens, in_proj, hidden);
+    work.at(Category::Attention, Part::Core);
+    let dtype = work.wide;
+    // Convolution, recurrence and gate each pass over the projected values once.
+    work.both(|pass| Op::LinearAttention {
+        rows: local.tokens,
+        heads: linear.heads.div_ceil(local.tp),
+        state: linear.key_dim * linear.value_dim,
+        width: 3 * in_proj + 2 * out_proj,
+        pass,
+        dtype,
+    });
+    work.at(Category::Attention, Part::Output);
+    work.linear(local.tokens, hidden, out_proj);
+    work.leave_tp(hidden);
+}

@@ -1,0 +1,166 @@
+//! Lowers what is not a decoder layer: embedding, head and loss, multi-token prediction, and the
+//! work of a step after its microbatches (reductions, norm, optimizer).
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
+
+use super::{Lowered, Part, Setting, Writer, over};
+use crate::mesh::Placement;
+use crate::model::Layer;
+use crate::shard;
+
+/// The embedding of the first stage: vocabulary parallel, its partial rows scattered over tokens.
+pub fn embedding(setting: &Setting<'_>) -> Lowered {
+    let mut work = Writer::new(setting);
+    let local = *setting.local;
+    work.at(Category::Dense, Part::Ends);
+    let (dim, dtype) = (setting.model.hidden, work.wide);
+    work.both(|pass| Op::Embedding {
+        rows: local.tokens,
+        dim,
+        pass,
+        dtype,
+    });
+    work.leave_tp(setting.model.hidden);
+    work.lowered
+}
+
+/// Final norm, head and cross entropy of the last stage.
+pub fn head(setting: &Setting<'_>) -> Lowered {
+    let mut work = Writer::new(setting);
+    lower_head(&mut work);
+    work.lowered
+}
+
+fn lower_head(work: &mut Writer<'_>) {
+    let local = *work.setting.local;
+    let model = work.setting.model;
+    work.at(Category::Dense, Part::Ends);
+    work.norm(local.tokens_local, model.hidden);
+    work.enter_tp(model.hidden);
+    let vocab = shard::vocab(model, &local);
+    // The head stays in the wide type under every recipe.
+    let dtype = work.wide;
+    work.linear_in(local.tokens, vocab, model.hidden, dtype);
+    work.both(|pass| Op::CrossEntropy {
+        rows: local.tokens,
+        vocab,
+        pass,
+        dtype,
+    });
+    // Row maximum; target logit and sum of exponentials (f32).
+    let tp = work.setting.groups.tp;
+    if tp.ranks > 1 {
+        for values in [local.tokens, 2 * local.tokens] {
+            let reduce = over(tp, CollectiveKind::AllReduce, Dtype::F32.bytes(values));
+            work.push(
+                true,
+                super::Task::Collective(reduce),
+                Category::TpComm,
+                false,
+            );
+        }
+    }
+}
+
+/// One multi-token-prediction depth: norms of the hidden state and of the next token's embedding,
+/// projection `2h -> h`, its layer, and the head again.
+pub fn mtp(setting: &Setting<'_>, layer: &Layer) -> Lowered {
+    let mut work = Writer::new(setting);
+    let local = *setting.local;
+    let hidden = setting.model.hidden;
+    let dtype = work.wide;
+    work.at(Category::Dense, Part::Ends);
+    work.both(|pass| Op::Embedding {
+        rows: local.tokens,
+        dim: hidden,
+        pass,
+        dtype,
+    });
+    work.norm(2 * local.tokens_local, hidden);
+    work.enter_tp(2 * hidden);
+    work.linear(local.tokens, hidden / local.tp, 2 * hidden);
+    let inner = super::layer(setting, layer);
+    lower_head(&mut work);
+    let mut lowered = work.lowered;
+    lowered.forward.extend(inner.forward);
+    lowered.backward.extend(inner.backward);
+    lowered
+}
+
+/// The collectives one rank takes part in once a step, and the optimizer's ops.
+#[derive(Debug, Clone, Default)]
+pub struct StepWork {
+    /// Gradient reductions.
+    pub reduce: Vec<Collective>,
+    /// Weight gathers after the update.
+    pub gather: Vec<Collective>,
+    /// Reductions that nothing hides: gradients of replicated parameters, of a tied embedding.
+    pub exposed: Vec<Collective>,
+    /// Gradient norm and update.
+    pub optimizer: Vec<Op>,
+}
+
+/// Groups of the step's own collectives.
+#[derive(Debug, Clone, Copy)]
+pub struct StepGroups {
+    /// Data and context parallel: reduces dense gradients.
+    pub dp_cp: Placement,
+    /// Expert data parallel.
+    pub edp: Placement,
+    /// Tensor parallel.
+    pub tp: Placement,
+}
+
+/// Lowers the end of a step for a rank that holds `shard`. Gradients are reduced in
+/// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer).
+/// `tied` is the embedding's size on this rank where first and last stage share it.
+pub fn step(
+    shard: &shard::Shard,
+    groups: &StepGroups,
+    grad_dtype: Dtype,
+    weight_dtype: Dtype,
+    tied: Option<Placement>,
+    tied_elements: u64,
+) -> StepWork {
+    let mut work = StepWork::default();
+    for (parameters, group) in [(shard.dense(), groups.dp_cp), (shard.experts, groups.edp)] {
+        if parameters == 0 {
+            continue;
+        }
+        if group.ranks > 1 {
+            work.reduce.push(over(
+                group,
+                CollectiveKind::ReduceScatter,
+                grad_dtype.bytes(parameters),
+            ));
+            work.gather.push(over(
+                group,
+                CollectiveKind::AllGather,
+                weight_dtype.bytes(parameters),
+            ));
+        }
+        let len = parameters.div_ceil(u64::from(group.ranks));
+        work.optimizer.push(Op::GradNorm { len });
+        work.optimizer.push(Op::Adamw {
+            len,
+            dtype: weight_dtype,
+        });
+    }
+    if groups.tp.ranks > 1 && shard.replicated > 0 {
+        work.exposed.push(over(
+            groups.tp,
+            CollectiveKind::AllReduce,
+            grad_dtype.bytes(shard.replicated),
+        ));
+    }
+    if let Some(pair) = tied
+        && tied_elements > 0
+    {
+        let bytes: Bytes = grad_dtype.bytes(tied_elements);
+        work.exposed
+            .push(over(pair, CollectiveKind::AllReduce, bytes));
+    }
+    work
+}

@@ -1,0 +1,115 @@
+//! Lowers feed-forward blocks: dense MLPs, shared experts, and routed experts with their router.
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::{CollectiveKind, Op, Pass};
+
+use super::{Part, Writer, dispatch};
+use crate::model::{Ffn, Mlp, Moe};
+
+/// Lowers the norm, the block and the residual sum after it.
+pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    match ffn {
+        Ffn::Dense(mlp) => {
+            work.at(Category::Dense, Part::Norm);
+            work.norm(local.tokens_local, hidden);
+            work.at(Category::Dense, Part::Mlp);
+            lower_mlp(work, mlp);
+            work.at(Category::Dense, Part::Residual);
+        }
+        Ffn::Moe(moe) => {
+            work.at(Category::RouterPermute, Part::Norm);
+            work.norm(local.tokens_local, hidden);
+            lower_moe(work, moe);
+            work.at(Category::RouterPermute, Part::Residual);
+        }
+    }
+    work.residual();
+}
+
+fn fc1_width(mlp: &Mlp) -> u64 {
+    mlp.width * if mlp.gated { 2 } else { 1 }
+}
+
+fn lower_mlp(work: &mut Writer<'_>, mlp: &Mlp) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    work.enter_tp(hidden);
+    work.linear(local.tokens, fc1_width(mlp) / local.tp, hidden);
+    let (dim, dtype) = (mlp.width / local.tp, work.wide);
+    work.both(|pass| Op::Swiglu {
+        rows: local.tokens,
+        dim,
+        pass,
+        dtype,
+    });
+    work.linear(local.tokens, hidden, mlp.width / local.tp);
+    work.leave_tp(hidden);
+}
+
+fn lower_moe(work: &mut Writer<'_>, moe: &Moe) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    work.at(Category::RouterPermute, Part::Router);
+    let dtype = work.wide;
+    work.linear_in(local.tokens_local, moe.experts, hidden, dtype);
+    work.both(|pass| Op::Router {
+        rows: local.tokens_local,
+        experts: moe.experts,
+        topk: moe.topk,
+        pass,
+    });
+    if let Some(shared) = &moe.shared {
+        work.at(Category::Dense, Part::Shared);
+        lower_mlp(work, &shared.mlp);
+    }
+    dispatch::lower(work, moe);
+    lower_experts(work, moe);
+}
+
+fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
+    let rows = local.expert_rows;
+    let width = moe.expert.width / local.etp;
+    let etp = work.setting.groups.etp;
+
+    // Rows are gathered over the expert-tensor-parallel group before, and their sums scattered after.
+    work.at(Category::Experts, Part::Dispatch);
+    let gathered = rows * hidden;
+    let (gather, scatter) = (CollectiveKind::AllGather, CollectiveKind::ReduceScatter);
+    work.send_forward(etp, gather, gathered, Category::TpComm);
+    work.send_forward(etp, scatter, gathered, Category::TpComm);
+    work.send_backward(etp, gather, gathered, Category::TpComm);
+    work.send_backward(etp, scatter, gathered, Category::TpComm);
+
+    work.at(Category::Experts, Part::Experts);
+    grouped_linear(work, rows, fc1_width(&moe.expert) / local.etp, hidden);
+    work.at(Category::Experts, Part::ExpertActivation);
+    let dtype = work.wide;
+    work.both(|pass| Op::Swiglu {
+        rows,
+        dim: width,
+        pass,
+        dtype,
+    });
+    work.at(Category::Experts, Part::Experts);
+    grouped_linear(work, rows, hidden, width);
+}
+
+fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
+    let groups = work.setting.local.experts_local;
+    let dtype = work.setting.precision.compute();
+    let op = |pass| Op::GroupedGemm {
+        groups,
+        rows,
+        n,
+        k,
+        pass,
+        dtype,
+    };
+    work.forward(op(Pass::Forward));
+    work.backward(op(Pass::Dgrad));
+    work.backward(op(Pass::Wgrad));
+}

@@ -1,0 +1,200 @@
+//! Memory of a pipeline rank at its worst instant, by exact replay of the schedule.
+//!
+//! Static state is parameters times bytes. Activations are what is live when the schedule is played
+//! forward: each `Forward` of a stage adds what its layers keep, each `Backward` takes it away, and
+//! the working set of the pass that is running comes on top (Megatron-LM's static schedules allocate
+//! in that order). Fragmentation of an allocator is not modelled.
+
+use moefold_profiles::units::Bytes;
+
+use crate::plan::MemoryRecord;
+use crate::schedule::{Action, Schedule, Stage};
+use crate::shard::Shard;
+use crate::stack::StateBytes;
+
+/// An instant of a rank's schedule that no other instant dominates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    /// Live microbatches of each chunk of the rank, the running one included.
+    pub live: Vec<u32>,
+    /// The chunk that runs.
+    pub chunk: usize,
+    /// Whether its backward runs.
+    pub backward: bool,
+}
+
+impl Moment {
+    fn dominates(&self, other: &Self) -> bool {
+        self.chunk == other.chunk
+            && self.backward == other.backward
+            && self.live.iter().zip(&other.live).all(|(a, b)| a >= b)
+    }
+}
+
+/// The undominated instants of every pipeline rank.
+pub fn moments(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Moment>> {
+    schedule
+        .ranks
+        .iter()
+        .map(|actions| rank_moments(actions, pp, vpp))
+        .collect()
+}
+
+fn rank_moments(actions: &[Action], pp: u32, vpp: u32) -> Vec<Moment> {
+    let chunk_of = |stage: Stage| (stage.0 / pp) as usize;
+    let mut live = vec![0_u32; vpp as usize];
+    let mut worst: Vec<Moment> = Vec::new();
+    let mut see = |moment: Moment| {
+        if !worst.iter().any(|known| known.dominates(&moment)) {
+            worst.retain(|known| !moment.dominates(known));
+            worst.push(moment);
+        }
+    };
+    for action in actions {
+        match *action {
+            Action::Forward(stage, _) => {
+                let chunk = chunk_of(stage);
+                live[chunk] += 1;
+                see(Moment {
+                    live: live.clone(),
+                    chunk,
+                    backward: false,
+                });
+            }
+            Action::Backward(stage, _) => {
+                let chunk = chunk_of(stage);
+                see(Moment {
+                    live: live.clone(),
+                    chunk,
+                    backward: true,
+                });
+                live[chunk] -= 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(
+        live.iter().all(|&n| n == 0),
+        "a schedule runs every backward"
+    );
+    worst
+}
+
+/// What one stage (chunk) of a rank takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Parameters.
+    pub shard: Shard,
+    /// Kept for the backward pass of one microbatch.
+    pub kept: Bytes,
+    /// Working set of a forward pass.
+    pub forward: Bytes,
+    /// Working set of a backward pass.
+    pub backward: Bytes,
+    /// Logits and loss buffers while the stage runs.
+    pub logits: Bytes,
+}
+
+impl StageMemory {
+    /// Adds one layer: what is kept adds up, of working sets the largest counts.
+    pub fn add_layer(&mut self, layer: &Self) {
+        self.shard += layer.shard;
+        self.kept += layer.kept;
+        self.forward = self.forward.max(layer.forward);
+        self.backward = self.backward.max(layer.backward);
+        self.logits += layer.logits;
+    }
+}
+
+/// Bytes of a rank at its worst instant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RankMemory {
+    /// Model weights.
+    pub weights: Bytes,
+    /// Main gradients.
+    pub gradients: Bytes,
+    /// Master weights and moments.
+    pub optimizer: Bytes,
+    /// Kept activations.
+    pub activations: Bytes,
+    /// Working set.
+    pub transient: Bytes,
+    /// Logits and loss buffers.
+    pub logits: Bytes,
+    /// Context, communicators, staging.
+    pub overhead: Bytes,
+}
+
+impl RankMemory {
+    /// The sum of the parts.
+    pub fn total(&self) -> Bytes {
+        self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.transient
+            + self.logits
+            + self.overhead
+    }
+
+    /// In GiB.
+    pub fn record(&self) -> MemoryRecord {
+        MemoryRecord {
+            weights: self.weights.gib(),
+            gradients: self.gradients.gib(),
+            optimizer: self.optimizer.gib(),
+            activations: self.activations.gib(),
+            transient: self.transient.gib(),
+            logits: self.logits.gib(),
+            overhead: self.overhead.gib(),
+        }
+    }
+}
+
+/// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'
+/// over `expert_shards`.
+pub fn state(
+    shard: &Shard,
+    bytes: StateBytes,
+    dense_shards: u64,
+    expert_shards: u64,
+) -> RankMemory {
+    let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
+    RankMemory {
+        weights: per(shard.total(), bytes.weight),
+        gradients: per(shard.total(), bytes.gradient),
+        optimizer: per(shard.dense().div_ceil(dense_shards), bytes.sharded)
+            + per(shard.experts.div_ceil(expert_shards), bytes.sharded),
+        ..RankMemory::default()
+    }
+}
+
+/// Adds the worst instant's activations, working set and logits to a rank's static memory.
+pub fn at_worst_moment(
+    mut rank: RankMemory,
+    stages: &[StageMemory],
+    moments: &[Moment],
+) -> RankMemory {
+    let mut worst = Bytes::ZERO;
+    for moment in moments {
+        let kept: Bytes = stages
+            .iter()
+            .zip(&moment.live)
+            .map(|(stage, &live)| stage.kept * u64::from(live))
+            .sum();
+        let running = &stages[moment.chunk];
+        let transient = if moment.backward {
+            running.backward
+        } else {
+            running.forward
+        };
+        let total = kept + transient + running.logits;
+        if total > worst {
+            worst = total;
+            rank.activations = kept;
+            rank.transient = transient;
+            rank.logits = running.logits;
+        }
+    }
+    rank
+}

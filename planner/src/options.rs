@@ -1,0 +1,509 @@
+//! [`SearchOptions`]: what a search may vary and what is fixed, read from command-line words.
+//!
+//! [`Flags`] holds the words as they were typed; [`SearchOptions::parse`] gives them meaning or
+//! refuses them with a [`PlanError`] that names the flag, the value and what would work. Values that
+//! the design knows and this release does not price are refused as such, not silently ignored.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::{Dtype, Precision};
+use serde::Deserialize;
+
+use crate::layout::{Batch, ParseDegreesError, PartialDegrees};
+use crate::plan::{Dispatcher, Module, Objective, Optimizer, Recompute, StackName};
+
+/// Words of the `plan` command, unread. `None` is the default of the flag.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "each field is the flag of its name")]
+pub struct Flags {
+    pub precision: Option<String>,
+    pub layout: Option<String>,
+    pub stack: Option<String>,
+    pub dispatcher: Option<String>,
+    pub schedule: Option<String>,
+    pub recompute: Option<String>,
+    pub offload: Option<String>,
+    pub pipeline_layout: Option<String>,
+    pub overlap: Option<String>,
+    pub cuda_graph: Option<String>,
+    pub optimizer: Option<String>,
+    pub grad_dtype: Option<String>,
+    pub zero: Option<String>,
+    pub capacity_factor: Option<f64>,
+    pub routing: Option<String>,
+    pub objective: Option<String>,
+    pub top: Option<usize>,
+}
+
+/// What a search may vary and what is fixed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchOptions {
+    /// Sequence length and global batch.
+    pub batch: Batch,
+    /// Recipe.
+    pub precision: Precision,
+    /// Runtime.
+    pub stack: StackName,
+    /// Fixed degrees.
+    pub pins: PartialDegrees,
+    /// Token dispatcher; `None` tries the stack's.
+    pub dispatcher: Option<Dispatcher>,
+    /// Recompute set; `None` tries every sensible one.
+    pub recompute: Option<Recompute>,
+    /// Layers of each stage, where given.
+    pub stages: Option<Vec<Vec<u32>>>,
+    /// Optimizer.
+    pub optimizer: Optimizer,
+    /// Type of the main gradients.
+    pub grad_dtype: Dtype,
+    /// Rows of the busiest expert rank over the mean; 1 under balanced routing.
+    pub load: f64,
+    /// What is best.
+    pub objective: Objective,
+    /// Plans wanted.
+    pub top: usize,
+}
+
+impl SearchOptions {
+    /// The defaults for a batch on a stack.
+    pub fn new(batch: Batch, stack: StackName) -> Self {
+        Self {
+            batch,
+            precision: match stack {
+                StackName::Megatron => Precision::Bf16,
+                StackName::Moefold => Precision::Fp32,
+            },
+            stack,
+            pins: PartialDegrees::default(),
+            dispatcher: None,
+            recompute: None,
+            stages: None,
+            optimizer: Optimizer::Adam,
+            grad_dtype: Dtype::F32,
+            load: 1.0,
+            objective: Objective::Throughput,
+            top: 5,
+        }
+    }
+
+    /// Reads the words of the command line.
+    pub fn parse(batch: Batch, flags: &Flags) -> Result<Self, PlanError> {
+        let stack = match flags.stack.as_deref() {
+            None | Some("megatron") => StackName::Megatron,
+            Some("moefold") => StackName::Moefold,
+            Some(other) => return Err(PlanError::value("--stack", other, "megatron or moefold")),
+        };
+        let mut options = Self::new(batch, stack);
+        if let Some(word) = &flags.precision {
+            options.precision = precision(word)?;
+        }
+        if let Some(text) = &flags.layout {
+            options.pins = text.parse()?;
+        }
+        options.dispatcher = match flags.dispatcher.as_deref() {
+            None | Some("auto") => None,
+            Some("alltoall") => Some(Dispatcher::Alltoall),
+            Some("allgather") => Some(Dispatcher::Allgather),
+            Some("deepep") => Some(Dispatcher::Deepep),
+            Some("hybridep") => Some(Dispatcher::Hybridep),
+            Some(other) => {
+                let expected = "auto, alltoall, allgather, deepep or hybridep";
+                return Err(PlanError::value("--dispatcher", other, expected));
+            }
+        };
+        options.recompute = match flags.recompute.as_deref() {
+            None | Some("auto") => None,
+            Some(words) => Some(recompute(words)?),
+        };
+        if let Some(text) = &flags.pipeline_layout {
+            options.stages = Some(pipeline_layout(text)?);
+        }
+        options.optimizer = match flags.optimizer.as_deref() {
+            None | Some("adam") => Optimizer::Adam,
+            Some("adam-bf16-moments") => Optimizer::AdamBf16Moments,
+            Some(other) => {
+                return Err(later(
+                    "--optimizer",
+                    other,
+                    &["muon"],
+                    "adam, adam-bf16-moments",
+                ));
+            }
+        };
+        options.grad_dtype = match flags.grad_dtype.as_deref() {
+            None | Some("fp32") => Dtype::F32,
+            Some("bf16") => Dtype::Bf16,
+            Some(other) => return Err(PlanError::value("--grad-dtype", other, "fp32 or bf16")),
+        };
+        options.objective = match flags.objective.as_deref() {
+            None | Some("throughput") => Objective::Throughput,
+            Some("cost") => Objective::Cost,
+            Some("memory") => Objective::Memory,
+            Some(other) => {
+                return Err(later(
+                    "--objective",
+                    other,
+                    &["gpus"],
+                    "throughput, cost, memory",
+                ));
+            }
+        };
+        options.top = flags.top.unwrap_or(options.top).max(1);
+        if let Some(path) = flags.routing.as_deref().filter(|&word| word != "balanced") {
+            options.load = routing(path)?;
+        }
+        flags.refuse_unpriced()?;
+        Ok(options)
+    }
+}
+
+impl Flags {
+    /// Refuses what the design has and this release does not price.
+    fn refuse_unpriced(&self) -> Result<(), PlanError> {
+        let only = |flag, word: &Option<String>, known: &[&str], works: &str| match word.as_deref()
+        {
+            None => Ok(()),
+            Some(word) if works.split(", ").any(|ok| ok == word) => Ok(()),
+            Some(word) => Err(later(flag, word, known, works)),
+        };
+        let schedules = ["1f1b", "interleaved", "zero-bubble", "zbv", "dualpipe"];
+        only("--schedule", &self.schedule, &schedules, "auto")?;
+        let any_module = self.offload.as_deref().map(|word| [word]);
+        let known: &[&str] = any_module.as_ref().map_or(&[], |word| word);
+        only("--offload", &self.offload, known, "auto, none")?;
+        let overlaps = [
+            "none",
+            "grad-reduce",
+            "param-gather",
+            "expert-alltoall",
+            "shared-expert",
+            "tp",
+            "p2p",
+        ];
+        only("--overlap", &self.overlap, &overlaps, "auto")?;
+        only(
+            "--cuda-graph",
+            &self.cuda_graph,
+            &["partial", "full"],
+            "auto, none",
+        )?;
+        only("--zero", &self.zero, &["partial", "fsdp"], "1")?;
+        if let Some(factor) = self.capacity_factor {
+            let value = factor.to_string();
+            return Err(PlanError::Later {
+                flag: "--capacity-factor",
+                value,
+                works: "no capacity factor: routing is dropless".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A value that is known but not priced yet, or not known at all.
+fn later(flag: &'static str, value: &str, known: &[&str], works: &str) -> PlanError {
+    let value = value.to_owned();
+    if known.contains(&value.as_str()) {
+        PlanError::Later {
+            flag,
+            value,
+            works: works.to_owned(),
+        }
+    } else {
+        PlanError::Value {
+            flag,
+            value,
+            expected: format!("one of {works}"),
+        }
+    }
+}
+
+fn precision(word: &str) -> Result<Precision, PlanError> {
+    const ALL: [Precision; 6] = [
+        Precision::Fp32,
+        Precision::Bf16,
+        Precision::Fp8,
+        Precision::Fp8Blockwise,
+        Precision::Mxfp8,
+        Precision::Nvfp4,
+    ];
+    ALL.into_iter()
+        .find(|precision| precision.name() == word)
+        .ok_or_else(|| {
+            let expected = "fp32, bf16, fp8, fp8-blockwise, mxfp8 or nvfp4";
+            PlanError::value("--precision", word, expected)
+        })
+}
+
+fn recompute(words: &str) -> Result<Recompute, PlanError> {
+    const MODULES: [(&str, Module); 7] = [
+        ("core_attn", Module::CoreAttn),
+        ("mla_up_proj", Module::MlaUpProj),
+        ("layernorm", Module::Layernorm),
+        ("moe_act", Module::MoeAct),
+        ("moe", Module::Moe),
+        ("mlp", Module::Mlp),
+        ("shared_experts", Module::SharedExperts),
+    ];
+    match words {
+        "none" => return Ok(Recompute::None),
+        "full" => return Ok(Recompute::Full),
+        _ => {}
+    }
+    let modules: Result<Vec<Module>, PlanError> = words
+        .split(',')
+        .map(|word| {
+            MODULES
+                .iter()
+                .find(|(name, _)| *name == word.trim())
+                .map(|(_, module)| *module)
+                .ok_or_else(|| {
+                    let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
+                    let expected = format!("auto, none, full, or some of {}", names.join(", "));
+                    PlanError::value("--recompute", word, &expected)
+                })
+        })
+        .collect();
+    Ok(Recompute::of(modules?))
+}
+
+/// Reads Megatron's pipeline layout: `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the
+/// head, `|` between stages, `x*n` and `(..)*n` repeat (`pipeline_parallel_layer_layout.py`).
+pub fn pipeline_layout(text: &str) -> Result<Vec<Vec<u32>>, PlanError> {
+    let refuse = |expected: &str| PlanError::value("--pipeline-layout", text, expected);
+    let flat = expand(text).ok_or_else(|| refuse("balanced parentheses and repeats like t*3"))?;
+    let stages: Vec<&str> = flat.split('|').collect();
+    let mut layers = Vec::with_capacity(stages.len());
+    let mut next = 0;
+    for (index, stage) in stages.iter().enumerate() {
+        let mut held = Vec::new();
+        for symbol in stage.chars() {
+            match symbol {
+                't' => {
+                    held.push(next);
+                    next += 1;
+                }
+                'E' if index == 0 => {}
+                'E' => return Err(refuse("E on the first stage")),
+                'L' | 'm' if index + 1 == stages.len() => {}
+                'L' | 'm' => {
+                    return Err(refuse("m and L on the last stage, as in Et|(tt|)*30mL"));
+                }
+                _ => return Err(refuse("only the symbols E, t, m, L, |, *, ( and )")),
+            }
+        }
+        layers.push(held);
+    }
+    Ok(layers)
+}
+
+/// Writes repeats out.
+fn expand(text: &str) -> Option<String> {
+    fn items(symbols: &[char], at: &mut usize, depth: u32) -> Option<String> {
+        let mut out = String::new();
+        while *at < symbols.len() {
+            let item = match symbols[*at] {
+                '(' => {
+                    *at += 1;
+                    let inner = items(symbols, at, depth + 1)?;
+                    if symbols.get(*at) != Some(&')') {
+                        return None;
+                    }
+                    *at += 1;
+                    inner
+                }
+                ')' => return (depth > 0).then_some(out),
+                symbol => {
+                    *at += 1;
+                    symbol.to_string()
+                }
+            };
+            let mut times = 1;
+            if symbols.get(*at) == Some(&'*') {
+                *at += 1;
+                let digits: String = symbols[*at..]
+                    .iter()
+                    .take_while(|symbol| symbol.is_ascii_digit())
+                    .collect();
+                *at += digits.len();
+                times = digits.parse().ok().filter(|&n: &usize| n <= 4096)?;
+            }
+            out.push_str(&item.repeat(times));
+        }
+        (depth == 0).then_some(out)
+    }
+    let symbols: Vec<char> = text
+        .chars()
+        .filter(|symbol| !symbol.is_whitespace())
+        .collect();
+    items(&symbols, &mut 0, 0)
+}
+
+/// Reads a histogram of tokens an expert, `[n, n, ...]` or one list a layer, and returns the load of
+/// the busiest expert over the mean: the worst case of any placement.
+fn routing(path: &str) -> Result<f64, PlanError> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Histogram {
+        One(Vec<f64>),
+        Layers(Vec<Vec<f64>>),
+    }
+    let refuse = |problem: String| PlanError::File {
+        path: path.to_owned(),
+        problem,
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let histogram: Histogram = serde_json::from_str(&text).map_err(|_| {
+        refuse("is not a JSON list of tokens an expert, or a list of such lists".to_owned())
+    })?;
+    let layers = match histogram {
+        Histogram::One(loads) => vec![loads],
+        Histogram::Layers(layers) => layers,
+    };
+    let mut worst = 1.0_f64;
+    for loads in &layers {
+        let total: f64 = loads.iter().sum();
+        let largest = loads.iter().copied().fold(0.0, f64::max);
+        if loads.iter().any(|&load| !load.is_finite() || load < 0.0) || total <= 0.0 {
+            return Err(refuse("has a negative or empty load".to_owned()));
+        }
+        worst = worst.max(largest * loads.len() as f64 / total);
+    }
+    Ok(worst)
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A flag with a value that means nothing.
+    #[error("{flag}: found `{value}`, expected {expected}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// What was found.
+        value: String,
+        /// What would work.
+        expected: String,
+    },
+    /// Degrees that are no degrees.
+    #[error("--layout: {0}")]
+    Degrees(#[from] ParseDegreesError),
+    /// A value that a later release prices.
+    #[error("{flag} {value}: not supported yet; this release supports {works}")]
+    Later {
+        /// The flag.
+        flag: &'static str,
+        /// What was asked for.
+        value: String,
+        /// What this release has.
+        works: String,
+    },
+    /// Something the chosen stack or cluster cannot do.
+    #[error("{what}: {limit}")]
+    Unable {
+        /// What was asked for.
+        what: String,
+        /// What is possible.
+        limit: String,
+    },
+    /// A file that cannot be used.
+    #[error("{path}: {problem}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No layout of the space is legal and fits.
+    #[error("nothing is feasible: {}", infeasible_text(refused, least.as_ref(), *capacity_gib))]
+    Infeasible {
+        /// Candidates there were.
+        space: u64,
+        /// Candidates refused, by the rule or limit they broke.
+        refused: BTreeMap<String, u64>,
+        /// A broken rule in words, for each key of `refused`.
+        examples: BTreeMap<String, String>,
+        /// The legal candidate that needs the least memory.
+        least: Option<LeastMemory>,
+        /// Memory of one device, GiB.
+        capacity_gib: f64,
+    },
+}
+
+impl PlanError {
+    /// A [`Self::Value`].
+    pub fn value(flag: &'static str, value: &str, expected: &str) -> Self {
+        Self::Value {
+            flag,
+            value: value.to_owned(),
+            expected: expected.to_owned(),
+        }
+    }
+}
+
+/// The candidate that comes closest to fitting.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LeastMemory {
+    /// Its degrees in words.
+    pub layout: String,
+    /// What it recomputes.
+    pub recompute: Recompute,
+    /// What it needs, GiB.
+    pub peak_gib: f64,
+}
+
+fn infeasible_text(
+    refused: &BTreeMap<String, u64>,
+    least: Option<&LeastMemory>,
+    capacity_gib: f64,
+) -> String {
+    let counts: Vec<String> = refused
+        .iter()
+        .map(|(reason, count)| format!("{reason} {count}"))
+        .collect();
+    let counts = counts.join(", ");
+    match least {
+        Some(least) => format!(
+            "the least memory of any legal layout is {:.1} GiB ({}), a device has {capacity_gib:.1} \
+             GiB; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
+            least.peak_gib, least.layout
+        ),
+        None => format!("no layout is legal (refused: {counts})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_pipeline_layouts_expand() {
+        let stages = pipeline_layout("Et|(tt|)*30mL").expect("parses");
+        assert_eq!(stages.len(), 32);
+        assert_eq!(stages[0], [0]);
+        assert_eq!(stages[30], [59, 60]);
+        assert!(stages[31].is_empty());
+        assert!(pipeline_layout("Et*3|(tt|)*29m|L").is_err());
+        assert!(pipeline_layout("E(t|L").is_err());
+    }
+
+    #[test]
+    fn values_of_later_releases_are_refused_by_name() {
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 8,
+        };
+        let flags = Flags {
+            zero: Some("fsdp".to_owned()),
+            ..Flags::default()
+        };
+        let error = SearchOptions::parse(batch, &flags).expect_err("refused");
+        assert!(error.to_string().contains("--zero fsdp"), "{error}");
+        let flags = Flags {
+            zero: Some("9".to_owned()),
+            ..Flags::default()
+        };
+        let error = SearchOptions::parse(batch, &flags).expect_err("refused");
+        assert!(error.to_string().contains("one of 1"), "{error}");
+    }
+}

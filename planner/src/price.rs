@@ -1,0 +1,208 @@
+//! [`Bill`]: what a list of work costs, by category and by how the prices are known.
+//!
+//! Prices come from [`Costs`]; exposure rules from the stack. A bill is exposed time on the device's
+//! compute queue: communication that runs beside compute appears only with its excess.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Seconds;
+use moefold_profiles::{Cost, Op, Source};
+
+use crate::lower::{Part, Task, Work, runs_again};
+use crate::plan::Recompute;
+use crate::stack::Stack;
+
+const CATEGORIES: usize = Category::ALL.len();
+const PARTS: usize = Part::Ends as usize + 1;
+
+/// Exposed seconds of some work.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Bill {
+    by_category: [f64; CATEGORIES],
+    by_source: [f64; 3],
+    launches: f64,
+}
+
+impl Bill {
+    /// Adds a price.
+    pub fn add(&mut self, category: Category, cost: Cost) {
+        self.by_category[category as usize] += cost.time.0;
+        self.by_source[cost.source as usize] += cost.time.0;
+    }
+
+    /// Adds another bill.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.by_category.iter_mut().zip(other.by_category) {
+            *mine += theirs;
+        }
+        for (mine, theirs) in self.by_source.iter_mut().zip(other.by_source) {
+            *mine += theirs;
+        }
+        self.launches += other.launches;
+    }
+
+    /// Time on the device.
+    pub fn device(&self) -> f64 {
+        self.by_category.iter().sum()
+    }
+
+    /// What the host adds: launches that take longer than the work they launch.
+    pub fn host_excess(&self, stack: &Stack) -> f64 {
+        (self.launches * stack.launch.0 - self.device()).max(0.0)
+    }
+
+    /// Time of one category.
+    pub fn get(&self, category: Category) -> f64 {
+        self.by_category[category as usize]
+    }
+
+    /// Seconds by how their prices are known: measured, interpolated, extrapolated.
+    pub fn by_source(&self) -> [f64; 3] {
+        self.by_source
+    }
+}
+
+/// Bills of the two passes of one layer, and what running each part again costs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LayerBill {
+    /// Forward.
+    pub forward: Bill,
+    /// Backward without recomputation.
+    pub backward: Bill,
+    again: [f64; PARTS],
+    again_launches: [f64; PARTS],
+}
+
+impl LayerBill {
+    /// Prices a lowered layer.
+    pub fn new(lowered: &crate::lower::Lowered, costs: &Costs, stack: &Stack) -> Self {
+        let mut bill = Self {
+            forward: price(&lowered.forward, costs, stack, |_, _| {}),
+            backward: price(&lowered.backward, costs, stack, |_, _| {}),
+            ..Self::default()
+        };
+        for work in &lowered.forward {
+            // Communication beside the core is hidden again when the core runs again.
+            if !work.beside_core {
+                bill.again[work.part as usize] += cost_of(work, costs).time.0;
+                bill.again_launches[work.part as usize] += launches(work);
+            }
+        }
+        bill
+    }
+
+    /// The backward pass with a recompute set: the forward work of its parts first.
+    pub fn backward_with(&self, recompute: &Recompute) -> Bill {
+        let mut bill = self.backward;
+        for (index, &part) in PART_LIST.iter().enumerate() {
+            if runs_again(recompute, part) {
+                bill.by_category[Category::Recompute as usize] += self.again[index];
+                bill.by_source[Source::Extrapolated as usize] += 0.0;
+                bill.launches += self.again_launches[index];
+            }
+        }
+        bill
+    }
+}
+
+const PART_LIST: [Part; PARTS] = [
+    Part::Norm,
+    Part::Projection,
+    Part::UpProjection,
+    Part::Core,
+    Part::Output,
+    Part::Mlp,
+    Part::Router,
+    Part::Dispatch,
+    Part::Experts,
+    Part::ExpertActivation,
+    Part::Shared,
+    Part::Residual,
+    Part::Ends,
+];
+
+/// The price of one piece of work.
+pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
+    match work.task {
+        Task::Op(op) => costs.op(&op),
+        Task::Collective(collective) => costs.collective(&collective),
+        Task::Exchange {
+            local,
+            remote,
+            group,
+        } => costs.exchange(local, remote, group.ranks, group.ranks_per_domain),
+    }
+}
+
+/// Prices a list of work. `each` sees every piece with its full price, hidden or not.
+pub fn price(
+    list: &[Work],
+    costs: &Costs,
+    stack: &Stack,
+    mut each: impl FnMut(&Work, Cost),
+) -> Bill {
+    let mut bill = Bill::default();
+    let (mut core, mut beside) = (0.0, None::<(Category, f64, Source)>);
+    for work in list {
+        let cost = cost_of(work, costs);
+        each(work, cost);
+        bill.launches += launches(work);
+        if let Task::Op(Op::Router { .. }) = work.task {
+            bill.launches += f64::from(stack.router_kernels) / 2.0;
+            // Dropless routing reads the counts back before it can size the exchange.
+            bill.by_category[Category::Host as usize] += stack.sync.0 / 2.0;
+        }
+        if work.beside_core {
+            let (_, time, source) = beside.unwrap_or((work.category, 0.0, Source::Measured));
+            beside = Some((work.category, time + cost.time.0, source.max(cost.source)));
+            continue;
+        }
+        if work.part == Part::Core {
+            core += cost.time.0;
+        }
+        bill.add(work.category, cost);
+    }
+    if let Some((category, time, source)) = beside {
+        let excess = Seconds((time - core).max(0.0));
+        bill.add(
+            category,
+            Cost {
+                time: excess,
+                source,
+            },
+        );
+    }
+    bill
+}
+
+/// Kernels launched: one an op, one a group for the experts' products.
+fn launches(work: &Work) -> f64 {
+    match work.task {
+        Task::Op(Op::GroupedGemm { groups, .. }) => groups as f64,
+        _ => 1.0,
+    }
+}
+
+/// The stem of a piece of work in traces and tables.
+pub fn stem(work: &Work) -> &'static str {
+    match work.task {
+        Task::Op(op) => op.stem(),
+        Task::Collective(collective) => collective.kind.stem(),
+        Task::Exchange { .. } => "all_to_all",
+    }
+}
+
+/// Adds the busy time of a list of work, hidden parts included, `times` over.
+pub fn add_busy(busy: &mut BTreeMap<String, f64>, list: &[Work], costs: &Costs, times: f64) {
+    for work in list {
+        let time = cost_of(work, costs).time.0 * times;
+        match busy.get_mut(stem(work)) {
+            Some(total) => *total += time,
+            None => {
+                busy.insert(stem(work).to_owned(), time);
+            }
+        }
+    }
+}

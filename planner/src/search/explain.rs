@@ -1,0 +1,73 @@
+//! Words: degrees in short, and why a plan lost to the best.
+
+use moefold_profiles::trace::Category;
+
+use crate::plan::{Alternative, LayoutRecord, Objective, PlannedLayout};
+
+/// `TP2 CP1 PP8 VPP4 EP64 ETP1 MBS1`, degrees of one left out but for TP.
+pub(crate) fn degrees(layout: &LayoutRecord) -> String {
+    let mut words = vec![format!("TP{}", layout.tp)];
+    for (name, degree) in [
+        ("CP", layout.cp),
+        ("PP", layout.pp),
+        ("VPP", layout.vpp),
+        ("EP", layout.ep),
+        ("ETP", layout.etp),
+        ("MBS", layout.mbs),
+    ] {
+        if degree > 1 {
+            words.push(format!("{name}{degree}"));
+        }
+    }
+    words.join(" ")
+}
+
+/// A runner-up and the costs it has more of than the winner.
+pub(crate) fn alternative(
+    winner: &PlannedLayout,
+    plan: &PlannedLayout,
+    objective: Objective,
+) -> Alternative {
+    let (best, own) = (&winner.predicted, &plan.predicted);
+    let why = if objective == Objective::Memory {
+        format!("{:.1} GiB more at its peak", own.peak_gib - best.peak_gib)
+    } else {
+        let mut more: Vec<(f64, Category)> = Category::ALL
+            .iter()
+            .map(|&category| {
+                let difference = own.time_s.get(category).0 - best.time_s.get(category).0;
+                (difference, category)
+            })
+            .filter(|(difference, _)| *difference > 0.0)
+            .collect();
+        more.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let slower = own.step_s - best.step_s;
+        let named: Vec<String> = more
+            .iter()
+            .take(3)
+            .filter(|(difference, _)| *difference > 0.05 * slower)
+            .map(|(difference, category)| format!("{} +{}", category.name(), seconds(*difference)))
+            .collect();
+        let percent = 100.0 * slower / best.step_s;
+        if named.is_empty() {
+            format!("{percent:.1} % slower, a tie within the model's precision")
+        } else {
+            format!("{percent:.1} % slower: {}", named.join(", "))
+        }
+    };
+    Alternative {
+        layout: plan.layout,
+        recompute: plan.recompute.clone(),
+        step_s: own.step_s,
+        peak_gib: own.peak_gib,
+        why,
+    }
+}
+
+fn seconds(time: f64) -> String {
+    if time < 0.1 {
+        format!("{:.1} ms", time * 1e3)
+    } else {
+        format!("{time:.2} s")
+    }
+}

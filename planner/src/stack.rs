@@ -1,0 +1,195 @@
+//! [`Stack`]: what a runtime does around the math of a layer.
+//!
+//! The layout space and the cost engine are the same for every stack; what differs is data in here:
+//! which tensors it keeps ([`megatron`], [`moefold`]), bytes a parameter, launch overhead, what it
+//! overlaps, what context and communicators take. Constants are physics or cited measurements, none
+//! is per model.
+
+pub mod megatron;
+pub mod moefold;
+
+use moefold_profiles::units::{Bytes, GIB, Seconds};
+use moefold_profiles::{Dtype, Precision};
+
+use crate::kept::Local;
+use crate::model::{Layer, Model};
+use crate::plan::{Dispatcher, Optimizer, Recompute, StackName};
+
+/// A runtime.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stack {
+    /// Which.
+    pub name: StackName,
+    /// Host time to launch one kernel; a stage that launches faster than it computes hides it.
+    pub launch: Seconds,
+    /// Time the device idles at a host synchronization (dropless routing reads its counts back).
+    pub sync: Seconds,
+    /// Kernels of one router beyond its product: scores, top-k, maps, losses, both passes.
+    pub router_kernels: u32,
+    /// Context and libraries of a process.
+    pub context: Bytes,
+    /// Buffers of one communicator of more than one rank.
+    pub communicator: Bytes,
+    /// Gradient reduction runs under the last microbatch's backward pass.
+    pub overlap_grad_reduce: bool,
+    /// Weight gathering runs under the first microbatch's forward pass.
+    pub overlap_param_gather: bool,
+    /// Pipeline messages run under other chunks' work when stages are interleaved.
+    pub overlap_p2p: bool,
+    /// Dispatchers it has, in the order a tie prefers.
+    pub dispatchers: &'static [Dispatcher],
+    /// Precisions it runs.
+    pub precisions: &'static [Precision],
+    /// Largest context- and pipeline-parallel degrees it runs; `None` for no limit.
+    pub max_cp: Option<u32>,
+    /// See `max_cp`.
+    pub max_pp: Option<u32>,
+    /// Whether it can recompute.
+    pub recomputes: bool,
+}
+
+/// Bytes a parameter takes on a rank, by what divides them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StateBytes {
+    /// The model weight, on every replica.
+    pub weight: f64,
+    /// The main gradient, on every replica.
+    pub gradient: f64,
+    /// Master weight and moments, divided over the replicas (ZeRO-1).
+    pub sharded: f64,
+}
+
+impl Stack {
+    /// The stack of a name.
+    pub fn of(name: StackName) -> Self {
+        match name {
+            StackName::Megatron => Self::megatron(),
+            StackName::Moefold => Self::moefold(),
+        }
+    }
+
+    fn megatron() -> Self {
+        Self {
+            name: StackName::Megatron,
+            // The per-kernel floor NVIDIA's GB200 DeepSeek-V3 guide works with (about 5 us).
+            launch: Seconds::from_us(5.0),
+            // One device-to-host copy and the refill of the launch queue.
+            sync: Seconds::from_us(20.0),
+            // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
+            router_kernels: 31,
+            // CUDA context, cuBLAS and cuDNN workspaces.
+            context: Bytes(3 * GIB / 2),
+            // NCCL: 342 to 392 MB at 2 to 8 ranks (ai-dynamo/aiconfigurator system files).
+            communicator: Bytes(392_000_000),
+            overlap_grad_reduce: true,
+            overlap_param_gather: true,
+            overlap_p2p: true,
+            dispatchers: &[
+                Dispatcher::Alltoall,
+                Dispatcher::Deepep,
+                Dispatcher::Hybridep,
+                Dispatcher::Allgather,
+            ],
+            precisions: &[
+                Precision::Bf16,
+                Precision::Fp8,
+                Precision::Fp8Blockwise,
+                Precision::Mxfp8,
+                Precision::Nvfp4,
+            ],
+            max_cp: None,
+            max_pp: None,
+            recomputes: true,
+        }
+    }
+
+    fn moefold() -> Self {
+        Self {
+            name: StackName::Moefold,
+            // Calls into kernels are function calls.
+            launch: Seconds::ZERO,
+            sync: Seconds::ZERO,
+            router_kernels: 0,
+            context: Bytes::ZERO,
+            communicator: Bytes::ZERO,
+            overlap_grad_reduce: false,
+            overlap_param_gather: false,
+            overlap_p2p: false,
+            dispatchers: &[Dispatcher::Alltoall],
+            precisions: &[Precision::Fp32],
+            max_cp: Some(1),
+            max_pp: Some(1),
+            recomputes: false,
+        }
+    }
+
+    /// Bytes of state a parameter takes (Megatron-LM, `docs/user-guide/features/dist_optimizer.md`;
+    /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
+    /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
+    pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
+        if precision == Precision::Fp32 {
+            // Weights are their own master copies.
+            return StateBytes {
+                weight: 4.0,
+                gradient: 4.0,
+                sharded: 8.0,
+            };
+        }
+        let quantized = match precision {
+            Precision::Fp32 | Precision::Bf16 => 0.0,
+            Precision::Fp8 | Precision::Fp8Blockwise | Precision::Mxfp8 => 2.0,
+            Precision::Nvfp4 => 1.125,
+        };
+        StateBytes {
+            weight: 2.0 + quantized,
+            gradient: grads.bits() as f64 / 8.0,
+            sharded: match optimizer {
+                Optimizer::Adam => 12.0,
+                Optimizer::AdamBf16Moments => 8.0,
+            },
+        }
+    }
+
+    /// Peak working set of one layer besides what is kept: forward, backward.
+    pub fn transient(
+        &self,
+        model: &Model,
+        layer: &Layer,
+        local: &Local,
+        precision: Precision,
+        recompute: &Recompute,
+    ) -> (Bytes, Bytes) {
+        match self.name {
+            StackName::Megatron => megatron::transient(model, layer, local, precision, recompute),
+            StackName::Moefold => moefold::transient(model, layer, local, precision),
+        }
+    }
+
+    /// Logits and loss buffers of `tokens` rows of `vocab` at their peak.
+    pub fn logits(&self, tokens: u64, vocab: u64) -> Bytes {
+        match self.name {
+            // Wide logits, and an f32 copy that becomes the softmax and then the gradient
+            // (Megatron-LM, `fused_cross_entropy.py`).
+            StackName::Megatron => Bytes(6 * tokens * vocab),
+            // f32 logits turned into their gradient in place.
+            StackName::Moefold => Bytes(4 * tokens * vocab),
+        }
+    }
+
+    /// Buffers of a dispatcher besides communicators. DeepEP and HybridEP stage messages: about
+    /// 0.34 GB of NVLink buffers, as much again for the network (DeepEP `csrc/legacy/config.hpp`
+    /// size hints at 20 SMs and hidden 7168; scaled by the hidden size).
+    pub fn staging(&self, dispatcher: Dispatcher, hidden: u64, ranks: u32, domain: u32) -> Bytes {
+        match dispatcher {
+            Dispatcher::Alltoall | Dispatcher::Allgather => Bytes::ZERO,
+            Dispatcher::Deepep | Dispatcher::Hybridep => {
+                let buffers = match ranks {
+                    0 | 1 => 0.0,
+                    n if n <= domain => 0.34e9,
+                    _ => 0.72e9,
+                };
+                Bytes((buffers * hidden as f64 / 7168.0) as u64)
+            }
+        }
+    }
+}

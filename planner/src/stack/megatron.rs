@@ -1,0 +1,324 @@
+//! What Megatron-Core with Transformer Engine keeps for the backward pass.
+//!
+//! The list follows Megatron-LM at d98e8a64 (grouped experts of `megatron/core/transformer/moe`,
+//! multi-latent attention, flash attention, dropout 0, memory-efficient permutation: the routing
+//! probability multiplies the activation, so expert outputs are not kept). It is checked against
+//! Table 3 of arXiv 2603.07685: 1788 MiB for a DeepSeek-V3 layer at 4096 tokens.
+
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Dtype, Precision};
+
+use crate::kept::{Kept, Local};
+use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
+use crate::plan::{Module, Recompute};
+
+/// A list being written: one line a tensor.
+struct List<'a> {
+    kept: Vec<Kept>,
+    module: &'static str,
+    wide: Dtype,
+    linear: Dtype,
+    recompute: &'a Recompute,
+}
+
+impl List<'_> {
+    /// A tensor in the type activations travel in.
+    fn wide(&mut self, name: &'static str, elements: u64) {
+        self.push(name, elements, self.wide);
+    }
+
+    /// The input of a linear layer, kept in the type it multiplies in.
+    fn linear_input(&mut self, name: &'static str, elements: u64) {
+        self.push(name, elements, self.linear);
+    }
+
+    fn push(&mut self, name: &'static str, elements: u64, dtype: Dtype) {
+        if elements > 0 {
+            self.kept.push(Kept {
+                module: self.module,
+                name,
+                elements,
+                dtype,
+            });
+        }
+    }
+
+    fn drops(&self, module: Module) -> bool {
+        self.recompute.covers(module)
+    }
+}
+
+/// See the module's documentation.
+pub fn kept(
+    model: &Model,
+    layer: &Layer,
+    local: &Local,
+    precision: Precision,
+    recompute: &Recompute,
+) -> Vec<Kept> {
+    let mut list = List {
+        kept: Vec::with_capacity(24),
+        module: "layer",
+        wide: precision.activation(),
+        linear: precision.compute(),
+        recompute,
+    };
+    let residual = local.tokens_local * model.hidden * model.residual_streams;
+    if *recompute == Recompute::Full {
+        list.wide("input", residual);
+        return list.kept;
+    }
+    match &layer.mixer {
+        Some(mixer) => {
+            list.module = "attention";
+            list.wide("input", residual);
+            norm_output(&mut list, model, local);
+            match mixer {
+                Mixer::Gqa(gqa) => keep_gqa(&mut list, gqa, local),
+                Mixer::Mla(mla) => keep_mla(&mut list, mla, local),
+                Mixer::SharedKv(shared) => keep_shared_kv(&mut list, shared, local),
+                Mixer::Linear(linear) => keep_linear(&mut list, linear, local),
+            }
+        }
+        None => {}
+    }
+    match &layer.ffn {
+        Some(Ffn::Dense(mlp)) => {
+            list.module = "mlp";
+            list.wide("input", residual);
+            norm_output(&mut list, model, local);
+            if !list.drops(Module::Mlp) {
+                keep_mlp(&mut list, mlp, local.tokens, local.tp);
+            }
+        }
+        Some(Ffn::Moe(moe)) => {
+            list.module = "moe";
+            list.wide("input", residual);
+            if list.drops(Module::Moe) {
+                list.linear_input("norm_output", local.tokens_local * model.hidden);
+            } else {
+                norm_output(&mut list, model, local);
+                keep_moe(&mut list, model, moe, local);
+            }
+        }
+        None => {}
+    }
+    list.kept
+}
+
+/// The norm before a block: its output is the block's input.
+fn norm_output(list: &mut List<'_>, model: &Model, local: &Local) {
+    if !list.drops(Module::Layernorm) {
+        list.linear_input("norm_output", local.tokens_local * model.hidden);
+    }
+}
+
+fn keep_gqa(list: &mut List<'_>, gqa: &Gqa, local: &Local) {
+    let q = local.tokens * gqa.heads * gqa.head_dim / local.tp;
+    let kv = local.tokens * local.kv_heads(gqa.kv_heads) * gqa.head_dim;
+    list.wide("query", q);
+    list.wide("key", kv);
+    list.wide("value", kv);
+    if gqa.qk_norm != QkNorm::None {
+        list.wide("query_before_norm", q);
+        list.wide("key_before_norm", kv);
+    }
+    if gqa.output_gate {
+        list.wide("gate", q);
+        list.wide("core_output", q);
+    }
+    list.linear_input("output", q);
+    lse(list, gqa.heads, local);
+}
+
+fn keep_mla(list: &mut List<'_>, mla: &Mla, local: &Local) {
+    let qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+    if let Some(rank) = mla.q_lora_rank {
+        list.wide("query_latent", local.tokens_local * rank);
+        list.linear_input("query_latent_norm", local.tokens_local * rank);
+    }
+    list.wide(
+        "kv_latent",
+        local.tokens_local * (mla.kv_lora_rank + mla.qk_rope_head_dim),
+    );
+    list.linear_input("kv_latent_norm", local.tokens_local * mla.kv_lora_rank);
+    if !list.drops(Module::MlaUpProj) {
+        list.wide("query", local.tokens * mla.heads * qk / local.tp);
+        list.wide("key", local.tokens * mla.heads * qk / local.tp);
+        list.wide(
+            "value",
+            local.tokens * mla.heads * mla.v_head_dim / local.tp,
+        );
+    }
+    if let Some(indexer) = &mla.indexer {
+        list.wide(
+            "index_query",
+            local.tokens_local * indexer.heads * indexer.head_dim,
+        );
+        list.wide("index_key", local.tokens * indexer.head_dim);
+        list.push(
+            "selected_keys",
+            local.tokens * indexer.topk.min(local.seq_len),
+            Dtype::I32,
+        );
+    }
+    list.linear_input(
+        "output",
+        local.tokens * mla.heads * mla.v_head_dim / local.tp,
+    );
+    lse(list, mla.heads, local);
+}
+
+/// DeepSeek-V4 attention: the shared key/value head is kept by every rank.
+fn keep_shared_kv(list: &mut List<'_>, shared: &SharedKv, local: &Local) {
+    let q = local.tokens * shared.heads * shared.head_dim / local.tp;
+    list.wide("query_latent", local.tokens_local * shared.q_lora_rank);
+    list.linear_input("query_latent_norm", local.tokens_local * shared.q_lora_rank);
+    if !list.drops(Module::MlaUpProj) {
+        list.wide("query", q);
+    }
+    list.wide("key_value", local.tokens * shared.head_dim);
+    if shared.compress_ratio > 0 {
+        list.wide(
+            "compressed_key_value",
+            local.tokens * shared.head_dim / shared.compress_ratio,
+        );
+    }
+    if let Some(indexer) = &shared.indexer {
+        list.wide(
+            "index_query",
+            local.tokens_local * indexer.heads * indexer.head_dim,
+        );
+        list.push(
+            "selected_keys",
+            local.tokens * indexer.topk.min(local.seq_len),
+            Dtype::I32,
+        );
+    }
+    list.linear_input("core_output", q);
+    list.linear_input(
+        "output_latent",
+        local.tokens * shared.o_groups * shared.o_lora_rank / local.tp,
+    );
+    lse(list, shared.heads, local);
+}
+
+/// A linear mixer: what it projected, its convolved copy, and its output before the projection.
+fn keep_linear(list: &mut List<'_>, linear: &LinearMixer, local: &Local) {
+    list.wide("projected", local.tokens * linear.in_proj / local.tp);
+    list.wide("convolved", local.tokens * linear.in_proj / local.tp);
+    list.wide("mixed", local.tokens * linear.out_proj / local.tp);
+    list.linear_input("output", local.tokens * linear.out_proj / local.tp);
+}
+
+/// The softmax's log-sum-exp, which flash attention keeps instead of the scores.
+fn lse(list: &mut List<'_>, heads: u64, local: &Local) {
+    if !list.drops(Module::CoreAttn) {
+        list.push("log_sum_exp", local.tokens * heads / local.tp, Dtype::F32);
+    }
+}
+
+fn keep_mlp(list: &mut List<'_>, mlp: &Mlp, tokens: u64, tp: u64) {
+    list.wide("fc1_output", tokens * fc1_width(mlp) / tp);
+    list.linear_input("activation", tokens * mlp.width / tp);
+}
+
+fn fc1_width(mlp: &Mlp) -> u64 {
+    mlp.width * if mlp.gated { 2 } else { 1 }
+}
+
+fn keep_moe(list: &mut List<'_>, model: &Model, moe: &Moe, local: &Local) {
+    // Probabilities (f32), the boolean map and the row ids of the permutation: 10 bytes an expert
+    // and token, the count of the Megatron model zoo's estimator (deepseek_mem_estimate.py).
+    list.push(
+        "routing",
+        local.tokens_local * moe.experts * 10 / 4,
+        Dtype::F32,
+    );
+    let rows = local.expert_rows;
+    list.linear_input("dispatched", rows * model.hidden);
+    list.wide("fc1_output", rows * fc1_width(&moe.expert) / local.etp);
+    if !list.drops(Module::MoeAct) {
+        list.linear_input("activation", rows * moe.expert.width / local.etp);
+    }
+    list.push("row_probabilities", rows, Dtype::F32);
+    if let Some(shared) = &moe.shared
+        && !list.drops(Module::SharedExperts)
+    {
+        list.module = "shared_expert";
+        keep_mlp(list, &shared.mlp, local.tokens, local.tp);
+    }
+}
+
+/// Peak working set of one layer besides what it keeps: forward, backward.
+///
+/// Forward of a MoE block holds send and receive buffers of dispatch and the experts' output; its
+/// backward the gradients of dispatched rows on both sides of the exchange and of both inner
+/// activations. Attention's backward holds the gradients of q, k, v and of the output. What a
+/// recompute set dropped is back while the layer's backward runs. The maximum over blocks is taken.
+pub fn transient(
+    model: &Model,
+    layer: &Layer,
+    local: &Local,
+    precision: Precision,
+    recompute: &Recompute,
+) -> (Bytes, Bytes) {
+    let wide = |elements: u64| precision.activation().bytes(elements);
+    let residual = local.tokens_local * model.hidden * model.residual_streams;
+    let (mixer_forward, mixer_backward) = match &layer.mixer {
+        Some(Mixer::Gqa(gqa)) => {
+            let q = local.tokens * gqa.heads * gqa.head_dim / local.tp;
+            let kv = local.tokens * local.kv_heads(gqa.kv_heads) * gqa.head_dim;
+            (local.tokens * model.hidden, 2 * q + 2 * kv)
+        }
+        Some(Mixer::Mla(mla)) => {
+            let qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+            let per_head = 2 * qk + 2 * mla.v_head_dim;
+            let all = local.tokens * mla.heads * per_head / local.tp;
+            (local.tokens * model.hidden, all)
+        }
+        Some(Mixer::SharedKv(shared)) => {
+            let q = local.tokens * shared.heads * shared.head_dim / local.tp;
+            (local.tokens * model.hidden, 2 * q)
+        }
+        Some(Mixer::Linear(linear)) => {
+            let all = local.tokens * (2 * linear.in_proj + linear.out_proj) / local.tp;
+            (local.tokens * model.hidden, all)
+        }
+        None => (0, 0),
+    };
+    let (ffn_forward, ffn_backward) = match &layer.ffn {
+        Some(Ffn::Dense(mlp)) => {
+            let inner = local.tokens * (fc1_width(mlp) + mlp.width) / local.tp;
+            (
+                local.tokens * model.hidden,
+                inner + local.tokens * model.hidden,
+            )
+        }
+        Some(Ffn::Moe(moe)) => {
+            let sent = local.tokens_local * moe.topk * model.hidden;
+            let rows = local.expert_rows;
+            let inner = rows * (fc1_width(&moe.expert) + moe.expert.width) / local.etp;
+            (
+                sent + rows * model.hidden,
+                sent + rows * model.hidden + inner,
+            )
+        }
+        None => (0, 0),
+    };
+    let dropped = if *recompute == Recompute::None {
+        Bytes::ZERO
+    } else {
+        let bytes = |recompute: &Recompute| -> Bytes {
+            kept(model, layer, local, precision, recompute)
+                .iter()
+                .map(Kept::bytes)
+                .sum()
+        };
+        bytes(&Recompute::None).saturating_sub(bytes(recompute))
+    };
+    (
+        wide(residual + mixer_forward.max(ffn_forward)),
+        wide(residual + mixer_backward.max(ffn_backward)) + dropped,
+    )
+}
