@@ -9,5 +9,6 @@ pub mod error;
 pub mod files;
 pub mod record;
 pub mod transport;
+pub mod weights;
 
 pub use error::Error;

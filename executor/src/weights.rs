@@ -1,0 +1,135 @@
+//! Initial and final weights, by global tensor.
+//!
+//! A rank asks a [`Source`] for the [`Region`]s of global tensors it holds: a checkpoint on disk, or
+//! random numbers that depend on the seed and the tensor's name only. Neither knows layouts, so the
+//! same weights come out of every one. Global tensors are named as the model's Hugging Face
+//! checkpoints name them, one per expert; other spellings are the checkpoint reader's business.
+
+mod checkpoint;
+mod config;
+mod random;
+mod save;
+
+use std::ops::Range;
+use std::path::Path;
+
+pub use checkpoint::Checkpoint;
+pub use config::hf_config;
+pub use random::fill_normal;
+pub use save::Collector;
+
+use crate::error::Error;
+
+/// A tensor of the whole model.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GlobalTensor {
+    /// Its name in checkpoints.
+    pub name: String,
+    /// Its shape: one dim or two.
+    pub dims: Vec<usize>,
+}
+
+impl GlobalTensor {
+    /// Rows and columns; a vector is one column.
+    pub fn matrix(&self) -> [usize; 2] {
+        match *self.dims {
+            [len] => [len, 1],
+            [rows, cols] => [rows, cols],
+            _ => panic!(
+                "{} has {} dims; one or two exist",
+                self.name,
+                self.dims.len()
+            ),
+        }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> Region<'_> {
+        let [rows, cols] = self.matrix();
+        Region {
+            tensor: &self.name,
+            dims: &self.dims,
+            rows: 0..rows,
+            cols: 0..cols,
+        }
+    }
+}
+
+/// A rectangle of a global tensor; a vector of `len` counts as `[len, 1]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region<'a> {
+    /// The tensor's name.
+    pub tensor: &'a str,
+    /// Its global shape.
+    pub dims: &'a [usize],
+    /// Rows of the rectangle.
+    pub rows: Range<usize>,
+    /// Its columns.
+    pub cols: Range<usize>,
+}
+
+impl Region<'_> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.rows.len() * self.cols.len()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Columns of the global tensor.
+    fn width(&self) -> usize {
+        self.dims.get(1).copied().unwrap_or(1)
+    }
+}
+
+/// Where initial weights come from.
+#[derive(Debug)]
+pub enum Source {
+    /// Norms at one, biases at zero, the rest normal.
+    Random {
+        /// The seed.
+        seed: u64,
+        /// Standard deviation.
+        std: f64,
+    },
+    /// A checkpoint.
+    Checkpoint(Checkpoint),
+}
+
+impl Source {
+    /// A Hugging Face folder, whose tensors must be exactly `expected`.
+    pub fn checkpoint(dir: &Path, expected: &[GlobalTensor]) -> Result<Self, Error> {
+        Checkpoint::open(dir, expected).map(Self::Checkpoint)
+    }
+
+    /// The values of a region, row by row.
+    pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.read(region),
+            Self::Random { .. } if region.tensor.ends_with(".bias") => Ok(vec![0.0; region.len()]),
+            Self::Random { .. } if region.dims.len() == 1 => Ok(vec![1.0; region.len()]),
+            Self::Random { seed, std } => {
+                let mut values = vec![0.0; region.len()];
+                let width = region.cols.len().max(1);
+                for (row, values) in region.rows.clone().zip(values.chunks_mut(width)) {
+                    let first = row * region.width() + region.cols.start;
+                    fill_normal(*seed, region.tensor, first as u64, *std, values);
+                }
+                Ok(values)
+            }
+        }
+    }
+}

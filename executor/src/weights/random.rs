@@ -1,0 +1,97 @@
+//! Normal random numbers at any place of a tensor, without those before it.
+//!
+//! Element `i` of a tensor comes from words `i & !1` and `i | 1` of a ChaCha stream that belongs to
+//! the seed and the tensor's name, by the transform of Box and Muller (1958). ChaCha can be set to
+//! any word, so each rank makes its own part of a tensor and all parts fit.
+
+use rand::{RngCore as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+/// Fills `values` with elements `first..` of the tensor `name`: normal, mean 0, deviation `std`.
+pub fn fill_normal(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
+    let mut hash = blake3::Hasher::new();
+    hash.update(&seed.to_le_bytes());
+    hash.update(name.as_bytes());
+    let mut random = ChaCha8Rng::from_seed(*hash.finalize().as_bytes());
+    random.set_word_pos(u128::from(first & !1));
+    let mut place = first;
+    let mut rest = values;
+    while !rest.is_empty() {
+        let pair = normal_pair(random.next_u32(), random.next_u32());
+        let skipped = (place & 1) as usize;
+        let count = (2 - skipped).min(rest.len());
+        let (now, later) = rest.split_at_mut(count);
+        for (value, normal) in now.iter_mut().zip(&pair[skipped..]) {
+            *value = (std * normal) as f32;
+        }
+        place += count as u64;
+        rest = later;
+    }
+}
+
+/// Two independent standard normal numbers from two uniform words.
+fn normal_pair(a: u32, b: u32) -> [f64; 2] {
+    const UNIT: f64 = 1.0 / 4_294_967_296.0;
+    // In (0, 1], so that the logarithm exists.
+    let radius = (-2.0 * ((f64::from(a) + 1.0) * UNIT).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * f64::from(b) * UNIT).sin_cos();
+    [radius * cos, radius * sin]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn normal(seed: u64, name: &str, first: u64, len: usize) -> Vec<f32> {
+        let mut values = vec![0.0; len];
+        fill_normal(seed, name, first, 0.02, &mut values);
+        values
+    }
+
+    #[test]
+    fn law_any_part_equals_the_part_of_the_whole() {
+        let whole = normal(7, "w", 0, 50);
+        for first in 0..50 {
+            for len in 0..50 - first {
+                assert_eq!(
+                    normal(7, "w", first as u64, len),
+                    whole[first..first + len],
+                    "{first} + {len}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn law_seeds_and_names_have_their_own_numbers() {
+        assert_ne!(normal(7, "w", 0, 8), normal(8, "w", 0, 8));
+        assert_ne!(normal(7, "w", 0, 8), normal(7, "v", 0, 8));
+    }
+
+    #[test]
+    fn the_numbers_are_normal() {
+        let n = 100_000;
+        let values = normal(1, "w", 0, n);
+        let moment = |power: i32| -> f64 {
+            values
+                .iter()
+                .map(|&v| (f64::from(v) / 0.02).powi(power))
+                .sum::<f64>()
+                / n as f64
+        };
+        // Standard errors of the first four moments: sqrt(1, 2, 15, 96 over n); five of them.
+        let error = |variance: f64| 5.0 * (variance / n as f64).sqrt();
+        assert!(moment(1).abs() < error(1.0), "mean {}", moment(1));
+        assert!(
+            (moment(2) - 1.0).abs() < error(2.0),
+            "variance {}",
+            moment(2)
+        );
+        assert!(moment(3).abs() < error(15.0), "skew {}", moment(3));
+        assert!(
+            (moment(4) - 3.0).abs() < error(96.0),
+            "kurtosis {}",
+            moment(4)
+        );
+    }
+}
