@@ -124,6 +124,10 @@ pub enum Mixer {
 /// Grouped-query attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent traits of real models, each present or not"
+)]
 pub struct Gqa {
     /// Query heads.
     pub heads: u64,
@@ -328,6 +332,10 @@ pub struct SharedExpert {
 /// How a router scores and selects.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent traits of real models, each present or not"
+)]
 pub struct Router {
     /// From logits to scores.
     pub score: Score,

@@ -26,6 +26,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use self::common::TIED;
 use self::keys::Keys;
 use super::resolve::nearest;
 use super::{Model, ModelError};
@@ -121,7 +122,7 @@ fn lower(top: &Keys<'_>) -> Result<Model, ModelError> {
         found => found,
     };
     let keys = text.as_ref().unwrap_or(top);
-    let stated = match text {
+    let stated = match &text {
         Some(keys) => keys.opt_str(&["model_type"])?,
         None => None,
     };
@@ -137,6 +138,9 @@ fn lower(top: &Keys<'_>) -> Result<Model, ModelError> {
         .find_map(|(name, reader)| (*name == wanted).then_some(*reader))
         .ok_or_else(|| unknown_type(top.file(), found))?;
     let mut model = reader(keys)?;
+    if !keys.has(TIED) {
+        model.tied_embeddings = top.bool_or(TIED, false)?;
+    }
     outer.unwrap_or(found).clone_into(&mut model.model_type);
     Ok(model)
 }

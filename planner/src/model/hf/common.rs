@@ -15,6 +15,9 @@ pub(super) const TOPK: &[&str] = &["num_experts_per_tok", "experts_per_token"];
 /// Spellings of the number of multi-token-prediction layers.
 pub(super) const MTP: &[&str] = &["num_nextn_predict_layers", "num_mtp_layers"];
 
+/// Whether embedding and head are one matrix.
+pub(super) const TIED: &[&str] = &["tie_word_embeddings"];
+
 /// Defaults of a family, for keys its configurations may leave out.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Defaults {
@@ -40,8 +43,22 @@ impl Rope {
             .rotary_dim
             .unwrap_or((head_dim as f64 * self.partial).floor() as u64);
         keys.expect_at_most(("rotary_dim", dim), ("head_dim", head_dim))?;
+        expect_even(keys, "rotary width of a head", dim)?;
         Ok(dim)
     }
+}
+
+/// Rotation turns pairs.
+pub(super) fn expect_even(keys: &Keys<'_>, key: &str, width: u64) -> Result<(), ModelError> {
+    if width.is_multiple_of(2) {
+        return Ok(());
+    }
+    Err(keys.clash(
+        key,
+        &width.to_string(),
+        "rotary embedding, which turns pairs",
+        &format!("nearest even widths: {}, {}", width - 1, width + 1),
+    ))
 }
 
 /// Reads the rotary keys of either dialect: flat (`rope_theta`, `rope_scaling`,
@@ -50,18 +67,19 @@ impl Rope {
 pub(super) fn rope(
     keys: &Keys<'_>,
     defaults: Defaults,
-    section: &'static str,
+    section: &str,
     default_partial: f64,
 ) -> Result<Rope, ModelError> {
     let gathered = keys.nested("rope_parameters")?;
     let divided = match gathered {
-        Some(outer) => outer.nested(section)?,
+        Some(ref outer) => outer.nested(section)?,
         None => None,
     };
-    let flat = divided.or(gathered).unwrap_or(*keys);
+    let gathered = divided.or(gathered);
+    let flat = gathered.as_ref().unwrap_or(keys);
     let scaling = match keys.nested("rope_scaling")? {
         Some(scaling) => Some(scaling),
-        None => divided.or(gathered),
+        None => gathered.clone(),
     };
     let in_rope = flat.opt_f64(&["partial_rotary_factor"])?;
     let partial = match in_rope {
@@ -128,7 +146,7 @@ pub(super) fn trunk(
         residual_streams: 1,
         layers,
         mtp: Vec::new(),
-        tied_embeddings: keys.bool_or(&["tie_word_embeddings"], false)?,
+        tied_embeddings: keys.bool_or(TIED, false)?,
         head_bias: false,
         norm: Norm { kind: norm, eps },
         rope_theta: rope.map(|rope| rope.theta),
@@ -148,13 +166,12 @@ pub(super) fn gqa(keys: &Keys<'_>, rope: Option<&Rope>) -> Result<Gqa, ModelErro
         ("num_key_value_heads", kv_heads),
         ("num_attention_heads", heads),
     )?;
-    let head_dim = match keys.opt_u64(&["head_dim"], &HEADS)? {
-        Some(head_dim) => head_dim,
-        None => {
-            let hidden = hidden(keys)?;
-            keys.expect_divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
-            hidden / heads
-        }
+    let head_dim = if let Some(head_dim) = keys.opt_u64(&["head_dim"], &HEADS)? {
+        head_dim
+    } else {
+        let hidden = hidden(keys)?;
+        keys.expect_divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
+        hidden / heads
     };
     Ok(Gqa {
         heads,
@@ -243,7 +260,7 @@ pub(super) fn sparse_after_dense(
         ("num_hidden_layers", layers),
     )?;
     let every = keys.u64_or(&["moe_layer_freq"], &LAYERS, 1)?;
-    Ok(move |index: u64| index >= first && index % every == 0)
+    Ok(move |index: u64| index >= first && index.is_multiple_of(every))
 }
 
 /// A layer with a mixer and a feed-forward block.

@@ -6,7 +6,7 @@
 //! best expert; V3 by sigmoid with a correction bias and a group's best two.
 
 use super::common::{
-    Defaults, MTP, block, expect_silu, experts, num_layers, rope, router_groups,
+    Defaults, MTP, block, expect_even, expect_silu, experts, num_layers, rope, router_groups,
     sparse_after_dense, swiglu, trunk, width,
 };
 use super::keys::{EXPERTS, HEADS, Keys, LAYERS};
@@ -89,12 +89,14 @@ fn mla(keys: &Keys<'_>, sparse: bool) -> Result<Mla, ModelError> {
     } else {
         None
     };
+    let qk_rope_head_dim = keys.u64(&["qk_rope_head_dim"], &HEADS)?;
+    expect_even(keys, "qk_rope_head_dim", qk_rope_head_dim)?;
     Ok(Mla {
         heads,
         q_lora_rank,
         kv_lora_rank: keys.u64(&["kv_lora_rank"], &HEADS)?,
         qk_nope_head_dim: keys.u64(&["qk_nope_head_dim"], &HEADS)?,
-        qk_rope_head_dim: keys.u64(&["qk_rope_head_dim"], &HEADS)?,
+        qk_rope_head_dim,
         v_head_dim: keys.u64(&["v_head_dim"], &HEADS)?,
         indexer,
     })

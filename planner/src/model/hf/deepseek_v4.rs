@@ -6,12 +6,13 @@
 //! integers and not counted; those layers keep a router, whose scores weight the experts.
 
 use super::common::{
-    Defaults, MTP, block, experts, hidden, num_layers, plain_router, rope, trunk, width,
+    Defaults, MTP, block, experts, hidden, num_layers, plain_router, rope, swiglu, trunk, width,
 };
 use super::deepseek::{indexer, shared};
 use super::keys::{HEADS, Keys, LAYERS, POSITIONS, WIDTH};
 use crate::model::{
-    Activation, Ffn, Layer, Mixer, Mlp, Model, ModelError, Moe, NormKind, Router, Score, SharedKv,
+    Activation, Ffn, Layer, Mixer, Mlp, Model, ModelError, Moe, NormKind, Router, Score,
+    SharedExpert, SharedKv,
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -20,7 +21,10 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
-    let rope = rope(keys, DEFAULTS, "main", 64.0 / 512.0)?;
+    // Distant, compressed keys are rotated on a base of their own, and only they are rescaled.
+    let distant = rope(keys, DEFAULTS, "compress", 64.0 / 512.0)?;
+    let mut rope = rope(keys, DEFAULTS, "main", 64.0 / 512.0)?;
+    rope.scaling = distant.scaling;
     let hidden = hidden(keys)?;
     let num_layers = num_layers(keys)?;
     let depths = keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?;
@@ -165,16 +169,16 @@ fn moe(keys: &Keys<'_>) -> Result<Moe, ModelError> {
         ],
         Score::SqrtSoftplus,
     )?;
+    let activation = Activation::ClippedSilu(keys.positive_or(&["swiglu_limit"], 10.0)?);
+    let clipped = |mlp: Mlp| Mlp { activation, ..mlp };
     Ok(Moe {
         experts,
         topk,
-        expert: Mlp {
-            width: expert_width,
-            gated: true,
-            bias: false,
-            activation: Activation::ClippedSilu(keys.positive_or(&["swiglu_limit"], 10.0)?),
-        },
-        shared: shared(keys, expert_width)?,
+        expert: clipped(swiglu(expert_width)),
+        shared: shared(keys, expert_width)?.map(|shared| SharedExpert {
+            mlp: clipped(shared.mlp),
+            ..shared
+        }),
         router: Router {
             scale: keys.f64_or(&["routed_scaling_factor"], 1.0)?,
             correction_bias: true,

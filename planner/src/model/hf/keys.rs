@@ -24,10 +24,10 @@ pub(super) const VOCAB: RangeInclusive<u64> = 1..=16_777_216;
 pub(super) const POSITIONS: RangeInclusive<u64> = 1..=1_099_511_627_776;
 
 /// A JSON object of a configuration.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Keys<'a> {
     file: &'a str,
-    prefix: &'a str,
+    prefix: String,
     map: &'a Map<String, Value>,
 }
 
@@ -36,18 +36,18 @@ impl<'a> Keys<'a> {
     pub(super) fn new(file: &'a str, map: &'a Map<String, Value>) -> Self {
         Self {
             file,
-            prefix: "",
+            prefix: String::new(),
             map,
         }
     }
 
     /// A nested object; its keys are named `outer.key` in messages. `null` is absent.
-    pub(super) fn nested(&self, key: &'a str) -> Result<Option<Keys<'a>>, ModelError> {
+    pub(super) fn nested(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
         match self.find(&[key]) {
             None => Ok(None),
             Some((_, Value::Object(map))) => Ok(Some(Keys {
                 file: self.file,
-                prefix: key,
+                prefix: format!("{}{key}.", self.prefix),
                 map,
             })),
             Some((name, other)) => Err(self.wrong(name, other, "an object")),
@@ -332,11 +332,7 @@ impl<'a> Keys<'a> {
     }
 
     fn full(&self, key: &str) -> String {
-        if self.prefix.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.prefix)
-        }
+        format!("{}{key}", self.prefix)
     }
 }
 
@@ -352,7 +348,9 @@ fn whole(value: &Value) -> Option<u64> {
 
 /// Up to three divisors of `of` closest to `near`, in order.
 fn divisors_near(of: u64, near: u64) -> Vec<u64> {
-    let mut divisors: Vec<u64> = (1..=of.min(65_536)).filter(|d| of % d == 0).collect();
+    let mut divisors: Vec<u64> = (1..=of.min(65_536))
+        .filter(|d| of.is_multiple_of(*d))
+        .collect();
     divisors.sort_by_key(|d| d.abs_diff(near));
     divisors.truncate(3);
     divisors.sort_unstable();

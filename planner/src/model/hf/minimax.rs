@@ -83,7 +83,7 @@ pub(super) fn read_m2(keys: &Keys<'_>) -> Result<Model, ModelError> {
         shared: shared(keys)?,
         router: Router {
             correction_bias: keys.bool_or(&["use_routing_bias"], true)?,
-            aux_loss_coef: keys.f64_or(&["router_aux_loss_coef"], 0.0)?,
+            aux_loss_coef: keys.f64_or(&["router_aux_loss_coef"], 0.001)?,
             ..plain_router(Score::Sigmoid, true)
         },
     };
