@@ -14,6 +14,7 @@ pub mod op;
 pub mod presets;
 pub mod pricing;
 pub mod run;
+pub mod table;
 pub mod trace;
 pub mod units;
 

@@ -130,7 +130,7 @@ pub struct Description {
 /// Describes a preset or a cluster file.
 pub fn describe(name_or_path: &str) -> Result<Description, ClusterError> {
     let cluster = resolve(name_or_path)?;
-    let measured = Vec::new();
+    let measured = crate::table::summary(&cluster.gpu.name.to_lowercase());
     Ok(Description { cluster, measured })
 }
 

@@ -1,107 +1,210 @@
 //! [`Costs`]: what any op or collective costs on a cluster, and how that is known.
+//!
+//! A price comes from the first of these that has one: a profile measured here ([`local`]), a shipped
+//! table of this GPU, an efficiency formula ([`roofline`]). All tables are built once into sorted
+//! arrays, so that a price is a few lookups without allocation: a search asks for millions.
+//!
+//! | op | from |
+//! |---|---|
+//! | dense products | tables of forward products by (m, n, k) ([`matrix`]), wgrad at 0.96 of their rate plus its f32 traffic |
+//! | grouped products | dense rates of all rows, derated as training kernels are, plus every group's weights; B200, A100 PCIe and H800 fp8 from their own rows |
+//! | attention | rates by sequence and head width, filled by heads ([`attention`]) |
+//! | everything else | bytes over 0.8 of the memory bandwidth plus 3 us; gathers at 0.5, softmax of the vocabulary at 0.4 |
+//! | collectives | NCCL curves in a domain, NICs across ([`network`]) |
+//!
+//! fp8 prices are those of block-scaled recipes (blockwise, MXFP8); quantization passes are not in
+//! them. Launch overhead belongs to the software stack and is not here. Two laws hold: more work of a
+//! family is never cheaper, and more bandwidth is never slower.
+
+mod attention;
+mod curve;
+mod local;
+mod matrix;
+mod network;
+mod roofline;
+mod surface;
+
+use attention::Attention;
+use local::{Local, Scaled};
+use matrix::Matrix;
+use network::Network;
 
 use crate::cluster::Cluster;
 use crate::cost::{Cost, Source};
 use crate::directory::Profile;
-use crate::op::{Collective, CollectiveKind, Op};
+use crate::op::{Collective, Op};
 use crate::units::{Bytes, Seconds};
-
-/// Share of peak bandwidth that memory-bound kernels reach, and their fixed time: aiconfigurator's
-/// constants (ai-dynamo/aiconfigurator@095f58a51c4c).
-const MEMORY_EFFICIENCY: f64 = 0.8;
-const MEMORY_LATENCY_S: f64 = 3e-6;
 
 /// Prices for one cluster.
 #[derive(Debug, Clone)]
 pub struct Costs {
-    cluster: Cluster,
+    shipped: Shipped,
+    local: Local,
+    notes: Vec<String>,
+}
+
+/// Prices without a profile.
+#[derive(Debug, Clone)]
+struct Shipped {
+    matrix: Matrix,
+    attention: Attention,
+    network: Network,
 }
 
 impl Costs {
     /// Collects every table that applies to a cluster.
+    ///
+    /// Profiles of another device are left out, which [`Self::notes`] says ([`Profile::check`] refuses
+    /// them earlier). On a CPU, ranks share cores: profiles taken with as many concurrent ranks as the
+    /// cluster has are used as they are; where there is none, the times of ops of the others are scaled
+    /// by the cores a rank owned then and owns now, and are not called measured.
     pub fn for_cluster(cluster: &Cluster, profiles: &[Profile]) -> Self {
-        let _ = profiles;
+        let matrix = Matrix::new(&cluster.gpu);
+        let shipped = Shipped {
+            attention: Attention::new(&cluster.gpu, matrix.roofline()),
+            network: Network::new(cluster),
+            matrix,
+        };
+        let mut notes = Vec::new();
+        let scaled = applicable(cluster, profiles, &mut notes);
+        let local = Local::new(&scaled, &|op| shipped.op(op).0, &|collective| {
+            shipped.network.price(collective).0
+        });
         Self {
-            cluster: cluster.clone(),
+            shipped,
+            local,
+            notes,
         }
+    }
+
+    /// What a user should know about how profiles were used, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The price of an op.
     pub fn op(&self, op: &Op) -> Cost {
-        let gpu = &self.cluster.gpu;
-        let peak = gpu
-            .peak(op.dtype())
-            .or(gpu
-                .peak_tflops
-                .bf16
-                .map(crate::units::FlopsPerSecond::from_tflops))
-            .unwrap_or(crate::units::FlopsPerSecond::from_tflops(
-                gpu.peak_tflops.f32,
-            ));
-        let compute = op.flops().0 / (peak.0 * 0.7);
-        let memory = op.bytes().0 as f64 / (gpu.memory_rate().0 * MEMORY_EFFICIENCY);
-        let latency = if gpu.is_cpu() { 0.0 } else { MEMORY_LATENCY_S };
+        if let Some(cost) = self.local.op(op) {
+            return cost;
+        }
+        let (time, source) = self.shipped.op(op);
         Cost {
-            time: Seconds(compute.max(memory) + latency + 1e-9),
-            source: Source::Extrapolated,
+            time: Seconds(time),
+            source,
         }
     }
 
-    /// The price of a collective.
+    /// The price of a collective; nothing for a group of one.
     pub fn collective(&self, collective: &Collective) -> Cost {
-        let n = collective.ranks;
-        if n <= 1 {
-            return Cost {
-                time: Seconds::ZERO,
-                source: Source::Measured,
-            };
+        if collective.ranks <= 1 {
+            return NOTHING;
         }
-        let m = collective.ranks_per_domain.clamp(1, n);
-        let wire = collective.wire_bytes();
-        if collective.kind == CollectiveKind::AllToAll {
-            let share = wire / f64::from(n - 1);
-            let local = share * f64::from(m - 1);
-            return self.exchange(Bytes(local as u64), Bytes((wire - local) as u64), n, m);
+        let shipped = |collective: &Collective| self.shipped.network.price(collective).0;
+        if let Some(cost) = self.local.collective(collective, &shipped) {
+            return cost;
         }
-        let (rate, latency) = if collective.crosses_domains() {
-            let rails = if collective.kind == CollectiveKind::SendRecv {
-                1
-            } else {
-                m
-            };
-            (
-                self.cluster.nic_gb_per_s.max(1.0) * f64::from(rails) * 0.85,
-                35e-6,
-            )
-        } else {
-            (self.cluster.gpu.nvlink_gb_per_s.max(1.0) * 0.75, 12e-6)
-        };
+        let (time, source) = self.shipped.network.price(collective);
         Cost {
-            time: Seconds(wire / (rate * 1e9) + latency),
-            source: Source::Extrapolated,
+            time: Seconds(time),
+            source,
         }
     }
 
-    /// The price of an exchange in which a rank sends `local` bytes to the other ranks of its NVLink
-    /// domain and `remote` bytes over its NIC, as a token dispatch that sends one copy a destination
-    /// does. `ranks_per_domain` of the `ranks` share a domain.
+    /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of
+    /// its NVLink domain, which holds `ranks_per_domain` of them, and `remote` bytes over its NIC: a
+    /// token dispatch that sends one copy a destination (DeepEP, HybridEP), its duplicates already
+    /// removed by the caller. A plain all-to-all is a [`Collective`].
     pub fn exchange(&self, local: Bytes, remote: Bytes, ranks: u32, ranks_per_domain: u32) -> Cost {
         if ranks <= 1 {
-            return Cost {
-                time: Seconds::ZERO,
-                source: Source::Measured,
-            };
+            return NOTHING;
         }
-        let local_s = local.0 as f64 / (self.cluster.gpu.nvlink_gb_per_s.max(1.0) * 0.7e9);
-        let remote_s = remote.0 as f64 / (self.cluster.nic_gb_per_s.max(1.0) * 0.85e9);
-        let latency = if ranks > ranks_per_domain {
-            35e-6
-        } else {
-            12e-6
-        };
+        let (n, m) = (
+            f64::from(ranks),
+            f64::from(ranks_per_domain.clamp(1, ranks)),
+        );
+        let (time, source) = self
+            .shipped
+            .network
+            .exchange(local.0 as f64, remote.0 as f64, n, m);
         Cost {
-            time: Seconds(local_s.max(remote_s) + latency),
-            source: Source::Extrapolated,
+            time: Seconds(time),
+            source,
         }
     }
 }
+
+/// What a group of one pays.
+const NOTHING: Cost = Cost {
+    time: Seconds::ZERO,
+    source: Source::Measured,
+};
+
+impl Shipped {
+    fn op(&self, op: &Op) -> (f64, Source) {
+        let roofline = self.matrix.roofline();
+        match op {
+            Op::Gemm { .. } => self.matrix.gemm(op),
+            Op::GroupedGemm { .. } => self.matrix.grouped_gemm(op),
+            Op::Attention { .. } => self.attention.price(op),
+            Op::LinearAttention { .. } => (roofline.recurrent(op), Source::Extrapolated),
+            _ => (roofline.memory_bound(op), Source::Extrapolated),
+        }
+    }
+}
+
+/// The profiles of the cluster's device, with the factor their op times are to be multiplied by.
+fn applicable<'a>(
+    cluster: &Cluster,
+    profiles: &'a [Profile],
+    notes: &mut Vec<String>,
+) -> Vec<Scaled<'a>> {
+    let mut fitting = Vec::new();
+    for profile in profiles {
+        match profile.check(cluster) {
+            Ok(()) => fitting.push(profile),
+            Err(error) => notes.push(error.to_string()),
+        }
+    }
+    let whole = |profile| Scaled {
+        profile,
+        factor: 1.0,
+    };
+    if !cluster.gpu.is_cpu() {
+        return fitting.into_iter().map(whole).collect();
+    }
+    let ranks = cluster.gpus_per_node;
+    let same: Vec<_> = fitting
+        .iter()
+        .filter(|profile| profile.concurrent_ranks == ranks)
+        .map(|profile| whole(profile))
+        .collect();
+    if !same.is_empty() {
+        return same;
+    }
+    let mut scaled = Vec::new();
+    for profile in fitting {
+        let factor = owned_cores(profile.cores, profile.concurrent_ranks)
+            / owned_cores(profile.cores, ranks);
+        notes.push(format!(
+            "the profile of {} ran {} ranks at a time and the plan runs {ranks}: its op times are \
+             multiplied by {factor:.2}, the ratio of cores a rank owns; measure with {ranks} ranks \
+             for better",
+            profile.date, profile.concurrent_ranks
+        ));
+        scaled.push(Scaled { profile, factor });
+    }
+    scaled
+}
+
+/// Cores one of `ranks` rank threads has to itself, as [`crate::presets::local_on`] divides them.
+fn owned_cores(cores: u32, ranks: u32) -> f64 {
+    let (cores, ranks) = (cores.max(1), ranks.max(1));
+    if cores >= ranks {
+        f64::from(cores / ranks)
+    } else {
+        f64::from(cores) / f64::from(ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Prices of fused attention: measured rates by sequence length and head width, filled by heads.
+//!
+//! A table gives the rate with enough heads to fill the device. Fewer heads or shorter queries cost as
+//! if there were [`FILL_FORWARD`] more query rows a multiprocessor. Backward does 2.5 times the work
+//! (FlashAttention-2, arXiv 2307.08691) at a share of the forward rate. Left out: the group size of
+//! key/value heads (within 3% in the tables), packing, and windows (the op says fewer keys instead).
+
+use super::curve::Curve;
+use super::matrix::donor;
+use super::roofline::Roofline;
+use crate::cluster::Gpu;
+use crate::cost::Source;
+use crate::dtype::Dtype;
+use crate::op::{Op, Pass};
+use crate::table::{self, Mask};
+
+/// Query rows (over heads and sequences) a multiprocessor that a launch loses to partly filled waves:
+/// fitted to SimuMax@4dcaae51's B200 rows of 4 to 128 heads at 4096 positions, forward within 12%.
+const FILL_FORWARD: f64 = 400.0;
+const FILL_BACKWARD: f64 = 100.0;
+
+/// Backward rate over forward rate, both by their own work, by architecture.
+///
+/// Ampere: what FlashAttention-2's forward-and-backward curve (173 TFLOP/s at 4096) leaves beside the
+/// A100's forward rate. Hopper and Blackwell: cuDNN's rates at DeepSeek-V3's heads ("Scalable Training
+/// of MoE Models with Megatron Core", arXiv 2603.07685, table 9), means over 4096 and 16384 positions:
+/// (422/553, 523/638) and (1083/1324, 1298/1698).
+fn backward_rate(arch: &str) -> f64 {
+    match arch {
+        "sm_80" => 0.81,
+        "sm_100" | "sm_103" => 0.79,
+        _ => 0.79,
+    }
+}
+
+/// Head width 64 over head width 128 in rate, where only the latter was measured: FlashAttention-2 on
+/// an A100 (156 and 173 at 4096), which the prefill kernels of the others bear out (0.6 to 0.8).
+const NARROW_RATE: f64 = 0.85;
+
+/// fp8 attention over bf16 attention: FlashAttention-3's peaks on an H100 (1200 and 740 TFLOP/s).
+const FP8_RATE: f64 = 1.6;
+
+/// Attention on one device.
+#[derive(Debug, Clone)]
+pub(super) struct Attention {
+    roofline: Roofline,
+    /// Seconds per query row, key position and unit of `(qk_dim + v_dim) / 2`, times key positions, at
+    /// head widths 64 and 128; by key positions.
+    forward: Option<[Curve; 2]>,
+    backward_rate: f64,
+    measured_here: bool,
+}
+
+impl Attention {
+    pub(super) fn new(gpu: &Gpu, roofline: &Roofline) -> Self {
+        let name = gpu.name.to_lowercase();
+        let own = curves(&name, 1.0);
+        let measured_here = own.is_some();
+        let lent = || {
+            if gpu.is_cpu() {
+                return None;
+            }
+            let from = donor(&name).unwrap_or(match gpu.arch.as_str() {
+                "sm_80" => "a100",
+                "sm_100" => "b200",
+                "sm_103" => "b300",
+                _ => "h100",
+            });
+            // Attention is lent by the rate of the largest products.
+            let lender = crate::presets::gpu(from).expect("a preset lends");
+            let lender = Roofline::new(&lender).matrix_rate(Dtype::Bf16);
+            curves(from, roofline.matrix_rate(Dtype::Bf16) / lender)
+        };
+        Self {
+            forward: own.or_else(lent),
+            roofline: roofline.clone(),
+            backward_rate: backward_rate(&gpu.arch),
+            measured_here,
+        }
+    }
+
+    /// Seconds of attention.
+    pub(super) fn price(&self, op: &Op) -> (f64, Source) {
+        let &Op::Attention {
+            batch,
+            heads,
+            q_len,
+            kv_len,
+            qk_dim,
+            v_dim,
+            causal,
+            pass,
+            dtype,
+            ..
+        } = op
+        else {
+            unreachable!("the caller matched attention");
+        };
+        let Some(curves) = &self.forward else {
+            return (self.roofline.attention(op), Source::Extrapolated);
+        };
+        let rows = (batch * heads * q_len).max(1) as f64;
+        let keys = kv_len.max(1) as f64;
+        let width = (qk_dim + v_dim).max(1) as f64 / 2.0;
+        let sms = self.roofline.sms();
+        let (fill, rate) = if pass == Pass::Forward {
+            (FILL_FORWARD, 1.0)
+        } else {
+            (FILL_BACKWARD, self.backward_rate / 2.5)
+        };
+        // Per row and key pair: work grows with the width, at a rate between those of 64 and 128.
+        let narrow = curves[0].at(keys) * 64.0;
+        let wide = curves[1].at(keys) * 128.0;
+        let exponent = (wide / narrow).max(1.0).log2();
+        let each = if width >= 128.0 {
+            wide * width / 128.0
+        } else {
+            wide * (width / 128.0).powf(exponent)
+        };
+        let mask = if causal { 0.5 } else { 1.0 };
+        let dtype_rate = match dtype {
+            Dtype::Fp8 | Dtype::Fp4 => FP8_RATE,
+            Dtype::Bf16 => 1.0,
+            // As the ratio of peaks.
+            Dtype::F32 | Dtype::I32 => {
+                self.roofline.peak(Dtype::F32) / self.roofline.peak(Dtype::Bf16)
+            }
+        };
+        // Half of the causal square was counted in the rate: 2 flops, two products, half the scores.
+        let time = 4.0 * mask * (rows + fill * sms) * each / (rate * dtype_rate);
+        let time = time.hypot(self.roofline.stream(op.bytes().0 as f64));
+        let covered = curves[1].covers(keys) && dtype == Dtype::Bf16 && causal;
+        let source = if self.measured_here && covered {
+            Source::Interpolated
+        } else {
+            Source::Extrapolated
+        };
+        (time + self.roofline.matrix_latency(), source)
+    }
+}
+
+/// Keys over rate at head widths 64 and 128, rising in keys.
+fn curves(gpu: &str, faster: f64) -> Option<[Curve; 2]> {
+    let rows = |head_dim: u64| {
+        let best = table::attention().iter().filter(move |row| {
+            row.gpu == gpu
+                && row.pass == Some(Pass::Forward)
+                && row.mask == Mask::Causal
+                && row.head_dim == head_dim
+                && row.source == "aic"
+        });
+        best.map(move |row| {
+            (
+                row.seq_len as f64,
+                row.seq_len as f64 / (row.tflops * 1e12 * faster),
+            )
+        })
+    };
+    let wide: Vec<_> = rows(128).collect();
+    if wide.is_empty() {
+        return None;
+    }
+    let mut narrow: Vec<_> = rows(64).collect();
+    if narrow.is_empty() {
+        narrow = wide
+            .iter()
+            .map(|&(keys, time)| (keys, time / NARROW_RATE))
+            .collect();
+    }
+    // Below the shortest sequence the rate falls with its square root, as it does between the two
+    // shortest; above the longest it stays.
+    Some([narrow, wide].map(|points| Curve::rising(points, [0.5, 1.0])))
+}

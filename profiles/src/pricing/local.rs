@@ -1,0 +1,365 @@
+//! Prices measured here: profile directories laid over the shipped prices.
+//!
+//! Ops of one kind, pass and dtype are a family with up to three sizes; its samples correct the shipped
+//! price of the whole family (see [`super::surface`]), and a measured shape gets its median exactly.
+//! Collectives of one kind and group get a curve over bytes; other groups of the kind borrow the ratio
+//! of the nearest one.
+
+use std::collections::BTreeMap;
+
+use super::curve::Curve;
+use super::surface::{LOCAL_TRUST, Point, Surface};
+use crate::cost::{Cost, Source};
+use crate::directory::{Key, Profile, Sample};
+use crate::dtype::Dtype;
+use crate::op::{Collective, CollectiveKind, Op, Pass};
+use crate::units::{Bytes, Seconds};
+
+const STEMS: usize = 15;
+const PASSES: usize = 5;
+const DTYPES: usize = 5;
+/// Largest size tabulated on an axis.
+const REACH: f64 = 67_108_864.0;
+
+/// What was measured here, by family.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Local {
+    /// Index into `surfaces` by family; empty without op samples.
+    families: Vec<Option<u16>>,
+    surfaces: Vec<Surface>,
+    collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
+}
+
+/// Samples of a profile and by how much its times are to be stretched.
+pub(super) struct Scaled<'a> {
+    pub(super) profile: &'a Profile,
+    pub(super) factor: f64,
+}
+
+impl Local {
+    /// Lays samples over `op` and `collective`, the shipped prices in seconds.
+    pub(super) fn new(
+        profiles: &[Scaled],
+        op: &dyn Fn(&Op) -> f64,
+        collective: &dyn Fn(&Collective) -> f64,
+    ) -> Self {
+        // A key measured by several profiles has the median of all their timings.
+        let mut ops: BTreeMap<Op, Vec<f64>> = BTreeMap::new();
+        let mut messages: BTreeMap<Collective, Vec<f64>> = BTreeMap::new();
+        for Scaled { profile, factor } in profiles {
+            for Sample { key, seconds } in &profile.samples {
+                let seconds = seconds.iter().map(|seconds| seconds * factor);
+                match key {
+                    Key::Op(key) => ops.entry(*key).or_default().extend(seconds),
+                    Key::Collective(key) => messages.entry(*key).or_default().extend(seconds),
+                }
+            }
+        }
+        let mut local = Self::default();
+        local.add_ops(ops, op);
+        local.add_collectives(messages, collective);
+        local
+    }
+
+    fn add_ops(&mut self, ops: BTreeMap<Op, Vec<f64>>, shipped: &dyn Fn(&Op) -> f64) {
+        let mut families: BTreeMap<usize, Vec<(Op, Point)>> = BTreeMap::new();
+        for (key, seconds) in ops {
+            let (at, times) = sizes(&key);
+            let time = median(seconds) / times;
+            families
+                .entry(family(&key))
+                .or_default()
+                .push((key, Point { at, time }));
+        }
+        if !families.is_empty() {
+            self.families = vec![None; STEMS * PASSES * DTYPES * 2];
+        }
+        for (index, samples) in families {
+            let template = samples[0].0;
+            let points: Vec<Point> = samples.iter().map(|(_, point)| *point).collect();
+            let (_, times) = sizes(&template);
+            let base = |at: [f64; 3]| shipped(&resized(&template, at)) / times;
+            let reach = axes(&template).map(|used| if used { [1.0, REACH] } else { [1.0, 1.0] });
+            self.families[index] = Some(self.surfaces.len() as u16);
+            self.surfaces
+                .push(Surface::new(&points, base, LOCAL_TRUST, reach));
+        }
+    }
+
+    fn add_collectives(
+        &mut self,
+        messages: BTreeMap<Collective, Vec<f64>>,
+        shipped: &dyn Fn(&Collective) -> f64,
+    ) {
+        let mut curves: BTreeMap<(CollectiveKind, [u32; 2]), Vec<(f64, f64)>> = BTreeMap::new();
+        for (key, seconds) in messages {
+            let group = [key.ranks, key.ranks_per_domain];
+            let points = curves.entry((key.kind, group)).or_default();
+            points.push((key.bytes.0.max(1) as f64, median(seconds)));
+        }
+        for ((kind, group), mut points) in curves {
+            // One size says nothing of the others: the shipped price gives the shape.
+            if let [(bytes, time)] = points[..] {
+                let at = |bytes: f64| {
+                    shipped(&Collective {
+                        kind,
+                        bytes: Bytes(bytes as u64),
+                        ranks: group[0],
+                        ranks_per_domain: group[1],
+                    })
+                };
+                let ratio = time / at(bytes);
+                points.push((bytes / 64.0, at(bytes / 64.0) * ratio));
+                points.push((bytes * 64.0, at(bytes * 64.0) * ratio));
+                points.retain(|&(bytes, _)| bytes >= 1.0);
+            }
+            self.collectives
+                .push((kind, group, Curve::rising(points, [0.0, 1.0])));
+        }
+    }
+
+    /// The price of an op whose family was measured.
+    pub(super) fn op(&self, op: &Op) -> Option<Cost> {
+        let surface = (*self.families.get(family(op))?)?;
+        let (at, times) = sizes(op);
+        let (time, source) = self.surfaces[usize::from(surface)].time(at);
+        Some(Cost {
+            time: Seconds(time * times),
+            source,
+        })
+    }
+
+    /// The price of a collective whose kind was measured.
+    pub(super) fn collective(
+        &self,
+        collective: &Collective,
+        shipped: &dyn Fn(&Collective) -> f64,
+    ) -> Option<Cost> {
+        let bytes = collective.bytes.0.max(1) as f64;
+        let group = [collective.ranks, collective.ranks_per_domain];
+        let distance = |other: &[u32; 2]| {
+            let far = |a: u32, b: u32| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
+            // A group that crosses domains says little about one that does not.
+            let crossing = (other[0] > other[1]) != (group[0] > group[1]);
+            far(other[0], group[0]) + far(other[1], group[1]) + if crossing { 10.0 } else { 0.0 }
+        };
+        let (_, nearest, curve) = self
+            .collectives
+            .iter()
+            .filter(|(kind, ..)| *kind == collective.kind)
+            .min_by(|a, b| distance(&a.1).total_cmp(&distance(&b.1)))?;
+        if *nearest == group {
+            let source = if curve.is_point(bytes) {
+                Source::Measured
+            } else if curve.covers(bytes) {
+                Source::Interpolated
+            } else {
+                Source::Extrapolated
+            };
+            return Some(Cost {
+                time: Seconds(curve.at(bytes)),
+                source,
+            });
+        }
+        let other = Collective {
+            ranks: nearest[0],
+            ranks_per_domain: nearest[1],
+            ..*collective
+        };
+        let time = curve.at(bytes) * shipped(collective) / shipped(&other);
+        Some(Cost {
+            time: Seconds(time),
+            source: Source::Extrapolated,
+        })
+    }
+}
+
+/// The median of timings.
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    let middle = seconds.len() / 2;
+    if seconds.len() % 2 == 1 {
+        seconds[middle]
+    } else {
+        (seconds[middle - 1] + seconds[middle]) / 2.0
+    }
+}
+
+/// Index of an op's family: stem, pass, dtype and mask.
+fn family(op: &Op) -> usize {
+    let stem = match op {
+        Op::Gemm { .. } => 0,
+        Op::GroupedGemm { .. } => 1,
+        Op::Attention { .. } => 2,
+        Op::RmsNorm { .. } => 3,
+        Op::Rope { .. } => 4,
+        Op::Swiglu { .. } => 5,
+        Op::Router { .. } => 6,
+        Op::Permute { .. } => 7,
+        Op::Unpermute { .. } => 8,
+        Op::Embedding { .. } => 9,
+        Op::CrossEntropy { .. } => 10,
+        Op::Add { .. } => 11,
+        Op::Adamw { .. } => 12,
+        Op::GradNorm { .. } => 13,
+        Op::LinearAttention { .. } => 14,
+    };
+    let pass = match op.pass() {
+        None => 0,
+        Some(Pass::Forward) => 1,
+        Some(Pass::Backward) => 2,
+        Some(Pass::Dgrad) => 3,
+        Some(Pass::Wgrad) => 4,
+    };
+    let dtype = match op.dtype() {
+        Dtype::F32 => 0,
+        Dtype::Bf16 => 1,
+        Dtype::Fp8 => 2,
+        Dtype::Fp4 => 3,
+        Dtype::I32 => 4,
+    };
+    let masked = usize::from(matches!(op, Op::Attention { causal: true, .. }));
+    ((stem * PASSES + pass) * DTYPES + dtype) * 2 + masked
+}
+
+/// The sizes a family is tabulated over, and how many times that work is done.
+fn sizes(op: &Op) -> ([f64; 3], f64) {
+    let (at, times) = match *op {
+        Op::Gemm { m, n, k, .. } => ([m, n, k], 1),
+        Op::GroupedGemm {
+            groups, rows, n, k, ..
+        } => {
+            let groups = groups.max(1);
+            // Rows of a group may be a fraction.
+            let rows = (rows as f64 / groups as f64).max(1.0);
+            return ([rows, n.max(1) as f64, k.max(1) as f64], groups as f64);
+        }
+        Op::Attention {
+            batch,
+            heads,
+            q_len,
+            kv_len,
+            qk_dim,
+            v_dim,
+            ..
+        } => {
+            let positions = (q_len as f64 * kv_len as f64).sqrt();
+            let width = (qk_dim + v_dim) as f64 / 2.0;
+            let at = [(batch * heads) as f64, positions, width];
+            return (at.map(|size| size.max(1.0)), 1.0);
+        }
+        Op::RmsNorm { rows, dim, .. }
+        | Op::Rope { rows, dim, .. }
+        | Op::Swiglu { rows, dim, .. }
+        | Op::Permute { rows, dim, .. }
+        | Op::Unpermute { rows, dim, .. }
+        | Op::Embedding { rows, dim, .. } => ([rows, dim, 1], 1),
+        Op::CrossEntropy { rows, vocab, .. } => ([rows, vocab, 1], 1),
+        Op::Router {
+            rows,
+            experts,
+            topk,
+            ..
+        } => ([rows, experts, topk], 1),
+        Op::Add { len, .. } | Op::Adamw { len, .. } | Op::GradNorm { len } => ([len, 1, 1], 1),
+        Op::LinearAttention {
+            rows,
+            heads,
+            state,
+            width,
+            ..
+        } => ([rows, heads * state, width], 1),
+    };
+    (at.map(|size| size.max(1) as f64), f64::from(times))
+}
+
+/// Which of the three sizes a family has.
+fn axes(op: &Op) -> [bool; 3] {
+    match op {
+        Op::Gemm { .. }
+        | Op::GroupedGemm { .. }
+        | Op::Attention { .. }
+        | Op::Router { .. }
+        | Op::LinearAttention { .. } => [true; 3],
+        Op::Add { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => [true, false, false],
+        _ => [true, true, false],
+    }
+}
+
+/// An op of the same family at other sizes.
+fn resized(template: &Op, at: [f64; 3]) -> Op {
+    let [a, b, c] = at.map(|size| size.round().max(1.0) as u64);
+    let mut op = *template;
+    match &mut op {
+        Op::Gemm { m, n, k, .. } => (*m, *n, *k) = (a, b, c),
+        Op::GroupedGemm {
+            groups, rows, n, k, ..
+        } => {
+            *rows = (at[0] * (*groups).max(1) as f64).round().max(1.0) as u64;
+            (*n, *k) = (b, c);
+        }
+        Op::Attention {
+            batch,
+            heads,
+            kv_heads,
+            q_len,
+            kv_len,
+            qk_dim,
+            v_dim,
+            ..
+        } => {
+            *kv_heads = (a * *kv_heads / (*heads).max(1)).max(1);
+            (*batch, *heads) = (1, a);
+            (*q_len, *kv_len) = (b, b);
+            (*qk_dim, *v_dim) = (c, c);
+        }
+        Op::RmsNorm { rows, dim, .. }
+        | Op::Rope { rows, dim, .. }
+        | Op::Swiglu { rows, dim, .. }
+        | Op::Permute { rows, dim, .. }
+        | Op::Unpermute { rows, dim, .. }
+        | Op::Embedding { rows, dim, .. } => (*rows, *dim) = (a, b),
+        Op::CrossEntropy { rows, vocab, .. } => (*rows, *vocab) = (a, b),
+        Op::Router {
+            rows,
+            experts,
+            topk,
+            ..
+        } => (*rows, *experts, *topk) = (a, b, c),
+        Op::Add { len, .. } | Op::Adamw { len, .. } | Op::GradNorm { len } => *len = a,
+        Op::LinearAttention {
+            rows,
+            heads,
+            state,
+            width,
+            ..
+        } => {
+            *rows = a;
+            (*heads, *state) = (1, b);
+            *width = c;
+        }
+    }
+    op
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn law_resizing_to_its_own_sizes_keeps_the_work() {
+        for op in super::super::tests::every_op(384) {
+            let (at, times) = sizes(&op);
+            let same = resized(&op, at);
+            assert_eq!(family(&same), family(&op));
+            assert!(
+                (same.flops().0 - op.flops().0).abs() <= 1e-9 * op.flops().0,
+                "{op:?}"
+            );
+            assert!(times >= 1.0 && at.iter().all(|&size| size >= 1.0));
+            let (bytes, own) = (same.bytes().0 as f64, op.bytes().0 as f64);
+            // Attention's batch is folded into heads, which rounds nothing here.
+            assert!((bytes - own).abs() <= 0.01 * own, "{op:?}");
+        }
+    }
+}

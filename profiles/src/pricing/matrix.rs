@@ -1,0 +1,244 @@
+//! Prices of matrix products, dense and grouped, from shipped tables over the efficiency formulas.
+
+use super::roofline::{MATRIX_DTYPES, Roofline, dtype_index, pass_rate};
+use super::surface::{Point, SHIPPED_TRUST, Surface};
+use crate::cluster::Gpu;
+use crate::cost::Source;
+use crate::dtype::Dtype;
+use crate::op::{Op, Pass};
+use crate::presets;
+use crate::table;
+
+/// Sizes that product tables reach: `m` and `k` are tokens in turn.
+const REACH: [[f64; 2]; 3] = [[1.0, 262_144.0], [8.0, 262_144.0], [8.0, 262_144.0]];
+
+/// Rows that a group loses to its last tile, half of a tile of 64.
+const GROUP_PADDING: f64 = 32.0;
+
+/// Fewest groups for which the time of a group is taken as that of many.
+const MANY_GROUPS: f64 = 16.0;
+
+/// Matrix products on one device.
+#[derive(Debug, Clone)]
+pub(super) struct Matrix {
+    roofline: Roofline,
+    /// Dense forward products by dtype.
+    dense: [Option<Surface>; 4],
+    /// Time of one of many groups over rows of a group, n and k; by dtype and pass.
+    grouped: Vec<(Dtype, Pass, Surface)>,
+    derate: Derate,
+}
+
+/// Rate of grouped products of training relative to a dense forward product of all rows, after their
+/// traffic is counted. Fitted to SimuMax@4dcaae51's Transformer Engine rows: A100 (four shapes a pass,
+/// mean error 2 to 6%) and B200 (20 shapes a pass, 9 to 19%). fp8 on Blackwell: 2672 TFLOP/s of MXFP8
+/// groups of 7168 x 2048 that NVIDIA's GB200 guide for Megatron-Core reports.
+#[derive(Debug, Clone, Copy)]
+struct Derate {
+    bf16: [f64; 3],
+    narrow: f64,
+}
+
+impl Derate {
+    fn of(arch: &str) -> Self {
+        match arch {
+            "sm_100" | "sm_103" => Self {
+                bf16: [0.68, 0.64, 0.60],
+                narrow: 0.8,
+            },
+            "cpu" => Self {
+                bf16: [1.0; 3],
+                narrow: 1.0,
+            },
+            _ => Self {
+                bf16: [0.88, 0.88, 1.0],
+                narrow: 0.88,
+            },
+        }
+    }
+
+    fn at(self, dtype: Dtype, pass: Pass) -> f64 {
+        match (dtype, pass) {
+            (Dtype::Fp8 | Dtype::Fp4, _) => self.narrow,
+            (_, Pass::Forward | Pass::Backward) => self.bf16[0],
+            (_, Pass::Dgrad) => self.bf16[1],
+            (_, Pass::Wgrad) => self.bf16[2],
+        }
+    }
+}
+
+/// The GPU whose tables also hold for another: the same silicon with other links.
+pub(super) fn donor(name: &str) -> Option<&'static str> {
+    match name {
+        "a800" | "a100-pcie" => Some("a100"),
+        "h800" | "h100-pcie" => Some("h100"),
+        _ => None,
+    }
+}
+
+impl Matrix {
+    pub(super) fn new(gpu: &Gpu) -> Self {
+        let roofline = Roofline::new(gpu);
+        let name = gpu.name.to_lowercase();
+        let dense = MATRIX_DTYPES.map(|dtype| {
+            let from = |name: &str| {
+                let rows = table::gemm().iter();
+                let rows = rows.filter(|row| row.gpu == name && row.dtype == dtype);
+                rows.map(|row| Point {
+                    at: row.shape.map(|size| size as f64),
+                    time: flops(row.shape) / (row.tflops * 1e12 * scale(name, gpu, dtype)),
+                })
+                .collect::<Vec<_>>()
+            };
+            let mut points = from(&name);
+            if points.is_empty() {
+                points = donor(&name).map(from).unwrap_or_default();
+            }
+            let base = |[m, n, k]: [f64; 3]| roofline.gemm(m, n, k, dtype);
+            (!points.is_empty()).then(|| Surface::new(&points, base, SHIPPED_TRUST, REACH))
+        });
+        let mut matrix = Self {
+            roofline,
+            dense,
+            grouped: Vec::new(),
+            derate: Derate::of(&gpu.arch),
+        };
+        for dtype in MATRIX_DTYPES {
+            for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {
+                if let Some(surface) = matrix.grouped_surface(gpu, dtype, pass) {
+                    matrix.grouped.push((dtype, pass, surface));
+                }
+            }
+        }
+        matrix
+    }
+
+    fn grouped_surface(&self, gpu: &Gpu, dtype: Dtype, pass: Pass) -> Option<Surface> {
+        let rows = table::grouped_gemm().iter().filter(|row| {
+            gpu.name.eq_ignore_ascii_case(row.gpu) && row.dtype == dtype && row.pass == pass
+        });
+        let points: Vec<Point> = rows
+            .map(|row| {
+                let [n, k] = row.widths;
+                let rate = row.tflops * 1e12 * scale(row.gpu, gpu, dtype);
+                Point {
+                    at: [row.rows_per_group, n, k].map(|size| size as f64),
+                    time: flops([row.rows_per_group, n, k]) / rate,
+                }
+            })
+            .collect();
+        let base = |[rows, n, k]: [f64; 3]| {
+            let sizes = [MANY_GROUPS, MANY_GROUPS * rows, n, k];
+            self.grouped_base(sizes, pass, dtype).0 / MANY_GROUPS
+        };
+        (!points.is_empty()).then(|| Surface::new(&points, base, SHIPPED_TRUST, REACH))
+    }
+
+    /// Seconds of a dense product.
+    pub(super) fn gemm(&self, op: &Op) -> (f64, Source) {
+        let &Op::Gemm {
+            m,
+            n,
+            k,
+            pass,
+            dtype,
+        } = op
+        else {
+            unreachable!("the caller matched a dense product");
+        };
+        let (time, source) = self.dense([m, n, k].map(|size| size.max(1) as f64), dtype);
+        match pass {
+            Pass::Forward => (time, source),
+            Pass::Dgrad | Pass::Backward => (time, source.max(Source::Interpolated)),
+            Pass::Wgrad => {
+                // The table's product writes bf16 once; this one reads and writes f32.
+                let extra = self.roofline.stream(6.0 * m as f64 * n as f64);
+                let time = (time / pass_rate(pass)).hypot(extra);
+                (time, source.max(Source::Interpolated))
+            }
+        }
+    }
+
+    /// Seconds of a dense forward product `[m, n, k]`.
+    fn dense(&self, at: [f64; 3], dtype: Dtype) -> (f64, Source) {
+        match &self.dense[dtype_index(dtype)] {
+            Some(surface) => surface.time(at),
+            None => {
+                let [m, n, k] = at;
+                (self.roofline.gemm(m, n, k, dtype), Source::Extrapolated)
+            }
+        }
+    }
+
+    /// Seconds of a grouped product.
+    pub(super) fn grouped_gemm(&self, op: &Op) -> (f64, Source) {
+        let &Op::GroupedGemm {
+            groups,
+            rows,
+            n,
+            k,
+            pass,
+            dtype,
+        } = op
+        else {
+            unreachable!("the caller matched a grouped product");
+        };
+        let groups = groups.max(1) as f64;
+        let [rows, n, k] = [rows, n, k].map(|size| size.max(1) as f64);
+        let (base, source) = self.grouped_base([groups, rows, n, k], pass, dtype);
+        let same = |(d, p, _): &&(Dtype, Pass, Surface)| *d == dtype && *p == pass;
+        let Some((_, _, surface)) = self.grouped.iter().find(same) else {
+            return (base, source.max(Source::Interpolated));
+        };
+        let (each, measured) = surface.time([rows / groups, n, k]);
+        let time = groups * each;
+        if groups >= MANY_GROUPS || time >= base {
+            (time, measured)
+        } else {
+            (base, source.max(Source::Interpolated))
+        }
+    }
+
+    /// A grouped product as one dense product of all rows, padded to tiles, that also reads every
+    /// group's weight (or reads and writes its f32 gradient).
+    fn grouped_base(
+        &self,
+        [groups, rows, n, k]: [f64; 4],
+        pass: Pass,
+        dtype: Dtype,
+    ) -> (f64, Source) {
+        let padded = rows + GROUP_PADDING * groups;
+        // dgrad multiplies by the weight's other side: k columns, n deep.
+        let at = if pass == Pass::Dgrad {
+            [padded, k, n]
+        } else {
+            [padded, n, k]
+        };
+        let (dense, source) = self.dense(at, dtype);
+        let compute = dense / (self.derate.at(dtype, pass) * pass_rate(pass));
+        let width = dtype.bits() as f64 / 8.0;
+        let weights = groups * n * k;
+        let bytes = match pass {
+            Pass::Wgrad => width * rows * (n + k) + 8.0 * weights,
+            _ => width * (rows * k + weights) + width.max(2.0) * rows * n,
+        };
+        (compute.hypot(self.roofline.stream(bytes)), source)
+    }
+
+    pub(super) fn roofline(&self) -> &Roofline {
+        &self.roofline
+    }
+}
+
+fn flops([m, n, k]: [u64; 3]) -> f64 {
+    2.0 * m as f64 * n as f64 * k as f64
+}
+
+/// Peak of `gpu` over that of the preset a table was measured on: utilisation carries over, not time.
+fn scale(measured_on: &str, gpu: &Gpu, dtype: Dtype) -> f64 {
+    let preset = presets::gpu(measured_on).expect("tables are of presets");
+    match (gpu.peak(dtype), preset.peak(dtype)) {
+        (Some(own), Some(preset)) => own.0 / preset.0,
+        _ => 1.0,
+    }
+}

@@ -1,0 +1,181 @@
+//! Efficiency formulas: how long an op takes on a device of which only the peaks are known, and the
+//! shape on which measurements of others are laid.
+//!
+//! Two rooflines meet smoothly: `t = hypot(compute, memory) + latency`, where a plain maximum is too
+//! fast by up to 40% at the corner. Every formula grows with every size of the op. Left out: clock and
+//! power throttling, L2 residency, wave quantization, and what neighbours on the same device do.
+
+use crate::cluster::Gpu;
+use crate::dtype::Dtype;
+use crate::op::{Op, Pass};
+use crate::table;
+
+/// Share of memory bandwidth that streaming kernels reach and their least time: aiconfigurator's
+/// constants (ai-dynamo/aiconfigurator@095f58a51c4c). SimuMax fits 0.91 (A100) and 0.67 (B200).
+const STREAM_EFFICIENCY: f64 = 0.8;
+const STREAM_LATENCY_S: f64 = 3e-6;
+
+/// The same for kernels that gather rows: SimuMax@4dcaae51 fits 0.50 for permutation on a B200 and
+/// 0.19 on an A100 with an older kernel.
+const GATHER_EFFICIENCY: f64 = 0.5;
+
+/// The same for the softmax over the vocabulary: SimuMax fits 0.28 to 0.32 on a B200, 0.81 on an A100.
+const SOFTMAX_EFFICIENCY: f64 = 0.4;
+
+/// Least time of a matrix kernel: about that of the smallest products of the shipped tables.
+const MATRIX_LATENCY_S: f64 = 2e-6;
+
+/// Share of the bf16 peak that a chunked recurrent mixer reaches. An assumption.
+const RECURRENT_EFFICIENCY: f64 = 0.25;
+
+/// Share of the peak that attention reaches where nothing was measured on the architecture.
+const ATTENTION_EFFICIENCY: f64 = 0.4;
+
+/// A product at the largest sizes reaches `ceiling` of the peak. It loses to partly filled waves as if
+/// it had `fill` more output elements a multiprocessor, and to prologues as if it were `depth` deeper:
+/// `2 (m n + fill SMs) (k + depth) / (ceiling peak)`. Fitted by grid search to the median over the
+/// shipped tables of each dtype (mean error 9 to 15% before neighbours correct it).
+struct MatrixShape {
+    ceiling: f64,
+    fill: f64,
+    depth: f64,
+}
+
+fn matrix_shape(dtype: Dtype) -> MatrixShape {
+    let (ceiling, fill, depth) = match dtype {
+        Dtype::F32 | Dtype::I32 => (0.88, 2_000.0, 50.0),
+        Dtype::Bf16 => (0.88, 5_500.0, 400.0),
+        Dtype::Fp8 => (0.90, 15_000.0, 2_000.0),
+        Dtype::Fp4 => (0.47, 27_000.0, 2_200.0),
+    };
+    MatrixShape {
+        ceiling,
+        fill,
+        depth,
+    }
+}
+
+/// What of a device the formulas read.
+#[derive(Debug, Clone)]
+pub(super) struct Roofline {
+    /// FLOP/s by dtype index, with the next wider type where the device lacks one.
+    peak: [f64; 4],
+    /// Share of the peak the largest products reach, by dtype index.
+    ceiling: [f64; 4],
+    memory_rate: f64,
+    sms: f64,
+    cpu: bool,
+}
+
+/// Position of a dtype in tables by dtype.
+pub(super) fn dtype_index(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 | Dtype::I32 => 0,
+        Dtype::Bf16 => 1,
+        Dtype::Fp8 => 2,
+        Dtype::Fp4 => 3,
+    }
+}
+
+pub(super) const MATRIX_DTYPES: [Dtype; 4] = [Dtype::F32, Dtype::Bf16, Dtype::Fp8, Dtype::Fp4];
+
+impl Roofline {
+    pub(super) fn new(gpu: &Gpu) -> Self {
+        let mut widest = gpu.peak_tflops.f32;
+        let peak = MATRIX_DTYPES.map(|dtype| {
+            widest = gpu.peak(dtype).map_or(widest, |peak| peak.tflops());
+            widest * 1e12
+        });
+        let ceiling = MATRIX_DTYPES.map(|dtype| {
+            let found = table::matmul_max()
+                .iter()
+                .find(|row| gpu.name.eq_ignore_ascii_case(row.gpu) && row.dtype == dtype);
+            let has_table = table::gemm()
+                .iter()
+                .any(|row| gpu.name.eq_ignore_ascii_case(row.gpu) && row.dtype == dtype);
+            match (gpu.is_cpu(), found, gpu.peak(dtype)) {
+                // What is assumed of a core is already what it achieves.
+                (true, ..) => 1.0,
+                // Where shapes were measured the formula keeps the constant it was fitted with.
+                (_, Some(row), Some(peak)) if !has_table => row.tflops / peak.tflops(),
+                _ => matrix_shape(dtype).ceiling,
+            }
+        });
+        Self {
+            peak,
+            ceiling,
+            memory_rate: gpu.memory_rate().0,
+            sms: f64::from(gpu.num_sms),
+            cpu: gpu.is_cpu(),
+        }
+    }
+
+    /// FLOP/s of the largest products.
+    pub(super) fn matrix_rate(&self, dtype: Dtype) -> f64 {
+        let index = dtype_index(dtype);
+        self.peak[index] * self.ceiling[index]
+    }
+
+    /// Peak in FLOP/s, of the next wider type where the device lacks this one.
+    pub(super) fn peak(&self, dtype: Dtype) -> f64 {
+        self.peak[dtype_index(dtype)]
+    }
+
+    /// Multiprocessors.
+    pub(super) fn sms(&self) -> f64 {
+        self.sms
+    }
+
+    /// Seconds to move `bytes` through memory at the streaming rate.
+    pub(super) fn stream(&self, bytes: f64) -> f64 {
+        bytes / (self.memory_rate * if self.cpu { 1.0 } else { STREAM_EFFICIENCY })
+    }
+
+    /// A dense product `[m,k] x [k,n]`, forward.
+    pub(super) fn gemm(&self, m: f64, n: f64, k: f64, dtype: Dtype) -> f64 {
+        let MatrixShape { fill, depth, .. } = matrix_shape(dtype);
+        let (fill, depth) = if self.cpu { (64.0, 8.0) } else { (fill, depth) };
+        let compute = 2.0 * (m * n + fill * self.sms) * (k + depth) / self.matrix_rate(dtype);
+        let width = dtype.bits() as f64 / 8.0;
+        let bytes = width * (m * k + k * n) + width.max(2.0) * m * n;
+        compute.hypot(self.stream(bytes)) + self.matrix_latency()
+    }
+
+    pub(super) fn matrix_latency(&self) -> f64 {
+        if self.cpu { 0.5e-6 } else { MATRIX_LATENCY_S }
+    }
+
+    /// Attention where nothing was measured.
+    pub(super) fn attention(&self, op: &Op) -> f64 {
+        let compute = op.flops().0 / (self.peak(op.dtype()) * ATTENTION_EFFICIENCY);
+        compute.hypot(self.stream(op.bytes().0 as f64)) + self.matrix_latency()
+    }
+
+    /// An op that moves memory: a streaming rate and a least time.
+    pub(super) fn memory_bound(&self, op: &Op) -> f64 {
+        let slowdown = match op {
+            Op::Permute { .. } | Op::Unpermute { .. } => STREAM_EFFICIENCY / GATHER_EFFICIENCY,
+            Op::Embedding { .. } => STREAM_EFFICIENCY / GATHER_EFFICIENCY,
+            Op::CrossEntropy { .. } => STREAM_EFFICIENCY / SOFTMAX_EFFICIENCY,
+            _ => 1.0,
+        };
+        let latency = if self.cpu { 0.5e-6 } else { STREAM_LATENCY_S };
+        latency + slowdown * self.stream(op.bytes().0 as f64)
+    }
+
+    /// A recurrent mixer: its state's work and its traffic.
+    pub(super) fn recurrent(&self, op: &Op) -> f64 {
+        let compute = op.flops().0 / (self.peak(op.dtype()) * RECURRENT_EFFICIENCY);
+        compute.hypot(self.stream(op.bytes().0 as f64)) + STREAM_LATENCY_S
+    }
+}
+
+/// Rate of the three products of a linear layer relative to the forward product of the same shape,
+/// beyond what their traffic explains: medians of SimuMax@4dcaae51 over 61 shapes on an A100
+/// (.738, .739, .70 of the peak) and 144 on a B200 (.491, .492, .476).
+pub(super) fn pass_rate(pass: Pass) -> f64 {
+    match pass {
+        Pass::Forward | Pass::Backward | Pass::Dgrad => 1.0,
+        Pass::Wgrad => 0.96,
+    }
+}
