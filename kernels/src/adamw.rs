@@ -120,3 +120,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

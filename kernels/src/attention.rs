@@ -390,3 +390,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

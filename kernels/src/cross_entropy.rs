@@ -233,3 +233,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,8 +123,18 @@ pub struct Device(pub(crate) Rc<Inner>);
 impl Device {
     /// The CPU, its ops running on at most `threads` threads (at least one).
     pub fn cpu(threads: usize) -> Self {
+        Self::on(Backend::Cpu(Cpu::new(threads, false)))
+    }
+
+    /// A CPU that shares even the smallest work among its threads.
+    #[cfg(test)]
+    pub(crate) fn cpu_sharing_all(threads: usize) -> Self {
+        Self::on(Backend::Cpu(Cpu::new(threads, true)))
+    }
+
+    fn on(backend: Backend) -> Self {
         Self(Rc::new(Inner {
-            backend: Backend::Cpu(Cpu::new(threads)),
+            backend,
             arena: RefCell::new(Arena::default()),
             leased: Cell::new(false),
             poison: Cell::new(false),

@@ -67,7 +67,7 @@ pub fn scale(dst: &Tensor, factor: f32) {
         Backend::Cpu(cpu) => with("scale", [], [dst], |[], [dst]| {
             let dst = dst.f32();
             cpu.rows(dst.len(), 2 * dst.len(), [(dst, 1)], |_, [dst]| {
-                cpu::scale(dst, factor)
+                cpu::scale(dst, factor);
             });
         }),
     }
@@ -152,3 +152,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,3 +96,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -117,11 +117,7 @@ pub(crate) mod cpu {
         let a = operand(a, ta, m, k);
         let b = operand(b, tb, k, n);
         let mut tasks = Vec::new();
-        let parts = if m * n * k < WORTH_SHARING {
-            1
-        } else {
-            cpu.threads()
-        };
+        let parts = cpu.parts(m * n * k, WORTH_SHARING);
         share(parts, a, b, MatrixMut::new(c, m, n), &mut tasks);
         cpu.tasks(tasks, |(a, b, c)| multiply(1.0, a, b, beta, c));
     }
@@ -154,3 +150,6 @@ pub(crate) mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

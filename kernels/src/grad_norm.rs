@@ -65,3 +65,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,3 +191,6 @@ mod cpu {
         cpu.tasks(tasks, |(a, b, c)| multiply(1.0, a, b, 1.0, c));
     }
 }
+
+#[cfg(test)]
+mod tests;

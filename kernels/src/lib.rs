@@ -18,6 +18,8 @@ mod buffer;
 mod matrix;
 mod parallel;
 mod simd;
+#[cfg(test)]
+mod testing;
 
 pub mod adamw;
 pub mod attention;

@@ -254,9 +254,11 @@ fn chunks(alpha: f32, a: Matrix<'_>, b: Matrix<'_>, beta: f32, mut c: MatrixMut<
         for row in 0..c.rows {
             let row = c.row(row);
             if beta == 0.0 {
-                row.fill(0.0)
+                row.fill(0.0);
             } else {
-                row.iter_mut().for_each(|x| *x *= beta)
+                for x in row {
+                    *x *= beta;
+                }
             }
         }
         return;

@@ -13,11 +13,13 @@ const WORTH_SHARING: usize = 1 << 15;
 /// The CPU with a bound on threads.
 pub(crate) struct Cpu {
     threads: usize,
+    /// Whether work is shared however small it is, so that tests reach every path.
+    shares_all: bool,
     pool: Option<rayon::ThreadPool>,
 }
 
 impl Cpu {
-    pub(crate) fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize, shares_all: bool) -> Self {
         let threads = threads.max(1);
         let pool = (threads > 1)
             .then(|| {
@@ -29,12 +31,22 @@ impl Cpu {
             .flatten();
         Self {
             threads: if pool.is_some() { threads } else { 1 },
+            shares_all,
             pool,
         }
     }
 
     pub(crate) fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// In how many parts to cut work of this size, where `enough` is worth sharing.
+    pub(crate) fn parts(&self, work: usize, enough: usize) -> usize {
+        if work >= enough || self.shares_all {
+            self.threads
+        } else {
+            1
+        }
     }
 
     /// Runs `body` where parallel iterators see this device's threads.
@@ -57,11 +69,7 @@ impl Cpu {
         for (output, width) in &outputs {
             debug_assert_eq!(output.len(), num_rows * width);
         }
-        let parts = if work < WORTH_SHARING {
-            1
-        } else {
-            self.threads.min(num_rows).max(1)
-        };
+        let parts = self.parts(work, WORTH_SHARING).min(num_rows).max(1);
         if parts == 1 {
             return body(0..num_rows, outputs.map(|(output, _)| output));
         }
@@ -76,7 +84,7 @@ impl Cpu {
             start = end;
         }
         self.tasks(tasks, |(range, outputs)| {
-            body(range, outputs.map(|(output, _)| output))
+            body(range, outputs.map(|(output, _)| output));
         });
     }
 

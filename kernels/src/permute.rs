@@ -321,3 +321,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -163,3 +163,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

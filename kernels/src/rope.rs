@@ -154,3 +154,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -95,7 +95,7 @@ pub fn forward(logits: &Tensor, topk: usize, rule: &RouterRule) -> Routing {
                 outputs,
                 |[logits], [ids, probs, scores]| {
                     let (ids, probs, scores) = (ids.i32(), probs.f32(), scores.f32());
-                    cpu::forward(logits.f32(), rule, [experts, topk], ids, probs, scores);
+                    cpu::forward(logits.f32(), *rule, [experts, topk], ids, probs, scores);
                 },
             );
         }
@@ -137,7 +137,7 @@ pub fn backward(
                     [&dlogits],
                     |[dprobs, ids, scores], [out]| {
                         let (dprobs, ids, scores) = (dprobs.f32(), ids.i32(), scores.f32());
-                        cpu::backward(dprobs, ids, scores, &[], rule, sizes, out.f32());
+                        cpu::backward(dprobs, ids, scores, &[], *rule, sizes, out.f32());
                     },
                 );
             }
@@ -149,7 +149,7 @@ pub fn backward(
                     [&dlogits],
                     |[dprobs, ids, scores, extra], [out]| {
                         let (dprobs, ids, scores) = (dprobs.f32(), ids.i32(), scores.f32());
-                        cpu::backward(dprobs, ids, scores, extra.f32(), rule, sizes, out.f32());
+                        cpu::backward(dprobs, ids, scores, extra.f32(), *rule, sizes, out.f32());
                     },
                 );
             }
@@ -183,7 +183,7 @@ mod cpu {
 
     pub(super) fn forward(
         logits: &[f32],
-        rule: &RouterRule,
+        rule: RouterRule,
         [experts, topk]: [usize; 2],
         ids: &mut [i32],
         probs: &mut [f32],
@@ -254,7 +254,7 @@ mod cpu {
         ids: &[i32],
         scores: &[f32],
         extra: &[f32],
-        rule: &RouterRule,
+        rule: RouterRule,
         [experts, topk]: [usize; 2],
         dlogits: &mut [f32],
     ) {
@@ -322,3 +322,6 @@ mod cpu {
         counts
     }
 }
+
+#[cfg(test)]
+mod tests;

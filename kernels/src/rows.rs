@@ -57,11 +57,13 @@ pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
     let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
     sorted.sort_by_key(|chunk| chunk.start);
-    let covered = sorted.iter().fold(Some(0), |end, chunk| {
-        (end == Some(chunk.start)).then_some(chunk.end)
-    });
+    let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
     assert!(
-        covered == Some(y.dims()[0]),
+        sorted
+            .iter()
+            .zip(ends())
+            .all(|(chunk, end)| chunk.start == end)
+            && ends().last() == Some(y.dims()[0]),
         "rows::scatter_chunks: {chunks:?} do not partition the rows of {y:?}"
     );
     let x = y.device().empty(y.class(), y.dtype(), y.dims());
@@ -165,3 +167,6 @@ mod cpu {
         rows.for_each(|(x, y)| x[range.clone()].copy_from_slice(y));
     }
 }
+
+#[cfg(test)]
+mod tests;

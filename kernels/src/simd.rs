@@ -4,6 +4,11 @@
 //! time. Reductions run in [`LANES`] partial sums in a fixed order and no product is contracted
 //! into a fused multiply-add, so that all three give the same bits.
 
+#![expect(
+    clippy::inline_always,
+    reason = "inlined into each of the three compilations"
+)]
+
 /// Partial sums of a reduction: one AVX-512 register, two of AVX2, four of SSE.
 pub(crate) const LANES: usize = 16;
 
@@ -177,3 +182,6 @@ pub(crate) fn exp(x: f32) -> f32 {
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
+
+#[cfg(test)]
+mod tests;

@@ -187,3 +187,6 @@ mod cpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

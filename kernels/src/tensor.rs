@@ -178,7 +178,7 @@ impl Tensor {
             host.len()
         );
         with("copy_to_f32", [self], [], |[t], []| {
-            host.copy_from_slice(t.f32())
+            host.copy_from_slice(t.f32());
         });
     }
 
@@ -193,7 +193,7 @@ impl Tensor {
             values.len()
         );
         with("copy_from_f32", [], [self], |[], [t]| {
-            t.f32().copy_from_slice(values)
+            t.f32().copy_from_slice(values);
         });
     }
 
@@ -208,7 +208,7 @@ impl Tensor {
             values.len()
         );
         with("copy_from_i32", [], [self], |[], [t]| {
-            t.i32().copy_from_slice(values)
+            t.i32().copy_from_slice(values);
         });
     }
 
@@ -249,3 +249,6 @@ pub(crate) fn expect_dims(op: &str, argument: &str, tensor: &Tensor, dims: &[usi
         "{op}: {argument} is {tensor:?}, expected {dims:?}"
     );
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use super::*;
+use crate::testing::{Check, Rng, assert_bits, oracle, product, tensor, wide};
+use crate::{Device, TensorClass};
+
+#[test]
+fn oracle_all_transposes_and_beta() {
+    oracle(60, |device, rng| {
+        let ragged = |rng: &mut Rng| match rng.size(0..=3) {
+            0 => rng.size(1..=3),
+            1 => rng.size(1..=40),
+            _ => rng.size(1..=150),
+        };
+        let (m, n) = (ragged(rng), ragged(rng));
+        let k = if rng.size(0..=5) == 0 {
+            rng.size(500..=1100)
+        } else {
+            ragged(rng)
+        };
+        let (ta, tb) = (rng.coin(), rng.coin());
+        let beta = [0.0, 1.0, -0.5][rng.size(0..=2)];
+        let (a, b, c) = (rng.values(m * k), rng.values(k * n), rng.values(m * n));
+        let (aw, bw, cw) = (wide(&a), wide(&b), wide(&c));
+        let mut want = product(
+            |i, l| if ta { aw[l * m + i] } else { aw[i * k + l] },
+            |l, j| if tb { bw[j * k + l] } else { bw[l * n + j] },
+            [m, n, k],
+        );
+        let trans = |t| if t { Trans::Yes } else { Trans::No };
+        let a = tensor(device, &a, &if ta { [k, m] } else { [m, k] });
+        let b = tensor(device, &b, &if tb { [n, k] } else { [k, n] });
+        let c_t = if beta == 0.0 {
+            device.empty(TensorClass::Activations, Dtype::F32, &[m, n])
+        } else {
+            want.iter_mut()
+                .zip(&cw)
+                .for_each(|(w, c)| *w += f64::from(beta) * c);
+            tensor(device, &c, &[m, n])
+        };
+        gemm(&a, trans(ta), &b, trans(tb), &c_t, beta);
+        vec![Check("gemm", c_t, want)]
+    });
+}
+
+#[test]
+fn oracle_linear_layer() {
+    oracle(10, |device, rng| {
+        let (t, n, k) = (rng.size(1..=70), rng.size(1..=70), rng.size(1..=70));
+        let (x, w, dy) = (rng.values(t * k), rng.values(n * k), rng.values(t * n));
+        let (xw, ww, dyw) = (wide(&x), wide(&w), wide(&dy));
+        let y_want = product(|i, l| xw[i * k + l], |l, j| ww[j * k + l], [t, n, k]);
+        let dx_want = product(|i, l| dyw[i * n + l], |l, j| ww[l * k + j], [t, k, n]);
+        let dw_once = product(|i, l| dyw[l * n + i], |l, j| xw[l * k + j], [n, k, t]);
+        let dw_want = dw_once.iter().zip(&ww).map(|(d, w)| d + w).collect();
+        let dw = tensor(device, &w, &[n, k]);
+        let (x, w) = (tensor(device, &x, &[t, k]), tensor(device, &w, &[n, k]));
+        let dy = tensor(device, &dy, &[t, n]);
+        wgrad(&dy, &x, &dw);
+        vec![
+            Check("forward", forward(&x, &w), y_want),
+            Check("dgrad", dgrad(&dy, &w), dx_want),
+            Check("wgrad", dw, dw_want),
+        ]
+    });
+}
+
+#[test]
+fn law_nothing_contracted_is_zero() {
+    let device = Device::cpu(1);
+    let (a, b) = (tensor(&device, &[], &[2, 0]), tensor(&device, &[], &[0, 3]));
+    let c = tensor(&device, &[1.0; 6], &[2, 3]);
+    gemm(&a, Trans::No, &b, Trans::No, &c, 1.0);
+    assert_eq!(c.to_f32(), [1.0; 6]);
+    gemm(&a, Trans::No, &b, Trans::No, &c, 0.0);
+    assert_eq!(c.to_f32(), [0.0; 6]);
+}
+
+/// A row of the product has the same bits whatever rows are around it, for the shapes of forward
+/// and dgrad: layouts that cut a batch differently then agree exactly in what they do by row.
+#[test]
+fn law_a_row_does_not_depend_on_the_batch() {
+    let device = Device::cpu_sharing_all(1);
+    for (seed, (n, k)) in [
+        (16, 64),
+        (1, 40),
+        (2, 33),
+        (65, 700),
+        (100, 513),
+        (48, 2),
+        (130, 1100),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut rng = Rng::new(seed as u64);
+        let rows = 150;
+        let (x, w) = (rng.values(rows * k), rng.values(n * k));
+        let x = tensor(&device, &x, &[rows, k]);
+        for (dims, tb) in [([n, k], Trans::Yes), ([k, n], Trans::No)] {
+            let w = tensor(&device, &w, &dims);
+            let product = |a: usize, b: usize| {
+                let y = device.empty(TensorClass::Activations, Dtype::F32, &[b - a, n]);
+                gemm(&x.rows(a..b), Trans::No, &w, tb, &y, 0.0);
+                y
+            };
+            let whole = product(0, rows).to_f32();
+            for start in [0, 1, 7, 64] {
+                for len in (1..40).chain([63, 64, 65, 86]) {
+                    let part = product(start, start + len).to_f32();
+                    let want = &whole[start * n..(start + len) * n];
+                    assert_bits(
+                        &format!("rows {start}+{len} of {n}x{k} {tb:?}"),
+                        &part,
+                        want,
+                        0,
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+use super::*;
+use crate::Device;
+use crate::testing::{Check, differences, inner, integers, oracle, tensor, wide};
+
+/// The rows in order: for each expert in turn, its slots in turn.
+fn slots_by_expert(ids: &[i32], experts: usize) -> Vec<usize> {
+    let of = |e: usize| (0..ids.len()).filter(move |&slot| ids[slot] as usize == e);
+    (0..experts).flat_map(of).collect()
+}
+
+#[test]
+fn oracle_map_and_copies() {
+    oracle(40, |device, rng| {
+        let (tokens, topk, experts) = (
+            [0, 1, rng.size(2..=40)][rng.size(0..=2)],
+            rng.size(1..=4),
+            rng.size(1..=9),
+        );
+        let h = rng.size(1..=20);
+        let n = tokens * topk;
+        let ids = if rng.size(0..=3) == 0 {
+            vec![rng.size(0..=experts - 1) as i32; n]
+        } else {
+            rng.ids(n, experts)
+        };
+        let slots = slots_by_expert(&ids, experts);
+        let map = map(&integers(device, &ids, &[tokens, topk]), experts);
+        let as_i32 = |x: &[usize]| x.iter().map(|&x| x as i32).collect::<Vec<_>>();
+        assert_eq!(map.slot_of.to_i32(), as_i32(&slots));
+        assert_eq!(
+            map.token_of.to_i32(),
+            slots.iter().map(|s| (s / topk) as i32).collect::<Vec<_>>()
+        );
+        for (row, &slot) in slots.iter().enumerate() {
+            assert_eq!(map.row_of.to_i32()[slot], row as i32);
+        }
+        for (e, &count) in map.counts.iter().enumerate() {
+            assert_eq!(count, ids.iter().filter(|&&id| id as usize == e).count());
+        }
+
+        let (x, y, dy) = (rng.values(tokens * h), rng.values(n * h), rng.values(n * h));
+        let (weights, dx) = (rng.values(n), rng.values(tokens * h));
+        let permute = |x: &[f64]| -> Vec<f64> {
+            slots
+                .iter()
+                .flat_map(|s| x[s / topk * h..][..h].to_vec())
+                .collect()
+        };
+        let unpermute_twin = |y: &[f64], w: &[f64]| {
+            let mut x = vec![0.0; tokens * h];
+            for (row, slot) in slots.iter().enumerate() {
+                for c in 0..h {
+                    x[slot / topk * h + c] += w[*slot] * y[row * h + c];
+                }
+            }
+            x
+        };
+        let (yw, ww, ones) = (wide(&y), wide(&weights), vec![1.0; n]);
+        let by_row: Vec<f64> = slots.iter().map(|&s| ww[s]).collect();
+        let t = |values: &[f32], rows: usize| tensor(device, values, &[rows, h]);
+        let w = tensor(device, &weights, &[tokens, topk]);
+        let (dy_got, dw_got) = unpermute_weighted_backward(&t(&dx, tokens), &map, &t(&y, n), &w);
+        let row_weights = permute_slots(&w, &map);
+        vec![
+            Check("forward", forward(&t(&x, tokens), &map), permute(&wide(&x))),
+            Check("backward", backward(&t(&dy, n), &map), {
+                differences(&x, |x| inner(&permute(x), &dy))
+            }),
+            Check(
+                "unpermute",
+                unpermute(&t(&y, n), &map, None),
+                unpermute_twin(&yw, &ones),
+            ),
+            Check(
+                "weighted",
+                unpermute(&t(&y, n), &map, Some(&w)),
+                unpermute_twin(&yw, &ww),
+            ),
+            Check(
+                "unpermute_backward",
+                unpermute_backward(&t(&dx, tokens), &map),
+                permute(&wide(&dx)),
+            ),
+            Check(
+                "dy",
+                dy_got,
+                differences(&y, |y| inner(&unpermute_twin(y, &ww), &dx)),
+            ),
+            Check("dweights", dw_got, {
+                differences(&weights, |w| inner(&unpermute_twin(&yw, w), &dx))
+            }),
+            Check(
+                "unpermute_slots",
+                unpermute_slots(&row_weights, &map),
+                ww.clone(),
+            ),
+            Check("permute_slots", row_weights, by_row),
+        ]
+    });
+}
+
+/// With one row a token and identity experts, there and back is where it began.
+#[test]
+fn law_permute_then_unpermute_is_identity() {
+    let device = Device::cpu(1);
+    let map = map(&integers(&device, &[2, 0, 2, 1, 0], &[5, 1]), 3);
+    let x: Vec<f32> = (0..15).map(|i| i as f32).collect();
+    let y = forward(&tensor(&device, &x, &[5, 3]), &map);
+    assert_eq!(unpermute(&y, &map, None).to_f32(), x);
+    assert_eq!(map.counts, [2, 1, 2]);
+}

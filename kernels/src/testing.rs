@@ -1,0 +1,176 @@
+//! What the tests of all ops share: random cases from a printed seed, devices that must agree bit
+//! for bit, and comparison with f64 twins.
+//!
+//! A twin is the op as plain loops in f64, sharing no code with it. Backward ops are compared with
+//! central differences of the forward twin.
+
+use crate::{Device, Tensor, TensorClass};
+
+/// Error norm over reference norm that f32 arithmetic is allowed.
+const TOLERANCE: f64 = 1e-5;
+
+/// A small random number generator (splitmix64, Steele et al. 2014).
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `range`, both ends included.
+    pub(crate) fn size(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
+        range.start() + (self.next() % (range.end() - range.start() + 1) as u64) as usize
+    }
+
+    pub(crate) fn coin(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    /// About normal, mean 0 and deviation 1, exactly an f32.
+    pub(crate) fn value(&mut self) -> f32 {
+        let uniform = |bits: u64| (bits >> 40) as f32 / (1u64 << 24) as f32;
+        let sum: f32 = (0..4).map(|_| uniform(self.next()) - 0.5).sum();
+        sum * 1.732
+    }
+
+    pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.value()).collect()
+    }
+
+    pub(crate) fn ids(&mut self, len: usize, below: usize) -> Vec<i32> {
+        (0..len).map(|_| self.size(0..=below - 1) as i32).collect()
+    }
+
+    /// How many rows each group has: any may be empty, and sometimes one has them all.
+    pub(crate) fn counts(&mut self, groups: usize, rows: usize) -> Vec<usize> {
+        let mut counts = vec![0; groups];
+        let alone = self.size(0..=3) == 0;
+        let favourite = self.size(0..=groups - 1);
+        for _ in 0..rows {
+            let group = if alone {
+                favourite
+            } else {
+                self.size(0..=groups - 1)
+            };
+            counts[group] += 1;
+        }
+        counts
+    }
+}
+
+/// A result and what the twin says it should be.
+pub(crate) struct Check(
+    pub(crate) &'static str,
+    pub(crate) Tensor,
+    pub(crate) Vec<f64>,
+);
+
+/// Runs `case` with random shapes on a device of one thread and one of three, which share even the
+/// smallest work, with poisoned outputs; results agree with the twin, and bit for bit with each
+/// other.
+pub(crate) fn oracle(cases: u64, case: impl Fn(&Device, &mut Rng) -> Vec<Check>) {
+    let first = std::env::var("MOEFOLD_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1);
+    for seed in first..first + cases {
+        let [one, three] = [1, 3].map(|threads| {
+            let device = Device::cpu_sharing_all(threads);
+            device.poison(true);
+            case(&device, &mut Rng::new(seed))
+        });
+        for (Check(name, got, want), Check(_, other, _)) in one.iter().zip(&three) {
+            let (got, other) = (got.to_f32(), other.to_f32());
+            assert_eq!(got.len(), want.len(), "{name}: length, MOEFOLD_SEED={seed}");
+            assert_bits(name, &got, &other, seed);
+            let error = error(&got, want);
+            assert!(
+                error <= TOLERANCE,
+                "{name}: error norm {error:.2e} of the reference, MOEFOLD_SEED={seed}"
+            );
+        }
+    }
+}
+
+/// `|got - want| / |want|`; the absolute norm where the reference is zero.
+pub(crate) fn error(got: &[f32], want: &[f64]) -> f64 {
+    let difference: f64 = got
+        .iter()
+        .zip(want)
+        .map(|(&g, w)| (f64::from(g) - w).powi(2))
+        .sum();
+    let reference: f64 = want.iter().map(|w| w * w).sum();
+    if reference == 0.0 {
+        difference.sqrt()
+    } else {
+        (difference / reference).sqrt()
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_bits(name: &str, got: &[f32], want: &[f32], seed: u64) {
+    assert_eq!(got.len(), want.len(), "{name}: length, seed {seed}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            g.to_bits() == w.to_bits(),
+            "{name}: element {i} is {g:e}, expected the bits of {w:e}, seed {seed}"
+        );
+    }
+}
+
+pub(crate) fn tensor(device: &Device, values: &[f32], dims: &[usize]) -> Tensor {
+    device.from_f32(TensorClass::Activations, values, dims)
+}
+
+pub(crate) fn integers(device: &Device, values: &[i32], dims: &[usize]) -> Tensor {
+    device.from_i32(TensorClass::Activations, values, dims)
+}
+
+pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
+}
+
+pub(crate) fn inner(x: &[f64], y: &[f32]) -> f64 {
+    assert_eq!(x.len(), y.len());
+    x.iter().zip(y).map(|(x, &y)| x * f64::from(y)).sum()
+}
+
+/// The gradient of `f` at `x` by central differences; good to about 1e-8 in f64.
+pub(crate) fn differences(x: &[f32], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    const STEP: f64 = 1e-5;
+    let mut x = wide(x);
+    (0..x.len())
+        .map(|i| {
+            let at = x[i];
+            x[i] = at + STEP;
+            let above = f(&x);
+            x[i] = at - STEP;
+            let below = f(&x);
+            x[i] = at;
+            (above - below) / (2.0 * STEP)
+        })
+        .collect()
+}
+
+/// `op(A) op(B)` by definition.
+pub(crate) fn product(
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+    [m, n, k]: [usize; 3],
+) -> Vec<f64> {
+    let mut c = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            c.push((0..k).map(|l| a(i, l) * b(l, j)).sum());
+        }
+    }
+    c
+}
