@@ -150,6 +150,43 @@ impl Schedule {
     }
 }
 
+/// A dense number for every action that a schedule of some size can hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ActionIndex {
+    stages: usize,
+    microbatches: usize,
+}
+
+impl ActionIndex {
+    pub(crate) fn of(schedule: &Schedule) -> Self {
+        Self {
+            stages: schedule.num_stages() as usize,
+            microbatches: schedule.microbatches as usize,
+        }
+    }
+
+    /// One past the largest number.
+    pub(crate) fn len(self) -> usize {
+        6 * self.stages * self.microbatches + self.stages + 1
+    }
+
+    pub(crate) fn number(self, action: Action) -> usize {
+        let (kind, Stage(stage), Microbatch(microbatch)) = match action {
+            Action::RecvActivation(stage, microbatch) => (0, stage, microbatch),
+            Action::Forward(stage, microbatch) => (1, stage, microbatch),
+            Action::SendActivation(stage, microbatch) => (2, stage, microbatch),
+            Action::RecvGradient(stage, microbatch) => (3, stage, microbatch),
+            Action::Backward(stage, microbatch) => (4, stage, microbatch),
+            Action::SendGradient(stage, microbatch) => (5, stage, microbatch),
+            Action::ReduceGradients(Stage(stage)) => {
+                return 6 * self.stages * self.microbatches + stage as usize;
+            }
+            Action::OptimizerStep => return self.len() - 1,
+        };
+        (kind * self.stages + stage as usize) * self.microbatches + microbatch as usize
+    }
+}
+
 impl ScheduleName {
     /// The schedule that goes with a layout's pipeline degrees.
     pub fn of(layout: &Layout) -> Self {

@@ -1,9 +1,8 @@
 //! A schedule as text: ranks by time slots, every pass one slot long.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
-use super::{Action, Schedule};
+use super::{Action, ActionIndex, Schedule};
 
 /// Slots shown on either side of an offending cell.
 const SLOTS_AROUND: usize = 8;
@@ -36,31 +35,28 @@ impl Schedule {
 
     /// Runs all ranks as far as they get, sends waiting for nobody.
     pub(super) fn dry_run(&self) -> DryRun {
+        let index = ActionIndex::of(self);
         let mut slots: Vec<Vec<usize>> = vec![Vec::new(); self.ranks.len()];
         let mut clock = vec![0; self.ranks.len()];
-        let mut sent: HashMap<Action, usize> = HashMap::new();
+        let mut sent: Vec<Option<usize>> = vec![None; index.len()];
+        let mut waiting: Vec<Option<usize>> = vec![None; index.len()];
         let mut runnable: Vec<usize> = (0..self.ranks.len()).rev().collect();
-        let mut waiting: HashMap<Action, usize> = HashMap::new();
-        let mut finished = HashSet::new();
         while let Some(rank) = runnable.pop() {
-            loop {
-                let Some(&action) = self.ranks[rank].get(slots[rank].len()) else {
-                    finished.insert(rank);
-                    break;
-                };
+            while let Some(&action) = self.ranks[rank].get(slots[rank].len()) {
                 match action {
                     Action::RecvActivation(..) | Action::RecvGradient(..) => {
-                        let Some(&arrival) = sent.get(&action) else {
-                            waiting.insert(action, rank);
+                        let message = index.number(action);
+                        let Some(arrival) = sent[message] else {
+                            waiting[message] = Some(rank);
                             break;
                         };
                         clock[rank] = clock[rank].max(arrival);
                     }
                     Action::SendActivation(..) | Action::SendGradient(..) => {
-                        if let Some(message) = action.received_as() {
-                            sent.insert(message, clock[rank]);
-                            runnable.extend(waiting.remove(&message));
-                        }
+                        let receive = action.received_as().expect("a send is received");
+                        let message = index.number(receive);
+                        sent[message] = Some(clock[rank]);
+                        runnable.extend(waiting[message].take());
                     }
                     _ => {}
                 }
@@ -71,7 +67,7 @@ impl Schedule {
             }
         }
         let stuck = (0..self.ranks.len())
-            .find(|rank| !finished.contains(rank))
+            .find(|&rank| slots[rank].len() < self.ranks[rank].len())
             .map(|rank| (rank as u32, slots[rank].len()));
         DryRun { slots, stuck }
     }

@@ -1,6 +1,6 @@
 //! [`Schedule::validate`]: is every piece of work done once, in an order that can finish?
 
-use super::{Action, Microbatch, Schedule, Stage};
+use super::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
 /// What is wrong with a schedule, and where; prints the grid around the place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,10 +75,8 @@ impl Schedule {
             if !self.belongs(action, rank) {
                 return Err(at(Fault::Misplaced(action)));
             }
-            for needs in self.needs(action, rank).into_iter().flatten() {
-                if !done.has(needs) {
-                    return Err(at(Fault::TooEarly { action, needs }));
-                }
+            if let Some(needs) = self.first_missing(action, rank, &done) {
+                return Err(at(Fault::TooEarly { action, needs }));
             }
             if !done.mark(action) {
                 return Err(at(Fault::Repeated(action)));
@@ -106,27 +104,27 @@ impl Schedule {
         held && exists && has_neighbour
     }
 
-    /// What must have been done on the same rank before an action. The end of the step needs all
-    /// that comes before it, and asks for the last of each kind only when it is its turn: a missing
-    /// one is found by [`Schedule::required`].
-    fn needs(&self, action: Action, rank: u32) -> [Option<Action>; 2] {
+    /// The first thing that must have been done on the same rank before an action and was not.
+    fn first_missing(&self, action: Action, rank: u32, done: &Done) -> Option<Action> {
+        let missing = |needs: Action| (!done.has(needs)).then_some(needs);
         let last = self.num_stages() - 1;
         match action {
-            Action::Forward(s, m) if s.0 > 0 => [Some(Action::RecvActivation(s, m)), None],
-            Action::SendActivation(s, m) => [Some(Action::Forward(s, m)), None],
-            Action::Backward(s, m) => [
-                Some(Action::Forward(s, m)),
-                (s.0 < last).then_some(Action::RecvGradient(s, m)),
-            ],
-            Action::SendGradient(s, m) => [Some(Action::Backward(s, m)), None],
+            Action::RecvActivation(..) | Action::RecvGradient(..) => None,
+            Action::Forward(s, _) if s.0 == 0 => None,
+            Action::Forward(s, m) => missing(Action::RecvActivation(s, m)),
+            Action::SendActivation(s, m) => missing(Action::Forward(s, m)),
+            Action::Backward(s, m) if s.0 == last => missing(Action::Forward(s, m)),
+            Action::Backward(s, m) => {
+                missing(Action::Forward(s, m)).or_else(|| missing(Action::RecvGradient(s, m)))
+            }
+            Action::SendGradient(s, m) => missing(Action::Backward(s, m)),
             Action::ReduceGradients(s) => {
-                let microbatch = Microbatch(self.microbatches - 1);
-                [Some(Action::Backward(s, microbatch)), None]
+                (0..self.microbatches).find_map(|m| missing(Action::Backward(s, Microbatch(m))))
             }
-            Action::OptimizerStep => [Some(Action::ReduceGradients(Stage(rank))), None],
-            Action::RecvActivation(..) | Action::RecvGradient(..) | Action::Forward(..) => {
-                [None, None]
-            }
+            Action::OptimizerStep => self
+                .required(rank)
+                .filter(|&needs| needs != Action::OptimizerStep)
+                .find_map(missing),
         }
     }
 
@@ -153,51 +151,152 @@ impl Schedule {
     }
 }
 
-/// Which actions a rank has done, as a bit for each.
+/// Which actions a rank has done.
 struct Done {
-    microbatches: usize,
-    stages: usize,
+    index: ActionIndex,
     bits: Vec<bool>,
 }
 
 impl Done {
     fn new(schedule: &Schedule) -> Self {
-        let (stages, microbatches) = (
-            schedule.num_stages() as usize,
-            schedule.microbatches as usize,
-        );
+        let index = ActionIndex::of(schedule);
         Self {
-            microbatches,
-            stages,
-            bits: vec![false; 6 * stages * microbatches + stages + 1],
+            index,
+            bits: vec![false; index.len()],
         }
     }
 
-    fn index(&self, action: Action) -> usize {
-        let kind = match action {
-            Action::RecvActivation(..) => 0,
-            Action::Forward(..) => 1,
-            Action::SendActivation(..) => 2,
-            Action::RecvGradient(..) => 3,
-            Action::Backward(..) => 4,
-            Action::SendGradient(..) => 5,
-            Action::ReduceGradients(Stage(s)) => {
-                return 6 * self.stages * self.microbatches + s as usize;
-            }
-            Action::OptimizerStep => return self.bits.len() - 1,
-        };
-        let stage = action.stage().expect("passes and messages have one").0 as usize;
-        let microbatch = action.microbatch().expect("and a microbatch").0 as usize;
-        (kind * self.stages + stage) * self.microbatches + microbatch
-    }
-
     fn has(&self, action: Action) -> bool {
-        self.bits[self.index(action)]
+        self.bits[self.index.number(action)]
     }
 
     /// Marks an action done; false where it was already.
     fn mark(&mut self, action: Action) -> bool {
-        let index = self.index(action);
-        !std::mem::replace(&mut self.bits[index], true)
+        !std::mem::replace(&mut self.bits[self.index.number(action)], true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::ScheduleName;
+
+    fn every(mut check: impl FnMut(Schedule)) {
+        for pp in 1..=6 {
+            for microbatches in 1..=9 {
+                let name = if pp == 1 {
+                    ScheduleName::None
+                } else {
+                    ScheduleName::OneFOneB
+                };
+                check(Schedule::new(name, pp, 1, microbatches));
+            }
+            for vpp in 2..=4 {
+                for groups in (1..=3).filter(|_| pp > 1) {
+                    check(Schedule::new(
+                        ScheduleName::Interleaved,
+                        pp,
+                        vpp,
+                        groups * pp,
+                    ));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn law_every_schedule_is_sound() {
+        every(|schedule| {
+            schedule
+                .validate()
+                .expect("constructors write sound schedules");
+        });
+    }
+
+    /// Dropping, doubling or hoisting any single action of a small schedule is found out.
+    #[test]
+    fn law_no_single_damage_goes_unnoticed() {
+        let sound = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
+        for rank in 0..2 {
+            for position in 0..sound.ranks[rank].len() {
+                let mut dropped = sound.clone();
+                dropped.ranks[rank].remove(position);
+                assert!(dropped.validate().is_err());
+                let mut doubled = sound.clone();
+                let action = doubled.ranks[rank][position];
+                doubled.ranks[rank].insert(position, action);
+                assert!(doubled.validate().is_err());
+                let mut swapped = sound.clone();
+                swapped.ranks.swap(0, 1);
+                assert!(swapped.validate().is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn golden_deadlock_is_shown_in_its_place() {
+        let mut schedule = Schedule::new(ScheduleName::OneFOneB, 2, 1, 2);
+        // Rank 0 forgets its lead: it waits for a gradient that needs its own second forward.
+        let first = schedule.ranks[1].remove(0);
+        schedule.ranks[1].insert(3, first);
+        let error = schedule.validate().expect_err("forward before its input");
+        assert_eq!(error.rank, 1);
+        assert!(matches!(error.fault, Fault::TooEarly { .. }));
+
+        let mut schedule = Schedule::new(ScheduleName::OneFOneB, 2, 1, 2);
+        let m = Microbatch;
+        schedule.ranks[1] = vec![
+            Action::RecvActivation(Stage(1), m(0)),
+            Action::Forward(Stage(1), m(0)),
+            Action::RecvActivation(Stage(1), m(1)),
+            Action::Forward(Stage(1), m(1)),
+            Action::Backward(Stage(1), m(1)),
+            Action::SendGradient(Stage(1), m(1)),
+            Action::Backward(Stage(1), m(0)),
+            Action::SendGradient(Stage(1), m(0)),
+            Action::ReduceGradients(Stage(1)),
+            Action::OptimizerStep,
+        ];
+        schedule.validate().expect("late, but it ends");
+
+        let mut stuck = schedule.clone();
+        // Rank 0 wants the gradient of microbatch 0 before it sends microbatch 1, rank 1 the reverse.
+        let order = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9];
+        let old = stuck.ranks[0].clone();
+        assert_eq!(old.len(), order.len());
+        stuck.ranks[0] = order.map(|at: usize| old[at]).to_vec();
+        let error = stuck.validate().expect_err("both wait");
+        assert!(matches!(error.fault, Fault::Deadlock(_)), "{error}");
+        assert_eq!(
+            error.to_string().lines().collect::<Vec<_>>(),
+            [
+                "pipeline rank 0, action 2: deadlock: RecvGradient(Stage(0), Microbatch(0)) waits \
+                 for a message that is never sent before it",
+                "  0 | F0 []",
+                "  1 |  . F0",
+            ]
+        );
+    }
+
+    #[test]
+    fn golden_grids() {
+        let check = |schedule: Schedule, rows: &[&str]| {
+            assert_eq!(schedule.grid().lines().collect::<Vec<_>>(), rows);
+        };
+        check(
+            Schedule::new(ScheduleName::OneFOneB, 3, 1, 4),
+            &[
+                "  0 | F0 F1 F2  .  . B0 F3 B1  . B2  . B3",
+                "  1 |  . F0 F1  . B0 F2 B1 F3 B2  . B3  .",
+                "  2 |  .  . F0 B0 F1 B1 F2 B2 F3 B3  .  .",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::Interleaved, 2, 2, 2),
+            &[
+                "  0 | F0a F1a F0b F1b   . B0b   . B1b B0a B1a",
+                "  1 |   . F0a F1a F0b B0b F1b B1b B0a B1a   .",
+            ],
+        );
     }
 }

@@ -1,0 +1,64 @@
+//! A lower bound of [`super::simulate`] in closed form, for pruning a search.
+
+use std::cmp::Reverse;
+
+use moefold_profiles::units::Span;
+
+use super::StageTimes;
+
+/// A time that no schedule of `pp * vpp` stages over `microbatches` can beat, whatever its order.
+///
+/// For every pipeline rank: nothing reaches its first stage before one forward pass through all
+/// stages before it; then it has all of its own work to do; and its last pass is the backward of its
+/// first stage, behind which the stages before it still have theirs. After the slowest rank's
+/// gradients are reduced comes the slowest optimizer step. Besides, one microbatch has to pass all
+/// stages both ways. With equal stages and free messages the bound of 1F1B and of the interleaved
+/// schedule is their exact time.
+pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> Span {
+    times.check(pp, pp * vpp);
+    let (pp, stages) = (pp as usize, (pp * vpp) as usize);
+    let forward = |s: usize| times.forward[s].min(times.first_forward[s]);
+    let backward = |s: usize| times.backward[s].min(times.last_backward[s]);
+    let reduce = |rank: usize| {
+        (rank..stages)
+            .step_by(pp)
+            .map(|s| times.reduce[s])
+            .sum::<Span>()
+    };
+    let rest = u64::from(microbatches) - 1;
+    let mut reduced = Span::ZERO;
+    let (mut head, mut tail) = (Span::ZERO, Span::ZERO);
+    for rank in 0..pp {
+        let mut work = Span::ZERO;
+        for s in (rank..stages).step_by(pp) {
+            work += times.first_forward[s] + times.forward[s] * rest;
+            work += times.last_backward[s] + times.backward[s] * rest;
+            if !times.hop_overlapped {
+                let after = times.hop.get(s).copied().unwrap_or_default();
+                let before = s.checked_sub(1).map_or(Span::ZERO, |s| times.hop[s]);
+                work += (after + before) * u64::from(microbatches);
+            }
+        }
+        // The last message of the rank is part of its work where sending holds it up.
+        let last_hop = match rank.checked_sub(1) {
+            Some(before) if times.hop_overlapped => times.hop[before],
+            _ => Span::ZERO,
+        };
+        let passed_down = head + work + last_hop + tail + reduce(0);
+        reduced = reduced.max(passed_down).max(head + work + reduce(rank));
+        if rank + 1 < pp {
+            head += forward(rank) + times.hop[rank];
+            let sent = match rank.checked_sub(1) {
+                Some(before) => times.hop[before],
+                None => Span::ZERO,
+            };
+            tail += backward(rank) + sent;
+        }
+    }
+    let there: Span = (0..stages).map(forward).sum();
+    let back: Span = (0..stages).map(backward).sum();
+    let hops: Span = times.hop.iter().sum();
+    reduced = reduced.max(there + back + hops * 2 + reduce(0));
+    let slowest = times.optimizer.iter().min_by_key(|&&span| Reverse(span));
+    reduced + slowest.copied().unwrap_or_default()
+}
