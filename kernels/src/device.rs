@@ -63,6 +63,7 @@ pub struct Memory {
     live: [u64; 6],
     peak: [u64; 6],
     peak_total: u64,
+    at_peak: [u64; 6],
 }
 
 impl Memory {
@@ -86,11 +87,21 @@ impl Memory {
         Bytes(self.peak_total)
     }
 
+    /// Bytes that were alive in one class at the moment of [`Memory::peak_total`]; over all classes
+    /// they sum to it.
+    pub fn at_peak(&self, class: TensorClass) -> Bytes {
+        Bytes(self.at_peak[class as usize])
+    }
+
     pub(crate) fn add(&mut self, class: TensorClass, bytes: u64) {
         let i = class as usize;
         self.live[i] += bytes;
         self.peak[i] = self.peak[i].max(self.live[i]);
-        self.peak_total = self.peak_total.max(self.live.iter().sum());
+        let total = self.live.iter().sum();
+        if total > self.peak_total {
+            self.peak_total = total;
+            self.at_peak = self.live;
+        }
     }
 
     pub(crate) fn remove(&mut self, class: TensorClass, bytes: u64) {
@@ -100,6 +111,7 @@ impl Memory {
     fn reset_peak(&mut self) {
         self.peak = self.live;
         self.peak_total = self.live.iter().sum();
+        self.at_peak = self.live;
     }
 }
 

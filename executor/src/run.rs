@@ -1,0 +1,303 @@
+//! [`RunDir`]: the folder a training run leaves behind, and the summary of what it measured.
+//!
+//! `plan.json` and `env.json` are written when the run begins, `steps.jsonl` grows a line a step and
+//! can be followed, `trace.json` and `summary.json` come at the end; a folder without a summary is
+//! a run that did not finish. The types of the files are in [`moefold_profiles::run`], and reading
+//! them is the reports' business.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use moefold_kernels::{Memory, TensorClass};
+use moefold_planner::plan::Plan;
+use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
+use moefold_profiles::trace::{Category, TimeByCategory, Trace};
+use moefold_profiles::units::Seconds;
+
+use crate::environment::Environment;
+use crate::error::Error;
+use crate::files::write_json;
+use crate::record::StepTime;
+
+/// A run directory being written.
+#[derive(Debug)]
+pub struct RunDir {
+    dir: PathBuf,
+    steps: File,
+}
+
+impl RunDir {
+    /// Begins a run in `dir`, which must not exist or be empty.
+    pub fn create(dir: &Path, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
+        if let Ok(mut entries) = fs::read_dir(dir)
+            && entries.next().is_some()
+        {
+            return Err(Error::Request(format!(
+                "{}: is not empty; a run is written to a new or empty directory: \
+                 choose another, or remove this one",
+                dir.display()
+            )));
+        }
+        fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
+        write_json(&dir.join("plan.json"), plan)?;
+        write_json(&dir.join("env.json"), environment)?;
+        let path = dir.join("steps.jsonl");
+        let steps = File::create(&path).map_err(Error::io(&path, "create"))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            steps,
+        })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Adds a step; it is in the file when this returns.
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), Error> {
+        let path = self.dir.join("steps.jsonl");
+        let mut line = serde_json::to_string(record)
+            .map_err(|error| Error::malformed(&path, error.to_string()))?;
+        line.push('\n');
+        self.steps
+            .write_all(line.as_bytes())
+            .map_err(Error::io(&path, "write"))
+    }
+
+    /// Ends the run.
+    pub fn finish(self, trace: &Trace, summary: &RunSummary) -> Result<(), Error> {
+        write_json(&self.dir.join("trace.json"), &trace.chrome())?;
+        write_json(&self.dir.join("summary.json"), summary)
+    }
+}
+
+/// The peak of a rank, from its device's account.
+pub fn rank_peak(rank: u32, pp_rank: u32, memory: &Memory) -> RankPeak {
+    let at = |class| memory.at_peak(class);
+    RankPeak {
+        rank,
+        pp_rank,
+        bytes: PeakBytes {
+            weights: at(TensorClass::Weights),
+            gradients: at(TensorClass::Gradients),
+            optimizer: at(TensorClass::Optimizer),
+            activations: at(TensorClass::Activations),
+            transient: at(TensorClass::Transient),
+            logits: at(TensorClass::Logits),
+            ..PeakBytes::default()
+        },
+    }
+}
+
+/// Summarizes a run.
+///
+/// `times` is by rank, then by step. Categories and busy times are those of the rank that worked
+/// most and so waited least, averaged over the steps after warm-up and scaled from the mean step to
+/// the median one, which `step_s` is. A run no longer than its warm-up is summarized whole.
+pub fn summarize(
+    records: &[StepRecord],
+    times: &[Vec<StepTime>],
+    peak_by_rank: Vec<RankPeak>,
+    warmup_steps: u64,
+) -> RunSummary {
+    let steps = records.len();
+    assert!(
+        times.iter().all(|rank| rank.len() == steps),
+        "one time a step and rank"
+    );
+    let skipped = if (warmup_steps as usize) < steps {
+        warmup_steps as usize
+    } else {
+        0
+    };
+    let measured = &records[skipped..];
+    let step_s = median(measured.iter().map(|r| r.step_s).collect());
+    let tokens = measured
+        .first()
+        .map_or(0.0, |r| (r.tokens_per_s * r.step_s).round());
+    let busiest = times
+        .iter()
+        .map(|rank| mean_time(&rank[skipped..]))
+        .max_by(|a, b| f64::total_cmp(&work(a), &work(b)))
+        .unwrap_or_default();
+    let scale = match busiest.step.0 {
+        0.0 => 0.0,
+        mean => step_s / mean,
+    };
+    RunSummary {
+        version: RUN_VERSION,
+        steps: steps as u64,
+        warmup_steps: skipped as u64,
+        step_s,
+        tokens_per_s: if step_s > 0.0 { tokens / step_s } else { 0.0 },
+        time_s: busiest.time.scaled(scale),
+        busy_s: busiest
+            .busy
+            .iter()
+            .map(|(&name, seconds)| (name.to_owned(), seconds * scale))
+            .collect(),
+        peak_by_rank,
+        final_loss: records.last().map_or(f64::NAN, |r| r.loss),
+    }
+}
+
+/// Time spent on anything but waiting for other ranks.
+fn work(time: &StepTime) -> f64 {
+    let waits = [
+        Category::TpComm,
+        Category::CpComm,
+        Category::EpComm,
+        Category::PpComm,
+        Category::DpComm,
+        Category::Bubble,
+    ];
+    time.time.total().0 - waits.map(|c| time.time.get(c).0).iter().sum::<f64>()
+}
+
+fn mean_time(steps: &[StepTime]) -> StepTime {
+    let share = 1.0 / steps.len().max(1) as f64;
+    let mut time = TimeByCategory::default();
+    let mut busy = BTreeMap::new();
+    for step in steps {
+        for category in Category::ALL {
+            time.add(category, Seconds(step.time.get(category).0 * share));
+        }
+        for (&name, seconds) in &step.busy {
+            *busy.entry(name).or_default() += seconds * share;
+        }
+    }
+    StepTime {
+        step: time.total(),
+        time,
+        busy,
+    }
+}
+
+/// The median; of an even number, the mean of the middle two; of none, zero.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::units::Bytes;
+
+    use super::*;
+
+    fn record(step: u64, step_s: f64) -> StepRecord {
+        StepRecord {
+            step,
+            loss: 5.0 - step as f64,
+            aux_loss: 0.0,
+            z_loss: 0.0,
+            grad_norm: 1.0,
+            lr: 1e-3,
+            step_s,
+            tokens_per_s: 512.0 / step_s,
+            peak_bytes: Bytes(1024),
+            expert_load: vec![vec![1, 2]],
+            dropped: 0,
+        }
+    }
+
+    fn time(attention: f64, wait: f64) -> StepTime {
+        let mut time = TimeByCategory::default();
+        time.add(Category::Attention, Seconds(attention));
+        time.add(Category::EpComm, Seconds(wait));
+        StepTime {
+            step: Seconds(attention + wait),
+            time,
+            busy: BTreeMap::from([("gemm", attention), ("all_to_all", wait)]),
+        }
+    }
+
+    #[test]
+    fn golden_a_summary_leaves_out_warm_up_and_takes_the_busiest_rank() {
+        let records = [
+            record(0, 9.0),
+            record(1, 1.0),
+            record(2, 4.0),
+            record(3, 1.0),
+        ];
+        let idle = vec![time(0.25, 0.75); 4];
+        let busy = vec![
+            time(5.0, 4.0),
+            time(0.5, 0.5),
+            time(3.5, 0.5),
+            time(0.5, 0.5),
+        ];
+        let summary = summarize(&records, &[idle, busy], Vec::new(), 1);
+        assert_eq!((summary.steps, summary.warmup_steps), (4, 1));
+        assert_eq!(summary.step_s, 1.0);
+        assert_eq!(summary.tokens_per_s, 512.0);
+        assert_eq!(summary.final_loss, 2.0);
+        // A mean step of 2 s, 1.5 s of it attention, scaled to the median of 1 s.
+        assert!((summary.time_s.get(Category::Attention).0 - 0.75).abs() < 1e-12);
+        assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
+        assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
+        // Shorter than its warm-up: everything counts.
+        let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3);
+        assert_eq!((short.warmup_steps, short.step_s), (0, 9.0));
+        assert!(summarize(&[], &[], Vec::new(), 3).final_loss.is_nan());
+    }
+
+    #[test]
+    fn a_directory_in_use_is_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(folder.path().join("steps.jsonl"), "").expect("writes");
+        let plan = crate::testing::plan();
+        let environment = Environment::detect(1, 1);
+        let refused = RunDir::create(folder.path(), &plan, &environment).expect_err("in use");
+        assert!(refused.to_string().contains("is not empty"), "{refused}");
+        assert!(refused.is_bad_request());
+    }
+
+    #[test]
+    fn a_run_writes_its_files_and_each_step_at_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = folder.path().join("runs/first");
+        let plan = crate::testing::plan();
+        let environment = Environment::detect(1, 1);
+        let mut run = RunDir::create(&dir, &plan, &environment).expect("begins");
+        let read = |name: &str| std::fs::read_to_string(dir.join(name)).expect("is there");
+        for step in 0..2 {
+            run.step(&record(step, 1.0)).expect("writes");
+            assert_eq!(read("steps.jsonl").lines().count() as u64, step + 1);
+        }
+        assert!(!dir.join("summary.json").exists());
+        let trace = Trace {
+            origin: moefold_profiles::trace::Origin::Measured,
+            spans: Vec::new(),
+        };
+        let records = [record(0, 1.0), record(1, 1.0)];
+        let summary = summarize(&records, &[vec![time(0.5, 0.5); 2]], Vec::new(), 0);
+        run.finish(&trace, &summary).expect("ends");
+        let last: StepRecord =
+            serde_json::from_str(read("steps.jsonl").lines().last().expect("two lines"))
+                .expect("parses");
+        assert_eq!(last, records[1]);
+        assert_eq!(
+            serde_json::from_str::<RunSummary>(&read("summary.json")).expect("parses"),
+            summary
+        );
+        assert_eq!(
+            serde_json::from_str::<Plan>(&read("plan.json")).expect("parses"),
+            plan
+        );
+        assert!(read("trace.json").contains("traceEvents"));
+        assert!(read("env.json").contains("\"cores\""));
+        assert_eq!(
+            std::fs::read_dir(&dir).expect("is there").count(),
+            5,
+            "nothing temporary"
+        );
+    }
+}
