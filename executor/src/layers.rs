@@ -1,0 +1,29 @@
+//! The layers outside the experts: embedding, attention, dense MLP, head and loss.
+//!
+//! A layer is a value with views of its weights. `forward` returns its output and a `Kept` value:
+//! the tensors that `backward` needs, and nothing else survives in between. What a `Kept` holds is
+//! declared in `planner::stack::moefold`, name by name, and a test compares the two byte for byte.
+//! Layers call ops and collectives; they never look inside a tensor.
+//!
+//! Shapes in names: `T` tokens of the tensor-parallel group in a microbatch, `t` the share `T / tp`
+//! of it that this rank holds between blocks (sequence parallelism), `h` the residual width, `n`
+//! and `m` the query and key/value heads on this rank, `d` the width of a head.
+
+pub mod attention;
+pub mod embedding;
+pub mod head;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
+pub mod tokens;
+
+use moefold_kernels::Tensor;
+
+/// What a module keeps for its backward pass, by the names of the declaration.
+pub trait Keeps {
+    /// The name of the module in the declaration.
+    const MODULE: &'static str;
+
+    /// Every tensor kept, with its name in the declaration.
+    fn tensors(&self) -> Vec<(&'static str, &Tensor)>;
+}

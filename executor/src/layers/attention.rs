@@ -1,0 +1,239 @@
+//! Grouped-query attention with rotary positions and optional per-head query/key norms.
+//!
+//! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
+//! It is causal over whole sequences; context parallelism is not here yet.
+
+use moefold_kernels::elementwise::add_into;
+use moefold_kernels::{Tensor, attention, rope};
+use moefold_planner::model::{Gqa, QkNorm};
+use moefold_profiles::trace::Category;
+
+use super::norm::Norm;
+use super::{Keeps, linear, tokens};
+use crate::error::Error;
+use crate::model::Part;
+use crate::rank::Context;
+use crate::store::{Store, Weight};
+
+const CATEGORY: Category = Category::Attention;
+
+/// The attention block of one layer.
+#[derive(Debug)]
+pub struct Attention {
+    norm: Norm,
+    query: Weight,
+    key: Weight,
+    value: Weight,
+    output: Weight,
+    qk_norm: Option<(Norm, Norm)>,
+    head_dim: usize,
+    rotary_dim: usize,
+    scale: f32,
+}
+
+/// What the block keeps for backward.
+#[derive(Debug)]
+pub struct AttentionKept {
+    /// Residual stream `[t, h]`.
+    input: Tensor,
+    /// Its reciprocal root mean squares `[t]`.
+    norm_rstd: Tensor,
+    /// Input of the projections `[t, h]`.
+    norm_output: Tensor,
+    /// Queries `[T, n, d]`, normalized and rotated.
+    query: Tensor,
+    /// Keys `[T, m, d]`, normalized and rotated.
+    key: Tensor,
+    /// Values `[T, m, d]`.
+    value: Tensor,
+    /// Where queries and keys are normalized.
+    before_norm: Option<BeforeNorm>,
+    /// Output of the core `[T, n, d]`.
+    output: Tensor,
+    /// Log-sum-exp of the scores.
+    lse: Tensor,
+}
+
+#[derive(Debug)]
+struct BeforeNorm {
+    query: Tensor,
+    query_rstd: Tensor,
+    key: Tensor,
+    key_rstd: Tensor,
+}
+
+impl Keeps for AttentionKept {
+    const MODULE: &'static str = "attention";
+
+    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        let mut list = vec![
+            ("input", &self.input),
+            ("rstd", &self.norm_rstd),
+            ("norm_output", &self.norm_output),
+            ("query", &self.query),
+            ("key", &self.key),
+            ("value", &self.value),
+        ];
+        if let Some(before) = &self.before_norm {
+            list.extend([
+                ("query_before_norm", &before.query),
+                ("query_rstd", &before.query_rstd),
+                ("key_before_norm", &before.key),
+                ("key_rstd", &before.key_rstd),
+            ]);
+        }
+        list.extend([("output", &self.output), ("log_sum_exp", &self.lse)]);
+        list
+    }
+}
+
+impl Attention {
+    /// The block of `layer`, on weights of `store`.
+    pub fn new(store: &Store, layer: u32, gqa: &Gqa, eps: f64) -> Self {
+        let weight = |part| store.weight(Some(layer), part);
+        let norm = |part| Norm::new(weight(part), eps, CATEGORY);
+        Self {
+            norm: norm(Part::InputNorm),
+            query: weight(Part::Query),
+            key: weight(Part::Key),
+            value: weight(Part::Value),
+            output: weight(Part::Output),
+            qk_norm: (gqa.qk_norm == QkNorm::PerHead)
+                .then(|| (norm(Part::QueryNorm), norm(Part::KeyNorm))),
+            head_dim: gqa.head_dim as usize,
+            rotary_dim: gqa.rotary_dim as usize,
+            scale: (gqa.head_dim as f32).sqrt().recip(),
+        }
+    }
+
+    /// `x [t, h] -> x + attention(norm(x))`, of `sequences` whole sequences.
+    pub fn forward(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+        sequences: usize,
+        rope: &rope::Rope,
+    ) -> Result<(Tensor, AttentionKept), Error> {
+        let (normed, norm_rstd) = self.norm.forward(cx, x);
+        let all = tokens::gather(cx, &normed)?;
+        let heads = |projected: Tensor| {
+            let tokens = projected.dims()[0];
+            let heads = projected.dims()[1] / self.head_dim;
+            projected.reshape(&[tokens, heads, self.head_dim])
+        };
+        let mut query = heads(linear::forward(cx, CATEGORY, &all, &self.query.value));
+        let mut key = heads(linear::forward(cx, CATEGORY, &all, &self.key.value));
+        let value = heads(linear::forward(cx, CATEGORY, &all, &self.value.value));
+        drop(all);
+
+        let mut before_norm = None;
+        if let Some((query_norm, key_norm)) = &self.qk_norm {
+            let (normed_query, query_rstd) = per_head(query_norm, cx, &query);
+            let (normed_key, key_rstd) = per_head(key_norm, cx, &key);
+            before_norm = Some(BeforeNorm {
+                query: std::mem::replace(&mut query, normed_query),
+                query_rstd,
+                key: std::mem::replace(&mut key, normed_key),
+                key_rstd,
+            });
+        }
+        if self.rotary_dim > 0 {
+            cx.op(CATEGORY, "rope", || {
+                rope::forward(&query, rope);
+                rope::forward(&key, rope);
+            });
+        }
+        let (output, lse) = cx.op(CATEGORY, "attention", || {
+            attention::forward(&query, &key, &value, sequences, self.scale)
+        });
+        let projected = linear::forward(cx, CATEGORY, &flat(&output), &self.output.value);
+        let y = tokens::scatter_sum(cx, projected)?;
+        cx.op(CATEGORY, "add", || add_into(&y, x));
+        let kept = AttentionKept {
+            input: x.clone(),
+            norm_rstd,
+            norm_output: normed,
+            query,
+            key,
+            value,
+            before_norm,
+            output,
+            lse,
+        };
+        Ok((y, kept))
+    }
+
+    /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
+    pub fn backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        kept: AttentionKept,
+        sequences: usize,
+        rope: &rope::Rope,
+    ) -> Result<Tensor, Error> {
+        let dy_all = tokens::gather(cx, dy)?;
+        let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
+        let doutput = doutput.reshape(kept.output.dims());
+        linear::wgrad(cx, CATEGORY, &dy_all, &flat(&kept.output), &self.output.grad);
+        drop(dy_all);
+
+        let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, "attention", || {
+            attention::backward(
+                &doutput,
+                &kept.query,
+                &kept.key,
+                &kept.value,
+                &kept.output,
+                &kept.lse,
+                sequences,
+                self.scale,
+            )
+        });
+        drop(doutput);
+        if self.rotary_dim > 0 {
+            cx.op(CATEGORY, "rope", || {
+                rope::backward(&dquery, rope);
+                rope::backward(&dkey, rope);
+            });
+        }
+        if let (Some((query_norm, key_norm)), Some(before)) = (&self.qk_norm, &kept.before_norm) {
+            dquery = per_head_backward(query_norm, cx, &dquery, &before.query, &before.query_rstd);
+            dkey = per_head_backward(key_norm, cx, &dkey, &before.key, &before.key_rstd);
+        }
+        let (dquery, dkey, dvalue) = (flat(&dquery), flat(&dkey), flat(&dvalue));
+
+        let all = tokens::gather(cx, &kept.norm_output)?;
+        linear::wgrad(cx, CATEGORY, &dquery, &all, &self.query.grad);
+        linear::wgrad(cx, CATEGORY, &dkey, &all, &self.key.grad);
+        linear::wgrad(cx, CATEGORY, &dvalue, &all, &self.value.grad);
+        drop(all);
+        let dall = linear::dgrad(cx, CATEGORY, &dquery, &self.query.value);
+        linear::dgrad_onto(cx, CATEGORY, &dkey, &self.key.value, &dall);
+        linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
+        let dnormed = tokens::scatter_sum(cx, dall)?;
+        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        cx.op(CATEGORY, "add", || add_into(&dx, dy));
+        Ok(dx)
+    }
+}
+
+/// `[T, n, d]` as `[T, n * d]`.
+fn flat(heads: &Tensor) -> Tensor {
+    let dims = heads.dims();
+    heads.reshape(&[dims[0], dims[1] * dims[2]])
+}
+
+/// A norm over each head of `[T, n, d]`.
+fn per_head(norm: &Norm, cx: &Context, x: &Tensor) -> (Tensor, Tensor) {
+    let dims = x.dims();
+    let (y, rstd) = norm.forward(cx, &x.reshape(&[dims[0] * dims[1], dims[2]]));
+    (y.reshape(dims), rstd)
+}
+
+fn per_head_backward(norm: &Norm, cx: &Context, dy: &Tensor, x: &Tensor, rstd: &Tensor) -> Tensor {
+    let dims = x.dims();
+    let rows = [dims[0] * dims[1], dims[2]];
+    let dx = norm.backward(cx, &dy.reshape(&rows), &x.reshape(&rows), rstd);
+    dx.reshape(dims)
+}

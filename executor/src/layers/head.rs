@@ -1,0 +1,122 @@
+//! Final norm, output head and token cross entropy, the vocabulary split over TP.
+//!
+//! The logits exist only on the rank that computes them: the softmax over the whole vocabulary needs
+//! one maximum and two sums a token from the other TP ranks (Megatron-LM's vocabulary-parallel cross
+//! entropy). The gradient replaces the logits in place, so one buffer serves both.
+
+use moefold_kernels::cross_entropy::{self, Reduced};
+use moefold_kernels::{Tensor, TensorClass, elementwise};
+use moefold_profiles::trace::Category;
+
+use super::norm::Norm;
+use super::{Keeps, linear, tokens};
+use crate::error::Error;
+use crate::model::Part;
+use crate::rank::Context;
+use crate::store::{Store, Weight};
+
+const CATEGORY: Category = Category::Dense;
+
+/// Final norm, head and loss, on the last stage.
+#[derive(Debug)]
+pub struct Head {
+    norm: Norm,
+    matrix: Weight,
+    vocab_start: usize,
+}
+
+/// What the head keeps for backward.
+#[derive(Debug)]
+pub struct HeadKept {
+    /// Residual stream `[t, h]`.
+    input: Tensor,
+    /// Its reciprocal root mean squares `[t]`.
+    norm_rstd: Tensor,
+    /// Input of the head `[t, h]`.
+    norm_output: Tensor,
+    /// Gradient of the loss by the logits `[T, vocab/tp]`.
+    logits_gradient: Tensor,
+}
+
+impl Keeps for HeadKept {
+    const MODULE: &'static str = "head";
+
+    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![
+            ("input", &self.input),
+            ("rstd", &self.norm_rstd),
+            ("norm_output", &self.norm_output),
+            ("logits_gradient", &self.logits_gradient),
+        ]
+    }
+}
+
+impl Head {
+    /// The head on weights of `store`; `tied` to the embedding or with a matrix of its own.
+    pub fn new(store: &Store, tied: bool, eps: f64) -> Self {
+        let part = if tied { Part::Embedding } else { Part::Head };
+        Self {
+            norm: Norm::new(store.weight(None, Part::FinalNorm), eps, CATEGORY),
+            matrix: store.weight(None, part),
+            vocab_start: store.shard.find(None, part).slices[0].rows.start,
+        }
+    }
+
+    /// `x [t, h], targets [T] -> sum of token losses`, whose gradient is prepared for a loss of
+    /// `gradient_scale` times that sum.
+    pub fn forward(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+        targets: &Tensor,
+        gradient_scale: f32,
+    ) -> Result<(f64, HeadKept), Error> {
+        let (normed, norm_rstd) = self.norm.forward(cx, x);
+        let all = tokens::gather(cx, &normed)?;
+        let logits =
+            linear::forward_as(cx, CATEGORY, TensorClass::Logits, &all, &self.matrix.value);
+        drop(all);
+        let max = cx.op(CATEGORY, "cross_entropy", || cross_entropy::row_max(&logits));
+        if !cx.tp.is_solo() {
+            cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce_max(&max))?;
+        }
+        let (sum, target) = cx.op(CATEGORY, "cross_entropy", || {
+            cross_entropy::sum_exp_and_target(&logits, &max, targets, self.vocab_start)
+        });
+        if !cx.tp.is_solo() {
+            cx.comm(Category::TpComm, "all_reduce", || {
+                let sums = cx.tp.start_all_reduce(&sum)?;
+                cx.tp.all_reduce(&target)?;
+                sums.wait()
+            })?;
+        }
+        let loss = cx.op(CATEGORY, "cross_entropy", || {
+            let reduced = Reduced {
+                top: &max,
+                sum_exp: &sum,
+                target: &target,
+            };
+            let losses =
+                cross_entropy::finish(&logits, reduced, targets, self.vocab_start, gradient_scale);
+            elementwise::sum(&losses)
+        });
+        let kept = HeadKept {
+            input: x.clone(),
+            norm_rstd,
+            norm_output: normed,
+            logits_gradient: logits,
+        };
+        Ok((loss, kept))
+    }
+
+    /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights.
+    pub fn backward(&self, cx: &Context, kept: HeadKept) -> Result<Tensor, Error> {
+        let all = tokens::gather(cx, &kept.norm_output)?;
+        linear::wgrad(cx, CATEGORY, &kept.logits_gradient, &all, &self.matrix.grad);
+        drop(all);
+        let dall = linear::dgrad(cx, CATEGORY, &kept.logits_gradient, &self.matrix.value);
+        drop(kept.logits_gradient);
+        let dnormed = tokens::scatter_sum(cx, dall)?;
+        Ok(self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd))
+    }
+}

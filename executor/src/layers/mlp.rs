@@ -1,0 +1,102 @@
+//! The dense gated MLP, its width split over TP: `y = x + down(silu(gate) * up)` of `norm(x)`.
+
+use moefold_kernels::elementwise::add_into;
+use moefold_kernels::{Tensor, swiglu};
+use moefold_profiles::trace::Category;
+
+use super::norm::Norm;
+use super::{Keeps, linear, tokens};
+use crate::error::Error;
+use crate::model::Part;
+use crate::rank::Context;
+use crate::store::{Store, Weight};
+
+const CATEGORY: Category = Category::Dense;
+
+/// The dense feed-forward block of one layer.
+#[derive(Debug)]
+pub struct Mlp {
+    norm: Norm,
+    gate_up: Weight,
+    down: Weight,
+}
+
+/// What the block keeps for backward.
+#[derive(Debug)]
+pub struct MlpKept {
+    /// Residual stream `[t, h]`.
+    input: Tensor,
+    /// Its reciprocal root mean squares `[t]`.
+    norm_rstd: Tensor,
+    /// Input of the first product `[t, h]`.
+    norm_output: Tensor,
+    /// Gate and up `[T, 2f]`.
+    gate_up: Tensor,
+    /// `silu(gate) * up` `[T, f]`.
+    activation: Tensor,
+}
+
+impl Keeps for MlpKept {
+    const MODULE: &'static str = "mlp";
+
+    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![
+            ("input", &self.input),
+            ("rstd", &self.norm_rstd),
+            ("norm_output", &self.norm_output),
+            ("fc1_output", &self.gate_up),
+            ("activation", &self.activation),
+        ]
+    }
+}
+
+impl Mlp {
+    /// The block of `layer`, on weights of `store`.
+    pub fn new(store: &Store, layer: u32, eps: f64) -> Self {
+        let weight = |part| store.weight(Some(layer), part);
+        Self {
+            norm: Norm::new(weight(Part::PostNorm), eps, CATEGORY),
+            gate_up: weight(Part::GateUp),
+            down: weight(Part::Down),
+        }
+    }
+
+    /// `x [t, h] -> x + mlp(norm(x))`.
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MlpKept), Error> {
+        let (normed, norm_rstd) = self.norm.forward(cx, x);
+        let all = tokens::gather(cx, &normed)?;
+        let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
+        drop(all);
+        let activation = cx.op(CATEGORY, "swiglu", || swiglu::forward(&gate_up, None));
+        let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
+        let y = tokens::scatter_sum(cx, y)?;
+        cx.op(CATEGORY, "add", || add_into(&y, x));
+        let kept = MlpKept {
+            input: x.clone(),
+            norm_rstd,
+            norm_output: normed,
+            gate_up,
+            activation,
+        };
+        Ok((y, kept))
+    }
+
+    /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
+    pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MlpKept) -> Result<Tensor, Error> {
+        let dy_all = tokens::gather(cx, dy)?;
+        let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
+        linear::wgrad(cx, CATEGORY, &dy_all, &kept.activation, &self.down.grad);
+        drop(dy_all);
+        let (dgate_up, _) = cx.op(CATEGORY, "swiglu", || {
+            swiglu::backward(&dactivation, &kept.gate_up, None)
+        });
+        let all = tokens::gather(cx, &kept.norm_output)?;
+        linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
+        drop(all);
+        let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
+        let dnormed = tokens::scatter_sum(cx, dall)?;
+        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        cx.op(CATEGORY, "add", || add_into(&dx, dy));
+        Ok(dx)
+    }
+}

@@ -1,0 +1,136 @@
+//! The mixture-of-experts block: `y = x + Σ p_e expert_e(norm(x))` over the chosen experts.
+//!
+//! Dropless. A rank routes the `t` tokens it holds between blocks, sends a row for each of the `K`
+//! choices to the rank that holds the expert, and gets the rows back processed. Attention's TP, CP
+//! and DP say only which tokens a rank holds; EP and ETP are laid over the same ranks independently
+//! (MoE Parallel Folding, arXiv 2504.14960). The routing probability multiplies the activation inside
+//! the expert, so that expert outputs need not be kept. Shared experts, capacity limits and
+//! drop-and-pad are not here.
+//!
+//! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
+//! `f` expert width on this rank, `h` residual width.
+
+pub mod dispatch;
+pub mod experts;
+pub mod router;
+
+use moefold_kernels::elementwise::add_into;
+use moefold_kernels::{Tensor, permute};
+use moefold_planner::model::Moe as Description;
+use moefold_profiles::trace::Category;
+
+use self::dispatch::Dispatch;
+use self::experts::{Experts, ExpertsKept};
+use self::router::{AuxLoss, Router, RouterKept};
+use crate::error::Error;
+use crate::layers::Keeps;
+use crate::layers::norm::Norm;
+use crate::model::Part;
+use crate::rank::Context;
+use crate::store::Store;
+
+/// The sparse feed-forward block of one layer.
+#[derive(Debug)]
+pub struct Moe {
+    norm: Norm,
+    router: Router,
+    experts: Experts,
+}
+
+/// What the block keeps for backward.
+#[derive(Debug)]
+pub struct MoeKept {
+    /// Residual stream `[t, h]`.
+    input: Tensor,
+    /// Its reciprocal root mean squares `[t]`.
+    norm_rstd: Tensor,
+    /// Input of router and dispatch `[t, h]`.
+    norm_output: Tensor,
+    router: RouterKept,
+    dispatch: Dispatch,
+    experts: ExpertsKept,
+}
+
+/// What routing one microbatch was like.
+#[derive(Debug, Clone, Default)]
+pub struct RoutingStats {
+    /// Local tokens sent to each expert.
+    pub load: Vec<u64>,
+    /// This rank's part of the load-balancing loss, coefficient included; 0 when off.
+    pub aux_loss: f64,
+}
+
+impl Keeps for MoeKept {
+    const MODULE: &'static str = "moe";
+
+    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        let mut list = vec![
+            ("input", &self.input),
+            ("rstd", &self.norm_rstd),
+            ("norm_output", &self.norm_output),
+        ];
+        list.extend(self.router.tensors());
+        list.extend(self.dispatch.tensors());
+        list.extend(self.experts.tensors());
+        list
+    }
+}
+
+impl Moe {
+    /// The block of `layer`, on weights of `store`.
+    pub fn new(store: &Store, layer: u32, moe: &Description, eps: f64, aux: Option<AuxLoss>) -> Self {
+        let weight = |part| store.weight(Some(layer), part);
+        Self {
+            norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
+            router: Router::new(weight(Part::Router), moe, aux),
+            experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
+        }
+    }
+
+    /// `x [t, h] -> x + experts(norm(x))`.
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MoeKept, RoutingStats), Error> {
+        let (normed, norm_rstd) = self.norm.forward(cx, x);
+        let (router, map, stats) = self.router.forward(cx, &normed)?;
+        let (rows, row_probs) = cx.op(Category::RouterPermute, "permute", || {
+            let rows = permute::forward(&normed, &map);
+            (rows, permute::permute_slots(&router.routing.probs, &map))
+        });
+        let dispatch = Dispatch::plan(cx, map)?;
+        let (rows, row_probs) = dispatch.to_experts_with(cx, rows, row_probs)?;
+        let (rows, experts) = self.experts.forward(cx, rows, row_probs, &dispatch.counts);
+        let rows = dispatch.from_experts(cx, rows)?;
+        let y = cx.op(Category::RouterPermute, "unpermute", || {
+            permute::unpermute(&rows, &dispatch.map, None)
+        });
+        cx.op(Category::Experts, "add", || add_into(&y, x));
+        let kept = MoeKept {
+            input: x.clone(),
+            norm_rstd,
+            norm_output: normed,
+            router,
+            dispatch,
+            experts,
+        };
+        Ok((y, kept, stats))
+    }
+
+    /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
+    pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MoeKept) -> Result<Tensor, Error> {
+        let dispatch = &kept.dispatch;
+        let drows = cx.op(Category::RouterPermute, "permute", || {
+            permute::forward(dy, &dispatch.map)
+        });
+        let drows = dispatch.to_experts(cx, drows)?;
+        let (drows, drow_probs) = self.experts.backward(cx, drows, kept.experts, &dispatch.counts);
+        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
+        let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
+            let dnormed = permute::unpermute(&drows, &dispatch.map, None);
+            (dnormed, permute::unpermute_slots(&drow_probs, &dispatch.map))
+        });
+        drop(drows);
+        self.router.backward(cx, &dprobs, &kept.router, &kept.norm_output, &dnormed);
+        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        cx.op(Category::Experts, "add", || add_into(&dx, dy));
+        Ok(dx)
+    }
+}

@@ -1,0 +1,274 @@
+//! [`Dispatch`]: the way of one microbatch's rows to the experts and back.
+//!
+//! Rows leave in expert order, so each EP peer's rows are consecutive: an all-to-all moves them. With
+//! ETP, the ranks that hold slices of the same experts then share what each received. Rows arrive
+//! ordered by sender; sorting them by local expert makes them ready for grouped products. The way
+//! back is the mirror image, a sum over ETP in place of the sharing. Nothing is dropped and every
+//! size is known from one exchange of counts. Payloads are opaque: activations, gradients and
+//! probabilities take the same way.
+
+use std::ops::Range;
+
+use moefold_kernels::permute::RowMap;
+use moefold_kernels::{Tensor, TensorClass, elementwise, rows};
+use moefold_profiles::trace::Category;
+
+use crate::error::Error;
+use crate::rank::Context;
+use crate::transport::Pending;
+
+/// The routes of one microbatch through one MoE layer.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// From token order to expert order, on the rank the tokens are from.
+    pub map: RowMap,
+    /// Rows of each expert held here, all senders together.
+    pub counts: Vec<usize>,
+    /// Rows to each EP peer.
+    send_rows: Vec<usize>,
+    /// Rows from each EP peer.
+    recv_rows: Vec<usize>,
+    /// Rows that each ETP peer received: the blocks of the shared buffer.
+    etp_rows: Vec<usize>,
+    /// Blocks of the rows as they arrive, in the order of local experts; empty where rows arrive in
+    /// that order.
+    blocks: Vec<Range<usize>>,
+}
+
+impl Dispatch {
+    /// Exchanges counts and lays out every move. `map` orders the rank's rows by expert.
+    pub fn plan(cx: &Context, map: RowMap) -> Result<Self, Error> {
+        let own: Vec<u64> = map.counts.iter().map(|&count| count as u64).collect();
+        let all = if cx.tp_ep.is_solo() {
+            vec![own]
+        } else {
+            cx.comm(Category::EpComm, "exchange_counts", || cx.tp_ep.exchange_counts(&own))?
+        };
+        let (ep, etp) = (cx.ep.size(), cx.etp.size());
+        let held = map.counts.len() / ep;
+        // In the tp-ep group, member `i + etp * j` is ETP rank `i` of EP rank `j`.
+        let rows = |etp_rank: usize, ep_rank: usize, expert: usize| {
+            all[etp_rank + etp * ep_rank][expert] as usize
+        };
+        let to_holder = |etp_rank, ep_rank, holder: usize| -> usize {
+            (holder * held..(holder + 1) * held).map(|e| rows(etp_rank, ep_rank, e)).sum()
+        };
+        let (me, holder) = (cx.etp.index(), cx.ep.index());
+        let experts = holder * held..(holder + 1) * held;
+
+        let mut arrival = Vec::with_capacity(etp * ep * held);
+        let mut end = 0;
+        for sender in 0..etp * ep {
+            for expert in experts.clone() {
+                let start = end;
+                end += rows(sender / ep, sender % ep, expert);
+                arrival.push(start..end);
+            }
+        }
+        let in_order = held == 1 || etp * ep == 1;
+        let by_expert = (0..held).flat_map(|e| arrival.iter().skip(e).step_by(held).cloned());
+        Ok(Self {
+            blocks: if in_order { Vec::new() } else { by_expert.collect() },
+            counts: (0..held)
+                .map(|e| arrival.iter().skip(e).step_by(held).map(Range::len).sum())
+                .collect(),
+            send_rows: (0..ep).map(|peer| to_holder(me, holder, peer)).collect(),
+            recv_rows: (0..ep).map(|peer| to_holder(me, peer, holder)).collect(),
+            etp_rows: (0..etp)
+                .map(|i| (0..ep).map(|j| to_holder(i, j, holder)).sum())
+                .collect(),
+            map,
+        })
+    }
+
+    /// Every tensor kept, with its name in the declaration.
+    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![
+            ("row_of", &self.map.row_of),
+            ("slot_of", &self.map.slot_of),
+            ("token_of", &self.map.token_of),
+        ]
+    }
+
+    /// Rows that the experts here process.
+    pub fn num_rows(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    /// `[t K, w]` in expert order `-> [N, w]` in local expert order.
+    pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
+        let arrived = self.start_dispatch(cx, rows)?.finish(cx)?;
+        Ok(self.sorted(cx, arrived))
+    }
+
+    /// [`Dispatch::to_experts`] for rows and for one number a row, both under way together.
+    pub fn to_experts_with(
+        &self,
+        cx: &Context,
+        rows: Tensor,
+        numbers: Tensor,
+    ) -> Result<(Tensor, Tensor), Error> {
+        let numbers = self.start_dispatch(cx, as_column(&numbers))?;
+        let rows = self.start_dispatch(cx, rows)?;
+        let numbers = numbers.finish(cx)?;
+        let numbers = self.sorted(cx, numbers);
+        let rows = rows.finish(cx)?;
+        Ok((self.sorted(cx, rows), as_vector(&numbers)))
+    }
+
+    /// `[N, w]` in local expert order `-> [t K, w]` in expert order, summed over ETP.
+    pub fn from_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
+        self.start_combine(cx, rows)?.finish(cx)
+    }
+
+    /// [`Dispatch::from_experts`] for rows and for one number a row, both under way together.
+    pub fn from_experts_with(
+        &self,
+        cx: &Context,
+        rows: Tensor,
+        numbers: Tensor,
+    ) -> Result<(Tensor, Tensor), Error> {
+        let numbers = self.start_combine(cx, as_column(&numbers))?;
+        let rows = self.start_combine(cx, rows)?;
+        Ok((rows.finish(cx)?, as_vector(&numbers.finish(cx)?)))
+    }
+
+    fn sorted(&self, cx: &Context, arrived: Tensor) -> Tensor {
+        if self.blocks.is_empty() {
+            return arrived;
+        }
+        cx.op(Category::RouterPermute, "permute", || rows::gather_chunks(&arrived, &self.blocks))
+    }
+
+    fn unsorted(&self, cx: &Context, rows: Tensor) -> Tensor {
+        if self.blocks.is_empty() {
+            return rows;
+        }
+        cx.op(Category::RouterPermute, "unpermute", || rows::scatter_chunks(&rows, &self.blocks))
+    }
+
+    fn start_dispatch(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
+        let shared = if cx.tp_ep.is_solo() {
+            rows.clone()
+        } else {
+            let dims = [self.etp_rows.iter().sum(), rows.width()];
+            cx.device.empty(TensorClass::Activations, rows.dtype(), &dims)
+        };
+        let pending = if cx.ep.is_solo() {
+            None
+        } else {
+            let own = shared.rows(self.etp_block(cx.etp.index()));
+            Some(cx.comm(Category::EpComm, "all_to_all", || {
+                cx.ep.start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
+            })?)
+        };
+        if cx.ep.is_solo() && !cx.etp.is_solo() {
+            let own = shared.rows(self.etp_block(cx.etp.index()));
+            elementwise::copy(&rows, &own);
+        }
+        Ok(Moving {
+            dispatch: self,
+            tensor: shared,
+            pending,
+            share: true,
+        })
+    }
+
+    fn start_combine(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
+        let rows = self.unsorted(cx, rows);
+        let own = self.sum_over_etp(cx, rows)?;
+        if cx.ep.is_solo() {
+            return Ok(Moving {
+                dispatch: self,
+                tensor: own,
+                pending: None,
+                share: false,
+            });
+        }
+        let dims = [self.send_rows.iter().sum(), own.width()];
+        let home = cx.device.empty(TensorClass::Activations, own.dtype(), &dims);
+        let pending = cx.comm(Category::EpComm, "all_to_all", || {
+            cx.ep.start_all_to_all(&own, &self.recv_rows, &home, &self.send_rows)
+        })?;
+        Ok(Moving {
+            dispatch: self,
+            tensor: home,
+            pending: Some(pending),
+            share: false,
+        })
+    }
+
+    /// Rows of one ETP peer in the shared buffer.
+    fn etp_block(&self, peer: usize) -> Range<usize> {
+        let start: usize = self.etp_rows[..peer].iter().sum();
+        start..start + self.etp_rows[peer]
+    }
+
+    /// Gives every ETP peer the rows that each of them received.
+    fn share_over_etp(&self, cx: &Context, shared: &Tensor) -> Result<(), Error> {
+        if cx.etp.is_solo() {
+            return Ok(());
+        }
+        cx.comm(Category::TpComm, "all_gather", || {
+            let mut pending = Vec::with_capacity(self.etp_rows.len());
+            for peer in 0..self.etp_rows.len() {
+                let block = shared.rows(self.etp_block(peer));
+                pending.push(cx.etp.start_broadcast(&block, peer)?);
+            }
+            pending.into_iter().try_for_each(Pending::wait)
+        })?;
+        Ok(())
+    }
+
+    /// Sums the parts of every ETP peer at the rows this rank received.
+    fn sum_over_etp(&self, cx: &Context, parts: Tensor) -> Result<Tensor, Error> {
+        if cx.etp.is_solo() {
+            return Ok(parts);
+        }
+        let (peers, own) = (self.etp_rows.len(), self.etp_rows[cx.etp.index()]);
+        let dims = [peers * own, parts.width()];
+        let received = cx.device.empty(TensorClass::Transient, parts.dtype(), &dims);
+        cx.comm(Category::TpComm, "reduce_scatter", || {
+            let arriving = vec![own; peers];
+            cx.etp.all_to_all(&parts, &self.etp_rows, &received, &arriving)
+        })?;
+        let sum = received.rows(0..own);
+        for peer in 1..peers {
+            let part = received.rows(peer * own..(peer + 1) * own);
+            cx.op(Category::TpComm, "add", || {
+                elementwise::add_into(&sum, &part);
+            });
+        }
+        Ok(sum)
+    }
+}
+
+/// Rows under way.
+struct Moving<'a> {
+    dispatch: &'a Dispatch,
+    /// Where they arrive.
+    tensor: Tensor,
+    pending: Option<Pending>,
+    /// Whether ETP peers share what arrived.
+    share: bool,
+}
+
+impl Moving<'_> {
+    fn finish(self, cx: &Context) -> Result<Tensor, Error> {
+        if let Some(pending) = self.pending {
+            cx.comm(Category::EpComm, "all_to_all", || pending.wait())?;
+        }
+        if self.share {
+            self.dispatch.share_over_etp(cx, &self.tensor)?;
+        }
+        Ok(self.tensor)
+    }
+}
+
+fn as_column(numbers: &Tensor) -> Tensor {
+    numbers.reshape(&[numbers.len(), 1])
+}
+
+fn as_vector(column: &Tensor) -> Tensor {
+    column.reshape(&[column.len()])
+}

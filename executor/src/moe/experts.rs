@@ -1,0 +1,105 @@
+//! The experts of one rank: two grouped products around a gated activation.
+//!
+//! Rows arrive in expert order with their probabilities and leave the same way; where they come from
+//! is [`super::dispatch`]'s business. With ETP the rank holds a slice of every expert's width and its
+//! outputs are parts of a sum.
+
+use moefold_kernels::{Tensor, grouped_gemm, swiglu};
+use moefold_profiles::trace::Category;
+
+use crate::rank::Context;
+use crate::store::Weight;
+
+const CATEGORY: Category = Category::Experts;
+
+/// The experts held by the rank.
+#[derive(Debug)]
+pub struct Experts {
+    /// `[E/ep, 2f, h]`.
+    gate_up: Weight,
+    /// `[E/ep, h, f]`.
+    down: Weight,
+}
+
+/// What the experts keep for backward.
+#[derive(Debug)]
+pub struct ExpertsKept {
+    /// Rows `[N, h]`.
+    input: Tensor,
+    /// Gate and up `[N, 2f]`.
+    gate_up: Tensor,
+    /// `silu(gate) * up * p` `[N, f]`.
+    activation: Tensor,
+    /// `p` `[N]`.
+    row_probs: Tensor,
+}
+
+impl ExpertsKept {
+    /// Every tensor kept, with its name in the declaration.
+    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![
+            ("dispatched", &self.input),
+            ("fc1_output", &self.gate_up),
+            ("activation", &self.activation),
+            ("row_probabilities", &self.row_probs),
+        ]
+    }
+}
+
+impl Experts {
+    /// Experts on their weights.
+    pub fn new(gate_up: Weight, down: Weight) -> Self {
+        Self { gate_up, down }
+    }
+
+    /// `x [N, h], p [N] -> [N, h]`, rows in expert order with `counts` rows an expert.
+    pub fn forward(
+        &self,
+        cx: &Context,
+        x: Tensor,
+        row_probs: Tensor,
+        counts: &[usize],
+    ) -> (Tensor, ExpertsKept) {
+        let gate_up = cx.op(CATEGORY, "grouped_gemm", || {
+            grouped_gemm::forward(&x, &self.gate_up.value, counts)
+        });
+        let activation = cx.op(CATEGORY, "swiglu", || {
+            swiglu::forward(&gate_up, Some(&row_probs))
+        });
+        let y = cx.op(CATEGORY, "grouped_gemm", || {
+            grouped_gemm::forward(&activation, &self.down.value, counts)
+        });
+        let kept = ExpertsKept {
+            input: x,
+            gate_up,
+            activation,
+            row_probs,
+        };
+        (y, kept)
+    }
+
+    /// `dy [N, h] -> (dx [N, h], dp [N])`; adds to the gradients of the weights.
+    pub fn backward(
+        &self,
+        cx: &Context,
+        dy: Tensor,
+        kept: ExpertsKept,
+        counts: &[usize],
+    ) -> (Tensor, Tensor) {
+        let dactivation = cx.op(CATEGORY, "grouped_gemm", || {
+            grouped_gemm::wgrad(&dy, &kept.activation, counts, &self.down.grad);
+            grouped_gemm::dgrad(&dy, &self.down.value, counts)
+        });
+        drop(dy);
+        drop(kept.activation);
+        let (dgate_up, dprobs) = cx.op(CATEGORY, "swiglu", || {
+            swiglu::backward(&dactivation, &kept.gate_up, Some(&kept.row_probs))
+        });
+        drop(dactivation);
+        let dx = cx.op(CATEGORY, "grouped_gemm", || {
+            grouped_gemm::wgrad(&dgate_up, &kept.input, counts, &self.gate_up.grad);
+            grouped_gemm::dgrad(&dgate_up, &self.gate_up.value, counts)
+        });
+        (dx, dprobs.expect("probabilities went in"))
+    }
+}

@@ -1,0 +1,130 @@
+//! The router: logits, scores, the chosen experts, and the load-balancing loss.
+
+use moefold_kernels::permute::{self, RowMap};
+use moefold_kernels::router::{self, RouterRule, Routing};
+use moefold_kernels::{Tensor, TensorClass};
+use moefold_planner::model::{Moe, Score};
+use moefold_profiles::trace::Category;
+
+use super::RoutingStats;
+use crate::error::Error;
+use crate::layers::linear;
+use crate::rank::Context;
+use crate::store::Weight;
+
+const CATEGORY: Category = Category::RouterPermute;
+
+/// The router of one layer.
+#[derive(Debug)]
+pub struct Router {
+    /// `[E, h]`.
+    matrix: Weight,
+    topk: usize,
+    num_experts: usize,
+    rule: RouterRule,
+    aux: Option<AuxLoss>,
+}
+
+/// The load-balancing loss of Switch Transformers (arXiv 2101.03961, equation 4), over the tokens
+/// of one microbatch in one TP group: `coefficient * E / (K T²) * Σ_e (Σ_t p_te) * count_e`.
+#[derive(Debug, Clone, Copy)]
+pub struct AuxLoss {
+    /// Weight of the loss.
+    pub coefficient: f64,
+    /// Microbatches of the step: each microbatch's loss counts for its share of the mean.
+    pub microbatches: u32,
+}
+
+/// What the router keeps for backward.
+#[derive(Debug)]
+pub struct RouterKept {
+    /// Chosen experts, their probabilities, and the scores of all.
+    pub routing: Routing,
+    /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
+    pub balance: Option<Tensor>,
+}
+
+impl RouterKept {
+    /// Every tensor kept, with its name in the declaration.
+    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
+        let mut list = vec![
+            ("scores", &self.routing.scores),
+            ("expert_ids", &self.routing.ids),
+            ("probabilities", &self.routing.probs),
+        ];
+        list.extend(self.balance.iter().map(|t| ("balance", t)));
+        list
+    }
+}
+
+impl Router {
+    /// The router on its weight, with a balancing loss or without.
+    pub fn new(matrix: Weight, moe: &Moe, aux: Option<AuxLoss>) -> Self {
+        let score = match moe.router.score {
+            Score::TopkThenSoftmax => router::Score::TopkThenSoftmax,
+            Score::SoftmaxThenTopk => router::Score::SoftmaxThenTopk,
+            other => unreachable!("support::check refuses {other:?}"),
+        };
+        Self {
+            matrix,
+            topk: moe.topk as usize,
+            num_experts: moe.experts as usize,
+            rule: RouterRule {
+                score,
+                normalize: moe.router.normalize,
+                scale: moe.router.scale as f32,
+            },
+            aux,
+        }
+    }
+
+    /// Scores and chooses for `x [t, h]`.
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
+        let logits = linear::forward(cx, CATEGORY, x, &self.matrix.value);
+        let routing = cx.op(CATEGORY, "router", || router::forward(&logits, self.topk, &self.rule));
+        let map = cx.op(CATEGORY, "permute", || permute::map(&routing.ids, self.num_experts));
+        let (balance, aux_loss) = match &self.aux {
+            None => (None, 0.0),
+            Some(aux) => {
+                let (gradient, loss) = self.balance(cx, aux, &routing)?;
+                (Some(gradient), loss)
+            }
+        };
+        let stats = RoutingStats {
+            load: map.counts.iter().map(|&count| count as u64).collect(),
+            aux_loss,
+        };
+        Ok((RouterKept { routing, balance }, map, stats))
+    }
+
+    /// The balancing loss of the microbatch: its gradient by the scores, the same for every token,
+    /// and this rank's part of its value.
+    fn balance(&self, cx: &Context, aux: &AuxLoss, routing: &Routing) -> Result<(Tensor, f64), Error> {
+        let stats = cx.op(CATEGORY, "router", || router::stats(routing));
+        let mut counts: Vec<f64> = stats.counts.iter().map(|&count| count as f64).collect();
+        if !cx.tp.is_solo() {
+            cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce_f64(&mut counts))?;
+        }
+        let tokens = counts.iter().sum::<f64>() / self.topk as f64;
+        let factor =
+            aux.coefficient * self.num_experts as f64 / (self.topk as f64 * tokens * tokens);
+        let scores = stats.score_sums.to_f32();
+        let products = scores.iter().zip(&counts).map(|(&p, c)| f64::from(p) * c);
+        let loss = factor * products.sum::<f64>();
+        let share = factor / f64::from(aux.microbatches);
+        let gradient: Vec<f32> = counts.iter().map(|c| (share * c) as f32).collect();
+        let gradient =
+            cx.device.from_f32(TensorClass::Activations, &gradient, &[self.num_experts]);
+        Ok((gradient, loss))
+    }
+
+    /// From the gradient of the chosen probabilities `dprobs [t, K]`: adds to the gradient of the
+    /// weight, and to the gradient `dx [t, h]` of the router's input `x`.
+    pub fn backward(&self, cx: &Context, dprobs: &Tensor, kept: &RouterKept, x: &Tensor, dx: &Tensor) {
+        let dlogits = cx.op(CATEGORY, "router", || {
+            router::backward(dprobs, &kept.routing, &self.rule, kept.balance.as_ref())
+        });
+        linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
+        linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);
+    }
+}

@@ -1,0 +1,255 @@
+//! [`ZeroAdam`]: AdamW whose states are sharded over the ranks that replicate a parameter (ZeRO-1).
+//!
+//! Dense parameters are reduced and sharded over `dp-cp`, experts over `edp`; both gradients are sums
+//! over all tokens of the step, so both are scaled by `1 / (DP * CP)` (Megatron-Core: an expert's
+//! gradient already holds the tokens of every rank that sends to it). The global norm counts every
+//! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
+//! first of them. Weights are f32 and serve as their own master copy.
+
+use std::ops::Range;
+
+use moefold_kernels::adamw::{self, Adamw};
+use moefold_kernels::{Dtype, Tensor, TensorClass, elementwise, grad_norm};
+use moefold_profiles::trace::Category;
+
+use crate::error::Error;
+use crate::model::{Family, Shard, Spread};
+use crate::rank::Context;
+use crate::store::Store;
+use crate::transport::{Communicator, Pending};
+
+/// Constants of AdamW (decoupled weight decay, arXiv 1711.05101).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamOptions {
+    /// Decay rates of the two moments.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay, on tensors of two or more dimensions.
+    pub weight_decay: f64,
+    /// Greatest global L2 norm of the gradients; none clips nothing.
+    pub clip: Option<f64>,
+}
+
+impl Default for AdamOptions {
+    fn default() -> Self {
+        Self {
+            betas: (0.9, 0.95),
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip: Some(1.0),
+        }
+    }
+}
+
+/// The optimizer of one rank.
+#[derive(Debug)]
+pub struct ZeroAdam {
+    options: AdamOptions,
+    families: Vec<FamilyShard>,
+    steps: u64,
+}
+
+/// The part of one family that this rank updates.
+#[derive(Debug)]
+struct FamilyShard {
+    group: Communicator,
+    /// The whole family's buffers.
+    all_weights: Tensor,
+    all_grads: Tensor,
+    /// The shard's part of them.
+    weights: Tensor,
+    grads: Tensor,
+    first_moment: Tensor,
+    second_moment: Tensor,
+    segments: Vec<Segment>,
+}
+
+/// A range of a shard whose elements are treated alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Segment {
+    /// In the shard.
+    range: Range<usize>,
+    decays: bool,
+    counted: bool,
+}
+
+impl ZeroAdam {
+    /// States for the rank's shards of `store`, all zero.
+    pub fn new(cx: &Context, store: &Store, options: AdamOptions) -> Self {
+        let families = [(Family::Dense, &cx.dp_cp), (Family::Expert, &cx.edp)]
+            .into_iter()
+            .filter(|(family, _)| store.shard.buffer_len(*family) > 0)
+            .map(|(family, group)| FamilyShard::new(cx, store, family, group.clone()))
+            .collect();
+        Self {
+            options,
+            families,
+            steps: 0,
+        }
+    }
+
+    /// Sums the gradients over their groups, so that every shard is complete.
+    pub fn reduce_gradients(&self, cx: &Context, store: &Store) -> Result<(), Error> {
+        sum_over_tp(cx, store)?;
+        let mut pending: Vec<Pending> = Vec::new();
+        for family in self.families.iter().filter(|f| !f.group.is_solo()) {
+            pending.push(cx.comm(Category::DpComm, "reduce_scatter", || {
+                family.group.start_reduce_scatter(&family.all_grads, &family.grads)
+            })?);
+        }
+        for pending in pending {
+            cx.comm(Category::DpComm, "reduce_scatter", || pending.wait())?;
+        }
+        Ok(())
+    }
+
+    /// The sum of squares of the gradients this rank counts, scaled as the update will scale them.
+    /// The sum over all ranks is the square of the global norm.
+    pub fn sum_squares(&self, cx: &Context) -> f64 {
+        let sum: f64 = self
+            .families
+            .iter()
+            .flat_map(|family| family.segments.iter().map(move |segment| (family, segment)))
+            .filter(|(_, segment)| segment.counted)
+            .map(|(family, segment)| {
+                let grads = view(&family.grads, &segment.range);
+                cx.op(Category::Optimizer, "grad_norm", || grad_norm::sum_squares(&grads))
+            })
+            .sum();
+        sum * gradient_scale(cx).powi(2)
+    }
+
+    /// Clips by the global norm, updates the shards, gathers the weights and clears the gradients.
+    pub fn step(&mut self, cx: &Context, lr: f64, grad_norm: f64) -> Result<(), Error> {
+        self.steps += 1;
+        let scale = gradient_scale(cx) * self.clip_coefficient(grad_norm);
+        let mut pending: Vec<Pending> = Vec::new();
+        for family in &self.families {
+            for segment in &family.segments {
+                let decay = if segment.decays { self.options.weight_decay } else { 0.0 };
+                let rule = Adamw {
+                    lr,
+                    beta1: self.options.betas.0,
+                    beta2: self.options.betas.1,
+                    eps: self.options.eps,
+                    weight_decay: decay,
+                    step: self.steps,
+                };
+                let of = |tensor| view(tensor, &segment.range);
+                cx.op(Category::Optimizer, "adamw", || {
+                    adamw::step(
+                        &of(&family.weights),
+                        &of(&family.grads),
+                        &of(&family.first_moment),
+                        &of(&family.second_moment),
+                        &rule,
+                        scale as f32,
+                    );
+                });
+            }
+            if !family.group.is_solo() {
+                pending.push(cx.comm(Category::DpComm, "all_gather", || {
+                    family.group.start_all_gather(&family.weights, &family.all_weights)
+                })?);
+            }
+            cx.op(Category::Optimizer, "fill", || elementwise::fill(&family.all_grads, 0.0));
+        }
+        for pending in pending {
+            cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
+        }
+        Ok(())
+    }
+
+    /// Factor on gradients whose global norm exceeds the limit, as PyTorch's `clip_grad_norm_`.
+    fn clip_coefficient(&self, grad_norm: f64) -> f64 {
+        match self.options.clip {
+            Some(limit) => (limit / (grad_norm + 1e-6)).min(1.0),
+            None => 1.0,
+        }
+    }
+}
+
+impl FamilyShard {
+    fn new(cx: &Context, store: &Store, family: Family, group: Communicator) -> Self {
+        let flat = store.flat(family);
+        let len = flat.weights.len() / group.size();
+        let range = group.index() * len..(group.index() + 1) * len;
+        let moment = || cx.device.zeros(TensorClass::Optimizer, Dtype::F32, &[len]);
+        Self {
+            all_weights: flat.weights.clone(),
+            all_grads: flat.grads.clone(),
+            weights: view(&flat.weights, &range),
+            grads: view(&flat.grads, &range),
+            first_moment: moment(),
+            second_moment: moment(),
+            segments: segments(&store.shard, family, &range),
+            group,
+        }
+    }
+}
+
+/// Both families' gradients are sums over data-parallel replicas of means over their tokens.
+fn gradient_scale(cx: &Context) -> f64 {
+    1.0 / f64::from(cx.layout.dp() * cx.layout.cp())
+}
+
+/// Completes the gradients of what TP ranks hold in common: each has seen its own tokens or heads.
+fn sum_over_tp(cx: &Context, store: &Store) -> Result<(), Error> {
+    if cx.tp.is_solo() {
+        return Ok(());
+    }
+    let grads = &store.flat(Family::Dense).grads;
+    let replicated = store.shard.replicated_range();
+    if !replicated.is_empty() {
+        cx.comm(Category::TpComm, "all_reduce", || {
+            cx.tp.all_reduce(&view(grads, &replicated))
+        })?;
+    }
+    for parameter in store.shard.family(Family::Dense) {
+        let Spread::SharedBy(ranks) = parameter.spread else {
+            continue;
+        };
+        // One block for every distinct head; the ranks that share one add into the same block.
+        let own = view(grads, &parameter.range());
+        let blocks = cx.tp.size() / ranks;
+        let all = cx
+            .device
+            .zeros(TensorClass::Transient, Dtype::F32, &[blocks * own.len()]);
+        let block = all.view(cx.tp.index() / ranks * own.len(), own.dims());
+        elementwise::copy(&own, &block);
+        cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce(&all))?;
+        elementwise::copy(&block, &own);
+    }
+    Ok(())
+}
+
+/// The parameters inside `shard_range` of a family's buffer, neighbours treated alike merged. What
+/// lies between parameters is padding, zero in weights, gradients and moments alike.
+fn segments(shard: &Shard, family: Family, shard_range: &Range<usize>) -> Vec<Segment> {
+    let mut list: Vec<Segment> = Vec::new();
+    for parameter in shard.family(family) {
+        let range = parameter.range();
+        let start = range.start.max(shard_range.start);
+        let end = range.end.min(shard_range.end);
+        if start >= end {
+            continue;
+        }
+        let segment = Segment {
+            range: start - shard_range.start..end - shard_range.start,
+            decays: parameter.decays(),
+            counted: parameter.counted,
+        };
+        match list.last_mut() {
+            Some(last) if (last.decays, last.counted) == (segment.decays, segment.counted) => {
+                last.range.end = segment.range.end;
+            }
+            _ => list.push(segment),
+        }
+    }
+    list
+}
+
+fn view(flat: &Tensor, range: &Range<usize>) -> Tensor {
+    flat.view(range.start, &[range.len()])
+}

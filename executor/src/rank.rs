@@ -1,0 +1,77 @@
+//! [`Context`]: one rank's place in a layout.
+//!
+//! Its coordinates, its communicators by purpose, its device and its recorder: all that a layer
+//! needs besides its weights. Which ranks form a group is decided by `planner`'s mesh, never here.
+
+use moefold_kernels::Device;
+use moefold_planner::layout::Layout;
+use moefold_planner::mesh::{self, Coordinates, GroupKind};
+use moefold_profiles::trace::{Category, Lane};
+
+use crate::record::Recorder;
+use crate::transport::{Communicator, RankContext};
+
+/// One rank of a run.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// The global rank.
+    pub rank: u32,
+    /// The layout it is part of.
+    pub layout: Layout,
+    /// Its coordinates on both grids.
+    pub at: Coordinates,
+    /// Where its tensors live.
+    pub device: Device,
+    /// Where its time is written down.
+    pub recorder: Recorder,
+    /// Tensor-parallel group.
+    pub tp: Communicator,
+    /// Expert-parallel group.
+    pub ep: Communicator,
+    /// Expert-tensor-parallel group.
+    pub etp: Communicator,
+    /// Every rank that a token routed here may come from: `etp` fastest, then `ep`.
+    pub tp_ep: Communicator,
+    /// Replicas of the dense parameters.
+    pub dp_cp: Communicator,
+    /// Replicas of the experts held here.
+    pub edp: Communicator,
+    /// All ranks of the run.
+    pub world: Communicator,
+}
+
+impl Context {
+    /// Joins every group of `layout` that the rank belongs to.
+    pub fn join(ranks: &RankContext, layout: &Layout, device: Device, recorder: Recorder) -> Self {
+        let rank = ranks.rank();
+        let group = |kind: GroupKind, name: &str| {
+            ranks.communicator(name, &mesh::group_of(layout, kind, rank))
+        };
+        let everyone: Vec<u32> = (0..ranks.ranks()).collect();
+        Self {
+            rank,
+            layout: *layout,
+            at: mesh::coordinates(layout, rank),
+            device,
+            recorder,
+            tp: group(GroupKind::Tp, "tp"),
+            ep: group(GroupKind::Ep, "ep"),
+            etp: group(GroupKind::Etp, "etp"),
+            tp_ep: group(GroupKind::TpEp, "tp-ep"),
+            dp_cp: group(GroupKind::DpCp, "dp-cp"),
+            edp: group(GroupKind::Edp, "edp"),
+            world: ranks.communicator("world", &everyone),
+        }
+    }
+
+    /// Runs an op as a span named by its stem.
+    pub fn op<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
+        self.recorder.span(category, stem, work)
+    }
+
+    /// Runs a collective, or the wait for one, as a span of the communication lane.
+    pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
+        self.recorder
+            .span_on(Lane::Communication, category, stem, work)
+    }
+}

@@ -1,0 +1,95 @@
+//! [`Store`]: the flat buffers that a rank's weights and gradients rest in.
+//!
+//! One buffer of weights and one of gradients for each [`Family`]; layers hold views into them
+//! ([`Weight`]), the optimizer and the data-parallel collectives use them whole. Optimizer states
+//! are not here but in [`crate::optimizer`].
+
+use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
+
+use crate::error::Error;
+use crate::model::{Family, Parameter, Part, Shard, Slice};
+
+/// A parameter in place: its weight and where its gradient is summed.
+#[derive(Debug, Clone)]
+pub struct Weight {
+    /// The weight.
+    pub value: Tensor,
+    /// Its gradient, to be added to.
+    pub grad: Tensor,
+}
+
+/// Weights and gradients of one family.
+#[derive(Debug, Clone)]
+pub struct Flat {
+    /// All weights, one dimension.
+    pub weights: Tensor,
+    /// All gradients, in the same places.
+    pub grads: Tensor,
+}
+
+/// All weights and gradients of the rank.
+#[derive(Debug)]
+pub struct Store {
+    /// What is where.
+    pub shard: Shard,
+    dense: Flat,
+    expert: Flat,
+}
+
+impl Store {
+    /// Buffers for a shard, zero everywhere.
+    pub fn new(device: &Device, shard: Shard) -> Self {
+        let flat = |family| {
+            let len = [shard.buffer_len(family)];
+            Flat {
+                weights: device.zeros(TensorClass::Weights, Dtype::F32, &len),
+                grads: device.zeros(TensorClass::Gradients, Dtype::F32, &len),
+            }
+        };
+        let (dense, expert) = (flat(Family::Dense), flat(Family::Expert));
+        Self {
+            shard,
+            dense,
+            expert,
+        }
+    }
+
+    /// The buffers of a family.
+    pub fn flat(&self, family: Family) -> &Flat {
+        match family {
+            Family::Dense => &self.dense,
+            Family::Expert => &self.expert,
+        }
+    }
+
+    /// The parameter for a purpose, in place.
+    pub fn weight(&self, layer: Option<u32>, part: Part) -> Weight {
+        let parameter = self.shard.find(layer, part);
+        let flat = self.flat(parameter.family);
+        Weight {
+            value: flat.weights.view(parameter.offset, &parameter.dims),
+            grad: flat.grads.view(parameter.offset, &parameter.dims),
+        }
+    }
+
+    /// The weights that hold one slice of a parameter, `[rows, cols]`.
+    pub fn slice(&self, parameter: &Parameter, slice: &Slice) -> Tensor {
+        let dims = [slice.rows.len(), slice.cols.len()];
+        let flat = self.flat(parameter.family);
+        flat.weights.view(parameter.offset + slice.at, &dims)
+    }
+
+    /// Fills every slice with what `source` gives for it.
+    pub fn fill(
+        &self,
+        source: &dyn Fn(&Slice) -> Result<Vec<f32>, Error>,
+    ) -> Result<(), Error> {
+        for parameter in &self.shard.parameters {
+            for slice in &parameter.slices {
+                let values = source(slice)?;
+                self.slice(parameter, slice).copy_from_f32(&values);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! Fixtures, and training them under a layout: shared by the tests of the executor's truth.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use moefold_executor::data::{Order, Samples, Stream};
+use moefold_executor::lr::LearningRate;
+use moefold_executor::model::Slice;
+use moefold_executor::optimizer::AdamOptions;
+use moefold_executor::rank::Context;
+use moefold_executor::step::StepOutcome;
+use moefold_executor::train::{self, Init, TrainOptions, Trainer};
+use moefold_executor::transport::World;
+use moefold_kernels::Device;
+use moefold_planner::layout::{Batch, Degrees, Layout};
+use moefold_planner::model::Model;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+/// What a reference implementation did.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Golden {
+    pub(crate) seq_len: u64,
+    pub(crate) global_batch: u64,
+    pub(crate) lr: f64,
+    pub(crate) betas: (f64, f64),
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) clip: f64,
+    pub(crate) steps: Vec<GoldenStep>,
+    /// Sum and L2 norm of every tensor.
+    pub(crate) initial: BTreeMap<String, (f64, f64)>,
+    pub(crate) r#final: BTreeMap<String, (f64, f64)>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct GoldenStep {
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
+}
+
+/// A fixture folder, read.
+pub(crate) struct Fixture {
+    pub(crate) name: &'static str,
+    pub(crate) model: Model,
+    pub(crate) golden: Golden,
+    pub(crate) samples: Samples,
+    checkpoint: Vec<u8>,
+}
+
+/// Global tensors by name, row-major.
+pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// What a run gave.
+pub(crate) struct Trained {
+    pub(crate) steps: Vec<StepOutcome>,
+    pub(crate) weights: Tensors,
+}
+
+impl Fixture {
+    pub(crate) fn load(name: &'static str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/fixtures")
+            .join(name);
+        let read = |file: &str| std::fs::read(folder.join(file)).expect("a fixture is complete");
+        let golden: Golden = serde_json::from_slice(&read("golden.json")).expect("golden.json");
+        let model = moefold_planner::model::hf::read(&folder).expect("config.json");
+        let stream = Stream::indexed(&folder.join("tokens")).expect("tokens");
+        let samples = Samples::new(stream, golden.seq_len, model.vocab_size, Order::Stream)
+            .expect("enough tokens");
+        Self {
+            name,
+            model,
+            golden,
+            samples,
+            checkpoint: read("model.safetensors"),
+        }
+    }
+
+    pub(crate) fn batch(&self) -> Batch {
+        Batch {
+            seq_len: self.golden.seq_len,
+            global_batch: self.golden.global_batch,
+        }
+    }
+
+    pub(crate) fn layout(&self, degrees: &Degrees) -> Layout {
+        Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout")
+    }
+
+    pub(crate) fn options(&self) -> TrainOptions {
+        let golden = &self.golden;
+        TrainOptions {
+            steps: golden.steps.len() as u64,
+            lr: LearningRate::constant(golden.lr),
+            adam: AdamOptions {
+                betas: golden.betas,
+                eps: golden.eps,
+                weight_decay: golden.weight_decay,
+                clip: Some(golden.clip),
+            },
+            aux_loss_coef: 0.0,
+            seed: 0,
+            init: Init::Random,
+            threads_per_rank: Some(1),
+        }
+    }
+
+    /// The values of a slice in the fixture's checkpoint.
+    pub(crate) fn slice(&self, slice: &Slice) -> Vec<f32> {
+        let tensors = SafeTensors::deserialize(&self.checkpoint).expect("model.safetensors");
+        let tensor = tensors.tensor(&slice.tensor).expect("a tensor of the model");
+        assert_eq!(tensor.shape(), slice.dims, "{}", slice.tensor);
+        let width = slice.dims.get(1).copied().unwrap_or(1);
+        let values: Vec<f32> = tensor
+            .data()
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+            .collect();
+        slice
+            .rows
+            .clone()
+            .flat_map(|row| values[row * width..][slice.cols.clone()].to_vec())
+            .collect()
+    }
+
+    /// Trains under a layout for some steps, on one thread a rank.
+    pub(crate) fn train(&self, degrees: &Degrees, steps: u64, options: &TrainOptions) -> Trained {
+        let (trained, _) = self.train_with(degrees, steps, options, |_| ());
+        trained
+    }
+
+    /// [`Fixture::train`], with a look at every rank at the end.
+    pub(crate) fn train_with<T: Send>(
+        &self,
+        degrees: &Degrees,
+        steps: u64,
+        options: &TrainOptions,
+        look: impl Fn(&Trainer) -> T + Sync,
+    ) -> (Trained, Vec<T>) {
+        let layout = self.layout(degrees);
+        let ranks = World::threads(layout.gpus())
+            .run(|rank| {
+                let device = Device::cpu(options.threads_per_rank.unwrap_or(1));
+                device.poison(true);
+                let cx = Context::join(rank, &layout, device, rank.recorder());
+                let source = |slice: &Slice| Ok(self.slice(slice));
+                let seq_len = self.golden.seq_len;
+                let mut trainer = Trainer::new(cx, &self.model, seq_len, options, &source)?;
+                let mut outcomes = Vec::new();
+                for step in 0..steps {
+                    let mine =
+                        train::microbatches(&self.samples, &trainer.cx, &self.batch(), step)?;
+                    outcomes.push(trainer.step(&mine, options.lr.at(step))?);
+                }
+                let slices = held(&trainer);
+                Ok((outcomes, slices, look(&trainer)))
+            })
+            .unwrap_or_else(|error| panic!("{} under {degrees:?}: {error}", self.name));
+        let mut weights = Tensors::new();
+        let (mut all_outcomes, mut looks) = (Vec::new(), Vec::new());
+        for (outcomes, slices, seen) in ranks {
+            for (slice, values) in slices {
+                place(&mut weights, &slice, &values);
+            }
+            all_outcomes.push(outcomes);
+            looks.push(seen);
+        }
+        let steps = all_outcomes.swap_remove(0);
+        for other in all_outcomes {
+            assert_eq!(steps, other, "ranks of {degrees:?} report different steps");
+        }
+        (Trained { steps, weights }, looks)
+    }
+}
+
+/// Every slice a rank holds, with its values.
+pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
+    let store = trainer.store();
+    let parameters = store.shard.parameters.iter();
+    parameters
+        .flat_map(|parameter| {
+            let slices = parameter.slices.iter();
+            slices.map(|slice| (slice.clone(), store.slice(parameter, slice).to_f32()))
+        })
+        .collect()
+}
+
+/// Writes a slice into the global tensor. What several ranks hold must be the same bits.
+fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
+    let len: usize = slice.dims.iter().product();
+    let width = slice.dims.get(1).copied().unwrap_or(1);
+    let global = tensors
+        .entry(slice.tensor.clone())
+        .or_insert_with(|| vec![f32::NAN; len]);
+    let mut values = values.iter();
+    for row in slice.rows.clone() {
+        for col in slice.cols.clone() {
+            let value = *values.next().expect("a slice has a value for each place");
+            let there = &mut global[row * width + col];
+            assert!(
+                there.is_nan() || there.to_bits() == value.to_bits(),
+                "{} [{row}, {col}]: replicas hold {there} and {value}",
+                slice.tensor
+            );
+            *there = value;
+        }
+    }
+}
+
+/// Degrees without context or pipeline parallelism.
+pub(crate) fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> Degrees {
+    Degrees {
+        gpus,
+        tp,
+        cp: 1,
+        pp: 1,
+        vpp: 1,
+        ep,
+        etp,
+        mbs,
+    }
+}
+
+/// Asserts that two numbers agree to a relative tolerance.
+pub(crate) fn assert_close(found: f64, expected: f64, tolerance: f64, what: &str) {
+    let error = (found - expected).abs() / expected.abs().max(f64::MIN_POSITIVE);
+    assert!(
+        error <= tolerance,
+        "{what}: found {found}, expected {expected}, relative error {error:.2e} above {tolerance:e}"
+    );
+}

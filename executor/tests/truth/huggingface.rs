@@ -1,0 +1,46 @@
+//! One rank against Hugging Face transformers: losses, gradient norms and updated weights.
+
+use crate::common::{Fixture, assert_close, degrees};
+
+/// Relative, of losses, norms and tensor norms.
+const TOLERANCE: f64 = 1e-4;
+
+fn check(name: &'static str, mbs: u32) {
+    let fixture = Fixture::load(name);
+    let steps = fixture.golden.steps.len() as u64;
+    let trained = fixture.train(&degrees(1, 1, 1, 1, mbs), steps, &fixture.options());
+    for (step, (found, golden)) in trained.steps.iter().zip(&fixture.golden.steps).enumerate() {
+        let what = |value: &str| format!("{name}, mbs {mbs}, step {step}, {value}");
+        assert_close(found.loss, golden.loss, TOLERANCE, &what("loss"));
+        assert_close(found.grad_norm, golden.grad_norm, TOLERANCE, &what("grad_norm"));
+    }
+    assert_eq!(
+        trained.weights.keys().collect::<Vec<_>>(),
+        fixture.golden.r#final.keys().collect::<Vec<_>>()
+    );
+    for (tensor, &(sum, norm)) in &fixture.golden.r#final {
+        let values = trained.weights[tensor].iter().map(|&v| f64::from(v));
+        let found_norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
+        assert_close(found_norm, norm, TOLERANCE, &format!("{name}: norm of {tensor}"));
+        // A sum may cancel; what its terms can be wrong by together is set by the norm.
+        let error = (values.sum::<f64>() - sum).abs();
+        assert!(error <= TOLERANCE * norm, "{name}: sum of {tensor} is off by {error:e}");
+    }
+}
+
+#[test]
+fn oracle_mixtral() {
+    check("mixtral", 24);
+    check("mixtral", 4);
+}
+
+#[test]
+fn oracle_qwen3_moe() {
+    check("qwen3_moe", 24);
+    check("qwen3_moe", 4);
+}
+
+#[test]
+fn oracle_qwen3_moe_with_raw_probabilities() {
+    check("qwen3_moe_raw", 12);
+}
