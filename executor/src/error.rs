@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::Unsupported;
 use crate::transport::TransportError;
 
 /// A failure of a run.
@@ -68,6 +69,9 @@ pub enum Error {
         /// What would work.
         instead: String,
     },
+    /// The plan or its model asks for what the executor does not run, everything listed.
+    #[error(transparent)]
+    Plan(#[from] Unsupported),
     /// An option or combination of options that cannot be honoured.
     #[error("{0}")]
     Request(String),
@@ -95,7 +99,10 @@ impl Error {
     /// Whether the request was at fault (a bad file, flag or layout) rather than the run.
     pub fn is_bad_request(&self) -> bool {
         match self {
-            Self::Malformed { .. } | Self::Unsupported { .. } | Self::Request(_) => true,
+            Self::Malformed { .. }
+            | Self::Unsupported { .. }
+            | Self::Plan(_)
+            | Self::Request(_) => true,
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
             Self::Rank { source, .. } => source.is_bad_request(),
             Self::Transport(_) | Self::Panicked { .. } | Self::Spawn { .. } => false,

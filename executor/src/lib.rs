@@ -1,17 +1,30 @@
 //! Runs a plan: real training of Mixture-of-Experts language models under its layout.
 //!
-//! The executor interprets a `Plan`: communicators over the ranks ([`transport`]), [`data`],
-//! [`weights`], layers, optimizer, and measuring ([`record`], [`run`]). Device work is in
+//! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
+//! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
+//! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], and measuring ([`record`],
+//! [`run`]). What is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod data;
 pub mod environment;
 pub mod error;
 pub mod files;
+pub mod layers;
+pub mod lr;
+pub mod model;
+pub mod moe;
+pub mod optimizer;
+pub mod rank;
 pub mod record;
 pub mod run;
+pub mod stage;
+pub mod step;
+pub mod store;
+pub mod support;
 #[cfg(test)]
 mod testing;
+pub mod train;
 pub mod transport;
 pub mod weights;
 

@@ -15,6 +15,8 @@ use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::{Ffn, Gqa, Mixer, Model, Moe, QkNorm};
 
+use crate::weights::{GlobalTensor, Region};
+
 /// Parameters start at multiples of this many elements: a cache line of f32.
 const ALIGNMENT: usize = 16;
 
@@ -95,6 +97,16 @@ impl Slice {
         self.rows.len() * self.cols.len()
     }
 
+    /// The same rectangle as [`crate::weights`] names it.
+    pub fn region(&self) -> Region<'_> {
+        Region {
+            tensor: &self.tensor,
+            dims: &self.dims,
+            rows: self.rows.clone(),
+            cols: self.cols.clone(),
+        }
+    }
+
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -142,11 +154,6 @@ impl Parameter {
     pub fn decays(&self) -> bool {
         self.dims.len() >= 2
     }
-
-    /// Whether it is a norm's weight, which random initialization sets to one.
-    pub fn is_norm(&self) -> bool {
-        self.dims.len() == 1
-    }
 }
 
 /// Everything one rank holds of a model.
@@ -158,8 +165,6 @@ pub struct Shard {
     pub dense_len: usize,
     /// Length of the expert flat buffer, padded to equal shards over `edp`.
     pub expert_len: usize,
-    /// Standard deviation of random initial weights.
-    pub initializer_range: f64,
 }
 
 /// What a rank of the pipeline holds of the model.
@@ -188,7 +193,39 @@ impl Shard {
     /// Declares the shard of the rank at `at`. The model and layout must have passed
     /// [`crate::support::check`].
     pub fn new(model: &Model, layout: &Layout, at: &Coordinates, holding: &Holding) -> Self {
-        let mut list = Declaration::new(model, layout, at);
+        let replicas = [layout.dp() * layout.cp(), layout.edp()];
+        let list = Declaration {
+            model,
+            hidden: model.hidden as usize,
+            tp: layout.tp() as usize,
+            tp_rank: at.tp as usize,
+            ep: layout.ep() as usize,
+            ep_rank: at.ep as usize,
+            etp: layout.etp() as usize,
+            etp_rank: at.etp as usize,
+            parameters: Vec::new(),
+        };
+        Self::declare(list, holding, replicas.map(|count| count as usize))
+    }
+
+    /// The whole model on one rank.
+    pub fn whole(model: &Model) -> Self {
+        let list = Declaration {
+            model,
+            hidden: model.hidden as usize,
+            tp: 1,
+            tp_rank: 0,
+            ep: 1,
+            ep_rank: 0,
+            etp: 1,
+            etp_rank: 0,
+            parameters: Vec::new(),
+        };
+        Self::declare(list, &Holding::whole(model), [1, 1])
+    }
+
+    fn declare(mut list: Declaration<'_>, holding: &Holding, replicas: [usize; 2]) -> Self {
+        let model = list.model;
         if holding.embedding || (holding.head && model.tied_embeddings) {
             list.vocabulary(Part::Embedding, "model.embed_tokens.weight");
         }
@@ -196,7 +233,12 @@ impl Shard {
             list.layer(layer);
         }
         if holding.head {
-            list.norm(None, Part::FinalNorm, "model.norm.weight".to_owned(), list.hidden);
+            list.norm(
+                None,
+                Part::FinalNorm,
+                "model.norm.weight".to_owned(),
+                list.hidden,
+            );
             if !model.tied_embeddings {
                 list.vocabulary(Part::Head, "lm_head.weight");
             }
@@ -209,12 +251,10 @@ impl Shard {
             parameter.offset = *end;
             *end = (*end + parameter.len()).next_multiple_of(ALIGNMENT);
         }
-        let dp_cp = (layout.dp() * layout.cp()) as usize;
         Self {
             parameters,
-            dense_len: end[0].next_multiple_of(ALIGNMENT * dp_cp),
-            expert_len: end[1].next_multiple_of(ALIGNMENT * layout.edp() as usize),
-            initializer_range: model.initializer_range,
+            dense_len: end[0].next_multiple_of(ALIGNMENT * replicas[0]),
+            expert_len: end[1].next_multiple_of(ALIGNMENT * replicas[1]),
         }
     }
 
@@ -255,6 +295,20 @@ impl Shard {
     }
 }
 
+/// Every tensor of the model, by its name in checkpoints.
+pub fn global_tensors(model: &Model) -> Vec<GlobalTensor> {
+    let shard = Shard::whole(model);
+    let slices = shard.parameters.into_iter().flat_map(|p| p.slices);
+    let mut all: Vec<GlobalTensor> = slices
+        .map(|slice| GlobalTensor {
+            name: slice.tensor,
+            dims: slice.dims,
+        })
+        .collect();
+    all.sort();
+    all
+}
+
 /// The order of treatments in the dense buffer.
 fn treatment(parameter: &Parameter) -> u8 {
     match parameter.spread {
@@ -278,22 +332,15 @@ struct Declaration<'a> {
     parameters: Vec<Parameter>,
 }
 
-impl<'a> Declaration<'a> {
-    fn new(model: &'a Model, layout: &Layout, at: &Coordinates) -> Self {
-        Self {
-            model,
-            hidden: model.hidden as usize,
-            tp: layout.tp() as usize,
-            tp_rank: at.tp as usize,
-            ep: layout.ep() as usize,
-            ep_rank: at.ep as usize,
-            etp: layout.etp() as usize,
-            etp_rank: at.etp as usize,
-            parameters: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, layer: Option<u32>, part: Part, dims: Vec<usize>, spread: Spread, slices: Vec<Slice>) {
+impl Declaration<'_> {
+    fn push(
+        &mut self,
+        layer: Option<u32>,
+        part: Part,
+        dims: Vec<usize>,
+        spread: Spread,
+        slices: Vec<Slice>,
+    ) {
         let family = match part {
             Part::GateUp | Part::Down if dims.len() == 3 => Family::Expert,
             _ => Family::Dense,
@@ -315,7 +362,11 @@ impl<'a> Declaration<'a> {
             counted,
         };
         let held: usize = parameter.slices.iter().map(Slice::len).sum();
-        assert_eq!(held, parameter.len(), "{part:?} is not covered by its slices");
+        assert_eq!(
+            held,
+            parameter.len(),
+            "{part:?} is not covered by its slices"
+        );
         self.parameters.push(parameter);
     }
 
@@ -330,7 +381,13 @@ impl<'a> Declaration<'a> {
             cols: 0..self.hidden,
             at: 0,
         };
-        self.push(None, part, vec![rows.len(), self.hidden], Spread::Split, vec![slice]);
+        self.push(
+            None,
+            part,
+            vec![rows.len(), self.hidden],
+            Spread::Split,
+            vec![slice],
+        );
     }
 
     fn norm(&mut self, layer: Option<u32>, part: Part, tensor: String, len: usize) {
@@ -371,14 +428,26 @@ impl<'a> Declaration<'a> {
         let description = &self.model.layers[layer as usize];
         let norm = |name: &str| format!("{prefix}.{name}.weight");
         if let Some(Mixer::Gqa(gqa)) = &description.mixer {
-            self.norm(Some(layer), Part::InputNorm, norm("input_layernorm"), self.hidden);
+            self.norm(
+                Some(layer),
+                Part::InputNorm,
+                norm("input_layernorm"),
+                self.hidden,
+            );
             self.attention(layer, &format!("{prefix}.self_attn"), gqa);
         }
         match &description.ffn {
             Some(ffn) => {
-                self.norm(Some(layer), Part::PostNorm, norm("post_attention_layernorm"), self.hidden);
+                self.norm(
+                    Some(layer),
+                    Part::PostNorm,
+                    norm("post_attention_layernorm"),
+                    self.hidden,
+                );
                 match ffn {
-                    Ffn::Dense(mlp) => self.dense(layer, &format!("{prefix}.mlp"), mlp.width as usize),
+                    Ffn::Dense(mlp) => {
+                        self.dense(layer, &format!("{prefix}.mlp"), mlp.width as usize)
+                    }
                     Ffn::Moe(moe) => self.moe(layer, &prefix, moe),
                 }
             }
@@ -398,10 +467,42 @@ impl<'a> Declaration<'a> {
         } else {
             Spread::Split
         };
-        self.matrix(layer, Part::Query, name("q_proj"), [heads * d, h], queries.clone(), 0..h, Spread::Split);
-        self.matrix(layer, Part::Key, name("k_proj"), [kv_heads * d, h], keys.clone(), 0..h, spread);
-        self.matrix(layer, Part::Value, name("v_proj"), [kv_heads * d, h], keys, 0..h, spread);
-        self.matrix(layer, Part::Output, name("o_proj"), [h, heads * d], 0..h, queries, Spread::Split);
+        self.matrix(
+            layer,
+            Part::Query,
+            name("q_proj"),
+            [heads * d, h],
+            queries.clone(),
+            0..h,
+            Spread::Split,
+        );
+        self.matrix(
+            layer,
+            Part::Key,
+            name("k_proj"),
+            [kv_heads * d, h],
+            keys.clone(),
+            0..h,
+            spread,
+        );
+        self.matrix(
+            layer,
+            Part::Value,
+            name("v_proj"),
+            [kv_heads * d, h],
+            keys,
+            0..h,
+            spread,
+        );
+        self.matrix(
+            layer,
+            Part::Output,
+            name("o_proj"),
+            [h, heads * d],
+            0..h,
+            queries,
+            Spread::Split,
+        );
         if gqa.qk_norm == QkNorm::PerHead {
             self.norm(Some(layer), Part::QueryNorm, name("q_norm"), d);
             self.norm(Some(layer), Part::KeyNorm, name("k_norm"), d);
@@ -419,9 +520,23 @@ impl<'a> Declaration<'a> {
             at,
         };
         let slices = vec![half("gate_proj", 0), half("up_proj", held.len() * h)];
-        self.push(Some(layer), Part::GateUp, vec![2 * held.len(), h], Spread::Split, slices);
+        self.push(
+            Some(layer),
+            Part::GateUp,
+            vec![2 * held.len(), h],
+            Spread::Split,
+            slices,
+        );
         let down = format!("{prefix}.down_proj.weight");
-        self.matrix(layer, Part::Down, down, [h, width], 0..h, held, Spread::Split);
+        self.matrix(
+            layer,
+            Part::Down,
+            down,
+            [h, width],
+            0..h,
+            held,
+            Spread::Split,
+        );
     }
 
     fn moe(&mut self, layer: u32, prefix: &str, moe: &Moe) {
@@ -429,7 +544,15 @@ impl<'a> Declaration<'a> {
         let prefix = format!("{prefix}.{}", names.block);
         let (h, experts) = (self.hidden, moe.experts as usize);
         let router = format!("{prefix}.gate.weight");
-        self.matrix(layer, Part::Router, router, [experts, h], 0..experts, 0..h, Spread::Replicated);
+        self.matrix(
+            layer,
+            Part::Router,
+            router,
+            [experts, h],
+            0..experts,
+            0..h,
+            Spread::Replicated,
+        );
 
         let width = moe.expert.width as usize;
         let held = block(width, self.etp, self.etp_rank);
@@ -456,8 +579,20 @@ impl<'a> Declaration<'a> {
                 at: index * h * f,
             });
         }
-        self.push(Some(layer), Part::GateUp, vec![local.len(), 2 * f, h], Spread::Split, gate_up);
-        self.push(Some(layer), Part::Down, vec![local.len(), h, f], Spread::Split, down);
+        self.push(
+            Some(layer),
+            Part::GateUp,
+            vec![local.len(), 2 * f, h],
+            Spread::Split,
+            gate_up,
+        );
+        self.push(
+            Some(layer),
+            Part::Down,
+            vec![local.len(), h, f],
+            Spread::Split,
+            down,
+        );
     }
 }
 
@@ -490,7 +625,10 @@ impl ExpertNames {
 
 /// The `index`-th of `parts` equal blocks of `0..whole`.
 fn block(whole: usize, parts: usize, index: usize) -> Range<usize> {
-    assert!(whole.is_multiple_of(parts), "{whole} does not divide into {parts}");
+    assert!(
+        whole.is_multiple_of(parts),
+        "{whole} does not divide into {parts}"
+    );
     let size = whole / parts;
     index * size..(index + 1) * size
 }
@@ -506,7 +644,10 @@ pub fn kv_heads_of(kv_heads: usize, tp: usize, tp_rank: usize) -> Range<usize> {
     if tp <= kv_heads {
         block(kv_heads, tp, tp_rank)
     } else {
-        assert!(tp.is_multiple_of(kv_heads), "{tp} TP ranks cannot share {kv_heads} heads evenly");
+        assert!(
+            tp.is_multiple_of(kv_heads),
+            "{tp} TP ranks cannot share {kv_heads} heads evenly"
+        );
         let head = tp_rank * kv_heads / tp;
         head..head + 1
     }

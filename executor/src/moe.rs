@@ -78,7 +78,13 @@ impl Keeps for MoeKept {
 
 impl Moe {
     /// The block of `layer`, on weights of `store`.
-    pub fn new(store: &Store, layer: u32, moe: &Description, eps: f64, aux: Option<AuxLoss>) -> Self {
+    pub fn new(
+        store: &Store,
+        layer: u32,
+        moe: &Description,
+        eps: f64,
+        aux: Option<AuxLoss>,
+    ) -> Self {
         let weight = |part| store.weight(Some(layer), part);
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
@@ -88,7 +94,11 @@ impl Moe {
     }
 
     /// `x [t, h] -> x + experts(norm(x))`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MoeKept, RoutingStats), Error> {
+    pub fn forward(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+    ) -> Result<(Tensor, MoeKept, RoutingStats), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let (router, map, stats) = self.router.forward(cx, &normed)?;
         let (rows, row_probs) = cx.op(Category::RouterPermute, "permute", || {
@@ -121,15 +131,23 @@ impl Moe {
             permute::forward(dy, &dispatch.map)
         });
         let drows = dispatch.to_experts(cx, drows)?;
-        let (drows, drow_probs) = self.experts.backward(cx, drows, kept.experts, &dispatch.counts);
+        let (drows, drow_probs) = self
+            .experts
+            .backward(cx, drows, kept.experts, &dispatch.counts);
         let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
-            (dnormed, permute::unpermute_slots(&drow_probs, &dispatch.map))
+            (
+                dnormed,
+                permute::unpermute_slots(&drow_probs, &dispatch.map),
+            )
         });
         drop(drows);
-        self.router.backward(cx, &dprobs, &kept.router, &kept.norm_output, &dnormed);
-        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        self.router
+            .backward(cx, &dprobs, &kept.router, &kept.norm_output, &dnormed);
+        let dx = self
+            .norm
+            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
         cx.op(Category::Experts, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -77,10 +77,10 @@ struct Segment {
 impl ZeroAdam {
     /// States for the rank's shards of `store`, all zero.
     pub fn new(cx: &Context, store: &Store, options: AdamOptions) -> Self {
-        let families = [(Family::Dense, &cx.dp_cp), (Family::Expert, &cx.edp)]
+        let families = [Family::Dense, Family::Expert]
             .into_iter()
-            .filter(|(family, _)| store.shard.buffer_len(*family) > 0)
-            .map(|(family, group)| FamilyShard::new(cx, store, family, group.clone()))
+            .filter(|&family| store.shard.buffer_len(family) > 0)
+            .map(|family| FamilyShard::new(cx, store, family))
             .collect();
         Self {
             options,
@@ -95,7 +95,9 @@ impl ZeroAdam {
         let mut pending: Vec<Pending> = Vec::new();
         for family in self.families.iter().filter(|f| !f.group.is_solo()) {
             pending.push(cx.comm(Category::DpComm, "reduce_scatter", || {
-                family.group.start_reduce_scatter(&family.all_grads, &family.grads)
+                family
+                    .group
+                    .start_reduce_scatter(&family.all_grads, &family.grads)
             })?);
         }
         for pending in pending {
@@ -114,7 +116,9 @@ impl ZeroAdam {
             .filter(|(_, segment)| segment.counted)
             .map(|(family, segment)| {
                 let grads = view(&family.grads, &segment.range);
-                cx.op(Category::Optimizer, "grad_norm", || grad_norm::sum_squares(&grads))
+                cx.op(Category::Optimizer, "grad_norm", || {
+                    grad_norm::sum_squares(&grads)
+                })
             })
             .sum();
         sum * gradient_scale(cx).powi(2)
@@ -127,7 +131,11 @@ impl ZeroAdam {
         let mut pending: Vec<Pending> = Vec::new();
         for family in &self.families {
             for segment in &family.segments {
-                let decay = if segment.decays { self.options.weight_decay } else { 0.0 };
+                let decay = if segment.decays {
+                    self.options.weight_decay
+                } else {
+                    0.0
+                };
                 let rule = Adamw {
                     lr,
                     beta1: self.options.betas.0,
@@ -150,10 +158,14 @@ impl ZeroAdam {
             }
             if !family.group.is_solo() {
                 pending.push(cx.comm(Category::DpComm, "all_gather", || {
-                    family.group.start_all_gather(&family.weights, &family.all_weights)
+                    family
+                        .group
+                        .start_all_gather(&family.weights, &family.all_weights)
                 })?);
             }
-            cx.op(Category::Optimizer, "fill", || elementwise::fill(&family.all_grads, 0.0));
+            cx.op(Category::Optimizer, "fill", || {
+                elementwise::fill(&family.all_grads, 0.0)
+            });
         }
         for pending in pending {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
@@ -171,7 +183,8 @@ impl ZeroAdam {
 }
 
 impl FamilyShard {
-    fn new(cx: &Context, store: &Store, family: Family, group: Communicator) -> Self {
+    fn new(cx: &Context, store: &Store, family: Family) -> Self {
+        let group = cx.replicas(family).clone();
         let flat = store.flat(family);
         let len = flat.weights.len() / group.size();
         let range = group.index() * len..(group.index() + 1) * len;

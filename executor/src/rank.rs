@@ -8,6 +8,7 @@ use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
 use moefold_profiles::trace::{Category, Lane};
 
+use crate::model::Family;
 use crate::record::Recorder;
 use crate::transport::{Communicator, RankContext};
 
@@ -61,6 +62,14 @@ impl Context {
             dp_cp: group(GroupKind::DpCp, "dp-cp"),
             edp: group(GroupKind::Edp, "edp"),
             world: ranks.communicator("world", &everyone),
+        }
+    }
+
+    /// The ranks that hold copies of this rank's parameters of a family.
+    pub fn replicas(&self, family: Family) -> &Communicator {
+        match family {
+            Family::Dense => &self.dp_cp,
+            Family::Expert => &self.edp,
         }
     }
 

@@ -136,9 +136,7 @@ impl StageModel {
             };
             let feed_forward = match &description.ffn {
                 Some(Ffn::Dense(_)) => FeedForward::Dense(Mlp::new(store, index, eps)),
-                Some(Ffn::Moe(moe)) => {
-                    FeedForward::Sparse(Moe::new(store, index, moe, eps, aux))
-                }
+                Some(Ffn::Moe(moe)) => FeedForward::Sparse(Moe::new(store, index, moe, eps, aux)),
                 None => unreachable!("support::check admits only layers with a feed-forward block"),
             };
             Decoder {
@@ -173,7 +171,10 @@ impl StageModel {
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             cx.recorder.at_layer(Some(layer.index));
-            let (mid, attention) = layer.attention.forward(cx, &x, tokens.sequences, tokens.rope)?;
+            let (mid, attention) =
+                layer
+                    .attention
+                    .forward(cx, &x, tokens.sequences, tokens.rope)?;
             let (y, feed_forward) = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => {
                     let (y, kept) = mlp.forward(cx, &mid)?;
@@ -228,9 +229,10 @@ impl StageModel {
                 }
                 _ => unreachable!("a layer keeps what its own kind keeps"),
             };
-            dx = layer
-                .attention
-                .backward(cx, &dx, kept.attention, tokens.sequences, tokens.rope)?;
+            dx =
+                layer
+                    .attention
+                    .backward(cx, &dx, kept.attention, tokens.sequences, tokens.rope)?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {

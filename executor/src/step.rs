@@ -134,8 +134,13 @@ impl Stepper {
                 }
             }
         }
-        assert!(progress.kept.is_empty(), "a schedule runs every forward backward");
-        Ok(progress.outcome.expect("a schedule ends in an optimizer step"))
+        assert!(
+            progress.kept.is_empty(),
+            "a schedule runs every forward backward"
+        );
+        Ok(progress
+            .outcome
+            .expect("a schedule ends in an optimizer step"))
     }
 
     /// Runs one stage forward and gives what it keeps, with nothing recorded: for tests of what is
@@ -186,7 +191,9 @@ impl Stepper {
             self.optimizer.sum_squares(cx),
         ];
         sums.extend(progress.load.iter().flatten().map(|&count| count as f64));
-        cx.comm(Category::DpComm, "all_reduce", || cx.world.all_reduce_f64(&mut sums))?;
+        cx.comm(Category::DpComm, "all_reduce", || {
+            cx.world.all_reduce_f64(&mut sums)
+        })?;
 
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
         let tokens = microbatches * (self.sequences * self.seq_len) as f64;

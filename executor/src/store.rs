@@ -8,6 +8,7 @@ use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 
 use crate::error::Error;
 use crate::model::{Family, Parameter, Part, Shard, Slice};
+use crate::weights::Source;
 
 /// A parameter in place: its weight and where its gradient is summed.
 #[derive(Debug, Clone)]
@@ -79,14 +80,11 @@ impl Store {
         flat.weights.view(parameter.offset + slice.at, &dims)
     }
 
-    /// Fills every slice with what `source` gives for it.
-    pub fn fill(
-        &self,
-        source: &dyn Fn(&Slice) -> Result<Vec<f32>, Error>,
-    ) -> Result<(), Error> {
+    /// Fills every slice with what `source` has for it.
+    pub fn fill(&self, source: &Source) -> Result<(), Error> {
         for parameter in &self.shard.parameters {
             for slice in &parameter.slices {
-                let values = source(slice)?;
+                let values = source.read(&slice.region())?;
                 self.slice(parameter, slice).copy_from_f32(&values);
             }
         }

@@ -1,26 +1,38 @@
 //! [`run`]: trains under a plan, on ranks that are threads of this process.
 //!
-//! The entry point of the crate: refuses what is not implemented, starts the ranks, and reads as one
-//! step after another. Writing a run directory is [`crate::run`]'s business; a caller that wants to
-//! hold the ranks itself uses [`Trainer`].
+//! The entry point of the crate: refuses what is not implemented, starts the ranks, and takes one
+//! step after another. Writing a run directory is the caller's business; whoever wants to hold the
+//! ranks itself uses [`Trainer`].
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::thread;
 
-use moefold_planner::layout::Batch;
+use moefold_kernels::Device;
+use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
+use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_planner::schedule::{Schedule, Stage};
+use moefold_profiles::run::{RankPeak, RunSummary, StepRecord};
+use moefold_profiles::trace::{Origin, Trace, TraceSpan};
+use moefold_profiles::units::Bytes;
 
 use crate::data::Samples;
 use crate::error::Error;
 use crate::lr::LearningRate;
-use crate::model::{Holding, Shard, Slice};
+use crate::model::{Holding, Shard, global_tensors};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::rank::Context;
+use crate::record::StepTime;
+use crate::run::{rank_peak, summarize};
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
 use crate::store::Store;
+use crate::support;
+use crate::transport::{RankContext, World};
+use crate::weights::{Collector, Source};
 
 /// Where initial weights come from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,10 +61,121 @@ pub struct TrainOptions {
     pub init: Init,
     /// CPU threads of each rank; absent, the machine's cores are shared out evenly.
     pub threads_per_rank: Option<usize>,
+    /// Steps whose spans go into the trace one by one.
+    pub traced_steps: Range<u64>,
 }
 
-/// Gives the values of one slice of a global tensor, row-major.
-pub type WeightSource<'a> = dyn Fn(&Slice) -> Result<Vec<f32>, Error> + 'a;
+/// What a run gives.
+#[derive(Debug)]
+pub struct Trained {
+    /// One record a step.
+    pub steps: Vec<StepRecord>,
+    /// Times and peaks.
+    pub summary: RunSummary,
+    /// Spans of the traced steps, all ranks.
+    pub trace: Trace,
+    /// The final weights, whole.
+    pub weights: Collector,
+}
+
+/// Trains `model` as `plan` says. `on_step` is called after every step, from the thread of rank 0.
+pub fn run(
+    plan: &PlannedLayout,
+    model: &Model,
+    batch: &Batch,
+    options: &TrainOptions,
+    samples: &Samples,
+    on_step: &(dyn Fn(&StepRecord) + Sync),
+) -> Result<Trained, Error> {
+    support::check(plan, model)?;
+    let layout = prove(&plan.layout, model, batch)?;
+    let weights = match &options.init {
+        Init::Random => Source::Random {
+            seed: options.seed,
+            std: model.initializer_range,
+        },
+        Init::HuggingFace(folder) => Source::checkpoint(folder, &global_tensors(model))?,
+    };
+    let collector = Collector::new();
+    let rank = |rank: &RankContext| {
+        let recorder = rank.recorder();
+        let device = Device::cpu(threads_per_rank(&layout, options));
+        let cx = Context::join(rank, &layout, device, recorder);
+        let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
+        let report = |record: &StepRecord| {
+            if rank.rank() == 0 {
+                on_step(record);
+            }
+        };
+        let outcome = train(&mut trainer, batch, options, samples, &report)?;
+        trainer.collect(&collector);
+        Ok(outcome)
+    };
+    let (mut steps, ranks): (Vec<_>, Vec<_>) =
+        World::threads(layout.gpus()).run(rank)?.into_iter().unzip();
+    let steps: Vec<StepRecord> = steps.swap_remove(0);
+    let mut times = Vec::with_capacity(ranks.len());
+    let mut spans = Vec::new();
+    let mut peaks = Vec::with_capacity(ranks.len());
+    for rank in ranks {
+        times.push(rank.times);
+        spans.extend(rank.spans);
+        peaks.push(rank.peak);
+    }
+    let summary = summarize(&steps, &times, peaks, warmup_steps(options.steps));
+    Ok(Trained {
+        summary,
+        trace: Trace {
+            origin: Origin::Measured,
+            spans,
+        },
+        weights: collector,
+        steps,
+    })
+}
+
+/// What one rank recorded over a run.
+struct RankRecord {
+    times: Vec<StepTime>,
+    spans: Vec<TraceSpan>,
+    peak: RankPeak,
+}
+
+/// Leading steps whose times are not counted: a quarter of a short run, three of a long one.
+fn warmup_steps(steps: u64) -> u64 {
+    (steps / 4).min(3)
+}
+
+/// All steps of one rank.
+fn train(
+    trainer: &mut Trainer,
+    batch: &Batch,
+    options: &TrainOptions,
+    samples: &Samples,
+    report: &dyn Fn(&StepRecord),
+) -> Result<(Vec<StepRecord>, RankRecord), Error> {
+    let mut records = Vec::new();
+    let mut times = Vec::new();
+    for step in 0..options.steps {
+        let recorder = trainer.cx.recorder.clone();
+        recorder.begin_step(step as u32, options.traced_steps.contains(&step));
+        let lr = options.lr.at(step);
+        let mine = microbatches(samples, &trainer.cx, batch, step)?;
+        let outcome = trainer.step(&mine, lr)?;
+        let time = recorder.end_step();
+        let record = trainer.record(batch, step, lr, outcome, time.step.0)?;
+        report(&record);
+        records.push(record);
+        times.push(time);
+    }
+    let cx = &trainer.cx;
+    let record = RankRecord {
+        times,
+        spans: cx.recorder.take_spans(),
+        peak: rank_peak(cx.rank, cx.at.pp, &cx.device.memory()),
+    };
+    Ok((records, record))
+}
 
 /// One rank, ready to step.
 #[derive(Debug)]
@@ -64,13 +187,13 @@ pub struct Trainer {
 
 impl Trainer {
     /// Allocates the rank's shard and fills it. The model and layout must have passed
-    /// [`crate::support::check`].
+    /// [`support::check`].
     pub fn new(
         cx: Context,
         model: &Model,
         seq_len: u64,
         options: &TrainOptions,
-        weights: &WeightSource<'_>,
+        weights: &Source,
     ) -> Result<Self, Error> {
         let holding = Holding::whole(model);
         let shard = Shard::new(model, &cx.layout, &cx.at, &holding);
@@ -85,7 +208,15 @@ impl Trainer {
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stages = BTreeMap::from([(Stage(0), stage)]);
-        let stepper = Stepper::new(&cx, model, store, stages, optimizer, actions, seq_len as usize);
+        let stepper = Stepper::new(
+            &cx,
+            model,
+            store,
+            stages,
+            optimizer,
+            actions,
+            seq_len as usize,
+        );
         Ok(Self { cx, stepper })
     }
 
@@ -94,9 +225,55 @@ impl Trainer {
         self.stepper.step(&self.cx, microbatches, lr)
     }
 
-    /// The rank's weights and gradients.
-    pub fn store(&self) -> &Store {
-        &self.stepper.store
+    /// What the rank holds and how it steps.
+    pub fn stepper(&self) -> &Stepper {
+        &self.stepper
+    }
+
+    /// Puts every slice of the model that this rank answers for.
+    pub fn collect(&self, collector: &Collector) {
+        let store = &self.stepper.store;
+        for parameter in &store.shard.parameters {
+            let replica = self.cx.replicas(parameter.family).index();
+            if replica == 0 && parameter.counted {
+                for slice in &parameter.slices {
+                    let values = store.slice(parameter, slice).to_f32();
+                    collector.put(&slice.region(), &values);
+                }
+            }
+        }
+    }
+
+    /// The record of a step, the same on every rank.
+    fn record(
+        &self,
+        batch: &Batch,
+        step: u64,
+        lr: f64,
+        outcome: StepOutcome,
+        step_s: f64,
+    ) -> Result<StepRecord, Error> {
+        let peak = self.cx.device.memory().peak_total().0;
+        let own = [step_s.to_bits(), peak];
+        let all = self.cx.world.exchange_counts(&own)?;
+        let step_s = all
+            .iter()
+            .map(|rank| f64::from_bits(rank[0]))
+            .fold(0.0, f64::max);
+        let tokens = (batch.global_batch * batch.seq_len) as f64;
+        Ok(StepRecord {
+            step,
+            loss: outcome.loss,
+            aux_loss: outcome.aux_loss,
+            z_loss: 0.0,
+            grad_norm: outcome.grad_norm,
+            lr,
+            step_s,
+            tokens_per_s: tokens / step_s,
+            peak_bytes: Bytes(all.iter().map(|rank| rank[1]).max().unwrap_or(0)),
+            expert_load: outcome.expert_load,
+            dropped: 0,
+        })
     }
 }
 
@@ -126,4 +303,33 @@ pub fn microbatches(
             Ok(tokens)
         })
         .collect()
+}
+
+/// The layout of a plan, proven for its model and batch.
+fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, Error> {
+    let degrees = Degrees {
+        gpus: record.tp * record.cp * record.pp * record.dp,
+        tp: record.tp,
+        cp: record.cp,
+        pp: record.pp,
+        vpp: record.vpp,
+        ep: record.ep,
+        etp: record.etp,
+        mbs: record.mbs,
+    };
+    Layout::new(&degrees, model, batch).map_err(|broken| {
+        let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
+        Error::Request(format!(
+            "the plan's layout is not legal: {}",
+            rules.join("; ")
+        ))
+    })
+}
+
+/// The machine's cores, shared out; one at least.
+fn threads_per_rank(layout: &Layout, options: &TrainOptions) -> usize {
+    options.threads_per_rank.unwrap_or_else(|| {
+        let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        (cores / layout.gpus() as usize).max(1)
+    })
 }

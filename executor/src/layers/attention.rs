@@ -175,7 +175,13 @@ impl Attention {
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         let doutput = doutput.reshape(kept.output.dims());
-        linear::wgrad(cx, CATEGORY, &dy_all, &flat(&kept.output), &self.output.grad);
+        linear::wgrad(
+            cx,
+            CATEGORY,
+            &dy_all,
+            &flat(&kept.output),
+            &self.output.grad,
+        );
         drop(dy_all);
 
         let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, "attention", || {
@@ -212,7 +218,9 @@ impl Attention {
         linear::dgrad_onto(cx, CATEGORY, &dkey, &self.key.value, &dall);
         linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        let dx = self
+            .norm
+            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
         cx.op(CATEGORY, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -76,9 +76,13 @@ impl Head {
         let logits =
             linear::forward_as(cx, CATEGORY, TensorClass::Logits, &all, &self.matrix.value);
         drop(all);
-        let max = cx.op(CATEGORY, "cross_entropy", || cross_entropy::row_max(&logits));
+        let max = cx.op(CATEGORY, "cross_entropy", || {
+            cross_entropy::row_max(&logits)
+        });
         if !cx.tp.is_solo() {
-            cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce_max(&max))?;
+            cx.comm(Category::TpComm, "all_reduce", || {
+                cx.tp.all_reduce_max(&max)
+            })?;
         }
         let (sum, target) = cx.op(CATEGORY, "cross_entropy", || {
             cross_entropy::sum_exp_and_target(&logits, &max, targets, self.vocab_start)
@@ -117,6 +121,8 @@ impl Head {
         let dall = linear::dgrad(cx, CATEGORY, &kept.logits_gradient, &self.matrix.value);
         drop(kept.logits_gradient);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        Ok(self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd))
+        Ok(self
+            .norm
+            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd))
     }
 }

@@ -95,7 +95,9 @@ impl Mlp {
         drop(all);
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self.norm.backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        let dx = self
+            .norm
+            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
         cx.op(CATEGORY, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -26,7 +26,9 @@ pub fn scatter_sum(cx: &Context, partial: Tensor) -> Result<Tensor, Error> {
         return Ok(partial);
     }
     let dims = [partial.dims()[0] / cx.tp.size(), partial.dims()[1]];
-    let own = cx.device.empty(TensorClass::Activations, partial.dtype(), &dims);
+    let own = cx
+        .device
+        .empty(TensorClass::Activations, partial.dtype(), &dims);
     cx.comm(Category::TpComm, "reduce_scatter", || {
         cx.tp.reduce_scatter(&partial, &own)
     })?;

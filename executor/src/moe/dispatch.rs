@@ -42,7 +42,9 @@ impl Dispatch {
         let all = if cx.tp_ep.is_solo() {
             vec![own]
         } else {
-            cx.comm(Category::EpComm, "exchange_counts", || cx.tp_ep.exchange_counts(&own))?
+            cx.comm(Category::EpComm, "exchange_counts", || {
+                cx.tp_ep.exchange_counts(&own)
+            })?
         };
         let (ep, etp) = (cx.ep.size(), cx.etp.size());
         let held = map.counts.len() / ep;
@@ -51,7 +53,9 @@ impl Dispatch {
             all[etp_rank + etp * ep_rank][expert] as usize
         };
         let to_holder = |etp_rank, ep_rank, holder: usize| -> usize {
-            (holder * held..(holder + 1) * held).map(|e| rows(etp_rank, ep_rank, e)).sum()
+            (holder * held..(holder + 1) * held)
+                .map(|e| rows(etp_rank, ep_rank, e))
+                .sum()
         };
         let (me, holder) = (cx.etp.index(), cx.ep.index());
         let experts = holder * held..(holder + 1) * held;
@@ -68,7 +72,11 @@ impl Dispatch {
         let in_order = held == 1 || etp * ep == 1;
         let by_expert = (0..held).flat_map(|e| arrival.iter().skip(e).step_by(held).cloned());
         Ok(Self {
-            blocks: if in_order { Vec::new() } else { by_expert.collect() },
+            blocks: if in_order {
+                Vec::new()
+            } else {
+                by_expert.collect()
+            },
             counts: (0..held)
                 .map(|e| arrival.iter().skip(e).step_by(held).map(Range::len).sum())
                 .collect(),
@@ -137,14 +145,18 @@ impl Dispatch {
         if self.blocks.is_empty() {
             return arrived;
         }
-        cx.op(Category::RouterPermute, "permute", || rows::gather_chunks(&arrived, &self.blocks))
+        cx.op(Category::RouterPermute, "permute", || {
+            rows::gather_chunks(&arrived, &self.blocks)
+        })
     }
 
     fn unsorted(&self, cx: &Context, rows: Tensor) -> Tensor {
         if self.blocks.is_empty() {
             return rows;
         }
-        cx.op(Category::RouterPermute, "unpermute", || rows::scatter_chunks(&rows, &self.blocks))
+        cx.op(Category::RouterPermute, "unpermute", || {
+            rows::scatter_chunks(&rows, &self.blocks)
+        })
     }
 
     fn start_dispatch(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
@@ -152,14 +164,16 @@ impl Dispatch {
             rows.clone()
         } else {
             let dims = [self.etp_rows.iter().sum(), rows.width()];
-            cx.device.empty(TensorClass::Activations, rows.dtype(), &dims)
+            cx.device
+                .empty(TensorClass::Activations, rows.dtype(), &dims)
         };
         let pending = if cx.ep.is_solo() {
             None
         } else {
             let own = shared.rows(self.etp_block(cx.etp.index()));
             Some(cx.comm(Category::EpComm, "all_to_all", || {
-                cx.ep.start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
+                cx.ep
+                    .start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
             })?)
         };
         if cx.ep.is_solo() && !cx.etp.is_solo() {
@@ -186,9 +200,12 @@ impl Dispatch {
             });
         }
         let dims = [self.send_rows.iter().sum(), own.width()];
-        let home = cx.device.empty(TensorClass::Activations, own.dtype(), &dims);
+        let home = cx
+            .device
+            .empty(TensorClass::Activations, own.dtype(), &dims);
         let pending = cx.comm(Category::EpComm, "all_to_all", || {
-            cx.ep.start_all_to_all(&own, &self.recv_rows, &home, &self.send_rows)
+            cx.ep
+                .start_all_to_all(&own, &self.recv_rows, &home, &self.send_rows)
         })?;
         Ok(Moving {
             dispatch: self,
@@ -227,10 +244,13 @@ impl Dispatch {
         }
         let (peers, own) = (self.etp_rows.len(), self.etp_rows[cx.etp.index()]);
         let dims = [peers * own, parts.width()];
-        let received = cx.device.empty(TensorClass::Transient, parts.dtype(), &dims);
+        let received = cx
+            .device
+            .empty(TensorClass::Transient, parts.dtype(), &dims);
         cx.comm(Category::TpComm, "reduce_scatter", || {
             let arriving = vec![own; peers];
-            cx.etp.all_to_all(&parts, &self.etp_rows, &received, &arriving)
+            cx.etp
+                .all_to_all(&parts, &self.etp_rows, &received, &arriving)
         })?;
         let sum = received.rows(0..own);
         for peer in 1..peers {

@@ -79,10 +79,18 @@ impl Router {
     }
 
     /// Scores and chooses for `x [t, h]`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
+    pub fn forward(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+    ) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
         let logits = linear::forward(cx, CATEGORY, x, &self.matrix.value);
-        let routing = cx.op(CATEGORY, "router", || router::forward(&logits, self.topk, &self.rule));
-        let map = cx.op(CATEGORY, "permute", || permute::map(&routing.ids, self.num_experts));
+        let routing = cx.op(CATEGORY, "router", || {
+            router::forward(&logits, self.topk, &self.rule)
+        });
+        let map = cx.op(CATEGORY, "permute", || {
+            permute::map(&routing.ids, self.num_experts)
+        });
         let (balance, aux_loss) = match &self.aux {
             None => (None, 0.0),
             Some(aux) => {
@@ -99,11 +107,18 @@ impl Router {
 
     /// The balancing loss of the microbatch: its gradient by the scores, the same for every token,
     /// and this rank's part of its value.
-    fn balance(&self, cx: &Context, aux: &AuxLoss, routing: &Routing) -> Result<(Tensor, f64), Error> {
+    fn balance(
+        &self,
+        cx: &Context,
+        aux: &AuxLoss,
+        routing: &Routing,
+    ) -> Result<(Tensor, f64), Error> {
         let stats = cx.op(CATEGORY, "router", || router::stats(routing));
         let mut counts: Vec<f64> = stats.counts.iter().map(|&count| count as f64).collect();
         if !cx.tp.is_solo() {
-            cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce_f64(&mut counts))?;
+            cx.comm(Category::TpComm, "all_reduce", || {
+                cx.tp.all_reduce_f64(&mut counts)
+            })?;
         }
         let tokens = counts.iter().sum::<f64>() / self.topk as f64;
         let factor =
@@ -113,14 +128,22 @@ impl Router {
         let loss = factor * products.sum::<f64>();
         let share = factor / f64::from(aux.microbatches);
         let gradient: Vec<f32> = counts.iter().map(|c| (share * c) as f32).collect();
-        let gradient =
-            cx.device.from_f32(TensorClass::Activations, &gradient, &[self.num_experts]);
+        let gradient = cx
+            .device
+            .from_f32(TensorClass::Activations, &gradient, &[self.num_experts]);
         Ok((gradient, loss))
     }
 
     /// From the gradient of the chosen probabilities `dprobs [t, K]`: adds to the gradient of the
     /// weight, and to the gradient `dx [t, h]` of the router's input `x`.
-    pub fn backward(&self, cx: &Context, dprobs: &Tensor, kept: &RouterKept, x: &Tensor, dx: &Tensor) {
+    pub fn backward(
+        &self,
+        cx: &Context,
+        dprobs: &Tensor,
+        kept: &RouterKept,
+        x: &Tensor,
+        dx: &Tensor,
+    ) {
         let dlogits = cx.op(CATEGORY, "router", || {
             router::backward(dprobs, &kept.routing, &self.rule, kept.balance.as_ref())
         });

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use moefold_executor::data::{Order, Samples, Stream};
 use moefold_executor::lr::LearningRate;
-use moefold_executor::model::Slice;
+use moefold_executor::model::{Slice, global_tensors};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::step::StepOutcome;
 use moefold_executor::train::{self, Init, TrainOptions, Trainer};
 use moefold_executor::transport::World;
+use moefold_executor::weights::Source;
 use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
-use safetensors::SafeTensors;
 use serde::Deserialize;
 
 /// What a reference implementation did.
@@ -28,8 +28,7 @@ pub(crate) struct Golden {
     pub(crate) weight_decay: f64,
     pub(crate) clip: f64,
     pub(crate) steps: Vec<GoldenStep>,
-    /// Sum and L2 norm of every tensor.
-    pub(crate) initial: BTreeMap<String, (f64, f64)>,
+    /// Sum and L2 norm of every updated tensor.
     pub(crate) r#final: BTreeMap<String, (f64, f64)>,
 }
 
@@ -45,7 +44,7 @@ pub(crate) struct Fixture {
     pub(crate) model: Model,
     pub(crate) golden: Golden,
     pub(crate) samples: Samples,
-    checkpoint: Vec<u8>,
+    folder: PathBuf,
 }
 
 /// Global tensors by name, row-major.
@@ -73,7 +72,7 @@ impl Fixture {
             model,
             golden,
             samples,
-            checkpoint: read("model.safetensors"),
+            folder,
         }
     }
 
@@ -103,25 +102,13 @@ impl Fixture {
             seed: 0,
             init: Init::Random,
             threads_per_rank: Some(1),
+            traced_steps: 0..0,
         }
     }
 
-    /// The values of a slice in the fixture's checkpoint.
-    pub(crate) fn slice(&self, slice: &Slice) -> Vec<f32> {
-        let tensors = SafeTensors::deserialize(&self.checkpoint).expect("model.safetensors");
-        let tensor = tensors.tensor(&slice.tensor).expect("a tensor of the model");
-        assert_eq!(tensor.shape(), slice.dims, "{}", slice.tensor);
-        let width = slice.dims.get(1).copied().unwrap_or(1);
-        let values: Vec<f32> = tensor
-            .data()
-            .chunks_exact(4)
-            .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
-            .collect();
-        slice
-            .rows
-            .clone()
-            .flat_map(|row| values[row * width..][slice.cols.clone()].to_vec())
-            .collect()
+    /// The weights the fixture begins with.
+    pub(crate) fn weights(&self) -> Source {
+        Source::checkpoint(&self.folder, &global_tensors(&self.model)).expect("the checkpoint")
     }
 
     /// Trains under a layout for some steps, on one thread a rank.
@@ -139,14 +126,14 @@ impl Fixture {
         look: impl Fn(&Trainer) -> T + Sync,
     ) -> (Trained, Vec<T>) {
         let layout = self.layout(degrees);
+        let weights = self.weights();
         let ranks = World::threads(layout.gpus())
             .run(|rank| {
                 let device = Device::cpu(options.threads_per_rank.unwrap_or(1));
                 device.poison(true);
                 let cx = Context::join(rank, &layout, device, rank.recorder());
-                let source = |slice: &Slice| Ok(self.slice(slice));
                 let seq_len = self.golden.seq_len;
-                let mut trainer = Trainer::new(cx, &self.model, seq_len, options, &source)?;
+                let mut trainer = Trainer::new(cx, &self.model, seq_len, options, &weights)?;
                 let mut outcomes = Vec::new();
                 for step in 0..steps {
                     let mine =
@@ -176,7 +163,7 @@ impl Fixture {
 
 /// Every slice a rank holds, with its values.
 pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
-    let store = trainer.store();
+    let store = &trainer.stepper().store;
     let parameters = store.shard.parameters.iter();
     parameters
         .flat_map(|parameter| {

@@ -12,7 +12,12 @@ fn check(name: &'static str, mbs: u32) {
     for (step, (found, golden)) in trained.steps.iter().zip(&fixture.golden.steps).enumerate() {
         let what = |value: &str| format!("{name}, mbs {mbs}, step {step}, {value}");
         assert_close(found.loss, golden.loss, TOLERANCE, &what("loss"));
-        assert_close(found.grad_norm, golden.grad_norm, TOLERANCE, &what("grad_norm"));
+        assert_close(
+            found.grad_norm,
+            golden.grad_norm,
+            TOLERANCE,
+            &what("grad_norm"),
+        );
     }
     assert_eq!(
         trained.weights.keys().collect::<Vec<_>>(),
@@ -21,10 +26,18 @@ fn check(name: &'static str, mbs: u32) {
     for (tensor, &(sum, norm)) in &fixture.golden.r#final {
         let values = trained.weights[tensor].iter().map(|&v| f64::from(v));
         let found_norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
-        assert_close(found_norm, norm, TOLERANCE, &format!("{name}: norm of {tensor}"));
+        assert_close(
+            found_norm,
+            norm,
+            TOLERANCE,
+            &format!("{name}: norm of {tensor}"),
+        );
         // A sum may cancel; what its terms can be wrong by together is set by the norm.
         let error = (values.sum::<f64>() - sum).abs();
-        assert!(error <= TOLERANCE * norm, "{name}: sum of {tensor} is off by {error:e}");
+        assert!(
+            error <= TOLERANCE * norm,
+            "{name}: sum of {tensor} is off by {error:e}"
+        );
     }
 }
 

@@ -30,7 +30,12 @@ fn assert_equal(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u
     for (step, (found, expected)) in trained.steps.iter().zip(&single.steps).enumerate() {
         let what = |value: &str| format!("{} {degrees:?} step {step} {value}", fixture.name);
         assert_close(found.loss, expected.loss, TOLERANCE, &what("loss"));
-        assert_close(found.grad_norm, expected.grad_norm, 10.0 * TOLERANCE, &what("grad_norm"));
+        assert_close(
+            found.grad_norm,
+            expected.grad_norm,
+            10.0 * TOLERANCE,
+            &what("grad_norm"),
+        );
     }
 }
 
