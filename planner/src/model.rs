@@ -201,6 +201,8 @@ pub struct Indexer {
     pub head_dim: u64,
     /// Keys attended to.
     pub topk: u64,
+    /// The layer attends to the keys that an earlier layer selected, and has no indexer of its own.
+    pub shared: bool,
 }
 
 /// DeepSeek-V4 attention: one shared key/value head, low-rank query, grouped low-rank output.

@@ -1,6 +1,6 @@
 //! The configuration reader against both dialects, against mistakes, and against noise.
 
-use moefold_planner::model::{Feature, Model, ModelError, Score, features, hf, presets};
+use moefold_planner::model::{Feature, Model, ModelError, Score, count, features, hf, presets};
 use serde_json::{Map, Value, json};
 
 fn preset(name: &str) -> Value {
@@ -255,6 +255,31 @@ fn layers_follow_the_rules_of_their_family() {
 }
 
 #[test]
+fn layers_that_share_a_selection_have_no_indexer_of_their_own() {
+    let total = |changes: Value| {
+        let model = parse(&changed("GLM-5", &changes)).expect("readable");
+        count::params(&model).total()
+    };
+    let all = total(json!({}));
+    // Query up-projection, one key head with a layer norm, a weight a head.
+    let indexer = 2048 * 32 * 128 + 6144 * 128 + 2 * 128 + 6144 * 32;
+    let every_other: Vec<&str> = (0..78).map(|i| ["full", "shared"][i % 2]).collect();
+    assert_eq!(
+        total(json!({"indexer_types": every_other})),
+        all - 39 * indexer
+    );
+    assert_eq!(
+        total(json!({"index_topk_pattern": "FS".repeat(39)})),
+        all - 39 * indexer
+    );
+    // Layers 0 and 1, then every fourth: 5, 9, ..., 77.
+    assert_eq!(
+        total(json!({"index_topk_freq": 4})),
+        all - (78 - 2 - 19) * indexer
+    );
+}
+
+#[test]
 fn golden_features_of_a_few_models() {
     let check = |name: &str, expected: &[&str]| {
         let found = features(&presets::load(name).expect(name));
@@ -314,7 +339,7 @@ fn golden_features_of_a_few_models() {
 
 mod noise {
     use super::*;
-    use moefold_planner::model::{count, describe};
+    use moefold_planner::model::describe;
     use proptest::prelude::*;
 
     fn any_value() -> impl Strategy<Value = Value> {

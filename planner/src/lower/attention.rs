@@ -125,6 +125,9 @@ fn lower_mla(work: &mut Writer<'_>, mla: &Mla) {
 
     let mut keys = None;
     if let Some(indexer) = &mla.indexer {
+        keys = Some(indexer.topk);
+    }
+    if let Some(indexer) = mla.indexer.as_ref().filter(|indexer| !indexer.shared) {
         work.at(Category::Attention, Part::Projection);
         work.linear(
             local.tokens_local,
@@ -133,7 +136,6 @@ fn lower_mla(work: &mut Writer<'_>, mla: &Mla) {
         );
         work.linear(local.tokens_local, indexer.head_dim + indexer.heads, hidden);
         lower_index_scores(work, indexer.heads, indexer.head_dim, local.seq_len);
-        keys = Some(indexer.topk);
     }
     lower_core(
         work,

@@ -1,7 +1,8 @@
 //! From what someone typed to a [`Model`]: a preset's name, a file, or a folder.
 //!
 //! A name that is a preset's exactly (case and punctuation aside) means the preset; write `./name`
-//! for a folder of that name. Otherwise a path that exists wins over a shortened preset name.
+//! for a folder of that name. Otherwise a file, or a folder with a `config.json`, wins
+//! over a shortened preset name.
 
 use std::path::Path;
 
@@ -13,11 +14,12 @@ impl Model {
     pub fn resolve(argument: &str) -> Result<Self, ModelError> {
         let exact = presets::names().any(|name| plain(name) == plain(argument));
         let path = Path::new(argument);
+        let holds_model = path.is_file() || path.join("config.json").is_file();
         let looks_like_path = argument.starts_with(['.', '/', '~'])
             || path
                 .extension()
                 .is_some_and(|extension| extension == "json");
-        if looks_like_path || (!exact && path.exists()) {
+        if looks_like_path || (!exact && holds_model) {
             return hf::read(path);
         }
         presets::load(argument)

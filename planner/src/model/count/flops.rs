@@ -6,11 +6,20 @@
 //! count as further layers, each with its projection and its own logits. Not counted: the router's
 //! product, norms, softmax, rotary embedding, the embedding look-up, the optimizer, recomputation.
 //! Windows give no discount unless [`FlopRules::windows`] asks for one, as newer Bridge releases do.
+//!
+//! Layers that the transformer formula does not cover count as Megatron's and Bridge's functions for
+//! them have it: Mamba-2 with an inner width of `2h` whatever the model's is and a scan of 7
+//! operations a state element; gated DeltaNet with four products of a head's state; DeepSeek-V4 with
+//! its window, its compressed keys and its indexer. Lightning attention, which Megatron lacks, counts
+//! its projections and one update and one read of the state. An indexer over latent attention
+//! (DeepSeek-V3.2, GLM-5) counts for nothing and gives no discount: Bridge's term for it follows how
+//! its own kernels absorb projections, not the model.
+//!
 //! It is a metric to quote throughput in; what an op really costs is the planner's business.
 
 use moefold_profiles::units::Flops;
 
-use crate::model::{Ffn, Gqa, Indexer, LinearKind, LinearMixer, Mixer, Mla, Mlp, Model, SharedKv};
+use crate::model::{Ffn, Gqa, LinearKind, LinearMixer, Mixer, Mla, Mlp, Model, SharedKv};
 
 /// Variations of the convention that publishers have used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,14 +156,9 @@ fn shared_kv_madds(shared: &SharedKv, hidden: f64, seq_len: u64) -> f64 {
         _ if shared.compress_ratio == 0 => (window, 0.0),
         None => (window + seq / ratio / 2.0, 2.0 * hidden * width),
         Some(indexer) => {
-            let Indexer {
-                heads: index_heads,
-                head_dim,
-                topk,
-            } = *indexer;
-            let chosen = (topk as f64).min((seq / ratio).floor());
+            let chosen = (indexer.topk as f64).min((seq / ratio).floor());
             let mean = chosen * (1.0 - chosen * ratio / (2.0 * seq));
-            let (index_heads, index_width) = (index_heads as f64, head_dim as f64);
+            let (index_heads, index_width) = (indexer.heads as f64, indexer.head_dim as f64);
             let compress = 4.0 * hidden * width + 4.0 * hidden * index_width;
             let project = rank * index_heads * index_width + hidden * index_heads;
             let score = index_heads * index_width * seq / ratio;

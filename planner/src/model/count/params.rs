@@ -257,7 +257,7 @@ fn mla(mla: &Mla, hidden: u64) -> (u64, u64) {
             replicated += hidden * rank + rank;
         }
     }
-    if let Some(indexer) = &mla.indexer {
+    if let Some(indexer) = mla.indexer.as_ref().filter(|indexer| !indexer.shared) {
         // Query up-projection, one key head with a layer norm, a weight a head.
         let queries = mla.q_lora_rank.unwrap_or(hidden) * indexer.heads * indexer.head_dim;
         let keys = hidden * indexer.head_dim + 2 * indexer.head_dim;

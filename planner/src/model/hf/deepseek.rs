@@ -9,7 +9,7 @@ use super::common::{
     Defaults, MTP, block, expect_even, expect_silu, experts, num_layers, rope, router_groups,
     sparse_after_dense, swiglu, trunk, width,
 };
-use super::keys::{EXPERTS, HEADS, Keys, LAYERS};
+use super::keys::{EXPERTS, HEADS, Keys, LAYERS, POSITIONS};
 use crate::model::{
     Ffn, Indexer, Mixer, Mla, Model, ModelError, Moe, NormKind, Router, Score, SharedExpert,
 };
@@ -32,25 +32,31 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     }
     let rope = rope(keys, DEFAULTS, "full_attention", 1.0)?;
     let sparse_attention = matches!(model_type, "deepseek_v32" | "glm_moe_dsa");
-    let attention = Mixer::Mla(mla(keys, sparse_attention)?);
+    let attention = mla(keys, sparse_attention)?;
     let moe = moe(keys, second)?;
     let num_layers = num_layers(keys)?;
     let sparse = sparse_layers(keys, num_layers)?;
+    let selecting = selecting_layers(keys, num_layers)?;
     let layers = sparse
         .iter()
-        .map(|sparse| {
+        .zip(selecting)
+        .map(|(sparse, selecting)| {
             let ffn = if *sparse {
                 Ffn::Moe(moe.clone())
             } else {
                 Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?))
             };
-            Ok(block(attention.clone(), ffn))
+            let mut attention = attention.clone();
+            if let Some(indexer) = &mut attention.indexer {
+                indexer.shared = !selecting;
+            }
+            Ok(block(Mixer::Mla(attention), ffn))
         })
         .collect::<Result<_, ModelError>>()?;
     let mut model = trunk(keys, DEFAULTS, NormKind::Rms, Some(&rope), layers)?;
     let depths = keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?;
     model.mtp = (0..depths)
-        .map(|_| block(attention.clone(), Ffn::Moe(moe.clone())))
+        .map(|_| block(Mixer::Mla(attention.clone()), Ffn::Moe(moe.clone())))
         .collect();
     Ok(model)
 }
@@ -73,6 +79,43 @@ fn sparse_layers(keys: &Keys<'_>, num_layers: u64) -> Result<Vec<bool>, ModelErr
     }
     let sparse = sparse_after_dense(keys, num_layers)?;
     Ok((0..num_layers).map(sparse).collect())
+}
+
+/// Layers that select keys themselves instead of attending to an earlier layer's selection: by
+/// `indexer_types`, or every `index_topk_freq`-th after the first `index_skip_topk_offset`.
+fn selecting_layers(keys: &Keys<'_>, num_layers: u64) -> Result<Vec<bool>, ModelError> {
+    if let Some(types) = keys.opt_strings(&["indexer_types"], num_layers)? {
+        return types
+            .into_iter()
+            .map(|word| match word {
+                "full" => Ok(true),
+                "shared" => Ok(false),
+                other => {
+                    Err(keys.unknown_word("indexer_types", other, ["full", "shared"].into_iter()))
+                }
+            })
+            .collect();
+    }
+    if let Some(pattern) = keys.opt_str(&["index_topk_pattern"])? {
+        keys.expect_len(&["index_topk_pattern"], pattern.chars().count(), num_layers)?;
+        return pattern
+            .chars()
+            .map(|letter| match letter {
+                'F' => Ok(true),
+                'S' => Ok(false),
+                _ => Err(keys.wrong(
+                    "index_topk_pattern",
+                    &pattern.into(),
+                    "letters F (selects) and S (shares), one a layer",
+                )),
+            })
+            .collect();
+    }
+    let every = keys.u64_or(&["index_topk_freq"], &LAYERS, 1)?;
+    let first = keys.u64_or(&["index_skip_topk_offset"], &(0..=*LAYERS.end()), 2)?;
+    Ok((0..num_layers)
+        .map(|index| (index + 1).saturating_sub(first).is_multiple_of(every))
+        .collect())
 }
 
 fn mla(keys: &Keys<'_>, sparse: bool) -> Result<Mla, ModelError> {
@@ -107,7 +150,8 @@ pub(super) fn indexer(keys: &Keys<'_>) -> Result<Indexer, ModelError> {
     Ok(Indexer {
         heads: keys.u64(&["index_n_heads"], &HEADS)?,
         head_dim: keys.u64(&["index_head_dim"], &HEADS)?,
-        topk: keys.u64(&["index_topk"], &super::keys::POSITIONS)?,
+        topk: keys.u64(&["index_topk"], &POSITIONS)?,
+        shared: false,
     })
 }
 
