@@ -4,5 +4,19 @@
 //! self-contained page, plots and tables. Depends on the data halves only: it knows what a plan and a
 //! run look like and nothing of how either is made.
 
+mod compare;
+mod draw;
+mod error;
+mod figures;
+mod files;
+mod findings;
 pub mod format;
+mod html;
+mod inputs;
+mod ops;
+mod plots;
+mod subject;
 pub mod tables;
+
+pub use compare::{Written, compare};
+pub use error::ReportError;

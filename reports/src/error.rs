@@ -1,0 +1,74 @@
+//! [`ReportError`]: why a report was not written.
+
+use std::path::PathBuf;
+
+/// Why a report was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Nothing was given.
+    #[error(
+        "nothing to compare: name at least one plan.json, output of `plan --json` or run directory"
+    )]
+    NoInputs,
+    /// A file cannot be read.
+    #[error("{path}: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not what its place says.
+    #[error("{path}: {what}", path = .path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The key or line, and what is wrong with it.
+        what: String,
+    },
+    /// A file of a format that this program does not read.
+    #[error("{path}: version {found}, this program reads version {expected}", path = .path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version in it.
+        found: u32,
+        /// The version that can be read.
+        expected: u32,
+    },
+    /// JSON, but nothing that can be compared.
+    #[error(
+        "{path}: neither a plan.json (key `layout`) nor the output of `plan --json` (key `plans`)",
+        path = .path.display()
+    )]
+    UnknownKind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A directory that is no run.
+    #[error(
+        "{path}: no {missing} in this directory; a finished run has plan.json, steps.jsonl and \
+         summary.json",
+        path = .path.display()
+    )]
+    NotARun {
+        /// The directory.
+        path: PathBuf,
+        /// The first file that is missing.
+        missing: &'static str,
+    },
+    /// The inputs hold no plan at all.
+    #[error("no plan in {}: the search found nothing feasible", .paths.join(", "))]
+    NoPlans {
+        /// The inputs.
+        paths: Vec<String>,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {path}: {reason}", path = .path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+}

@@ -1,0 +1,353 @@
+//! The tables of a comparison: for people with few digits, for machines with all of them.
+
+use moefold_profiles::Category;
+
+use crate::draw::color::{self, MEMORY_LABELS};
+use crate::format::{self, MemoryUnit, TimeUnit};
+use crate::ops;
+use crate::plots::memory::{measured_parts, predicted_parts};
+use crate::subject::{Comparison, Subject, json_word};
+use crate::tables::Table;
+
+/// A table with its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// File name without its ending.
+    pub(crate) stem: String,
+    /// Heading.
+    pub(crate) title: String,
+    /// For people.
+    pub(crate) shown: Table,
+    /// For machines: every digit, units in the headings.
+    pub(crate) raw: Table,
+}
+
+/// All tables, in the order of a page.
+pub(crate) fn all(comparison: &Comparison) -> Vec<Named> {
+    let mut tables = vec![layouts(comparison), time(comparison), memory(comparison)];
+    tables.extend(op_times(comparison));
+    tables.extend(refusals(comparison));
+    tables
+}
+
+fn layouts(comparison: &Comparison) -> Named {
+    let subjects = &comparison.subjects;
+    let any_run = comparison.runs().next().is_some();
+    let longest = subjects.iter().map(|s| s.planned.predicted.step_s);
+    let time = TimeUnit::for_longest(longest.fold(0.0, f64::max));
+    let largest = subjects.iter().map(|s| s.planned.predicted.peak_gib);
+    let memory = MemoryUnit::for_largest(largest.fold(0.0, f64::max));
+    let mut headings: Vec<String> = ["name", "layout"].map(str::to_owned).to_vec();
+    headings.push(format!(">predicted step ({})", time.name()));
+    if any_run {
+        headings.push(format!(">measured step ({})", time.name()));
+        headings.push(">error".to_owned());
+    }
+    headings.push(">tokens/s/GPU".to_owned());
+    headings.push(">MFU".to_owned());
+    headings.push(format!(">predicted peak ({})", memory.name()));
+    if any_run {
+        headings.push(format!(">measured peak ({})", memory.name()));
+    }
+    headings.push(">of capacity".to_owned());
+    headings.push("recompute".to_owned());
+    headings.push("dispatcher".to_owned());
+    let mut shown = Table::new(&headings);
+    for s in subjects {
+        let predicted = &s.planned.predicted;
+        let mut cells = vec![s.name.clone(), s.layout.clone()];
+        cells.push(format::three_digits(predicted.step_s * time.per_second()));
+        if any_run {
+            let step = s.measured.as_ref().map(|m| m.summary.step_s);
+            cells.push(or_dash(step, |t| {
+                format::three_digits(t * time.per_second())
+            }));
+            cells.push(or_dash(s.step_error(), format::signed_percent));
+        }
+        cells.push(format::short_count(s.tokens_per_s_per_gpu()));
+        cells.push(format::percent(predicted.mfu));
+        cells.push(format::three_digits(predicted.peak_gib * memory.per_gib()));
+        if any_run {
+            cells.push(or_dash(s.measured_peak_gib(), |gib| {
+                format::three_digits(gib * memory.per_gib())
+            }));
+        }
+        let capacity = s.setting.capacity_gib();
+        cells.push(or_dash(capacity, |gib| {
+            format::percent(predicted.peak_gib / gib)
+        }));
+        cells.push(format::recompute(&s.planned.recompute));
+        cells.push(json_word(&s.planned.dispatcher));
+        shown.row(cells);
+    }
+    Named {
+        stem: "layouts".to_owned(),
+        title: "Layouts".to_owned(),
+        shown,
+        raw: raw_layouts(subjects),
+    }
+}
+
+fn raw_layouts(subjects: &[Subject]) -> Table {
+    let mut raw = Table::new([
+        "name",
+        "model",
+        "cluster",
+        "gpus",
+        "seq_len",
+        "global_batch",
+        "tp",
+        "cp",
+        "dp",
+        "pp",
+        "vpp",
+        "ep",
+        "etp",
+        "edp",
+        "mbs",
+        "microbatches",
+        "schedule",
+        "dispatcher",
+        "recompute",
+        "precision",
+        "stack",
+        "predicted_step_s",
+        "measured_step_s",
+        "predicted_tokens_per_s_per_gpu",
+        "measured_tokens_per_s_per_gpu",
+        "mfu",
+        "predicted_peak_gib",
+        "measured_peak_gib",
+        "capacity_gib",
+    ]);
+    for s in subjects {
+        let (l, p) = (&s.planned.layout, &s.planned.predicted);
+        let (model, cluster) = (&s.setting.model, &s.setting.cluster);
+        let request = s.setting.request.as_ref();
+        let measured = s.measured.as_ref().map(|m| &m.summary);
+        raw.row([
+            s.name.clone(),
+            model.as_ref().map_or_else(String::new, |m| m.name.clone()),
+            cluster
+                .as_ref()
+                .map_or_else(String::new, |c| c.name.clone()),
+            s.ranks().to_string(),
+            request.map_or_else(String::new, |r| r.batch.seq_len.to_string()),
+            request.map_or_else(String::new, |r| r.batch.global_batch.to_string()),
+            l.tp.to_string(),
+            l.cp.to_string(),
+            l.dp.to_string(),
+            l.pp.to_string(),
+            l.vpp.to_string(),
+            l.ep.to_string(),
+            l.etp.to_string(),
+            l.edp.to_string(),
+            l.mbs.to_string(),
+            l.microbatches.to_string(),
+            json_word(&s.planned.pipeline.schedule),
+            json_word(&s.planned.dispatcher),
+            format::recompute(&s.planned.recompute),
+            json_word(&s.planned.precision),
+            json_word(&s.planned.stack),
+            p.step_s.to_string(),
+            or_nothing(measured.map(|m| m.step_s)),
+            p.tokens_per_s_per_gpu.to_string(),
+            or_nothing(measured.map(|m| m.tokens_per_s / f64::from(s.ranks()))),
+            p.mfu.to_string(),
+            p.peak_gib.to_string(),
+            or_nothing(s.measured_peak_gib()),
+            or_nothing(s.setting.capacity_gib()),
+        ]);
+    }
+    raw
+}
+
+/// A row for each prediction and each measurement.
+fn both(subjects: &[Subject]) -> impl Iterator<Item = (&Subject, &'static str)> {
+    subjects.iter().flat_map(|s| {
+        let measured = s.measured.is_some().then_some((s, "measured"));
+        std::iter::once((s, "predicted")).chain(measured)
+    })
+}
+
+fn time(comparison: &Comparison) -> Named {
+    let of = |s: &Subject, origin: &str| match (&s.measured, origin) {
+        (Some(measured), "measured") => measured.summary.time_s.clone(),
+        _ => s.planned.predicted.time_s.clone(),
+    };
+    let rows: Vec<_> = both(&comparison.subjects)
+        .map(|(s, origin)| (s, origin, of(s, origin)))
+        .collect();
+    let longest = rows.iter().map(|(_, _, t)| t.total().0).fold(0.0, f64::max);
+    let unit = TimeUnit::for_longest(longest);
+    let used: Vec<Category> = Category::ALL
+        .into_iter()
+        .filter(|&c| rows.iter().any(|(_, _, t)| t.get(c).0 > 0.0))
+        .collect();
+    let mut shown = Table::new(
+        ["name".to_owned(), "origin".to_owned()]
+            .into_iter()
+            .chain(
+                used.iter()
+                    .map(|&c| format!(">{}", color::category_label(c))),
+            )
+            .chain([format!(">step ({})", unit.name())]),
+    );
+    let mut raw = Table::new(
+        ["name".to_owned(), "origin".to_owned()]
+            .into_iter()
+            .chain(Category::ALL.map(|c| format!("{}_s", c.name())))
+            .chain(["step_s".to_owned()]),
+    );
+    for (s, origin, time) in &rows {
+        let figure = |seconds: f64| format::three_digits(seconds * unit.per_second());
+        let head = [s.name.clone(), (*origin).to_owned()];
+        shown.row(
+            head.clone()
+                .into_iter()
+                .chain(used.iter().map(|&c| figure(time.get(c).0)))
+                .chain([figure(time.total().0)]),
+        );
+        raw.row(
+            head.into_iter()
+                .chain(Category::ALL.map(|c| time.get(c).0.to_string()))
+                .chain([time.total().0.to_string()]),
+        );
+    }
+    Named {
+        stem: "time".to_owned(),
+        title: format!("Time of a step by category ({})", unit.name()),
+        shown,
+        raw,
+    }
+}
+
+fn memory(comparison: &Comparison) -> Named {
+    let of = |s: &Subject, origin: &str| -> Option<[f64; 7]> {
+        match (&s.measured, origin) {
+            (Some(measured), "measured") => {
+                let peaks = measured.summary.peak_by_rank.iter();
+                let worst = peaks.max_by_key(|peak| peak.bytes.total())?;
+                Some(measured_parts(&worst.bytes))
+            }
+            _ => Some(predicted_parts(&s.planned.predicted.memory_gib)),
+        }
+    };
+    let rows: Vec<_> = both(&comparison.subjects)
+        .filter_map(|(s, origin)| of(s, origin).map(|parts| (s, origin, parts)))
+        .collect();
+    let total = |parts: &[f64; 7]| parts.iter().sum::<f64>();
+    let largest = rows.iter().map(|(_, _, p)| total(p)).fold(0.0, f64::max);
+    let unit = MemoryUnit::for_largest(largest);
+    let mut shown = Table::new(
+        ["name".to_owned(), "origin".to_owned()]
+            .into_iter()
+            .chain(MEMORY_LABELS.map(|label| format!(">{label}")))
+            .chain([format!(">peak ({})", unit.name())]),
+    );
+    let mut raw = Table::new(
+        ["name".to_owned(), "origin".to_owned()]
+            .into_iter()
+            .chain(MEMORY_LABELS.map(|label| format!("{label}_gib")))
+            .chain(["peak_gib".to_owned()]),
+    );
+    for (s, origin, parts) in &rows {
+        let figure = |gib: f64| format::three_digits(gib * unit.per_gib());
+        let head = [s.name.clone(), (*origin).to_owned()];
+        shown.row(
+            head.clone()
+                .into_iter()
+                .chain(parts.map(figure))
+                .chain([figure(total(parts))]),
+        );
+        raw.row(
+            head.into_iter()
+                .chain(parts.map(|gib| gib.to_string()))
+                .chain([total(parts).to_string()]),
+        );
+    }
+    Named {
+        stem: "memory".to_owned(),
+        title: format!("Memory of the fullest rank by class ({})", unit.name()),
+        shown,
+        raw,
+    }
+}
+
+fn op_times(comparison: &Comparison) -> Option<Named> {
+    let longest = comparison
+        .subjects
+        .iter()
+        .flat_map(ops::of)
+        .flat_map(|op| [op.predicted, op.measured])
+        .flatten()
+        .fold(0.0, f64::max);
+    if longest <= 0.0 {
+        return None;
+    }
+    let unit = TimeUnit::for_longest(longest);
+    let mut shown = Table::new([
+        "name".to_owned(),
+        "op".to_owned(),
+        format!(">predicted ({})", unit.name()),
+        format!(">measured ({})", unit.name()),
+        format!(">off by ({})", unit.name()),
+        ">error".to_owned(),
+    ]);
+    let mut raw = Table::new(["name", "op", "predicted_s", "measured_s"]);
+    for s in &comparison.subjects {
+        for op in ops::of(s) {
+            let figure = |seconds: f64| format::three_digits(seconds * unit.per_second());
+            shown.row([
+                s.name.clone(),
+                op.name.clone(),
+                or_dash(op.predicted, figure),
+                or_dash(op.measured, figure),
+                figure(op.miss_s()),
+                or_dash(op.error(), format::signed_percent),
+            ]);
+            raw.row([
+                s.name.clone(),
+                op.name.clone(),
+                or_nothing(op.predicted),
+                or_nothing(op.measured),
+            ]);
+        }
+    }
+    Some(Named {
+        stem: "ops".to_owned(),
+        title: format!(
+            "Busy time a step by op, slowest rank ({}; error is prediction against measurement)",
+            unit.name()
+        ),
+        shown,
+        raw,
+    })
+}
+
+fn refusals(comparison: &Comparison) -> Option<Named> {
+    let mut shown = Table::new(["search", "reason", ">layouts"]);
+    let mut raw = Table::new(["search", "reason", "layouts"]);
+    for (name, search) in &comparison.searches {
+        let mut refused: Vec<(&String, &u64)> = search.refused.iter().collect();
+        refused.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
+        for (reason, count) in refused {
+            shown.row([name.clone(), reason.clone(), format::grouped(*count)]);
+            raw.row([name.clone(), reason.clone(), count.to_string()]);
+        }
+    }
+    (!shown.is_empty()).then(|| Named {
+        stem: "refused".to_owned(),
+        title: "Layouts refused by the search, by reason".to_owned(),
+        shown,
+        raw,
+    })
+}
+
+fn or_dash(value: Option<f64>, write: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), write)
+}
+
+fn or_nothing(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |v| v.to_string())
+}

@@ -1,0 +1,309 @@
+//! What a comparison says, in sentences: who wins and by how much, where the time goes, how good the
+//! predictions were.
+
+use moefold_profiles::Category;
+use moefold_profiles::trace::TimeByCategory;
+
+use crate::draw::color::{self, MEMORY_LABELS};
+use crate::format;
+use crate::ops;
+use crate::plots::memory::predicted_parts;
+use crate::subject::{Comparison, Measured, Subject};
+
+/// The findings, the most important first.
+pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
+    let mut findings = Vec::new();
+    if comparison.is_comparable() {
+        findings.extend(winner(comparison, true));
+        findings.extend(winner(comparison, false));
+    } else {
+        findings.push(
+            "The inputs differ in model, cluster or batch, so step times are not ranked; compare \
+             tokens per second per GPU and MFU with care."
+                .to_owned(),
+        );
+    }
+    let leading = comparison.ranking().first().copied();
+    if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
+        findings.extend(where_time_goes(best));
+        findings.extend(memory_of(best));
+    }
+    findings.extend(prediction(comparison));
+    for (subject, measured) in comparison.runs() {
+        findings.extend(loss_of(subject, measured));
+    }
+    if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
+        findings.push(confidence(best));
+    }
+    for (name, search) in &comparison.searches {
+        findings.push(search_of(name, search));
+    }
+    findings
+}
+
+/// The fastest among the measured or among the predicted, where there are several, and its lead.
+fn winner(comparison: &Comparison, measured: bool) -> Option<String> {
+    let speed = |s: &Subject| {
+        if measured {
+            s.tokens_per_s_per_gpu()
+        } else {
+            s.planned.predicted.tokens_per_s_per_gpu
+        }
+    };
+    let step = |s: &Subject| {
+        if measured {
+            s.step_s()
+        } else {
+            s.planned.predicted.step_s
+        }
+    };
+    let mut field: Vec<&Subject> = comparison
+        .subjects
+        .iter()
+        .filter(|s| !measured || s.measured.is_some())
+        .collect();
+    if field.is_empty() {
+        return None;
+    }
+    field.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    let what = if measured { "measured" } else { "predicted" };
+    let first = field[0];
+    let figures = format!(
+        "{} a step, {} tokens/s/GPU",
+        format::seconds(step(first)),
+        format::short_count(speed(first))
+    );
+    let [_, second, ..] = field[..] else {
+        return Some(format!(
+            "{} ({}): {what} {figures}.",
+            first.name, first.layout
+        ));
+    };
+    let slowest = field[field.len() - 1];
+    let mut text = format!(
+        "Fastest {what}: {} ({}), {figures}; {} ahead of {} ({})",
+        first.name,
+        first.layout,
+        format::percent(speed(first) / speed(second) - 1.0),
+        second.name,
+        second.layout,
+    );
+    if field.len() > 2 {
+        text.push_str(&format!(
+            " and {:.2} times the speed of the slowest of the {}",
+            speed(first) / speed(slowest),
+            field.len()
+        ));
+    }
+    text.push('.');
+    Some(text)
+}
+
+fn time_of(subject: &Subject) -> &TimeByCategory {
+    match &subject.measured {
+        Some(measured) => &measured.summary.time_s,
+        None => &subject.planned.predicted.time_s,
+    }
+}
+
+fn where_time_goes(subject: &Subject) -> Option<String> {
+    let time = time_of(subject);
+    let total = time.total().0;
+    if total <= 0.0 {
+        return None;
+    }
+    let mut parts: Vec<(Category, f64)> = Category::ALL
+        .map(|c| (c, time.get(c).0 / total))
+        .into_iter()
+        .collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let most: Vec<String> = parts
+        .iter()
+        .take(3)
+        .filter(|(_, share)| *share > 0.005)
+        .map(|(c, share)| format!("{} ({:.0}%)", color::category_label(*c), 100.0 * share))
+        .collect();
+    let share_of = |categories: &[Category]| {
+        let sum: f64 = categories.iter().map(|&c| time.get(c).0).sum();
+        100.0 * sum / total
+    };
+    let communication = share_of(&[
+        Category::TpComm,
+        Category::CpComm,
+        Category::EpComm,
+        Category::PpComm,
+        Category::DpComm,
+    ]);
+    let waiting = share_of(&[Category::Bubble, Category::Host]);
+    Some(format!(
+        "Most of the step of {} goes to {}; exposed communication takes {communication:.0}%, bubble \
+         and host {waiting:.0}%.",
+        subject.name,
+        listed(&most)
+    ))
+}
+
+fn memory_of(subject: &Subject) -> Option<String> {
+    let predicted = &subject.planned.predicted;
+    let parts = predicted_parts(&predicted.memory_gib);
+    let (largest, gib) = parts
+        .into_iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(&b.1))?;
+    if predicted.peak_gib <= 0.0 {
+        return None;
+    }
+    let of_capacity = match subject.setting.capacity_gib() {
+        Some(capacity) => format!(
+            ", {} of the {} a rank has",
+            format::percent(predicted.peak_gib / capacity),
+            format::gib(capacity)
+        ),
+        None => String::new(),
+    };
+    let measured = match subject.measured_peak_gib() {
+        Some(measured) => format!(
+            " It measured {} ({}).",
+            format::gib(measured),
+            error_words(predicted.peak_gib / measured - 1.0, "high", "low")
+        ),
+        None => String::new(),
+    };
+    Some(format!(
+        "The fullest rank of {} is predicted to peak at {}{of_capacity}; {} are {:.0}% of it.{measured}",
+        subject.name,
+        format::gib(predicted.peak_gib),
+        MEMORY_LABELS[largest],
+        100.0 * gib / predicted.peak_gib,
+    ))
+}
+
+/// How far the predictions of the runs were off, and which ops they missed by most.
+fn prediction(comparison: &Comparison) -> Vec<String> {
+    let mut findings = Vec::new();
+    let mut errors = Vec::new();
+    for (subject, measured) in comparison.runs() {
+        let Some(error) = subject.step_error() else {
+            continue;
+        };
+        errors.push(error.abs());
+        let mut misses = ops::of(subject);
+        misses.sort_by(|a, b| b.miss_s().abs().total_cmp(&a.miss_s().abs()));
+        let most: Vec<String> = misses
+            .iter()
+            .take(3)
+            .filter(|op| op.miss_s().abs() > 0.01 * measured.summary.step_s)
+            .map(|op| {
+                let direction = if op.miss_s() > 0.0 { "over" } else { "under" };
+                format!(
+                    "{} ({} {direction})",
+                    op.name,
+                    format::seconds(op.miss_s().abs())
+                )
+            })
+            .collect();
+        let mut text = format!(
+            "The step of {} was predicted at {} and measured at {}: {}.",
+            subject.name,
+            format::seconds(subject.planned.predicted.step_s),
+            format::seconds(measured.summary.step_s),
+            error_words(error, "too slow", "too fast")
+        );
+        if !most.is_empty() {
+            text.push_str(&format!(" The largest misses: {}.", listed(&most)));
+        }
+        findings.push(text);
+    }
+    if errors.len() > 1 {
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        findings.insert(
+            0,
+            format!(
+                "Over {} runs the step was predicted to {} on average, {} at worst.",
+                errors.len(),
+                format::percent(mean),
+                format::percent(worst)
+            ),
+        );
+    }
+    findings
+}
+
+fn error_words(error: f64, positive: &str, negative: &str) -> String {
+    if error.abs() < 0.0005 {
+        "exact".to_owned()
+    } else {
+        format!(
+            "{} {}",
+            format::percent(error.abs()),
+            if error > 0.0 { positive } else { negative }
+        )
+    }
+}
+
+fn loss_of(subject: &Subject, measured: &Measured) -> Option<String> {
+    let (first, last) = (measured.steps.first()?, measured.steps.last()?);
+    if let Some(bad) = measured.steps.iter().find(|s| !s.loss.is_finite()) {
+        return Some(format!(
+            "The loss of {} stopped being a number at step {}.",
+            subject.name, bad.step
+        ));
+    }
+    if measured.steps.len() < 2 {
+        return None;
+    }
+    let change = if last.loss < first.loss {
+        "fell"
+    } else {
+        "rose"
+    };
+    Some(format!(
+        "The loss of {} {change} from {:.3} to {:.3} in {} steps.",
+        subject.name,
+        first.loss,
+        last.loss,
+        measured.steps.len()
+    ))
+}
+
+fn confidence(subject: &Subject) -> String {
+    let c = &subject.planned.predicted.confidence;
+    format!(
+        "Of the predicted time of {}, {:.0}% rests on costs measured at that very shape, {:.0}% on \
+         interpolation between measurements, {:.0}% on extrapolation or rooflines.",
+        subject.name,
+        100.0 * c.measured,
+        100.0 * c.interpolated,
+        100.0 * c.extrapolated
+    )
+}
+
+fn search_of(name: &str, search: &moefold_planner::answer::SearchRecord) -> String {
+    let refused: u64 = search.refused.values().sum();
+    let mut text = format!(
+        "The search of {name} looked at {} layouts: {} refused, {} ruled out by a bound, {} priced",
+        format::grouped(search.space),
+        format::grouped(refused),
+        format::grouped(search.pruned),
+        format::grouped(search.priced)
+    );
+    if search.optimal {
+        text.push_str("; its first plan is the best of them under the cost model.");
+    } else {
+        text.push_str(&format!(
+            "; its first plan is within {} of the best under the cost model.",
+            format::percent(search.gap)
+        ));
+    }
+    text
+}
+
+/// `a`, `a and b`, `a, b and c`.
+fn listed(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [only] => only.clone(),
+        [init @ .., last] => format!("{} and {last}", init.join(", ")),
+    }
+}

@@ -1,0 +1,195 @@
+//! [`Input`]: a file or directory that can be compared, read and checked.
+//!
+//! Three kinds: a `plan.json`, what `plan --json` printed, and a run directory. Which one a path is
+//! follows from what is there, never from its name. Reading only; what is made of several inputs is in
+//! [`crate::subject`].
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use moefold_planner::answer::Answer;
+use moefold_planner::plan::{PLAN_VERSION, Plan};
+use moefold_profiles::run::{RUN_VERSION, RunSummary, StepRecord};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use crate::ReportError;
+
+/// One thing given to `compare`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Input {
+    /// Where it was read from.
+    pub(crate) path: PathBuf,
+    /// What it is.
+    pub(crate) content: Content,
+}
+
+/// What an input holds.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Content {
+    /// A `plan.json`.
+    Plan(Box<Plan>),
+    /// What `plan --json` printed.
+    Answer(Box<Answer>),
+    /// A run directory.
+    Run(Box<Run>),
+}
+
+/// A run directory.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Run {
+    /// The plan that ran.
+    pub(crate) plan: Plan,
+    /// Its steps, in order.
+    pub(crate) steps: Vec<StepRecord>,
+    /// What it measured.
+    pub(crate) summary: RunSummary,
+    /// The machine it ran on, as `env.json` has it; empty without one.
+    pub(crate) env: BTreeMap<String, serde_json::Value>,
+}
+
+impl Input {
+    /// Reads a path.
+    pub(crate) fn read(path: &Path) -> Result<Self, ReportError> {
+        let content = if path.is_dir() {
+            read_directory(path)?
+        } else {
+            read_file(path)?
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            content,
+        })
+    }
+}
+
+/// A directory is a run, or holds a lone `plan.json`.
+fn read_directory(path: &Path) -> Result<Content, ReportError> {
+    let here = |name: &str| path.join(name);
+    let plan_file = here("plan.json");
+    if !plan_file.is_file() {
+        return Err(ReportError::NotARun {
+            path: path.to_owned(),
+            missing: "plan.json",
+        });
+    }
+    let (has_steps, has_summary) = (
+        here("steps.jsonl").is_file(),
+        here("summary.json").is_file(),
+    );
+    if !has_steps && !has_summary {
+        return read_plan(&plan_file).map(|plan| Content::Plan(Box::new(plan)));
+    }
+    if !has_steps || !has_summary {
+        let missing = if has_steps {
+            "summary.json"
+        } else {
+            "steps.jsonl"
+        };
+        return Err(ReportError::NotARun {
+            path: path.to_owned(),
+            missing,
+        });
+    }
+    let env_file = here("env.json");
+    let env = if env_file.is_file() {
+        parse(&env_file, &text_of(&env_file)?)?
+    } else {
+        BTreeMap::new()
+    };
+    Ok(Content::Run(Box::new(Run {
+        plan: read_plan(&plan_file)?,
+        steps: read_steps(&here("steps.jsonl"))?,
+        summary: read_summary(&here("summary.json"))?,
+        env,
+    })))
+}
+
+/// The keys that tell the kinds of file apart.
+#[derive(Deserialize)]
+struct Keys {
+    plans: Option<IgnoredAny>,
+    layout: Option<IgnoredAny>,
+}
+
+fn read_file(path: &Path) -> Result<Content, ReportError> {
+    let text = text_of(path)?;
+    let keys: Keys = parse(path, &text)?;
+    match keys {
+        Keys { plans: Some(_), .. } => {
+            parse::<Answer>(path, &text).map(|answer| Content::Answer(Box::new(answer)))
+        }
+        Keys {
+            layout: Some(_), ..
+        } => read_plan(path).map(|plan| Content::Plan(Box::new(plan))),
+        Keys { .. } => Err(ReportError::UnknownKind {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+fn read_plan(path: &Path) -> Result<Plan, ReportError> {
+    let text = text_of(path)?;
+    check_version(path, &text, PLAN_VERSION)?;
+    parse(path, &text)
+}
+
+fn read_summary(path: &Path) -> Result<RunSummary, ReportError> {
+    let text = text_of(path)?;
+    check_version(path, &text, RUN_VERSION)?;
+    parse(path, &text)
+}
+
+fn read_steps(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
+    let text = text_of(path)?;
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(i, line)| {
+            serde_json::from_str(line).map_err(|error| ReportError::Format {
+                path: path.to_owned(),
+                // The parser counts from the line it was given.
+                what: format!("line {}: {}", i + 1, without_position(&error)),
+            })
+        })
+        .collect()
+}
+
+fn check_version(path: &Path, text: &str, expected: u32) -> Result<(), ReportError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let found = parse::<Versioned>(path, text)?.version;
+    if found == expected {
+        Ok(())
+    } else {
+        Err(ReportError::Version {
+            path: path.to_owned(),
+            found,
+            expected,
+        })
+    }
+}
+
+fn text_of(path: &Path) -> Result<String, ReportError> {
+    std::fs::read_to_string(path).map_err(|source| ReportError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ReportError> {
+    serde_json::from_str(text).map_err(|error| ReportError::Format {
+        path: path.to_owned(),
+        what: error.to_string(),
+    })
+}
+
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    }
+}

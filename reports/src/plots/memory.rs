@@ -1,0 +1,194 @@
+//! What fills the memory of the worst rank, against what the rank has.
+
+use moefold_planner::plan::MemoryRecord;
+use moefold_profiles::run::PeakBytes;
+
+use super::Plot;
+use super::rows::{self, Bar};
+use crate::draw::axis::{self, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
+use crate::draw::color::{self, MEMORY, MEMORY_LABELS, Paint};
+use crate::draw::font::{self, Weight};
+use crate::draw::scene::{Anchor, Scene};
+use crate::format::{self, MemoryUnit};
+use crate::subject::{Comparison, Subject};
+
+/// Room to the right of the longest bar for its total.
+const TOTALS: f64 = 92.0;
+/// How many times the largest use a capacity may be and still be drawn to scale.
+pub(crate) const CAPACITY_ROOM: f64 = 3.0;
+
+/// The plot; absent without subjects.
+pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
+    let (subjects, note) = rows::shown(&comparison.subjects);
+    let largest = subjects
+        .iter()
+        .flat_map(|s| [Some(total(s, false)), s.measured_peak_gib()])
+        .flatten()
+        .fold(0.0, f64::max);
+    if largest <= 0.0 {
+        return None;
+    }
+    let capacities: Vec<f64> = subjects
+        .iter()
+        .filter_map(|s| s.setting.capacity_gib())
+        .collect();
+    let capacity = capacities.iter().copied().fold(0.0, f64::max);
+    let drawn = capacity > 0.0 && capacity <= CAPACITY_ROOM * largest;
+    let mut subtitle = vec!["Peak of the worst rank by what it holds at that instant.".to_owned()];
+    if capacity > 0.0 && !drawn {
+        subtitle.push(format!(
+            "Capacity is {}, far to the right: the fullest rank uses {} of it.",
+            format::gib(capacity),
+            format::percent(largest / capacity)
+        ));
+    }
+    subtitle.extend(note);
+    let mut scene = Scene::new(WIDTH, "Peak memory of the worst rank");
+    let top = axis::heading(&mut scene, "Peak memory of the worst rank", &subtitle);
+    let mut entries: Vec<_> = (0..MEMORY.len())
+        .filter(|&i| {
+            bars_of(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
+        })
+        .map(|i| (Swatch::Square, MEMORY[i], MEMORY_LABELS[i].to_owned()))
+        .collect();
+    if drawn {
+        let line = Swatch::Line { dashed: true };
+        entries.push((line, Paint::Limit, "capacity".to_owned()));
+    }
+    let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
+    let axis_at = scene.shapes.len();
+    let rows = rows::layout(&mut scene, top + 10.0, &subjects);
+    let unit = MemoryUnit::for_largest(largest);
+    let frame = Frame {
+        left: rows.left,
+        right: WIDTH - MARGIN - TOTALS,
+        top: top + 2.0,
+        bottom: rows.bottom,
+    };
+    let end = if drawn {
+        largest.max(capacity)
+    } else {
+        largest
+    };
+    let scale = Scale::linear((0.0, end * unit.per_gib()), frame.across());
+    let mut grid = Scene::new(WIDTH, "");
+    let name = format!("peak memory of a rank ({})", unit.name());
+    frame.x_axis(&mut grid, &scale, &name);
+    scene.shapes.splice(axis_at..axis_at, grid.shapes);
+    for bar in &rows.bars {
+        stack(&mut scene, bar, subjects[bar.subject], (&scale, unit));
+    }
+    if drawn {
+        for bar in &rows.bars {
+            if let Some(capacity) = subjects[bar.subject].setting.capacity_gib() {
+                let x = scale.at(capacity * unit.per_gib());
+                let ends = vec![(x, bar.y - 8.0), (x, bar.y + bar.height + 8.0)];
+                scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
+            }
+        }
+    }
+    scene.height = rows.bottom + X_AXIS_HEIGHT;
+    Some(Plot {
+        stem: "memory".to_owned(),
+        caption: "A bar that crosses the capacity would run out of memory. Peaks are those of the \
+                  fullest rank; the next picture has the others."
+            .to_owned(),
+        scene,
+    })
+}
+
+fn bars_of<'a>(subjects: &'a [&'a Subject]) -> impl Iterator<Item = (&'a Subject, bool)> {
+    subjects.iter().flat_map(|&s| [(s, false), (s, true)])
+}
+
+fn total(subject: &Subject, measured: bool) -> f64 {
+    parts(subject, measured).map_or(0.0, |parts| parts.iter().sum())
+}
+
+/// Peak by class, GiB, in the order of [`MEMORY_LABELS`].
+fn parts(subject: &Subject, measured: bool) -> Option<[f64; 7]> {
+    if measured {
+        let peaks = &subject.measured.as_ref()?.summary.peak_by_rank;
+        let worst = peaks.iter().max_by_key(|peak| peak.bytes.total())?;
+        Some(measured_parts(&worst.bytes))
+    } else {
+        Some(predicted_parts(&subject.planned.predicted.memory_gib))
+    }
+}
+
+/// The classes of a prediction, GiB, in the order of [`MEMORY_LABELS`].
+pub(crate) fn predicted_parts(m: &MemoryRecord) -> [f64; 7] {
+    [
+        m.weights,
+        m.gradients,
+        m.optimizer,
+        m.activations,
+        m.transient,
+        m.logits,
+        m.overhead,
+    ]
+}
+
+/// The classes of a measurement, GiB, in the order of [`MEMORY_LABELS`].
+pub(crate) fn measured_parts(b: &PeakBytes) -> [f64; 7] {
+    [
+        b.weights,
+        b.gradients,
+        b.optimizer,
+        b.activations,
+        b.transient,
+        b.logits,
+        b.overhead,
+    ]
+    .map(moefold_profiles::units::Bytes::gib)
+}
+
+fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale, MemoryUnit)) {
+    let Some(parts) = parts(subject, bar.is_measured) else {
+        return;
+    };
+    let total: f64 = parts.iter().sum();
+    let mut done = 0.0;
+    for (i, part) in parts.into_iter().enumerate() {
+        let x0 = scale.at(done * unit.per_gib());
+        done += part;
+        let x1 = scale.at(done * unit.per_gib());
+        let width = if x1 - x0 > 3.0 {
+            x1 - x0 - 0.75
+        } else {
+            x1 - x0
+        };
+        let paint = color::MEMORY[i];
+        let tip = format!(
+            "{}: {}, {} of the {} peak of {}",
+            MEMORY_LABELS[i],
+            format::gib(part),
+            format::percent(part / total),
+            if bar.is_measured {
+                "measured"
+            } else {
+                "predicted"
+            },
+            subject.name,
+        );
+        scene.rect((x0, bar.y), (width, bar.height), paint, Some(tip));
+        let label = format::three_digits(part * unit.per_gib());
+        let size = SMALL - 1.0;
+        if bar.height >= 15.0 && font::width(&label, size, Weight::Regular) + 8.0 < width {
+            let at = (f64::midpoint(x0, x1), bar.y + bar.height / 2.0 + 4.0);
+            scene
+                .text(at, label, size, Anchor::Middle)
+                .paint(paint.text_on());
+        }
+    }
+    let mut text = format::gib(total);
+    let capacity = subject.setting.capacity_gib();
+    if let Some(capacity) = capacity.filter(|&c| c > 0.0 && c <= scale.high() / unit.per_gib()) {
+        text = format!("{text}, {:.0}%", 100.0 * total / capacity);
+    }
+    let at = (
+        scale.at(done * unit.per_gib()) + 7.0,
+        bar.y + bar.height / 2.0 + 4.0,
+    );
+    scene.text(at, text, SMALL, Anchor::Start).medium();
+}

@@ -1,0 +1,265 @@
+//! Speed against memory of everything that fits, with the Pareto front: what another GiB buys.
+
+use super::Plot;
+use crate::draw::axis::{self, BODY, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
+use crate::draw::color::{MEASURED, PREDICTED, Paint};
+use crate::draw::font::{self, Weight};
+use crate::draw::scene::{Anchor, Form, Scene};
+use crate::format::{self, MemoryUnit};
+use crate::subject::Comparison;
+
+/// Height of the data part.
+const HEIGHT: f64 = 380.0;
+/// Fewest points that make a picture.
+const FEWEST: usize = 3;
+/// Capacity over the largest use at which it is still drawn to scale.
+const CAPACITY_ROOM: f64 = 2.0;
+
+/// A layout as a point.
+#[derive(Debug, Clone, PartialEq)]
+struct Point {
+    gib: f64,
+    speed: f64,
+    name: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Considered,
+    Predicted,
+    Measured,
+}
+
+/// The plot; absent with fewer than three points, or where they do different work.
+pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
+    let points = points(comparison);
+    if points.len() < FEWEST || !comparison.is_comparable() {
+        return None;
+    }
+    let predicted: Vec<&Point> = points.iter().filter(|p| p.kind != Kind::Measured).collect();
+    let front = pareto(&predicted);
+    let largest = points.iter().map(|p| p.gib).fold(0.0, f64::max);
+    let unit = MemoryUnit::for_largest(largest);
+    let capacity = comparison
+        .subjects
+        .iter()
+        .filter_map(|s| s.setting.capacity_gib())
+        .reduce(f64::max)
+        .filter(|&c| c >= largest && c <= CAPACITY_ROOM * largest);
+    let mut scene = Scene::new(WIDTH, "Speed against memory");
+    let subtitle = [format!(
+        "{} layouts that fit; up is faster, left is smaller.",
+        format::grouped(predicted.len() as u64)
+    )];
+    let top = axis::heading(&mut scene, "Speed against memory", &subtitle);
+    let entries = legend(&points, !front.is_empty(), capacity.is_some());
+    let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
+    let frame = Frame {
+        left: MARGIN + 70.0,
+        right: WIDTH - MARGIN - 10.0,
+        top: top + 12.0,
+        bottom: top + 12.0 + HEIGHT,
+    };
+    let x_values = points.iter().map(|p| p.gib).chain(capacity);
+    let (low, high) = padded(x_values.map(|gib| gib * unit.per_gib()));
+    let x = Scale::linear((low, high), frame.across());
+    let (low, high) = padded(points.iter().map(|p| p.speed));
+    let y = Scale::linear((low, high), frame.upwards());
+    let at = |p: &Point| (x.at(p.gib * unit.per_gib()), y.at(p.speed));
+    frame.x_axis(
+        &mut scene,
+        &x,
+        &format!("peak memory of the fullest rank ({})", unit.name()),
+    );
+    frame.y_axis(&mut scene, &y, "tokens per second per GPU");
+    if let Some(capacity) = capacity {
+        let x = x.at(capacity * unit.per_gib());
+        let ends = vec![(x, frame.top), (x, frame.bottom)];
+        scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
+    }
+    for kind in [Kind::Considered, Kind::Predicted, Kind::Measured] {
+        for point in points.iter().filter(|p| p.kind == kind) {
+            let (radius, form, paint) = kind.mark();
+            scene.mark(at(point), radius, form, paint, Some(tip(point)));
+        }
+    }
+    scene.line(front.iter().map(|p| at(p)).collect(), Paint::Ink, 1.5);
+    if let Some(winner) = front.last() {
+        label_winner(&mut scene, &frame, at(winner), winner);
+    }
+    scene.height = frame.bottom + X_AXIS_HEIGHT;
+    Some(Plot {
+        stem: "speed-memory".to_owned(),
+        caption:
+            "Only layouts on the line are worth choosing: for every other one, some layout is \
+                  both faster and smaller."
+                .to_owned(),
+        scene,
+    })
+}
+
+impl Kind {
+    fn mark(self) -> (f64, Form, Paint) {
+        match self {
+            Self::Considered => (3.0, Form::Disc, Paint::Rgb(0xa9_b1_bd)),
+            Self::Predicted => (5.0, Form::Disc, PREDICTED),
+            Self::Measured => (7.0, Form::Diamond, MEASURED),
+        }
+    }
+}
+
+fn points(comparison: &Comparison) -> Vec<Point> {
+    let mut points: Vec<Point> = comparison
+        .considered
+        .iter()
+        .map(|c| Point {
+            gib: c.peak_gib,
+            speed: c.tokens_per_s_per_gpu,
+            name: c.layout.clone(),
+            kind: Kind::Considered,
+        })
+        .collect();
+    for subject in &comparison.subjects {
+        let name = format!("{} ({})", subject.name, subject.layout);
+        points.push(Point {
+            gib: subject.planned.predicted.peak_gib,
+            speed: subject.planned.predicted.tokens_per_s_per_gpu,
+            name: name.clone(),
+            kind: Kind::Predicted,
+        });
+        if let Some(gib) = subject.measured_peak_gib() {
+            points.push(Point {
+                gib,
+                speed: subject.tokens_per_s_per_gpu(),
+                name,
+                kind: Kind::Measured,
+            });
+        }
+    }
+    points.retain(|p| p.gib.is_finite() && p.speed.is_finite());
+    points
+}
+
+/// The points that no other beats in both, from the smallest to the fastest.
+fn pareto<'a>(points: &[&'a Point]) -> Vec<&'a Point> {
+    let mut sorted = points.to_vec();
+    sorted.sort_by(|a, b| a.gib.total_cmp(&b.gib).then(b.speed.total_cmp(&a.speed)));
+    let mut front: Vec<&Point> = Vec::new();
+    for point in sorted {
+        if front.last().is_none_or(|last| point.speed > last.speed) {
+            front.push(point);
+        }
+    }
+    front
+}
+
+fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, String)> {
+    let mut entries = Vec::new();
+    for (kind, name) in [
+        (Kind::Considered, "considered, predicted"),
+        (Kind::Predicted, "compared here, predicted"),
+        (Kind::Measured, "measured"),
+    ] {
+        if points.iter().any(|p| p.kind == kind) {
+            let (_, form, paint) = kind.mark();
+            entries.push((Swatch::Mark(form), paint, name.to_owned()));
+        }
+    }
+    if front {
+        let line = Swatch::Line { dashed: false };
+        entries.push((
+            line,
+            Paint::Ink,
+            "Pareto front of the predictions".to_owned(),
+        ));
+        entries.push((
+            Swatch::Mark(Form::Star),
+            Paint::Ink,
+            "fastest predicted".to_owned(),
+        ));
+    }
+    if capacity {
+        let line = Swatch::Line { dashed: true };
+        entries.push((line, Paint::Limit, "capacity".to_owned()));
+    }
+    entries
+}
+
+fn label_winner(scene: &mut Scene, frame: &Frame, (x, y): (f64, f64), winner: &Point) {
+    scene.mark((x, y), 10.0, Form::Star, Paint::Ink, Some(tip(winner)));
+    let room = 0.6 * (frame.right - frame.left);
+    let text = font::fitted(&winner.name, BODY, Weight::Medium, room);
+    let to_the_right = x + 16.0 + 1.06 * font::width(&text, BODY, Weight::Medium) < frame.right;
+    let (anchor, x) = if to_the_right {
+        (Anchor::Start, x + 14.0)
+    } else {
+        (Anchor::End, x - 14.0)
+    };
+    let speed = format!("{} tokens/s/GPU", format::short_count(winner.speed));
+    scene.text((x, y - 8.0), text, BODY, anchor).medium();
+    scene
+        .text((x, y + 7.0), speed, SMALL, anchor)
+        .paint(Paint::Muted);
+}
+
+fn tip(point: &Point) -> String {
+    format!(
+        "{}: {} tokens/s/GPU, {}{}",
+        point.name,
+        format::short_count(point.speed),
+        format::gib(point.gib),
+        if point.kind == Kind::Measured {
+            ", measured"
+        } else {
+            ""
+        }
+    )
+}
+
+/// A range that holds the values with some air, not below zero.
+fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| {
+        (low.min(v), high.max(v))
+    });
+    let air = 0.08 * (high - low).max(0.05 * high);
+    ((low - air).max(0.0), high + 1.6 * air)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(gib: f64, speed: f64) -> Point {
+        Point {
+            gib,
+            speed,
+            name: String::new(),
+            kind: Kind::Considered,
+        }
+    }
+
+    #[test]
+    fn law_the_front_is_what_no_point_beats() {
+        let points: Vec<Point> = (0..40)
+            .map(|i| {
+                let (a, b) = ((i * 7) % 13, (i * 5) % 11);
+                point(f64::from(a), f64::from(b))
+            })
+            .collect();
+        let refs: Vec<&Point> = points.iter().collect();
+        let front = pareto(&refs);
+        for candidate in &points {
+            let beaten = points.iter().any(|p| {
+                p.gib <= candidate.gib
+                    && p.speed >= candidate.speed
+                    && (p.gib < candidate.gib || p.speed > candidate.speed)
+            });
+            let on_front = front
+                .iter()
+                .any(|p| p.gib == candidate.gib && p.speed == candidate.speed);
+            assert_eq!(on_front, !beaten, "{candidate:?}");
+        }
+        assert!(front.windows(2).all(|w| w[0].gib < w[1].gib));
+    }
+}

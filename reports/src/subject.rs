@@ -1,0 +1,405 @@
+//! [`Subject`]: one layout to be compared, predicted and perhaps measured; [`Comparison`]: all of
+//! them, with names that tell them apart.
+//!
+//! Names are settled here, once, so that every plot, table and sentence calls a subject the same.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use moefold_planner::answer::{Candidate, SearchRecord};
+use moefold_planner::model::Model;
+use moefold_planner::plan::{PlannedLayout, ProfileUsed, Request};
+use moefold_profiles::Cluster;
+use moefold_profiles::run::{RunSummary, StepRecord};
+
+use crate::format;
+use crate::inputs::{Content, Input};
+
+/// One layout to be compared.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Subject {
+    /// Where it comes from, unique among the subjects: `run-a`, `plans #3`.
+    pub(crate) name: String,
+    /// Its layout, and what else tells it from the others.
+    pub(crate) layout: String,
+    /// The plan.
+    pub(crate) planned: PlannedLayout,
+    /// What it was planned for.
+    pub(crate) setting: Setting,
+    /// What it did when it ran.
+    pub(crate) measured: Option<Measured>,
+    /// Profiles that its prices came from.
+    pub(crate) profiles: Vec<ProfileUsed>,
+}
+
+/// What a plan was made for; parts are absent in a bare search answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Setting {
+    /// The model.
+    pub(crate) model: Option<Model>,
+    /// The cluster.
+    pub(crate) cluster: Option<Cluster>,
+    /// The request.
+    pub(crate) request: Option<Request>,
+}
+
+/// What a run left.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Measured {
+    /// Its steps.
+    pub(crate) steps: Vec<StepRecord>,
+    /// Its figures.
+    pub(crate) summary: RunSummary,
+    /// Its machine.
+    pub(crate) env: BTreeMap<String, serde_json::Value>,
+}
+
+/// A layout that was considered, for the picture of the trade-off.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Considered {
+    /// The layout in short.
+    pub(crate) layout: String,
+    /// Peak memory, GiB.
+    pub(crate) peak_gib: f64,
+    /// Tokens a second on each GPU.
+    pub(crate) tokens_per_s_per_gpu: f64,
+}
+
+/// Everything that is compared.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Comparison {
+    /// The subjects, in the order of the inputs.
+    pub(crate) subjects: Vec<Subject>,
+    /// Layouts that fit, subjects left out.
+    pub(crate) considered: Vec<Considered>,
+    /// Records of the searches among the inputs, by input name.
+    pub(crate) searches: Vec<(String, SearchRecord)>,
+}
+
+impl Setting {
+    /// Memory a rank can use, GiB.
+    pub(crate) fn capacity_gib(&self) -> Option<f64> {
+        self.cluster.as_ref().map(|cluster| cluster.gpu.memory_gib)
+    }
+
+    /// Whether steps of two settings can be set side by side: the same model and the same work on
+    /// the same ranks. Parts that are unknown do not differ.
+    fn is_comparable(&self, other: &Self) -> bool {
+        fn agree<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
+            match (a, b) {
+                (Some(a), Some(b)) => a == b,
+                _ => true,
+            }
+        }
+        agree(
+            self.model.as_ref().map(|m| &m.name),
+            other.model.as_ref().map(|m| &m.name),
+        ) && agree(
+            self.cluster.as_ref().map(|c| &c.name),
+            other.cluster.as_ref().map(|c| &c.name),
+        ) && agree(
+            self.request.as_ref().map(|r| (r.gpus, r.batch)),
+            other.request.as_ref().map(|r| (r.gpus, r.batch)),
+        )
+    }
+}
+
+impl Subject {
+    /// Seconds a step: measured where it ran.
+    pub(crate) fn step_s(&self) -> f64 {
+        self.measured
+            .as_ref()
+            .map_or(self.planned.predicted.step_s, |m| m.summary.step_s)
+    }
+
+    /// Ranks of the job.
+    pub(crate) fn ranks(&self) -> u32 {
+        let l = &self.planned.layout;
+        l.tp * l.cp * l.dp * l.pp
+    }
+
+    /// Tokens a second on each GPU: measured where it ran.
+    pub(crate) fn tokens_per_s_per_gpu(&self) -> f64 {
+        match &self.measured {
+            Some(measured) => measured.summary.tokens_per_s / f64::from(self.ranks()),
+            None => self.planned.predicted.tokens_per_s_per_gpu,
+        }
+    }
+
+    /// Measured peak of the worst rank, GiB, where it ran.
+    pub(crate) fn measured_peak_gib(&self) -> Option<f64> {
+        let peaks = &self.measured.as_ref()?.summary.peak_by_rank;
+        peaks.iter().map(|p| p.bytes.total().gib()).reduce(f64::max)
+    }
+
+    /// Prediction over measurement of the step, less one: positive when the prediction was too slow.
+    pub(crate) fn step_error(&self) -> Option<f64> {
+        let measured = self.measured.as_ref()?.summary.step_s;
+        Some(self.planned.predicted.step_s / measured - 1.0)
+    }
+}
+
+impl Comparison {
+    /// Puts inputs side by side.
+    pub(crate) fn of(inputs: Vec<Input>) -> Self {
+        let names = input_names(&inputs);
+        let mut comparison = Self::default();
+        for (input, name) in inputs.into_iter().zip(names) {
+            comparison.add(input, &name);
+        }
+        comparison.drop_duplicates();
+        comparison.name_layouts();
+        comparison
+    }
+
+    fn add(&mut self, input: Input, name: &str) {
+        match input.content {
+            Content::Plan(plan) => {
+                let setting = Setting {
+                    model: Some(plan.model),
+                    cluster: Some(plan.cluster),
+                    request: Some(plan.request),
+                };
+                for runner_up in plan.alternatives {
+                    let candidate = Candidate {
+                        layout: runner_up.layout,
+                        recompute: runner_up.recompute,
+                        step_s: runner_up.step_s,
+                        peak_gib: runner_up.peak_gib,
+                    };
+                    self.consider(&candidate, &plan.planned);
+                }
+                self.push(name.to_owned(), plan.planned, setting, plan.profiles, None);
+            }
+            Content::Run(run) => {
+                let setting = Setting {
+                    model: Some(run.plan.model),
+                    cluster: Some(run.plan.cluster),
+                    request: Some(run.plan.request),
+                };
+                let measured = Measured {
+                    steps: run.steps,
+                    summary: run.summary,
+                    env: run.env,
+                };
+                let (planned, profiles) = (run.plan.planned, run.plan.profiles);
+                self.push(name.to_owned(), planned, setting, profiles, Some(measured));
+            }
+            Content::Answer(answer) => {
+                if let Some(best) = answer.plans.first() {
+                    for candidate in &answer.search.feasible {
+                        let listed = answer.plans.iter().any(|plan| {
+                            plan.layout == candidate.layout && plan.recompute == candidate.recompute
+                        });
+                        if !listed {
+                            self.consider(candidate, best);
+                        }
+                    }
+                }
+                let setting = Setting {
+                    model: answer.model,
+                    cluster: answer.cluster,
+                    request: answer.request,
+                };
+                let only = answer.plans.len() == 1;
+                for (i, planned) in answer.plans.into_iter().enumerate() {
+                    let name = if only {
+                        name.to_owned()
+                    } else {
+                        format!("{name} #{}", i + 1)
+                    };
+                    self.push(
+                        name,
+                        planned,
+                        setting.clone(),
+                        answer.profiles.clone(),
+                        None,
+                    );
+                }
+                let mut record = answer.search;
+                record.feasible.clear();
+                self.searches.push((name.to_owned(), record));
+            }
+        }
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        planned: PlannedLayout,
+        setting: Setting,
+        profiles: Vec<ProfileUsed>,
+        measured: Option<Measured>,
+    ) {
+        self.subjects.push(Subject {
+            name,
+            layout: String::new(),
+            planned,
+            setting,
+            measured,
+            profiles,
+        });
+    }
+
+    /// Notes a candidate, whose tokens a step are those of a plan from the same search.
+    fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout) {
+        let tokens_per_gpu = of.predicted.tokens_per_s_per_gpu * of.predicted.step_s;
+        self.considered.push(Considered {
+            layout: with_recompute(
+                format::layout(&candidate.layout),
+                &format::recompute(&candidate.recompute),
+            ),
+            peak_gib: candidate.peak_gib,
+            tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,
+        });
+    }
+
+    /// A plan given beside the run of that plan, or twice, is one subject.
+    fn drop_duplicates(&mut self) {
+        let same = |a: &Subject, b: &Subject| a.planned == b.planned && a.setting == b.setting;
+        let mut kept: Vec<Subject> = Vec::new();
+        for subject in std::mem::take(&mut self.subjects) {
+            match kept.iter_mut().find(|other| same(other, &subject)) {
+                Some(other) if other.measured.is_none() => {
+                    if subject.measured.is_some() {
+                        *other = subject;
+                    }
+                }
+                Some(_) if subject.measured.is_none() => {}
+                _ => kept.push(subject),
+            }
+        }
+        self.subjects = kept;
+    }
+
+    /// Layouts in short, with whatever else differs between subjects.
+    fn name_layouts(&mut self) {
+        fn varies<T: PartialEq>(subjects: &[Subject], of: impl Fn(&Subject) -> T) -> bool {
+            subjects.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]))
+        }
+        let s = &self.subjects;
+        let recompute = varies(s, |s| s.planned.recompute.clone());
+        let dispatcher = varies(s, |s| s.planned.dispatcher);
+        let precision = varies(s, |s| s.planned.precision);
+        let stack = varies(s, |s| s.planned.stack);
+        let model = varies(s, |s| s.setting.model.as_ref().map(|m| m.name.clone()));
+        let cluster = varies(s, |s| s.setting.cluster.as_ref().map(|c| c.name.clone()));
+        for subject in &mut self.subjects {
+            let planned = &subject.planned;
+            let mut text = format::layout(&planned.layout);
+            if recompute {
+                text = with_recompute(text, &format::recompute(&planned.recompute));
+            }
+            for (shown, word) in [
+                (dispatcher, json_word(&planned.dispatcher)),
+                (precision, json_word(&planned.precision)),
+                (stack, json_word(&planned.stack)),
+            ] {
+                if shown {
+                    text = format!("{text} | {word}");
+                }
+            }
+            if let (true, Some(model)) = (model, &subject.setting.model) {
+                text = format!("{} | {text}", model.name);
+            }
+            if let (true, Some(cluster)) = (cluster, &subject.setting.cluster) {
+                text = format!("{text} | {}", cluster.name);
+            }
+            subject.layout = text;
+        }
+    }
+
+    /// Whether the steps of all subjects do the same work on the same machine.
+    pub(crate) fn is_comparable(&self) -> bool {
+        let first = self.subjects.first();
+        self.subjects
+            .iter()
+            .all(|s| first.is_none_or(|f| f.setting.is_comparable(&s.setting)))
+    }
+
+    /// Subjects that ran.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (&Subject, &Measured)> {
+        self.subjects
+            .iter()
+            .filter_map(|s| s.measured.as_ref().map(|m| (s, m)))
+    }
+
+    /// Indices of the subjects from fastest to slowest, by tokens a second on each GPU. Measured and
+    /// predicted speeds are not mixed: with a run among them, only runs are ranked.
+    pub(crate) fn ranking(&self) -> Vec<usize> {
+        let any_run = self.runs().next().is_some();
+        let mut order: Vec<usize> = (0..self.subjects.len())
+            .filter(|&i| !any_run || self.subjects[i].measured.is_some())
+            .collect();
+        order.sort_by(|&a, &b| {
+            let speed = |i: usize| self.subjects[i].tokens_per_s_per_gpu();
+            speed(b).total_cmp(&speed(a)).then(a.cmp(&b))
+        });
+        order
+    }
+}
+
+fn with_recompute(layout: String, recompute: &str) -> String {
+    match recompute {
+        "none" => layout,
+        "full" => format!("{layout} | full recompute"),
+        modules => format!("{layout} | recompute {modules}"),
+    }
+}
+
+/// How a plain enum is written in JSON.
+pub(crate) fn json_word<T: serde::Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// A short name for each input: file stem or directory name, more of the path where they clash.
+fn input_names(inputs: &[Input]) -> Vec<String> {
+    let paths: Vec<Vec<String>> = inputs.iter().map(|input| parts(&input.path)).collect();
+    let tail =
+        |parts: &[String], length: usize| parts[parts.len().saturating_sub(length)..].join("/");
+    paths
+        .iter()
+        .enumerate()
+        .map(|(i, own)| {
+            let clash = |name: &str, length: usize| {
+                paths
+                    .iter()
+                    .enumerate()
+                    .any(|(j, other)| i != j && tail(other, length) == name)
+            };
+            for length in 1..=own.len() {
+                let name = tail(own, length);
+                if !clash(&name, length) {
+                    return name;
+                }
+            }
+            let earlier = paths[..i].iter().filter(|other| *other == own).count();
+            format!("{} ({})", tail(own, own.len()), earlier + 1)
+        })
+        .collect()
+}
+
+/// The parts of a path that name it: a file called `plan.json` goes by its directory.
+fn parts(path: &Path) -> Vec<String> {
+    let mut parts: Vec<String> = path
+        .components()
+        .filter_map(|part| match part {
+            std::path::Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
+            _ => None,
+        })
+        .collect();
+    if let Some(last) = parts.pop() {
+        let stem = last.strip_suffix(".json").unwrap_or(&last);
+        if parts.is_empty() || stem != "plan" {
+            parts.push(stem.to_owned());
+        }
+    }
+    if parts.is_empty() {
+        parts.push(path.to_string_lossy().into_owned());
+    }
+    parts
+}
