@@ -43,7 +43,7 @@ fn layouts(comparison: &Comparison) -> Named {
         headings.push(format!(">measured step ({})", time.name()));
         headings.push(">error".to_owned());
     }
-    headings.push(">tokens/s/GPU".to_owned());
+    headings.push(format!(">tokens/s/{}", comparison.rank_word()));
     headings.push(">MFU".to_owned());
     headings.push(format!(">predicted peak ({})", memory.name()));
     if any_run {
@@ -65,7 +65,7 @@ fn layouts(comparison: &Comparison) -> Named {
             cells.push(or_dash(s.step_error(), format::signed_percent));
         }
         cells.push(format::short_count(s.tokens_per_s_per_gpu()));
-        cells.push(format::percent(predicted.mfu));
+        cells.push(format::percent(s.mfu()));
         cells.push(format::three_digits(predicted.peak_gib * memory.per_gib()));
         if any_run {
             cells.push(or_dash(s.measured_peak_gib(), |gib| {
@@ -200,7 +200,8 @@ fn time(comparison: &Comparison) -> Named {
             .chain(["step_s".to_owned()]),
     );
     for (s, origin, time) in &rows {
-        let figure = |seconds: f64| format::three_digits(seconds * unit.per_second());
+        let per = unit.per_second();
+        let figure = |seconds: f64| format::in_column(seconds * per, longest * per);
         let head = [s.name.clone(), (*origin).to_owned()];
         shown.row(
             head.clone()
@@ -252,7 +253,8 @@ fn memory(comparison: &Comparison) -> Named {
             .chain(["peak_gib".to_owned()]),
     );
     for (s, origin, parts) in &rows {
-        let figure = |gib: f64| format::three_digits(gib * unit.per_gib());
+        let per = unit.per_gib();
+        let figure = |gib: f64| format::in_column(gib * per, largest * per);
         let head = [s.name.clone(), (*origin).to_owned()];
         shown.row(
             head.clone()

@@ -69,9 +69,10 @@ fn winner(comparison: &Comparison, measured: bool) -> Option<String> {
     let what = if measured { "measured" } else { "predicted" };
     let first = field[0];
     let figures = format!(
-        "{} a step, {} tokens/s/GPU",
+        "{} a step, {} tokens/s/{}",
         format::seconds(step(first)),
-        format::short_count(speed(first))
+        format::short_count(speed(first)),
+        comparison.rank_word()
     );
     let [_, second, ..] = field[..] else {
         return Some(format!(

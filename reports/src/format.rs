@@ -17,6 +17,20 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A number in a column whose largest is `largest`: as many decimals as give that one four digits.
+pub fn in_column(value: f64, largest: f64) -> String {
+    if !value.is_finite() {
+        return "-".to_owned();
+    }
+    let magnitude = if largest > 0.0 {
+        largest.log10().floor() as i32
+    } else {
+        0
+    };
+    let decimals = (3 - magnitude).clamp(0, 9) as usize;
+    format!("{value:.decimals$}")
+}
+
 /// A count with thin groups of three: `1 234 567`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
@@ -245,6 +259,8 @@ mod tests {
         assert_eq!(three_digits(12.345), "12.3");
         assert_eq!(three_digits(0.012_345), "0.0123");
         assert_eq!(three_digits(f64::NAN), "-");
+        assert_eq!(in_column(0.0964, 18.76), "0.10");
+        assert_eq!(in_column(3.0, 120.0), "3.0");
         assert_eq!(grouped(1_234_567), "1 234 567");
         assert_eq!(grouped(12), "12");
         assert_eq!(short_count(671e9), "671B");

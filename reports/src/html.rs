@@ -95,7 +95,12 @@ fn heading(comparison: &Comparison) -> (String, String) {
     let models = distinct(&|s| s.setting.model.as_ref().map(|m| m.name.clone()));
     let clusters = distinct(&|s| {
         let cluster = s.setting.cluster.as_ref()?;
-        Some(format!("{} {}", s.ranks(), cluster.name))
+        let word = if cluster.gpu.is_cpu() {
+            "CPU ranks"
+        } else {
+            "GPUs"
+        };
+        Some(format!("{} {word} ({})", s.ranks(), cluster.name))
     });
     let requests = distinct(&|s| {
         let batch = s.setting.request.as_ref()?.batch;
@@ -159,9 +164,9 @@ fn tiles(out: &mut String, comparison: &Comparison) {
         ),
         (
             format::short_count(best.tokens_per_s_per_gpu()),
-            format!("tokens/s/GPU, {origin}"),
+            format!("tokens/s/{}, {origin}", comparison.rank_word()),
         ),
-        (format::percent(predicted.mfu), "MFU, predicted".to_owned()),
+        (format::percent(best.mfu()), format!("MFU, {origin}")),
         (
             format::gib(best.measured_peak_gib().unwrap_or(predicted.peak_gib)),
             format!("peak memory, {origin}"),

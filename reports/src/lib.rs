@@ -4,6 +4,7 @@
 //! self-contained page, plots and tables. Depends on the data halves only: it knows what a plan and a
 //! run look like and nothing of how either is made.
 
+mod answer_text;
 mod compare;
 mod draw;
 mod error;
@@ -15,8 +16,11 @@ mod html;
 mod inputs;
 mod ops;
 mod plots;
+#[cfg(test)]
+mod sample;
 mod subject;
 pub mod tables;
 
+pub use answer_text::plan_table;
 pub use compare::{Written, compare};
 pub use error::ReportError;

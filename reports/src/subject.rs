@@ -126,6 +126,13 @@ impl Subject {
         }
     }
 
+    /// Model FLOP/s over peak: measured where it ran. For one model and batch it goes as the inverse of
+    /// the step.
+    pub(crate) fn mfu(&self) -> f64 {
+        let predicted = &self.planned.predicted;
+        predicted.mfu * predicted.step_s / self.step_s()
+    }
+
     /// Measured peak of the worst rank, GiB, where it ran.
     pub(crate) fn measured_peak_gib(&self) -> Option<f64> {
         let peaks = &self.measured.as_ref()?.summary.peak_by_rank;
@@ -315,6 +322,16 @@ impl Comparison {
         self.subjects
             .iter()
             .all(|s| first.is_none_or(|f| f.setting.is_comparable(&s.setting)))
+    }
+
+    /// What a rank is: `GPU`, or `rank` where every cluster is a CPU.
+    pub(crate) fn rank_word(&self) -> &'static str {
+        let mut clusters = self.subjects.iter().map(|s| s.setting.cluster.as_ref());
+        if clusters.all(|c| c.is_some_and(|c| c.gpu.is_cpu())) {
+            "rank"
+        } else {
+            "GPU"
+        }
     }
 
     /// Subjects that ran.

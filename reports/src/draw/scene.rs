@@ -3,7 +3,7 @@
 //! Only what plots need: rectangles, polylines, marks and text. Later shapes cover earlier ones.
 
 use super::color::Paint;
-use super::font::Weight;
+use super::font::{self, Weight};
 
 /// A picture.
 #[derive(Debug, Clone, PartialEq)]
@@ -222,6 +222,20 @@ impl Scene {
             Some(Shape::Text(text)) => text,
             _ => unreachable!("a text was pushed"),
         }
+    }
+}
+
+impl Scene {
+    /// A text in medium weight on a patch of background, so that no grid line runs through it.
+    pub(crate) fn figure(&mut self, (x, y): (f64, f64), text: &str, size: f64) {
+        let width = font::width(text, size, Weight::Medium);
+        self.rect(
+            (x - 3.0, y - size),
+            (width + 6.0, 1.3 * size),
+            Paint::Paper,
+            None,
+        );
+        self.text((x, y), text, size, Anchor::Start).medium();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What fills the memory of the worst rank, against what the rank has.
+//! What fills the memory of the fullest rank, against what the rank has.
 
 use moefold_planner::plan::MemoryRecord;
 use moefold_profiles::run::PeakBytes;
@@ -34,7 +34,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         .collect();
     let capacity = capacities.iter().copied().fold(0.0, f64::max);
     let drawn = capacity > 0.0 && capacity <= CAPACITY_ROOM * largest;
-    let mut subtitle = vec!["Peak of the worst rank by what it holds at that instant.".to_owned()];
+    let mut subtitle = vec!["By what it holds at the instant of its peak.".to_owned()];
     if capacity > 0.0 && !drawn {
         subtitle.push(format!(
             "Capacity is {}, far to the right: the fullest rank uses {} of it.",
@@ -43,8 +43,8 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         ));
     }
     subtitle.extend(note);
-    let mut scene = Scene::new(WIDTH, "Peak memory of the worst rank");
-    let top = axis::heading(&mut scene, "Peak memory of the worst rank", &subtitle);
+    let mut scene = Scene::new(WIDTH, "Peak memory of the fullest rank");
+    let top = axis::heading(&mut scene, "Peak memory of the fullest rank", &subtitle);
     let mut entries: Vec<_> = (0..MEMORY.len())
         .filter(|&i| {
             bars_of(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
@@ -79,13 +79,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         stack(&mut scene, bar, subjects[bar.subject], (&scale, unit));
     }
     if drawn {
-        for bar in &rows.bars {
-            if let Some(capacity) = subjects[bar.subject].setting.capacity_gib() {
-                let x = scale.at(capacity * unit.per_gib());
-                let ends = vec![(x, bar.y - 8.0), (x, bar.y + bar.height + 8.0)];
-                scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
-            }
-        }
+        limits(&mut scene, &frame, &rows.bars, &subjects, (&scale, unit));
     }
     scene.height = rows.bottom + X_AXIS_HEIGHT;
     Some(Plot {
@@ -95,6 +89,36 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
             .to_owned(),
         scene,
     })
+}
+
+/// The capacity: one line where all have the same, else one beside each bar.
+fn limits(
+    scene: &mut Scene,
+    frame: &Frame,
+    bars: &[Bar],
+    subjects: &[&Subject],
+    (scale, unit): (&Scale, MemoryUnit),
+) {
+    let capacity = |s: &Subject| s.setting.capacity_gib();
+    let alike = subjects
+        .windows(2)
+        .all(|w| capacity(w[0]) == capacity(w[1]));
+    let whole = [(frame.top, frame.bottom, subjects[0])];
+    let each = bars
+        .iter()
+        .map(|bar| (bar.y - 6.0, bar.y + bar.height + 6.0, subjects[bar.subject]));
+    let lines: Vec<(f64, f64, &Subject)> = if alike {
+        whole.to_vec()
+    } else {
+        each.collect()
+    };
+    for (top, bottom, subject) in lines {
+        if let Some(capacity) = capacity(subject) {
+            let x = scale.at(capacity * unit.per_gib());
+            let ends = vec![(x, top), (x, bottom)];
+            scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
+        }
+    }
 }
 
 fn bars_of<'a>(subjects: &'a [&'a Subject]) -> impl Iterator<Item = (&'a Subject, bool)> {
@@ -190,5 +214,5 @@ fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale
         scale.at(done * unit.per_gib()) + 7.0,
         bar.y + bar.height / 2.0 + 4.0,
     );
-    scene.text(at, text, SMALL, Anchor::Start).medium();
+    scene.figure(at, &text, SMALL);
 }

@@ -129,9 +129,7 @@ fn stack(
         scale.at(done * unit.per_second()) + 7.0,
         bar.y + bar.height / 2.0 + 4.0,
     );
-    scene
-        .text(at, format::seconds(total), SMALL, Anchor::Start)
-        .medium();
+    scene.figure(at, &format::seconds(total), SMALL);
 }
 
 fn caption(comparison: &Comparison) -> String {

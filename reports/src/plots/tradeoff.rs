@@ -72,7 +72,8 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         &x,
         &format!("peak memory of the fullest rank ({})", unit.name()),
     );
-    frame.y_axis(&mut scene, &y, "tokens per second per GPU");
+    let rank = comparison.rank_word();
+    frame.y_axis(&mut scene, &y, &format!("tokens per second per {rank}"));
     if let Some(capacity) = capacity {
         let x = x.at(capacity * unit.per_gib());
         let ends = vec![(x, frame.top), (x, frame.bottom)];
@@ -84,9 +85,9 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
             scene.mark(at(point), radius, form, paint, Some(tip(point)));
         }
     }
-    scene.line(front.iter().map(|p| at(p)).collect(), Paint::Ink, 1.5);
+    scene.line(staircase(front.iter().map(|p| at(p))), Paint::Ink, 1.5);
     if let Some(winner) = front.last() {
-        label_winner(&mut scene, &frame, at(winner), winner);
+        label_winner(&mut scene, &frame, at(winner), winner, rank);
     }
     scene.height = frame.bottom + X_AXIS_HEIGHT;
     Some(Plot {
@@ -154,6 +155,18 @@ fn pareto<'a>(points: &[&'a Point]) -> Vec<&'a Point> {
     front
 }
 
+/// A line that rises only where a point is: between two sizes the smaller layout is what there is.
+fn staircase(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut stairs: Vec<(f64, f64)> = Vec::new();
+    for (x, y) in points {
+        if let Some(&(_, before)) = stairs.last() {
+            stairs.push((x, before));
+        }
+        stairs.push((x, y));
+    }
+    stairs
+}
+
 fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, String)> {
     let mut entries = Vec::new();
     for (kind, name) in [
@@ -186,26 +199,26 @@ fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, 
     entries
 }
 
-fn label_winner(scene: &mut Scene, frame: &Frame, (x, y): (f64, f64), winner: &Point) {
+fn label_winner(scene: &mut Scene, frame: &Frame, (x, y): (f64, f64), winner: &Point, rank: &str) {
     scene.mark((x, y), 10.0, Form::Star, Paint::Ink, Some(tip(winner)));
     let room = 0.6 * (frame.right - frame.left);
     let text = font::fitted(&winner.name, BODY, Weight::Medium, room);
     let to_the_right = x + 16.0 + 1.06 * font::width(&text, BODY, Weight::Medium) < frame.right;
     let (anchor, x) = if to_the_right {
-        (Anchor::Start, x + 14.0)
+        (Anchor::Start, x + 12.0)
     } else {
-        (Anchor::End, x - 14.0)
+        (Anchor::End, x - 12.0)
     };
-    let speed = format!("{} tokens/s/GPU", format::short_count(winner.speed));
-    scene.text((x, y - 8.0), text, BODY, anchor).medium();
+    let speed = format!("{} tokens/s/{rank}", format::short_count(winner.speed));
+    scene.text((x, y - 21.0), text, BODY, anchor).medium();
     scene
-        .text((x, y + 7.0), speed, SMALL, anchor)
+        .text((x, y - 6.0), speed, SMALL, anchor)
         .paint(Paint::Muted);
 }
 
 fn tip(point: &Point) -> String {
     format!(
-        "{}: {} tokens/s/GPU, {}{}",
+        "{}: {} tokens/s each, {}{}",
         point.name,
         format::short_count(point.speed),
         format::gib(point.gib),

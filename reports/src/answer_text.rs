@@ -1,0 +1,357 @@
+//! [`plan_table`]: the answer of a search as text for a person.
+//!
+//! What is best and what comes next, where the time and the memory of each go, why the runners-up
+//! lost, and what the search refused. The machine-readable form is the [`Answer`] itself.
+
+use std::fmt::Write as _;
+
+use moefold_planner::answer::{Answer, SearchRecord};
+use moefold_planner::plan::PlannedLayout;
+use moefold_profiles::Category;
+
+use crate::draw::color::{self, MEMORY_LABELS};
+use crate::format::{self, MemoryUnit, TimeUnit};
+use crate::plots::memory::predicted_parts;
+use crate::subject::json_word;
+use crate::tables::Table;
+
+/// Plans whose breakdown is shown, side by side.
+const MAX_COLUMNS: usize = 5;
+/// Reasons of refusal that are listed; the rest are summed.
+const MAX_REASONS: usize = 12;
+
+/// The answer of a search in aligned text, without colour, ending in a newline.
+pub fn plan_table(answer: &Answer) -> String {
+    let mut out = String::new();
+    if let Some(asked) = asked(answer) {
+        line(&mut out, &asked);
+        out.push('\n');
+    }
+    if answer.plans.is_empty() {
+        line(&mut out, "No layout is feasible.");
+    } else {
+        out.push_str(&ranking(answer).text());
+        let shown = &answer.plans[..answer.plans.len().min(MAX_COLUMNS)];
+        out.push('\n');
+        out.push_str(&time(shown).text());
+        out.push('\n');
+        out.push_str(&memory(answer, shown).text());
+        out.push('\n');
+        line(&mut out, &prices(&answer.plans[0]));
+        let lost = lost(&answer.plans);
+        if !lost.is_empty() {
+            out.push('\n');
+            out.push_str(&lost.text());
+        }
+    }
+    out.push('\n');
+    out.push_str(&search(&answer.search));
+    out
+}
+
+fn line(out: &mut String, text: &str) {
+    out.push_str(text);
+    out.push('\n');
+}
+
+/// Model, cluster and request in a line; what is unknown is left out.
+fn asked(answer: &Answer) -> Option<String> {
+    let model = answer.model.as_ref()?;
+    let mut text = model.name.clone();
+    if let (Some(cluster), Some(request)) = (&answer.cluster, &answer.request) {
+        let ranks = if cluster.gpu.is_cpu() {
+            format!("{} CPU ranks", request.gpus)
+        } else {
+            format!("{} {}", request.gpus, cluster.gpu.name)
+        };
+        write!(
+            text,
+            " on {ranks} ({}), sequence {}, global batch {}",
+            cluster.name, request.batch.seq_len, request.batch.global_batch
+        )
+        .expect("writing to a string does not fail");
+    }
+    Some(text)
+}
+
+fn ranking(answer: &Answer) -> Table {
+    let plans = &answer.plans;
+    let longest = plans.iter().map(|p| p.predicted.step_s).fold(0.0, f64::max);
+    let largest = plans.iter().map(|p| p.predicted.peak_gib);
+    let largest = largest.fold(0.0, f64::max);
+    let time = TimeUnit::for_longest(longest);
+    let memory = MemoryUnit::for_largest(largest);
+    let is_cpu = answer.cluster.as_ref().is_some_and(|c| c.gpu.is_cpu());
+    let rank = if is_cpu { "rank" } else { "GPU" };
+    let mut table = Table::new([
+        ">#".to_owned(),
+        "layout".to_owned(),
+        "schedule".to_owned(),
+        ">microbatches".to_owned(),
+        "recompute".to_owned(),
+        "dispatcher".to_owned(),
+        format!(">step ({})", time.name()),
+        format!(">tokens/s/{rank}"),
+        format!(">TFLOP/s/{rank}"),
+        ">MFU".to_owned(),
+        format!(">peak ({})", memory.name()),
+    ]);
+    for (i, plan) in plans.iter().enumerate() {
+        let p = &plan.predicted;
+        table.row([
+            (i + 1).to_string(),
+            format::layout(&plan.layout),
+            json_word(&plan.pipeline.schedule),
+            plan.layout.microbatches.to_string(),
+            format::recompute(&plan.recompute),
+            json_word(&plan.dispatcher),
+            format::in_column(p.step_s * time.per_second(), longest * time.per_second()),
+            format::short_count(p.tokens_per_s_per_gpu),
+            format::three_digits(p.model_tflops_per_gpu),
+            format::percent(p.mfu),
+            format::in_column(p.peak_gib * memory.per_gib(), largest * memory.per_gib()),
+        ]);
+    }
+    table
+}
+
+/// A row a category, a column a plan, shares beside the seconds of the first.
+fn time(plans: &[PlannedLayout]) -> Table {
+    let longest = plans.iter().map(|p| p.predicted.step_s).fold(0.0, f64::max);
+    let unit = TimeUnit::for_longest(longest);
+    let mut table = Table::new(columns(
+        format!("time of a step ({})", unit.name()),
+        plans.len(),
+    ));
+    let per = unit.per_second();
+    let figure = |seconds: f64| format::in_column(seconds * per, longest * per);
+    for category in Category::ALL {
+        let of = |p: &PlannedLayout| p.predicted.time_s.get(category).0;
+        if plans.iter().all(|p| of(p) == 0.0) {
+            continue;
+        }
+        let first = &plans[0].predicted;
+        let share = format::percent(of(&plans[0]) / first.time_s.total().0);
+        table.row(
+            [color::category_label(category).to_owned()]
+                .into_iter()
+                .chain(plans.iter().map(|p| figure(of(p))))
+                .chain([share]),
+        );
+    }
+    table.row(
+        ["step".to_owned()]
+            .into_iter()
+            .chain(plans.iter().map(|p| figure(p.predicted.time_s.total().0)))
+            .chain(["100%".to_owned()]),
+    );
+    table
+}
+
+/// A row a class of memory, a column a plan.
+fn memory(answer: &Answer, plans: &[PlannedLayout]) -> Table {
+    let largest = plans.iter().map(|p| p.predicted.peak_gib);
+    let largest = largest.fold(0.0, f64::max);
+    let unit = MemoryUnit::for_largest(largest);
+    let mut table = Table::new(columns(
+        format!("memory of the fullest rank ({})", unit.name()),
+        plans.len(),
+    ));
+    let per = unit.per_gib();
+    let figure = |gib: f64| format::in_column(gib * per, largest * per);
+    let first = &plans[0].predicted;
+    for (i, label) in MEMORY_LABELS.iter().enumerate() {
+        let of = |p: &PlannedLayout| predicted_parts(&p.predicted.memory_gib)[i];
+        if plans.iter().all(|p| of(p) == 0.0) {
+            continue;
+        }
+        let share = format::percent(of(&plans[0]) / first.memory_gib.total());
+        table.row(
+            [(*label).to_owned()]
+                .into_iter()
+                .chain(plans.iter().map(|p| figure(of(p))))
+                .chain([share]),
+        );
+    }
+    table.row(
+        ["peak".to_owned()]
+            .into_iter()
+            .chain(plans.iter().map(|p| figure(p.predicted.peak_gib)))
+            .chain(["100%".to_owned()]),
+    );
+    if let Some(cluster) = &answer.cluster {
+        let capacity = cluster.gpu.memory_gib;
+        let share = |p: &PlannedLayout| format::percent(p.predicted.peak_gib / capacity);
+        table.row(
+            [format!("of {}", format::gib(capacity))]
+                .into_iter()
+                .chain(plans.iter().map(share))
+                .chain([String::new()]),
+        );
+    }
+    table
+}
+
+fn columns(first: String, plans: usize) -> impl Iterator<Item = String> {
+    [first]
+        .into_iter()
+        .chain((1..=plans).map(|i| format!(">#{i}")))
+        .chain([">of #1".to_owned()])
+}
+
+/// How the prices of a plan are known.
+fn prices(plan: &PlannedLayout) -> String {
+    let c = &plan.predicted.confidence;
+    format!(
+        "Prices of #1 by share of its time: {} measured, {} interpolated, {} extrapolated.",
+        format::percent(c.measured),
+        format::percent(c.interpolated),
+        format::percent(c.extrapolated)
+    )
+}
+
+/// Why each runner-up is not first.
+fn lost(plans: &[PlannedLayout]) -> Table {
+    let mut table = Table::new([">#", ">slower by", "because"]);
+    if let Some((first, others)) = plans.split_first() {
+        for (i, plan) in others.iter().enumerate() {
+            let slower = plan.predicted.step_s / first.predicted.step_s - 1.0;
+            table.row([
+                (i + 2).to_string(),
+                format::signed_percent(slower),
+                because(first, plan),
+            ]);
+        }
+    }
+    table
+}
+
+/// The categories in which a plan spends most more than another, and where it spends less.
+fn because(first: &PlannedLayout, plan: &PlannedLayout) -> String {
+    let step_s = first.predicted.step_s;
+    let mut differences: Vec<(Category, f64)> = Category::ALL
+        .iter()
+        .map(|&c| {
+            let of = |p: &PlannedLayout| p.predicted.time_s.get(c).0;
+            (c, of(plan) - of(first))
+        })
+        .filter(|(_, seconds)| seconds.abs() > 0.002 * step_s)
+        .collect();
+    differences.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let written = |&(category, seconds): &(Category, f64)| {
+        let sign = if seconds > 0.0 { "+" } else { "-" };
+        format!(
+            "{} {sign}{}",
+            color::category_label(category),
+            format::seconds(seconds.abs())
+        )
+    };
+    let more: Vec<String> = differences
+        .iter()
+        .filter(|(_, seconds)| *seconds > 0.0)
+        .take(3)
+        .map(written)
+        .collect();
+    let less: Vec<String> = differences
+        .iter()
+        .rev()
+        .filter(|(_, seconds)| *seconds < 0.0)
+        .take(2)
+        .map(written)
+        .collect();
+    match (more.is_empty(), less.is_empty()) {
+        (true, true) => {
+            let gib = plan.predicted.peak_gib - first.predicted.peak_gib;
+            let sign = if gib < 0.0 { "-" } else { "+" };
+            format!(
+                "no difference of note; peak memory {sign}{}",
+                format::gib(gib.abs())
+            )
+        }
+        (false, true) => more.join(", "),
+        (true, false) => less.join(", "),
+        (false, false) => format!("{}; {}", more.join(", "), less.join(", ")),
+    }
+}
+
+fn search(search: &SearchRecord) -> String {
+    let refused: u64 = search.refused.values().sum();
+    let mut out = format!(
+        "Looked at {} layouts in {}: {} refused, {} ruled out by a bound, {} priced. ",
+        format::grouped(search.space),
+        format::seconds(search.elapsed_s),
+        format::grouped(refused),
+        format::grouped(search.pruned),
+        format::grouped(search.priced)
+    );
+    if search.optimal {
+        line(&mut out, "#1 is the best of them under the cost model.");
+    } else {
+        line(
+            &mut out,
+            &format!(
+                "#1 is within {} of the best under the cost model.",
+                format::percent(search.gap)
+            ),
+        );
+    }
+    let mut reasons: Vec<(&String, u64)> = search.refused.iter().map(|(k, n)| (k, *n)).collect();
+    reasons.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
+    let mut table = Table::new([">refused", "reason"]);
+    for (reason, count) in reasons.iter().take(MAX_REASONS) {
+        table.row([format::grouped(*count), (*reason).clone()]);
+    }
+    if reasons.len() > MAX_REASONS {
+        let rest: u64 = reasons[MAX_REASONS..].iter().map(|(_, n)| n).sum();
+        let kinds = reasons.len() - MAX_REASONS;
+        table.row([format::grouped(rest), format!("{kinds} other reasons")]);
+    }
+    if !table.is_empty() {
+        out.push('\n');
+        out.push_str(&table.text());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn golden_answer_of_two() {
+        let mut answer = sample::answer(2);
+        answer.plans[1].predicted.time_s = answer.plans[0].predicted.time_s.scaled(1.1);
+        answer.plans[1].predicted.step_s *= 1.1;
+        let text = plan_table(&answer);
+        for part in [
+            "Mixtral-8x22B-v0.1 on 128 h100 (dgx-h100), sequence 4096, global batch 256\n",
+            "1  TP2 PP4x7 DP16 | EP8 EDP4 | mbs 1  interleaved            16  none       alltoall",
+            "experts                 4.100  4.510  46.8%\n",
+            "activations",
+            "2           +10%  experts +410 ms, attention +190 ms, EP dispatch, combine +90.0 ms",
+            "#1 is the best of them under the cost model.\n",
+            "  9 120  memory\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_feasible_is_said_with_the_reasons() {
+        let mut answer = sample::answer(0);
+        answer.search.feasible.clear();
+        let text = plan_table(&answer);
+        assert!(text.contains("No layout is feasible.\n"), "{text}");
+        assert!(text.contains("memory"), "{text}");
+        assert!(text.ends_with('\n'));
+    }
+
+    #[test]
+    fn many_reasons_are_summed() {
+        let mut answer = sample::answer(1);
+        answer.search.refused = (0..20).map(|i| (format!("rule {i:02}"), 100 - i)).collect();
+        let text = plan_table(&answer);
+        assert!(text.contains("8 other reasons"), "{text}");
+    }
+}

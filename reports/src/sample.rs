@@ -1,0 +1,322 @@
+//! Plans and runs for tests: made up, in realistic proportions, the same every time.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use moefold_planner::answer::{Answer, Candidate, SearchRecord};
+use moefold_planner::layout::Batch;
+use moefold_planner::model::{Model, presets as models};
+use moefold_planner::plan::{
+    Alternative, Confidence, Dispatcher, LayoutRecord, MemoryRecord, Objective, Offload, Optimizer,
+    PLAN_VERSION, Pipeline, Plan, PlannedLayout, Predicted, ProfileUsed, Recompute, Request,
+    ScheduleName, StackName,
+};
+use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
+use moefold_profiles::trace::TimeByCategory;
+use moefold_profiles::units::{Bytes, GIB, Seconds};
+use moefold_profiles::{Category, Cluster, Precision, presets as clusters};
+
+/// The degrees of a layout, the rest derived for a number of GPUs and sequences.
+pub(crate) fn layout(gpus: u32, batch: u32, [tp, pp, vpp, ep, etp]: [u32; 5]) -> LayoutRecord {
+    let dp = gpus / (tp * pp);
+    LayoutRecord {
+        tp,
+        cp: 1,
+        dp,
+        pp,
+        vpp,
+        ep,
+        etp,
+        edp: gpus / (ep * etp * pp),
+        mbs: 1,
+        microbatches: batch / dp,
+    }
+}
+
+/// A plan for 128 H100; `slow` stretches its time, `full` its memory.
+pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayout {
+    let mut time_s = TimeByCategory::default();
+    for (category, seconds) in [
+        (Category::Attention, 1.9),
+        (Category::Experts, 4.1),
+        (Category::Dense, 0.35),
+        (Category::RouterPermute, 0.42),
+        (Category::TpComm, 0.4 * f64::from(layout.tp - 1)),
+        (Category::EpComm, 0.9 * slow),
+        (Category::PpComm, 0.08 * f64::from(layout.pp - 1).sqrt()),
+        (Category::DpComm, 0.3),
+        (
+            Category::Bubble,
+            0.9 * f64::from(layout.pp - 1) / f64::from(layout.vpp * 4),
+        ),
+        (Category::Optimizer, 0.11),
+        (Category::Host, 0.05),
+    ] {
+        time_s.add(category, Seconds(seconds * slow.sqrt()));
+    }
+    let step_s = time_s.total().0;
+    let memory_gib = MemoryRecord {
+        weights: 5.6,
+        gradients: 11.2,
+        optimizer: 8.4,
+        activations: 28.0 * full,
+        transient: 1.8,
+        logits: 1.1,
+        overhead: 4.0,
+    };
+    let peak_gib = memory_gib.total();
+    let tokens = 256.0 * 4096.0;
+    PlannedLayout {
+        layout,
+        pipeline: Pipeline {
+            schedule: if layout.pp == 1 {
+                ScheduleName::None
+            } else {
+                ScheduleName::Interleaved
+            },
+            stages: Vec::new(),
+        },
+        dispatcher: Dispatcher::Alltoall,
+        recompute: Recompute::None,
+        offload: Offload::None,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adam,
+        stack: StackName::Megatron,
+        predicted: Predicted {
+            step_s,
+            tokens_per_s_per_gpu: tokens / step_s / 128.0,
+            model_tflops_per_gpu: 2400.0 / step_s,
+            mfu: 2.4 / step_s,
+            peak_gib,
+            memory_gib,
+            memory_gib_by_pp_rank: (0..layout.pp)
+                .map(|rank| peak_gib - 1.7 * f64::from(rank))
+                .collect(),
+            time_s,
+            busy_s: BTreeMap::new(),
+            confidence: Confidence {
+                measured: 0.21,
+                interpolated: 0.48,
+                extrapolated: 0.31,
+            },
+        },
+    }
+}
+
+fn mixtral() -> Model {
+    models::load("mixtral-8x22b").expect("a preset")
+}
+
+fn h100() -> Cluster {
+    clusters::cluster("dgx-h100").expect("a preset")
+}
+
+fn request(gpus: u32) -> Request {
+    Request {
+        gpus,
+        batch: Batch {
+            seq_len: 4096,
+            global_batch: 256,
+        },
+        objective: Objective::Throughput,
+    }
+}
+
+/// What a search over 128 H100 might answer, with `count` plans.
+pub(crate) fn answer(count: usize) -> Answer {
+    let degrees = [
+        [2, 4, 7, 8, 1],
+        [2, 8, 1, 8, 1],
+        [4, 4, 2, 8, 1],
+        [1, 8, 7, 8, 1],
+        [8, 2, 1, 4, 2],
+        [2, 16, 1, 4, 1],
+    ];
+    let plans: Vec<PlannedLayout> = (0..count)
+        .map(|i| {
+            let slow = 1.0 + 0.11 * i as f64;
+            let full = 1.15 - 0.4 * (i as f64 * 1.7).sin().abs();
+            planned(layout(128, 256, degrees[i % degrees.len()]), slow, full)
+        })
+        .collect();
+    let feasible = (0..160)
+        .map(|i| {
+            let spread = f64::from(i) * 0.618_034 % 1.0;
+            let other = f64::from(i) * 0.414_214 % 1.0;
+            Candidate {
+                layout: layout(128, 256, degrees[i as usize % degrees.len()]),
+                recompute: Recompute::Full,
+                step_s: 9.5 + 9.0 * spread * (0.35 + other),
+                peak_gib: 30.0 + 48.0 * other * (1.0 - 0.5 * spread),
+            }
+        })
+        .collect();
+    Answer {
+        plans,
+        search: SearchRecord {
+            space: 18_432,
+            refused: [
+                ("memory", 9_120),
+                ("heads % tp", 2_048),
+                ("layers % pp", 4_096),
+            ]
+            .map(|(reason, n)| (reason.to_owned(), n))
+            .into(),
+            pruned: 2_600,
+            priced: 568,
+            elapsed_s: 1.84,
+            optimal: true,
+            gap: 0.0,
+            feasible,
+        },
+        model: Some(mixtral()),
+        cluster: Some(h100()),
+        request: Some(request(128)),
+        profiles: vec![ProfileUsed {
+            name: "h100-published".to_owned(),
+            hash: "7c1d".to_owned(),
+        }],
+    }
+}
+
+/// A small CPU plan of four ranks, as the quickstart makes; the step takes `step_s`.
+pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
+    let layout = layout(4, 8, degrees);
+    let mut planned = planned(layout, 1.0, 1.0);
+    let scale = step_s / planned.predicted.step_s;
+    let p = &mut planned.predicted;
+    p.time_s = p.time_s.scaled(scale);
+    p.step_s = step_s;
+    p.tokens_per_s_per_gpu = 2048.0 / step_s / 4.0;
+    p.memory_gib = MemoryRecord {
+        weights: 0.031,
+        gradients: 0.031,
+        optimizer: 0.048,
+        activations: 0.094,
+        transient: 0.012,
+        logits: 0.017,
+        overhead: 0.0,
+    };
+    p.peak_gib = p.memory_gib.total();
+    p.memory_gib_by_pp_rank = vec![p.peak_gib; layout.pp as usize];
+    p.busy_s = busy(step_s, |_| 1.0);
+    planned.stack = StackName::Moefold;
+    planned.precision = Precision::Fp32;
+    Plan {
+        version: PLAN_VERSION,
+        planned,
+        model: mixtral(),
+        cluster: clusters::local(4),
+        request: Request {
+            gpus: 4,
+            batch: Batch {
+                seq_len: 256,
+                global_batch: 8,
+            },
+            objective: Objective::Throughput,
+        },
+        profiles: Vec::new(),
+        alternatives: vec![Alternative {
+            layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
+            recompute: Recompute::None,
+            step_s: 1.2 * step_s,
+            peak_gib: 0.2,
+            why: "ep_comm +0.1 s".to_owned(),
+        }],
+    }
+}
+
+fn busy(step_s: f64, factor: impl Fn(usize) -> f64) -> BTreeMap<String, f64> {
+    [
+        ("grouped_gemm", 0.41),
+        ("gemm", 0.22),
+        ("attention", 0.11),
+        ("all_to_all", 0.06),
+        ("cross_entropy", 0.04),
+        ("adamw", 0.03),
+        ("reduce_scatter", 0.022),
+        ("all_gather", 0.018),
+        ("permute", 0.016),
+        ("swiglu", 0.012),
+        ("rms_norm", 0.009),
+        ("rope", 0.003),
+        ("router", 0.0009),
+    ]
+    .iter()
+    .enumerate()
+    .map(|(i, &(name, share))| (name.to_owned(), share * step_s * factor(i)))
+    .collect()
+}
+
+/// Writes a run directory of a CPU plan whose measured step is `measured` times the predicted.
+pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> PathBuf {
+    let predicted = &plan.planned.predicted;
+    let step_s = predicted.step_s * measured;
+    let mut lines = String::new();
+    for step in 0..steps {
+        let x = step as f64;
+        let noise = (x * 12.9898).sin() * 0.5;
+        let record = StepRecord {
+            step,
+            loss: 2.6 + 6.4 * (-x / 14.0).exp() + 0.08 * noise,
+            aux_loss: 0.01,
+            z_loss: 0.0,
+            grad_norm: 0.8 + 3.0 * (-x / 6.0).exp() + 0.2 * noise.abs(),
+            lr: 1e-3,
+            step_s: step_s * (1.0 + 0.08 * noise + if step < 2 { 0.5 } else { 0.0 }),
+            tokens_per_s: 2048.0 / step_s,
+            peak_bytes: Bytes(GIB / 4),
+            expert_load: Vec::new(),
+            dropped: 0,
+        };
+        lines.push_str(&serde_json::to_string(&record).expect("serializes"));
+        lines.push('\n');
+    }
+    let peak_by_rank = (0..4)
+        .map(|rank| {
+            let bytes = |gib: f64| Bytes((gib * GIB as f64) as u64);
+            let m = &predicted.memory_gib;
+            RankPeak {
+                rank,
+                pp_rank: 0,
+                bytes: PeakBytes {
+                    weights: bytes(m.weights),
+                    gradients: bytes(m.gradients),
+                    optimizer: bytes(m.optimizer),
+                    activations: bytes(m.activations * (0.92 + 0.05 * f64::from(rank))),
+                    transient: bytes(m.transient * 1.4),
+                    logits: bytes(m.logits),
+                    overhead: Bytes(0),
+                },
+            }
+        })
+        .collect();
+    let summary = RunSummary {
+        version: RUN_VERSION,
+        steps,
+        warmup_steps: 2.min(steps),
+        step_s,
+        tokens_per_s: 2048.0 / step_s,
+        time_s: predicted.time_s.scaled(measured),
+        busy_s: busy(predicted.step_s, |i| measured * (0.75 + 0.06 * i as f64)),
+        peak_by_rank,
+        final_loss: 2.6,
+    };
+    std::fs::create_dir_all(dir).expect("a directory");
+    let write = |name: &str, text: String| std::fs::write(dir.join(name), text).expect("written");
+    write("plan.json", json(plan));
+    write("steps.jsonl", lines);
+    write("summary.json", json(&summary));
+    write("env.json", r#"{"device": "cpu", "cores": 2}"#.to_owned());
+    dir.to_owned()
+}
+
+/// Writes a value as JSON and gives the path.
+pub(crate) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> PathBuf {
+    std::fs::write(path, json(value)).expect("written");
+    path.to_owned()
+}
+
+fn json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string_pretty(value).expect("serializes")
+}
