@@ -321,15 +321,16 @@ mod tests {
     #[test]
     fn golden_answer_of_two() {
         let mut answer = sample::answer(2);
-        answer.plans[1].predicted.time_s = answer.plans[0].predicted.time_s.scaled(1.1);
-        answer.plans[1].predicted.step_s *= 1.1;
+        let first = answer.plans[0].predicted.clone();
+        answer.plans[1].predicted.time_s = first.time_s.scaled(1.1);
+        answer.plans[1].predicted.step_s = 1.1 * first.step_s;
         let text = plan_table(&answer);
         for part in [
             "Mixtral-8x22B-v0.1 on 128 h100 (dgx-h100), sequence 4096, global batch 256\n",
             "1  TP2 PP4x7 DP16 | EP8 EDP4 | mbs 1  interleaved            16  none       alltoall",
             "experts                 4.100  4.510  46.8%\n",
             "activations",
-            "2           +10%  experts +410 ms, attention +190 ms, EP dispatch, combine +90.0 ms",
+            "2       +10%  experts +410 ms, attention +190 ms, EP dispatch, combine +90.0 ms",
             "#1 is the best of them under the cost model.\n",
             "  9 120  memory\n",
         ] {

@@ -61,3 +61,325 @@ pub fn compare(inputs: &[PathBuf], out_dir: &Path) -> Result<Written, ReportErro
         findings,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use moefold_planner::plan::Plan;
+    use tempfile::TempDir;
+
+    fn scratch() -> TempDir {
+        tempfile::tempdir().expect("a temporary directory")
+    }
+
+    fn names(written: &Written) -> Vec<String> {
+        let name = |path: &PathBuf| {
+            let name = path.file_name().expect("a file");
+            name.to_string_lossy().into_owned()
+        };
+        written.files.iter().map(name).collect()
+    }
+
+    fn read(path: impl AsRef<Path>) -> String {
+        std::fs::read_to_string(path).expect("readable")
+    }
+
+    /// Reading and comparing without drawing PNGs, which is what takes time.
+    fn compared(paths: &[PathBuf]) -> Comparison {
+        let read = paths.iter().map(|path| Input::read(path).expect("reads"));
+        Comparison::of(read.collect())
+    }
+
+    #[test]
+    fn law_the_same_inputs_give_the_same_bytes_and_no_leftovers() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(&dir.path().join("run"), &plan, 1.3, 12);
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let first = compare(std::slice::from_ref(&run), &a).expect("compares");
+        let second = compare(&[run], &b).expect("compares");
+        assert_eq!(first.findings, second.findings);
+        assert_eq!(names(&first), names(&second));
+        for name in names(&first) {
+            let bytes = |dir: &Path| std::fs::read(dir.join(&name)).expect("readable");
+            assert!(bytes(&a) == bytes(&b), "{name} differs");
+        }
+        let left = std::fs::read_dir(&a).expect("readable").count();
+        assert_eq!(left, first.files.len());
+        for part in [
+            "report.html",
+            "step-time.svg",
+            "step-time.png",
+            "memory.svg",
+            "memory-by-rank.svg",
+            "predicted-measured-steps.svg",
+            "predicted-measured-ops.svg",
+            "loss.svg",
+            "loss.png",
+            "tables.md",
+            "layouts.csv",
+            "ops.csv",
+        ] {
+            assert!(
+                names(&first).iter().any(|name| name == part),
+                "{part} is not in {:?}",
+                names(&first)
+            );
+        }
+        let png = std::fs::read(a.join("loss.png")).expect("readable");
+        assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
+    }
+
+    #[test]
+    fn the_page_needs_nothing_else_and_names_cannot_break_it() {
+        let dir = scratch();
+        let mut plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        plan.model.name = "</script><b>evil & \"co\"</b>".to_owned();
+        let run = sample::write_run(&dir.path().join("<i>run"), &plan, 1.3, 5);
+        let comparison = compared(&[run]);
+        let plots = plots::all(&comparison);
+        let tables = figures::all(&comparison);
+        let page = html::page(&comparison, &findings::of(&comparison), &plots, &tables);
+        for foreign in [
+            "<b>evil", "<i>run", "src=\"", "url(http", "@import", "<link",
+        ] {
+            assert!(!page.contains(foreign), "{foreign}");
+        }
+        // The namespace of SVG is a name, not an address that is fetched.
+        let addresses = page.matches("http").count();
+        assert_eq!(
+            addresses,
+            page.matches("http://www.w3.org/2000/svg").count()
+        );
+        assert_eq!(page.matches("</script>").count(), 2);
+        assert_eq!(page.matches("<svg").count(), plots.len());
+        let start = page.find("id=\"data\">").expect("a data block") + 10;
+        let end = start + page[start..].find("</script>").expect("its end");
+        let data: serde_json::Value = serde_json::from_str(&page[start..end]).expect("JSON");
+        assert_eq!(data["subjects"][0]["model"], plan.model.name.as_str());
+    }
+
+    #[test]
+    fn plots_hold_for_one_and_for_many_layouts() {
+        let dir = scratch();
+        for count in [1, 2, 13, 50, 60] {
+            let path = dir.path().join(format!("{count}.json"));
+            let comparison = compared(&[sample::write_json(&path, &sample::answer(count))]);
+            assert_eq!(comparison.subjects.len(), count);
+            let plots = plots::all(&comparison);
+            let stems: Vec<&str> = plots.iter().map(|p| p.stem.as_str()).collect();
+            assert_eq!(
+                stems,
+                ["step-time", "memory", "memory-by-rank", "speed-memory"]
+            );
+            for plot in &plots {
+                inside(&plot.scene);
+            }
+        }
+    }
+
+    /// Everything lies in the picture, text by the metrics of the embedded font.
+    fn inside(scene: &crate::draw::scene::Scene) {
+        use crate::draw::font;
+        use crate::draw::scene::{Anchor, Shape};
+        let fits = |x: f64, y: f64| {
+            x >= -0.5 && y >= -0.5 && x <= scene.width + 0.5 && y <= scene.height + 0.5
+        };
+        for shape in &scene.shapes {
+            let corners = match shape {
+                Shape::Rect(r) => vec![(r.x, r.y), (r.x + r.width, r.y + r.height)],
+                Shape::Line(l) => l.points.clone(),
+                Shape::Mark(m) => vec![(m.x, m.y)],
+                Shape::Text(t) if t.upwards => vec![(t.x, t.y)],
+                Shape::Text(t) => {
+                    let width = font::width(&t.text, t.size, t.weight);
+                    let left = match t.anchor {
+                        Anchor::Start => t.x,
+                        Anchor::Middle => t.x - width / 2.0,
+                        Anchor::End => t.x - width,
+                    };
+                    vec![(left, t.y), (left + width, t.y)]
+                }
+            };
+            for (x, y) in corners {
+                assert!(fits(x, y), "{shape:?} leaves {}", scene.title);
+            }
+        }
+    }
+
+    #[test]
+    fn runs_beside_plans_fit_their_pictures() {
+        let dir = scratch();
+        let first = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let other = sample::cpu_plan([1, 1, 1, 2, 2], 0.47);
+        let name = "a-run-with-a-name-that-goes-on-and-on-for-longer-than-any-column-is-wide";
+        let runs = [
+            sample::write_run(&dir.path().join(name), &first, 1.37, 48),
+            sample::write_run(&dir.path().join("one-step"), &other, 0.2, 1),
+            sample::write_run(&dir.path().join("no-step"), &other, 0.94, 0),
+        ];
+        let comparison = compared(&runs);
+        assert_eq!(comparison.subjects.len(), 3);
+        for plot in plots::all(&comparison) {
+            inside(&plot.scene);
+        }
+    }
+
+    #[test]
+    fn a_plan_beside_its_run_is_one_subject() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(&dir.path().join("run"), &plan, 1.3, 3);
+        let file = run.join("plan.json");
+        let both = compared(&[file, run]);
+        assert_eq!(both.subjects.len(), 1);
+        assert!(both.subjects[0].measured.is_some());
+    }
+
+    #[test]
+    fn inputs_are_named_apart() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let slower = sample::cpu_plan([2, 1, 1, 4, 1], 0.4);
+        for (name, plan) in [("x/a", &plan), ("y/a", &slower), ("z", &slower)] {
+            std::fs::create_dir_all(dir.path().join(name)).expect("a directory");
+            sample::write_json(&dir.path().join(name).join("plan.json"), plan);
+        }
+        let at = |name: &str| dir.path().join(name);
+        let comparison = compared(&[at("x/a/plan.json"), at("y/a"), at("z")]);
+        let names: Vec<&str> = comparison
+            .subjects
+            .iter()
+            .map(|s| s.name.as_str())
+            .collect();
+        assert_eq!(names, ["x/a", "y/a"], "z is the plan of y/a");
+    }
+
+    #[test]
+    fn findings_say_who_wins_and_how_good_the_prediction_was() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let other = sample::cpu_plan([1, 1, 1, 2, 2], 0.47);
+        let runs = [
+            sample::write_run(&dir.path().join("folded"), &plan, 1.25, 10),
+            sample::write_run(&dir.path().join("plain"), &other, 0.9, 10),
+        ];
+        let text = findings::of(&compared(&runs)).join("\n");
+        for part in [
+            "Fastest measured: folded (TP2 DP2 | EP4 | mbs 1), 388 ms a step",
+            "ahead of plain (DP4 | ETP2 EP2 | mbs 1)",
+            "predicted at 310 ms and measured at 388 ms: 20.0% too fast",
+            "The loss of plain fell from",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn different_models_are_not_ranked() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let mut other = plan.clone();
+        other.model.name = "another".to_owned();
+        let paths = [("a.json", &plan), ("b.json", &other)]
+            .map(|(name, plan)| sample::write_json(&dir.path().join(name), plan));
+        let comparison = compared(&paths);
+        assert!(!comparison.is_comparable());
+        let findings = findings::of(&comparison);
+        assert!(findings[0].contains("not ranked"), "{findings:?}");
+        let stems: Vec<String> = plots::all(&comparison)
+            .into_iter()
+            .map(|p| p.stem)
+            .collect();
+        assert!(!stems.contains(&"speed-memory".to_owned()), "{stems:?}");
+    }
+
+    fn refusal(path: &Path) -> String {
+        let out = path.parent().expect("a parent").join("out");
+        let error = compare(&[path.to_owned()], &out).expect_err("refused");
+        assert!(
+            !out.exists(),
+            "nothing is written before everything is read"
+        );
+        error.to_string()
+    }
+
+    #[test]
+    fn refusals_name_the_file_and_the_key() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let write = |name: &str, text: &str| {
+            std::fs::write(at(name), text).expect("written");
+            refusal(&at(name))
+        };
+        let text = write("not.json", "{");
+        assert!(
+            text.contains("not.json") && text.contains("line 1"),
+            "{text}"
+        );
+        let text = write("other.json", r#"{"steps": 3}"#);
+        assert!(
+            text.contains("`layout`") && text.contains("`plans`"),
+            "{text}"
+        );
+        let text = write("new.json", r#"{"version": 99, "layout": {}}"#);
+        assert!(text.contains("99"), "{text}");
+        let text = write("empty.json", r#"{"plans": [], "search": {"space": 0}}"#);
+        assert!(text.contains("refused"), "missing key: {text}");
+        let text = refusal(&at("absent.json"));
+        assert!(text.contains("absent.json"), "{text}");
+        std::fs::create_dir(at("hollow")).expect("a directory");
+        let text = refusal(&at("hollow"));
+        assert!(text.contains("plan.json"), "{text}");
+        let run = sample::write_run(&at("run"), &plan, 1.0, 2);
+        std::fs::remove_file(run.join("summary.json")).expect("removed");
+        let text = refusal(&run);
+        assert!(text.contains("no summary.json"), "{text}");
+        let run = sample::write_run(&at("torn"), &plan, 1.0, 2);
+        let steps = read(run.join("steps.jsonl"));
+        std::fs::write(run.join("steps.jsonl"), &steps[..steps.len() - 20]).expect("written");
+        let text = refusal(&run);
+        assert!(
+            text.contains("steps.jsonl") && text.contains("line 2"),
+            "{text}"
+        );
+        let nothing = compare(&[], &at("out")).expect_err("refused").to_string();
+        assert!(nothing.contains("nothing to compare"), "{nothing}");
+    }
+
+    #[test]
+    fn a_search_that_found_nothing_is_refused() {
+        let dir = scratch();
+        let path = sample::write_json(&dir.path().join("none.json"), &sample::answer(0));
+        assert!(refusal(&path).contains("nothing feasible"));
+    }
+
+    #[test]
+    fn a_diverged_run_is_drawn_up_to_there() {
+        let dir = scratch();
+        let plan: Plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(&dir.path().join("run"), &plan, 1.0, 6);
+        let steps = read(run.join("steps.jsonl"));
+        let broken: Vec<String> = steps
+            .lines()
+            .enumerate()
+            .map(|(i, line)| match (i, line.find("\"loss\":")) {
+                (3.., Some(at)) => {
+                    let end = at + line[at..].find(',').expect("more keys");
+                    format!("{}\"loss\":null{}", &line[..at], &line[end..])
+                }
+                _ => line.to_owned(),
+            })
+            .collect();
+        std::fs::write(run.join("steps.jsonl"), broken.join("\n")).expect("written");
+        let comparison = compared(&[run]);
+        let findings = findings::of(&comparison).join("\n");
+        assert!(
+            findings.contains("stopped being a number at step 3"),
+            "{findings}"
+        );
+        assert!(plots::all(&comparison).iter().any(|p| p.stem == "loss"));
+    }
+}
