@@ -3,7 +3,7 @@
 //! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
 //! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], and measuring ([`record`],
-//! [`run`]). What is not implemented is refused by [`support`]. Device work is in
+//! [`run`]; on its own, [`profile`]). What is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod data;
@@ -15,6 +15,7 @@ pub mod lr;
 pub mod model;
 pub mod moe;
 pub mod optimizer;
+pub mod profile;
 pub mod rank;
 pub mod record;
 pub mod run;
