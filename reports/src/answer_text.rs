@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use moefold_planner::answer::{Answer, SearchRecord};
-use moefold_planner::plan::PlannedLayout;
+use moefold_planner::plan::{Alternative, PlannedLayout};
 use moefold_profiles::Category;
 
 use crate::draw::color::{self, MEMORY_LABELS};
@@ -20,8 +20,9 @@ const MAX_COLUMNS: usize = 5;
 /// Reasons of refusal that are listed; the rest are summed.
 const MAX_REASONS: usize = 12;
 
-/// The answer of a search in aligned text, without colour, ending in a newline.
-pub fn plan_table(answer: &Answer) -> String {
+/// The answer of a search in aligned text, without colour, ending in a newline. `runners_up` says why
+/// each of `plans[1..]` lost, as the search found it.
+pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
     let mut out = String::new();
     if let Some(asked) = asked(answer) {
         line(&mut out, &asked);
@@ -38,7 +39,7 @@ pub fn plan_table(answer: &Answer) -> String {
         out.push_str(&memory(answer, shown).text());
         out.push('\n');
         line(&mut out, &prices(&answer.plans[0]));
-        let lost = lost(&answer.plans);
+        let lost = lost(runners_up);
         if !lost.is_empty() {
             out.push('\n');
             out.push_str(&lost.text());
@@ -211,67 +212,12 @@ fn prices(plan: &PlannedLayout) -> String {
 }
 
 /// Why each runner-up is not first.
-fn lost(plans: &[PlannedLayout]) -> Table {
-    let mut table = Table::new([">#", ">slower by", "because"]);
-    if let Some((first, others)) = plans.split_first() {
-        for (i, plan) in others.iter().enumerate() {
-            let slower = plan.predicted.step_s / first.predicted.step_s - 1.0;
-            table.row([
-                (i + 2).to_string(),
-                format::signed_percent(slower),
-                because(first, plan),
-            ]);
-        }
+fn lost(runners_up: &[Alternative]) -> Table {
+    let mut table = Table::new([">#", "why it is not #1"]);
+    for (i, runner_up) in runners_up.iter().enumerate() {
+        table.row([(i + 2).to_string(), runner_up.why.clone()]);
     }
     table
-}
-
-/// The categories in which a plan spends most more than another, and where it spends less.
-fn because(first: &PlannedLayout, plan: &PlannedLayout) -> String {
-    let step_s = first.predicted.step_s;
-    let mut differences: Vec<(Category, f64)> = Category::ALL
-        .iter()
-        .map(|&c| {
-            let of = |p: &PlannedLayout| p.predicted.time_s.get(c).0;
-            (c, of(plan) - of(first))
-        })
-        .filter(|(_, seconds)| seconds.abs() > 0.002 * step_s)
-        .collect();
-    differences.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let written = |&(category, seconds): &(Category, f64)| {
-        let sign = if seconds > 0.0 { "+" } else { "-" };
-        format!(
-            "{} {sign}{}",
-            color::category_label(category),
-            format::seconds(seconds.abs())
-        )
-    };
-    let more: Vec<String> = differences
-        .iter()
-        .filter(|(_, seconds)| *seconds > 0.0)
-        .take(3)
-        .map(written)
-        .collect();
-    let less: Vec<String> = differences
-        .iter()
-        .rev()
-        .filter(|(_, seconds)| *seconds < 0.0)
-        .take(2)
-        .map(written)
-        .collect();
-    match (more.is_empty(), less.is_empty()) {
-        (true, true) => {
-            let gib = plan.predicted.peak_gib - first.predicted.peak_gib;
-            let sign = if gib < 0.0 { "-" } else { "+" };
-            format!(
-                "no difference of note; peak memory {sign}{}",
-                format::gib(gib.abs())
-            )
-        }
-        (false, true) => more.join(", "),
-        (true, false) => less.join(", "),
-        (false, false) => format!("{}; {}", more.join(", "), less.join(", ")),
-    }
 }
 
 fn search(search: &SearchRecord) -> String {
@@ -324,13 +270,20 @@ mod tests {
         let first = answer.plans[0].predicted.clone();
         answer.plans[1].predicted.time_s = first.time_s.scaled(1.1);
         answer.plans[1].predicted.step_s = 1.1 * first.step_s;
-        let text = plan_table(&answer);
+        let runner_up = Alternative {
+            layout: answer.plans[1].layout,
+            recompute: answer.plans[1].recompute.clone(),
+            step_s: 1.1 * first.step_s,
+            peak_gib: answer.plans[1].predicted.peak_gib,
+            why: "10.0 % slower: experts +0.41 s".to_owned(),
+        };
+        let text = plan_table(&answer, &[runner_up]);
         for part in [
             "Mixtral-8x22B-v0.1 on 128 h100 (dgx-h100), sequence 4096, global batch 256\n",
             "1  TP2 PP4x7 DP16 | EP8 EDP4 | mbs 1  interleaved            16  none       alltoall",
             "experts                 4.100  4.510  46.8%\n",
             "activations",
-            "2       +10%  experts +410 ms, attention +190 ms, EP dispatch, combine +90.0 ms",
+            "2  10.0 % slower: experts +0.41 s\n",
             "#1 is the best of them under the cost model.\n",
             "  9 120  memory\n",
         ] {
@@ -342,7 +295,7 @@ mod tests {
     fn nothing_feasible_is_said_with_the_reasons() {
         let mut answer = sample::answer(0);
         answer.search.feasible.clear();
-        let text = plan_table(&answer);
+        let text = plan_table(&answer, &[]);
         assert!(text.contains("No layout is feasible.\n"), "{text}");
         assert!(text.contains("memory"), "{text}");
         assert!(text.ends_with('\n'));
@@ -352,7 +305,7 @@ mod tests {
     fn many_reasons_are_summed() {
         let mut answer = sample::answer(1);
         answer.search.refused = (0..20).map(|i| (format!("rule {i:02}"), 100 - i)).collect();
-        let text = plan_table(&answer);
+        let text = plan_table(&answer, &[]);
         assert!(text.contains("8 other reasons"), "{text}");
     }
 }
