@@ -10,6 +10,8 @@ mod illegal;
 mod partial;
 mod rules;
 mod space;
+#[cfg(test)]
+mod tests;
 
 use serde::{Deserialize, Serialize};
 

@@ -11,6 +11,8 @@
 mod listing;
 mod order;
 mod placement;
+#[cfg(test)]
+mod tests;
 
 use crate::layout::grids;
 use crate::layout::{Degrees, Illegal, Layout};

@@ -90,7 +90,7 @@ pub enum Illegal {
     SequenceOverCp { seq_len: u64, cp: u32 },
     /// Sequence parallelism cannot cut a context-parallel shard.
     #[error("sequence length {seq_len} over cp = {cp} is not divisible by tp = {tp}, which sequence parallelism needs; nearest: tp = {}, or a sequence length of {}",
-        divisors(seq_len / u64::from(*cp), (*tp).into()), multiples(*seq_len, product(&[2, *cp, *tp])))]
+        divisors(seq_len / u64::from(*cp), (*tp).into()), multiples(*seq_len, sequence_unit(*cp, *tp)))]
     SequenceOverTp { seq_len: u64, cp: u32, tp: u32 },
     /// The batch cannot be dealt to the replicas in whole microbatches.
     #[error("global batch {global_batch} is not divisible by mbs x dp = {mbs} x {dp} = {}; nearest: a global batch of {}, or mbs x dp = {}",
@@ -158,11 +158,21 @@ pub(super) fn product(factors: &[u32]) -> u64 {
         .fold(1, |product: u64, &f| product.saturating_mul(f.into()))
 }
 
+/// What a sequence must be a multiple of to be cut by the zig-zag of CP and then by TP.
+fn sequence_unit(cp: u32, tp: u32) -> u64 {
+    let halves = if cp > 1 && !tp.is_multiple_of(2) {
+        2
+    } else {
+        1
+    };
+    product(&[halves, cp, tp])
+}
+
 /// The legal values on either side of a value that is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Nearest {
-    below: Option<u64>,
-    above: Option<u64>,
+pub(super) struct Nearest {
+    pub(super) below: Option<u64>,
+    pub(super) above: Option<u64>,
 }
 
 impl Nearest {
@@ -170,7 +180,7 @@ impl Nearest {
     const REACH: u64 = 1 << 16;
 
     /// The nearest values of at least 1 that are legal.
-    fn around(value: u64, legal: impl Fn(u64) -> bool) -> Self {
+    pub(super) fn around(value: u64, legal: impl Fn(u64) -> bool) -> Self {
         let lowest = value.saturating_sub(Self::REACH).max(1);
         let highest = value.saturating_add(Self::REACH);
         Self {
@@ -181,7 +191,7 @@ impl Nearest {
 }
 
 /// The divisors of `whole` nearest to `part`.
-fn divisors(whole: u64, part: u64) -> Nearest {
+pub(super) fn divisors(whole: u64, part: u64) -> Nearest {
     let inside = Nearest::around(part.min(whole.saturating_add(1)), |v| {
         whole.is_multiple_of(v)
     });
@@ -192,7 +202,7 @@ fn divisors(whole: u64, part: u64) -> Nearest {
 }
 
 /// The positive multiples of `unit` nearest to `value`.
-fn multiples(value: impl Into<u64>, unit: u64) -> Nearest {
+pub(super) fn multiples(value: impl Into<u64>, unit: u64) -> Nearest {
     let below = value.into() / unit.max(1) * unit;
     Nearest {
         below: Some(below).filter(|&v| v > 0),

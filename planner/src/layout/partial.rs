@@ -6,9 +6,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use moefold_profiles::nearest::nearest;
 use serde::{Deserialize, Serialize};
 
-use super::Degrees;
+use super::rules::grids;
+use super::{Degrees, Illegal};
 
 /// Some of the degrees of a layout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -126,6 +128,29 @@ impl PartialDegrees {
         }
     }
 
+    /// What the given degrees break on their own, whatever the others are: a search over the rest
+    /// would find nothing to refuse.
+    pub fn contradictions(&self, gpus: u32) -> Vec<Illegal> {
+        let d = self.or_one(gpus);
+        let mut broken = Vec::new();
+        let Some((dp, edp)) = grids(&d, &mut broken) else {
+            return broken;
+        };
+        let attention = self.tp.and(self.cp).and(self.pp).is_some();
+        let experts = self.etp.and(self.ep).and(self.pp).is_some();
+        for (key, given, found, fixed) in [
+            ("dp", self.dp, dp, attention),
+            ("edp", self.edp, edp, experts),
+        ] {
+            // With a degree left open the replicas can still become fewer, by a whole factor.
+            let fits = |given: u32| given == found || (!fixed && given != 0 && found % given == 0);
+            if let Some(given) = given.filter(|&given| !fits(given)) {
+                broken.push(Illegal::Replicas { key, given, found });
+            }
+        }
+        broken
+    }
+
     fn slots(&mut self) -> [(&'static str, &mut Option<u32>); 9] {
         [
             ("tp", &mut self.tp),
@@ -191,7 +216,7 @@ impl fmt::Display for PartialDegrees {
     }
 }
 
-/// The known key of least edit distance, the first of several.
+/// The known key that was most likely meant: by its long name, or by its spelling.
 fn nearest_key(key: &str, known: [&'static str; 9]) -> &'static str {
     let key = key.to_ascii_lowercase();
     let long_names = [
@@ -200,38 +225,14 @@ fn nearest_key(key: &str, known: [&'static str; 9]) -> &'static str {
         ("virtual", "vpp"),
         ("pipeline", "pp"),
         ("expert-tensor", "etp"),
+        ("expert-data", "edp"),
         ("expert", "ep"),
         ("micro", "mbs"),
         ("data", "dp"),
     ];
-    long_names
-        .iter()
-        .find(|(long, _)| key.starts_with(long))
-        .map_or_else(
-            || {
-                known
-                    .into_iter()
-                    .min_by_key(|name| edit_distance(&key, name))
-                    .expect("there are known keys")
-            },
-            |&(_, name)| name,
-        )
-}
-
-/// Levenshtein distance over bytes.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b = b.as_bytes();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+    let long = long_names.iter().find(|(long, _)| key.starts_with(long));
+    let spelled = || nearest(&key, known).expect("there are known keys");
+    long.map_or_else(spelled, |&(_, name)| name)
 }
 
 #[cfg(test)]

@@ -1,0 +1,352 @@
+//! Every rule by itself, all together, and anything at all without a panic.
+
+use proptest::prelude::*;
+
+use super::illegal::{Nearest, divisors, multiples};
+use super::*;
+use crate::model::presets;
+
+const BATCH: Batch = Batch {
+    seq_len: 4096,
+    global_batch: 256,
+};
+
+fn model(name: &str) -> Model {
+    presets::load(name).expect("a preset")
+}
+
+/// 56 layers, hidden 6144, 48 heads, 8 key/value heads, 8 experts of width 16384.
+fn mixtral() -> Model {
+    model("Mixtral-8x22B-v0.1")
+}
+
+fn degrees(gpus: u32, text: &str) -> Degrees {
+    text.parse::<PartialDegrees>().expect("parses").or_one(gpus)
+}
+
+fn refused(degrees: &Degrees, model: &Model, batch: &Batch) -> Vec<&'static str> {
+    let broken = Layout::new(degrees, model, batch).expect_err("is illegal");
+    broken.iter().map(Illegal::reason).collect()
+}
+
+/// One rule is broken, and its message holds these words.
+fn check(text: &str, gpus: u32, batch: Batch, reason: &str, words: &[&str]) {
+    let broken = Layout::new(&degrees(gpus, text), &mixtral(), &batch).expect_err(text);
+    assert_eq!(broken.len(), 1, "{text}: {broken:?}");
+    assert_eq!(broken[0].reason(), reason);
+    let message = broken[0].to_string();
+    for word in words {
+        assert!(message.contains(word), "`{message}` lacks `{word}`");
+    }
+}
+
+#[test]
+fn each_rule_has_its_message() {
+    let odd = |global_batch| Batch {
+        global_batch,
+        ..BATCH
+    };
+    let long = |seq_len| Batch { seq_len, ..BATCH };
+    check(
+        "tp=2,cp=3",
+        128,
+        long(6144),
+        "attention_grid",
+        &["128 GPUs", "2 x 3 x 1 = 6", "126 or 132 GPUs", "4 or 8"],
+    );
+    check(
+        "ep=8,etp=32",
+        128,
+        BATCH,
+        "expert_grid",
+        &["128 GPUs", "32 x 8 x 1 = 256", "256 GPUs", "128"],
+    );
+    check(
+        "ep=3",
+        96,
+        odd(96),
+        "experts_over_ep",
+        &["8 experts", "ep = 2 or 4"],
+    );
+    check(
+        "etp=3",
+        96,
+        odd(96),
+        "expert_width_over_etp",
+        &["16384", "etp = 2 or 4"],
+    );
+    check(
+        "cp=3",
+        96,
+        odd(96),
+        "sequence_over_cp",
+        &["4096", "= 6", "cp = 2 or 4"],
+    );
+    check(
+        "tp=8,cp=1",
+        128,
+        long(4100),
+        "sequence_over_tp",
+        &["4100", "tp = 5 or 10", "4096 or 4104"],
+    );
+    check(
+        "tp=2",
+        128,
+        odd(100),
+        "global_batch",
+        &["100", "1 x 64 = 64", "64 or 128", "50 or 100"],
+    );
+    check(
+        "vpp=2",
+        128,
+        BATCH,
+        "vpp_without_pp",
+        &["vpp = 2", "pp = 2"],
+    );
+    check(
+        "tp=8,pp=4,vpp=2,mbs=8",
+        128,
+        odd(64 + 32),
+        "vpp_microbatches",
+        &["pp = 4", "has 3", "4 microbatches"],
+    );
+    check(
+        "pp=64",
+        128,
+        BATCH,
+        "empty_stages",
+        &["56 layers", "64 x 1 = 64", "56 or less"],
+    );
+    check("tp=0", 128, BATCH, "zero", &["tp is 0"]);
+    check("", 128, odd(0), "zero", &["global batch is 0"]);
+    check(
+        "",
+        1,
+        odd(1 << 40),
+        "microbatches",
+        &["1099511627776 microbatches"],
+    );
+}
+
+#[test]
+fn all_violations_are_reported_together() {
+    assert_eq!(
+        refused(&degrees(96, "tp=5,ep=3,cp=3,vpp=3"), &mixtral(), &BATCH),
+        [
+            "attention_grid",
+            "heads_over_tp",
+            "kv_heads_over_tp",
+            "hidden_over_tp",
+            "experts_over_ep",
+            "sequence_over_cp",
+            "vpp_without_pp",
+        ]
+    );
+    assert_eq!(
+        refused(
+            &degrees(8, "tp=4,ep=2,etp=2"),
+            &model("Llama-3.1-8B"),
+            &BATCH
+        ),
+        ["no_experts", "no_experts"]
+    );
+    assert_eq!(
+        refused(&degrees(0, "tp=0,ep=0"), &mixtral(), &BATCH),
+        ["zero", "zero", "zero"]
+    );
+}
+
+/// Layouts that others trained with.
+#[test]
+fn golden_published_layouts_are_legal() {
+    let check = |name: &str, gpus: u32, text: &str, batch: Batch| {
+        let layout = Layout::new(&degrees(gpus, text), &model(name), &batch);
+        layout.unwrap_or_else(|broken| panic!("{name} {text}: {broken:?}"))
+    };
+    let large = Batch {
+        seq_len: 4096,
+        global_batch: 8192,
+    };
+    // arXiv 2603.07685: DeepSeek-V3 on 256 GPUs; experts have no replica.
+    let layout = check("DeepSeek-V3", 256, "pp=4,vpp=4,ep=64", large);
+    assert_eq!(
+        (layout.dp(), layout.edp(), layout.microbatches()),
+        (64, 1, 128)
+    );
+    assert_eq!(layout.stages(), 16);
+    // Megatron-Bridge, DeepSeek-V3 on 1024 H100.
+    let layout = check("DeepSeek-V3", 1024, "tp=2,pp=8,vpp=4,ep=64", large);
+    assert_eq!((layout.dp(), layout.edp()), (64, 2));
+    assert!(layout.is_folded() && layout.sequence_parallel());
+    // arXiv 2504.14960, table 3: Mixtral 8x22B on 128 H100, folded.
+    let layout = check("Mixtral-8x22B-v0.1", 128, "tp=2,pp=8,ep=8", BATCH);
+    assert_eq!((layout.dp(), layout.edp()), (8, 2));
+}
+
+#[test]
+fn law_key_value_heads_may_be_replicated() {
+    let rules = Rules::new(&mixtral(), &BATCH);
+    for tp in [1, 2, 3, 4, 6, 8, 12, 16, 24, 48] {
+        let broken = rules.layout(&degrees(48, &format!("tp={tp}")));
+        let refused = broken.is_err_and(|b| b.iter().any(|b| b.reason() == "kv_heads_over_tp"));
+        // 8 key/value heads: split over 1 to 8 ranks, or each held by 2, 3 or 6.
+        assert_eq!(refused, [3, 6, 12].contains(&tp), "tp {tp}");
+    }
+}
+
+#[test]
+fn law_nearest_values_are_legal_and_nothing_lies_between() {
+    for whole in 1..80_u64 {
+        for part in 1..100_u64 {
+            if whole % part == 0 {
+                continue;
+            }
+            let near = divisors(whole, part);
+            let all: Vec<u64> = (1..=whole).filter(|d| whole % d == 0).collect();
+            assert_eq!(near.below, all.iter().copied().rfind(|&d| d < part));
+            assert_eq!(near.above, all.iter().copied().find(|&d| d > part));
+            let near = multiples(whole, part);
+            assert_eq!(near.below.unwrap_or(0), whole - whole % part);
+            assert_eq!(near.above, Some(whole - whole % part + part));
+        }
+    }
+    let none = Nearest::around(10, |_| false);
+    assert_eq!((none.below, none.above), (None, None));
+}
+
+#[test]
+fn law_the_space_tiles_and_holds_every_legal_power_of_two() {
+    let model = model("DeepSeek-V3");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 1024,
+    };
+    let rules = Rules::new(&model, &batch);
+    let listed: std::collections::BTreeSet<Degrees> =
+        space(&model, 64, &batch, &PartialDegrees::default()).collect();
+    for degrees in &listed {
+        if let Err(broken) = rules.layout(degrees) {
+            let grid =
+                |b: &Illegal| matches!(b.reason(), "attention_grid" | "expert_grid" | "zero");
+            assert!(!broken.iter().any(grid), "{degrees:?}: {broken:?}");
+        }
+    }
+    let powers = [1, 2, 4, 8, 16, 32, 64];
+    let mut legal = 0;
+    for tp in powers {
+        for cp in powers {
+            for pp in powers {
+                for ep in powers {
+                    for etp in powers {
+                        let degrees = Degrees {
+                            gpus: 64,
+                            tp,
+                            cp,
+                            pp,
+                            vpp: 1,
+                            ep,
+                            etp,
+                            mbs: 1,
+                        };
+                        if rules.layout(&degrees).is_ok() {
+                            legal += 1;
+                            assert!(listed.contains(&degrees), "{degrees:?} is not listed");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(legal > 500, "{legal}");
+}
+
+#[test]
+fn pins_narrow_the_space_and_nothing_else() {
+    let (model, batch) = (mixtral(), BATCH);
+    let all: Vec<Degrees> = space(&model, 32, &batch, &PartialDegrees::default()).collect();
+    let pinned = |text: &str| -> Vec<Degrees> {
+        space(&model, 32, &batch, &text.parse().expect("parses")).collect()
+    };
+    let keep = |wanted: &dyn Fn(&Degrees) -> bool| -> Vec<Degrees> {
+        all.iter().filter(|d| wanted(d)).copied().collect()
+    };
+    assert_eq!(pinned("tp=4,ep=8"), keep(&|d| d.tp == 4 && d.ep == 8));
+    // A pin is not judged, so it may list what the free search leaves out, but nothing less.
+    let found = pinned("vpp=2,mbs=2");
+    assert!(found.iter().all(|d| d.vpp == 2 && d.mbs == 2));
+    assert!(
+        keep(&|d| d.vpp == 2 && d.mbs == 2)
+            .iter()
+            .all(|d| found.contains(d))
+    );
+    assert_eq!(
+        pinned("dp=4"),
+        keep(&|d| d.gpus / (d.tp * d.cp * d.pp) == 4)
+    );
+    assert_eq!(
+        pinned("edp=2"),
+        keep(&|d| d.gpus / (d.etp * d.ep * d.pp) == 2)
+    );
+    let exact = degrees(32, "tp=2,pp=4,ep=8");
+    let pins = PartialDegrees::exactly(&exact);
+    assert_eq!(
+        space(&model, 32, &batch, &pins).collect::<Vec<_>>(),
+        [exact]
+    );
+    assert!(pinned("tp=3").is_empty());
+    let reasons = |text: &str| -> Vec<&str> {
+        let pins: PartialDegrees = text.parse().expect("parses");
+        let broken = pins.contradictions(32);
+        broken.iter().map(Illegal::reason).collect()
+    };
+    assert_eq!(reasons("tp=3"), ["attention_grid"]);
+    assert_eq!(reasons("dp=3"), ["replicas"]);
+    assert_eq!(reasons("tp=2,cp=1,pp=2,dp=4"), ["replicas"]);
+    assert_eq!(reasons("tp=2,cp=1,dp=4"), [""; 0]);
+    assert_eq!(reasons("ep=64,tp=0"), ["zero", "expert_grid"]);
+}
+
+#[test]
+fn the_nearest_legal_layout_is_close() {
+    let near = nearest_legal(&degrees(64, "tp=3,ep=8,pp=2"), &mixtral(), &BATCH);
+    let layout = near.expect("64 ranks have legal layouts");
+    assert_eq!((layout.ep(), layout.pp(), layout.mbs()), (8, 2, 1));
+    assert!(layout.tp() == 2 || layout.tp() == 4);
+    let none = Batch {
+        seq_len: 4096,
+        global_batch: 0,
+    };
+    assert!(nearest_legal(&degrees(64, ""), &mixtral(), &none).is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Anything may be written; it is a layout or a list of readable refusals.
+    #[test]
+    fn law_no_input_panics(
+        sizes in prop::array::uniform8(prop_oneof![0..70_u32, Just(u32::MAX), any::<u32>()]),
+        seq_len in prop_oneof![Just(4096), Just(u64::MAX), any::<u64>()],
+        global_batch in prop_oneof![0..5000_u64, Just(u64::MAX), any::<u64>()],
+    ) {
+        let [gpus, tp, cp, pp, vpp, ep, etp, mbs] = sizes;
+        let degrees = Degrees { gpus, tp, cp, pp, vpp, ep, etp, mbs };
+        let batch = Batch { seq_len, global_batch };
+        match Layout::new(&degrees, &mixtral(), &batch) {
+            Ok(layout) => {
+                prop_assert_eq!(layout.dp() * tp * cp * pp, gpus);
+                let samples = u64::from(layout.dp()) * u64::from(mbs);
+                prop_assert_eq!(samples * u64::from(layout.microbatches()), global_batch);
+            }
+            Err(broken) => {
+                prop_assert!(!broken.is_empty());
+                for rule in broken {
+                    prop_assert!(!rule.to_string().is_empty());
+                }
+            }
+        }
+        let pins = PartialDegrees::exactly(&degrees);
+        prop_assert!(space(&mixtral(), gpus, &batch, &pins).count() <= 1);
+        pins.contradictions(gpus);
+    }
+}

@@ -1,0 +1,174 @@
+//! Cuts against every cut there is.
+
+use super::balance::pace;
+use super::*;
+
+/// A fixed pseudo-random sequence (Knuth's MMIX congruence), so that failures repeat.
+fn random(seed: &mut u64, below: u64) -> u64 {
+    *seed = seed
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % below
+}
+
+/// Every cut of the layers, as `(max_rank, max_stage)`.
+fn all_cuts(weights: &Weights, pp: usize, stages: usize) -> Vec<(u64, u64)> {
+    fn extend(line: &Line, cuts: &mut Vec<usize>, pp: usize, found: &mut Vec<(u64, u64)>) {
+        let stage = cuts.len() - 1;
+        if stage == line.stages {
+            if cuts[stage] == line.layers() {
+                let mut ranks = vec![0; pp];
+                let mut heaviest = 0;
+                for s in 0..stage {
+                    let weight = line.weight(s, cuts[s], cuts[s + 1]);
+                    ranks[s % pp] += weight;
+                    heaviest = heaviest.max(weight);
+                }
+                found.push((ranks.into_iter().max().unwrap(), heaviest));
+            }
+            return;
+        }
+        for to in cuts[stage] + line.needs(stage)..=line.layers() {
+            cuts.push(to);
+            extend(line, cuts, pp, found);
+            cuts.pop();
+        }
+    }
+    let line = Line::new(weights, stages).expect("enough layers");
+    let mut found = Vec::new();
+    extend(&line, &mut vec![0], pp, &mut found);
+    found
+}
+
+fn check_is_a_cut(stages: &[Vec<u32>], layers: usize) {
+    let flat: Vec<u32> = stages.iter().flatten().copied().collect();
+    assert_eq!(flat, (0..layers as u32).collect::<Vec<_>>());
+}
+
+#[test]
+fn oracle_heaviest_stage_is_least() {
+    let mut seed = 1;
+    for case in 0..300 {
+        let num_layers = 1 + random(&mut seed, 9) as usize;
+        let layers: Vec<u64> = (0..num_layers).map(|_| random(&mut seed, 20)).collect();
+        let weights = Weights {
+            layers: &layers,
+            first: random(&mut seed, 20),
+            last: random(&mut seed, 40),
+            last_may_be_bare: case % 2 == 0,
+        };
+        for pp in 1..=num_layers.min(6) {
+            let cut = partition(&weights, pp as u32, 1).expect("enough layers");
+            check_is_a_cut(&cut.stages, num_layers);
+            let best = all_cuts(&weights, pp, pp).into_iter().map(|(_, s)| s).min();
+            assert_eq!(
+                Some(cut.max_stage),
+                best,
+                "case {case}: {weights:?} pp {pp}"
+            );
+            assert_eq!(cut.max_rank, cut.max_stage);
+        }
+    }
+}
+
+#[test]
+fn oracle_equal_layers_are_balanced_best() {
+    for num_layers in 4..=12 {
+        let layers = vec![10; num_layers];
+        for (first, last) in [(0, 0), (3, 14), (25, 0), (0, 31), (7, 7)] {
+            for (pp, vpp) in [(2, 2), (2, 3), (3, 2), (4, 2), (2, 4)] {
+                if pp * vpp > num_layers {
+                    continue;
+                }
+                for last_may_be_bare in [false, true] {
+                    let weights = Weights {
+                        layers: &layers,
+                        first,
+                        last,
+                        last_may_be_bare,
+                    };
+                    let cut = partition(&weights, pp as u32, vpp as u32).expect("enough");
+                    check_is_a_cut(&cut.stages, num_layers);
+                    let all = all_cuts(&weights, pp, pp * vpp);
+                    let best = all.into_iter().map(|(rank, stage)| pace(rank, stage)).min();
+                    let found = pace(cut.max_rank, cut.max_stage);
+                    assert_eq!(Some(found), best, "{weights:?} pp {pp} vpp {vpp}");
+                }
+            }
+        }
+    }
+}
+
+/// Unequal layers: a local optimum, seldom and little above the best.
+#[test]
+fn differential_unequal_layers_come_close() {
+    let (mut seed, mut exact, mut cases, mut worst) = (7, 0, 0, 1.0_f64);
+    for _ in 0..200 {
+        let num_layers = 6 + random(&mut seed, 6) as usize;
+        let layers: Vec<u64> = (0..num_layers)
+            .map(|_| if random(&mut seed, 3) == 0 { 7 } else { 10 })
+            .collect();
+        let weights = Weights {
+            layers: &layers,
+            first: random(&mut seed, 5),
+            last: random(&mut seed, 25),
+            last_may_be_bare: false,
+        };
+        for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
+            let cut = partition(&weights, pp as u32, vpp as u32).expect("enough layers");
+            check_is_a_cut(&cut.stages, num_layers);
+            let all = all_cuts(&weights, pp, pp * vpp).into_iter();
+            let best = all
+                .map(|(rank, stage)| pace(rank, stage))
+                .min()
+                .expect("some");
+            let found = pace(cut.max_rank, cut.max_stage);
+            assert!(found >= best);
+            worst = worst.max(found as f64 / best as f64);
+            exact += usize::from(found == best);
+            cases += 1;
+        }
+    }
+    assert!(
+        exact * 10 >= cases * 9 && worst < 1.1,
+        "{exact} of {cases} exact, worst {worst:.3}"
+    );
+}
+
+#[test]
+fn golden_small_cuts() {
+    let check = |layers: &[u64], first, last, pp, vpp, lens: &[usize]| {
+        let weights = Weights {
+            layers,
+            first,
+            last,
+            last_may_be_bare: false,
+        };
+        let cut = partition(&weights, pp, vpp).expect("enough layers");
+        let found: Vec<usize> = cut.stages.iter().map(Vec::len).collect();
+        assert_eq!(found, lens);
+    };
+    check(&[1; 8], 0, 0, 4, 1, &[2, 2, 2, 2]);
+    // A heavy head takes a layer's place.
+    check(&[1; 7], 0, 1, 4, 1, &[2, 2, 2, 1]);
+    // Two stages have to hold three; they do not fall on one rank.
+    check(&[1; 10], 0, 0, 2, 2, &[3, 3, 2, 2]);
+    assert!(uniform(7, 2, 2).is_none());
+    assert_eq!(
+        uniform(4, 2, 1).expect("divides"),
+        vec![vec![0, 1], vec![2, 3]]
+    );
+}
+
+#[test]
+fn too_few_layers_are_refused() {
+    let weights = |layers, last_may_be_bare| Weights {
+        layers,
+        first: 1,
+        last: 1,
+        last_may_be_bare,
+    };
+    assert!(partition(&weights(&[1; 3], false), 4, 1).is_none());
+    assert!(partition(&weights(&[1; 3], true), 4, 1).is_some());
+    assert!(partition(&weights(&[], true), 1, 1).is_none());
+}

@@ -1,0 +1,281 @@
+//! The simulation against a dumb event loop, its laws, and published pipeline bubbles.
+
+use super::*;
+use crate::plan::ScheduleName;
+
+fn random(seed: &mut u64, below: u64) -> u64 {
+    *seed = seed
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % below
+}
+
+fn random_times(seed: &mut u64, pp: u32, stages: u32) -> StageTimes {
+    let mut spans = |count: u32, below: u64| -> Vec<Span> {
+        (0..count).map(|_| Span(random(seed, below))).collect()
+    };
+    StageTimes {
+        forward: spans(stages, 100),
+        first_forward: spans(stages, 150),
+        backward: spans(stages, 200),
+        last_backward: spans(stages, 250),
+        hop: spans(stages - 1, 60),
+        hop_overlapped: false,
+        reduce: spans(stages, 50),
+        optimizer: spans(pp, 80),
+    }
+}
+
+fn schedules() -> impl Iterator<Item = Schedule> {
+    let sizes = (1..=5).flat_map(|pp| (1..=4).map(move |vpp| (pp, vpp)));
+    sizes.flat_map(|(pp, vpp)| {
+        (1..=9)
+            .filter_map(move |microbatches| match (pp, vpp) {
+                (1, 1) => Some((ScheduleName::None, microbatches)),
+                (1, _) => None,
+                (_, 1) => Some((ScheduleName::OneFOneB, microbatches)),
+                _ => (microbatches <= 3).then_some((ScheduleName::Interleaved, microbatches * pp)),
+            })
+            .map(move |(name, microbatches)| Schedule::new(name, pp, vpp, microbatches))
+    })
+}
+
+/// The dumb way: every rank in turn takes its next action once the message it needs is there.
+fn event_loop(schedule: &Schedule, times: &StageTimes) -> Span {
+    let ranks = schedule.ranks.len();
+    let mut clock = vec![0_u64; ranks];
+    let mut next = vec![0; ranks];
+    let mut arrivals = std::collections::HashMap::new();
+    let last = schedule.microbatches - 1;
+    loop {
+        let mut moved = false;
+        for rank in 0..ranks {
+            let Some(&action) = schedule.ranks[rank].get(next[rank]) else {
+                continue;
+            };
+            let now = &mut clock[rank];
+            match action {
+                Action::RecvActivation(s, m) => match arrivals.get(&(s.0, m.0, true)) {
+                    Some(&at) => *now = (*now).max(at),
+                    None => continue,
+                },
+                Action::RecvGradient(s, m) => match arrivals.get(&(s.0, m.0, false)) {
+                    Some(&at) => *now = (*now).max(at),
+                    None => continue,
+                },
+                Action::Forward(s, m) => {
+                    let all = [&times.forward, &times.first_forward];
+                    *now += all[usize::from(m.0 == 0)][s.0 as usize].0;
+                }
+                Action::Backward(s, m) => {
+                    let all = [&times.backward, &times.last_backward];
+                    *now += all[usize::from(m.0 == last)][s.0 as usize].0;
+                }
+                Action::SendActivation(s, m) => {
+                    let there = *now + times.hop[s.0 as usize].0;
+                    arrivals.insert((s.0 + 1, m.0, true), there);
+                    if !times.hop_overlapped {
+                        *now = there;
+                    }
+                }
+                Action::SendGradient(s, m) => {
+                    let there = *now + times.hop[s.0 as usize - 1].0;
+                    arrivals.insert((s.0 - 1, m.0, false), there);
+                    if !times.hop_overlapped {
+                        *now = there;
+                    }
+                }
+                Action::ReduceGradients(s) => *now += times.reduce[s.0 as usize].0,
+                Action::OptimizerStep => continue,
+            }
+            next[rank] += 1;
+            moved = true;
+        }
+        if !moved {
+            break;
+        }
+    }
+    let barrier = clock.iter().copied().max().expect("ranks");
+    let step = times.optimizer.iter().map(|o| o.0).max().expect("ranks");
+    Span(barrier + step)
+}
+
+#[test]
+fn oracle_equals_a_dumb_event_loop() {
+    let mut seed = 2026;
+    for schedule in schedules() {
+        for overlapped in [false, true] {
+            let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            times.hop_overlapped = overlapped;
+            let timeline = simulate(&schedule, &times);
+            let (pp, vpp, m) = (schedule.pp, schedule.vpp, schedule.microbatches);
+            assert_eq!(
+                timeline.total,
+                event_loop(&schedule, &times),
+                "pp {pp} vpp {vpp} microbatches {m} overlapped {overlapped}"
+            );
+        }
+    }
+}
+
+#[test]
+fn law_parts_of_every_rank_sum_to_the_step() {
+    let mut seed = 5;
+    for schedule in schedules() {
+        let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+        for overlapped in [false, true] {
+            times.hop_overlapped = overlapped;
+            let timeline = simulate(&schedule, &times);
+            for rank in &timeline.ranks {
+                assert_eq!(rank.total(), timeline.total);
+                assert!(rank.busy() <= timeline.total);
+            }
+            // Nobody comes to the optimizer later than the critical rank, so what it waits for
+            // is only what other stages owe it.
+            let slowest = times.optimizer.iter().max().expect("ranks");
+            let own = times.optimizer[timeline.critical as usize];
+            assert!(timeline.critical_rank().bubble >= *slowest - own);
+        }
+    }
+}
+
+#[test]
+fn law_bound_never_exceeds_the_simulation() {
+    let mut seed = 11;
+    for schedule in schedules() {
+        for round in 0..6 {
+            let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            times.hop_overlapped = round % 2 == 0;
+            if round > 3 {
+                times.reduce.fill(Span::ZERO);
+                times.first_forward.clone_from(&times.forward);
+                times.last_backward.clone_from(&times.backward);
+            }
+            let bound = lower_bound(schedule.pp, schedule.vpp, schedule.microbatches, &times);
+            let total = simulate(&schedule, &times).total;
+            assert!(bound <= total, "{bound:?} {total:?}");
+        }
+    }
+}
+
+#[test]
+fn law_faster_is_never_slower() {
+    let mut seed = 23;
+    for schedule in schedules() {
+        for overlapped in [false, true] {
+            let mut slow = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            slow.hop_overlapped = overlapped;
+            let simulator = Simulator::new(&schedule);
+            let total = simulator.run(&slow).total;
+            let mut fast = slow.clone();
+            for hop in &mut fast.hop {
+                hop.0 /= 2;
+            }
+            assert!(simulator.run(&fast).total <= total);
+            fast.forward[0].0 /= 2;
+            assert!(simulator.run(&fast).total <= total);
+            let mut hidden = slow.clone();
+            hidden.hop_overlapped = true;
+            assert!(simulator.run(&hidden).total <= total);
+        }
+    }
+}
+
+/// PipeDream-flush (arXiv 2104.04473, section 2.2): with equal stages and free messages the
+/// bubble is `pp - 1` microbatches, and `vpp` stages a rank divide it.
+#[test]
+fn golden_equal_stages_have_the_published_bubble() {
+    let (forward, backward) = (12, 24);
+    for schedule in schedules() {
+        let stages = schedule.num_stages() as usize;
+        let vpp = u64::from(schedule.vpp);
+        let (pp, m) = (u64::from(schedule.pp), u64::from(schedule.microbatches));
+        // A stage is a vpp-th of a rank's work; 12 and 24 divide by every vpp tried.
+        let times = StageTimes::new(
+            schedule.pp,
+            vec![Span(forward / vpp); stages],
+            vec![Span(backward / vpp); stages],
+        );
+        let expected = Span((m * vpp + pp - 1) * (forward + backward) / vpp);
+        let timeline = simulate(&schedule, &times);
+        let bound = lower_bound(schedule.pp, schedule.vpp, schedule.microbatches, &times);
+        assert_eq!(timeline.total, expected);
+        assert_eq!(bound, expected);
+        assert_eq!(
+            timeline.critical_rank().bubble,
+            Span((pp - 1) * (forward + backward) / vpp)
+        );
+    }
+}
+
+#[test]
+fn golden_two_ranks_with_exposed_messages() {
+    let schedule = Schedule::new(ScheduleName::OneFOneB, 2, 1, 2);
+    let mut times = StageTimes::new(2, vec![Span(10); 2], vec![Span(20); 2]);
+    times.hop = vec![Span(3)];
+    times.reduce = vec![Span(4), Span(5)];
+    times.optimizer = vec![Span(7); 2];
+    // Rank 0: F 0-10, send -13, F -23, send -26; rank 1: F 13-23, B -43, send -46, F -56,
+    // B -76, send -79; rank 0: B 46-66, B 79-99, reduce -103; optimizer -110.
+    let timeline = simulate(&schedule, &times);
+    assert_eq!(timeline.total, Span(110));
+    assert_eq!(timeline.critical, 0);
+    assert_eq!(
+        *timeline.critical_rank(),
+        RankTime {
+            forward: Span(20),
+            backward: Span(40),
+            // Two sends, and the two gradients' ways.
+            p2p: Span(3 + 3 + 3 + 3),
+            bubble: Span(110 - 20 - 40 - 12 - 4 - 7),
+            reduce: Span(4),
+            optimizer: Span(7),
+        }
+    );
+    // Beside compute, only the ways that someone waits for remain.
+    times.hop_overlapped = true;
+    assert_eq!(
+        simulate(&schedule, &times).total,
+        Span(13 + 10 + 20 + 10 + 20 + 3 + 20 + 11)
+    );
+}
+
+#[test]
+fn law_trace_covers_exactly_the_busy_time() {
+    let mut seed = 3;
+    for schedule in schedules() {
+        let times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+        let simulator = Simulator::new(&schedule);
+        let timeline = simulator.run(&times);
+        let trace = simulator.trace(&times, |action, duration| {
+            let (name, category) = match action {
+                Action::Forward(..) => ("forward", Category::Dense),
+                Action::Backward(..) => ("backward", Category::Dense),
+                Action::ReduceGradients(_) => ("reduce", Category::DpComm),
+                _ => ("optimizer", Category::Optimizer),
+            };
+            vec![Part {
+                name: name.into(),
+                category,
+                lane: Lane::Compute,
+                layer: None,
+                duration,
+            }]
+        });
+        for (rank, time) in timeline.ranks.iter().enumerate() {
+            let on_compute = trace
+                .spans
+                .iter()
+                .filter(|span| span.rank == rank as u32 && span.lane == Lane::Compute);
+            let busy: Span = on_compute.map(TraceSpan::duration).sum();
+            assert_eq!(busy, time.busy());
+        }
+        let end = trace
+            .spans
+            .iter()
+            .map(|span| span.end)
+            .max()
+            .expect("spans");
+        assert_eq!(end - Instant(0), timeline.total);
+    }
+}
