@@ -94,7 +94,8 @@ pub struct Cluster {
     pub gpu: Gpu,
     /// GPUs that share a host.
     pub gpus_per_node: u32,
-    /// GPUs that share an NVLink domain (8 in a DGX, 72 in an NVL72 rack); 1 without NVLink.
+    /// GPUs that reach each other without the network: an NVLink domain (8 in a DGX, 72 in an NVL72
+    /// rack), or the GPUs of a node where only PCIe joins them.
     pub gpus_per_domain: u32,
     /// Network bandwidth of one GPU, GB/s in one direction; 0 for a single machine.
     pub nic_gb_per_s: f64,

@@ -286,6 +286,7 @@ impl Op {
     }
 
     /// Memory traffic of an implementation that reads every input and writes every output once.
+    #[expect(clippy::too_many_lines, reason = "one arm an op, each a formula")]
     pub fn bytes(&self) -> Bytes {
         let of = |dtype: Dtype, count: u64| dtype.bytes(count);
         match *self {
@@ -345,9 +346,6 @@ impl Op {
                 dtype,
                 rows * dim * if pass == Pass::Forward { 2 } else { 3 },
             ),
-            Self::Rope {
-                rows, dim, dtype, ..
-            } => of(dtype, 2 * rows * dim),
             Self::Swiglu {
                 rows,
                 dim,
@@ -358,7 +356,10 @@ impl Op {
                 rows * dim * if pass == Pass::Forward { 3 } else { 5 },
             ),
             Self::Router { rows, experts, .. } => Dtype::F32.bytes(3 * rows * experts),
-            Self::Permute {
+            Self::Rope {
+                rows, dim, dtype, ..
+            }
+            | Self::Permute {
                 rows, dim, dtype, ..
             }
             | Self::Unpermute {

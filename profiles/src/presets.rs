@@ -87,7 +87,7 @@ pub fn local(ranks: u32) -> Cluster {
 /// # base = "h100"
 /// # memory_gb_per_s = 3000.0
 /// gpus_per_node = 8
-/// gpus_per_domain = 8            # a node by default, 1 without NVLink
+/// gpus_per_domain = 8            # a node by default; 72 in an NVL72 rack
 /// nic_gb_per_s = 50.0            # one GPU's share, one direction; a 400 Gb/s NIC is 50
 /// oversubscription = [{ nodes = 32, ratio = 2.0 }]
 /// host_memory_gib = 2048.0

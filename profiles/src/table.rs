@@ -526,21 +526,21 @@ mod tests {
                 "{name} {dtype}: {tflops} of {peak}"
             );
         };
-        gemm()
-            .iter()
-            .for_each(|row| check(row.gpu, row.dtype, row.tflops));
-        attention()
-            .iter()
-            .for_each(|row| check(row.gpu, Dtype::Bf16, row.tflops));
-        attention_heads()
-            .iter()
-            .for_each(|row| check(row.gpu, Dtype::Bf16, row.tflops));
-        grouped_gemm()
-            .iter()
-            .for_each(|row| check(row.gpu, row.dtype, row.tflops));
-        fused_moe()
-            .iter()
-            .for_each(|row| check(row.gpu, row.dtype, row.tflops));
+        for row in gemm() {
+            check(row.gpu, row.dtype, row.tflops);
+        }
+        for row in attention() {
+            check(row.gpu, Dtype::Bf16, row.tflops);
+        }
+        for row in attention_heads() {
+            check(row.gpu, Dtype::Bf16, row.tflops);
+        }
+        for row in grouped_gemm() {
+            check(row.gpu, row.dtype, row.tflops);
+        }
+        for row in fused_moe() {
+            check(row.gpu, row.dtype, row.tflops);
+        }
         for row in collectives() {
             // In-network sums take a reduction beyond the link rate in principle; none does here.
             let gpu = presets::gpu(row.gpu).expect("a preset");

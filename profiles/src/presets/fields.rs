@@ -111,7 +111,12 @@ impl Fields {
         path
     }
 
-    pub(super) fn invalid(&self, key: &str, found: impl ToString, expected: &str) -> ClusterError {
+    pub(super) fn invalid(
+        &self,
+        key: &str,
+        found: impl std::fmt::Display,
+        expected: &str,
+    ) -> ClusterError {
         ClusterError::Invalid {
             origin: self.origin.clone(),
             key: self.path(key),

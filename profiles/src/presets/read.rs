@@ -91,11 +91,7 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
     let gpus_per_domain = fields
         .count("gpus_per_domain", "GPUs that share an NVLink domain")?
         .or(base.map(|base| base.gpus_per_domain))
-        .unwrap_or(if gpu.nvlink_gb_per_s > 0.0 {
-            gpus_per_node
-        } else {
-            1
-        });
+        .unwrap_or(gpus_per_node);
     let num_gpus = fields
         .count("num_gpus", "GPUs there are")?
         .or(base.and_then(|base| base.num_gpus));
@@ -127,14 +123,15 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
             &format!("a multiple or a divisor of gpus_per_node = {gpus_per_node}"),
         ));
     }
-    if let Some(num_gpus) = num_gpus {
-        if num_gpus > gpus_per_node && num_gpus % gpus_per_node != 0 {
-            return Err(fields.invalid(
-                "num_gpus",
-                num_gpus,
-                &format!("whole nodes: a multiple of gpus_per_node = {gpus_per_node}"),
-            ));
-        }
+    if let Some(num_gpus) = num_gpus
+        && num_gpus > gpus_per_node
+        && num_gpus % gpus_per_node != 0
+    {
+        return Err(fields.invalid(
+            "num_gpus",
+            num_gpus,
+            &format!("whole nodes: a multiple of gpus_per_node = {gpus_per_node}"),
+        ));
     }
     let alone = num_gpus.is_some_and(|num_gpus| num_gpus <= gpus_per_domain.max(gpus_per_node));
     if nic_gb_per_s == 0.0 && !alone {

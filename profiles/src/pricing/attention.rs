@@ -1,7 +1,7 @@
 //! Prices of fused attention: measured rates by sequence length and head width, filled by heads.
 //!
 //! A table gives the rate with enough heads to fill the device. Fewer heads or shorter queries cost as
-//! if there were [`FILL_FORWARD`] more query rows a multiprocessor. Backward does 2.5 times the work
+//! if there were a few hundred more query rows a multiprocessor. Backward does 2.5 times the work
 //! (FlashAttention-2, arXiv 2307.08691) at a share of the forward rate. Left out: the group size of
 //! key/value heads (within 3% in the tables), packing, and windows (the op says fewer keys instead).
 
@@ -12,12 +12,18 @@ use crate::cluster::Gpu;
 use crate::cost::Source;
 use crate::dtype::Dtype;
 use crate::op::{Op, Pass};
+use crate::presets;
 use crate::table::{self, Mask};
 
-/// Query rows (over heads and sequences) a multiprocessor that a launch loses to partly filled waves:
-/// fitted to SimuMax@4dcaae51's B200 rows of 4 to 128 heads at 4096 positions, forward within 12%.
-const FILL_FORWARD: f64 = 400.0;
-const FILL_BACKWARD: f64 = 100.0;
+/// Query rows (over heads and sequences) a multiprocessor that a launch loses to partly filled waves,
+/// forward and backward: fitted to SimuMax@4dcaae51's rows of 4 to 128 heads at 4096 positions, on a
+/// B200 and an A100 whose tiles are half as large. Hopper is taken as the A100.
+fn fill(arch: &str) -> [f64; 2] {
+    match arch {
+        "sm_100" | "sm_103" => [400.0, 100.0],
+        _ => [190.0, 100.0],
+    }
+}
 
 /// Backward rate over forward rate, both by their own work, by architecture.
 ///
@@ -28,7 +34,6 @@ const FILL_BACKWARD: f64 = 100.0;
 fn backward_rate(arch: &str) -> f64 {
     match arch {
         "sm_80" => 0.81,
-        "sm_100" | "sm_103" => 0.79,
         _ => 0.79,
     }
 }
@@ -47,6 +52,8 @@ pub(super) struct Attention {
     /// Seconds per query row, key position and unit of `(qk_dim + v_dim) / 2`, times key positions, at
     /// head widths 64 and 128; by key positions.
     forward: Option<[Curve; 2]>,
+    /// Query rows a multiprocessor, forward and backward.
+    fill: [f64; 2],
     backward_rate: f64,
     measured_here: bool,
 }
@@ -54,28 +61,33 @@ pub(super) struct Attention {
 impl Attention {
     pub(super) fn new(gpu: &Gpu, roofline: &Roofline) -> Self {
         let name = gpu.name.to_lowercase();
-        let own = curves(&name, 1.0);
-        let measured_here = own.is_some();
-        let lent = || {
-            if gpu.is_cpu() {
-                return None;
-            }
-            let from = donor(&name).unwrap_or(match gpu.arch.as_str() {
+        let measured = table::attention()
+            .iter()
+            .any(|row| row.gpu == name && row.source == "aic");
+        let lender = if measured {
+            name.as_str()
+        } else {
+            donor(&name).unwrap_or(match gpu.arch.as_str() {
                 "sm_80" => "a100",
                 "sm_100" => "b200",
                 "sm_103" => "b300",
                 _ => "h100",
-            });
-            // Attention is lent by the rate of the largest products.
-            let lender = crate::presets::gpu(from).expect("a preset lends");
-            let lender = Roofline::new(&lender).matrix_rate(Dtype::Bf16);
-            curves(from, roofline.matrix_rate(Dtype::Bf16) / lender)
+            })
         };
+        // Attention is lent by the rate of the largest products.
+        let preset = presets::gpu(lender).expect("tables are of presets");
+        let lent = Roofline::new(&preset).matrix_rate(Dtype::Bf16);
+        let faster = roofline.matrix_rate(Dtype::Bf16) / lent;
         Self {
-            forward: own.or_else(lent),
+            forward: if gpu.is_cpu() {
+                None
+            } else {
+                curves(lender, faster)
+            },
             roofline: roofline.clone(),
+            fill: fill(&gpu.arch),
             backward_rate: backward_rate(&gpu.arch),
-            measured_here,
+            measured_here: measured && faster == 1.0,
         }
     }
 
@@ -104,26 +116,28 @@ impl Attention {
         let width = (qk_dim + v_dim).max(1) as f64 / 2.0;
         let sms = self.roofline.sms();
         let (fill, rate) = if pass == Pass::Forward {
-            (FILL_FORWARD, 1.0)
+            (self.fill[0], 1.0)
         } else {
-            (FILL_BACKWARD, self.backward_rate / 2.5)
+            (self.fill[1], self.backward_rate / 2.5)
         };
-        // Per row and key pair: work grows with the width, at a rate between those of 64 and 128.
+        // Per row and key pair: work grows with the width, at a rate between those of 64 and 128. Narrower
+        // heads lose rate as they lose work, wider ones keep it.
         let narrow = curves[0].at(keys) * 64.0;
-        let wide = curves[1].at(keys) * 128.0;
-        let exponent = (wide / narrow).max(1.0).log2();
+        let wide = (curves[1].at(keys) * 128.0).max(narrow);
         let each = if width >= 128.0 {
             wide * width / 128.0
+        } else if width >= 64.0 {
+            narrow * (wide / narrow).powf((width / 64.0).log2())
         } else {
-            wide * (width / 128.0).powf(exponent)
+            narrow * (width / 64.0).sqrt()
         };
         let mask = if causal { 0.5 } else { 1.0 };
         let dtype_rate = match dtype {
             Dtype::Fp8 | Dtype::Fp4 => FP8_RATE,
             Dtype::Bf16 => 1.0,
-            // As the ratio of peaks.
+            // As products do.
             Dtype::F32 | Dtype::I32 => {
-                self.roofline.peak(Dtype::F32) / self.roofline.peak(Dtype::Bf16)
+                self.roofline.matrix_rate(Dtype::F32) / self.roofline.matrix_rate(Dtype::Bf16)
             }
         };
         // Half of the causal square was counted in the rate: 2 flops, two products, half the scores.

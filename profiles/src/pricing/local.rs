@@ -18,16 +18,19 @@ use crate::units::{Bytes, Seconds};
 const STEMS: usize = 15;
 const PASSES: usize = 5;
 const DTYPES: usize = 5;
-/// Largest size tabulated on an axis.
-const REACH: f64 = 67_108_864.0;
+
+/// A kind, ranks and ranks a domain.
+type Group = (CollectiveKind, [u32; 2]);
 
 /// What was measured here, by family.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Local {
     /// Index into `surfaces` by family; empty without op samples.
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
+    /// The best a price of an op can be called.
+    best: Source,
 }
 
 /// Samples of a profile and by how much its times are to be stretched.
@@ -55,7 +58,17 @@ impl Local {
                 }
             }
         }
-        let mut local = Self::default();
+        let scaled = profiles.iter().any(|scaled| scaled.factor != 1.0);
+        let mut local = Self {
+            families: Vec::new(),
+            surfaces: Vec::new(),
+            collectives: Vec::new(),
+            best: if scaled {
+                Source::Interpolated
+            } else {
+                Source::Measured
+            },
+        };
         local.add_ops(ops, op);
         local.add_collectives(messages, collective);
         local
@@ -79,10 +92,9 @@ impl Local {
             let points: Vec<Point> = samples.iter().map(|(_, point)| *point).collect();
             let (_, times) = sizes(&template);
             let base = |at: [f64; 3]| shipped(&resized(&template, at)) / times;
-            let reach = axes(&template).map(|used| if used { [1.0, REACH] } else { [1.0, 1.0] });
             self.families[index] = Some(self.surfaces.len() as u16);
             self.surfaces
-                .push(Surface::new(&points, base, LOCAL_TRUST, reach));
+                .push(Surface::new(&points, base, LOCAL_TRUST, reach(&template)));
         }
     }
 
@@ -91,7 +103,7 @@ impl Local {
         messages: BTreeMap<Collective, Vec<f64>>,
         shipped: &dyn Fn(&Collective) -> f64,
     ) {
-        let mut curves: BTreeMap<(CollectiveKind, [u32; 2]), Vec<(f64, f64)>> = BTreeMap::new();
+        let mut curves: BTreeMap<Group, Vec<(f64, f64)>> = BTreeMap::new();
         for (key, seconds) in messages {
             let group = [key.ranks, key.ranks_per_domain];
             let points = curves.entry((key.kind, group)).or_default();
@@ -125,7 +137,7 @@ impl Local {
         let (time, source) = self.surfaces[usize::from(surface)].time(at);
         Some(Cost {
             time: Seconds(time * times),
-            source,
+            source: source.max(self.best),
         })
     }
 
@@ -181,7 +193,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     if seconds.len() % 2 == 1 {
         seconds[middle]
     } else {
-        (seconds[middle - 1] + seconds[middle]) / 2.0
+        f64::midpoint(seconds[middle - 1], seconds[middle])
     }
 }
 
@@ -273,17 +285,20 @@ fn sizes(op: &Op) -> ([f64; 3], f64) {
     (at.map(|size| size.max(1) as f64), f64::from(times))
 }
 
-/// Which of the three sizes a family has.
-fn axes(op: &Op) -> [bool; 3] {
-    match op {
-        Op::Gemm { .. }
-        | Op::GroupedGemm { .. }
-        | Op::Attention { .. }
-        | Op::Router { .. }
-        | Op::LinearAttention { .. } => [true; 3],
-        Op::Add { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => [true, false, false],
-        _ => [true, true, false],
-    }
+/// The sizes a family is tabulated over; an axis it does not have stays 1.
+fn reach(op: &Op) -> [[f64; 2]; 3] {
+    const ROWS: f64 = 67_108_864.0;
+    const WIDTH: f64 = 1_048_576.0;
+    let most = match op {
+        Op::Gemm { .. } | Op::GroupedGemm { .. } => [WIDTH; 3],
+        // Heads, positions, width of a head.
+        Op::Attention { .. } => [16384.0, 2.0 * WIDTH, 1024.0],
+        Op::Router { .. } => [ROWS, 16384.0, 1024.0],
+        Op::LinearAttention { .. } => [ROWS, WIDTH, WIDTH],
+        Op::Add { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => [1024.0 * ROWS, 1.0, 1.0],
+        _ => [ROWS, WIDTH, 1.0],
+    };
+    most.map(|most| [1.0, most])
 }
 
 /// An op of the same family at other sizes.

@@ -27,6 +27,8 @@ pub(super) struct Matrix {
     /// Time of one of many groups over rows of a group, n and k; by dtype and pass.
     grouped: Vec<(Dtype, Pass, Surface)>,
     derate: Derate,
+    /// Whether the tables were measured on this very device.
+    own: bool,
 }
 
 /// Rate of grouped products of training relative to a dense forward product of all rows, after their
@@ -80,21 +82,28 @@ impl Matrix {
     pub(super) fn new(gpu: &Gpu) -> Self {
         let roofline = Roofline::new(gpu);
         let name = gpu.name.to_lowercase();
+        let lender = [Some(name.as_str()), donor(&name)]
+            .into_iter()
+            .flatten()
+            .find(|name| table::gemm().iter().any(|row| row.gpu == *name))
+            .map(|name| presets::gpu(name).expect("tables are of presets"));
         let dense = MATRIX_DTYPES.map(|dtype| {
-            let from = |name: &str| {
-                let rows = table::gemm().iter();
-                let rows = rows.filter(|row| row.gpu == name && row.dtype == dtype);
-                rows.map(|row| Point {
-                    at: row.shape.map(|size| size as f64),
-                    time: flops(row.shape) / (row.tflops * 1e12 * scale(name, gpu, dtype)),
-                })
-                .collect::<Vec<_>>()
-            };
-            let mut points = from(&name);
-            if points.is_empty() {
-                points = donor(&name).map(from).unwrap_or_default();
-            }
+            let lender = lender.as_ref()?;
+            let measured_on = Roofline::new(lender);
+            let rows = table::gemm().iter();
+            let rows = rows.filter(|row| row.gpu == lender.name && row.dtype == dtype);
             let base = |[m, n, k]: [f64; 3]| roofline.gemm(m, n, k, dtype);
+            let points: Vec<Point> = rows
+                .map(|row| {
+                    let at = row.shape.map(|size| size as f64);
+                    // Utilisation carries over to a device with other peaks, not time.
+                    let slower = base(at) / measured_on.gemm(at[0], at[1], at[2], dtype);
+                    Point {
+                        at,
+                        time: flops(row.shape) / (row.tflops * 1e12) * slower,
+                    }
+                })
+                .collect();
             (!points.is_empty()).then(|| Surface::new(&points, base, SHIPPED_TRUST, REACH))
         });
         let mut matrix = Self {
@@ -102,36 +111,53 @@ impl Matrix {
             dense,
             grouped: Vec::new(),
             derate: Derate::of(&gpu.arch),
+            own: lender.is_none_or(|lender| same_silicon(&lender, gpu)),
         };
-        for dtype in MATRIX_DTYPES {
-            for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {
-                if let Some(surface) = matrix.grouped_surface(gpu, dtype, pass) {
-                    matrix.grouped.push((dtype, pass, surface));
-                }
-            }
-        }
+        matrix.add_grouped(gpu);
         matrix
     }
 
-    fn grouped_surface(&self, gpu: &Gpu, dtype: Dtype, pass: Pass) -> Option<Surface> {
-        let rows = table::grouped_gemm().iter().filter(|row| {
-            gpu.name.eq_ignore_ascii_case(row.gpu) && row.dtype == dtype && row.pass == pass
-        });
-        let points: Vec<Point> = rows
-            .map(|row| {
-                let [n, k] = row.widths;
-                let rate = row.tflops * 1e12 * scale(row.gpu, gpu, dtype);
-                Point {
-                    at: [row.rows_per_group, n, k].map(|size| size as f64),
-                    time: flops([row.rows_per_group, n, k]) / rate,
-                }
-            })
-            .collect();
-        let base = |[rows, n, k]: [f64; 3]| {
-            let sizes = [MANY_GROUPS, MANY_GROUPS * rows, n, k];
-            self.grouped_base(sizes, pass, dtype).0 / MANY_GROUPS
+    /// Lays the grouped rows of the device, if there are any, over the formula.
+    fn add_grouped(&mut self, gpu: &Gpu) {
+        let here = |row: &&table::GroupedRow| gpu.name.eq_ignore_ascii_case(row.gpu);
+        let Some(first) = table::grouped_gemm().iter().find(here) else {
+            return;
         };
-        (!points.is_empty()).then(|| Surface::new(&points, base, SHIPPED_TRUST, REACH))
+        let preset = presets::gpu(first.gpu).expect("tables are of presets");
+        let measured_on = if same_silicon(&preset, gpu) {
+            None
+        } else {
+            Some(Self::new(&preset))
+        };
+        for dtype in MATRIX_DTYPES {
+            for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {
+                let each = |matrix: &Self, [rows, n, k]: [f64; 3]| {
+                    let sizes = [MANY_GROUPS, MANY_GROUPS * rows, n, k];
+                    matrix.grouped_base(sizes, pass, dtype).0 / MANY_GROUPS
+                };
+                let base = |at: [f64; 3]| each(self, at);
+                let rows = table::grouped_gemm().iter().filter(here);
+                let rows = rows.filter(|row| row.dtype == dtype && row.pass == pass);
+                let points: Vec<Point> = rows
+                    .map(|row| {
+                        let [n, k] = row.widths;
+                        let shape = [row.rows_per_group, n, k];
+                        let at = shape.map(|size| size as f64);
+                        let slower = measured_on
+                            .as_ref()
+                            .map_or(1.0, |preset| base(at) / each(preset, at));
+                        Point {
+                            at,
+                            time: flops(shape) / (row.tflops * 1e12) * slower,
+                        }
+                    })
+                    .collect();
+                if !points.is_empty() {
+                    let surface = Surface::new(&points, base, SHIPPED_TRUST, REACH);
+                    self.grouped.push((dtype, pass, surface));
+                }
+            }
+        }
     }
 
     /// Seconds of a dense product.
@@ -161,13 +187,12 @@ impl Matrix {
 
     /// Seconds of a dense forward product `[m, n, k]`.
     fn dense(&self, at: [f64; 3], dtype: Dtype) -> (f64, Source) {
-        match &self.dense[dtype_index(dtype)] {
-            Some(surface) => surface.time(at),
-            None => {
-                let [m, n, k] = at;
-                (self.roofline.gemm(m, n, k, dtype), Source::Extrapolated)
-            }
+        if let Some(surface) = &self.dense[dtype_index(dtype)] {
+            let (time, source) = surface.time(at);
+            return (time, self.at_best(source));
         }
+        let [m, n, k] = at;
+        (self.roofline.gemm(m, n, k, dtype), Source::Extrapolated)
     }
 
     /// Seconds of a grouped product.
@@ -193,7 +218,7 @@ impl Matrix {
         let (each, measured) = surface.time([rows / groups, n, k]);
         let time = groups * each;
         if groups >= MANY_GROUPS || time >= base {
-            (time, measured)
+            (time, self.at_best(measured))
         } else {
             (base, source.max(Source::Interpolated))
         }
@@ -225,6 +250,15 @@ impl Matrix {
         (compute.hypot(self.roofline.stream(bytes)), source)
     }
 
+    /// A table of another device is at best interpolated.
+    fn at_best(&self, source: Source) -> Source {
+        if self.own {
+            source
+        } else {
+            source.max(Source::Interpolated)
+        }
+    }
+
     pub(super) fn roofline(&self) -> &Roofline {
         &self.roofline
     }
@@ -234,11 +268,58 @@ fn flops([m, n, k]: [u64; 3]) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
 }
 
-/// Peak of `gpu` over that of the preset a table was measured on: utilisation carries over, not time.
-fn scale(measured_on: &str, gpu: &Gpu, dtype: Dtype) -> f64 {
-    let preset = presets::gpu(measured_on).expect("tables are of presets");
-    match (gpu.peak(dtype), preset.peak(dtype)) {
-        (Some(own), Some(preset)) => own.0 / preset.0,
-        _ => 1.0,
+/// Whether two descriptions compute alike; their links may differ.
+fn same_silicon(a: &Gpu, b: &Gpu) -> bool {
+    a.num_sms == b.num_sms
+        && a.peak_tflops == b.peak_tflops
+        && a.memory_gb_per_s == b.memory_gb_per_s
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::print_stdout, reason = "the figures are worth reading")]
+
+    use super::*;
+
+    /// Every (n, k) of the shipped tables in turn is priced from the others. The figures are what the
+    /// interpolation is worth between measured widths.
+    #[test]
+    fn differential_held_out_widths_are_close() {
+        for name in ["a100", "h100", "h200", "b200", "b300", "gb200", "gb300"] {
+            let gpu = presets::gpu(name).expect("a preset");
+            let roofline = Roofline::new(&gpu);
+            for dtype in [Dtype::Bf16, Dtype::Fp8] {
+                let rows: Vec<_> = table::gemm()
+                    .iter()
+                    .filter(|row| row.gpu == name && row.dtype == dtype)
+                    .map(|row| Point {
+                        at: row.shape.map(|size| size as f64),
+                        time: flops(row.shape) / (row.tflops * 1e12),
+                    })
+                    .collect();
+                let base = |[m, n, k]: [f64; 3]| roofline.gemm(m, n, k, dtype);
+                let mut errors = Vec::new();
+                for held in rows.iter().filter(|point| point.at[0] == 1024.0) {
+                    let (out, kept): (Vec<Point>, Vec<Point>) =
+                        rows.iter().partition(|point| point.at[1..] == held.at[1..]);
+                    let surface = Surface::new(&kept, base, SHIPPED_TRUST, REACH);
+                    for point in out {
+                        errors.push((surface.time(point.at).0 / point.time).ln().abs());
+                    }
+                }
+                if errors.is_empty() {
+                    continue;
+                }
+                errors.sort_by(f64::total_cmp);
+                let at = |q: f64| errors[((errors.len() - 1) as f64 * q) as usize];
+                println!("{name} {dtype}: median {:.3}, p90 {:.3}", at(0.5), at(0.9));
+                assert!(
+                    at(0.5) < 0.09 && at(0.9) < 0.26,
+                    "{name} {dtype} {} {}",
+                    at(0.5),
+                    at(0.9)
+                );
+            }
+        }
     }
 }

@@ -48,7 +48,7 @@ fn fused_efficiency(arch: &str, nvlink_gb_per_s: f64) -> f64 {
     match arch {
         "sm_90" if nvlink_gb_per_s >= 450.0 => 0.94,
         "sm_90" => 0.78,
-        "sm_100" | "sm_103" => 0.74,
+        "sm_100" | "sm_103" => 0.76,
         _ => 0.7,
     }
 }
@@ -416,11 +416,12 @@ fn ranked(gpu: &str, kind: CollectiveKind, slower: f64) -> Vec<Ranked> {
         });
         for row in rack.filter(|row| row.ranks[0] > known) {
             let bytes = (row.tokens * row.topk * row.hidden * row.dispatch_dtype.bits() / 8) as f64;
-            let time = (row.dispatch_us + row.combine_us) / 2.0 * 1e-6;
             let last = all.iter().find(|curve| curve.ranks == known);
             let shape = last
                 .expect("GPUs with a rack row have smaller rows")
                 .clone();
+            let time = f64::midpoint(row.dispatch_us, row.combine_us) * 1e-6;
+            let time = shape.latency + (time - shape.latency).max(0.0) * slower;
             // The shape by size is that of the largest measured group, through the one point.
             let ratio = time / shape.time.at(bytes);
             let sizes = [14, 20, 22, 24, 26, 28, 29].map(|log2| f64::from(1_u32 << log2));
@@ -431,10 +432,7 @@ fn ranked(gpu: &str, kind: CollectiveKind, slower: f64) -> Vec<Ranked> {
             });
             all.push(Ranked {
                 ranks: row.ranks[0],
-                time: Curve::rising(
-                    points.into_iter().chain([(bytes, time * slower)]),
-                    [0.0, 1.0],
-                ),
+                time: Curve::rising(points.into_iter().chain([(bytes, time)]), [0.0, 1.0]),
                 latency: shape.latency * grown,
             });
         }

@@ -9,6 +9,7 @@ use crate::cluster::Gpu;
 use crate::dtype::Dtype;
 use crate::op::{Op, Pass};
 use crate::table;
+use crate::units::FlopsPerSecond;
 
 /// Share of memory bandwidth that streaming kernels reach and their least time: aiconfigurator's
 /// constants (ai-dynamo/aiconfigurator@095f58a51c4c). SimuMax fits 0.91 (A100) and 0.67 (B200).
@@ -83,7 +84,7 @@ impl Roofline {
     pub(super) fn new(gpu: &Gpu) -> Self {
         let mut widest = gpu.peak_tflops.f32;
         let peak = MATRIX_DTYPES.map(|dtype| {
-            widest = gpu.peak(dtype).map_or(widest, |peak| peak.tflops());
+            widest = gpu.peak(dtype).map_or(widest, FlopsPerSecond::tflops);
             widest * 1e12
         });
         let ceiling = MATRIX_DTYPES.map(|dtype| {
@@ -154,8 +155,9 @@ impl Roofline {
     /// An op that moves memory: a streaming rate and a least time.
     pub(super) fn memory_bound(&self, op: &Op) -> f64 {
         let slowdown = match op {
-            Op::Permute { .. } | Op::Unpermute { .. } => STREAM_EFFICIENCY / GATHER_EFFICIENCY,
-            Op::Embedding { .. } => STREAM_EFFICIENCY / GATHER_EFFICIENCY,
+            Op::Permute { .. } | Op::Unpermute { .. } | Op::Embedding { .. } => {
+                STREAM_EFFICIENCY / GATHER_EFFICIENCY
+            }
             Op::CrossEntropy { .. } => STREAM_EFFICIENCY / SOFTMAX_EFFICIENCY,
             _ => 1.0,
         };

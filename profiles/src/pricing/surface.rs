@@ -109,7 +109,7 @@ impl Surface {
             })
             .collect();
         // A measurement that is cheaper than a smaller one is raised to it.
-        fixed.sort_by(|a, b| a.0.cmp(&b.0));
+        fixed.sort_by_key(|(cell, _)| *cell);
         let below = |a: &[usize; 3], b: &[usize; 3]| (0..3).all(|axis| a[axis] <= b[axis]);
         for i in 0..fixed.len() {
             let floor = fixed[..i]
