@@ -163,6 +163,19 @@ fn golden_gpt_oss_in_its_three_conventions() {
         published(58.42, 1966.285),
         0.05,
     );
+    check(
+        "Megatron-Bridge model card, GPT-OSS-20B with a vocabulary of 32K",
+        flops_per_token_with(
+            &presets::load("gpt-oss-20b").expect("a preset"),
+            4096,
+            FlopRules {
+                padded_vocab: Some(32_000),
+                ..windows
+            },
+        ),
+        published(117.01, 5851.199),
+        0.05,
+    );
     let mut two_matrices = model;
     for layer in &mut two_matrices.layers {
         if let Some(Ffn::Moe(moe)) = &mut layer.ffn {

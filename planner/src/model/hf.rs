@@ -7,6 +7,7 @@
 //! is refused. Nothing here builds a tensor or knows a layout.
 
 mod bailing;
+mod checks;
 mod common;
 mod dbrx;
 mod deepseek;

@@ -1,7 +1,7 @@
 //! Models known by name: small configurations embedded in the program.
 //!
 //! The files under `planner/models/` are written for this project in the shape of a Hugging Face
-//! `config.json`, with the keys that matter here only; [`sources`] says where each one's values
+//! `config.json`, with the keys that matter here only; [`Preset::source`] says where each one's values
 //! come from. They go through the same reader as anyone's file. What they count to is tested
 //! against parameter sums of real module trees in [`super::count`].
 
