@@ -135,8 +135,9 @@ fn text(description: &Description) -> String {
         format!("{:.2}", description.flops_per_token / 1e9),
     );
     format!(
-        "{}\nfeatures: {}\n",
+        "{}\nlayers:\n  {}\nfeatures: {}\n",
         table.text(),
+        description.structure.join("\n  "),
         description.features.join(", ")
     )
 }
