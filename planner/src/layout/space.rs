@@ -4,7 +4,7 @@
 //! [`Rules`] and counts the refusals. Nothing is priced here.
 
 use super::illegal::product;
-use super::{Batch, Degrees, Layout, PartialDegrees, Rules};
+use super::{Batch, Degrees, Layout, PartialDegrees, Rules, rules};
 use crate::model::Model;
 
 /// The most tokens of a microbatch that is considered unless one is pinned. Far past the size that
@@ -17,7 +17,8 @@ pub const MAX_MICROBATCH_TOKENS: u64 = 1 << 16;
 /// without a pipeline; with one, of all values that lead to the same largest stage the smallest is
 /// taken, since more would only cut the same work into more messages. `mbs` are the divisors of a
 /// replica's share of the batch up to [`MAX_MICROBATCH_TOKENS`]. A pin replaces the list of its
-/// axis and is judged only against the ranks; nothing is listed where it cannot tile them.
+/// axis and is judged only against the ranks. Where the pins by themselves cannot tile them, one
+/// tuple is listed, with 1 for what is left open, so that the caller has a refusal to show.
 pub fn space(
     model: &Model,
     gpus: u32,
@@ -26,8 +27,10 @@ pub fn space(
 ) -> impl Iterator<Item = Degrees> + use<> {
     let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
     let axis = divisors(gpus.into());
+    let pinned = pins.or_one(gpus);
+    let impossible = rules::grids(&pinned, &mut Vec::new()).is_none();
     let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
-    grids.into_iter().flat_map(move |attention| {
+    let tuples = grids.into_iter().flat_map(move |attention| {
         let [tp, cp, pp, dp] = attention;
         let experts = self::grids(gpus, &axis, [pins.etp, pins.ep], Some(pp), pins.edp);
         let vpps = pins
@@ -52,7 +55,8 @@ pub fn space(
             }
         }
         tuples
-    })
+    });
+    tuples.chain(impossible.then_some(pinned))
 }
 
 /// The legal degrees closest to some that are not, in doublings and halvings over all axes; `None`

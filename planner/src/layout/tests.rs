@@ -293,7 +293,10 @@ fn pins_narrow_the_space_and_nothing_else() {
         space(&model, 32, &batch, &pins).collect::<Vec<_>>(),
         [exact]
     );
-    assert!(pinned("tp=3").is_empty());
+    // Pins that cannot tile the ranks leave one tuple, to be refused in words.
+    assert_eq!(pinned("tp=3"), [degrees(32, "tp=3")]);
+    assert_eq!(pinned("tp=8,ep=3"), [degrees(32, "tp=8,ep=3")]);
+    assert!(pinned("dp=3").is_empty());
     let reasons = |text: &str| -> Vec<&str> {
         let pins: PartialDegrees = text.parse().expect("parses");
         let broken = pins.contradictions(32);

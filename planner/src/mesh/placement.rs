@@ -31,12 +31,29 @@ pub fn placement(layout: &Layout, kind: GroupKind, cluster: &Cluster) -> Placeme
     Mesh::of(layout).placement(kind, cluster)
 }
 
+/// GPUs of each NVLink domain that a job occupies.
+///
+/// All of them where they divide the job or the job fits into one. Else a job is spread evenly, by
+/// the same whole number of nodes in each domain, as long as that uses more than half of it: 64 of
+/// the 72 GPUs of a rack for a job of 256 (what `sbatch --segment=16` asks for), so that no group of
+/// a power of two straddles racks. A job that cannot be spread so takes GPUs as they come.
+pub fn domain_in_job(cluster: &Cluster, gpus: u32) -> u32 {
+    let (domain, node) = (cluster.gpus_per_domain.max(1), cluster.gpus_per_node.max(1));
+    if gpus <= domain || gpus.is_multiple_of(domain) {
+        return domain;
+    }
+    (domain / 2 + 1..domain)
+        .rev()
+        .find(|&part| part.is_multiple_of(node) && gpus.is_multiple_of(part))
+        .unwrap_or(domain)
+}
+
 impl Mesh {
     /// Where the groups of a kind sit.
     pub fn placement(&self, kind: GroupKind, cluster: &Cluster) -> Placement {
         Placement {
             ranks: self.group_size(kind),
-            ranks_per_domain: self.ranks_sharing(kind, cluster.gpus_per_domain),
+            ranks_per_domain: self.ranks_sharing(kind, domain_in_job(cluster, self.gpus())),
             ranks_per_node: self.ranks_sharing(kind, cluster.gpus_per_node),
         }
     }

@@ -296,7 +296,11 @@ fn oracle_every_tuple_up_to_64_ranks() {
             let placement = mesh.placement(kind, cluster);
             assert_eq!(
                 Some(placement.ranks_per_domain),
-                least(&|group| cluster.ranks_per_domain(group)),
+                least(&|group| {
+                    let domain = domain_in_job(cluster, degrees.gpus);
+                    let runs = group.chunk_by(|&a, &b| a / domain == b / domain);
+                    runs.map(<[u32]>::len).max().unwrap_or(0) as u32
+                }),
                 "{degrees:?} {kind:?} domains of {}",
                 cluster.gpus_per_domain
             );
@@ -370,19 +374,21 @@ fn oracle_dp_last_is_refused_where_pipelines_differ() {
 
 #[test]
 fn placement_sees_domains_that_groups_straddle() {
-    let mesh = mesh_of(256, "ep=64");
     let nvl72 = cluster(4, 72);
-    // Ranks 64..128 have 8 in the first domain; 128..192 have 16 in one and 48 in the next;
-    // 192..256 have 24 and 40.
-    let placement = mesh.placement(GroupKind::Ep, &nvl72);
-    assert_eq!(placement.ranks, 64);
-    assert_eq!(placement.ranks_per_domain, 40);
-    assert!(!placement.inside_domain());
-    assert!(
-        mesh_of(64, "ep=64")
-            .placement(GroupKind::Ep, &nvl72)
-            .inside_domain()
-    );
+    let ep64 = |gpus| mesh_of(gpus, "ep=64").placement(GroupKind::Ep, &nvl72);
+    assert!(ep64(64).inside_domain());
+    // 64 GPUs of each rack are used, and a group is a rack.
+    assert_eq!(domain_in_job(&nvl72, 256), 64);
+    assert!(ep64(256).inside_domain());
+    // 320 GPUs likewise; 144 and 576 fill racks, and groups of 64 straddle them.
+    assert_eq!(domain_in_job(&nvl72, 320), 64);
+    assert_eq!(domain_in_job(&nvl72, 576), 72);
+    assert_eq!(ep64(576).ranks_per_domain, 32);
+    assert_eq!(ep64(576).ranks, 64);
+    // 100 GPUs divide only into less than half racks: as they come.
+    assert_eq!(domain_in_job(&nvl72, 100), 72);
+    assert_eq!(domain_in_job(&cluster(8, 8), 1024), 8);
+    assert_eq!(domain_in_job(&cluster(8, 1), 1024), 1);
 }
 
 #[test]
