@@ -159,26 +159,28 @@ mod cpu {
     use std::cell::RefCell;
 
     use super::Sizes;
-    use crate::matrix::{Matrix, MatrixMut, multiply};
+    use crate::matrix::{Matrix, MatrixMut};
     use crate::parallel::Cpu;
+    use crate::product::multiply;
     use crate::simd::{LANES, dot, exp, fold, max, vectorized};
+    use crate::turn::turned;
 
     /// Queries in a block: enough for the product to run at speed, and a block of scores against
     /// a thousand keys fits the second-level cache.
     const BLOCK: usize = 64;
 
     thread_local! {
-        /// Scores of one block, and their gradients.
-        static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        /// Scores of one block and their gradients; keys and values of one head, transposed.
+        static SCRATCH: RefCell<[Vec<f32>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
     }
 
-    /// Lends `len` floats of the thread's scratch, contents unspecified.
-    fn with_scratch(len: usize, body: impl FnOnce(&mut [f32])) {
-        SCORES.with_borrow_mut(|scratch| {
-            if scratch.len() < len {
-                scratch.resize(len, 0.0);
+    /// Lends the thread's scratch: `len` floats for scores, and two vectors for transposes.
+    fn with_scratch(len: usize, body: impl FnOnce(&mut [f32], &mut Vec<f32>, &mut Vec<f32>)) {
+        SCRATCH.with_borrow_mut(|[scores, keys, values]| {
+            if scores.len() < len {
+                scores.resize(len, 0.0);
             }
-            body(&mut scratch[..len]);
+            body(&mut scores[..len], keys, values);
         });
     }
 
@@ -246,7 +248,9 @@ mod cpu {
             tasks.push((q, k, v, o, lse));
         }
         cpu.tasks(tasks, |(q, k, v, mut o, lse)| {
-            with_scratch(BLOCK * s.seq_len, |scratch| {
+            with_scratch(BLOCK * s.seq_len, |scratch, turned_k, _| {
+                let keys_t = turned(k.t(), turned_k);
+
                 for queries in blocks(s.seq_len) {
                     let (rows, keys) = (queries.len(), queries.end);
                     let scores = &mut scratch[..rows * keys];
@@ -254,7 +258,7 @@ mod cpu {
                     multiply(
                         scale,
                         q.rows(queries.clone()),
-                        k.rows(0..keys).t(),
+                        keys_t.cols(0..keys),
                         0.0,
                         target,
                     );
@@ -316,10 +320,12 @@ mod cpu {
             tasks.push((i / s.kv_heads, i % s.kv_heads, dq, dk, dv));
         }
         cpu.tasks(tasks, |(seq, kv_head, dq, mut dk, mut dv)| {
-            with_scratch(2 * BLOCK * s.seq_len, |scratch| {
+            with_scratch(2 * BLOCK * s.seq_len, |scratch, turned_k, turned_v| {
                 let (probs, dscores) = scratch.split_at_mut(BLOCK * s.seq_len);
                 let k = s.tile(k, s.kv_heads, seq, kv_head);
                 let v = s.tile(v, s.kv_heads, seq, kv_head);
+                let keys_t = turned(k.t(), turned_k);
+                let values_t = turned(v.t(), turned_v);
                 // From the last block, whose queries see every key, so that the first product
                 // writes all of dk and dv and the others add.
                 let mut beta = 0.0;
@@ -333,13 +339,13 @@ mod cpu {
                         let (rows, keys) = (queries.len(), queries.end);
                         let (q, d_o) = (q.rows(queries.clone()), d_o.rows(queries.clone()));
                         let o = o.rows(queries.clone());
-                        let (k, v) = (k.rows(0..keys), v.rows(0..keys));
+
                         let probs = &mut probs[..rows * keys];
                         let dscores = &mut dscores[..rows * keys];
                         let target = MatrixMut::new(probs, rows, keys);
-                        multiply(scale, q, k.t(), 0.0, target);
+                        multiply(scale, q, keys_t.cols(0..keys), 0.0, target);
                         let target = MatrixMut::new(dscores, rows, keys);
-                        multiply(1.0, d_o, v.t(), 0.0, target);
+                        multiply(1.0, d_o, values_t.cols(0..keys), 0.0, target);
                         let mut delta = [0.0; BLOCK];
                         for (row, delta) in delta[..rows].iter_mut().enumerate() {
                             *delta = d_o_dot_o(d_o.row(row), o.row(row));
@@ -348,7 +354,13 @@ mod cpu {
                         gradient(probs, dscores, keys, queries.start, lse, &delta, scale);
                         let probs = Matrix::new(probs, rows, keys);
                         let dscores = Matrix::new(dscores, rows, keys);
-                        multiply(1.0, dscores, k, 0.0, dq.reborrow().rows(queries));
+                        multiply(
+                            1.0,
+                            dscores,
+                            k.rows(0..keys),
+                            0.0,
+                            dq.reborrow().rows(queries),
+                        );
                         multiply(1.0, dscores.t(), q, beta, dk.reborrow().rows(0..keys));
                         multiply(1.0, probs.t(), d_o, beta, dv.reborrow().rows(0..keys));
                         beta = 1.0;

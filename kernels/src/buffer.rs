@@ -16,8 +16,9 @@
 //! 4. All memory is initialized when it is first taken from the system, and every bit pattern is a
 //!    valid f32, i32 and u32, so reading recycled memory is defined (if useless).
 //!
-//! The other homes of `unsafe` in the crate are [`crate::matrix`] (strided tiles of such slices,
-//! and the call into the matrix product) and [`crate::simd`] (calls compiled for wider vectors).
+//! The other homes of `unsafe` in the crate are [`crate::matrix`] (strided tiles of such slices),
+//! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes) and
+//! [`crate::simd`] (calls compiled for wider vectors).
 #![expect(
     unsafe_code,
     reason = "tensors share memory; see the module documentation"

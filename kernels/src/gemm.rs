@@ -96,8 +96,9 @@ pub(crate) mod cpu {
     //! Tiles of C dealt to threads; each is one product of the `gemm` crate.
 
     use super::Trans;
-    use crate::matrix::{Matrix, MatrixMut, multiply};
+    use crate::matrix::{Matrix, MatrixMut};
     use crate::parallel::Cpu;
+    use crate::product::multiply;
 
     /// Multiply-adds below which one thread does all of it.
     const WORTH_SHARING: usize = 1 << 19;

@@ -96,8 +96,9 @@ fn num_rows(op: &str, w: &Tensor, counts: &[usize]) -> usize {
 
 mod cpu {
     use crate::gemm::cpu::share;
-    use crate::matrix::{Matrix, MatrixMut, multiply};
+    use crate::matrix::{Matrix, MatrixMut};
     use crate::parallel::Cpu;
+    use crate::product::multiply;
 
     pub(super) fn forward(
         cpu: &Cpu,

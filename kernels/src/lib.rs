@@ -17,9 +17,11 @@
 mod buffer;
 mod matrix;
 mod parallel;
+mod product;
 mod simd;
 #[cfg(test)]
 mod testing;
+mod turn;
 
 pub mod adamw;
 pub mod attention;

@@ -143,7 +143,8 @@ pub(crate) fn inner(x: &[f64], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(x, &y)| x * f64::from(y)).sum()
 }
 
-/// The gradient of `f` at `x` by central differences; good to about 1e-8 in f64.
+/// The gradient of `f` at `x` by central differences; good to about 1e-9 in f64, and
+/// zero below that.
 pub(crate) fn differences(x: &[f32], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     const STEP: f64 = 1e-5;
     let mut x = wide(x);
@@ -155,7 +156,8 @@ pub(crate) fn differences(x: &[f32], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
             x[i] = at - STEP;
             let below = f(&x);
             x[i] = at;
-            (above - below) / (2.0 * STEP)
+            let slope = (above - below) / (2.0 * STEP);
+            if slope.abs() < 1e-9 { 0.0 } else { slope }
         })
         .collect()
 }

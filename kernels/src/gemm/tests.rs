@@ -118,3 +118,21 @@ fn law_a_row_does_not_depend_on_the_batch() {
         }
     }
 }
+
+/// The same across the number of rows where a transposed operand is no longer turned first, and
+/// where tall products are cut into blocks.
+#[test]
+fn law_a_row_does_not_depend_on_a_large_batch() {
+    let mut rng = Rng::new(9);
+    let (n, k, rows) = (24, 600, 1100);
+    for threads in [1, 3] {
+        let device = Device::cpu_sharing_all(threads);
+        let x = tensor(&device, &rng.values(rows * k), &[rows, k]);
+        let w = tensor(&device, &rng.values(n * k), &[n, k]);
+        let whole = forward(&x, &w).to_f32();
+        for len in [511, 512, 513, 1025, 1099] {
+            let part = forward(&x.rows(0..len), &w).to_f32();
+            assert_bits(&format!("{len} rows"), &part, &whole[..len * n], 9);
+        }
+    }
+}
