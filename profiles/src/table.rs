@@ -3,255 +3,19 @@
 //! Facts only, as their publishers print them, in CSV files under `data/measured/` that name their
 //! sources; nothing is fitted or corrected here. [`crate::pricing`] turns them into prices.
 
+mod csv;
+mod rows;
+
 use std::sync::LazyLock;
 
+pub use rows::{
+    AttentionRow, CeilingRow, CollectiveRow, DispatchRow, FusedMoeRow, GemmRow, GroupedRow,
+    HeadsRow, InterNodeRow, Mask,
+};
+
+use csv::lines;
+
 use crate::dtype::Dtype;
-use crate::op::{CollectiveKind, Pass};
-
-/// Rate of a dense matrix product.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GemmRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Operands.
-    pub dtype: Dtype,
-    /// Rows, columns and contraction of the product.
-    pub shape: [u64; 3],
-    /// TFLOP/s.
-    pub tflops: f64,
-}
-
-/// Which scores of the score matrix exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mask {
-    /// The lower half.
-    Causal,
-    /// All.
-    Full,
-}
-
-/// The fastest product found on a GPU by searching shapes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CeilingRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Operands.
-    pub dtype: Dtype,
-    /// TFLOP/s.
-    pub tflops: f64,
-}
-
-/// Rate of attention at one sequence length, with enough heads to fill the device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Forward, backward, or nothing for both together.
-    pub pass: Option<Pass>,
-    /// Mask.
-    pub mask: Mask,
-    /// Head width.
-    pub head_dim: u64,
-    /// Who measured.
-    pub source: &'static str,
-    /// Positions.
-    pub seq_len: u64,
-    /// TFLOP/s over the scores that exist.
-    pub tflops: f64,
-}
-
-/// Rate of causal attention with a number of heads, one sequence.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadsRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Forward or backward.
-    pub pass: Pass,
-    /// Positions.
-    pub seq_len: u64,
-    /// Query heads and key/value heads.
-    pub heads: [u64; 2],
-    /// Widths of queries and of values.
-    pub dims: [u64; 2],
-    /// Who measured.
-    pub source: &'static str,
-    /// TFLOP/s over the scores that exist.
-    pub tflops: f64,
-}
-
-/// Rate of the product of all experts of a rank, as training runs it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupedRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Operands.
-    pub dtype: Dtype,
-    /// Which of the three products.
-    pub pass: Pass,
-    /// Experts.
-    pub groups: u64,
-    /// Rows of each.
-    pub rows_per_group: u64,
-    /// Output and input width of the forward product.
-    pub widths: [u64; 2],
-    /// TFLOP/s.
-    pub tflops: f64,
-}
-
-/// Rate of a whole fused MoE forward, which the priced parts must add up to.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FusedMoeRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Operands.
-    pub dtype: Dtype,
-    /// Hidden size, expert width, experts, top-k, ranks the experts are spread over.
-    pub model: [u64; 5],
-    /// Tokens.
-    pub tokens: u64,
-    /// TFLOP/s.
-    pub tflops: f64,
-}
-
-/// One collective inside an NVLink domain, by size.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CollectiveRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// Kind.
-    pub kind: CollectiveKind,
-    /// Ranks.
-    pub ranks: u32,
-    /// Least latency of any size, microseconds.
-    pub latency_us_min: f64,
-    /// Bytes of the full buffer and bus bandwidth in GB/s, ascending.
-    pub busbw: Vec<(u64, f64)>,
-}
-
-/// One size of a collective across nodes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct InterNodeRow {
-    /// Cluster preset.
-    pub cluster: &'static str,
-    /// Kind.
-    pub kind: CollectiveKind,
-    /// Ranks, and how many of them share a domain.
-    pub ranks: [u32; 2],
-    /// Bytes of the full buffer.
-    pub bytes: u64,
-    /// Bus bandwidth, GB/s.
-    pub busbw: f64,
-}
-
-/// A measured dispatch and combine.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DispatchRow {
-    /// GPU preset.
-    pub gpu: &'static str,
-    /// What moved the tokens: `all_to_all` (NCCL), `hybridep`, `deepep`, `trtllm`.
-    pub kernel: &'static str,
-    /// Ranks, and how many of them share a domain.
-    pub ranks: [u32; 2],
-    /// Tokens of a rank.
-    pub tokens: u64,
-    /// Width.
-    pub hidden: u64,
-    /// Experts chosen a token.
-    pub topk: u64,
-    /// Experts.
-    pub experts: u64,
-    /// Type of what is dispatched; what is combined is bf16.
-    pub dispatch_dtype: Dtype,
-    /// Dispatch, microseconds.
-    pub dispatch_us: f64,
-    /// Combine, microseconds.
-    pub combine_us: f64,
-}
-
-/// A line of a CSV file by column name.
-struct Line {
-    file: &'static str,
-    header: Vec<&'static str>,
-    cells: Vec<&'static str>,
-}
-
-/// The lines of a file, without comments and the header.
-fn lines(file: &'static str, text: &'static str) -> impl Iterator<Item = Line> {
-    let mut rows = text
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.is_empty());
-    let header: Vec<&str> = rows.next().unwrap_or_default().split(',').collect();
-    rows.map(move |row| {
-        let cells: Vec<&str> = row.split(',').collect();
-        assert_eq!(
-            cells.len(),
-            header.len(),
-            "{file}: `{row}` has a cell for every column"
-        );
-        Line {
-            file,
-            header: header.clone(),
-            cells,
-        }
-    })
-}
-
-impl Line {
-    fn cell(&self, column: &str) -> &'static str {
-        let at = self.header.iter().position(|name| *name == column);
-        self.cells[at.unwrap_or_else(|| panic!("{} has a column {column}", self.file))]
-    }
-
-    fn number<T: std::str::FromStr>(&self, column: &str) -> T {
-        let cell = self.cell(column);
-        let number = cell.parse().ok();
-        number.unwrap_or_else(|| panic!("{}: `{cell}` in {column} is a number", self.file))
-    }
-
-    /// The cells of the columns named `prefix<number>` that are not empty, with their numbers.
-    fn series(&self, prefix: &str) -> Vec<(u64, f64)> {
-        let columns = self.header.iter().zip(&self.cells);
-        columns
-            .filter_map(|(name, cell)| {
-                let at = name.strip_prefix(prefix)?.parse().ok()?;
-                (!cell.is_empty()).then(|| (at, cell.parse().expect("a rate is a number")))
-            })
-            .collect()
-    }
-
-    fn dtype(&self, column: &str) -> Dtype {
-        match self.cell(column) {
-            "f32" => Dtype::F32,
-            "bf16" => Dtype::Bf16,
-            "fp8" => Dtype::Fp8,
-            "fp4" => Dtype::Fp4,
-            other => panic!("{}: `{other}` is a dtype", self.file),
-        }
-    }
-
-    fn pass(&self) -> Option<Pass> {
-        match self.cell("pass") {
-            "forward" => Some(Pass::Forward),
-            "backward" => Some(Pass::Backward),
-            "dgrad" => Some(Pass::Dgrad),
-            "wgrad" => Some(Pass::Wgrad),
-            "both" => None,
-            other => panic!("{}: `{other}` is a pass", self.file),
-        }
-    }
-
-    fn kind(&self) -> CollectiveKind {
-        let kinds = [
-            CollectiveKind::AllReduce,
-            CollectiveKind::AllGather,
-            CollectiveKind::ReduceScatter,
-            CollectiveKind::AllToAll,
-        ];
-        let found = self.cell("kind");
-        let kind = kinds.into_iter().find(|kind| kind.stem() == found);
-        kind.unwrap_or_else(|| panic!("{}: `{found}` is a collective", self.file))
-    }
-}
 
 macro_rules! file {
     ($name:literal) => {
@@ -488,6 +252,7 @@ pub fn summary(gpu: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::CollectiveKind;
     use crate::presets;
 
     #[test]

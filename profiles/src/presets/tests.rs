@@ -122,3 +122,19 @@ fn a_device_whose_memory_contradicts_its_name_is_refused() {
     );
     assert!(file(&with("memory_gib = 80\nname = \"b200-slice\"")).is_ok());
 }
+
+#[test]
+fn a_description_says_what_was_measured() {
+    let described = describe("dgx-h100").expect("a preset");
+    assert!(
+        described
+            .measured
+            .iter()
+            .any(|line| line.contains("bf16 matrix products"))
+    );
+    assert!(describe("mi355x").expect("a preset").measured.is_empty());
+    let error = describe("no/such.toml").expect_err("no file").to_string();
+    assert!(error.contains("no/such.toml"), "{error}");
+    let json = serde_json::to_value(&described).expect("serializes");
+    assert_eq!(json["cluster"]["gpu"]["name"], "h100");
+}

@@ -72,20 +72,8 @@ impl Surface {
                 logs.fold(f64::NEG_INFINITY, f64::max),
             ]
         });
-        let ratios: Vec<([f64; 3], f64)> = points
-            .iter()
-            .map(|point| (point.at.map(f64::ln), (point.time / base(point.at)).ln()))
-            .collect();
         let len = axes.iter().map(Vec::len).product();
-        let mut times = Vec::with_capacity(len);
-        for &x in &axes[0] {
-            for &y in &axes[1] {
-                for &z in &axes[2] {
-                    let at = [x, y, z];
-                    times.push(base(at.map(f64::exp)).ln() + mean_ratio(&ratios, at, trust));
-                }
-            }
-        }
+        let times = tabulate(&axes, points, base, trust);
         let mut surface = Self {
             measured: vec![false; len],
             axes,
@@ -125,41 +113,42 @@ impl Surface {
                 self.measured[index] = true;
             }
         }
-        // No grid point may be cheaper than a measurement below it or dearer than one above it.
-        for x in 0..self.axes[0].len() {
-            for y in 0..self.axes[1].len() {
-                for z in 0..self.axes[2].len() {
-                    let cell = [x, y, z];
-                    let index = self.index(cell);
-                    let mut time = self.times[index];
-                    for (at, measured) in &fixed {
-                        if below(&cell, at) {
-                            time = time.min(*measured);
-                        }
-                    }
-                    for (at, measured) in &fixed {
-                        if below(at, &cell) {
-                            time = time.max(*measured);
-                        }
-                    }
-                    self.times[index] = time;
-                }
-            }
+        // No grid point may be dearer than a measurement above it: a running minimum from the top.
+        let mut ceiling = vec![f64::INFINITY; self.times.len()];
+        for &(cell, time) in &fixed {
+            let index = self.index(cell);
+            ceiling[index] = time;
+            self.times[index] = time;
         }
-        // And none cheaper than its smaller neighbours: a running maximum along every axis. It moves
-        // no measurement, since all that is below one is bounded by it.
-        for x in 0..self.axes[0].len() {
-            for y in 0..self.axes[1].len() {
-                for z in 0..self.axes[2].len() {
-                    let index = self.index([x, y, z]);
-                    for (axis, at) in [x, y, z].into_iter().enumerate() {
-                        if at > 0 {
-                            let mut cell = [x, y, z];
-                            cell[axis] -= 1;
-                            let smaller = self.times[self.index(cell)];
-                            self.times[index] = self.times[index].max(smaller);
-                        }
-                    }
+        self.sweep(&mut ceiling, true);
+        for (time, ceiling) in self.times.iter_mut().zip(ceiling) {
+            *time = time.min(ceiling);
+        }
+        // And none cheaper than a smaller one: a running maximum from the bottom. It moves no
+        // measurement, since all that is below one is bounded by it.
+        let mut times = std::mem::take(&mut self.times);
+        self.sweep(&mut times, false);
+        self.times = times;
+    }
+
+    /// Along every axis, each value becomes the least of itself and those above (`down`), or the
+    /// greatest of itself and those below.
+    fn sweep(&self, values: &mut [f64], down: bool) {
+        let strides = [
+            self.axes[1].len() * self.axes[2].len(),
+            self.axes[2].len(),
+            1,
+        ];
+        for (stride, lines) in strides.into_iter().zip(&self.axes) {
+            let len = lines.len();
+            let has_smaller = |index: usize| !(index / stride).is_multiple_of(len);
+            if down {
+                for index in (0..values.len()).rev().filter(|&index| has_smaller(index)) {
+                    values[index - stride] = values[index - stride].min(values[index]);
+                }
+            } else {
+                for index in (0..values.len()).filter(|&index| has_smaller(index)) {
+                    values[index] = values[index].max(values[index - stride]);
                 }
             }
         }
@@ -218,17 +207,50 @@ impl Surface {
     }
 }
 
-/// Mean of the measured log ratios by inverse squared distance, with the base's 0 among them.
-fn mean_ratio(ratios: &[([f64; 3], f64)], at: [f64; 3], trust: f64) -> f64 {
-    let mut sum = 0.0;
-    let mut weights = trust;
-    for (point, ratio) in ratios {
-        let squares = (0..3).map(|axis| (point[axis] - at[axis]).powi(2));
-        let weight = (squares.sum::<f64>() + SOFTENING).powi(-2);
-        sum += weight * ratio;
-        weights += weight;
+/// Log times at every grid point: the base, times the mean of the measured ratios by inverse squared
+/// distance with the base's 1 among them.
+fn tabulate(
+    axes: &[Vec<f64>; 3],
+    points: &[Point],
+    base: impl Fn([f64; 3]) -> f64,
+    trust: f64,
+) -> Vec<f64> {
+    let ratios: Vec<f64> = points
+        .iter()
+        .map(|point| (point.time / base(point.at)).ln())
+        .collect();
+    // Squared distance of every point from every line of an axis: lines by points.
+    let squares = [0, 1, 2].map(|axis| {
+        let from = |line: f64| {
+            points
+                .iter()
+                .map(move |point| (point.at[axis].ln() - line).powi(2))
+        };
+        axes[axis]
+            .iter()
+            .map(|&line| from(line).collect())
+            .collect::<Vec<Vec<f64>>>()
+    });
+    let mut times = Vec::with_capacity(axes.iter().map(Vec::len).product());
+    let mut plane = vec![0.0; points.len()];
+    for (x, from_x) in axes[0].iter().zip(&squares[0]) {
+        for (y, from_y) in axes[1].iter().zip(&squares[1]) {
+            for (sum, (a, b)) in plane.iter_mut().zip(from_x.iter().zip(from_y)) {
+                *sum = a + b + SOFTENING;
+            }
+            for (z, from_z) in axes[2].iter().zip(&squares[2]) {
+                let (mut sum, mut weights) = (0.0, trust);
+                for ((near, far), ratio) in plane.iter().zip(from_z).zip(&ratios) {
+                    let distance = near + far;
+                    let weight = 1.0 / (distance * distance);
+                    sum += weight * ratio;
+                    weights += weight;
+                }
+                times.push(base([x.exp(), y.exp(), z.exp()]).ln() + sum / weights);
+            }
+        }
     }
-    sum / weights
+    times
 }
 
 /// Logarithms of the distinct sizes within and between them, and out to `reach`.

@@ -1,0 +1,142 @@
+//! Prices that a profile of this machine lies over.
+
+use super::laws::{grown, sampled_op};
+use super::*;
+
+/// A profile of a CPU on which an op takes `slower` times its shipped price.
+fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -> Profile {
+    let costs = Costs::for_cluster(&local(ranks), &[]);
+    let sample = |key, time: f64| crate::directory::Sample {
+        key,
+        seconds: vec![slower * time, slower * time * 1.01, slower * time * 0.99],
+    };
+    let ops = ops
+        .iter()
+        .map(|op| sample(Key::Op(*op), costs.op(op).time.0));
+    let messages = messages
+        .iter()
+        .map(|message| sample(Key::Collective(*message), costs.collective(message).time.0));
+    Profile {
+        version: crate::directory::PROFILE_VERSION,
+        device: "cpu".into(),
+        machine: String::new(),
+        cores: 2,
+        concurrent_ranks: ranks,
+        versions: Vec::new(),
+        clocks: String::new(),
+        date: "2026-01-02T03:04:05Z".into(),
+        command: "moefold profile".into(),
+        samples: ops.chain(messages).collect(),
+    }
+}
+
+fn local(ranks: u32) -> Cluster {
+    let machine = presets::Machine {
+        cores: 2,
+        memory: Bytes(20 << 30),
+    };
+    presets::local_on(machine, ranks)
+}
+
+#[test]
+fn golden_what_was_measured_here_comes_first() {
+    let ops: Vec<Op> = [64, 256].into_iter().flat_map(every_op).collect();
+    let messages =
+        [1 << 10, 1 << 16, 1 << 22].map(|bytes| collective(CollectiveKind::AllReduce, bytes, 4, 4));
+    let profile = measured_here(&ops, &messages, 4, 0.25);
+    let shipped = Costs::for_cluster(&local(4), &[]);
+    let costs = Costs::for_cluster(&local(4), std::slice::from_ref(&profile));
+    assert!(costs.notes().is_empty(), "{:?}", costs.notes());
+    for op in &ops {
+        let (own, other) = (costs.op(op), shipped.op(op));
+        assert_eq!(own.source, Source::Measured, "{op:?}");
+        check_within(&format!("{op:?}"), own.time.0, 0.25 * other.time.0, 0.1);
+    }
+    // Between the measured sizes, and beyond them.
+    for (size, source) in [(128, Source::Interpolated), (2048, Source::Extrapolated)] {
+        for op in every_op(size) {
+            let (own, other) = (costs.op(&op), shipped.op(&op));
+            // 2048 wide times 64 rows may still lie between: only the far source is certain.
+            assert!(own.source >= source || size == 2048, "{op:?} {own:?}");
+            check_within(&format!("{op:?}"), own.time.0, 0.25 * other.time.0, 30.0);
+        }
+    }
+    for message in messages {
+        assert_eq!(costs.collective(&message).source, Source::Measured);
+    }
+    let between = collective(CollectiveKind::AllReduce, 1 << 13, 4, 4);
+    assert_eq!(costs.collective(&between).source, Source::Interpolated);
+    let smaller = collective(CollectiveKind::AllReduce, 1 << 16, 2, 2);
+    let ratio = costs.collective(&smaller).time.0 / shipped.collective(&smaller).time.0;
+    check_within("another group borrows the ratio", ratio, 0.25, 1.0);
+    assert_eq!(costs.collective(&smaller).source, Source::Extrapolated);
+    // A kind that was not measured keeps its shipped price.
+    let gather = collective(CollectiveKind::AllGather, 1 << 16, 4, 4);
+    assert_eq!(
+        costs.collective(&gather).time,
+        shipped.collective(&gather).time
+    );
+}
+
+#[test]
+fn law_a_profiled_machine_is_monotone_too() {
+    let seed = 0x5eed_0004;
+    println!("seed {seed:#x}");
+    let mut sampler = Sampler(seed);
+    // Noisy measurements at odd sizes.
+    let mut profile = measured_here(&[], &[], 4, 1.0);
+    let shipped = Costs::for_cluster(&local(4), &[]);
+    for _ in 0..150 {
+        let op = sampled_op(&mut sampler);
+        let noise = 0.2 + sampler.size(100.0) as f64 / 50.0;
+        profile.samples.push(crate::directory::Sample {
+            key: Key::Op(op),
+            seconds: vec![shipped.op(&op).time.0 * noise],
+        });
+    }
+    let costs = Costs::for_cluster(&local(4), &[profile]);
+    for _ in 0..4000 {
+        let op = sampled_op(&mut sampler);
+        let by = sampler.size(10_000.0);
+        for axis in 0..4 {
+            // Rows are spread over groups, and two lengths of attention fold into one size.
+            let Some(more) = grown(&op, axis, by) else {
+                continue;
+            };
+            let (less_s, more_s) = (costs.op(&op).time.0, costs.op(&more).time.0);
+            assert!(
+                more_s >= less_s * (1.0 - 1e-9),
+                "{op:?} {less_s:.4e} {more:?} {more_s:.4e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn profiles_of_another_device_or_concurrency() {
+    let op = gemm([512; 3], Pass::Forward, Dtype::F32);
+    let profile = measured_here(&[op], &[], 4, 0.5);
+    let measured = match profile.samples[0].key {
+        Key::Op(_) => profile.samples[0].median().0,
+        Key::Collective(_) => unreachable!("one op was sampled"),
+    };
+    let h100 = presets::cluster("dgx-h100").expect("a preset");
+    let costs = Costs::for_cluster(&h100, std::slice::from_ref(&profile));
+    assert!(costs.notes()[0].contains("`cpu`"), "{:?}", costs.notes());
+    assert_eq!(costs.op(&op), Costs::for_cluster(&h100, &[]).op(&op));
+    // Four ranks had half a core each; two have a core each and take half the time.
+    let costs = Costs::for_cluster(&local(2), std::slice::from_ref(&profile));
+    assert!(costs.notes()[0].contains("4 ranks") && costs.notes()[0].contains("0.50"));
+    check_within("scaled", costs.op(&op).time.0, measured / 2.0, 1e-6);
+    assert_eq!(costs.op(&op).source, Source::Interpolated);
+    // A profile of the right concurrency makes the others unnecessary.
+    let right = measured_here(&[op], &[], 2, 0.3);
+    let costs = Costs::for_cluster(&local(2), &[profile, right.clone()]);
+    assert!(costs.notes().is_empty());
+    check_within(
+        "own",
+        costs.op(&op).time.0,
+        right.samples[0].median().0,
+        1e-6,
+    );
+}
