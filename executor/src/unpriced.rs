@@ -1,0 +1,40 @@
+//! Plans that nobody searched or priced: what benches and tests run.
+
+use std::collections::BTreeMap;
+
+use moefold_planner::model::Model;
+use moefold_planner::plan::{
+    Confidence, Dispatcher, LayoutRecord, MemoryRecord, Offload, Optimizer, Pipeline,
+    PlannedLayout, Predicted, Recompute, ScheduleName, StackName,
+};
+use moefold_profiles::Precision;
+use moefold_profiles::trace::TimeByCategory;
+
+/// A layout without pipeline on this executor; every prediction is zero.
+pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
+    PlannedLayout {
+        layout,
+        pipeline: Pipeline {
+            schedule: ScheduleName::None,
+            stages: vec![(0..model.layers.len() as u32).collect()],
+        },
+        dispatcher: Dispatcher::Alltoall,
+        recompute: Recompute::None,
+        offload: Offload::None,
+        precision: Precision::Fp32,
+        optimizer: Optimizer::Adam,
+        stack: StackName::Moefold,
+        predicted: Predicted {
+            step_s: 0.0,
+            tokens_per_s_per_gpu: 0.0,
+            model_tflops_per_gpu: 0.0,
+            mfu: 0.0,
+            peak_gib: 0.0,
+            memory_gib: MemoryRecord::default(),
+            memory_gib_by_pp_rank: vec![0.0],
+            time_s: TimeByCategory::default(),
+            busy_s: BTreeMap::new(),
+            confidence: Confidence::default(),
+        },
+    }
+}
