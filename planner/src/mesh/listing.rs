@@ -10,6 +10,9 @@ use crate::layout::{Illegal, PartialDegrees};
 /// Groups a line of [`describe`] shows before it stops.
 const GROUPS_SHOWN: usize = 16;
 
+/// Ranks or runs of ranks of a group that are written out.
+const PARTS_SHOWN: usize = 8;
+
 /// All groups of all kinds; every kind lists each rank exactly once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -97,12 +100,15 @@ pub fn describe(mesh: &Mesh) -> String {
     ));
     for kind in GroupKind::ALL {
         let (size, count) = (mesh.group_size(kind), mesh.num_groups(kind));
-        let shown = (count as usize).min(GROUPS_SHOWN);
-        let mut ranks: String = (0..shown as u32)
-            .map(|group| spell(&mesh.members(kind, mesh.first_rank(kind, group))))
-            .collect();
-        if shown < count as usize {
-            write!(ranks, " and {} more", count as usize - shown).expect("a string takes any text");
+        let shown = count.min(GROUPS_SHOWN as u32);
+        let mut ranks = if size == 1 {
+            "each rank alone".to_owned()
+        } else {
+            let group = |number| spell(&mesh.members(kind, mesh.first_rank(kind, number)));
+            (0..shown).map(group).collect()
+        };
+        if shown < count && size > 1 {
+            write!(ranks, " and {} more", count - shown).expect("a string takes any text");
         }
         line(format_args!(
             "{:<9} {size:>5} {count:>7}  {ranks}",
@@ -141,14 +147,20 @@ fn equation(grid: &Grid, names: [&str; 5]) -> String {
     format!("rank = {sum}   ({})", sizes.join(", "))
 }
 
-/// A group, consecutive ranks as a range: `[0..7]`, `[0,2,4]`.
+/// A group, consecutive ranks as a range and long ones shortened: `[0..7]`, `[0,2,4]`,
+/// `[0,8,..,120]`.
 fn spell(group: &[u32]) -> String {
-    let consecutive = group.windows(2).all(|pair| pair[1] == pair[0] + 1);
-    match group {
-        [first, .., last] if consecutive && group.len() > 2 => format!("[{first}..{last}]"),
-        _ => {
-            let ranks: Vec<String> = group.iter().map(u32::to_string).collect();
-            format!("[{}]", ranks.join(","))
+    let parts: Vec<String> = group
+        .chunk_by(|a, b| a + 1 == *b)
+        .flat_map(|run| match run {
+            [first, _, .., last] if run.len() > 2 => vec![format!("{first}..{last}")],
+            _ => run.iter().map(u32::to_string).collect(),
+        })
+        .collect();
+    match parts.as_slice() {
+        [first, second, .., last] if parts.len() > PARTS_SHOWN => {
+            format!("[{first},{second},..,{last}]")
         }
+        _ => format!("[{}]", parts.join(",")),
     }
 }
