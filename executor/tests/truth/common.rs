@@ -174,7 +174,7 @@ pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
 }
 
 /// Writes a slice into the global tensor. What several ranks hold must be the same bits.
-fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
+pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
     let len: usize = slice.dims.iter().product();
     let width = slice.dims.get(1).copied().unwrap_or(1);
     let global = tensors

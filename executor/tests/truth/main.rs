@@ -1,5 +1,8 @@
 //! What makes the executor's training real: it equals a reference, whatever the layout.
 
 mod common;
+mod dispatch;
 mod huggingface;
+mod kept;
 mod layouts;
+mod shards;

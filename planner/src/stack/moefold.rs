@@ -50,6 +50,21 @@ pub fn kept(
     list.kept
 }
 
+/// What final norm, head and loss keep: the gradient by the logits lies where they were.
+pub fn kept_by_head(model: &Model, local: &Local) -> Vec<Kept> {
+    let mut list = List {
+        kept: Vec::with_capacity(4),
+        dtype: Dtype::F32,
+    };
+    let stream = local.tokens_local * model.hidden;
+    list.float("head", "input", stream);
+    list.float("head", "rstd", local.tokens_local);
+    list.float("head", "norm_output", stream);
+    let vocab = model.vocab_size.div_ceil(local.tp);
+    list.float("head", "logits_gradient", local.tokens * vocab);
+    list.kept
+}
+
 struct List {
     kept: Vec<Kept>,
     dtype: Dtype,
@@ -97,6 +112,9 @@ impl List {
         self.float("moe", "scores", local.tokens_local * moe.experts);
         self.push("moe", "expert_ids", chosen, Dtype::I32);
         self.float("moe", "probabilities", chosen);
+        for map in ["row_of", "slot_of", "token_of"] {
+            self.push("moe", map, chosen, Dtype::I32);
+        }
         let rows = local.expert_rows;
         let width = moe.expert.width / local.etp;
         self.float("moe", "dispatched", rows * model.hidden);

@@ -1,0 +1,114 @@
+//! Rows arrive where their expert is and come home unchanged; payloads say where they are from.
+
+use moefold_executor::moe::dispatch::Dispatch;
+use moefold_executor::rank::Context;
+use moefold_executor::transport::World;
+use moefold_kernels::{Device, Tensor, TensorClass, elementwise, permute};
+use moefold_planner::layout::{Batch, Degrees, Layout};
+
+use crate::common::{Fixture, degrees};
+
+const EXPERTS: usize = 8;
+const TOPK: usize = 3;
+const TOKENS: usize = 40;
+
+/// An even spread, everything to one expert, or some pattern in between.
+fn choice(pattern: u32, rank: u32, token: usize, slot: usize) -> usize {
+    match pattern {
+        0 => (token + slot) % EXPERTS,
+        1 => [3, 0, 7][slot],
+        _ => {
+            let mixed = (token * 31 + rank as usize * 7) % 97;
+            (mixed + slot * (1 + mixed % 2)) % EXPERTS
+        }
+    }
+}
+
+/// Source rank, token, slot and expert of every choice, as a row.
+fn payload(rank: u32, pattern: u32) -> (Vec<i32>, Vec<f32>) {
+    let (mut ids, mut rows) = (Vec::new(), Vec::new());
+    for token in 0..TOKENS {
+        for slot in 0..TOPK {
+            let expert = choice(pattern, rank, token, slot);
+            ids.push(expert as i32);
+            rows.extend([rank as f32, token as f32, slot as f32, expert as f32]);
+        }
+    }
+    (ids, rows)
+}
+
+/// Sends every choice of the rank's tokens to its expert and back.
+fn round_trip(cx: &Context, pattern: u32) {
+    let (ids, rows) = payload(cx.rank, pattern);
+    let ids = cx.device.from_i32(TensorClass::Activations, &ids, &[TOKENS, TOPK]);
+    let rows = cx.device.from_f32(TensorClass::Activations, &rows, &[TOKENS * TOPK, 4]);
+    let map = permute::map(&ids, EXPERTS);
+    let by_expert = moefold_kernels::rows::gather(&rows, &map.slot_of);
+    let numbers = permute::permute_slots(
+        &moefold_kernels::rows::gather_columns(&rows, 1..2).reshape(&[TOKENS, TOPK]),
+        &map,
+    );
+    let dispatch = Dispatch::plan(cx, map).expect("counts");
+    let sent = (by_expert.clone(), numbers.clone());
+    let (arrived, arrived_numbers) =
+        dispatch.to_experts_with(cx, sent.0, sent.1).expect("dispatch");
+    check_arrival(cx, &dispatch, &arrived, &arrived_numbers);
+
+    // Every ETP rank gives its part of the sum.
+    let part = 1.0 / cx.etp.size() as f32;
+    for tensor in [&arrived, &arrived_numbers] {
+        elementwise::scale(tensor, part);
+    }
+    let (home, home_numbers) = dispatch
+        .from_experts_with(cx, arrived, arrived_numbers)
+        .expect("combine");
+    assert_eq!(home.to_f32(), by_expert.to_f32());
+    assert_eq!(home_numbers.to_f32(), numbers.to_f32());
+}
+
+fn check_arrival(cx: &Context, dispatch: &Dispatch, arrived: &Tensor, numbers: &Tensor) {
+    let held = EXPERTS / cx.ep.size();
+    let rows = arrived.to_f32();
+    let mut rows = rows.chunks_exact(4).zip(numbers.to_f32());
+    for (local, &count) in dispatch.counts.iter().enumerate() {
+        let expert = cx.ep.index() * held + local;
+        for _ in 0..count {
+            let (row, number) = rows.next().expect("as many rows as counted");
+            assert_eq!(row[3], expert as f32, "a row reached another expert");
+            assert_eq!(row[1], number, "a number travelled with another row");
+            assert!(cx.tp_ep.ranks().contains(&(row[0] as u32)), "from outside the group");
+        }
+    }
+    assert!(rows.next().is_none(), "more rows than counted");
+}
+
+fn check(degrees: &Degrees) {
+    let fixture = Fixture::load("mixtral");
+    let batch = Batch {
+        seq_len: 16,
+        global_batch: 24,
+    };
+    let layout = Layout::new(degrees, &fixture.model, &batch).expect("legal");
+    World::threads(layout.gpus())
+        .run(|rank| {
+            let device = Device::cpu(1);
+            device.poison(true);
+            let cx = Context::join(rank, &layout, device, rank.recorder());
+            (0..3).for_each(|pattern| round_trip(&cx, pattern));
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{degrees:?}: {error}"));
+}
+
+#[test]
+fn law_dispatch_then_combine_is_identity() {
+    for gpus in [1, 2, 4, 8] {
+        for ep in [1, 2, 4, 8] {
+            for etp in [1, 2, 4, 8] {
+                if gpus % (ep * etp) == 0 {
+                    check(&degrees(gpus, 1, ep, etp, 1));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What modules keep for backward is what the planner prices, tensor by tensor, and nothing else
+//! stays alive.
+
+use moefold_executor::rank::Context;
+use moefold_executor::stage::NamedTensor;
+use moefold_executor::train::{self, Trainer};
+use moefold_executor::transport::World;
+use moefold_kernels::Device;
+use moefold_planner::kept::{self, Kept, Local};
+use moefold_planner::layout::{Degrees, Layout};
+use moefold_planner::plan::{Recompute, StackName};
+use moefold_planner::stack::moefold;
+use moefold_profiles::Precision;
+
+use crate::common::{Fixture, degrees};
+
+/// Module, name and bytes of every tensor, sorted.
+type Listing = Vec<(String, String, u64)>;
+
+fn actual<'a>(tensors: impl Iterator<Item = &'a NamedTensor<'a>>) -> Listing {
+    let mut list: Listing = tensors
+        .map(|kept| {
+            let bytes = kept.tensor.bytes().0;
+            (kept.module.to_owned(), kept.name.to_owned(), bytes)
+        })
+        .filter(|(_, _, bytes)| *bytes > 0)
+        .collect();
+    list.sort();
+    list
+}
+
+fn declared(kept: &[Kept]) -> Listing {
+    let mut list: Listing = kept
+        .iter()
+        .map(|kept| (kept.module.to_owned(), kept.name.to_owned(), kept.bytes().0))
+        .collect();
+    list.sort();
+    list
+}
+
+/// Compares one rank after its forward pass.
+fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
+    let model = &fixture.model;
+    let cx = &trainer.cx;
+    let tokens = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0).expect("tokens");
+    let before = cx.device.memory().live_total();
+    let kept = trainer.stepper().forward_only(cx, &tokens[0]).expect("forward");
+    let alive = cx.device.memory().live_total().0 - before.0;
+
+    let tensors = kept[0].tensors();
+    let mut local = Local::new(layout, model, &fixture.batch(), 1.0);
+    let mut total = 0;
+    for (index, layer) in model.layers.iter().enumerate() {
+        let of_layer = || tensors.iter().filter(move |t| t.layer == Some(index));
+        // Routing decides how many rows reach the rank; the declaration is for a given number.
+        let dispatched = of_layer().find(|t| t.name == "dispatched");
+        local.expert_rows = dispatched.map_or(0, |t| t.tensor.dims()[0] as u64);
+        let expected = kept::of(
+            StackName::Moefold,
+            model,
+            layer,
+            &local,
+            Precision::Fp32,
+            &Recompute::None,
+        );
+        assert_eq!(
+            actual(of_layer()),
+            declared(&expected),
+            "{} {layout:?} rank {} layer {index}",
+            fixture.name,
+            cx.rank
+        );
+        total += expected.iter().map(|kept| kept.bytes().0).sum::<u64>();
+    }
+    let head = moefold::kept_by_head(model, &local);
+    assert_eq!(actual(tensors.iter().filter(|t| t.layer.is_none())), declared(&head));
+    total += head.iter().map(|kept| kept.bytes().0).sum::<u64>();
+    assert_eq!(alive, total, "{layout:?} rank {}: bytes alive and declared", cx.rank);
+}
+
+fn check(name: &'static str, degrees: &Degrees) {
+    let fixture = Fixture::load(name);
+    let layout = fixture.layout(degrees);
+    let (options, weights) = (fixture.options(), fixture.weights());
+    World::threads(layout.gpus())
+        .run(|rank| {
+            let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
+            let seq_len = fixture.golden.seq_len;
+            let trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            compare(&fixture, &layout, &trainer);
+            Ok(())
+        })
+        .expect("ranks run");
+}
+
+#[test]
+fn law_modules_keep_what_they_declare() {
+    for name in ["mixtral", "qwen3_moe"] {
+        check(name, &degrees(1, 1, 1, 1, 4));
+        check(name, &degrees(2, 2, 1, 1, 4));
+        check(name, &degrees(2, 1, 2, 1, 4));
+        check(name, &degrees(4, 2, 2, 2, 2));
+        check(name, &degrees(4, 2, 4, 1, 2));
+        check(name, &degrees(4, 1, 1, 4, 1));
+        check(name, &degrees(8, 2, 4, 2, 1));
+    }
+}
