@@ -5,211 +5,213 @@
 
 use std::fmt;
 
-use moefold_planner::model::{Ffn, Layer, Mixer, Mlp, Model, Moe, NormKind, QkNorm, Score};
+use moefold_planner::model::{Feature, Model, features};
 use moefold_planner::plan::{
     Dispatcher, Offload, Optimizer, PlannedLayout, Recompute, ScheduleName,
 };
 use moefold_profiles::Precision;
 
+/// Families whose checkpoints are known by tensor name.
+const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
+
+/// Architectural traits that the layers implement.
+const FEATURES: &[Feature] = &[
+    Feature::GroupedQueryAttention,
+    Feature::QkNormPerHead,
+    Feature::DenseLayers,
+    Feature::Experts,
+    Feature::SoftmaxRouter,
+    Feature::TopkSoftmaxRouter,
+    Feature::RouterScaling,
+    Feature::TiedEmbeddings,
+];
+
 /// Everything in a plan that the executor does not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {
-    /// One line for each feature: what was asked for and what would work.
+    /// One line for each reason: what was asked for and what would work.
     pub reasons: Vec<String>,
 }
 
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the executor does not run this plan: {}",
-            self.reasons.join("; ")
-        )
+        let reasons = self.reasons.join("; ");
+        write!(f, "the executor does not run this plan: {reasons}")
     }
 }
 
 /// Refuses a plan or a model that this version cannot run.
 pub fn check(plan: &PlannedLayout, model: &Model) -> Result<(), Unsupported> {
-    let mut list = Reasons(Vec::new());
-    layout(&mut list, plan);
-    architecture(&mut list, model);
-    if list.0.is_empty() {
+    let mut reasons = in_plan(plan);
+    reasons.extend(in_model(model));
+    if reasons.is_empty() {
         Ok(())
     } else {
-        Err(Unsupported { reasons: list.0 })
+        Err(Unsupported { reasons })
     }
 }
 
-struct Reasons(Vec<String>);
-
-impl Reasons {
-    fn refuse(&mut self, refused: bool, reason: impl FnOnce() -> String) {
-        if refused {
-            let reason = reason();
-            if !self.0.contains(&reason) {
-                self.0.push(reason);
-            }
-        }
-    }
-}
-
-fn layout(list: &mut Reasons, plan: &PlannedLayout) {
+fn in_plan(plan: &PlannedLayout) -> Vec<String> {
     let degrees = &plan.layout;
-    list.refuse(degrees.cp > 1, || {
-        format!(
-            "context parallelism (cp={}) is not implemented, use cp=1",
-            degrees.cp
-        )
-    });
-    list.refuse(degrees.pp > 1, || {
-        format!(
-            "pipeline parallelism (pp={}) is not implemented, use pp=1",
-            degrees.pp
-        )
-    });
-    list.refuse(degrees.vpp > 1, || {
-        format!(
-            "virtual pipeline stages (vpp={}) are not implemented, use vpp=1",
-            degrees.vpp
-        )
-    });
-    list.refuse(
-        degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved,
-        || "the interleaved schedule needs a pipeline, use `none`".to_owned(),
-    );
-    list.refuse(plan.dispatcher != Dispatcher::Alltoall, || {
-        format!(
-            "dispatcher {:?} is not implemented, use alltoall",
-            plan.dispatcher
-        )
-        .to_lowercase()
-    });
-    list.refuse(plan.recompute != Recompute::None, || {
-        "recomputation is not implemented, use `none`".to_owned()
-    });
-    list.refuse(plan.offload != Offload::None, || {
-        "offloading is not implemented, use `none`".to_owned()
-    });
-    list.refuse(plan.precision != Precision::Fp32, || {
-        format!(
-            "precision {} is not implemented on the CPU, use fp32",
-            plan.precision
-        )
-    });
-    list.refuse(plan.optimizer != Optimizer::Adam, || {
-        "bf16 optimizer moments are not implemented, use adam".to_owned()
-    });
-}
-
-fn architecture(list: &mut Reasons, model: &Model) {
-    let family = &model.model_type;
-    let known = ["mixtral", "qwen3_moe", "llama", "qwen3", "mistral"];
-    list.refuse(!known.contains(&family.as_str()), || {
-        format!(
-            "model_type {family} is not implemented, known: {}",
-            known.join(", ")
-        )
-    });
-    list.refuse(model.residual_streams > 1, || {
-        "several residual streams are not implemented".to_owned()
-    });
-    list.refuse(model.head_bias, || {
-        "a bias on the head is not implemented".to_owned()
-    });
-    list.refuse(!model.mtp.is_empty(), || {
-        "multi-token prediction is not implemented".to_owned()
-    });
-    list.refuse(model.norm.kind != NormKind::Rms, || {
-        format!(
-            "norm {:?} is not implemented, only RMSNorm is",
-            model.norm.kind
-        )
-    });
-    list.refuse(model.extra_params > 0, || {
-        "model-wide extra parameters are not implemented".to_owned()
-    });
-    for layer in &model.layers {
-        layer_parts(list, layer, model);
-    }
-}
-
-fn layer_parts(list: &mut Reasons, layer: &Layer, model: &Model) {
-    list.refuse(layer.extra_params > 0, || {
-        "extra parameters of a layer are not implemented".to_owned()
-    });
-    match &layer.mixer {
-        Some(Mixer::Gqa(gqa)) => {
-            list.refuse(gqa.qkv_bias || gqa.out_bias, || {
-                "attention biases are not implemented".to_owned()
-            });
-            list.refuse(
-                !matches!(gqa.qk_norm, QkNorm::None | QkNorm::PerHead),
-                || format!("query/key norm {:?} is not implemented", gqa.qk_norm),
-            );
-            list.refuse(gqa.output_gate, || {
-                "an attention output gate is not implemented".to_owned()
-            });
-            list.refuse(gqa.sinks, || {
-                "attention sinks are not implemented".to_owned()
-            });
-            list.refuse(gqa.window.is_some(), || {
-                "sliding-window attention is not implemented".to_owned()
-            });
-            list.refuse(gqa.rotary_dim > 0 && model.rope_theta.is_none(), || {
-                "rotary attention needs rope_theta".to_owned()
-            });
-        }
-        Some(Mixer::Mla(_)) => list.refuse(true, || {
-            "multi-head latent attention is not implemented".to_owned()
-        }),
-        Some(Mixer::SharedKv(_)) => list.refuse(true, || {
-            "shared key/value attention is not implemented".to_owned()
-        }),
-        Some(Mixer::Linear(linear)) => {
-            list.refuse(true, || {
-                format!("the {:?} mixer is not implemented", linear.kind)
-            });
-        }
-        None => list.refuse(true, || {
-            "layers without a mixer are not implemented".to_owned()
-        }),
-    }
-    match &layer.ffn {
-        Some(Ffn::Dense(mlp)) => gated(list, mlp, "dense MLPs"),
-        Some(Ffn::Moe(moe)) => experts(list, moe),
-        None => list.refuse(true, || {
-            "layers without a feed-forward block are not implemented".to_owned()
-        }),
-    }
-}
-
-fn experts(list: &mut Reasons, moe: &Moe) {
-    gated(list, &moe.expert, "experts");
-    list.refuse(moe.shared.is_some(), || {
-        "shared experts are not implemented".to_owned()
-    });
-    let router = &moe.router;
-    list.refuse(
-        !matches!(
-            router.score,
-            Score::SoftmaxThenTopk | Score::TopkThenSoftmax
-        ),
-        || {
+    let pipeline = degrees.pp > 1 || degrees.vpp > 1;
+    let interleaved = !pipeline && plan.pipeline.schedule == ScheduleName::Interleaved;
+    let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
+    let refusals = [
+        (
+            degrees.cp > 1,
             format!(
-                "router score {:?} is not implemented, only softmax is",
-                router.score
-            )
-        },
-    );
-    list.refuse(router.bias || router.correction_bias, || {
-        "router biases are not implemented".to_owned()
-    });
-    list.refuse(router.groups.is_some(), || {
-        "group-limited routing is not implemented".to_owned()
-    });
+                "context parallelism is not implemented, found cp={}, use cp=1",
+                degrees.cp
+            ),
+        ),
+        (
+            pipeline,
+            format!(
+                "pipeline parallelism is not implemented, found pp={} vpp={}, use pp=1 vpp=1",
+                degrees.pp, degrees.vpp
+            ),
+        ),
+        (
+            interleaved,
+            "the interleaved schedule needs a pipeline, use \"none\"".to_owned(),
+        ),
+        (
+            plan.dispatcher != Dispatcher::Alltoall,
+            format!("dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\""),
+        ),
+        (
+            plan.recompute != Recompute::None,
+            "recomputation is not implemented, use recompute \"none\"".to_owned(),
+        ),
+        (
+            plan.offload != Offload::None,
+            "offloading is not implemented, use offload \"none\"".to_owned(),
+        ),
+        (
+            plan.precision != Precision::Fp32,
+            format!(
+                "precision \"{}\" is not implemented on the CPU, use \"fp32\"",
+                plan.precision
+            ),
+        ),
+        (
+            plan.optimizer != Optimizer::Adam,
+            "bf16 optimizer moments are not implemented, use optimizer \"adam\"".to_owned(),
+        ),
+    ];
+    let refused = refusals.into_iter().filter(|(refused, _)| *refused);
+    refused.map(|(_, reason)| reason).collect()
 }
 
-fn gated(list: &mut Reasons, mlp: &Mlp, what: &str) {
-    list.refuse(!mlp.gated, || format!("ungated {what} are not implemented"));
-    list.refuse(mlp.bias, || format!("biases of {what} are not implemented"));
+fn in_model(model: &Model) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !FAMILIES.contains(&model.model_type.as_str()) {
+        reasons.push(format!(
+            "model_type \"{}\" is not implemented, found in {}, known: {}",
+            model.model_type,
+            model.name,
+            FAMILIES.join(", ")
+        ));
+    }
+    let features = features(model).into_iter();
+    let missing = features.filter(|feature| !FEATURES.contains(feature));
+    reasons.extend(missing.map(|feature| format!("{feature} is not implemented")));
+    reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use moefold_planner::plan::{
+        Confidence, LayoutRecord, MemoryRecord, Pipeline, Predicted, StackName,
+    };
+    use moefold_profiles::trace::TimeByCategory;
+
+    use super::*;
+
+    fn plan() -> PlannedLayout {
+        PlannedLayout {
+            layout: LayoutRecord {
+                tp: 1,
+                cp: 1,
+                dp: 1,
+                pp: 1,
+                vpp: 1,
+                ep: 1,
+                etp: 1,
+                edp: 1,
+                mbs: 1,
+                microbatches: 1,
+            },
+            pipeline: Pipeline {
+                schedule: ScheduleName::None,
+                stages: Vec::new(),
+            },
+            dispatcher: Dispatcher::Alltoall,
+            recompute: Recompute::None,
+            offload: Offload::None,
+            precision: Precision::Fp32,
+            optimizer: Optimizer::Adam,
+            stack: StackName::Moefold,
+            predicted: Predicted {
+                step_s: 0.0,
+                tokens_per_s_per_gpu: 0.0,
+                model_tflops_per_gpu: 0.0,
+                mfu: 0.0,
+                peak_gib: 0.0,
+                memory_gib: MemoryRecord::default(),
+                memory_gib_by_pp_rank: Vec::new(),
+                time_s: TimeByCategory::default(),
+                busy_s: BTreeMap::new(),
+                confidence: Confidence::default(),
+            },
+        }
+    }
+
+    fn check_model(name: &str) -> Result<(), Unsupported> {
+        let model = moefold_planner::model::presets::load(name).expect("a preset");
+        check(&plan(), &model)
+    }
+
+    #[test]
+    fn mixtral_and_qwen3_moe_presets_run() {
+        for name in [
+            "mixtral-8x7b",
+            "mixtral-8x22b",
+            "qwen3-30b-a3b",
+            "qwen3-235b-a22b",
+        ] {
+            assert_eq!(check_model(name), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn other_architectures_are_refused_by_name() {
+        let refused = check_model("deepseek-v3").expect_err("latent attention");
+        let text = refused.to_string();
+        for part in [
+            "deepseek_v3",
+            "multi-head latent attention",
+            "shared expert",
+            "sigmoid",
+        ] {
+            assert!(text.contains(part), "{text} lacks {part}");
+        }
+    }
+
+    #[test]
+    fn every_reason_of_a_plan_is_named() {
+        let mut asked = plan();
+        asked.layout.cp = 2;
+        asked.layout.pp = 4;
+        asked.precision = Precision::Bf16;
+        asked.dispatcher = Dispatcher::Deepep;
+        let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
+        let refused = check(&asked, &model).expect_err("four reasons");
+        assert_eq!(refused.reasons.len(), 4, "{refused}");
+        for part in ["cp=2", "pp=4", "bf16", "deepep"] {
+            assert!(refused.to_string().contains(part), "{refused} lacks {part}");
+        }
+    }
 }

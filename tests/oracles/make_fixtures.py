@@ -14,10 +14,10 @@ applies to tensors of two or more dimensions. The rate follows `schedule`. float
 """
 
 import json
-import math
 import os
 import struct
 import sys
+import tempfile
 
 import numpy
 import torch
@@ -56,6 +56,13 @@ MODELS = {
         dict(COMMON, vocab_size=64, intermediate_size=48, moe_intermediate_size=8, num_hidden_layers=1,
              num_key_value_heads=8, head_dim=4, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
              decoder_sparse_step=1, mlp_only_layers=[], rms_norm_eps=1e-6, rope_theta=1e6, use_sliding_window=False),
+    ),
+    # Dense, embedding and head one matrix, a vocabulary that few degrees divide.
+    "qwen3_tied": (
+        "qwen3",
+        dict(vocab_size=98, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e6,
+             tie_word_embeddings=True, use_sliding_window=False),
     ),
 }
 
@@ -103,7 +110,6 @@ def make(name, model_type, config, out):
 
     model.train()
     steps = []
-    import tempfile
     with tempfile.TemporaryDirectory() as scratch:
         for step in range(STEPS):
             samples = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1]

@@ -40,8 +40,12 @@ fn payload(rank: u32, pattern: u32) -> (Vec<i32>, Vec<f32>) {
 /// Sends every choice of the rank's tokens to its expert and back.
 fn round_trip(cx: &Context, pattern: u32) {
     let (ids, rows) = payload(cx.rank, pattern);
-    let ids = cx.device.from_i32(TensorClass::Activations, &ids, &[TOKENS, TOPK]);
-    let rows = cx.device.from_f32(TensorClass::Activations, &rows, &[TOKENS * TOPK, 4]);
+    let ids = cx
+        .device
+        .from_i32(TensorClass::Activations, &ids, &[TOKENS, TOPK]);
+    let rows = cx
+        .device
+        .from_f32(TensorClass::Activations, &rows, &[TOKENS * TOPK, 4]);
     let map = permute::map(&ids, EXPERTS);
     let by_expert = moefold_kernels::rows::gather(&rows, &map.slot_of);
     let numbers = permute::permute_slots(
@@ -50,8 +54,9 @@ fn round_trip(cx: &Context, pattern: u32) {
     );
     let dispatch = Dispatch::plan(cx, map).expect("counts");
     let sent = (by_expert.clone(), numbers.clone());
-    let (arrived, arrived_numbers) =
-        dispatch.to_experts_with(cx, sent.0, sent.1).expect("dispatch");
+    let (arrived, arrived_numbers) = dispatch
+        .to_experts_with(cx, sent.0, sent.1)
+        .expect("dispatch");
     check_arrival(cx, &dispatch, &arrived, &arrived_numbers);
 
     // Every ETP rank gives its part of the sum.
@@ -76,7 +81,10 @@ fn check_arrival(cx: &Context, dispatch: &Dispatch, arrived: &Tensor, numbers: &
             let (row, number) = rows.next().expect("as many rows as counted");
             assert_eq!(row[3], expert as f32, "a row reached another expert");
             assert_eq!(row[1], number, "a number travelled with another row");
-            assert!(cx.tp_ep.ranks().contains(&(row[0] as u32)), "from outside the group");
+            assert!(
+                cx.tp_ep.ranks().contains(&(row[0] as u32)),
+                "from outside the group"
+            );
         }
     }
     assert!(rows.next().is_none(), "more rows than counted");

@@ -57,3 +57,8 @@ fn oracle_qwen3_moe() {
 fn oracle_qwen3_moe_with_raw_probabilities() {
     check("qwen3_moe_raw", 12);
 }
+
+#[test]
+fn oracle_dense_qwen3_with_tied_embeddings() {
+    check("qwen3_tied", 12);
+}

@@ -44,7 +44,10 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
     let cx = &trainer.cx;
     let tokens = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0).expect("tokens");
     let before = cx.device.memory().live_total();
-    let kept = trainer.stepper().forward_only(cx, &tokens[0]).expect("forward");
+    let kept = trainer
+        .stepper()
+        .forward_only(cx, &tokens[0])
+        .expect("forward");
     let alive = cx.device.memory().live_total().0 - before.0;
 
     let tensors = kept[0].tensors();
@@ -73,9 +76,16 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
         total += expected.iter().map(|kept| kept.bytes().0).sum::<u64>();
     }
     let head = moefold::kept_by_head(model, &local);
-    assert_eq!(actual(tensors.iter().filter(|t| t.layer.is_none())), declared(&head));
+    assert_eq!(
+        actual(tensors.iter().filter(|t| t.layer.is_none())),
+        declared(&head)
+    );
     total += head.iter().map(|kept| kept.bytes().0).sum::<u64>();
-    assert_eq!(alive, total, "{layout:?} rank {}: bytes alive and declared", cx.rank);
+    assert_eq!(
+        alive, total,
+        "{layout:?} rank {}: bytes alive and declared",
+        cx.rank
+    );
 }
 
 fn check(name: &'static str, degrees: &Degrees) {

@@ -51,7 +51,9 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
             for slice in &parameter.slices {
                 let len = slice.dims.iter().product();
                 let width = slice.dims.get(1).copied().unwrap_or(1);
-                let times = times.entry(slice.tensor.clone()).or_insert_with(|| vec![0; len]);
+                let times = times
+                    .entry(slice.tensor.clone())
+                    .or_insert_with(|| vec![0; len]);
                 for row in slice.rows.clone() {
                     for col in slice.cols.clone() {
                         times[row * width + col] += 1;
@@ -61,9 +63,16 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
         }
     }
     for (tensor, times) in times {
-        assert!(times.iter().all(|&t| t == 1), "{tensor} under {layout:?}: {times:?}");
+        assert!(
+            times.iter().all(|&t| t == 1),
+            "{tensor} under {layout:?}: {times:?}"
+        );
     }
-    assert_eq!(answered, count::params(&fixture.model).total(), "{layout:?}");
+    assert_eq!(
+        answered,
+        count::params(&fixture.model).total(),
+        "{layout:?}"
+    );
 }
 
 #[test]
@@ -86,7 +95,13 @@ fn initial(fixture: &Fixture, degrees: &Degrees, options: &TrainOptions) -> Tens
         .run(|rank| {
             let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
             let seq_len = fixture.golden.seq_len;
-            Ok(held(&Trainer::new(cx, &fixture.model, seq_len, options, &source)?))
+            Ok(held(&Trainer::new(
+                cx,
+                &fixture.model,
+                seq_len,
+                options,
+                &source,
+            )?))
         })
         .expect("ranks start");
     let mut tensors = Tensors::new();
@@ -101,7 +116,11 @@ fn law_random_weights_do_not_depend_on_the_layout() {
     let fixture = Fixture::load("qwen3_moe");
     let options = fixture.options();
     let single = initial(&fixture, &degrees(1, 1, 1, 1, 1), &options);
-    for layout in [degrees(4, 2, 2, 2, 1), degrees(8, 4, 8, 1, 1), degrees(8, 2, 1, 4, 1)] {
+    for layout in [
+        degrees(4, 2, 2, 2, 1),
+        degrees(8, 4, 8, 1, 1),
+        degrees(8, 2, 1, 4, 1),
+    ] {
         assert_eq!(initial(&fixture, &layout, &options), single, "{layout:?}");
     }
 }
@@ -132,7 +151,11 @@ fn differential_the_balancing_loss_does_not_depend_on_the_layout() {
     // Balanced routing gives the coefficient for each of the two layers, and nothing gives less.
     assert!(single.steps[0].aux_loss > 1.0 && single.steps[0].aux_loss < 2.0);
     assert!(single.steps[2].grad_norm != plain.steps[2].grad_norm);
-    for layout in [degrees(2, 1, 2, 1, 4), degrees(4, 2, 4, 1, 4), degrees(4, 4, 1, 2, 4)] {
+    for layout in [
+        degrees(2, 1, 2, 1, 4),
+        degrees(4, 2, 4, 1, 4),
+        degrees(4, 4, 1, 2, 4),
+    ] {
         let trained = fixture.train(&layout, 3, &options);
         for (found, expected) in trained.steps.iter().zip(&single.steps) {
             assert_close(found.loss, expected.loss, 1e-5, "loss");
