@@ -222,10 +222,15 @@ fn lost(runners_up: &[Alternative]) -> Table {
 
 fn search(search: &SearchRecord) -> String {
     let refused: u64 = search.refused.values().sum();
+    // Zero where the caller keeps clocks out of its output.
+    let time = if search.elapsed_s > 0.0 {
+        format!(" in {}", format::seconds(search.elapsed_s))
+    } else {
+        String::new()
+    };
     let mut out = format!(
-        "Looked at {} layouts in {}: {} refused, {} ruled out by a bound, {} priced. ",
+        "Looked at {} layouts{time}: {} refused, {} ruled out by a bound, {} priced. ",
         format::grouped(search.space),
-        format::seconds(search.elapsed_s),
         format::grouped(refused),
         format::grouped(search.pruned),
         format::grouped(search.priced)

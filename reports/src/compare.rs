@@ -48,11 +48,10 @@ pub fn compare(inputs: &[PathBuf], out_dir: &Path) -> Result<Written, ReportErro
     }
     let mut markdown = String::from("# Comparison\n\n");
     for finding in &findings {
-        markdown.push_str(&format!("- {finding}\n"));
+        markdown.extend(["- ", finding, "\n"]);
     }
     for table in &tables {
-        markdown.push_str(&format!("\n## {}\n\n", table.title));
-        markdown.push_str(&table.shown.markdown());
+        markdown.extend(["\n## ", &table.title, "\n\n", &table.shown.markdown()]);
         out.text(&format!("{}.csv", table.stem), &table.raw.csv())?;
     }
     out.text("tables.md", &markdown)?;
@@ -193,7 +192,7 @@ mod tests {
                 Shape::Mark(m) => vec![(m.x, m.y)],
                 Shape::Text(t) if t.upwards => vec![(t.x, t.y)],
                 Shape::Text(t) => {
-                    let width = font::width(&t.text, t.size, t.weight);
+                    let width = font::width(&t.words, t.size, t.weight);
                     let left = match t.anchor {
                         Anchor::Start => t.x,
                         Anchor::Middle => t.x - width / 2.0,

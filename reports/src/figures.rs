@@ -55,7 +55,7 @@ fn layouts(comparison: &Comparison) -> Named {
     let mut shown = Table::new(&headings);
     for s in subjects {
         let predicted = &s.planned.predicted;
-        let mut cells = vec![s.name.clone(), s.layout.clone()];
+        let mut cells = vec![s.name.clone(), s.described()];
         cells.push(format::three_digits(predicted.step_s * time.per_second()));
         if any_run {
             let step = s.measured.as_ref().map(|m| m.summary.step_s);

@@ -10,6 +10,9 @@ use crate::ops;
 use crate::plots::memory::predicted_parts;
 use crate::subject::{Comparison, Measured, Subject};
 
+/// A lead smaller than this is no lead.
+const TIE: f64 = 0.005;
+
 /// The findings, the most important first.
 pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
     let mut findings = Vec::new();
@@ -77,24 +80,30 @@ fn winner(comparison: &Comparison, measured: bool) -> Option<String> {
     let [_, second, ..] = field[..] else {
         return Some(format!(
             "{} ({}): {what} {figures}.",
-            first.name, first.layout
+            first.name,
+            first.described()
         ));
     };
     let slowest = field[field.len() - 1];
+    let lead = speed(first) / speed(second) - 1.0;
+    let lead = if lead < TIE {
+        "level with".to_owned()
+    } else {
+        format!("{} ahead of", format::percent(lead))
+    };
     let mut text = format!(
-        "Fastest {what}: {} ({}), {figures}; {} ahead of {} ({})",
+        "Fastest {what}: {} ({}), {figures}; {lead} {} ({})",
         first.name,
-        first.layout,
-        format::percent(speed(first) / speed(second) - 1.0),
+        first.described(),
         second.name,
-        second.layout,
+        second.described(),
     );
     if field.len() > 2 {
-        text.push_str(&format!(
-            " and {:.2} times the speed of the slowest of the {}",
+        text = format!(
+            "{text} and {:.2} times the speed of the slowest of the {}",
             speed(first) / speed(slowest),
             field.len()
-        ));
+        );
     }
     text.push('.');
     Some(text)
@@ -211,7 +220,7 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
             error_words(error, "too slow", "too fast")
         );
         if !most.is_empty() {
-            text.push_str(&format!(" The largest misses: {}.", listed(&most)));
+            text = format!("{text} The largest misses: {}.", listed(&most));
         }
         findings.push(text);
     }
@@ -292,10 +301,10 @@ fn search_of(name: &str, search: &moefold_planner::answer::SearchRecord) -> Stri
     if search.optimal {
         text.push_str("; its first plan is the best of them under the cost model.");
     } else {
-        text.push_str(&format!(
-            "; its first plan is within {} of the best under the cost model.",
+        text = format!(
+            "{text}; its first plan is within {} of the best under the cost model.",
             format::percent(search.gap)
-        ));
+        );
     }
     text
 }

@@ -123,7 +123,7 @@ fn heading(comparison: &Comparison) -> (String, String) {
     match runs {
         0 => asked.push_str(", predicted"),
         1 => asked.push_str(", one of them run and measured"),
-        _ => asked.push_str(&format!(", {runs} of them run and measured")),
+        _ => asked = format!("{asked}, {runs} of them run and measured"),
     }
     if count == 1 && runs == 1 {
         "1 layout, run and measured".clone_into(&mut asked);
@@ -229,7 +229,7 @@ fn provenance(out: &mut String, comparison: &Comparison) {
             format_args!(
                 "<details class=\"card\"><summary>{}: {}</summary>\n<dl>\n",
                 escaped(&subject.name),
-                escaped(&subject.layout)
+                escaped(&subject.described())
             ),
         );
         for (term, text) in facts(subject) {
@@ -304,7 +304,7 @@ fn data(comparison: &Comparison) -> String {
         .map(|s| {
             json!({
                 "name": s.name,
-                "layout": s.layout,
+                "layout": s.described(),
                 "model": s.setting.model.as_ref().map(|m| &m.name),
                 "cluster": s.setting.cluster.as_ref().map(|c| &c.name),
                 "request": s.setting.request,

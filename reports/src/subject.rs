@@ -8,7 +8,7 @@ use std::path::Path;
 
 use moefold_planner::answer::{Candidate, SearchRecord};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{PlannedLayout, ProfileUsed, Request};
+use moefold_planner::plan::{PlannedLayout, ProfileUsed, Recompute, Request};
 use moefold_profiles::Cluster;
 use moefold_profiles::run::{RunSummary, StepRecord};
 
@@ -20,8 +20,10 @@ use crate::inputs::{Content, Input};
 pub(crate) struct Subject {
     /// Where it comes from, unique among the subjects: `run-a`, `plans #3`.
     pub(crate) name: String,
-    /// Its layout, and what else tells it from the others.
+    /// Its degrees in short.
     pub(crate) layout: String,
+    /// What else tells it from the others (recompute set, dispatcher, model, ...); often empty.
+    pub(crate) details: String,
     /// The plan.
     pub(crate) planned: PlannedLayout,
     /// What it was planned for.
@@ -59,6 +61,8 @@ pub(crate) struct Measured {
 pub(crate) struct Considered {
     /// The layout in short.
     pub(crate) layout: String,
+    /// What it recomputes.
+    pub(crate) details: String,
     /// Peak memory, GiB.
     pub(crate) peak_gib: f64,
     /// Tokens a second on each GPU.
@@ -105,6 +109,15 @@ impl Setting {
 }
 
 impl Subject {
+    /// Degrees and details.
+    pub(crate) fn described(&self) -> String {
+        if self.details.is_empty() {
+            self.layout.clone()
+        } else {
+            format!("{}, {}", self.layout, self.details)
+        }
+    }
+
     /// Seconds a step: measured where it ran.
     pub(crate) fn step_s(&self) -> f64 {
         self.measured
@@ -155,7 +168,7 @@ impl Comparison {
             comparison.add(input, &name);
         }
         comparison.drop_duplicates();
-        comparison.name_layouts();
+        comparison.name_details();
         comparison
     }
 
@@ -240,7 +253,8 @@ impl Comparison {
     ) {
         self.subjects.push(Subject {
             name,
-            layout: String::new(),
+            layout: format::layout(&planned.layout),
+            details: String::new(),
             planned,
             setting,
             measured,
@@ -252,10 +266,8 @@ impl Comparison {
     fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout) {
         let tokens_per_gpu = of.predicted.tokens_per_s_per_gpu * of.predicted.step_s;
         self.considered.push(Considered {
-            layout: with_recompute(
-                format::layout(&candidate.layout),
-                &format::recompute(&candidate.recompute),
-            ),
+            layout: format::layout(&candidate.layout),
+            details: recompute_words(&candidate.recompute),
             peak_gib: candidate.peak_gib,
             tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,
         });
@@ -279,8 +291,8 @@ impl Comparison {
         self.subjects = kept;
     }
 
-    /// Layouts in short, with whatever else differs between subjects.
-    fn name_layouts(&mut self) {
+    /// Says of each subject what differs between them besides the degrees.
+    fn name_details(&mut self) {
         fn varies<T: PartialEq>(subjects: &[Subject], of: impl Fn(&Subject) -> T) -> bool {
             subjects.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]))
         }
@@ -293,9 +305,9 @@ impl Comparison {
         let cluster = varies(s, |s| s.setting.cluster.as_ref().map(|c| c.name.clone()));
         for subject in &mut self.subjects {
             let planned = &subject.planned;
-            let mut text = format::layout(&planned.layout);
+            let mut words = Vec::new();
             if recompute {
-                text = with_recompute(text, &format::recompute(&planned.recompute));
+                words.push(recompute_words(&planned.recompute));
             }
             for (shown, word) in [
                 (dispatcher, json_word(&planned.dispatcher)),
@@ -303,16 +315,16 @@ impl Comparison {
                 (stack, json_word(&planned.stack)),
             ] {
                 if shown {
-                    text = format!("{text} | {word}");
+                    words.push(word);
                 }
             }
             if let (true, Some(model)) = (model, &subject.setting.model) {
-                text = format!("{} | {text}", model.name);
+                words.push(model.name.clone());
             }
             if let (true, Some(cluster)) = (cluster, &subject.setting.cluster) {
-                text = format!("{text} | {}", cluster.name);
+                words.push(cluster.name.clone());
             }
-            subject.layout = text;
+            subject.details = words.join(", ");
         }
     }
 
@@ -356,11 +368,11 @@ impl Comparison {
     }
 }
 
-fn with_recompute(layout: String, recompute: &str) -> String {
-    match recompute {
-        "none" => layout,
-        "full" => format!("{layout} | full recompute"),
-        modules => format!("{layout} | recompute {modules}"),
+fn recompute_words(set: &Recompute) -> String {
+    match set {
+        Recompute::None => "no recompute".to_owned(),
+        Recompute::Full => "full recompute".to_owned(),
+        Recompute::Modules(_) => format!("recompute {}", format::recompute(set)),
     }
 }
 

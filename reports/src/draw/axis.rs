@@ -337,7 +337,7 @@ mod tests {
         assert!(bottom > 100.0, "wraps: {bottom}");
         for shape in &scene.shapes {
             if let super::super::scene::Shape::Text(text) = shape {
-                assert!(text.x + font::width(&text.text, text.size, text.weight) <= 190.0);
+                assert!(text.x + font::width(&text.words, text.size, text.weight) <= 190.0);
             }
         }
     }

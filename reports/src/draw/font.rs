@@ -54,6 +54,21 @@ pub(crate) fn fitted(text: &str, size: f64, weight: Weight, max_width: f64) -> S
     out
 }
 
+/// Text cut so that it is at most so wide, an ellipsis at its end: for text whose head matters most.
+pub(crate) fn cut(text: &str, size: f64, weight: Weight, max_width: f64) -> String {
+    if width(text, size, weight) <= max_width {
+        return text.to_owned();
+    }
+    let mut out = text.to_owned();
+    while out.pop().is_some() {
+        let shown = format!("{}…", out.trim_end());
+        if width(&shown, size, weight) <= max_width {
+            return shown;
+        }
+    }
+    out
+}
+
 /// Calls `paint(x, y, coverage)` for every pixel that a text touches, with its baseline starting at
 /// the origin.
 pub(crate) fn rasterize(
@@ -107,6 +122,10 @@ mod tests {
         let short = fitted(long, 12.0, Weight::Regular, 80.0);
         assert!(width(&short, 12.0, Weight::Regular) <= 80.0);
         assert!(short.contains('…'), "{short}");
+        let headed = cut(long, 12.0, Weight::Regular, 80.0);
+        assert!(width(&headed, 12.0, Weight::Regular) <= 80.0);
+        assert!(headed.starts_with("a-rather-") && headed.ends_with('…'));
+        assert_eq!(cut("ok", 12.0, Weight::Regular, 80.0), "ok");
         assert_eq!(fitted("ok", 12.0, Weight::Regular, 80.0), "ok");
     }
 

@@ -178,7 +178,7 @@ fn text(backend: &mut Backend, text: &Text) -> Result<(), PngError> {
         Anchor::Start => 0.0,
         Anchor::Middle => -0.5,
         Anchor::End => -1.0,
-    } * font::width(&text.text, text.size, text.weight);
+    } * font::width(&text.words, text.size, text.weight);
     let (x0, y0) = if text.upwards {
         pixel((text.x, text.y - shift))
     } else {
@@ -188,7 +188,7 @@ fn text(backend: &mut Backend, text: &Text) -> Result<(), PngError> {
     let (width, height) = backend.get_size();
     let mut result = Ok(());
     font::rasterize(
-        &text.text,
+        &text.words,
         text.size * DRAWN,
         text.weight,
         |x, y, coverage| {

@@ -114,7 +114,7 @@ pub(crate) struct Text {
     pub(crate) x: f64,
     /// The baseline.
     pub(crate) y: f64,
-    pub(crate) text: String,
+    pub(crate) words: String,
     /// Pixels per em.
     pub(crate) size: f64,
     pub(crate) weight: Weight,
@@ -211,7 +211,7 @@ impl Scene {
         self.shapes.push(Shape::Text(Text {
             x,
             y,
-            text: text.into(),
+            words: text.into(),
             size,
             weight: Weight::Regular,
             anchor,

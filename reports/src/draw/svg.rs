@@ -163,7 +163,7 @@ fn text(out: &mut String, text: &Text) {
         "<text x=\"{x}\" y=\"{y}\" font-size=\"{}\"{weight}{anchor}{turn} {}>{}</text>",
         number(text.size),
         fill(text.paint),
-        escaped(&text.text)
+        escaped(&text.words)
     )
     .expect("writing to a string does not fail");
 }

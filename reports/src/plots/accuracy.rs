@@ -56,7 +56,7 @@ fn plot(subject: &Subject, stem: String) -> Option<Plot> {
     let mut scene = Scene::new(WIDTH, title.clone());
     let mut subtitle = vec![format!(
         "{}. Busy time of the slowest rank in a step, hidden work included.",
-        subject.layout
+        subject.described()
     )];
     if all.len() > MAX_OPS {
         subtitle.push(format!("The {MAX_OPS} longest of {} ops.", all.len()));

@@ -210,8 +210,13 @@ fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale
     if let Some(capacity) = capacity.filter(|&c| c > 0.0 && c <= scale.high() / unit.per_gib()) {
         text = format!("{text}, {:.0}%", 100.0 * total / capacity);
     }
+    // Beyond the capacity where that is drawn, so that its line crosses no figure.
+    let end = match capacity.filter(|c| c * unit.per_gib() <= scale.high()) {
+        Some(capacity) => done.max(capacity),
+        None => done,
+    };
     let at = (
-        scale.at(done * unit.per_gib()) + 7.0,
+        scale.at(end * unit.per_gib()) + 8.0,
         bar.y + bar.height / 2.0 + 4.0,
     );
     scene.figure(at, &text, SMALL);

@@ -149,8 +149,8 @@ fn panel(
     scene
         .text((left, frame.top - 12.0), name, BODY, Anchor::Start)
         .medium();
-    let layout = font::fitted(
-        &subject.layout,
+    let layout = font::cut(
+        &subject.described(),
         SMALL,
         Weight::Regular,
         (left + room - after) / 1.06,
@@ -186,12 +186,12 @@ fn panel(
                 .paint(Paint::Muted);
         }
     }
-    if let Some(capacity) = subject.setting.capacity_gib() {
-        if capacity * unit.per_gib() <= scale.high() {
-            let y = scale.at(capacity * unit.per_gib());
-            let ends = vec![(frame.left, y), (frame.right, y)];
-            scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
-        }
+    if let Some(capacity) = subject.setting.capacity_gib()
+        && capacity * unit.per_gib() <= scale.high()
+    {
+        let y = scale.at(capacity * unit.per_gib());
+        let ends = vec![(frame.left, y), (frame.right, y)];
+        scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
     }
     let by_rank = subject.measured.is_some() && columns.len() != subject.planned.layout.pp as usize;
     let name = if by_rank { "rank" } else { "pipeline rank" };

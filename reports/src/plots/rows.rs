@@ -51,8 +51,9 @@ pub(crate) fn layout(scene: &mut Scene, top: f64, subjects: &[&Subject]) -> Rows
         .iter()
         .map(|s| {
             if roomy {
-                let name = font::width(&s.name, BODY, Weight::Medium);
-                name.max(font::width(&s.layout, SMALL, Weight::Regular))
+                font::width(&s.name, BODY, Weight::Medium)
+                    .max(font::width(&s.layout, SMALL, Weight::Regular))
+                    .max(font::width(&s.details, SMALL, Weight::Regular))
             } else {
                 font::width(&one_line(s), SMALL, Weight::Regular)
             }
@@ -66,10 +67,10 @@ pub(crate) fn layout(scene: &mut Scene, top: f64, subjects: &[&Subject]) -> Rows
     for (i, subject) in subjects.iter().enumerate() {
         let count = if subject.measured.is_some() { 2.0 } else { 1.0 };
         let bars_height: f64 = count * bar + (count - 1.0) * 3.0;
-        let height = if roomy {
-            bars_height.max(34.0)
-        } else {
-            bars_height
+        let height = match (roomy, subject.details.is_empty()) {
+            (false, _) => bars_height,
+            (true, true) => bars_height.max(34.0),
+            (true, false) => bars_height.max(50.0),
         };
         let middle = y + height / 2.0;
         write_name(scene, subject, roomy, middle, names);
@@ -108,22 +109,26 @@ pub(crate) fn layout(scene: &mut Scene, top: f64, subjects: &[&Subject]) -> Rows
 
 fn write_name(scene: &mut Scene, subject: &Subject, roomy: bool, middle: f64, room: f64) {
     if roomy {
+        let lines = [&subject.layout, &subject.details];
+        let lines = lines.into_iter().filter(|line| !line.is_empty());
+        let mut y = middle - 11.0 + if subject.details.is_empty() { 8.0 } else { 0.0 };
         let name = font::fitted(&subject.name, BODY, Weight::Medium, room);
-        scene
-            .text((MARGIN, middle - 3.0), name, BODY, Anchor::Start)
-            .medium();
-        let layout = font::fitted(&subject.layout, SMALL, Weight::Regular, room);
-        scene
-            .text((MARGIN, middle + 13.0), layout, SMALL, Anchor::Start)
-            .paint(Paint::Muted);
+        scene.text((MARGIN, y), name, BODY, Anchor::Start).medium();
+        for line in lines {
+            y += 16.0;
+            let line = font::cut(line, SMALL, Weight::Regular, room);
+            scene
+                .text((MARGIN, y), line, SMALL, Anchor::Start)
+                .paint(Paint::Muted);
+        }
     } else {
-        let name = font::fitted(&one_line(subject), SMALL, Weight::Regular, room);
+        let name = font::cut(&one_line(subject), SMALL, Weight::Regular, room);
         scene.text((MARGIN, middle + 4.0), name, SMALL, Anchor::Start);
     }
 }
 
 fn one_line(subject: &Subject) -> String {
-    format!("{}  {}", subject.name, subject.layout)
+    format!("{}  {}", subject.name, subject.described())
 }
 
 /// The subjects that are shown, and a note where that is not all of them.

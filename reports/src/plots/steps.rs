@@ -102,7 +102,7 @@ fn row(
     scene
         .text((MARGIN, middle - 3.0), name, BODY, Anchor::Start)
         .medium();
-    let layout = font::fitted(&subject.layout, SMALL, Weight::Regular, names);
+    let layout = font::cut(&subject.layout, SMALL, Weight::Regular, names);
     scene
         .text((MARGIN, middle + 13.0), layout, SMALL, Anchor::Start)
         .paint(Paint::Muted);

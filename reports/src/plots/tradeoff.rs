@@ -21,6 +21,7 @@ struct Point {
     gib: f64,
     speed: f64,
     name: String,
+    details: String,
     kind: Kind,
 }
 
@@ -49,7 +50,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         .filter(|&c| c >= largest && c <= CAPACITY_ROOM * largest);
     let mut scene = Scene::new(WIDTH, "Speed against memory");
     let subtitle = [format!(
-        "{} layouts that fit; up is faster, left is smaller.",
+        "{} priced layouts that fit; up is faster, left is smaller.",
         format::grouped(predicted.len() as u64)
     )];
     let top = axis::heading(&mut scene, "Speed against memory", &subtitle);
@@ -86,6 +87,9 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         }
     }
     scene.line(staircase(front.iter().map(|p| at(p))), Paint::Ink, 1.5);
+    for point in &front {
+        scene.mark(at(point), 3.5, Form::Disc, Paint::Ink, Some(tip(point)));
+    }
     if let Some(winner) = front.last() {
         label_winner(&mut scene, &frame, at(winner), winner, rank);
     }
@@ -118,6 +122,7 @@ fn points(comparison: &Comparison) -> Vec<Point> {
             gib: c.peak_gib,
             speed: c.tokens_per_s_per_gpu,
             name: c.layout.clone(),
+            details: c.details.clone(),
             kind: Kind::Considered,
         })
         .collect();
@@ -127,6 +132,7 @@ fn points(comparison: &Comparison) -> Vec<Point> {
             gib: subject.planned.predicted.peak_gib,
             speed: subject.planned.predicted.tokens_per_s_per_gpu,
             name: name.clone(),
+            details: subject.details.clone(),
             kind: Kind::Predicted,
         });
         if let Some(gib) = subject.measured_peak_gib() {
@@ -134,6 +140,7 @@ fn points(comparison: &Comparison) -> Vec<Point> {
                 gib,
                 speed: subject.tokens_per_s_per_gpu(),
                 name,
+                details: subject.details.clone(),
                 kind: Kind::Measured,
             });
         }
@@ -145,7 +152,14 @@ fn points(comparison: &Comparison) -> Vec<Point> {
 /// The points that no other beats in both, from the smallest to the fastest.
 fn pareto<'a>(points: &[&'a Point]) -> Vec<&'a Point> {
     let mut sorted = points.to_vec();
-    sorted.sort_by(|a, b| a.gib.total_cmp(&b.gib).then(b.speed.total_cmp(&a.speed)));
+    // Of equals, the one that is compared stands for them.
+    let key = |p: &Point| p.kind == Kind::Considered;
+    sorted.sort_by(|a, b| {
+        a.gib
+            .total_cmp(&b.gib)
+            .then(b.speed.total_cmp(&a.speed))
+            .then(key(a).cmp(&key(b)))
+    });
     let mut front: Vec<&Point> = Vec::new();
     for point in sorted {
         if front.last().is_none_or(|last| point.speed > last.speed) {
@@ -202,14 +216,18 @@ fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, 
 fn label_winner(scene: &mut Scene, frame: &Frame, (x, y): (f64, f64), winner: &Point, rank: &str) {
     scene.mark((x, y), 10.0, Form::Star, Paint::Ink, Some(tip(winner)));
     let room = 0.6 * (frame.right - frame.left);
-    let text = font::fitted(&winner.name, BODY, Weight::Medium, room);
+    let text = font::cut(&winner.name, BODY, Weight::Medium, room);
     let to_the_right = x + 16.0 + 1.06 * font::width(&text, BODY, Weight::Medium) < frame.right;
     let (anchor, x) = if to_the_right {
         (Anchor::Start, x + 12.0)
     } else {
         (Anchor::End, x - 12.0)
     };
-    let speed = format!("{} tokens/s/{rank}", format::short_count(winner.speed));
+    let mut speed = format!("{} tokens/s/{rank}", format::short_count(winner.speed));
+    if !winner.details.is_empty() {
+        speed = format!("{speed}, {}", winner.details);
+    }
+    let speed = font::cut(&speed, SMALL, Weight::Regular, room);
     scene.text((x, y - 21.0), text, BODY, anchor).medium();
     scene
         .text((x, y - 6.0), speed, SMALL, anchor)
@@ -218,8 +236,10 @@ fn label_winner(scene: &mut Scene, frame: &Frame, (x, y): (f64, f64), winner: &P
 
 fn tip(point: &Point) -> String {
     format!(
-        "{}: {} tokens/s each, {}{}",
+        "{}{}{}: {} tokens/s each, {}{}",
         point.name,
+        if point.details.is_empty() { "" } else { ", " },
+        point.details,
         format::short_count(point.speed),
         format::gib(point.gib),
         if point.kind == Kind::Measured {
@@ -248,6 +268,7 @@ mod tests {
             gib,
             speed,
             name: String::new(),
+            details: String::new(),
             kind: Kind::Considered,
         }
     }
