@@ -4,6 +4,8 @@
 //! people, and loaded through one door ([`Plan::load`]) that validates a hand-edited file like a
 //! searched one. Keys follow the published contract; additions are allowed, changes are not.
 
+mod file;
+
 use std::collections::BTreeMap;
 
 use moefold_profiles::trace::TimeByCategory;
@@ -12,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{Batch, Layout};
 use crate::model::Model;
+
+pub use file::PlanFileError;
 
 /// Version of the file format.
 pub const PLAN_VERSION: u32 = 1;

@@ -1,0 +1,320 @@
+//! Reading and writing `plan.json`: one door, for searched and hand-edited plans alike.
+//!
+//! A file is accepted only when every key is known, its layout is proven legal again for its model
+//! and batch, derived degrees agree, and its stages hold every layer exactly once in order. What is
+//! predicted in it is taken as written.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use moefold_profiles::nearest::nearest;
+use serde_json::Value;
+
+use super::{LayoutRecord, PLAN_VERSION, Plan, ScheduleName};
+use crate::layout::{Degrees, Illegal, Layout};
+
+/// Keys of the file's top level.
+const KEYS: [&str; 15] = [
+    "version",
+    "layout",
+    "pipeline",
+    "dispatcher",
+    "recompute",
+    "offload",
+    "precision",
+    "optimizer",
+    "stack",
+    "predicted",
+    "model",
+    "cluster",
+    "request",
+    "profiles",
+    "alternatives",
+];
+
+/// Why a file is not a plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanFileError {
+    /// It cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is no JSON, or a value is not of its kind.
+    #[error("{}: {problem}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        problem: String,
+    },
+    /// A key that no version of the format has.
+    #[error("{}: unknown key `{key}`; nearest: `{nearest}`", path.display())]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        key: String,
+        /// The known key spelled most alike.
+        nearest: &'static str,
+    },
+    /// Another version of the format.
+    #[error("{}: version {found}, this program reads version {PLAN_VERSION}; plan it again", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        found: String,
+    },
+    /// Degrees that are not legal for the model and batch in the file.
+    #[error("{}: layout: {}", path.display(), sentences(broken))]
+    Illegal {
+        /// The file.
+        path: PathBuf,
+        /// Every rule broken.
+        broken: Vec<Illegal>,
+    },
+    /// A number that follows from others and does not.
+    #[error("{}: {key} is {found}, the rest of the plan makes it {expected}", path.display())]
+    Contradiction {
+        /// The file.
+        path: PathBuf,
+        /// Which.
+        key: &'static str,
+        /// What was found.
+        found: String,
+        /// What it has to be.
+        expected: String,
+    },
+}
+
+fn sentences(broken: &[Illegal]) -> String {
+    let sentences: Vec<String> = broken.iter().map(ToString::to_string).collect();
+    sentences.join("; ")
+}
+
+impl Plan {
+    /// Reads and checks a plan.
+    pub fn load(path: &Path) -> Result<Self, PlanFileError> {
+        let text = std::fs::read_to_string(path).map_err(|source| PlanFileError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Reads and checks the text of a plan; `path` is named in errors.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, PlanFileError> {
+        let malformed = |error: serde_json::Error| PlanFileError::Malformed {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        };
+        let value: Value = serde_json::from_str(text).map_err(malformed)?;
+        if let Some(object) = value.as_object() {
+            // The version first: a newer format may well have other keys.
+            match object.get("version") {
+                Some(version) if *version == Value::from(PLAN_VERSION) => {}
+                version => {
+                    return Err(PlanFileError::Version {
+                        path: path.to_owned(),
+                        found: version.map_or("none".to_owned(), ToString::to_string),
+                    });
+                }
+            }
+            if let Some(key) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
+                return Err(PlanFileError::UnknownKey {
+                    path: path.to_owned(),
+                    key: key.clone(),
+                    nearest: nearest(key, KEYS).unwrap_or(KEYS[0]),
+                });
+            }
+        }
+        let plan: Self = serde_json::from_value(value).map_err(malformed)?;
+        plan.check(path)?;
+        Ok(plan)
+    }
+
+    /// Writes the plan under a temporary name beside `path` and renames it.
+    pub fn save(&self, path: &Path) -> Result<(), PlanFileError> {
+        let io = |source| PlanFileError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| PlanFileError::Malformed {
+                path: path.to_owned(),
+                problem: error.to_string(),
+            })?;
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+        writeln!(file, "{text}").map_err(io)?;
+        file.persist(path).map_err(|error| io(error.error))?;
+        Ok(())
+    }
+
+    /// The layout, proven legal again.
+    pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
+        let record = &self.planned.layout;
+        let degrees = Degrees {
+            gpus: self.request.gpus,
+            tp: record.tp,
+            cp: record.cp,
+            pp: record.pp,
+            vpp: record.vpp,
+            ep: record.ep,
+            etp: record.etp,
+            mbs: record.mbs,
+        };
+        Layout::new(&degrees, &self.model, &self.request.batch)
+    }
+
+    fn check(&self, path: &Path) -> Result<(), PlanFileError> {
+        let contradiction = |key, found: String, expected: String| PlanFileError::Contradiction {
+            path: path.to_owned(),
+            key,
+            found,
+            expected,
+        };
+        let layout = self.layout().map_err(|broken| PlanFileError::Illegal {
+            path: path.to_owned(),
+            broken,
+        })?;
+        let (found, derived) = (self.planned.layout, LayoutRecord::from(&layout));
+        for (key, found, expected) in [
+            ("layout.dp", found.dp, derived.dp),
+            ("layout.edp", found.edp, derived.edp),
+            (
+                "layout.microbatches",
+                found.microbatches,
+                derived.microbatches,
+            ),
+        ] {
+            if found != expected {
+                return Err(contradiction(key, found.to_string(), expected.to_string()));
+            }
+        }
+        let pipeline = &self.planned.pipeline;
+        let schedule = ScheduleName::of(&layout);
+        if pipeline.schedule != schedule {
+            return Err(contradiction(
+                "pipeline.schedule",
+                format!("{:?}", pipeline.schedule),
+                format!("{schedule:?}"),
+            ));
+        }
+        let stages = pipeline.stages.len();
+        if stages != layout.stages() as usize {
+            let expected = format!("{} stages (pp x vpp)", layout.stages());
+            let found = format!("{stages} stages");
+            return Err(contradiction("pipeline.stages", found, expected));
+        }
+        let held: Vec<u32> = pipeline.stages.iter().flatten().copied().collect();
+        let layers = self.model.layers.len() as u32;
+        if !held.iter().copied().eq(0..layers) {
+            let first = (0..layers).find(|&layer| held.get(layer as usize) != Some(&layer));
+            return Err(contradiction(
+                "pipeline.stages",
+                match first {
+                    Some(layer) => format!("wrong at layer {layer}"),
+                    None => format!("{} layers", held.len()),
+                },
+                format!("each of layers 0 to {} once, in order", layers - 1),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::pricing::Costs;
+
+    use super::*;
+    use crate::layout::Batch;
+    use crate::model::presets;
+    use crate::options::SearchOptions;
+    use crate::plan::{Objective, Request, StackName};
+
+    fn plan() -> Plan {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 64,
+        };
+        let mut options = SearchOptions::new(batch, StackName::Megatron);
+        options.pins = "tp=2,cp=1,pp=4,vpp=2,ep=8,etp=1,mbs=1"
+            .parse()
+            .expect("degrees");
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let found = crate::search::plan(&model, &cluster, 32, &options, &costs).expect("fits");
+        Plan {
+            version: PLAN_VERSION,
+            planned: found.plans[0].clone(),
+            model,
+            cluster,
+            request: Request {
+                gpus: 32,
+                batch,
+                objective: Objective::Throughput,
+            },
+            profiles: Vec::new(),
+            alternatives: found.alternatives,
+        }
+    }
+
+    fn edited(edit: impl FnOnce(&mut Value)) -> String {
+        let mut value = serde_json::to_value(plan()).expect("a plan serializes");
+        edit(&mut value);
+        let path = Path::new("plan.json");
+        Plan::parse(&value.to_string(), path)
+            .expect_err("an edited plan is refused")
+            .to_string()
+    }
+
+    #[test]
+    fn law_a_plan_round_trips_through_its_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("plan.json");
+        let plan = plan();
+        plan.save(&path).expect("saves");
+        assert_eq!(Plan::load(&path).expect("loads"), plan);
+        let left = std::fs::read_dir(folder.path()).expect("lists").count();
+        assert_eq!(left, 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn hand_edits_that_break_a_rule_are_refused_by_name() {
+        let cases: [(&str, fn(&mut Value)); 8] = [
+            ("version 7", |plan| plan["version"] = 7.into()),
+            ("unknown key `recompte`; nearest: `recompute`", |plan| {
+                plan["recompte"] = "none".into();
+            }),
+            ("unknown field `foo`", |plan| {
+                plan["layout"]["foo"] = 1.into()
+            }),
+            ("tp = 64", |plan| plan["layout"]["tp"] = 64.into()),
+            ("layout.dp is 3", |plan| plan["layout"]["dp"] = 3.into()),
+            ("layout.microbatches is 9", |plan| {
+                plan["layout"]["microbatches"] = 9.into();
+            }),
+            ("wrong at layer 0", |plan| {
+                plan["pipeline"]["stages"][0][0] = 5.into();
+            }),
+            ("7 stages", |plan| {
+                let stages = plan["pipeline"]["stages"].as_array_mut().expect("a list");
+                stages.pop();
+            }),
+        ];
+        for (expected, edit) in cases {
+            let message = edited(edit);
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+}
