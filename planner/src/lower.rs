@@ -11,6 +11,8 @@ pub mod dispatch;
 pub mod ends;
 pub mod ffn;
 
+use std::collections::BTreeSet;
+
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Pass, Precision};
@@ -100,6 +102,19 @@ pub(crate) fn over(group: Placement, kind: CollectiveKind, bytes: Bytes) -> Coll
         bytes,
         ranks: group.ranks,
         ranks_per_domain: group.ranks_per_domain,
+    }
+}
+
+impl Lowered {
+    /// The distinct shapes `(n, k)` of the weights its forward products read.
+    pub fn weight_shapes(&self) -> BTreeSet<(u64, u64)> {
+        self.forward
+            .iter()
+            .filter_map(|work| match work.task {
+                Task::Op(Op::Gemm { n, k, .. } | Op::GroupedGemm { n, k, .. }) => Some((n, k)),
+                _ => None,
+            })
+            .collect()
     }
 }
 

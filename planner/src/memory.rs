@@ -91,8 +91,10 @@ pub struct StageMemory {
     pub forward: Bytes,
     /// Working set of a backward pass.
     pub backward: Bytes,
-    /// Logits and loss buffers while the stage runs.
+    /// Logits and loss buffers, between the head's forward and its backward.
     pub logits: Bytes,
+    /// Working set of the head's backward, beside the logits.
+    pub head: Bytes,
 }
 
 impl StageMemory {
@@ -103,6 +105,23 @@ impl StageMemory {
         self.forward = self.forward.max(layer.forward);
         self.backward = self.backward.max(layer.backward);
         self.logits += layer.logits;
+        self.head = self.head.max(layer.head);
+    }
+
+    /// Working set and logits of the worst instant of a pass. The head's backward comes first and
+    /// frees the logits before the layers run theirs.
+    fn running(&self, backward: bool) -> (Bytes, Bytes) {
+        let layers = if backward {
+            self.backward
+        } else {
+            self.forward
+        };
+        let head = if backward { self.head } else { Bytes::ZERO };
+        if self.logits + head > layers {
+            (head, self.logits)
+        } else {
+            (layers, Bytes::ZERO)
+        }
     }
 }
 
@@ -182,18 +201,13 @@ pub fn at_worst_moment(
             .zip(&moment.live)
             .map(|(stage, &live)| stage.kept * u64::from(live))
             .sum();
-        let running = &stages[moment.chunk];
-        let transient = if moment.backward {
-            running.backward
-        } else {
-            running.forward
-        };
-        let total = kept + transient + running.logits;
+        let (transient, logits) = stages[moment.chunk].running(moment.backward);
+        let total = kept + transient + logits;
         if total > worst {
             worst = total;
             rank.activations = kept;
             rank.transient = transient;
-            rank.logits = running.logits;
+            rank.logits = logits;
         }
     }
     rank

@@ -8,7 +8,7 @@
 pub mod megatron;
 pub mod moefold;
 
-use moefold_profiles::units::{Bytes, GIB, Seconds};
+use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Dtype, Precision};
 
 use crate::kept::Local;
@@ -28,6 +28,8 @@ pub struct Stack {
     pub router_kernels: u32,
     /// Context and libraries of a process.
     pub context: Bytes,
+    /// Workspaces of matrix libraries that the framework's allocator holds.
+    pub workspace: Bytes,
     /// Buffers of one communicator of more than one rank.
     pub communicator: Bytes,
     /// Gradient reduction runs under the last microbatch's backward pass.
@@ -77,8 +79,10 @@ impl Stack {
             sync: Seconds::from_us(20.0),
             // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
             router_kernels: 31,
-            // CUDA context, cuBLAS and cuDNN workspaces.
+            // CUDA context and loaded libraries.
             context: Bytes(3 * GIB / 2),
+            // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
+            workspace: Bytes(64 * MIB),
             // NCCL: 342 to 392 MB at 2 to 8 ranks (ai-dynamo/aiconfigurator system files).
             communicator: Bytes(392_000_000),
             overlap_grad_reduce: true,
@@ -111,6 +115,7 @@ impl Stack {
             sync: Seconds::ZERO,
             router_kernels: 0,
             context: Bytes::ZERO,
+            workspace: Bytes::ZERO,
             communicator: Bytes::ZERO,
             overlap_grad_reduce: false,
             overlap_param_gather: false,
@@ -165,14 +170,33 @@ impl Stack {
         }
     }
 
-    /// Logits and loss buffers of `tokens` rows of `vocab` at their peak.
+    /// Logits of `tokens` rows of `vocab` between the head's forward and backward.
     pub fn logits(&self, tokens: u64, vocab: u64) -> Bytes {
         match self.name {
-            // Wide logits, and an f32 copy that becomes the softmax and then the gradient
-            // (Megatron-LM, `fused_cross_entropy.py`).
-            StackName::Megatron => Bytes(6 * tokens * vocab),
-            // f32 logits turned into their gradient in place.
+            // Transformer Engine's cross entropy turns wide logits into their gradient in place.
+            StackName::Megatron => Bytes(2 * tokens * vocab),
+            // f32, turned into their gradient in place.
             StackName::Moefold => Bytes(4 * tokens * vocab),
+        }
+    }
+
+    /// Working set of the head's backward: its input gathered, the gradient of that, and (Megatron)
+    /// an unused weight gradient in bf16 that keeps autograd's hooks firing
+    /// (`megatron/core/tensor_parallel/layers.py`).
+    pub fn head_backward(&self, tokens: u64, hidden: u64, vocab: u64) -> Bytes {
+        match self.name {
+            StackName::Megatron => Bytes(2 * vocab * hidden + 4 * tokens * hidden),
+            StackName::Moefold => Bytes(8 * tokens * hidden),
+        }
+    }
+
+    /// Buffers that stay for one weight of each shape a rank's layers have. Transformer Engine adds
+    /// weight gradients into the main gradients itself and hands autograd an unused bf16 tensor,
+    /// cached by shape (`get_dummy_wgrad`).
+    pub fn weight_shape_buffer(&self, elements: u64) -> Bytes {
+        match self.name {
+            StackName::Megatron => Bytes(2 * elements),
+            StackName::Moefold => Bytes::ZERO,
         }
     }
 

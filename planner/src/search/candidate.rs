@@ -73,10 +73,12 @@ pub(crate) fn memory(
 ) -> Vec<RankMemory> {
     let (pp, stages) = (layout.pp() as usize, cuts.len() - 1);
     let mut by_stage = vec![StageMemory::default(); stages];
+    let mut kinds = vec![0_u64; pp];
     for stage in 0..stages {
         for layer in cuts[stage]..cuts[stage + 1] {
-            let kind = &shape.kinds[question.kind_of[layer as usize]];
-            by_stage[stage].add_layer(&kind.memory[set]);
+            let kind = question.kind_of[layer as usize];
+            by_stage[stage].add_layer(&shape.kinds[kind].memory[set]);
+            kinds[stage % pp] |= 1 << kind.min(63);
         }
     }
     by_stage[0].add_layer(&shape.embedding.memory[set]);
@@ -98,7 +100,10 @@ pub(crate) fn memory(
             let dense_shards = u64::from(layout.dp() * layout.cp());
             let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
             held.overhead = overhead;
-            memory::at_worst_moment(held, &own, &moments[rank])
+            let buffers = shape.shape_buffer(kinds[rank]) + question.stack.workspace;
+            let mut held = memory::at_worst_moment(held, &own, &moments[rank]);
+            held.transient += buffers;
+            held
         })
         .collect()
 }

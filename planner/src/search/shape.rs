@@ -3,6 +3,8 @@
 //!
 //! A model of a hundred layers has two or three kinds of them; kinds are priced, layers are counted.
 
+use std::collections::BTreeSet;
+
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
@@ -57,7 +59,12 @@ pub(crate) struct Shape {
     pub(crate) embedding: Kind,
     /// Norm, head, loss and all multi-token-prediction depths.
     pub(crate) head: Kind,
+    /// Buffers of the weight shapes of a set of kinds, the set as bits.
+    shape_buffers: Vec<Bytes>,
 }
+
+/// Models with more kinds of layer than this are charged for every kind on every rank.
+const KINDS_AS_BITS: usize = 8;
 
 impl Shape {
     /// Works out the shape of a layout under a dispatcher.
@@ -72,7 +79,7 @@ impl Shape {
             precision: options.precision,
             dispatcher,
         };
-        let kinds = question
+        let kinds: Vec<Kind> = question
             .distinct
             .iter()
             .map(|layer| {
@@ -83,11 +90,44 @@ impl Shape {
         Self {
             dispatcher,
             local,
+            shape_buffers: shape_buffers(question, &kinds),
             kinds,
             embedding: embedding(question, &setting),
             head: head(question, &setting),
         }
     }
+}
+
+impl Shape {
+    /// What one weight of each shape of some kinds of layer takes (see
+    /// [`Stack::weight_shape_buffer`]).
+    pub(crate) fn shape_buffer(&self, kinds: u64) -> Bytes {
+        let all = self.shape_buffers.len() - 1;
+        self.shape_buffers[(kinds as usize).min(all)]
+    }
+}
+
+fn shape_buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
+    let weights: Vec<BTreeSet<(u64, u64)>> = kinds
+        .iter()
+        .map(|kind| kind.lowered.weight_shapes())
+        .collect();
+    let of = |set: usize| {
+        let shapes: BTreeSet<(u64, u64)> = weights
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index >= KINDS_AS_BITS || set >> index & 1 == 1)
+            .flat_map(|(_, shapes)| shapes.iter().copied())
+            .collect();
+        let elements = shapes.iter().map(|(n, k)| n * k).sum();
+        question.stack.weight_shape_buffer(elements)
+    };
+    let sets = if kinds.len() > KINDS_AS_BITS {
+        return vec![of(usize::MAX)];
+    } else {
+        1_usize << kinds.len()
+    };
+    (0..sets).map(of).collect()
 }
 
 impl Question<'_> {
@@ -124,7 +164,7 @@ fn layer_memory(question: &Question<'_>, local: &Local, layer: &Layer) -> Vec<St
                 kept: kept::bytes(question.stack.name, model, layer, local, precision, set),
                 forward,
                 backward,
-                logits: Bytes::ZERO,
+                ..StageMemory::default()
             }
         })
         .collect()
@@ -154,6 +194,9 @@ fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
         // Input and output of the final norm.
         kept: wide.bytes(2 * width),
         logits: question.stack.logits(local.tokens, vocab),
+        head: question
+            .stack
+            .head_backward(local.tokens, model.hidden, vocab),
         ..StageMemory::default()
     };
     let mut memory = vec![end; question.sets.len()];
