@@ -98,13 +98,14 @@ pub struct StageMemory {
 }
 
 impl StageMemory {
-    /// Adds one layer: what is kept adds up, of working sets the largest counts.
-    pub fn add_layer(&mut self, layer: &Self) {
-        self.shard += layer.shard;
-        self.kept += layer.kept;
+    /// Adds layers that are alike: what is kept adds up, of working sets the largest counts.
+    pub fn add_layers(&mut self, layer: &Self, count: u32) {
+        let count = u64::from(count);
+        self.shard += layer.shard * count;
+        self.kept += layer.kept * count;
         self.forward = self.forward.max(layer.forward);
         self.backward = self.backward.max(layer.backward);
-        self.logits += layer.logits;
+        self.logits += layer.logits * count;
         self.head = self.head.max(layer.head);
     }
 

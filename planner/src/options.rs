@@ -35,6 +35,17 @@ pub struct Flags {
     pub top: Option<usize>,
 }
 
+/// Communication that runs beside compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// Gradient reduction under the last microbatch's backward pass.
+    pub grad_reduce: bool,
+    /// Weight gathering under the first microbatch's forward pass.
+    pub param_gather: bool,
+    /// Pipeline messages under other chunks' work, where stages are interleaved.
+    pub p2p: bool,
+}
+
 /// What a search may vary and what is fixed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchOptions {
@@ -56,6 +67,8 @@ pub struct SearchOptions {
     pub optimizer: Optimizer,
     /// Type of the main gradients.
     pub grad_dtype: Dtype,
+    /// What runs beside compute; `None` takes all that the stack can.
+    pub overlap: Option<Overlap>,
     /// Rows of the busiest expert rank over the mean; 1 under balanced routing.
     pub load: f64,
     /// What is best.
@@ -80,6 +93,7 @@ impl SearchOptions {
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,
+            overlap: None,
             load: 1.0,
             objective: Objective::Throughput,
             top: 5,
@@ -135,6 +149,10 @@ impl SearchOptions {
             Some("bf16") => Dtype::Bf16,
             Some(other) => return Err(PlanError::value("--grad-dtype", other, "fp32 or bf16")),
         };
+        options.overlap = match flags.overlap.as_deref() {
+            None | Some("auto") => None,
+            Some(words) => Some(overlap(words)?),
+        };
         options.objective = match flags.objective.as_deref() {
             None | Some("throughput") => Objective::Throughput,
             Some("cost") => Objective::Cost,
@@ -171,16 +189,6 @@ impl Flags {
         let any_module = self.offload.as_deref().map(|word| [word]);
         let known: &[&str] = any_module.as_ref().map_or(&[], |word| word);
         only("--offload", &self.offload, known, "auto, none")?;
-        let overlaps = [
-            "none",
-            "grad-reduce",
-            "param-gather",
-            "expert-alltoall",
-            "shared-expert",
-            "tp",
-            "p2p",
-        ];
-        only("--overlap", &self.overlap, &overlaps, "auto")?;
         only(
             "--cuda-graph",
             &self.cuda_graph,
@@ -233,6 +241,26 @@ fn precision(word: &str) -> Result<Precision, PlanError> {
             let expected = "fp32, bf16, fp8, fp8-blockwise, mxfp8 or nvfp4";
             PlanError::value("--precision", word, expected)
         })
+}
+
+fn overlap(words: &str) -> Result<Overlap, PlanError> {
+    let mut overlap = Overlap::default();
+    if words == "none" {
+        return Ok(overlap);
+    }
+    for word in words.split(',').map(str::trim) {
+        match word {
+            "grad-reduce" => overlap.grad_reduce = true,
+            "param-gather" => overlap.param_gather = true,
+            "p2p" => overlap.p2p = true,
+            _ => {
+                let known = ["expert-alltoall", "shared-expert", "tp"];
+                let works = "auto, none, grad-reduce, param-gather, p2p";
+                return Err(later("--overlap", word, &known, works));
+            }
+        }
+    }
+    Ok(overlap)
 }
 
 fn recompute(words: &str) -> Result<Recompute, PlanError> {

@@ -1,19 +1,19 @@
 //! The search over layouts: enumerate, bound, fit, price, rank.
 //!
 //! Every legal tuple of degrees is a unit; its children are dispatchers, recompute sets and splits.
-//! Units are visited in the order of a lower bound on their step (their work without recomputation
-//! under the best split, with the fill and drain no schedule avoids), children likewise; a child is
-//! priced in full only where its bound beats the best known and its memory fits. What is left when
-//! the bound passes the last place of the ranking cannot enter it, so the answer is exact for the
-//! candidates considered. Results do not depend on the number of threads.
+//! Units are visited in the order of a lower bound on their step (their work, divided as well as
+//! whole layers allow), children in the order of a tighter one ([`crate::simulate::lower_bound`]); a
+//! child is simulated only where its bound beats the best known and its memory fits. What is left
+//! when the bound passes the last place of the ranking cannot enter it, so the answer is exact for
+//! the candidates considered. Results do not depend on the number of threads.
 
 mod candidate;
 mod explain;
 mod predict;
 mod recompute;
 mod shape;
-mod split;
-mod timeline;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -23,18 +23,18 @@ use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
 use crate::answer::{Candidate, SearchRecord};
-use crate::layout::{Layout, Rules, space};
+use crate::layout::{Illegal, Layout, Rules, space};
 use crate::memory::{self, Moment, RankMemory};
 use crate::model::{Layer, Model};
 use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, LayoutRecord, Objective, PlannedLayout, Recompute};
 use crate::schedule::Schedule;
+use crate::simulate::Simulator;
 use crate::stack::Stack;
 
-use candidate::Stages;
+use candidate::Cut;
 use predict::Choice;
 use shape::{Question, Shape};
-use split::Cuts;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -64,12 +64,12 @@ pub fn plan(
     let question = question(model, cluster, gpus, options, costs)?;
     let mut refused: BTreeMap<String, u64> = BTreeMap::new();
     let mut examples: BTreeMap<String, String> = BTreeMap::new();
-    let children = (question.dispatchers.len() * question.sets.len()) as u64;
     let mut total = 0;
 
     let rules = Rules::new(model, &options.batch);
     let mut layouts = Vec::new();
     for degrees in space(model, gpus, &options.batch, &options.pins) {
+        let children = question.children(degrees.ep);
         total += children;
         let refusal = match rules.layout(&degrees) {
             Ok(layout) => match unable(&question, &layout) {
@@ -77,23 +77,25 @@ pub fn plan(
                     layouts.push(layout);
                     continue;
                 }
-                Some((reason, words)) => (reason, words),
+                Some(refusal) => refusal,
             },
-            Err(broken) => (broken[0].reason().to_owned(), broken[0].to_string()),
+            Err(broken) => Refusal::Illegal(broken[0]),
         };
-        *refused.entry(refusal.0.clone()).or_insert(0) += children;
-        examples.entry(refusal.0).or_insert(refusal.1);
+        // The sentence is written once a reason: there are many refusals.
+        match refused.get_mut(refusal.reason()) {
+            Some(count) => *count += children,
+            None => {
+                refused.insert(refusal.reason().to_owned(), children);
+                examples.insert(refusal.reason().to_owned(), refusal.to_string());
+            }
+        }
     }
 
     let shapes = shapes(&question, &layouts);
     let moments = all_moments(&layouts);
     let mut units = units(&question, &layouts, &shapes, &moments);
     let objective = options.objective;
-    units.sort_by(|a, b| {
-        a.floor(objective)
-            .total_cmp(&b.floor(objective))
-            .then(a.layout.cmp(b.layout))
-    });
+    units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
     let mut ranking: Vec<Found> = Vec::new();
@@ -102,7 +104,7 @@ pub fn plan(
             Some(last) => last.score(objective),
             None => f64::INFINITY,
         };
-        if batch[0].floor(objective) >= limit {
+        if batch[0].floor >= limit {
             break;
         }
         let outcomes: Vec<Outcome> = batch
@@ -240,6 +242,7 @@ fn question<'a>(
         cluster,
         options,
         costs,
+        overlap: options.overlap.unwrap_or(stack.overlap),
         stack,
         sets,
         dispatchers,
@@ -248,32 +251,89 @@ fn question<'a>(
     })
 }
 
-/// What the stack, or given stages, refuse of a legal layout.
-fn unable(question: &Question<'_>, layout: &Layout) -> Option<(String, String)> {
-    let limits = [
-        ("cp", layout.cp(), question.stack.max_cp),
-        ("pp", layout.pp(), question.stack.max_pp),
-    ];
-    for (name, degree, limit) in limits {
-        if let Some(limit) = limit
-            && degree > limit
-        {
-            return Some((
-                format!("stack_{name}"),
-                format!("the chosen stack runs {name} up to {limit}, not {degree}"),
-            ));
+/// Tokens a context-parallel rank has of a sequence at least: Megatron-Core's guide advises against
+/// fewer (arXiv 2603.07685, section 6.3). A pinned degree is taken as it is.
+const CONTEXT_TOKENS: u64 = 4096;
+
+/// Why a tuple of degrees is not priced.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    /// It is not legal.
+    #[error("{0}")]
+    Illegal(Illegal),
+    /// The stack does not run it.
+    #[error("the chosen stack runs {key} up to {limit}, not {degree}")]
+    Stack {
+        reason: &'static str,
+        key: &'static str,
+        degree: u32,
+        limit: u32,
+    },
+    /// It is legal and nobody runs it: tensor parallelism across NVLink domains.
+    #[error("{key} {degree} leaves the NVLink domain of {domain}; pin it to try")]
+    Domain {
+        reason: &'static str,
+        key: &'static str,
+        degree: u32,
+        domain: u32,
+    },
+    /// Likewise context parallelism of short sequences.
+    #[error("cp {cp} leaves {chunk} tokens of a sequence a rank, fewer than 4096; pin it to try")]
+    ShortSequence { cp: u32, chunk: u64 },
+    /// The given stages do not go with the degrees.
+    #[error("the pipeline layout has {given} stages, pp x vpp is {stages}")]
+    Stages { given: usize, stages: u32 },
+}
+
+impl Refusal {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Illegal(illegal) => illegal.reason(),
+            Self::Stack { reason, .. } | Self::Domain { reason, .. } => reason,
+            Self::ShortSequence { .. } => "cp_short_sequence",
+            Self::Stages { .. } => "pipeline_layout",
         }
     }
-    let stages = question.options.stages.as_ref()?;
-    (stages.len() != layout.stages() as usize).then(|| {
-        (
-            "pipeline_layout".to_owned(),
-            format!(
-                "the pipeline layout has {} stages, pp x vpp is {}",
-                stages.len(),
-                layout.stages()
-            ),
-        )
+}
+
+/// What refuses a legal layout: the stack, common practice, given stages.
+fn unable(question: &Question<'_>, layout: &Layout) -> Option<Refusal> {
+    let (options, pins) = (question.options, &question.options.pins);
+    for (reason, key, degree, limit) in [
+        ("stack_cp", "cp", layout.cp(), question.stack.max_cp),
+        ("stack_pp", "pp", layout.pp(), question.stack.max_pp),
+    ] {
+        if let Some(limit) = limit.filter(|&limit| degree > limit) {
+            return Some(Refusal::Stack {
+                reason,
+                key,
+                degree,
+                limit,
+            });
+        }
+    }
+    let domain = question.cluster.gpus_per_domain;
+    for (reason, key, degree, pinned) in [
+        ("tp_over_domain", "tp", layout.tp(), pins.tp),
+        ("etp_over_domain", "etp", layout.etp(), pins.etp),
+    ] {
+        if degree > domain.max(1) && pinned.is_none() {
+            return Some(Refusal::Domain {
+                reason,
+                key,
+                degree,
+                domain,
+            });
+        }
+    }
+    let (cp, chunk) = (layout.cp(), options.batch.seq_len / u64::from(layout.cp()));
+    if cp > 1 && chunk < CONTEXT_TOKENS && pins.cp.is_none() {
+        return Some(Refusal::ShortSequence { cp, chunk });
+    }
+    let given = options.stages.as_ref()?.len();
+    (given != layout.stages() as usize).then(|| Refusal::Stages {
+        given,
+        stages: layout.stages(),
     })
 }
 
@@ -297,19 +357,7 @@ fn shapes(question: &Question<'_>, layouts: &[Layout]) -> Shapes {
     }
     let work: Vec<([u32; 5], &Layout)> = first.into_iter().collect();
     work.into_par_iter()
-        .map(|(key, layout)| {
-            // Without an exchange all dispatchers are one.
-            let count = if layout.ep() == 1 {
-                1
-            } else {
-                question.dispatchers.len()
-            };
-            let shapes = question.dispatchers[..count]
-                .iter()
-                .map(|&dispatcher| Shape::new(question, layout, dispatcher))
-                .collect();
-            (key, shapes)
-        })
+        .map(|(key, layout)| (key, Shape::all(question, layout)))
         .collect::<Vec<_>>()
         .into_iter()
         .collect()
@@ -341,26 +389,13 @@ fn all_moments(layouts: &[Layout]) -> Moments {
         .collect()
 }
 
-/// A legal layout with its shapes and splits.
+/// A legal layout with its shapes.
 struct Unit<'a> {
     layout: &'a Layout,
     shapes: &'a [Shape],
     moments: &'a [Vec<Moment>],
-    /// Splits under each shape.
-    splits: Vec<Vec<Cuts>>,
-    /// No child takes less time.
-    bound_s: f64,
-    /// The least memory of any child; worked out only where memory is the objective.
-    least: Bytes,
-}
-
-impl Unit<'_> {
-    fn floor(&self, objective: Objective) -> f64 {
-        match objective {
-            Objective::Throughput | Objective::Cost => self.bound_s,
-            Objective::Memory => self.least.gib(),
-        }
-    }
+    /// No child scores less.
+    floor: f64,
 }
 
 fn units<'a>(
@@ -369,60 +404,38 @@ fn units<'a>(
     shapes: &'a Shapes,
     moments: &'a Moments,
 ) -> Vec<Unit<'a>> {
+    let work: BTreeMap<[u32; 5], Vec<(f64, f64)>> = shapes
+        .iter()
+        .map(|(&key, shapes)| {
+            let work = shapes.iter().map(|shape| shape.work_s(question)).collect();
+            (key, work)
+        })
+        .collect();
     layouts
-        .par_iter()
+        .iter()
         .map(|layout| {
-            let shapes = &shapes[&shape_key(layout)];
-            let moments = &moments[&moments_key(layout)];
-            let splits: Vec<Vec<Cuts>> = shapes
-                .iter()
-                .map(|shape| splits(question, layout, shape))
-                .collect();
-            let mut bound_s = f64::INFINITY;
-            let mut least = Bytes(u64::MAX);
-            for (shape, splits) in shapes.iter().zip(&splits) {
-                for cuts in splits {
-                    let stages = Stages::new(question, shape, cuts, question.cheapest_set());
-                    bound_s = bound_s.min(stages.bound_s(layout));
-                    if question.options.objective == Objective::Memory {
-                        for set in 0..question.sets.len() {
-                            let peak = peak(&candidate::memory(
-                                question, layout, shape, cuts, set, moments,
-                            ));
-                            least = least.min(peak);
-                        }
-                    }
-                }
-            }
+            let key = shape_key(layout);
+            let floor = match question.options.objective {
+                // Layers are whole: the busiest rank holds at least its rounded-up share.
+                Objective::Throughput | Objective::Cost => work[&key]
+                    .iter()
+                    .map(|(all, lightest)| {
+                        let share = all / f64::from(layout.pp());
+                        let layers = question.kind_of.len() as u32;
+                        let whole = f64::from(layers.div_ceil(layout.pp())) * lightest;
+                        f64::from(layout.microbatches()) * share.max(whole)
+                    })
+                    .fold(f64::INFINITY, f64::min),
+                Objective::Memory => 0.0,
+            };
             Unit {
                 layout,
-                shapes,
-                moments,
-                splits,
-                bound_s,
-                least,
+                shapes: &shapes[&key],
+                moments: &moments[&moments_key(layout)],
+                floor,
             }
         })
         .collect()
-}
-
-fn splits(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<Cuts> {
-    if let Some(stages) = &question.options.stages {
-        let mut cuts = vec![0];
-        for stage in stages {
-            cuts.push(cuts[cuts.len() - 1] + stage.len() as u32);
-        }
-        return vec![cuts];
-    }
-    let set = question.cheapest_set();
-    let costs: Vec<f64> = question
-        .kind_of
-        .iter()
-        .map(|&kind| shape.kinds[kind].forward_s + shape.kinds[kind].backward_s[set])
-        .collect();
-    let first = shape.embedding.forward_s + shape.embedding.backward_s[set];
-    let last = shape.head.forward_s + shape.head.backward_s[set];
-    split::candidates(&costs, first, last, layout.stages() as usize)
 }
 
 fn peak(ranks: &[RankMemory]) -> Bytes {
@@ -434,13 +447,13 @@ fn peak(ranks: &[RankMemory]) -> Bytes {
 }
 
 impl Question<'_> {
-    /// The set that adds the least time: the first, `none` where everything is tried.
-    fn cheapest_set(&self) -> usize {
-        0
+    /// Dispatchers times recompute sets.
+    fn children(&self, ep: u32) -> u64 {
+        (self.dispatchers_for(ep).len() * self.sets.len()) as u64
     }
 
     fn capacity(&self) -> Bytes {
-        predict::capacity(self)
+        self.cluster.gpu.memory()
     }
 }
 
@@ -448,7 +461,7 @@ impl Question<'_> {
 struct Found<'a> {
     unit: &'a Unit<'a>,
     shape: usize,
-    cuts: usize,
+    cut: Cut,
     set: usize,
     step_s: f64,
     peak: Bytes,
@@ -466,21 +479,15 @@ impl Found<'_> {
         Choice {
             layout: self.unit.layout,
             shape: &self.unit.shapes[self.shape],
-            cuts: &self.unit.splits[self.shape][self.cuts],
+            cut: &self.cut,
             set: self.set,
         }
     }
 
     fn memory(&self, question: &Question<'_>) -> Vec<RankMemory> {
-        let choice = self.choice();
-        candidate::memory(
-            question,
-            choice.layout,
-            choice.shape,
-            choice.cuts,
-            choice.set,
-            self.unit.moments,
-        )
+        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
+        self.cut
+            .memory(question, layout, shape, self.set, self.unit.moments)
     }
 }
 
@@ -493,10 +500,20 @@ struct Outcome<'a> {
     least: Option<(Bytes, LeastMemory)>,
 }
 
+/// A child that may still win.
+struct Child {
+    bound_s: f64,
+    shape: usize,
+    set: usize,
+    cut: usize,
+}
+
 /// Tries the children of a unit in the order of their bounds.
 fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
     let objective = question.options.objective;
+    let by_time = objective != Objective::Memory;
     let capacity = question.capacity();
+    let layout = unit.layout;
     let mut outcome = Outcome {
         best: None,
         priced: 0,
@@ -504,67 +521,89 @@ fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome
         feasible: Vec::new(),
         least: None,
     };
-    let by_time = objective != Objective::Memory;
+    let cuts: Vec<Vec<Cut>> = unit
+        .shapes
+        .iter()
+        .map(|shape| candidate::cuts(question, layout, shape))
+        .collect();
     let mut children = Vec::new();
     for (shape_index, shape) in unit.shapes.iter().enumerate() {
-        for (cuts_index, cuts) in unit.splits[shape_index].iter().enumerate() {
+        for (cut_index, cut) in cuts[shape_index].iter().enumerate() {
             for set in 0..question.sets.len() {
-                let stages = Stages::new(question, shape, cuts, set);
-                let bound = stages.bound_s(unit.layout);
-                if !by_time || bound < limit {
-                    children.push((bound, shape_index, set, cuts_index));
+                let bound_s = cut.bound(layout, &cut.times(shape, set)).seconds().0;
+                if by_time && set == 0 && bound_s >= limit {
+                    // Recomputing more takes no less time.
+                    break;
+                }
+                if !by_time || bound_s < limit {
+                    children.push(Child {
+                        bound_s,
+                        shape: shape_index,
+                        set,
+                        cut: cut_index,
+                    });
                 }
             }
         }
     }
     children.sort_by(|a, b| {
-        a.0.total_cmp(&b.0)
-            .then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3)))
+        let places = (a.shape, a.set, a.cut).cmp(&(b.shape, b.set, b.cut));
+        a.bound_s.total_cmp(&b.bound_s).then(places)
     });
+    let mut simulator = None;
     // A child is a dispatcher and a recompute set, whatever its split: counted once.
     let mut state: BTreeMap<(usize, usize), bool> = BTreeMap::new();
-    for (bound, shape, set, cuts) in children {
+    for child in children {
         let best = outcome.best.as_ref();
         let beaten = best.map_or(limit, |best| best.score(objective).min(limit));
-        if by_time && bound >= beaten {
+        if by_time && child.bound_s >= beaten {
             break;
         }
-        let mut found = Found {
-            unit,
-            shape,
-            cuts,
-            set,
-            step_s: bound,
-            peak: Bytes::ZERO,
-        };
-        found.peak = peak(&found.memory(question));
-        if found.peak > capacity {
-            state.entry((shape, set)).or_insert(false);
+        let (shape, cut) = (&unit.shapes[child.shape], &cuts[child.shape][child.cut]);
+        let memory = cut.memory(question, layout, shape, child.set, unit.moments);
+        let peak = peak(&memory);
+        let place = (child.shape, child.set);
+        if peak > capacity {
+            state.entry(place).or_insert(false);
             if outcome
                 .least
                 .as_ref()
-                .is_none_or(|(least, _)| found.peak < *least)
+                .is_none_or(|(least, _)| peak < *least)
             {
                 let words = LeastMemory {
-                    layout: explain::degrees(&LayoutRecord::from(unit.layout)),
-                    recompute: question.sets[set].clone(),
-                    peak_gib: found.peak.gib(),
+                    layout: explain::degrees(&LayoutRecord::from(layout)),
+                    recompute: question.sets[child.set].clone(),
+                    peak_gib: peak.gib(),
                 };
-                outcome.least = Some((found.peak, words));
+                outcome.least = Some((peak, words));
             }
             continue;
         }
-        if !by_time && found.peak.gib() >= beaten {
+        if !by_time && peak.gib() >= beaten {
             continue;
         }
-        state.insert((shape, set), true);
-        found.step_s = predict::step(question, &found.choice()).total_s;
+        state.insert(place, true);
+        let times = cut.times(shape, child.set);
+        let step_s = simulator
+            .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
+            .run(&times)
+            .total
+            .seconds()
+            .0;
         outcome.feasible.push(Candidate {
-            layout: LayoutRecord::from(unit.layout),
-            recompute: question.sets[set].clone(),
-            step_s: found.step_s,
-            peak_gib: found.peak.gib(),
+            layout: LayoutRecord::from(layout),
+            recompute: question.sets[child.set].clone(),
+            step_s,
+            peak_gib: peak.gib(),
         });
+        let found = Found {
+            unit,
+            shape: child.shape,
+            cut: cut.clone(),
+            set: child.set,
+            step_s,
+            peak,
+        };
         if found.score(objective) < beaten {
             outcome.best = Some(found);
         }

@@ -4,7 +4,7 @@
 //! DP x CP, experts over EDP (Megatron-Core, `parallel_state.py` and `distrib_optimizer.py`). What a
 //! layer holds is counted in [`crate::model::count`]; here it is only divided.
 
-use std::ops::{Add, AddAssign};
+use std::ops::{Add, AddAssign, Mul};
 
 use crate::kept::Local;
 use crate::model::count::{self, LayerParams};
@@ -47,6 +47,17 @@ impl Add for Shard {
 impl AddAssign for Shard {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
+    }
+}
+
+impl Mul<u64> for Shard {
+    type Output = Self;
+    fn mul(self, times: u64) -> Self {
+        Self {
+            split: self.split * times,
+            replicated: self.replicated * times,
+            experts: self.experts * times,
+        }
     }
 }
 

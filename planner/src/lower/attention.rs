@@ -1,7 +1,7 @@
 //! Lowers the token mixers: grouped-query, latent, shared-key/value attention and linear mixers.
 //!
-//! Under context parallelism a rank holds `1/cp` of the queries in zig-zag order and sees every key,
-//! half of the scores existing: the op's `q_len` is `seq_len / cp` and its `kv_len` the sequence.
+//! Context parallelism is a ring (Megatron-Core's default, `p2p`): a rank holds `1/cp` of the
+//! sequence in zig-zag order and meets one block of keys at a time.
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
@@ -39,18 +39,33 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
     let dtype = work.wide;
     // A window or a selection leaves a band of the causal triangle: every query sees `keys`.
     let limited = core.keys.filter(|&keys| keys < local.seq_len);
-    work.both(|pass| Op::Attention {
-        batch: local.mbs,
-        heads: core.heads,
-        kv_heads: core.kv_heads,
-        q_len: local.seq_len.div_ceil(local.cp),
-        kv_len: limited.unwrap_or(local.seq_len),
-        qk_dim: core.qk_dim,
-        v_dim: core.v_dim,
-        causal: limited.is_none(),
-        pass,
-        dtype,
-    });
+    let attention = |q_len, kv_len, causal| {
+        move |pass| Op::Attention {
+            batch: local.mbs,
+            heads: core.heads,
+            kv_heads: core.kv_heads,
+            q_len,
+            kv_len,
+            qk_dim: core.qk_dim,
+            v_dim: core.v_dim,
+            causal,
+            pass,
+            dtype,
+        }
+    };
+    let own = local.seq_len.div_ceil(local.cp);
+    if let Some(keys) = limited {
+        work.both(attention(own, keys, false));
+    } else {
+        // The rank's own block is causal; of every other block the zig-zag order leaves half, and
+        // its partial result is merged into the output.
+        work.both(attention(own, own, true));
+        let (len, dtype) = (local.tokens * core.heads * core.v_dim, work.wide);
+        for _ in 1..local.cp {
+            work.both(attention(own, own.div_ceil(2), false));
+            work.both(|_| Op::Add { len, dtype });
+        }
+    }
     // Ring attention: each rank passes its keys and values on `cp - 1` times, and in the backward
     // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links.
     let cp = work.setting.groups.cp;

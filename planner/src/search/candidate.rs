@@ -1,111 +1,352 @@
-//! One layout under one dispatcher, recompute set and split: what its stages cost, a bound on its
-//! step, and its memory.
+//! [`Cut`]: one layout under one dispatcher and one split into stages, ready for every recompute
+//! set: durations of its stages, bound, simulated step, memory.
 
-use moefold_profiles::units::Bytes;
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::{Bytes, Seconds, Span};
+use moefold_profiles::{Collective, CollectiveKind, Dtype};
 
-use super::shape::{Question, Shape};
-use super::split::Cuts;
+use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
+use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::{self, Moment, RankMemory, StageMemory};
 use crate::mesh::{GroupKind, placement};
-use crate::shard::Shard;
+use crate::partition::{self, Weights};
+use crate::shard::{self, Shard};
+use crate::simulate::{StageTimes, lower_bound};
 
-/// The stages of a layout under one recompute set.
+/// See the module's documentation.
 #[derive(Debug, Clone)]
-pub(crate) struct Stages {
-    /// Forward seconds of each stage.
-    pub(crate) forward_s: Vec<f64>,
-    /// Backward seconds of each stage.
-    pub(crate) backward_s: Vec<f64>,
+pub(crate) struct Cut {
+    /// Layers of each stage.
+    pub(crate) stages: Vec<Vec<u32>>,
+    /// Layers of each kind in each stage.
+    counts: Vec<Vec<u32>>,
+    /// Durations; those of backward passes are of the first recompute set.
+    times: StageTimes,
+    /// Work at the end of the step, of each pipeline rank.
+    pub(crate) ends: Vec<RankEnd>,
+    /// Memory of each pipeline rank that no recompute set changes.
+    held: Vec<RankMemory>,
 }
 
-impl Stages {
-    /// Adds up the layers of each stage.
-    pub(crate) fn new(question: &Question<'_>, shape: &Shape, cuts: &Cuts, set: usize) -> Self {
-        let stages = cuts.len() - 1;
-        let mut forward_s = vec![0.0; stages];
-        let mut backward_s = vec![0.0; stages];
-        for stage in 0..stages {
-            for layer in cuts[stage]..cuts[stage + 1] {
-                let kind = &shape.kinds[question.kind_of[layer as usize]];
-                forward_s[stage] += kind.forward_s;
-                backward_s[stage] += kind.backward_s[set];
+/// The end of a step on one pipeline rank, in seconds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RankEnd {
+    pub(crate) work: StepWork,
+    /// Gradient reductions, weight gathers, reductions nothing hides, norm and update.
+    reduce_s: f64,
+    gather_s: f64,
+    pub(crate) exposed_s: f64,
+    pub(crate) update_s: f64,
+}
+
+/// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
+pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<Cut> {
+    if let Some(stages) = &question.options.stages {
+        return vec![Cut::new(question, layout, shape, stages.clone())];
+    }
+    let nanoseconds = |kind: &Kind| Seconds(kind.forward_s + kind.backward_s[0]).to_span().0;
+    let layers: Vec<u64> = question
+        .kind_of
+        .iter()
+        .map(|&kind| nanoseconds(&shape.kinds[kind]))
+        .collect();
+    let weights = Weights {
+        layers: &layers,
+        first: nanoseconds(&shape.embedding),
+        last: nanoseconds(&shape.head),
+        last_may_be_bare: true,
+    };
+    let mut splits = Vec::with_capacity(2);
+    splits.extend(partition::uniform(
+        layers.len() as u32,
+        layout.pp(),
+        layout.vpp(),
+    ));
+    if layout.pp() > 1
+        && let Some(balanced) = partition::partition(&weights, layout.pp(), layout.vpp())
+        && !splits.contains(&balanced.stages)
+    {
+        splits.push(balanced.stages);
+    }
+    splits
+        .into_iter()
+        .map(|stages| Cut::new(question, layout, shape, stages))
+        .collect()
+}
+
+impl Cut {
+    fn new(question: &Question<'_>, layout: &Layout, shape: &Shape, stages: Vec<Vec<u32>>) -> Self {
+        let counts: Vec<Vec<u32>> = stages
+            .iter()
+            .map(|layers| {
+                let mut count = vec![0; shape.kinds.len()];
+                for &layer in layers {
+                    count[question.kind_of[layer as usize]] += 1;
+                }
+                count
+            })
+            .collect();
+        let pp = layout.pp() as usize;
+        let mut cut = Self {
+            times: StageTimes::new(
+                layout.pp(),
+                vec![Span::ZERO; stages.len()],
+                vec![Span::ZERO; stages.len()],
+            ),
+            stages,
+            counts,
+            ends: Vec::new(),
+            held: Vec::new(),
+        };
+        cut.hold(question, layout, shape);
+        cut.ends = (0..pp)
+            .map(|rank| cut.rank_end(question, layout, shape, rank))
+            .collect();
+        cut.time(question, layout, shape);
+        cut
+    }
+
+    /// Everything of a stage, layers by kind and the ends of the model.
+    pub(crate) fn each_kind<'s>(
+        &'s self,
+        shape: &'s Shape,
+        stage: usize,
+    ) -> impl Iterator<Item = (&'s Kind, u32)> {
+        let layers = shape.kinds.iter().zip(self.counts[stage].iter().copied());
+        let first = (stage == 0).then_some((&shape.embedding, 1));
+        let last = (stage + 1 == self.stages.len()).then_some((&shape.head, 1));
+        layers
+            .filter(|(_, count)| *count > 0)
+            .chain(first)
+            .chain(last)
+    }
+
+    /// Fills in durations that do not depend on the recompute set, and backward passes of the first.
+    fn time(&mut self, question: &Question<'_>, layout: &Layout, shape: &Shape) {
+        let pp = layout.pp() as usize;
+        let stages = self.stages.len();
+        let forward_s: Vec<f64> = (0..stages)
+            .map(|stage| {
+                self.each_kind(shape, stage)
+                    .map(|(kind, count)| kind.forward_s * f64::from(count))
+                    .sum()
+            })
+            .collect();
+        let backward_s = self.backward_s(shape, 0);
+        let span = |seconds: &f64| Seconds(*seconds).to_span();
+        self.times.forward = forward_s.iter().map(span).collect();
+        self.times.first_forward.clone_from(&self.times.forward);
+        self.times.backward = backward_s.iter().map(span).collect();
+        self.times.last_backward.clone_from(&self.times.backward);
+        if let Some(message) = message(question, layout, shape) {
+            let hop = question.costs.collective(&message).time.to_span();
+            self.times.hop = vec![hop; stages - 1];
+        }
+        // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
+        self.times.hop_overlapped = question.overlap.p2p && layout.vpp() > 1;
+        let mut arrives = 0.0;
+        for rank in 0..pp {
+            let own = || (rank..stages).step_by(pp);
+            let end = &self.ends[rank];
+            // A stage's gradients are whole in its last backward, under which they are reduced;
+            // weights are gathered from the start, under what precedes their first use.
+            let last_backward: f64 = own().map(|stage| backward_s[stage]).sum();
+            let first_forward: f64 = own().map(|stage| forward_s[stage]).sum();
+            let hidden = if question.overlap.grad_reduce {
+                last_backward
+            } else {
+                0.0
+            };
+            self.times.reduce[rank] = Seconds(end.reduce_s - hidden).to_span();
+            let slack = if question.overlap.param_gather {
+                arrives + first_forward
+            } else {
+                0.0
+            };
+            let gather = (end.gather_s - slack).max(0.0);
+            self.times.first_forward[rank] += Seconds(gather).to_span();
+            self.times.optimizer[rank] = Seconds(end.exposed_s + end.update_s).to_span();
+            arrives += forward_s[rank];
+        }
+    }
+
+    fn backward_s(&self, shape: &Shape, set: usize) -> Vec<f64> {
+        (0..self.stages.len())
+            .map(|stage| {
+                self.each_kind(shape, stage)
+                    .map(|(kind, count)| kind.backward_s[set] * f64::from(count))
+                    .sum()
+            })
+            .collect()
+    }
+
+    /// Durations under a recompute set.
+    pub(crate) fn times(&self, shape: &Shape, set: usize) -> StageTimes {
+        let mut times = self.times.clone();
+        if set > 0 {
+            let backward = self.backward_s(shape, set);
+            times.backward = backward
+                .iter()
+                .map(|&seconds| Seconds(seconds).to_span())
+                .collect();
+            times.last_backward.clone_from(&times.backward);
+        }
+        times
+    }
+
+    /// No schedule runs a step in less.
+    pub(crate) fn bound(&self, layout: &Layout, times: &StageTimes) -> Span {
+        lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), times)
+    }
+
+    /// Exposed gather of a rank, which its first forward waits for.
+    pub(crate) fn exposed_gather(&self, rank: usize) -> Span {
+        self.times.first_forward[rank] - self.times.forward[rank]
+    }
+
+    /// Works out what no recompute set changes: state, buffers that stay, context and communicators.
+    fn hold(&mut self, question: &Question<'_>, layout: &Layout, shape: &Shape) {
+        let options = question.options;
+        let bytes = question
+            .stack
+            .state(options.precision, options.optimizer, options.grad_dtype);
+        let overhead = overhead(question, layout, shape);
+        let (pp, dense_shards) = (layout.pp() as usize, u64::from(layout.dp() * layout.cp()));
+        self.held = (0..pp)
+            .map(|rank| {
+                let shard = self.shard(question, layout, shape, rank);
+                let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
+                held.transient = self.buffers(question, shape, rank, pp);
+                held.overhead = overhead;
+                held
+            })
+            .collect();
+    }
+
+    /// Memory of every pipeline rank.
+    pub(crate) fn memory(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        shape: &Shape,
+        set: usize,
+        moments: &[Vec<Moment>],
+    ) -> Vec<RankMemory> {
+        let pp = layout.pp() as usize;
+        let mut own = Vec::with_capacity(layout.vpp() as usize);
+        (0..pp)
+            .map(|rank| {
+                own.clear();
+                for stage in (rank..self.stages.len()).step_by(pp) {
+                    let mut memory = StageMemory::default();
+                    for (kind, count) in self.each_kind(shape, stage) {
+                        memory.add_layers(&kind.memory[set], count);
+                    }
+                    own.push(memory);
+                }
+                let buffers = self.held[rank].transient;
+                let mut held = memory::at_worst_moment(self.held[rank], &own, &moments[rank]);
+                held.transient += buffers;
+                let allocated = held.total() - held.overhead;
+                held.overhead += allocated.scale(question.stack.fragmentation);
+                held
+            })
+            .collect()
+    }
+
+    /// Buffers that stay: one for each shape of weight, workspaces.
+    fn buffers(&self, question: &Question<'_>, shape: &Shape, rank: usize, pp: usize) -> Bytes {
+        let mut kinds = 0_u64;
+        for counts in self.counts.iter().skip(rank).step_by(pp) {
+            for (kind, &count) in counts.iter().enumerate() {
+                if count > 0 {
+                    kinds |= 1 << kind.min(63);
+                }
             }
         }
-        forward_s[0] += shape.embedding.forward_s;
-        backward_s[0] += shape.embedding.backward_s[set];
-        forward_s[stages - 1] += shape.head.forward_s;
-        backward_s[stages - 1] += shape.head.backward_s[set];
-        Self {
-            forward_s,
-            backward_s,
-        }
+        shape.shape_buffer(kinds) + question.stack.workspace
     }
 
-    /// A step takes no less than this, whatever the schedule: a rank runs all its microbatches, and
-    /// before its first and after its last the stages before it must run one microbatch's forward
-    /// and backward.
-    pub(crate) fn bound_s(&self, layout: &Layout) -> f64 {
+    /// Parameters of a pipeline rank. A tied head on one rank with the embedding is one matrix.
+    fn shard(&self, question: &Question<'_>, layout: &Layout, shape: &Shape, rank: usize) -> Shard {
         let pp = layout.pp() as usize;
-        let microbatches = f64::from(layout.microbatches());
-        let mut before = 0.0;
-        let mut bound = 0.0_f64;
-        for rank in 0..pp {
-            let own: f64 = (rank..self.forward_s.len())
-                .step_by(pp)
-                .map(|stage| self.forward_s[stage] + self.backward_s[stage])
-                .sum();
-            bound = bound.max(before + microbatches * own);
-            before += self.forward_s[rank] + self.backward_s[rank];
+        let mut shard = Shard::default();
+        for stage in (rank..self.stages.len()).step_by(pp) {
+            for (kind, count) in self.each_kind(shape, stage) {
+                shard += kind.memory[0].shard * u64::from(count);
+            }
         }
-        bound
+        if question.model.tied_embeddings && pp == 1 {
+            shard.split -= shape.embedding.memory[0].shard.split;
+        }
+        shard
+    }
+
+    fn rank_end(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        shape: &Shape,
+        rank: usize,
+    ) -> RankEnd {
+        let pp = layout.pp() as usize;
+        let of = |kind| placement(layout, kind, question.cluster);
+        let groups = StepGroups {
+            dp_cp: of(GroupKind::DpCp),
+            edp: of(GroupKind::Edp),
+            tp: of(GroupKind::Tp),
+        };
+        let at_an_end = rank == 0 || rank + 1 == pp;
+        let pair = (question.model.tied_embeddings && pp > 1 && at_an_end).then(|| {
+            let mut pair = of(GroupKind::Pp);
+            pair.ranks_per_domain = pair.ranks_per_domain.min(2);
+            pair.ranks_per_node = pair.ranks_per_node.min(2);
+            pair.ranks = 2;
+            pair
+        });
+        let work = ends::step(
+            &self.shard(question, layout, shape, rank),
+            &groups,
+            question.options.grad_dtype,
+            weight_dtype(question),
+            pair,
+            shard::vocab(question.model, &shape.local) * question.model.hidden,
+        );
+        let seconds = |list: &[Collective]| -> f64 {
+            list.iter()
+                .map(|collective| question.costs.collective(collective).time.0)
+                .sum()
+        };
+        RankEnd {
+            reduce_s: seconds(&work.reduce),
+            gather_s: seconds(&work.gather),
+            exposed_s: seconds(&work.exposed),
+            update_s: work
+                .optimizer
+                .iter()
+                .map(|op| question.costs.op(op).time.0)
+                .sum(),
+            work,
+        }
     }
 }
 
-/// Memory of every pipeline rank.
-pub(crate) fn memory(
-    question: &Question<'_>,
-    layout: &Layout,
-    shape: &Shape,
-    cuts: &Cuts,
-    set: usize,
-    moments: &[Vec<Moment>],
-) -> Vec<RankMemory> {
-    let (pp, stages) = (layout.pp() as usize, cuts.len() - 1);
-    let mut by_stage = vec![StageMemory::default(); stages];
-    let mut kinds = vec![0_u64; pp];
-    for stage in 0..stages {
-        for layer in cuts[stage]..cuts[stage + 1] {
-            let kind = question.kind_of[layer as usize];
-            by_stage[stage].add_layer(&shape.kinds[kind].memory[set]);
-            kinds[stage % pp] |= 1 << kind.min(63);
-        }
-    }
-    by_stage[0].add_layer(&shape.embedding.memory[set]);
-    by_stage[stages - 1].add_layer(&shape.head.memory[set]);
-    if question.model.tied_embeddings && pp == 1 {
-        by_stage[stages - 1].shard.split -= shape.embedding.memory[set].shard.split;
-    }
-    let options = question.options;
-    let bytes = question
-        .stack
-        .state(options.precision, options.optimizer, options.grad_dtype);
-    let overhead = overhead(question, layout, shape);
-    (0..pp)
-        .map(|rank| {
-            let own: Vec<StageMemory> = by_stage.iter().skip(rank).step_by(pp).copied().collect();
-            let shard = own
-                .iter()
-                .fold(Shard::default(), |sum, stage| sum + stage.shard);
-            let dense_shards = u64::from(layout.dp() * layout.cp());
-            let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
-            held.overhead = overhead;
-            let buffers = shape.shape_buffer(kinds[rank]) + question.stack.workspace;
-            let mut held = memory::at_worst_moment(held, &own, &moments[rank]);
-            held.transient += buffers;
-            held
-        })
-        .collect()
+fn weight_dtype(question: &Question<'_>) -> Dtype {
+    question.options.precision.activation()
+}
+
+/// A message between neighbouring stages: the residual stream of a rank's tokens.
+fn message(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Option<Collective> {
+    let pp = placement(layout, GroupKind::Pp, question.cluster);
+    let elements =
+        shape.local.tokens_local * question.model.hidden * question.model.residual_streams;
+    (pp.ranks > 1).then(|| Collective {
+        kind: CollectiveKind::SendRecv,
+        bytes: question.options.precision.activation().bytes(elements),
+        ranks: 2,
+        ranks_per_domain: pp.ranks_per_domain.min(2),
+    })
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
@@ -130,3 +371,16 @@ fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
     );
     stack.context + stack.communicator * communicators + staging
 }
+
+/// The categories a bill's exposed time of a rank is told in; the rest of the step has its own.
+pub(crate) const WORK: [Category; 9] = [
+    Category::Attention,
+    Category::Experts,
+    Category::Dense,
+    Category::RouterPermute,
+    Category::TpComm,
+    Category::CpComm,
+    Category::EpComm,
+    Category::Recompute,
+    Category::Host,
+];

@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::lower::{self, LayerGroups, Lowered, Setting};
 use crate::memory::StageMemory;
 use crate::model::{Layer, Model};
-use crate::options::SearchOptions;
+use crate::options::{Overlap, SearchOptions};
 use crate::plan::{Dispatcher, Recompute};
 use crate::price::LayerBill;
 use crate::shard;
@@ -27,6 +27,8 @@ pub(crate) struct Question<'a> {
     pub(crate) options: &'a SearchOptions,
     pub(crate) costs: &'a Costs,
     pub(crate) stack: Stack,
+    /// What runs beside compute.
+    pub(crate) overlap: Overlap,
     /// Recompute sets tried.
     pub(crate) sets: Vec<Recompute>,
     /// Dispatchers tried.
@@ -67,10 +69,30 @@ pub(crate) struct Shape {
 const KINDS_AS_BITS: usize = 8;
 
 impl Shape {
-    /// Works out the shape of a layout under a dispatcher.
-    pub(crate) fn new(question: &Question<'_>, layout: &Layout, dispatcher: Dispatcher) -> Self {
+    /// Works out the shapes of a layout, one for each dispatcher.
+    pub(crate) fn all(question: &Question<'_>, layout: &Layout) -> Vec<Self> {
         let options = question.options;
         let local = Local::new(layout, question.model, &options.batch, options.load);
+        let memory: Vec<Vec<StageMemory>> = question
+            .distinct
+            .iter()
+            .map(|layer| layer_memory(question, &local, layer))
+            .collect();
+        question
+            .dispatchers_for(layout.ep())
+            .iter()
+            .map(|&dispatcher| Self::new(question, layout, dispatcher, local, &memory))
+            .collect()
+    }
+
+    fn new(
+        question: &Question<'_>,
+        layout: &Layout,
+        dispatcher: Dispatcher,
+        local: Local,
+        memory: &[Vec<StageMemory>],
+    ) -> Self {
+        let options = question.options;
         let groups = LayerGroups::new(layout, question.cluster);
         let setting = Setting {
             model: question.model,
@@ -82,10 +104,8 @@ impl Shape {
         let kinds: Vec<Kind> = question
             .distinct
             .iter()
-            .map(|layer| {
-                let memory = layer_memory(question, &local, layer);
-                question.kind(lower::layer(&setting, layer), memory)
-            })
+            .zip(memory)
+            .map(|(layer, memory)| question.kind(lower::layer(&setting, layer), memory.clone()))
             .collect();
         Self {
             dispatcher,
@@ -99,6 +119,19 @@ impl Shape {
 }
 
 impl Shape {
+    /// Forward and backward seconds of one microbatch over all stages, and of the lightest layer,
+    /// without recomputation beyond the first set's.
+    pub(crate) fn work_s(&self, question: &Question<'_>) -> (f64, f64) {
+        let passes = |kind: &Kind| kind.forward_s + kind.backward_s[0];
+        let layers = question
+            .kind_of
+            .iter()
+            .map(|&kind| passes(&self.kinds[kind]));
+        let lightest = layers.clone().fold(f64::INFINITY, f64::min);
+        let all: f64 = layers.sum();
+        (all + passes(&self.embedding) + passes(&self.head), lightest)
+    }
+
     /// What one weight of each shape of some kinds of layer takes (see
     /// [`Stack::weight_shape_buffer`]).
     pub(crate) fn shape_buffer(&self, kinds: u64) -> Bytes {
@@ -131,6 +164,12 @@ fn shape_buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
 }
 
 impl Question<'_> {
+    /// Dispatchers that differ: without an exchange all are one.
+    pub(crate) fn dispatchers_for(&self, ep: u32) -> &[Dispatcher] {
+        let all = &self.dispatchers;
+        if ep == 1 { &all[..1] } else { all }
+    }
+
     fn kind(&self, lowered: Lowered, memory: Vec<StageMemory>) -> Kind {
         let bill = LayerBill::new(&lowered, self.costs, &self.stack);
         let seconds = |bill: &crate::price::Bill| bill.device() + bill.host_excess(&self.stack);
@@ -207,7 +246,7 @@ fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
         let inner = layer_memory(question, local, layer);
         for (end, inner) in memory.iter_mut().zip(&inner) {
             let inner = StageMemory { shard, ..*inner };
-            end.add_layer(&inner);
+            end.add_layers(&inner, 1);
             // Two norms' inputs, the projection's input of twice the width, the final norm's two;
             // the depth's logits wait, as the main head's, for the backward pass.
             end.kept += wide.bytes(6 * width);

@@ -1,0 +1,200 @@
+use std::collections::BTreeMap;
+
+use moefold_profiles::Cluster;
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::trace::Category;
+
+use super::{SearchResult, plan};
+use crate::layout::Batch;
+use crate::model::{Model, presets};
+use crate::options::{Flags, PlanError, SearchOptions};
+use crate::plan::{Objective, StackName};
+
+fn cluster(name: &str) -> Cluster {
+    moefold_profiles::presets::cluster(name).expect("a preset")
+}
+
+fn run(model: &Model, cluster: &Cluster, gpus: u32, options: &SearchOptions) -> SearchResult {
+    let costs = Costs::for_cluster(cluster, &[]);
+    plan(model, cluster, gpus, options, &costs).expect("something is feasible")
+}
+
+fn small() -> (Model, Cluster, SearchOptions) {
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 32,
+    };
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    (model, cluster("dgx-h100"), options)
+}
+
+#[test]
+fn law_the_same_question_has_the_same_answer_on_any_number_of_threads() {
+    let (model, cluster, options) = small();
+    let answer = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("a pool");
+        let found = pool.install(|| run(&model, &cluster, 16, &options));
+        serde_json::to_string(&(&found.plans, &found.alternatives, &found.search))
+            .expect("serializes")
+    };
+    assert_eq!(answer(1), answer(4));
+}
+
+#[test]
+fn law_every_candidate_is_refused_pruned_or_priced() {
+    let (model, cluster, options) = small();
+    let search = run(&model, &cluster, 16, &options).search;
+    let refused: u64 = search.refused.values().sum();
+    assert_eq!(search.space, refused + search.pruned + search.priced);
+    assert!(search.pruned > 0 && search.priced > 0);
+}
+
+/// Nothing is pruned when more plans are wanted than there are layouts.
+#[test]
+fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
+    let (model, cluster, mut options) = small();
+    options.pins = "mbs=1,cp=1".parse().expect("degrees");
+    let few = run(&model, &cluster, 16, &options);
+    options.top = usize::MAX;
+    let all = run(&model, &cluster, 16, &options);
+    assert!(all.plans.len() > 10, "{}", all.plans.len());
+    assert_eq!(few.plans[..], all.plans[..few.plans.len()]);
+    // The best of a unit is the best of its recompute sets, tried one by one.
+    let best = &few.plans[0];
+    for set in super::recompute::sets(&model) {
+        let layout = best.layout;
+        options.pins = format!(
+            "tp={},pp={},vpp={},ep={},etp={},mbs={},cp=1",
+            layout.tp, layout.pp, layout.vpp, layout.ep, layout.etp, layout.mbs
+        )
+        .parse()
+        .expect("degrees");
+        options.recompute = Some(set);
+        let costs = Costs::for_cluster(&cluster, &[]);
+        if let Ok(found) = plan(&model, &cluster, 16, &options, &costs) {
+            assert!(found.plans[0].predicted.step_s >= best.predicted.step_s);
+        }
+    }
+}
+
+#[test]
+fn law_a_breakdown_sums_to_its_step_and_memory_to_its_peak() {
+    let (model, cluster, options) = small();
+    for plan in run(&model, &cluster, 32, &options).plans {
+        let predicted = plan.predicted;
+        assert_eq!(predicted.time_s.total().0, predicted.step_s);
+        for category in Category::ALL {
+            assert!(predicted.time_s.get(category).0 >= 0.0, "{category:?}");
+        }
+        assert!((predicted.memory_gib.total() - predicted.peak_gib).abs() < 1e-9);
+        let worst = predicted
+            .memory_gib_by_pp_rank
+            .iter()
+            .copied()
+            .fold(0.0, f64::max);
+        assert_eq!(worst, predicted.peak_gib);
+        assert!(predicted.peak_gib <= cluster.gpu.memory_gib);
+        let shares = predicted.confidence;
+        let sum = shares.measured + shares.interpolated + shares.extrapolated;
+        assert!((sum - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn every_preset_is_priced() {
+    let cluster = cluster("dgx-b200");
+    let batch = Batch {
+        seq_len: 8192,
+        global_batch: 1024,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.top = 1;
+    options.pins = "cp=1,mbs=1,etp=1,vpp=1".parse().expect("degrees");
+    for name in presets::names() {
+        let model = presets::load(name).expect("a preset");
+        let found = run(&model, &cluster, 1024, &options);
+        let mfu = found.plans[0].predicted.mfu;
+        // The made-up models are far too small for such a machine.
+        let least = if name.starts_with("tiny") { 0.0 } else { 0.02 };
+        assert!(mfu > least && mfu < 0.8, "{name}: {mfu}");
+    }
+}
+
+#[test]
+fn golden_mixtral_8x22b_on_128_h100_is_the_published_folding() {
+    // arXiv 2504.14960, Table 3 (TP2 EP8 PP8 ETP1) and the Megatron MoE model zoo (VPP7).
+    let model = presets::load("mixtral-8x22b").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 256,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.top = 1;
+    let best = run(&model, &cluster("dgx-h100"), 128, &options)
+        .plans
+        .remove(0);
+    let layout = best.layout;
+    assert_eq!(
+        (layout.tp, layout.cp, layout.ep, layout.pp, layout.etp),
+        (2, 1, 8, 8, 1),
+        "{layout:?}"
+    );
+}
+
+#[test]
+fn memory_as_objective_finds_less_memory() {
+    let (model, cluster, mut options) = small();
+    let fast = run(&model, &cluster, 16, &options);
+    options.objective = Objective::Memory;
+    let small = run(&model, &cluster, 16, &options);
+    assert!(small.plans[0].predicted.peak_gib < fast.plans[0].predicted.peak_gib);
+    assert!(small.plans[0].predicted.step_s > fast.plans[0].predicted.step_s);
+}
+
+#[test]
+fn nothing_feasible_says_what_came_closest() {
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let error = plan(&model, &cluster, 16, &options, &costs).expect_err("does not fit");
+    let PlanError::Infeasible { refused, least, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(refused["memory"] > 0);
+    assert!(least.as_ref().expect("a closest").peak_gib > 80.0);
+    assert!(error.to_string().contains("GiB"), "{error}");
+}
+
+#[test]
+fn the_executors_limits_are_refused_by_name() {
+    let batch = Batch {
+        seq_len: 256,
+        global_batch: 8,
+    };
+    let flags = Flags {
+        stack: Some("moefold".to_owned()),
+        ..Flags::default()
+    };
+    let options = SearchOptions::parse(batch, &flags).expect("parses");
+    let model = presets::load("qwen3-30b-a3b").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut refused = BTreeMap::new();
+    match plan(&model, &cluster, 8, &options, &costs) {
+        Ok(found) => refused.extend(found.search.refused),
+        Err(PlanError::Infeasible {
+            refused: counts, ..
+        }) => refused.extend(counts),
+        Err(error) => panic!("{error}"),
+    }
+    assert!(refused.contains_key("stack_pp"), "{refused:?}");
+}
