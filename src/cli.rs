@@ -77,31 +77,56 @@ pub(crate) struct PlanArgs {
     /// Sequences a step
     #[arg(long)]
     pub(crate) global_batch: u64,
-    /// Precision of the matrix products [default: bf16; fp32 with --stack moefold]
+    /// Precision of the matrix products: fp32, bf16, fp8, fp8-blockwise, mxfp8 or nvfp4
+    /// [default: bf16; fp32 with --stack moefold]
     #[arg(long)]
     pub(crate) precision: Option<String>,
     /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched
     #[arg(long)]
     pub(crate) layout: Option<String>,
-    /// What will run the plan [default: megatron; moefold on CPU clusters]
+    /// What will run the plan: megatron or moefold [default: megatron; moefold on a CPU cluster]
     #[arg(long)]
     pub(crate) stack: Option<String>,
     /// Token dispatcher: auto, alltoall, allgather, deepep or hybridep
-    #[arg(long, default_value = "auto")]
-    pub(crate) dispatcher: String,
-    /// Pipeline schedule: auto, 1f1b or interleaved
-    #[arg(long, default_value = "auto")]
-    pub(crate) schedule: String,
+    #[arg(long)]
+    pub(crate) dispatcher: Option<String>,
+    /// Pipeline schedule
+    #[arg(long)]
+    pub(crate) schedule: Option<String>,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated
-    #[arg(long, default_value = "auto")]
-    pub(crate) recompute: String,
+    #[arg(long)]
+    pub(crate) recompute: Option<String>,
+    /// Activation offload: auto or none
+    #[arg(long)]
+    pub(crate) offload: Option<String>,
+    /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
+    #[arg(long)]
+    pub(crate) pipeline_layout: Option<String>,
+    /// Communication overlap: auto
+    #[arg(long)]
+    pub(crate) overlap: Option<String>,
+    /// CUDA graphs: auto or none
+    #[arg(long)]
+    pub(crate) cuda_graph: Option<String>,
     /// Optimizer: adam or adam-bf16-moments
-    #[arg(long, default_value = "adam")]
-    pub(crate) optimizer: String,
+    #[arg(long)]
+    pub(crate) optimizer: Option<String>,
+    /// Type of the main gradients: fp32 or bf16
+    #[arg(long)]
+    pub(crate) grad_dtype: Option<String>,
+    /// ZeRO stage: 1
+    #[arg(long)]
+    pub(crate) zero: Option<String>,
+    /// Expert capacity factor; this release plans dropless routing only
+    #[arg(long)]
+    pub(crate) capacity_factor: Option<f64>,
+    /// Expert load: balanced, or a JSON histogram of tokens an expert
+    #[arg(long)]
+    pub(crate) routing: Option<String>,
     /// What is best: throughput, cost or memory
-    #[arg(long, default_value = "throughput")]
-    pub(crate) objective: String,
+    #[arg(long)]
+    pub(crate) objective: Option<String>,
     /// How many plans to show
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) top: u32,
