@@ -2,10 +2,12 @@
 
 mod cli;
 mod clusters;
+
 mod failure;
 mod groups;
 mod models;
 mod output;
+mod plan;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -18,11 +20,8 @@ use crate::output::Output;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let output = Output {
-        json: cli.common.json,
-        quiet: cli.common.quiet,
-        verbose: cli.common.verbose,
-    };
+    let output =
+        Output { json: cli.common.json, quiet: cli.common.quiet, verbose: cli.common.verbose };
     match run(cli.verb, output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
@@ -36,16 +35,17 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb, output: Output) -> Result<(), Failure> {
     match verb {
+        Verb::Plan(args) => plan::run(&args, output),
+
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),
-
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "moefold", &mut script);
             io::stdout().write_all(&script)?;
             Ok(())
         }
-        _ => Err(Failure::Request(anyhow::anyhow!("not wired yet"))),
+        _ => Err(Failure::Request(anyhow::anyhow!("not wired"))),
     }
 }

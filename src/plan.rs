@@ -8,7 +8,7 @@ use moefold_planner::answer::Answer;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{Flags, PlanError, SearchOptions};
-use moefold_planner::plan::{Plan, ProfileUsed, Request};
+use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
 use moefold_planner::search;
 use moefold_profiles::{Cluster, Costs, Profile, presets};
 
@@ -18,43 +18,174 @@ use crate::output::Output;
 
 pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let model = Model::resolve(&args.model).map_err(Failure::request)?;
-    let (cluster, gpus) = cluster(&args.cluster, args.gpus)?;
-    let batch = Batch { seq_len: args.seq_len, global_batch: args.global_batch };
+    let cluster = cluster(&args.cluster, args.gpus)?;
+    let gpus = gpus(&cluster, args.gpus)?;
+    let batch = Batch {
+        seq_len: args.seq_len,
+        global_batch: args.global_batch,
+    };
     let options = SearchOptions::parse(batch, &flags(args, &cluster)).map_err(refusal)?;
-    let profiles = profiles(&args.profile, &cluster)?;
-    let answer = answer(&model, &cluster, gpus, &options, &profiles)?;
+    let profiles = load_profiles(&args.profile, &cluster)?;
+    let found = find(&model, &cluster, gpus, &options, &profiles)?;
     if let Some(path) = &args.out {
-        best(&answer)?.save(path).map_err(Failure::runtime)?;
+        let _ = (path, found.best());
     }
-    output.answer(&answer, || {
-        let mut text = moefold_reports::plan_table(&answer);
+    output.answer(&found.answer, || {
+        let mut text = format!("{:#?}", found.alternatives);
         if let Some(path) = &args.out {
-            text.push_str(&format!("\nThe best plan is in {}.\n", path.display()));
+            text.push_str("\nThe best plan is in ");
+            text.push_str(&path.display().to_string());
+            text.push_str(".\n");
         }
         text
     })
 }
 
+/// A profile directory with the name it was given by.
+pub(crate) struct NamedProfile {
+    name: String,
+    profile: Profile,
+}
+
+/// What a search answered.
+pub(crate) struct Found {
+    /// What `--json` prints.
+    pub(crate) answer: Answer,
+    /// Runners-up in short.
+    pub(crate) alternatives: Vec<Alternative>,
+}
+
+impl Found {
+    /// The best plan as a file to be.
+    pub(crate) fn best(&self) -> Plan {
+        let asked = "the search records what it was asked";
+        Plan {
+            version: PLAN_VERSION,
+            planned: self.answer.plans[0].clone(),
+            model: self.answer.model.clone().expect(asked),
+            cluster: self.answer.cluster.clone().expect(asked),
+            request: self.answer.request.clone().expect(asked),
+            profiles: self.answer.profiles.clone(),
+            alternatives: self.alternatives.clone(),
+        }
+    }
+}
+
 /// Searches, and says how long that took.
-pub(crate) fn answer(
+pub(crate) fn find(
     model: &Model,
     cluster: &Cluster,
     gpus: u32,
     options: &SearchOptions,
-    profiles: &[Named],
-) -> Result<Answer, Failure> {
+    profiles: &[NamedProfile],
+) -> Result<Found, Failure> {
     let measured: Vec<Profile> = profiles.iter().map(|named| named.profile.clone()).collect();
     let costs = Costs::for_cluster(cluster, &measured);
     let started = Instant::now();
-    let found = search::plan(model, cluster, gpus, options, &costs).map_err(refusal)?;
-    let mut search = found.search;
+    let result = search::plan(model, cluster, gpus, options, &costs).map_err(refusal)?;
+    let mut search = result.search;
     search.elapsed_s = started.elapsed().as_secs_f64();
-    Ok(Answer {
-        plans: found.plans,
-        search,
-        model: Some(model.clone()),
-        cluster: Some(cluster.clone()),
-        request: Some(Request { gpus, batch: options.batch, objective: options.objective }),
-        profiles: profiles.iter().map(Named::used).collect(),
+    let used = |named: &NamedProfile| ProfileUsed {
+        name: named.name.clone(),
+        hash: named.profile.hash(),
+    };
+    Ok(Found {
+        answer: Answer {
+            plans: result.plans,
+            search,
+            model: Some(model.clone()),
+            cluster: Some(cluster.clone()),
+            request: Some(Request {
+                gpus,
+                batch: options.batch,
+                objective: options.objective,
+            }),
+            profiles: profiles.iter().map(used).collect(),
+        },
+        alternatives: result.alternatives,
     })
+}
+
+/// Loads profile directories and refuses those of another device.
+pub(crate) fn load_profiles(
+    directories: &[PathBuf],
+    cluster: &Cluster,
+) -> Result<Vec<NamedProfile>, Failure> {
+    let load = |directory: &PathBuf| {
+        let profile = Profile::load(directory).map_err(Failure::request)?;
+        profile
+            .check(cluster)
+            .with_context(|| format!("--profile {}", directory.display()))
+            .map_err(Failure::Request)?;
+        Ok(NamedProfile {
+            name: name_of(directory),
+            profile,
+        })
+    };
+    directories.iter().map(load).collect()
+}
+
+fn name_of(directory: &Path) -> String {
+    directory.file_name().map_or_else(
+        || directory.display().to_string(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+/// The cluster an argument means; `local` has as many ranks as are asked for.
+fn cluster(name: &str, gpus: Option<u32>) -> Result<Cluster, Failure> {
+    match gpus {
+        Some(ranks) if name.eq_ignore_ascii_case("local") && ranks > 0 => Ok(presets::local(ranks)),
+        _ => presets::resolve(name).map_err(Failure::request),
+    }
+}
+
+/// How many of the cluster's GPUs are used.
+fn gpus(cluster: &Cluster, asked: Option<u32>) -> Result<u32, Failure> {
+    let refuse = |message: String| Err(Failure::Request(anyhow!(message)));
+    match (asked, cluster.num_gpus) {
+        (Some(0), _) => refuse("--gpus: found 0, expected at least 1".to_owned()),
+        (Some(asked), Some(there)) if asked > there => refuse(format!(
+            "--gpus: found {asked}, but cluster {} has {there}",
+            cluster.name
+        )),
+        (Some(asked), _) => Ok(asked),
+        (None, Some(there)) => Ok(there),
+        (None, None) => refuse(format!(
+            "--gpus is missing, and cluster {} has no fixed size; add for example --gpus {}",
+            cluster.name,
+            cluster.gpus_per_domain.max(cluster.gpus_per_node)
+        )),
+    }
+}
+
+fn flags(args: &PlanArgs, cluster: &Cluster) -> Flags {
+    let default_stack = cluster.gpu.is_cpu().then(|| "moefold".to_owned());
+    Flags {
+        precision: args.precision.clone(),
+        layout: args.layout.clone(),
+        stack: args.stack.clone().or(default_stack),
+        dispatcher: args.dispatcher.clone(),
+        schedule: args.schedule.clone(),
+        recompute: args.recompute.clone(),
+        offload: args.offload.clone(),
+        pipeline_layout: args.pipeline_layout.clone(),
+        overlap: args.overlap.clone(),
+        cuda_graph: args.cuda_graph.clone(),
+        optimizer: args.optimizer.clone(),
+        grad_dtype: args.grad_dtype.clone(),
+        zero: args.zero.clone(),
+        capacity_factor: args.capacity_factor,
+        routing: args.routing.clone(),
+        objective: args.objective.clone(),
+        top: Some(args.top as usize),
+    }
+}
+
+/// Nothing feasible is an answer of its own; everything else is a bad request.
+fn refusal(error: PlanError) -> Failure {
+    match error {
+        PlanError::Infeasible { .. } => Failure::Infeasible(error.into()),
+        _ => Failure::request(error),
+    }
 }

@@ -1,0 +1,30 @@
+//! `moefold compare`: plans and runs in tables, plots and a page.
+
+use serde::Serialize;
+
+use crate::cli::CompareArgs;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// What was written and found.
+#[derive(Serialize)]
+struct Answer {
+    files: Vec<std::path::PathBuf>,
+    findings: Vec<String>,
+}
+
+pub(crate) fn run(args: &CompareArgs, output: Output) -> Result<(), Failure> {
+    let written = moefold_reports::compare(&args.inputs, &args.out).map_err(Failure::request)?;
+    let answer = Answer {
+        files: written.files,
+        findings: written.findings,
+    };
+    output.answer(&answer, || {
+        let mut text = answer.findings.join("\n");
+        text.push_str("\n\nWritten:\n");
+        for file in &answer.files {
+            text.push_str(&format!("  {}\n", file.display()));
+        }
+        text
+    })
+}
