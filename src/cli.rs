@@ -222,7 +222,7 @@ pub(crate) enum LrSchedule {
     Constant,
     /// Falls to a tenth along a cosine
     Cosine,
-    /// Stays, then falls linearly over the last tenth of the steps
+    /// Stays for four fifths of the steps, then falls linearly to a tenth
     Wsd,
 }
 

@@ -2,7 +2,7 @@
 
 mod cli;
 mod clusters;
-
+mod execute;
 mod failure;
 mod groups;
 mod models;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb, output: Output) -> Result<(), Failure> {
     match verb {
         Verb::Plan(args) => plan::run(&args, output),
-
+        Verb::Execute(args) => execute::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),

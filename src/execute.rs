@@ -1,0 +1,202 @@
+//! `moefold execute`: train under a plan and leave a run directory.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use anyhow::anyhow;
+use moefold_executor::Error;
+use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::environment::Environment;
+use moefold_executor::lr::{Decay, LearningRate};
+use moefold_executor::optimizer::AdamOptions;
+use moefold_executor::run::RunDir;
+use moefold_executor::train::{self, Init, TrainOptions, Trained};
+use moefold_executor::{support, weights};
+use moefold_planner::plan::Plan;
+use moefold_profiles::run::{RunSummary, StepRecord};
+use serde::Serialize;
+
+use crate::cli::{Device, ExecuteArgs, LrSchedule, TrainArgs};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
+const TRACED_STEPS: u64 = 3;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer<'a> {
+    run_dir: &'a Path,
+    summary: &'a RunSummary,
+}
+
+pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
+    if args.device == Device::Cuda {
+        return Err(Failure::Request(anyhow!(
+            "--device cuda: this release runs on the CPU only; use --device cpu"
+        )));
+    }
+    let plan = Plan::load(&args.plan).map_err(Failure::request)?;
+    support::check(&plan.planned, &plan.model).map_err(Failure::request)?;
+    let samples = samples(args, &plan)?;
+    let options = options(&args.train, &args.init)?;
+    let dir = match &args.out {
+        Some(dir) => dir.clone(),
+        None => numbered(Path::new("runs"), "run"),
+    };
+    let trained = train_into(&dir, &plan, &samples, &options, output)?;
+    if let Some(folder) = &args.save_hf {
+        let config = weights::hf_config(&plan.model).map_err(failure)?;
+        trained.weights.save(folder, &config).map_err(failure)?;
+    }
+    let summary = &trained.summary;
+    output.answer(&Answer { run_dir: &dir, summary }, || {
+        let mut text = format!(
+            "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\nrun directory: {}\n",
+            summary.step_s,
+            summary.tokens_per_s,
+            summary.final_loss,
+            dir.display()
+        );
+        if let Some(folder) = &args.save_hf {
+            text.push_str(&format!("weights: {}\n", folder.display()));
+        }
+        text
+    })
+}
+
+/// Trains under a plan, shows each step, and leaves everything measured in `dir`.
+pub(crate) fn train_into(
+    dir: &Path,
+    plan: &Plan,
+    samples: &Samples,
+    options: &TrainOptions,
+    output: Output,
+) -> Result<Trained, Failure> {
+    let ranks = plan.request.gpus;
+    let threads = threads_per_rank(ranks);
+    let environment = Environment::detect(ranks, threads);
+    let files = Mutex::new((RunDir::create(dir, plan, &environment).map_err(failure)?, Ok(())));
+    let progress = output.progress(options.steps, "training");
+    let every = (options.steps / 10).max(1);
+    let on_step = |record: &StepRecord| {
+        let mut guard = files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (files, written) = &mut *guard;
+        if written.is_ok() {
+            *written = files.step(record);
+        }
+        progress.inc(1);
+        if record.step % every == 0 || record.step + 1 == options.steps {
+            // A reader that went away shows when the answer is printed.
+            let _ = output.say(&line(record));
+        }
+    };
+    let trained = train::run(
+        &plan.planned,
+        &plan.model,
+        &plan.request.batch,
+        options,
+        samples,
+        &on_step,
+    )
+    .map_err(failure)?;
+    progress.finish_and_clear();
+    let (files, written) = files.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    written.map_err(failure)?;
+    files.finish(&trained.trace, &trained.summary).map_err(failure)?;
+    Ok(trained)
+}
+
+fn line(record: &StepRecord) -> String {
+    format!(
+        "step {:>5}  loss {:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s",
+        record.step, record.loss, record.grad_norm, record.step_s, record.tokens_per_s
+    )
+}
+
+/// Cores of the machine for each rank, one at least.
+pub(crate) fn threads_per_rank(ranks: u32) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    (cores / ranks.max(1)).max(1)
+}
+
+/// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.
+pub(crate) fn numbered(folder: &Path, stem: &str) -> PathBuf {
+    (1..)
+        .map(|number: u32| folder.join(format!("{stem}-{number}")))
+        .find(|path| !path.exists())
+        .expect("numbers do not run out")
+}
+
+fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
+    let stream = match &args.data {
+        Some(prefix) => Stream::indexed(prefix),
+        None => Tokenizer::named(&args.tokenizer)
+            .and_then(|tokenizer| Stream::text(&args.text, &tokenizer)),
+    }
+    .map_err(failure)?;
+    let order = if args.no_shuffle {
+        Order::Stream
+    } else {
+        Order::Shuffled { seed: args.train.seed }
+    };
+    Samples::new(stream, plan.request.batch.seq_len, plan.model.vocab_size, order).map_err(failure)
+}
+
+fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
+    let not_negative = [
+        ("--lr", args.lr),
+        ("--eps", args.eps),
+        ("--weight-decay", args.weight_decay),
+        ("--clip", args.clip),
+        ("--aux-loss-coef", args.aux_loss_coef),
+    ];
+    for (flag, value) in not_negative {
+        if !value.is_finite() || value < 0.0 {
+            return Err(Failure::Request(anyhow!(
+                "{flag}: found {value}, expected a number of at least 0"
+            )));
+        }
+    }
+    for (flag, value) in [("--beta1", args.beta1), ("--beta2", args.beta2)] {
+        if !(0.0..1.0).contains(&value) {
+            return Err(Failure::Request(anyhow!(
+                "{flag}: found {value}, expected a number from 0 to below 1"
+            )));
+        }
+    }
+    let steps = u64::from(args.steps);
+    let first_traced = (steps / 4).min(3);
+    Ok(TrainOptions {
+        steps,
+        lr: LearningRate {
+            peak: args.lr,
+            warmup: u64::from(args.warmup),
+            decay: match args.lr_schedule {
+                LrSchedule::Constant => Decay::Constant,
+                LrSchedule::Cosine => Decay::Cosine,
+                LrSchedule::Wsd => Decay::Wsd,
+            },
+            steps,
+        },
+        adam: AdamOptions {
+            betas: (args.beta1, args.beta2),
+            eps: args.eps,
+            weight_decay: args.weight_decay,
+            clip: (args.clip > 0.0).then_some(args.clip),
+        },
+        aux_loss_coef: args.aux_loss_coef,
+        seed: args.seed,
+        init: match init {
+            "random" => Init::Random,
+            folder => Init::HuggingFace(PathBuf::from(folder)),
+        },
+        threads_per_rank: None,
+        traced_steps: first_traced..first_traced + TRACED_STEPS,
+    })
+}
+
+/// A failure of the executor, with the exit code that fits.
+pub(crate) fn failure(error: Error) -> Failure {
+    if error.is_bad_request() { Failure::request(error) } else { Failure::runtime(error) }
+}
