@@ -10,6 +10,7 @@ pub mod attention;
 pub mod dispatch;
 pub mod ends;
 pub mod ffn;
+pub mod keys;
 
 use std::collections::BTreeSet;
 

@@ -1,0 +1,151 @@
+//! [`keys`]: every op and collective that ranks run under a layout, as keys of the cost tables.
+//!
+//! What to measure so that a plan's price rests on measurements. The shapes are those that pricing
+//! looks up, since both come from the same lowering.
+
+use moefold_profiles::directory::Key;
+use moefold_profiles::{Cluster, Dtype, Op, Precision};
+
+use super::ends::{self, StepGroups};
+use super::{LayerGroups, Lowered, Setting, Task};
+use crate::kept::Local;
+use crate::layout::{Batch, Layout};
+use crate::mesh::{GroupKind, placement};
+use crate::model::{Layer, Model};
+use crate::plan::Dispatcher;
+use crate::shard::{self, Shard};
+
+/// The job whose keys are wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Where it runs.
+    pub cluster: &'a Cluster,
+    /// Sequence length and global batch.
+    pub batch: &'a Batch,
+    /// The recipe.
+    pub precision: Precision,
+    /// How tokens travel.
+    pub dispatcher: Dispatcher,
+}
+
+/// The distinct keys of a layout, in the order of keys. Every rank is taken to hold a stage of its
+/// own share of the layers; uneven stages change no shape but those of the optimizer.
+pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
+    let local = Local::new(layout, job.model, job.batch, 1.0);
+    let groups = LayerGroups::new(layout, job.cluster);
+    let setting = Setting {
+        model: job.model,
+        local: &local,
+        groups: &groups,
+        precision: job.precision,
+        dispatcher: job.dispatcher,
+    };
+    let mut found = Vec::new();
+    let mut seen: Vec<&Layer> = Vec::new();
+    for layer in &job.model.layers {
+        if !seen.contains(&layer) {
+            seen.push(layer);
+            collect(&mut found, &super::layer(&setting, layer));
+        }
+    }
+    collect(&mut found, &ends::embedding(&setting));
+    collect(&mut found, &ends::head(&setting));
+    for layer in &job.model.mtp {
+        collect(&mut found, &ends::mtp(&setting, layer));
+    }
+    step_keys(&mut found, job, layout, &local);
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+fn collect(found: &mut Vec<Key>, lowered: &Lowered) {
+    for work in lowered.forward.iter().chain(&lowered.backward) {
+        match work.task {
+            Task::Op(op) => found.push(Key::Op(op)),
+            Task::Collective(collective) => found.push(Key::Collective(collective)),
+            // A fused exchange is priced by its bytes alone and has no key.
+            Task::Exchange { .. } => {}
+        }
+    }
+}
+
+fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local) {
+    let stages = u64::from(layout.pp());
+    let mut shard = Shard::default();
+    for layer in &job.model.layers {
+        shard += shard::layer(job.model, layer, local);
+    }
+    shard.split /= stages;
+    shard.replicated /= stages;
+    shard.experts /= stages;
+    let table = shard::embedding(job.model, local);
+    shard += table;
+    shard += shard::head(job.model, local);
+    if job.model.tied_embeddings {
+        shard.split -= table.split;
+    }
+    let of = |kind| placement(layout, kind, job.cluster);
+    let groups = StepGroups {
+        dp_cp: of(GroupKind::DpCp),
+        edp: of(GroupKind::Edp),
+        tp: of(GroupKind::Tp),
+    };
+    let weights = job.precision.activation();
+    let work = ends::step(&shard, &groups, Dtype::F32, weights, None, 0);
+    let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
+    found.extend(collectives.copied().map(Key::Collective));
+    found.extend(work.optimizer.iter().copied().map(|op: Op| Key::Op(op)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Degrees;
+    use crate::model::presets;
+    use moefold_profiles::presets as clusters;
+
+    #[test]
+    fn a_folded_layout_has_keys_of_every_kind_and_no_key_twice() {
+        let model = presets::load("quickstart").expect("a preset");
+        let batch = Batch {
+            seq_len: 128,
+            global_batch: 8,
+        };
+        let degrees = Degrees {
+            gpus: 4,
+            tp: 2,
+            cp: 1,
+            pp: 1,
+            vpp: 1,
+            ep: 4,
+            etp: 1,
+            mbs: 4,
+        };
+        let layout = Layout::new(&degrees, &model, &batch).expect("legal");
+        let cluster = clusters::local(4);
+        let job = Job {
+            model: &model,
+            cluster: &cluster,
+            batch: &batch,
+            precision: Precision::Fp32,
+            dispatcher: Dispatcher::Alltoall,
+        };
+        let keys = keys(&job, &layout);
+        let stems: std::collections::BTreeSet<&str> = keys
+            .iter()
+            .map(|key| match key {
+                Key::Op(op) => op.stem(),
+                Key::Collective(collective) => collective.kind.stem(),
+            })
+            .collect();
+        for stem in ["gemm", "grouped_gemm", "attention", "adamw", "all_to_all", "all_gather"] {
+            assert!(stems.contains(stem), "{stem} is missing from {stems:?}");
+        }
+        let mut distinct = keys.clone();
+        distinct.dedup();
+        assert_eq!(distinct, keys);
+    }
+}

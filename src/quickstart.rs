@@ -1,0 +1,306 @@
+//! `moefold quickstart`: the whole loop on this machine with a small model and real text: plan, train
+//! under a folded layout, measure, plan again with what was measured, compare.
+//!
+//! Every stage calls what the verbs call and names the command that would do the same by hand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::lr::{Decay, LearningRate};
+use moefold_executor::optimizer::AdamOptions;
+use moefold_executor::train::{Init, TrainOptions};
+use moefold_planner::layout::{Batch, PartialDegrees};
+use moefold_planner::model::{Model, presets};
+use moefold_planner::options::SearchOptions;
+use moefold_planner::plan::{Plan, StackName};
+use moefold_profiles::run::RunSummary;
+use moefold_profiles::{Cluster, presets as clusters};
+use moefold_reports::format;
+use serde::Serialize;
+
+use crate::cli::QuickstartArgs;
+use crate::execute::{failure, numbered, train_into};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::plan::{Found, NamedProfile, find, load_profiles};
+use crate::profile::{measure, plan_keys};
+
+/// English text in the public domain; see `quickstart/SOURCE.md`.
+const TEXT: &str = include_str!("quickstart/text.txt");
+const MODEL: &str = "quickstart";
+const BATCH: Batch = Batch {
+    seq_len: 128,
+    global_batch: 16,
+};
+const LEARNING_RATE: f64 = 3e-3;
+/// Time given to measuring.
+const PROFILE_BUDGET_S: f64 = 25.0;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    directory: PathBuf,
+    report: PathBuf,
+    /// Predicted over measured step time minus one, before anything was measured.
+    error_before: f64,
+    /// The same after `profile`.
+    error_after: f64,
+    final_loss: f64,
+    tokens_per_s: f64,
+}
+
+/// What all stages share.
+struct Stage<'a> {
+    args: &'a QuickstartArgs,
+    dir: &'a Path,
+    model: Model,
+    cluster: Cluster,
+    samples: Samples,
+    output: Output,
+}
+
+pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> {
+    let dir = match &args.out {
+        Some(dir) => dir.clone(),
+        None => numbered(Path::new("runs"), "quickstart"),
+    };
+    let stage = prepare(args, &dir, output)?;
+
+    let before = stage.plan_first()?;
+    let first = stage.train("run-folded", &before)?;
+    let profile = stage.profile(&before)?;
+    let (after, best) = stage.plan_again(&profile)?;
+    let second = stage.train("run-folded-replanned", &after)?;
+    if best.planned.layout != after.planned.layout {
+        stage.train("run-best", &best)?;
+    }
+    let report = stage.compare()?;
+
+    let error = |plan: &Plan, run: &RunSummary| plan.planned.predicted.step_s / run.step_s - 1.0;
+    let answer = Answer {
+        directory: dir.clone(),
+        report,
+        error_before: error(&before, &first),
+        error_after: error(&after, &second),
+        final_loss: second.final_loss,
+        tokens_per_s: second.tokens_per_s,
+    };
+    output.answer(&answer, || summary(&answer))
+}
+
+fn summary(answer: &Answer) -> String {
+    format!(
+        "\nThe step time of the folded layout was predicted {} off before anything was measured, \
+         {} off with this machine's profile.\nOpen {} to see where the time and the memory went.\n",
+        format::signed_percent(answer.error_before),
+        format::signed_percent(answer.error_after),
+        answer.report.display()
+    )
+}
+
+/// Makes the directory and everything the stages read.
+fn prepare<'a>(
+    args: &'a QuickstartArgs,
+    dir: &'a Path,
+    output: Output,
+) -> Result<Stage<'a>, Failure> {
+    if args.steps == 0 || args.ranks == 0 {
+        return Err(Failure::Request(anyhow!("--steps and --ranks: expected at least 1 each")));
+    }
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Failure::Request(anyhow!(
+            "--out {}: is not empty; name a new or empty directory",
+            dir.display()
+        )));
+    }
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::write(dir.join("text.txt"), TEXT))
+        .with_context(|| format!("{}: cannot be written", dir.display()))
+        .map_err(Failure::Runtime)?;
+    let model = presets::load(MODEL).map_err(Failure::runtime)?;
+    let stream = Stream::text(&[dir.join("text.txt")], &Tokenizer::Byte).map_err(failure)?;
+    let order = Order::Shuffled { seed: args.seed };
+    let samples =
+        Samples::new(stream, BATCH.seq_len, model.vocab_size, order).map_err(failure)?;
+    Ok(Stage {
+        args,
+        dir,
+        model,
+        cluster: clusters::local(args.ranks),
+        samples,
+        output,
+    })
+}
+
+impl Stage<'_> {
+    /// Attention and experts mapped differently: attention tensor parallel over pairs of ranks,
+    /// experts spread whole over all of them.
+    fn folded(&self) -> PartialDegrees {
+        PartialDegrees {
+            tp: Some(2.min(self.args.ranks)),
+            ep: Some(self.args.ranks),
+            etp: Some(1),
+            ..PartialDegrees::default()
+        }
+    }
+
+    fn heading(&self, title: &str, commands: &[String]) -> Result<(), Failure> {
+        self.output.say(&format!("\n== {title}"))?;
+        for command in commands {
+            self.output.say(&format!("   $ moefold {command}"))?;
+        }
+        self.output.say("")
+    }
+
+    fn search(&self, pins: PartialDegrees, profiles: &[NamedProfile]) -> Result<Found, Failure> {
+        let options = SearchOptions {
+            pins,
+            ..SearchOptions::new(BATCH, StackName::Moefold)
+        };
+        find(&self.model, &self.cluster, self.args.ranks, &options, profiles)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.join(name).display().to_string()
+    }
+
+    fn plan_command(&self, rest: &str) -> String {
+        format!(
+            "plan --model {MODEL} --cluster local --gpus {} --seq-len {} --global-batch {} {rest}",
+            self.args.ranks, BATCH.seq_len, BATCH.global_batch
+        )
+    }
+
+    /// The same pins as on the command line.
+    fn folded_flag(&self) -> String {
+        format!("--layout tp={},ep={},etp=1", 2.min(self.args.ranks), self.args.ranks)
+    }
+
+    fn plan_first(&self) -> Result<Plan, Failure> {
+        let title = format!(
+            "1. Plan {} ranks of this machine, before anything is measured",
+            self.args.ranks
+        );
+        let out = self.path("plan-folded.json");
+        self.heading(&title, &[self.plan_command(&format!("{} --out {out}", self.folded_flag()))])?;
+        let found = self.search(self.folded(), &[])?;
+        let plan = found.best();
+        plan.save(Path::new(&out)).map_err(Failure::runtime)?;
+        self.output.say(&moefold_reports::plan_table(&found.answer, &found.alternatives))?;
+        self.output.say(
+            "The layout is pinned to a folded one: attention and experts divide the same ranks \
+             differently. Look at the confidence: every price is a guess so far.",
+        )?;
+        Ok(plan)
+    }
+
+    fn train(&self, name: &str, plan: &Plan) -> Result<RunSummary, Failure> {
+        let degrees = format::layout(&plan.planned.layout);
+        let number = match name {
+            "run-folded" => 2,
+            _ => 5,
+        };
+        let title = format!(
+            "{number}. Train {} steps on {} tokens of English text under {degrees}",
+            self.args.steps,
+            format::grouped(TEXT.len() as u64)
+        );
+        let command = format!(
+            "execute PLAN --text {} --steps {} --lr {LEARNING_RATE} --lr-schedule cosine --seed {} \
+             --out {}",
+            self.path("text.txt"),
+            self.args.steps,
+            self.args.seed,
+            self.path(name)
+        );
+        self.heading(&title, &[command])?;
+        let steps = u64::from(self.args.steps);
+        let options = TrainOptions {
+            steps,
+            lr: LearningRate {
+                peak: LEARNING_RATE,
+                warmup: steps / 10,
+                decay: Decay::Cosine,
+                steps,
+            },
+            adam: AdamOptions::default(),
+            aux_loss_coef: 0.0,
+            seed: self.args.seed,
+            init: Init::Random,
+            threads_per_rank: None,
+            traced_steps: steps / 2..steps / 2 + 2,
+        };
+        let trained =
+            train_into(&self.dir.join(name), plan, &self.samples, &options, self.output)?;
+        self.output.say(&format!(
+            "median step {} s, predicted {} s; {}/trace.json opens in Perfetto.",
+            format::three_digits(trained.summary.step_s),
+            format::three_digits(plan.planned.predicted.step_s),
+            self.path(name)
+        ))?;
+        Ok(trained.summary)
+    }
+
+    fn profile(&self, folded: &Plan) -> Result<Vec<NamedProfile>, Failure> {
+        let out = self.path("profile");
+        let title = format!("3. Measure this machine under {} concurrent ranks", self.args.ranks);
+        self.heading(&title, &[format!("profile --plan PLAN --out {out}")])?;
+        // The folded layout and those that might beat it.
+        let mut keys = plan_keys(folded)?;
+        for planned in self.search(PartialDegrees::default(), &[])?.answer.plans {
+            let plan = Plan { planned, ..folded.clone() };
+            keys.extend(plan_keys(&plan)?);
+        }
+        let measured = measure(keys, self.args.ranks, PROFILE_BUDGET_S, self.output)?;
+        let directory = PathBuf::from(&out);
+        measured.profile.save(&directory).map_err(Failure::runtime)?;
+        self.output.say(&format!(
+            "{} ops and collectives measured; raw samples are in {out}/profile.json.",
+            measured.profile.samples.len()
+        ))?;
+        load_profiles(&[directory], &self.cluster)
+    }
+
+    /// The folded layout priced again, and the best layout of all.
+    fn plan_again(&self, profiles: &[NamedProfile]) -> Result<(Plan, Plan), Failure> {
+        let profile = self.path("profile");
+        let (folded_out, best_out) =
+            (self.path("plan-folded-replanned.json"), self.path("plan-best.json"));
+        let commands = [
+            self.plan_command(&format!("{} --profile {profile} --out {folded_out}", self.folded_flag())),
+            self.plan_command(&format!("--profile {profile} --out {best_out}")),
+        ];
+        self.heading("4. Plan again, priced by the profile", &commands)?;
+        let folded = self.search(self.folded(), profiles)?.best();
+        folded.save(Path::new(&folded_out)).map_err(Failure::runtime)?;
+        let found = self.search(PartialDegrees::default(), profiles)?;
+        let best = found.best();
+        best.save(Path::new(&best_out)).map_err(Failure::runtime)?;
+        let answer = serde_json::to_string_pretty(&found.answer)
+            .context("the answer could not be written as JSON")
+            .map_err(Failure::Runtime)?;
+        fs::write(self.dir.join("answer.json"), answer)?;
+        self.output.say(&moefold_reports::plan_table(&found.answer, &found.alternatives))?;
+        Ok((folded, best))
+    }
+
+    fn compare(&self) -> Result<PathBuf, Failure> {
+        let inputs: Vec<PathBuf> =
+            ["answer.json", "run-folded", "run-folded-replanned", "run-best"]
+                .iter()
+                .map(|name| self.dir.join(name))
+                .filter(|path| path.exists())
+                .collect();
+        let out = self.dir.join("report");
+        let listed: Vec<String> = inputs.iter().map(|path| path.display().to_string()).collect();
+        let command = format!("compare {} --out {}", listed.join(" "), out.display());
+        self.heading("6. Compare what was predicted with what was measured", &[command])?;
+        let written = moefold_reports::compare(&inputs, &out).map_err(Failure::runtime)?;
+        for finding in &written.findings {
+            self.output.say(&format!("- {finding}"))?;
+        }
+        Ok(out.join("report.html"))
+    }
+}
