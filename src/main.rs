@@ -2,12 +2,15 @@
 
 mod cli;
 mod clusters;
+mod compare;
 mod execute;
 mod failure;
 mod groups;
 mod models;
 mod output;
 mod plan;
+mod profile;
+mod quickstart;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -37,6 +40,9 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
     match verb {
         Verb::Plan(args) => plan::run(&args, output),
         Verb::Execute(args) => execute::run(&args, output),
+        Verb::Profile(args) => profile::run(&args, output),
+        Verb::Compare(args) => compare::run(&args, output),
+        Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),

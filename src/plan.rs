@@ -28,10 +28,10 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let profiles = load_profiles(&args.profile, &cluster)?;
     let found = find(&model, &cluster, gpus, &options, &profiles)?;
     if let Some(path) = &args.out {
-        let _ = (path, found.best());
+        found.best().save(path).map_err(Failure::runtime)?;
     }
     output.answer(&found.answer, || {
-        let mut text = format!("{:#?}", found.alternatives);
+        let mut text = moefold_reports::plan_table(&found.answer, &found.alternatives);
         if let Some(path) = &args.out {
             text.push_str("\nThe best plan is in ");
             text.push_str(&path.display().to_string());
