@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         (None, None) => cores,
     };
     let keys = match (&plan, &args.model) {
-        (Some(plan), _) => plan_keys(plan)?,
+        (Some(plan), _) => plan_keys(plan),
         (None, Some(name)) => model_keys(name, args.seq_len, ranks)?,
         (None, None) => default_sweep(ranks),
     };
@@ -96,8 +96,8 @@ pub(crate) fn measure(
 }
 
 /// What a plan's ranks run.
-pub(crate) fn plan_keys(plan: &Plan) -> Result<Vec<Key>, Failure> {
-    let layout = plan.layout().map_err(Failure::request)?;
+pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
+    let layout = plan.layout().expect("a plan is proven when it is made or loaded");
     let job = Job {
         model: &plan.model,
         cluster: &plan.cluster,
@@ -105,7 +105,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Result<Vec<Key>, Failure> {
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
     };
-    Ok(keys(&job, &layout))
+    keys(&job, &layout)
 }
 
 /// What every unpinned layout of a model on this many local ranks runs, one sequence a microbatch.

@@ -248,10 +248,10 @@ impl Stage<'_> {
         let title = format!("3. Measure this machine under {} concurrent ranks", self.args.ranks);
         self.heading(&title, &[format!("profile --plan PLAN --out {out}")])?;
         // The folded layout and those that might beat it.
-        let mut keys = plan_keys(folded)?;
+        let mut keys = plan_keys(folded);
         for planned in self.search(PartialDegrees::default(), &[])?.answer.plans {
             let plan = Plan { planned, ..folded.clone() };
-            keys.extend(plan_keys(&plan)?);
+            keys.extend(plan_keys(&plan));
         }
         let measured = measure(keys, self.args.ranks, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
