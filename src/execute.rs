@@ -50,19 +50,25 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         trained.weights.save(folder, &config).map_err(failure)?;
     }
     let summary = &trained.summary;
-    output.answer(&Answer { run_dir: &dir, summary }, || {
-        let mut text = format!(
-            "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\nrun directory: {}\n",
-            summary.step_s,
-            summary.tokens_per_s,
-            summary.final_loss,
-            dir.display()
-        );
-        if let Some(folder) = &args.save_hf {
-            text.push_str(&format!("weights: {}\n", folder.display()));
-        }
-        text
-    })
+    output.answer(
+        &Answer {
+            run_dir: &dir,
+            summary,
+        },
+        || {
+            let mut text = format!(
+                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\nrun directory: {}\n",
+                summary.step_s,
+                summary.tokens_per_s,
+                summary.final_loss,
+                dir.display()
+            );
+            if let Some(folder) = &args.save_hf {
+                text.push_str(&format!("weights: {}\n", folder.display()));
+            }
+            text
+        },
+    )
 }
 
 /// Trains under a plan, shows each step, and leaves everything measured in `dir`.
@@ -76,11 +82,20 @@ pub(crate) fn train_into(
     let ranks = plan.request.gpus;
     let threads = threads_per_rank(ranks);
     let environment = Environment::detect(ranks, threads);
-    let files = Mutex::new((RunDir::create(dir, plan, &environment).map_err(failure)?, Ok(())));
+    let files = Mutex::new((
+        RunDir::create(dir, plan, &environment).map_err(failure)?,
+        Ok(()),
+    ));
     let progress = output.progress(options.steps, "training");
-    let every = (options.steps / 10).max(1);
+    let every = if output.verbose {
+        1
+    } else {
+        (options.steps / 10).max(1)
+    };
     let on_step = |record: &StepRecord| {
-        let mut guard = files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut guard = files
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let (files, written) = &mut *guard;
         if written.is_ok() {
             *written = files.step(record);
@@ -101,9 +116,13 @@ pub(crate) fn train_into(
     )
     .map_err(failure)?;
     progress.finish_and_clear();
-    let (files, written) = files.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (files, written) = files
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     written.map_err(failure)?;
-    files.finish(&trained.trace, &trained.summary).map_err(failure)?;
+    files
+        .finish(&trained.trace, &trained.summary)
+        .map_err(failure)?;
     Ok(trained)
 }
 
@@ -138,9 +157,17 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
     let order = if args.no_shuffle {
         Order::Stream
     } else {
-        Order::Shuffled { seed: args.train.seed }
+        Order::Shuffled {
+            seed: args.train.seed,
+        }
     };
-    Samples::new(stream, plan.request.batch.seq_len, plan.model.vocab_size, order).map_err(failure)
+    Samples::new(
+        stream,
+        plan.request.batch.seq_len,
+        plan.model.vocab_size,
+        order,
+    )
+    .map_err(failure)
 }
 
 fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
@@ -198,5 +225,9 @@ fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
 
 /// A failure of the executor, with the exit code that fits.
 pub(crate) fn failure(error: Error) -> Failure {
-    if error.is_bad_request() { Failure::request(error) } else { Failure::runtime(error) }
+    if error.is_bad_request() {
+        Failure::request(error)
+    } else {
+        Failure::runtime(error)
+    }
 }

@@ -1,5 +1,6 @@
 //! The command line of moefold: parse, dispatch to one short file a verb, report failures.
 
+mod bench;
 mod cli;
 mod clusters;
 mod compare;
@@ -23,8 +24,11 @@ use crate::output::Output;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let output =
-        Output { json: cli.common.json, quiet: cli.common.quiet, verbose: cli.common.verbose };
+    let output = Output {
+        json: cli.common.json,
+        quiet: cli.common.quiet,
+        verbose: cli.common.verbose,
+    };
     match run(cli.verb, output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
@@ -46,12 +50,12 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),
+        Verb::Bench(args) => bench::run(&args, output),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "moefold", &mut script);
             io::stdout().write_all(&script)?;
             Ok(())
         }
-        _ => Err(Failure::Request(anyhow::anyhow!("not wired"))),
     }
 }

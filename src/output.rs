@@ -15,7 +15,7 @@ pub(crate) struct Output {
     pub(crate) json: bool,
     /// Leave out everything but the answer.
     pub(crate) quiet: bool,
-    /// Say more.
+    /// Say everything, not a selection.
     pub(crate) verbose: bool,
 }
 

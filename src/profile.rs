@@ -37,10 +37,19 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
             args.budget_s
         )));
     }
-    let plan = args.plan.as_deref().map(Plan::load).transpose().map_err(Failure::request)?;
+    let plan = args
+        .plan
+        .as_deref()
+        .map(Plan::load)
+        .transpose()
+        .map_err(Failure::request)?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let ranks = match (args.ranks, &plan) {
-        (Some(0), _) => return Err(Failure::Request(anyhow!("--ranks: found 0, expected at least 1"))),
+        (Some(0), _) => {
+            return Err(Failure::Request(anyhow!(
+                "--ranks: found 0, expected at least 1"
+            )));
+        }
         (Some(ranks), _) => ranks,
         (None, Some(plan)) => plan.request.gpus,
         (None, None) => cores,
@@ -89,15 +98,17 @@ pub(crate) fn measure(
         repeats: REPEATS,
         budget: Duration::from_secs_f64(budget_s),
     };
-    let measured =
-        profile::run(&options, &|progress| bar.set_position(progress.done as u64)).map_err(failure)?;
+    let measured = profile::run(&options, &|progress| bar.set_position(progress.done as u64))
+        .map_err(failure)?;
     bar.finish_and_clear();
     Ok(measured)
 }
 
 /// What a plan's ranks run.
 pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
-    let layout = plan.layout().expect("a plan is proven when it is made or loaded");
+    let layout = plan
+        .layout()
+        .expect("a plan is proven when it is made or loaded");
     let job = Job {
         model: &plan.model,
         cluster: &plan.cluster,
@@ -151,12 +162,21 @@ fn name(key: &Key) -> String {
 
 /// One line a key: median, spread and rate.
 fn table(measured: &Measured) -> String {
-    let mut table = Table::new(["op", "pass", ">size", ">median us", ">spread", ">GFLOP/s", ">GB/s"]);
+    let mut table = Table::new([
+        "op",
+        "pass",
+        ">size",
+        ">median us",
+        ">spread",
+        ">GFLOP/s",
+        ">GB/s",
+    ]);
     for sample in &measured.profile.samples {
         let median = sample.median();
         let (pass, size, gflops, bytes) = match &sample.key {
             Key::Op(op) => (
-                op.pass().map_or_else(String::new, |pass| format!("{pass:?}").to_lowercase()),
+                op.pass()
+                    .map_or_else(String::new, |pass| format!("{pass:?}").to_lowercase()),
                 format!("{:.2} MFLOP", op.flops().0 / 1e6),
                 op.flops().0 / median.0 / 1e9,
                 op.bytes().0 as f64,
@@ -174,7 +194,11 @@ fn table(measured: &Measured) -> String {
             size,
             format!("{:.1}", median.0 * 1e6),
             format!("{:.0} %", sample.spread() * 100.0),
-            if gflops > 0.0 { format!("{gflops:.1}") } else { "-".to_owned() },
+            if gflops > 0.0 {
+                format!("{gflops:.1}")
+            } else {
+                "-".to_owned()
+            },
             format!("{:.2}", bytes / median.0 / 1e9),
         ]);
     }

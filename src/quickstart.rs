@@ -107,7 +107,9 @@ fn prepare<'a>(
     output: Output,
 ) -> Result<Stage<'a>, Failure> {
     if args.steps == 0 || args.ranks == 0 {
-        return Err(Failure::Request(anyhow!("--steps and --ranks: expected at least 1 each")));
+        return Err(Failure::Request(anyhow!(
+            "--steps and --ranks: expected at least 1 each"
+        )));
     }
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Failure::Request(anyhow!(
@@ -122,8 +124,7 @@ fn prepare<'a>(
     let model = presets::load(MODEL).map_err(Failure::runtime)?;
     let stream = Stream::text(&[dir.join("text.txt")], &Tokenizer::Byte).map_err(failure)?;
     let order = Order::Shuffled { seed: args.seed };
-    let samples =
-        Samples::new(stream, BATCH.seq_len, model.vocab_size, order).map_err(failure)?;
+    let samples = Samples::new(stream, BATCH.seq_len, model.vocab_size, order).map_err(failure)?;
     Ok(Stage {
         args,
         dir,
@@ -159,7 +160,13 @@ impl Stage<'_> {
             pins,
             ..SearchOptions::new(BATCH, StackName::Moefold)
         };
-        find(&self.model, &self.cluster, self.args.ranks, &options, profiles)
+        find(
+            &self.model,
+            &self.cluster,
+            self.args.ranks,
+            &options,
+            profiles,
+        )
     }
 
     fn path(&self, name: &str) -> String {
@@ -175,7 +182,11 @@ impl Stage<'_> {
 
     /// The same pins as on the command line.
     fn folded_flag(&self) -> String {
-        format!("--layout tp={},ep={},etp=1", 2.min(self.args.ranks), self.args.ranks)
+        format!(
+            "--layout tp={},ep={},etp=1",
+            2.min(self.args.ranks),
+            self.args.ranks
+        )
     }
 
     fn plan_first(&self) -> Result<Plan, Failure> {
@@ -184,11 +195,17 @@ impl Stage<'_> {
             self.args.ranks
         );
         let out = self.path("plan-folded.json");
-        self.heading(&title, &[self.plan_command(&format!("{} --out {out}", self.folded_flag()))])?;
+        self.heading(
+            &title,
+            &[self.plan_command(&format!("{} --out {out}", self.folded_flag()))],
+        )?;
         let found = self.search(self.folded(), &[])?;
         let plan = found.best();
         plan.save(Path::new(&out)).map_err(Failure::runtime)?;
-        self.output.say(&moefold_reports::plan_table(&found.answer, &found.alternatives))?;
+        self.output.say(&moefold_reports::plan_table(
+            &found.answer,
+            &found.alternatives,
+        ))?;
         self.output.say(
             "The layout is pinned to a folded one: attention and experts divide the same ranks \
              differently. Look at the confidence: every price is a guess so far.",
@@ -232,8 +249,13 @@ impl Stage<'_> {
             threads_per_rank: None,
             traced_steps: steps / 2..steps / 2 + 2,
         };
-        let trained =
-            train_into(&self.dir.join(name), plan, &self.samples, &options, self.output)?;
+        let trained = train_into(
+            &self.dir.join(name),
+            plan,
+            &self.samples,
+            &options,
+            self.output,
+        )?;
         self.output.say(&format!(
             "median step {} s, predicted {} s; {}/trace.json opens in Perfetto.",
             format::three_digits(trained.summary.step_s),
@@ -245,17 +267,26 @@ impl Stage<'_> {
 
     fn profile(&self, folded: &Plan) -> Result<Vec<NamedProfile>, Failure> {
         let out = self.path("profile");
-        let title = format!("3. Measure this machine under {} concurrent ranks", self.args.ranks);
+        let title = format!(
+            "3. Measure this machine under {} concurrent ranks",
+            self.args.ranks
+        );
         self.heading(&title, &[format!("profile --plan PLAN --out {out}")])?;
         // The folded layout and those that might beat it.
         let mut keys = plan_keys(folded);
         for planned in self.search(PartialDegrees::default(), &[])?.answer.plans {
-            let plan = Plan { planned, ..folded.clone() };
+            let plan = Plan {
+                planned,
+                ..folded.clone()
+            };
             keys.extend(plan_keys(&plan));
         }
         let measured = measure(keys, self.args.ranks, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
-        measured.profile.save(&directory).map_err(Failure::runtime)?;
+        measured
+            .profile
+            .save(&directory)
+            .map_err(Failure::runtime)?;
         self.output.say(&format!(
             "{} ops and collectives measured; raw samples are in {out}/profile.json.",
             measured.profile.samples.len()
@@ -266,15 +297,22 @@ impl Stage<'_> {
     /// The folded layout priced again, and the best layout of all.
     fn plan_again(&self, profiles: &[NamedProfile]) -> Result<(Plan, Plan), Failure> {
         let profile = self.path("profile");
-        let (folded_out, best_out) =
-            (self.path("plan-folded-replanned.json"), self.path("plan-best.json"));
+        let (folded_out, best_out) = (
+            self.path("plan-folded-replanned.json"),
+            self.path("plan-best.json"),
+        );
         let commands = [
-            self.plan_command(&format!("{} --profile {profile} --out {folded_out}", self.folded_flag())),
+            self.plan_command(&format!(
+                "{} --profile {profile} --out {folded_out}",
+                self.folded_flag()
+            )),
             self.plan_command(&format!("--profile {profile} --out {best_out}")),
         ];
         self.heading("4. Plan again, priced by the profile", &commands)?;
         let folded = self.search(self.folded(), profiles)?.best();
-        folded.save(Path::new(&folded_out)).map_err(Failure::runtime)?;
+        folded
+            .save(Path::new(&folded_out))
+            .map_err(Failure::runtime)?;
         let found = self.search(PartialDegrees::default(), profiles)?;
         let best = found.best();
         best.save(Path::new(&best_out)).map_err(Failure::runtime)?;
@@ -282,21 +320,34 @@ impl Stage<'_> {
             .context("the answer could not be written as JSON")
             .map_err(Failure::Runtime)?;
         fs::write(self.dir.join("answer.json"), answer)?;
-        self.output.say(&moefold_reports::plan_table(&found.answer, &found.alternatives))?;
+        self.output.say(&moefold_reports::plan_table(
+            &found.answer,
+            &found.alternatives,
+        ))?;
         Ok((folded, best))
     }
 
     fn compare(&self) -> Result<PathBuf, Failure> {
-        let inputs: Vec<PathBuf> =
-            ["answer.json", "run-folded", "run-folded-replanned", "run-best"]
-                .iter()
-                .map(|name| self.dir.join(name))
-                .filter(|path| path.exists())
-                .collect();
+        let inputs: Vec<PathBuf> = [
+            "answer.json",
+            "run-folded",
+            "run-folded-replanned",
+            "run-best",
+        ]
+        .iter()
+        .map(|name| self.dir.join(name))
+        .filter(|path| path.exists())
+        .collect();
         let out = self.dir.join("report");
-        let listed: Vec<String> = inputs.iter().map(|path| path.display().to_string()).collect();
+        let listed: Vec<String> = inputs
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
         let command = format!("compare {} --out {}", listed.join(" "), out.display());
-        self.heading("6. Compare what was predicted with what was measured", &[command])?;
+        self.heading(
+            "6. Compare what was predicted with what was measured",
+            &[command],
+        )?;
         let written = moefold_reports::compare(&inputs, &out).map_err(Failure::runtime)?;
         for finding in &written.findings {
             self.output.say(&format!("- {finding}"))?;

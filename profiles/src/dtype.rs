@@ -31,9 +31,9 @@ impl Dtype {
         }
     }
 
-    /// Bytes of `count` elements, rounded up.
+    /// Bytes of `count` elements, rounded up; saturates beyond any memory.
     pub fn bytes(self, count: u64) -> crate::units::Bytes {
-        crate::units::Bytes((count * self.bits()).div_ceil(8))
+        crate::units::Bytes(count.saturating_mul(self.bits()).div_ceil(8))
     }
 }
 

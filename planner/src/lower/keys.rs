@@ -141,7 +141,14 @@ mod tests {
                 Key::Collective(collective) => collective.kind.stem(),
             })
             .collect();
-        for stem in ["gemm", "grouped_gemm", "attention", "adamw", "all_to_all", "all_gather"] {
+        for stem in [
+            "gemm",
+            "grouped_gemm",
+            "attention",
+            "adamw",
+            "all_to_all",
+            "all_gather",
+        ] {
             assert!(stems.contains(stem), "{stem} is missing from {stems:?}");
         }
         let mut distinct = keys.clone();

@@ -1,0 +1,71 @@
+//! `moefold bench`: tokens a second of one fixed model on this machine, and where the time goes.
+
+use anyhow::anyhow;
+use moefold_executor::bench::{BenchOptions, BenchResult, tokens_per_s};
+use moefold_profiles::Category;
+use moefold_profiles::units::Bytes;
+use moefold_reports::format;
+use moefold_reports::tables::Table;
+
+use crate::cli::BenchArgs;
+use crate::execute::failure;
+use crate::failure::Failure;
+use crate::output::Output;
+
+pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
+    if args.steps == 0 {
+        return Err(Failure::Request(anyhow!(
+            "--steps: found 0, expected at least 1"
+        )));
+    }
+    let options = BenchOptions {
+        ranks: args.ranks,
+        threads_per_rank: args.threads,
+        steps: u64::from(args.steps),
+    };
+    let result = tokens_per_s(&options).map_err(failure)?;
+    output.answer(&result, || text(&result))
+}
+
+fn text(result: &BenchResult) -> String {
+    let [slow, fast] = result.tokens_per_s_quartiles;
+    let mut text = format!(
+        "Qwen3-MoE, hidden 512, 4 layers, 16 experts top-2, width 256, vocabulary 8192, f32;\n\
+         4 sequences of 256 tokens a step, {} steps on {} rank(s)\n\n\
+         tokens/s     {:.0} at the median step ({slow:.0} to {fast:.0} at the quartiles)\n\
+         GFLOP/s      {:.1} of model work\n\
+         step         {:.1} ms\n\
+         peak memory  {}\n\
+         last loss    {}\n\n",
+        result.steps,
+        result.ranks,
+        result.tokens_per_s,
+        result.model_gflops,
+        result.step_s * 1e3,
+        Bytes(result.peak_bytes),
+        result.final_loss,
+    );
+    let share = |seconds: f64| format::percent(seconds / result.step_s);
+    let mut categories = Table::new(["where", ">ms", ">share"]);
+    for category in Category::ALL {
+        let seconds = result.time_s.get(category).0;
+        if seconds > 0.0 {
+            let milliseconds = format!("{:.1}", seconds * 1e3);
+            categories.row([category.name().to_owned(), milliseconds, share(seconds)]);
+        }
+    }
+    let mut ops = Table::new(["op", ">ms", ">share"]);
+    let mut busy: Vec<(&String, &f64)> = result.busy_s.iter().collect();
+    busy.sort_by(|a, b| b.1.total_cmp(a.1));
+    for (name, seconds) in busy {
+        ops.row([
+            name.clone(),
+            format!("{:.1}", seconds * 1e3),
+            share(*seconds),
+        ]);
+    }
+    text.push_str(&categories.text());
+    text.push('\n');
+    text.push_str(&ops.text());
+    text
+}
