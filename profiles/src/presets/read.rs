@@ -16,12 +16,35 @@ const MEMORY_MOST: f64 = 1.02;
 
 /// The embedded GPU presets.
 pub(super) fn gpus(text: &str) -> Result<Vec<Named<PricedGpu>>, ClusterError> {
-    presets("gpus.toml", text, |name, fields| gpu(fields, name, None))
+    let mut all = presets("gpus.toml", text, |name, fields| gpu(fields, name, None))?;
+    for named in &mut all {
+        spell_out(&mut named.value.gpu.sources);
+    }
+    Ok(all)
 }
 
 /// The embedded cluster presets.
 pub(super) fn clusters(text: &str) -> Result<Vec<Named<Cluster>>, ClusterError> {
-    presets("clusters.toml", text, |name, fields| cluster(fields, name))
+    let mut all = presets("clusters.toml", text, |name, fields| cluster(fields, name))?;
+    for named in &mut all {
+        spell_out(&mut named.value.sources);
+    }
+    Ok(all)
+}
+
+/// Replaces the short name that a source is, or ends in after a colon, by what it stands for.
+fn spell_out(sources: &mut [String]) {
+    let known: toml::Table = toml::from_str(include_str!("../../data/sources.toml"))
+        .expect("the embedded sources are valid");
+    for source in sources {
+        let (what, name) = source
+            .rsplit_once(": ")
+            .map_or(("", source.as_str()), |(what, name)| (what, name));
+        if let Some(full) = known.get(name).and_then(toml::Value::as_str) {
+            let colon = if what.is_empty() { "" } else { ": " };
+            *source = format!("{what}{colon}{full}");
+        }
+    }
 }
 
 fn presets<T>(

@@ -33,6 +33,25 @@ fn golden_presets_of_the_issue_are_there() {
 }
 
 #[test]
+fn sources_are_spelled_out() {
+    for name in cluster_names() {
+        let cluster = cluster(name).expect("a preset");
+        for source in cluster.sources.iter().chain(&cluster.gpu.sources) {
+            assert!(
+                source.contains(['.', '/', ',', ' ']),
+                "{name}: `{source}` says little"
+            );
+        }
+    }
+    let h100 = gpu("h100").expect("a preset").sources;
+    assert!(h100[0].starts_with("ai-dynamo/aiconfigurator@"), "{h100:?}");
+    assert!(
+        h100.iter()
+            .any(|source| source.starts_with("memory 81559 MiB: the vendor"))
+    );
+}
+
+#[test]
 fn golden_figures() {
     let h100 = cluster("DGX-H100").expect("names ignore case");
     assert_eq!(h100.gpu.peak_tflops.bf16, Some(989.0));
