@@ -149,7 +149,7 @@ impl Samples {
     pub fn new(stream: Stream, seq_len: u64, vocab_size: u64, order: Order) -> Result<Self, Error> {
         assert!(seq_len > 0, "a sample has at least one token");
         assert!(
-            vocab_size <= i32::MAX as u64,
+            i32::try_from(vocab_size).is_ok(),
             "vocabulary of {vocab_size}: ids are 32-bit"
         );
         let found = stream.num_tokens();

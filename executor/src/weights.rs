@@ -119,7 +119,9 @@ impl Source {
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.read(region),
-            Self::Random { .. } if region.tensor.ends_with(".bias") => Ok(vec![0.0; region.len()]),
+            Self::Random { .. } if matches!(region.tensor.rsplit_once('.'), Some((_, "bias"))) => {
+                Ok(vec![0.0; region.len()])
+            }
             Self::Random { .. } if region.dims.len() == 1 => Ok(vec![1.0; region.len()]),
             Self::Random { seed, std } => {
                 let mut values = vec![0.0; region.len()];

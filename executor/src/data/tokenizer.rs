@@ -1,6 +1,6 @@
 //! Tokenizers for plain text: bytes, o200k, or any Hugging Face `tokenizer.json`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
@@ -23,7 +23,10 @@ impl Tokenizer {
                 Ok(encoding) => Ok(Self::O200k(Box::new(encoding))),
                 Err(error) => Err(Error::Request(format!("tokenizer o200k: {error}"))),
             },
-            file if file.ends_with(".json") => {
+            file if Path::new(file)
+                .extension()
+                .is_some_and(|ending| ending == "json") =>
+            {
                 let path = PathBuf::from(file);
                 std::fs::metadata(&path).map_err(Error::io(&path, "open"))?;
                 match tokenizers::Tokenizer::from_file(&path) {

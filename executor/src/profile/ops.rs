@@ -45,7 +45,7 @@ pub(super) fn prepare(device: &Device, op: &Op) -> Box<dyn FnMut()> {
     let places = SPREAD_BYTES
         .div_ceil(op.bytes().0.max(1))
         .clamp(1, PLACES_MAX);
-    let mut runs: Vec<Box<dyn Fn()>> = (0..places)
+    let mut runs: Vec<Run> = (0..places)
         .map(|place| one_place(&Operands { device, place }, op))
         .collect();
     Box::new(move || {
@@ -61,10 +61,15 @@ struct Operands<'a> {
 }
 
 impl Operands<'_> {
-    /// Finite, different numbers of ordinary size.
+    /// Finite numbers of ordinary size; different ones where there are not too many.
     fn tensor(&self, dims: &[u64]) -> Tensor {
         let dims: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
         let len: usize = dims.iter().product();
+        if len > 1 << 16 {
+            let tensor = self.device.empty(TensorClass::Transient, Dtype::F32, &dims);
+            elementwise::fill(&tensor, 0.01);
+            return tensor;
+        }
         let first = self.place as usize * 7;
         let values: Vec<f32> = (first..first + len)
             .map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0)
@@ -80,214 +85,246 @@ impl Operands<'_> {
     }
 }
 
-fn one_place(operands: &Operands<'_>, op: &Op) -> Box<dyn Fn()> {
-    let tensor = |dims: &[u64]| operands.tensor(dims);
+/// One run of an op on one place's operands.
+type Run = Box<dyn Fn()>;
+
+fn one_place(at: &Operands<'_>, op: &Op) -> Run {
     match *op {
-        Op::Gemm { m, n, k, pass, .. } => {
-            let c = tensor(&[m, n]);
-            match pass {
-                Pass::Wgrad => {
-                    let (dy, x) = (tensor(&[k, m]), tensor(&[k, n]));
-                    Box::new(move || gemm::gemm(&dy, Trans::Yes, &x, Trans::No, &c, 1.0))
-                }
-                Pass::Dgrad | Pass::Backward => {
-                    let (dy, w) = (tensor(&[m, k]), tensor(&[k, n]));
-                    Box::new(move || gemm::gemm(&dy, Trans::No, &w, Trans::No, &c, 0.0))
-                }
-                Pass::Forward => {
-                    let (x, w) = (tensor(&[m, k]), tensor(&[n, k]));
-                    Box::new(move || gemm::gemm(&x, Trans::No, &w, Trans::Yes, &c, 0.0))
-                }
-            }
-        }
-        Op::GroupedGemm {
-            groups,
-            rows,
-            n,
-            k,
-            pass,
-            ..
-        } => {
-            let counts: Vec<usize> = (0..groups)
-                .map(|e| ((e + 1) * rows / groups - e * rows / groups) as usize)
-                .collect();
-            let w = tensor(&[groups, n, k]);
-            match pass {
-                Pass::Wgrad => {
-                    let (dy, x) = (tensor(&[rows, n]), tensor(&[rows, k]));
-                    Box::new(move || grouped_gemm::wgrad(&dy, &x, &counts, &w))
-                }
-                Pass::Dgrad | Pass::Backward => {
-                    let dy = tensor(&[rows, n]);
-                    Box::new(move || drop(grouped_gemm::dgrad(&dy, &w, &counts)))
-                }
-                Pass::Forward => {
-                    let x = tensor(&[rows, k]);
-                    Box::new(move || drop(grouped_gemm::forward(&x, &w, &counts)))
-                }
-            }
-        }
-        Op::Attention {
-            batch,
-            heads,
-            kv_heads,
-            q_len,
-            qk_dim,
-            v_dim,
-            pass,
-            ..
-        } => {
-            let tokens = batch * q_len;
-            let (q, k) = (
-                tensor(&[tokens, heads, qk_dim]),
-                tensor(&[tokens, kv_heads, qk_dim]),
-            );
-            let v = tensor(&[tokens, kv_heads, v_dim]);
-            let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
-            if pass == Pass::Forward {
-                return Box::new(move || drop(attention::forward(&q, &k, &v, seqs, scale)));
-            }
-            let (o, lse) = attention::forward(&q, &k, &v, seqs, scale);
-            let d_o = tensor(&[tokens, heads, v_dim]);
-            Box::new(move || {
-                drop(attention::backward(&d_o, &q, &k, &v, &o, &lse, seqs, scale));
-            })
-        }
+        Op::Gemm { m, n, k, pass, .. } => matrix_product(at, [m, n, k], pass),
+        Op::GroupedGemm { .. } => grouped_product(at, op),
+        Op::Attention { .. } => attention_core(at, op),
         Op::RmsNorm {
             rows, dim, pass, ..
-        } => {
-            let (x, w) = (tensor(&[rows, dim]), tensor(&[dim]));
-            if pass == Pass::Forward {
-                return Box::new(move || drop(rms_norm::forward(&x, &w, 1e-6)));
-            }
-            let (dy, rstd) = rms_norm::forward(&x, &w, 1e-6);
-            let dw = tensor(&[dim]);
-            Box::new(move || drop(rms_norm::backward(&dy, &x, &w, &rstd, &dw)))
-        }
+        } => norm(at, rows, dim, pass),
         Op::Rope {
             rows, dim, pass, ..
-        } => {
-            let heads = [8, 4, 2].into_iter().find(|h| rows % h == 0).unwrap_or(1);
-            let x = tensor(&[rows / heads, heads, dim]);
-            let positions: Vec<u32> = (0..(rows / heads) as u32).collect();
-            let table = rope::table(operands.device, &positions, dim as usize, 1e4);
-            match pass {
-                Pass::Forward => Box::new(move || rope::forward(&x, &table)),
-                _ => Box::new(move || rope::backward(&x, &table)),
-            }
-        }
+        } => rotation(at, rows, dim, pass),
         Op::Swiglu {
             rows, dim, pass, ..
-        } => {
-            let (x, probs) = (tensor(&[rows, 2 * dim]), tensor(&[rows]));
-            if pass == Pass::Forward {
-                return Box::new(move || drop(swiglu::forward(&x, Some(&probs))));
-            }
-            let dy = tensor(&[rows, dim]);
-            Box::new(move || drop(swiglu::backward(&dy, &x, Some(&probs))))
-        }
+        } => activation(at, rows, dim, pass),
         Op::Router {
             rows,
             experts,
             topk,
             pass,
-        } => {
-            let logits = tensor(&[rows, experts]);
-            let rule = RouterRule {
-                score: Score::SoftmaxThenTopk,
-                normalize: true,
-                scale: 1.0,
-            };
-            let topk = topk as usize;
-            if pass == Pass::Forward {
-                return Box::new(move || drop(router::forward(&logits, topk, &rule)));
-            }
-            let routing = router::forward(&logits, topk, &rule);
-            let dprobs = tensor(&[rows, topk as u64]);
-            Box::new(move || drop(router::backward(&dprobs, &routing, &rule, None)))
-        }
+        } => routing(at, [rows, experts, topk], pass),
+        // A permutation copies rows in forward and sums them in backward, its inverse the other way
+        // round.
         Op::Permute {
             rows, dim, pass, ..
-        }
-        | Op::Unpermute {
+        } => permutation(at, rows, dim, pass == Pass::Forward),
+        Op::Unpermute {
             rows, dim, pass, ..
-        } => {
-            let topk = if rows % 2 == 0 { 2 } else { 1 };
-            let tokens = rows / topk;
-            let ids = operands.ids(&[tokens as usize, topk as usize], EXPERTS);
-            let map = permute::map(&ids, EXPERTS);
-            // A permutation copies rows in forward and sums them in backward; its inverse the
-            // other way round.
-            let copies = matches!(op, Op::Permute { .. }) == (pass == Pass::Forward);
-            if copies {
-                let x = tensor(&[tokens, dim]);
-                return Box::new(move || drop(permute::forward(&x, &map)));
-            }
-            let y = tensor(&[rows, dim]);
-            Box::new(move || drop(permute::unpermute(&y, &map, None)))
-        }
+        } => permutation(at, rows, dim, pass != Pass::Forward),
         Op::Embedding {
             rows, dim, pass, ..
-        } => {
-            let table = tensor(&[VOCAB as u64, dim]);
-            let ids = operands.ids(&[rows as usize], VOCAB);
-            if pass == Pass::Forward {
-                return Box::new(move || drop(embedding::forward(&ids, &table, 0)));
-            }
-            let dy = tensor(&[rows, dim]);
-            Box::new(move || embedding::backward(&dy, &ids, &table, 0))
-        }
+        } => lookup(at, rows, dim, pass),
         Op::CrossEntropy {
             rows, vocab, pass, ..
-        } => {
-            let logits = tensor(&[rows, vocab]);
-            let targets = operands.ids(&[rows as usize], vocab as usize);
-            let forward = move |logits: &Tensor, targets: &Tensor| {
-                let top = cross_entropy::row_max(logits);
-                let (sum_exp, target) = cross_entropy::sum_exp_and_target(logits, &top, targets, 0);
-                (top, sum_exp, target)
-            };
-            if pass == Pass::Forward {
-                return Box::new(move || drop(forward(&logits, &targets)));
-            }
-            let (top, sum_exp, target) = forward(&logits, &targets);
-            Box::new(move || {
-                let reduced = Reduced {
-                    top: &top,
-                    sum_exp: &sum_exp,
-                    target: &target,
-                };
-                drop(cross_entropy::finish(&logits, reduced, &targets, 0, 1.0));
-                // The gradient replaced the logits: small numbers again, as logits are.
-            })
-        }
+        } => loss(at, rows, vocab, pass),
         Op::Add { len, .. } => {
-            let (a, b) = (tensor(&[len]), tensor(&[len]));
+            let (a, b) = (at.tensor(&[len]), at.tensor(&[len]));
             Box::new(move || elementwise::axpy(1e-6, &a, &b))
         }
-        Op::Adamw { len, .. } => {
-            let [w, g, m] = [0; 3].map(|_| tensor(&[len]));
-            let v = operands
-                .device
-                .zeros(TensorClass::Transient, Dtype::F32, &[len as usize]);
-            let rule = adamw::Adamw {
-                lr: 1e-6,
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-                step: 10,
-            };
-            Box::new(move || adamw::step(&w, &g, &m, &v, &rule, 1.0))
-        }
+        Op::Adamw { len, .. } => update(at, len),
         Op::GradNorm { len } => {
-            let x = tensor(&[len]);
+            let x = at.tensor(&[len]);
             Box::new(move || {
                 std::hint::black_box(grad_norm::sum_squares(&x));
             })
         }
         Op::LinearAttention { .. } => unreachable!("refused before"),
     }
+}
+
+fn matrix_product(at: &Operands<'_>, [m, n, k]: [u64; 3], pass: Pass) -> Run {
+    let c = at.tensor(&[m, n]);
+    match pass {
+        Pass::Wgrad => {
+            let (dy, x) = (at.tensor(&[k, m]), at.tensor(&[k, n]));
+            Box::new(move || gemm::gemm(&dy, Trans::Yes, &x, Trans::No, &c, 1.0))
+        }
+        Pass::Dgrad | Pass::Backward => {
+            let (dy, w) = (at.tensor(&[m, k]), at.tensor(&[k, n]));
+            Box::new(move || gemm::gemm(&dy, Trans::No, &w, Trans::No, &c, 0.0))
+        }
+        Pass::Forward => {
+            let (x, w) = (at.tensor(&[m, k]), at.tensor(&[n, k]));
+            Box::new(move || gemm::gemm(&x, Trans::No, &w, Trans::Yes, &c, 0.0))
+        }
+    }
+}
+
+fn grouped_product(at: &Operands<'_>, op: &Op) -> Run {
+    let Op::GroupedGemm {
+        groups,
+        rows,
+        n,
+        k,
+        pass,
+        ..
+    } = *op
+    else {
+        unreachable!("{op:?} is no grouped product")
+    };
+    let counts: Vec<usize> = (0..groups)
+        .map(|e| ((e + 1) * rows / groups - e * rows / groups) as usize)
+        .collect();
+    let w = at.tensor(&[groups, n, k]);
+    match pass {
+        Pass::Wgrad => {
+            let (dy, x) = (at.tensor(&[rows, n]), at.tensor(&[rows, k]));
+            Box::new(move || grouped_gemm::wgrad(&dy, &x, &counts, &w))
+        }
+        Pass::Dgrad | Pass::Backward => {
+            let dy = at.tensor(&[rows, n]);
+            Box::new(move || drop(grouped_gemm::dgrad(&dy, &w, &counts)))
+        }
+        Pass::Forward => {
+            let x = at.tensor(&[rows, k]);
+            Box::new(move || drop(grouped_gemm::forward(&x, &w, &counts)))
+        }
+    }
+}
+
+fn attention_core(at: &Operands<'_>, op: &Op) -> Run {
+    let Op::Attention {
+        batch,
+        heads,
+        kv_heads,
+        q_len,
+        qk_dim,
+        v_dim,
+        pass,
+        ..
+    } = *op
+    else {
+        unreachable!("{op:?} is no attention")
+    };
+    let tokens = batch * q_len;
+    let q = at.tensor(&[tokens, heads, qk_dim]);
+    let k = at.tensor(&[tokens, kv_heads, qk_dim]);
+    let v = at.tensor(&[tokens, kv_heads, v_dim]);
+    let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
+    if pass == Pass::Forward {
+        return Box::new(move || drop(attention::forward(&q, &k, &v, seqs, scale)));
+    }
+    let (o, lse) = attention::forward(&q, &k, &v, seqs, scale);
+    let d_o = at.tensor(&[tokens, heads, v_dim]);
+    Box::new(move || {
+        drop(attention::backward(&d_o, &q, &k, &v, &o, &lse, seqs, scale));
+    })
+}
+
+fn norm(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
+    let (x, w) = (at.tensor(&[rows, dim]), at.tensor(&[dim]));
+    if pass == Pass::Forward {
+        return Box::new(move || drop(rms_norm::forward(&x, &w, 1e-6)));
+    }
+    let (dy, rstd) = rms_norm::forward(&x, &w, 1e-6);
+    let dw = at.tensor(&[dim]);
+    Box::new(move || drop(rms_norm::backward(&dy, &x, &w, &rstd, &dw)))
+}
+
+fn rotation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
+    let heads = [8, 4, 2]
+        .into_iter()
+        .find(|&h| rows.is_multiple_of(h))
+        .unwrap_or(1);
+    let x = at.tensor(&[rows / heads, heads, dim]);
+    let positions: Vec<u32> = (0..(rows / heads) as u32).collect();
+    let table = rope::table(at.device, &positions, dim as usize, 1e4);
+    match pass {
+        Pass::Forward => Box::new(move || rope::forward(&x, &table)),
+        _ => Box::new(move || rope::backward(&x, &table)),
+    }
+}
+
+fn activation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
+    let (x, probs) = (at.tensor(&[rows, 2 * dim]), at.tensor(&[rows]));
+    if pass == Pass::Forward {
+        return Box::new(move || drop(swiglu::forward(&x, Some(&probs))));
+    }
+    let dy = at.tensor(&[rows, dim]);
+    Box::new(move || drop(swiglu::backward(&dy, &x, Some(&probs))))
+}
+
+fn routing(at: &Operands<'_>, [rows, experts, topk]: [u64; 3], pass: Pass) -> Run {
+    let logits = at.tensor(&[rows, experts]);
+    let rule = RouterRule {
+        score: Score::SoftmaxThenTopk,
+        normalize: true,
+        scale: 1.0,
+    };
+    if pass == Pass::Forward {
+        return Box::new(move || drop(router::forward(&logits, topk as usize, &rule)));
+    }
+    let routing = router::forward(&logits, topk as usize, &rule);
+    let dprobs = at.tensor(&[rows, topk]);
+    Box::new(move || drop(router::backward(&dprobs, &routing, &rule, None)))
+}
+
+/// Copies of token rows into expert order, or sums of expert rows into token order.
+fn permutation(at: &Operands<'_>, rows: u64, dim: u64, copies: bool) -> Run {
+    let topk = if rows.is_multiple_of(2) { 2 } else { 1 };
+    let tokens = rows / topk;
+    let ids = at.ids(&[tokens as usize, topk as usize], EXPERTS);
+    let map = permute::map(&ids, EXPERTS);
+    if copies {
+        let x = at.tensor(&[tokens, dim]);
+        return Box::new(move || drop(permute::forward(&x, &map)));
+    }
+    let y = at.tensor(&[rows, dim]);
+    Box::new(move || drop(permute::unpermute(&y, &map, None)))
+}
+
+fn lookup(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
+    let table = at.tensor(&[VOCAB as u64, dim]);
+    let ids = at.ids(&[rows as usize], VOCAB);
+    if pass == Pass::Forward {
+        return Box::new(move || drop(embedding::forward(&ids, &table, 0)));
+    }
+    let dy = at.tensor(&[rows, dim]);
+    Box::new(move || embedding::backward(&dy, &ids, &table, 0))
+}
+
+fn loss(at: &Operands<'_>, rows: u64, vocab: u64, pass: Pass) -> Run {
+    let logits = at.tensor(&[rows, vocab]);
+    let targets = at.ids(&[rows as usize], vocab as usize);
+    let forward = |logits: &Tensor, targets: &Tensor| {
+        let top = cross_entropy::row_max(logits);
+        let (sum_exp, target) = cross_entropy::sum_exp_and_target(logits, &top, targets, 0);
+        (top, sum_exp, target)
+    };
+    if pass == Pass::Forward {
+        return Box::new(move || drop(forward(&logits, &targets)));
+    }
+    let (top, sum_exp, target) = forward(&logits, &targets);
+    Box::new(move || {
+        let reduced = Reduced {
+            top: &top,
+            sum_exp: &sum_exp,
+            target: &target,
+        };
+        // The gradient replaces the logits: small numbers again, as logits are.
+        drop(cross_entropy::finish(&logits, reduced, &targets, 0, 1.0));
+    })
+}
+
+fn update(at: &Operands<'_>, len: u64) -> Run {
+    let [w, g, m] = [0; 3].map(|_| at.tensor(&[len]));
+    let v = at
+        .device
+        .zeros(TensorClass::Transient, Dtype::F32, &[len as usize]);
+    let rule = adamw::Adamw {
+        lr: 1e-6,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        step: 10,
+    };
+    Box::new(move || adamw::step(&w, &g, &m, &v, &rule, 1.0))
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Mailbox {
     }
 
     /// The group of a key, made by its first member.
-    pub(super) fn group(&self, key: GroupKey) -> Arc<Group> {
+    pub(super) fn group(&self, key: &GroupKey) -> Arc<Group> {
         let mut groups = lock(&self.groups);
         let new = || {
             Arc::new(Group {

@@ -29,7 +29,7 @@ pub(super) struct Threads {
 impl Threads {
     pub(super) fn join(
         mailbox: Arc<Mailbox>,
-        key: GroupKey,
+        key: &GroupKey,
         member: usize,
         last_call: Rc<RefCell<Option<String>>>,
     ) -> Self {

@@ -34,7 +34,7 @@ impl World {
         assert!(ranks > 0, "a world has at least one rank");
         Self {
             ranks,
-            deadline: Duration::from_mins(10),
+            deadline: Duration::from_secs(600),
         }
     }
 
@@ -60,7 +60,7 @@ impl World {
                     .name(format!("rank {rank}"))
                     .stack_size(STACK_BYTES)
                     .spawn_scoped(scope, move || {
-                        run_rank(rank, self.ranks, epoch, mailbox, body)
+                        run_rank(rank, self.ranks, epoch, &mailbox, body)
                     })
                     .map_err(|source| Error::Spawn {
                         rank,
@@ -119,7 +119,7 @@ fn run_rank<T, F>(
     rank: u32,
     ranks: u32,
     epoch: Instant,
-    mailbox: Arc<Mailbox>,
+    mailbox: &Arc<Mailbox>,
     body: &F,
 ) -> Result<T, Error>
 where
@@ -129,7 +129,7 @@ where
         rank,
         ranks,
         epoch,
-        mailbox: Arc::clone(&mailbox),
+        mailbox: Arc::clone(mailbox),
         instances: Rc::default(),
         last_call: Rc::default(),
         log: None,
@@ -159,6 +159,9 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".to_owned())
 }
 
+/// Communicators made so far, by name and ranks.
+type Instances = HashMap<(String, Vec<u32>), u32>;
+
 /// What one rank is given. Lives on the rank's thread.
 #[derive(Debug, Clone)]
 pub struct RankContext {
@@ -167,7 +170,7 @@ pub struct RankContext {
     epoch: Instant,
     mailbox: Arc<Mailbox>,
     /// How many communicators of a name and ranks this rank has made.
-    instances: Rc<RefCell<HashMap<(String, Vec<u32>), u32>>>,
+    instances: Rc<RefCell<Instances>>,
     last_call: Rc<RefCell<Option<String>>>,
     log: Option<CallLog>,
 }
@@ -223,7 +226,7 @@ impl RankContext {
         *instance += 1;
         let threads = Threads::join(
             Arc::clone(&self.mailbox),
-            key,
+            &key,
             index,
             Rc::clone(&self.last_call),
         );
