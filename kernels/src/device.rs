@@ -149,7 +149,7 @@ impl Device {
             backend,
             arena: RefCell::new(Arena::default()),
             leased: Cell::new(false),
-            poison: Cell::new(false),
+            poison: Cell::new(cfg!(debug_assertions)),
         }))
     }
 
@@ -167,8 +167,9 @@ impl Device {
         }
     }
 
-    /// Fills what [`Device::empty`] returns with NaN (f32) or -1 (i32) from now on, so that an op
-    /// that leaves a part of its output unwritten is found out. For tests.
+    /// Whether what [`Device::empty`] returns is filled with NaN (f32) or -1 (i32) from now on, so
+    /// that an op that leaves a part of its output unwritten is found out. On from the start where
+    /// debug assertions are.
     pub fn poison(&self, on: bool) {
         self.0.poison.set(on);
     }

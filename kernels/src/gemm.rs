@@ -101,7 +101,7 @@ pub(crate) mod cpu {
     use crate::product::multiply;
 
     /// Multiply-adds below which one thread does all of it.
-    const WORTH_SHARING: usize = 1 << 19;
+    const WORTH_SHARING: usize = 1 << 22;
 
     pub(crate) fn gemm(
         cpu: &Cpu,

@@ -4,35 +4,35 @@
 //! threads. Small work stays on the calling thread.
 
 use std::ops::Range;
-
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements touched below which handing work to other threads costs more than it saves.
-const WORTH_SHARING: usize = 1 << 15;
+const WORTH_SHARING: usize = 1 << 18;
 
 /// The CPU with a bound on threads.
 pub(crate) struct Cpu {
     threads: usize,
+    /// The threads besides the one that calls.
+    helpers: Option<rayon::ThreadPool>,
     /// Whether work is shared however small it is, so that tests reach every path.
     shares_all: bool,
-    pool: Option<rayon::ThreadPool>,
 }
 
 impl Cpu {
     pub(crate) fn new(threads: usize, shares_all: bool) -> Self {
         let threads = threads.max(1);
-        let pool = (threads > 1)
+        let helpers = (threads > 1)
             .then(|| {
                 rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
+                    .num_threads(threads - 1)
                     .build()
                     .ok()
             })
             .flatten();
         Self {
-            threads: if pool.is_some() { threads } else { 1 },
+            threads: if helpers.is_some() { threads } else { 1 },
+            helpers,
             shares_all,
-            pool,
         }
     }
 
@@ -46,14 +46,6 @@ impl Cpu {
             self.threads
         } else {
             1
-        }
-    }
-
-    /// Runs `body` where parallel iterators see this device's threads.
-    pub(crate) fn install<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(body),
-            None => body(),
         }
     }
 
@@ -88,15 +80,26 @@ impl Cpu {
         });
     }
 
-    /// Runs `body` on every task, in any order.
+    /// Runs `body` on every task. The calling thread works too; each thread takes the next task when
+    /// it is done with one.
     pub(crate) fn tasks<T: Send>(&self, tasks: Vec<T>, body: impl Fn(T) + Sync) {
-        if self.threads == 1 || tasks.len() < 2 {
-            tasks.into_iter().for_each(body);
-        } else {
-            self.install(|| {
-                tasks.into_par_iter().with_max_len(1).for_each(&body);
-            });
-        }
+        let num_helpers = self.threads.min(tasks.len()).saturating_sub(1);
+        let Some(helpers) = self.helpers.as_ref().filter(|_| num_helpers > 0) else {
+            return tasks.into_iter().for_each(body);
+        };
+        let queue = Mutex::new(tasks.into_iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some(task) = next() {
+                body(task);
+            }
+        };
+        helpers.in_place_scope(|scope| {
+            for _ in 0..num_helpers {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
     }
 }
 
