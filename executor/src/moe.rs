@@ -101,12 +101,13 @@ impl Moe {
     ) -> Result<(Tensor, MoeKept, RoutingStats), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let (router, map, stats) = self.router.forward(cx, &normed)?;
-        let (rows, row_probs) = cx.op(Category::RouterPermute, "permute", || {
+        let (sent, sent_probs) = cx.op(Category::RouterPermute, "permute", || {
             let rows = permute::forward(&normed, &map);
             (rows, permute::permute_slots(&router.routing.probs, &map))
         });
         let dispatch = Dispatch::plan(cx, map)?;
-        let (rows, row_probs) = dispatch.to_experts_with(cx, rows, row_probs)?;
+        let (rows, row_probs) = dispatch.to_experts_with(cx, &sent, &sent_probs)?;
+        drop((sent, sent_probs));
         let (rows, experts) = self.experts.forward(cx, rows, row_probs, &dispatch.counts);
         let rows = dispatch.from_experts(cx, rows)?;
         let y = cx.op(Category::RouterPermute, "unpermute", || {
@@ -127,14 +128,15 @@ impl Moe {
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MoeKept) -> Result<Tensor, Error> {
         let dispatch = &kept.dispatch;
-        let drows = cx.op(Category::RouterPermute, "permute", || {
+        let sent = cx.op(Category::RouterPermute, "permute", || {
             permute::forward(dy, &dispatch.map)
         });
-        let drows = dispatch.to_experts(cx, drows)?;
+        let drows = dispatch.to_experts(cx, &sent)?;
+        drop(sent);
         let (drows, drow_probs) = self
             .experts
             .backward(cx, drows, kept.experts, &dispatch.counts);
-        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
+        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, &drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
             (

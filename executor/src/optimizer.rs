@@ -164,7 +164,7 @@ impl ZeroAdam {
                 })?);
             }
             cx.op(Category::Optimizer, "fill", || {
-                elementwise::fill(&family.all_grads, 0.0)
+                elementwise::fill(&family.all_grads, 0.0);
             });
         }
         for pending in pending {

@@ -38,8 +38,8 @@ struct Decoder {
 
 #[derive(Debug)]
 enum FeedForward {
-    Dense(Mlp),
-    Sparse(Moe),
+    Dense(Box<Mlp>),
+    Sparse(Box<Moe>),
 }
 
 /// The token ids of one microbatch, and what is the same for every microbatch.
@@ -81,7 +81,7 @@ struct LayerKept {
 
 #[derive(Debug)]
 enum FeedForwardKept {
-    Dense(MlpKept),
+    Dense(Box<MlpKept>),
     Sparse(Box<MoeKept>),
 }
 
@@ -101,7 +101,7 @@ pub struct NamedTensor<'a> {
 impl StageKept {
     /// Every tensor kept, with its name in the declaration. `layer` counts the stage's layers.
     pub fn tensors(&self) -> Vec<NamedTensor<'_>> {
-        fn list<'a, K: Keeps>(layer: Option<usize>, kept: &'a K) -> Vec<NamedTensor<'a>> {
+        fn list<K: Keeps>(layer: Option<usize>, kept: &K) -> Vec<NamedTensor<'_>> {
             let named = |(name, tensor)| NamedTensor {
                 layer,
                 module: K::MODULE,
@@ -114,7 +114,7 @@ impl StageKept {
         for (index, layer) in self.layers.iter().enumerate() {
             all.extend(list(Some(index), &layer.attention));
             all.extend(match &layer.feed_forward {
-                FeedForwardKept::Dense(kept) => list(Some(index), kept),
+                FeedForwardKept::Dense(kept) => list(Some(index), kept.as_ref()),
                 FeedForwardKept::Sparse(kept) => list(Some(index), kept.as_ref()),
             });
         }
@@ -135,8 +135,10 @@ impl StageModel {
                 unreachable!("support::check admits only grouped-query attention");
             };
             let feed_forward = match &description.ffn {
-                Some(Ffn::Dense(_)) => FeedForward::Dense(Mlp::new(store, index, eps)),
-                Some(Ffn::Moe(moe)) => FeedForward::Sparse(Moe::new(store, index, moe, eps, aux)),
+                Some(Ffn::Dense(_)) => FeedForward::Dense(Box::new(Mlp::new(store, index, eps))),
+                Some(Ffn::Moe(moe)) => {
+                    FeedForward::Sparse(Box::new(Moe::new(store, index, moe, eps, aux)))
+                }
                 None => unreachable!("support::check admits only layers with a feed-forward block"),
             };
             Decoder {
@@ -178,7 +180,7 @@ impl StageModel {
             let (y, feed_forward) = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => {
                     let (y, kept) = mlp.forward(cx, &mid)?;
-                    (y, FeedForwardKept::Dense(kept))
+                    (y, FeedForwardKept::Dense(Box::new(kept)))
                 }
                 FeedForward::Sparse(moe) => {
                     let (y, kept, stats) = moe.forward(cx, &mid)?;
@@ -222,7 +224,7 @@ impl StageModel {
             cx.recorder.at_layer(Some(layer.index));
             dx = match (&layer.feed_forward, kept.feed_forward) {
                 (FeedForward::Dense(mlp), FeedForwardKept::Dense(kept)) => {
-                    mlp.backward(cx, &dx, kept)?
+                    mlp.backward(cx, &dx, *kept)?
                 }
                 (FeedForward::Sparse(moe), FeedForwardKept::Sparse(kept)) => {
                     moe.backward(cx, &dx, *kept)?

@@ -172,55 +172,51 @@ impl Attention {
         sequences: usize,
         rope: &rope::Rope,
     ) -> Result<Tensor, Error> {
+        let AttentionKept {
+            input,
+            norm_rstd,
+            norm_output,
+            query,
+            key,
+            value,
+            before_norm,
+            output,
+            lse,
+        } = kept;
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
-        let doutput = doutput.reshape(kept.output.dims());
-        linear::wgrad(
-            cx,
-            CATEGORY,
-            &dy_all,
-            &flat(&kept.output),
-            &self.output.grad,
-        );
+        linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);
         drop(dy_all);
 
         let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, "attention", || {
+            let doutput = doutput.reshape(output.dims());
             attention::backward(
-                &doutput,
-                &kept.query,
-                &kept.key,
-                &kept.value,
-                &kept.output,
-                &kept.lse,
-                sequences,
-                self.scale,
+                &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
             )
         });
-        drop(doutput);
+        drop((doutput, query, key, value, output, lse));
         if self.rotary_dim > 0 {
             cx.op(CATEGORY, "rope", || {
                 rope::backward(&dquery, rope);
                 rope::backward(&dkey, rope);
             });
         }
-        if let (Some((query_norm, key_norm)), Some(before)) = (&self.qk_norm, &kept.before_norm) {
+        if let (Some((query_norm, key_norm)), Some(before)) = (&self.qk_norm, before_norm) {
             dquery = per_head_backward(query_norm, cx, &dquery, &before.query, &before.query_rstd);
             dkey = per_head_backward(key_norm, cx, &dkey, &before.key, &before.key_rstd);
         }
         let (dquery, dkey, dvalue) = (flat(&dquery), flat(&dkey), flat(&dvalue));
 
-        let all = tokens::gather(cx, &kept.norm_output)?;
+        let all = tokens::gather(cx, &norm_output)?;
         linear::wgrad(cx, CATEGORY, &dquery, &all, &self.query.grad);
         linear::wgrad(cx, CATEGORY, &dkey, &all, &self.key.grad);
         linear::wgrad(cx, CATEGORY, &dvalue, &all, &self.value.grad);
-        drop(all);
+        drop((all, norm_output));
         let dall = linear::dgrad(cx, CATEGORY, &dquery, &self.query.value);
         linear::dgrad_onto(cx, CATEGORY, &dkey, &self.key.value, &dall);
         linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self
-            .norm
-            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
         cx.op(CATEGORY, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -23,7 +23,7 @@ pub fn forward_as(
         .device
         .empty(class, x.dtype(), &[x.dims()[0], w.dims()[0]]);
     cx.op(category, "gemm", || {
-        gemm(x, Trans::No, w, Trans::Yes, &y, 0.0)
+        gemm(x, Trans::No, w, Trans::Yes, &y, 0.0);
     });
     y
 }
@@ -33,7 +33,7 @@ pub fn dgrad(cx: &Context, category: Category, dy: &Tensor, w: &Tensor) -> Tenso
     let dims = [dy.dims()[0], w.dims()[1]];
     let dx = cx.device.empty(TensorClass::Transient, dy.dtype(), &dims);
     cx.op(category, "gemm", || {
-        gemm(dy, Trans::No, w, Trans::No, &dx, 0.0)
+        gemm(dy, Trans::No, w, Trans::No, &dx, 0.0);
     });
     dx
 }
@@ -41,13 +41,13 @@ pub fn dgrad(cx: &Context, category: Category, dy: &Tensor, w: &Tensor) -> Tenso
 /// Adds the gradient of the input to `dx [T, in]`.
 pub fn dgrad_onto(cx: &Context, category: Category, dy: &Tensor, w: &Tensor, dx: &Tensor) {
     cx.op(category, "gemm", || {
-        gemm(dy, Trans::No, w, Trans::No, dx, 1.0)
+        gemm(dy, Trans::No, w, Trans::No, dx, 1.0);
     });
 }
 
 /// Adds the gradient of the weight, `dyᵀ x`, to `dw [out, in]`.
 pub fn wgrad(cx: &Context, category: Category, dy: &Tensor, x: &Tensor, dw: &Tensor) {
     cx.op(category, "gemm", || {
-        gemm(dy, Trans::Yes, x, Trans::No, dw, 1.0)
+        gemm(dy, Trans::Yes, x, Trans::No, dw, 1.0);
     });
 }

@@ -83,21 +83,27 @@ impl Mlp {
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MlpKept) -> Result<Tensor, Error> {
+        let MlpKept {
+            input,
+            norm_rstd,
+            norm_output,
+            gate_up,
+            activation,
+        } = kept;
         let dy_all = tokens::gather(cx, dy)?;
         let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
-        linear::wgrad(cx, CATEGORY, &dy_all, &kept.activation, &self.down.grad);
-        drop(dy_all);
+        linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
+        drop((dy_all, activation));
         let (dgate_up, _) = cx.op(CATEGORY, "swiglu", || {
-            swiglu::backward(&dactivation, &kept.gate_up, None)
+            swiglu::backward(&dactivation, &gate_up, None)
         });
-        let all = tokens::gather(cx, &kept.norm_output)?;
+        drop((dactivation, gate_up));
+        let all = tokens::gather(cx, &norm_output)?;
         linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
-        drop(all);
+        drop((all, norm_output));
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self
-            .norm
-            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
         cx.op(CATEGORY, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -104,7 +104,7 @@ impl Dispatch {
     }
 
     /// `[t K, w]` in expert order `-> [N, w]` in local expert order.
-    pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
+    pub fn to_experts(&self, cx: &Context, rows: &Tensor) -> Result<Tensor, Error> {
         let arrived = self.start_dispatch(cx, rows)?.finish(cx)?;
         Ok(self.sorted(cx, arrived))
     }
@@ -113,10 +113,10 @@ impl Dispatch {
     pub fn to_experts_with(
         &self,
         cx: &Context,
-        rows: Tensor,
-        numbers: Tensor,
+        rows: &Tensor,
+        numbers: &Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let numbers = self.start_dispatch(cx, as_column(&numbers))?;
+        let numbers = self.start_dispatch(cx, &as_column(numbers))?;
         let rows = self.start_dispatch(cx, rows)?;
         let numbers = numbers.finish(cx)?;
         let numbers = self.sorted(cx, numbers);
@@ -134,9 +134,9 @@ impl Dispatch {
         &self,
         cx: &Context,
         rows: Tensor,
-        numbers: Tensor,
+        numbers: &Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let numbers = self.start_combine(cx, as_column(&numbers))?;
+        let numbers = self.start_combine(cx, as_column(numbers))?;
         let rows = self.start_combine(cx, rows)?;
         Ok((rows.finish(cx)?, as_vector(&numbers.finish(cx)?)))
     }
@@ -159,7 +159,7 @@ impl Dispatch {
         })
     }
 
-    fn start_dispatch(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
+    fn start_dispatch(&self, cx: &Context, rows: &Tensor) -> Result<Moving<'_>, Error> {
         let shared = if cx.tp_ep.is_solo() {
             rows.clone()
         } else {
@@ -173,12 +173,12 @@ impl Dispatch {
             let own = shared.rows(self.etp_block(cx.etp.index()));
             Some(cx.comm(Category::EpComm, "all_to_all", || {
                 cx.ep
-                    .start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
+                    .start_all_to_all(rows, &self.send_rows, &own, &self.recv_rows)
             })?)
         };
         if cx.ep.is_solo() && !cx.etp.is_solo() {
             let own = shared.rows(self.etp_block(cx.etp.index()));
-            elementwise::copy(&rows, &own);
+            elementwise::copy(rows, &own);
         }
         Ok(Moving {
             dispatch: self,

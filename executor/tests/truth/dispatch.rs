@@ -53,9 +53,8 @@ fn round_trip(cx: &Context, pattern: u32) {
         &map,
     );
     let dispatch = Dispatch::plan(cx, map).expect("counts");
-    let sent = (by_expert.clone(), numbers.clone());
     let (arrived, arrived_numbers) = dispatch
-        .to_experts_with(cx, sent.0, sent.1)
+        .to_experts_with(cx, &by_expert, &numbers)
         .expect("dispatch");
     check_arrival(cx, &dispatch, &arrived, &arrived_numbers);
 
@@ -65,7 +64,7 @@ fn round_trip(cx: &Context, pattern: u32) {
         elementwise::scale(tensor, part);
     }
     let (home, home_numbers) = dispatch
-        .from_experts_with(cx, arrived, arrived_numbers)
+        .from_experts_with(cx, arrived, &arrived_numbers)
         .expect("combine");
     assert_eq!(home.to_f32(), by_expert.to_f32());
     assert_eq!(home_numbers.to_f32(), numbers.to_f32());

@@ -1,0 +1,338 @@
+//! Lists a rank's parameters, tensor by tensor: the one place that knows checkpoint names and how
+//! degrees cut each matrix.
+
+use std::ops::Range;
+
+use moefold_planner::layout::Layout;
+use moefold_planner::mesh::Coordinates;
+use moefold_planner::model::{Ffn, Gqa, Mixer, Model, Moe, QkNorm};
+
+use super::{Family, Holding, Parameter, Part, Slice, Spread};
+
+/// Collects parameters; offsets are assigned once all are known.
+pub(super) struct Declaration<'a> {
+    pub(super) model: &'a Model,
+    hidden: usize,
+    tp: usize,
+    tp_rank: usize,
+    ep: usize,
+    ep_rank: usize,
+    etp: usize,
+    etp_rank: usize,
+    parameters: Vec<Parameter>,
+}
+
+impl<'a> Declaration<'a> {
+    /// An empty list for the rank at `at`.
+    pub(super) fn of_rank(model: &'a Model, layout: &Layout, at: &Coordinates) -> Self {
+        Self {
+            tp: layout.tp() as usize,
+            tp_rank: at.tp as usize,
+            ep: layout.ep() as usize,
+            ep_rank: at.ep as usize,
+            etp: layout.etp() as usize,
+            etp_rank: at.etp as usize,
+            ..Self::of_whole(model)
+        }
+    }
+
+    /// An empty list for a rank alone.
+    pub(super) fn of_whole(model: &'a Model) -> Self {
+        Self {
+            model,
+            hidden: model.hidden as usize,
+            tp: 1,
+            tp_rank: 0,
+            ep: 1,
+            ep_rank: 0,
+            etp: 1,
+            etp_rank: 0,
+            parameters: Vec::new(),
+        }
+    }
+
+    /// Lists what `holding` says, layer by layer; offsets are still zero.
+    pub(super) fn list(mut self, holding: &Holding) -> Vec<Parameter> {
+        let tied = self.model.tied_embeddings;
+        if holding.embedding || (holding.head && tied) {
+            self.vocabulary(Part::Embedding, "model.embed_tokens.weight");
+        }
+        for &layer in &holding.layers {
+            self.layer(layer);
+        }
+        if holding.head {
+            self.norm(
+                None,
+                Part::FinalNorm,
+                "model.norm.weight".to_owned(),
+                self.hidden,
+            );
+            if !tied {
+                self.vocabulary(Part::Head, "lm_head.weight");
+            }
+        }
+        self.parameters
+    }
+
+    fn push(
+        &mut self,
+        layer: Option<u32>,
+        part: Part,
+        dims: Vec<usize>,
+        spread: Spread,
+        slices: Vec<Slice>,
+    ) {
+        let family = match part {
+            Part::GateUp | Part::Down if dims.len() == 3 => Family::Expert,
+            _ => Family::Dense,
+        };
+        let counted = family == Family::Expert
+            || match spread {
+                Spread::Split => true,
+                Spread::SharedBy(ranks) => self.tp_rank.is_multiple_of(ranks),
+                Spread::Replicated => self.tp_rank == 0,
+            };
+        let parameter = Parameter {
+            layer,
+            part,
+            family,
+            dims,
+            offset: 0,
+            slices,
+            spread,
+            counted,
+        };
+        let held: usize = parameter.slices.iter().map(Slice::len).sum();
+        assert_eq!(
+            held,
+            parameter.len(),
+            "{part:?} is not covered by its slices"
+        );
+        self.parameters.push(parameter);
+    }
+
+    /// Rows of a vocabulary matrix: equal blocks, the last ranks taking what is left.
+    fn vocabulary(&mut self, part: Part, tensor: &str) {
+        let rows = vocabulary_rows(self.model.vocab_size as usize, self.tp, self.tp_rank);
+        let dims = vec![self.model.vocab_size as usize, self.hidden];
+        let slice = Slice {
+            tensor: tensor.to_owned(),
+            dims,
+            rows: rows.clone(),
+            cols: 0..self.hidden,
+            at: 0,
+        };
+        self.push(
+            None,
+            part,
+            vec![rows.len(), self.hidden],
+            Spread::Split,
+            vec![slice],
+        );
+    }
+
+    fn norm(&mut self, layer: Option<u32>, part: Part, tensor: String, len: usize) {
+        let slice = Slice {
+            tensor,
+            dims: vec![len],
+            rows: 0..len,
+            cols: 0..1,
+            at: 0,
+        };
+        self.push(layer, part, vec![len], Spread::Replicated, vec![slice]);
+    }
+
+    /// A matrix held as one rectangle.
+    fn matrix(&mut self, layer: u32, part: Part, spread: Spread, slice: Slice) {
+        let dims = vec![slice.rows.len(), slice.cols.len()];
+        self.push(Some(layer), part, dims, spread, vec![slice]);
+    }
+
+    fn layer(&mut self, layer: u32) {
+        let prefix = format!("model.layers.{layer}");
+        let description = &self.model.layers[layer as usize];
+        let norm = |name: &str| format!("{prefix}.{name}.weight");
+        if let Some(Mixer::Gqa(gqa)) = &description.mixer {
+            self.norm(
+                Some(layer),
+                Part::InputNorm,
+                norm("input_layernorm"),
+                self.hidden,
+            );
+            self.attention(layer, &format!("{prefix}.self_attn"), gqa);
+        }
+        if let Some(ffn) = &description.ffn {
+            let tensor = norm("post_attention_layernorm");
+            self.norm(Some(layer), Part::PostNorm, tensor, self.hidden);
+            match ffn {
+                Ffn::Dense(mlp) => self.dense(layer, &format!("{prefix}.mlp"), mlp.width as usize),
+                Ffn::Moe(moe) => self.moe(layer, &prefix, moe),
+            }
+        }
+    }
+
+    fn attention(&mut self, layer: u32, prefix: &str, gqa: &Gqa) {
+        let (h, d) = (self.hidden, gqa.head_dim as usize);
+        let (heads, kv_heads) = (gqa.heads as usize, gqa.kv_heads as usize);
+        let name = |projection: &str| format!("{prefix}.{projection}.weight");
+        let queries = block(heads * d, self.tp, self.tp_rank);
+        let held = kv_heads_of(kv_heads, self.tp, self.tp_rank);
+        let keys = held.start * d..held.end * d;
+        let shared = if self.tp > kv_heads {
+            Spread::SharedBy(self.tp / kv_heads)
+        } else {
+            Spread::Split
+        };
+        let query = rectangle(name("q_proj"), [heads * d, h], queries.clone(), 0..h);
+        let key = rectangle(name("k_proj"), [kv_heads * d, h], keys.clone(), 0..h);
+        let value = rectangle(name("v_proj"), [kv_heads * d, h], keys, 0..h);
+        let output = rectangle(name("o_proj"), [h, heads * d], 0..h, queries);
+        self.matrix(layer, Part::Query, Spread::Split, query);
+        self.matrix(layer, Part::Key, shared, key);
+        self.matrix(layer, Part::Value, shared, value);
+        self.matrix(layer, Part::Output, Spread::Split, output);
+        if gqa.qk_norm == QkNorm::PerHead {
+            self.norm(Some(layer), Part::QueryNorm, name("q_norm"), d);
+            self.norm(Some(layer), Part::KeyNorm, name("k_norm"), d);
+        }
+    }
+
+    fn dense(&mut self, layer: u32, prefix: &str, width: usize) {
+        let h = self.hidden;
+        let held = block(width, self.tp, self.tp_rank);
+        let half = |projection: &str, at: usize| Slice {
+            tensor: format!("{prefix}.{projection}.weight"),
+            dims: vec![width, h],
+            rows: held.clone(),
+            cols: 0..h,
+            at,
+        };
+        let slices = vec![half("gate_proj", 0), half("up_proj", held.len() * h)];
+        self.push(
+            Some(layer),
+            Part::GateUp,
+            vec![2 * held.len(), h],
+            Spread::Split,
+            slices,
+        );
+        let down = rectangle(format!("{prefix}.down_proj.weight"), [h, width], 0..h, held);
+        self.matrix(layer, Part::Down, Spread::Split, down);
+    }
+
+    fn moe(&mut self, layer: u32, prefix: &str, moe: &Moe) {
+        let names = ExpertNames::of(&self.model.model_type);
+        let prefix = format!("{prefix}.{}", names.block);
+        let (h, experts) = (self.hidden, moe.experts as usize);
+        let router = format!("{prefix}.gate.weight");
+        let router = rectangle(router, [experts, h], 0..experts, 0..h);
+        self.matrix(layer, Part::Router, Spread::Replicated, router);
+
+        let width = moe.expert.width as usize;
+        let held = block(width, self.etp, self.etp_rank);
+        let local = block(experts, self.ep, self.ep_rank);
+        let f = held.len();
+        let mut gate_up = Vec::with_capacity(2 * local.len());
+        let mut down = Vec::with_capacity(local.len());
+        for (index, expert) in local.clone().enumerate() {
+            let name = |projection: &str| format!("{prefix}.experts.{expert}.{projection}.weight");
+            let half = |projection, at| Slice {
+                tensor: name(projection),
+                dims: vec![width, h],
+                rows: held.clone(),
+                cols: 0..h,
+                at,
+            };
+            gate_up.push(half(names.gate, 2 * index * f * h));
+            gate_up.push(half(names.up, (2 * index + 1) * f * h));
+            down.push(Slice {
+                tensor: name(names.down),
+                dims: vec![h, width],
+                rows: 0..h,
+                cols: held.clone(),
+                at: index * h * f,
+            });
+        }
+        self.push(
+            Some(layer),
+            Part::GateUp,
+            vec![local.len(), 2 * f, h],
+            Spread::Split,
+            gate_up,
+        );
+        self.push(
+            Some(layer),
+            Part::Down,
+            vec![local.len(), h, f],
+            Spread::Split,
+            down,
+        );
+    }
+}
+
+/// How a family of checkpoints names its experts.
+struct ExpertNames {
+    block: &'static str,
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+}
+
+impl ExpertNames {
+    fn of(model_type: &str) -> Self {
+        match model_type {
+            "mixtral" => Self {
+                block: "block_sparse_moe",
+                gate: "w1",
+                up: "w3",
+                down: "w2",
+            },
+            _ => Self {
+                block: "mlp",
+                gate: "gate_proj",
+                up: "up_proj",
+                down: "down_proj",
+            },
+        }
+    }
+}
+
+/// A rectangle of a matrix, alone in its parameter.
+fn rectangle(tensor: String, dims: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Slice {
+    Slice {
+        tensor,
+        dims: dims.to_vec(),
+        rows,
+        cols,
+        at: 0,
+    }
+}
+
+/// The `index`-th of `parts` equal blocks of `0..whole`.
+fn block(whole: usize, parts: usize, index: usize) -> Range<usize> {
+    assert!(
+        whole.is_multiple_of(parts),
+        "{whole} does not divide into {parts}"
+    );
+    let size = whole / parts;
+    index * size..(index + 1) * size
+}
+
+/// Vocabulary entries of a TP rank: blocks of `ceil(vocab / tp)`, the last ranks taking less.
+fn vocabulary_rows(vocab: usize, tp: usize, tp_rank: usize) -> Range<usize> {
+    let size = vocab.div_ceil(tp);
+    (tp_rank * size).min(vocab)..((tp_rank + 1) * size).min(vocab)
+}
+
+/// Key/value heads of a TP rank. With more ranks than heads, neighbours share one.
+fn kv_heads_of(kv_heads: usize, tp: usize, tp_rank: usize) -> Range<usize> {
+    if tp <= kv_heads {
+        block(kv_heads, tp, tp_rank)
+    } else {
+        assert!(
+            tp.is_multiple_of(kv_heads),
+            "{tp} TP ranks cannot share {kv_heads} heads evenly"
+        );
+        let head = tp_rank * kv_heads / tp;
+        head..head + 1
+    }
+}
