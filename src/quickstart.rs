@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::files::write_json;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::train::{Init, TrainOptions};
@@ -316,10 +317,7 @@ impl Stage<'_> {
         let found = self.search(PartialDegrees::default(), profiles)?;
         let best = found.best();
         best.save(Path::new(&best_out)).map_err(Failure::runtime)?;
-        let answer = serde_json::to_string_pretty(&found.answer)
-            .context("the answer could not be written as JSON")
-            .map_err(Failure::Runtime)?;
-        fs::write(self.dir.join("answer.json"), answer)?;
+        write_json(&self.dir.join("answer.json"), &found.answer).map_err(failure)?;
         self.output.say(&moefold_reports::plan_table(
             &found.answer,
             &found.alternatives,

@@ -3,6 +3,9 @@
 //! Its coordinates, its communicators by purpose, its device and its recorder: all that a layer
 //! needs besides its weights. Which ranks form a group is decided by `planner`'s mesh, never here.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use moefold_kernels::Device;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
@@ -25,6 +28,7 @@ pub struct Context {
     pub device: Device,
     /// Where its time is written down.
     pub recorder: Recorder,
+    waited_ns: Rc<Cell<u64>>,
     /// Tensor-parallel group.
     pub tp: Communicator,
     /// Expert-parallel group.
@@ -55,6 +59,7 @@ impl Context {
             at: mesh::coordinates(layout, rank),
             device,
             recorder,
+            waited_ns: ranks.waited_ns(),
             tp: group(GroupKind::Tp, "tp"),
             ep: group(GroupKind::Ep, "ep"),
             etp: group(GroupKind::Etp, "etp"),
@@ -78,9 +83,16 @@ impl Context {
         self.recorder.span(category, stem, work)
     }
 
-    /// Runs a collective, or the wait for one, as a span of the communication lane.
+    /// Runs a collective, or the wait for one, as a span of the communication lane. What passes
+    /// until the other ranks are there is set apart from the exchange itself.
     pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
+        let waited_before = self.waited_ns.get();
         self.recorder
-            .span_on(Lane::Communication, category, stem, work)
+            .span_on(Lane::Communication, category, stem, || {
+                let result = work();
+                let waited_ns = self.waited_ns.get() - waited_before;
+                self.recorder.waited(category, waited_ns);
+                result
+            })
     }
 }

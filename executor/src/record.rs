@@ -29,7 +29,9 @@ struct Inner {
     nested_ns: Cell<u64>,
     step_start_ns: Cell<u64>,
     spans: RefCell<Vec<Kept>>,
-    sums: RefCell<BTreeMap<(Category, &'static str), u64>>,
+    sums: RefCell<BTreeMap<(Lane, Category, &'static str), u64>>,
+    /// Part of the communication sums that was waiting for other ranks.
+    waits: RefCell<BTreeMap<Category, u64>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,8 +58,10 @@ pub struct StepTime {
     pub step: Seconds,
     /// The same by category; sums to `step`.
     pub time: TimeByCategory,
-    /// Exclusive seconds by span name.
-    pub busy: BTreeMap<&'static str, f64>,
+    /// The part of `time` in which collectives waited for other ranks to come.
+    pub waited: TimeByCategory,
+    /// Exclusive seconds by lane and span name, without waiting.
+    pub busy: BTreeMap<(Lane, &'static str), f64>,
 }
 
 impl Recorder {
@@ -77,6 +81,7 @@ impl Recorder {
             step_start_ns: Cell::new(elapsed_ns(epoch)),
             spans: RefCell::default(),
             sums: RefCell::default(),
+            waits: RefCell::default(),
         })))
     }
 
@@ -117,7 +122,11 @@ impl Recorder {
         let end_ns = elapsed_ns(inner.epoch);
         let own_ns = (end_ns - start_ns).saturating_sub(inner.nested_ns.get());
         inner.nested_ns.set(nested_before + (end_ns - start_ns));
-        *inner.sums.borrow_mut().entry((category, name)).or_default() += own_ns;
+        *inner
+            .sums
+            .borrow_mut()
+            .entry((lane, category, name))
+            .or_default() += own_ns;
         if inner.keep.get() {
             inner.spans.borrow_mut().push(Kept {
                 lane,
@@ -131,6 +140,14 @@ impl Recorder {
         result
     }
 
+    /// Sets part of the innermost open span apart as waiting for other ranks.
+    pub fn waited(&self, category: Category, ns: u64) {
+        if let Some(inner) = &self.0 {
+            inner.nested_ns.set(inner.nested_ns.get() + ns);
+            *inner.waits.borrow_mut().entry(category).or_default() += ns;
+        }
+    }
+
     /// Begins a step: forgets sums from before it, and says whether its spans are kept one by one
     /// (a trace of every step of a long run would not open in a viewer).
     pub fn begin_step(&self, step: u32, keep_spans: bool) {
@@ -142,6 +159,7 @@ impl Recorder {
             inner.keep.set(keep_spans);
             inner.nested_ns.set(0);
             inner.sums.borrow_mut().clear();
+            inner.waits.borrow_mut().clear();
             inner.step_start_ns.set(elapsed_ns(inner.epoch));
         }
     }
@@ -175,10 +193,15 @@ impl Recorder {
             ..StepTime::default()
         };
         let mut covered_ns = 0;
-        for (&(category, name), &ns) in inner.sums.borrow().iter() {
+        for (&category, &ns) in inner.waits.borrow().iter() {
             covered_ns += ns;
             result.time.add(category, seconds(ns));
-            *result.busy.entry(name).or_default() += seconds(ns).0;
+            result.waited.add(category, seconds(ns));
+        }
+        for (&(lane, category, name), &ns) in inner.sums.borrow().iter() {
+            covered_ns += ns;
+            result.time.add(category, seconds(ns));
+            *result.busy.entry((lane, name)).or_default() += seconds(ns).0;
         }
         result
             .time
@@ -247,9 +270,9 @@ mod tests {
         );
         assert!(step.time.get(Category::Attention).0 >= 2e-3);
         assert!(step.time.get(Category::Host).0 >= 4e-3);
-        assert!(step.busy["all_to_all"] >= 2e-3);
+        assert!(step.busy[&(Lane::Compute, "all_to_all")] >= 2e-3);
         // The outer span counts only what no inner span covers.
-        assert!(step.busy["forward"] < step.step.0 - 4e-3);
+        assert!(step.busy[&(Lane::Compute, "forward")] < step.step.0 - 4e-3);
 
         let spans = recorder.take_spans();
         assert_eq!(spans.len(), 3);
@@ -273,7 +296,12 @@ mod tests {
         for step in 0..3 {
             recorder.begin_step(step, step == 1);
             recorder.span(Category::Dense, "gemm", || ());
-            assert!(recorder.end_step().busy.contains_key("gemm"));
+            assert!(
+                recorder
+                    .end_step()
+                    .busy
+                    .contains_key(&(Lane::Compute, "gemm"))
+            );
         }
         let spans = recorder.take_spans();
         assert_eq!(spans.len(), 1);

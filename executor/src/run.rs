@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use moefold_kernels::{Memory, TensorClass};
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
-use moefold_profiles::trace::{Category, TimeByCategory, Trace};
+use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::Seconds;
 
 use crate::environment::Environment;
@@ -96,12 +96,14 @@ pub fn rank_peak(rank: u32, pp_rank: u32, memory: &Memory) -> RankPeak {
 ///
 /// `times` is by rank, then by step. Categories and busy times are those of the rank that worked
 /// most and so waited least, averaged over the steps after warm-up and scaled from the mean step to
-/// the median one, which `step_s` is. A run no longer than its warm-up is summarized whole.
+/// the median one, which `step_s` is. A run no longer than its warm-up is summarized whole. With
+/// `cores_shared`, time is put as a profile puts it, see [`charge_waits`].
 pub fn summarize(
     records: &[StepRecord],
     times: &[Vec<StepTime>],
     peak_by_rank: Vec<RankPeak>,
     warmup_steps: u64,
+    cores_shared: bool,
 ) -> RunSummary {
     let steps = records.len();
     assert!(
@@ -123,6 +125,11 @@ pub fn summarize(
         .map(|rank| mean_time(&rank[skipped..]))
         .max_by(|a, b| f64::total_cmp(&work(a), &work(b)))
         .unwrap_or_default();
+    let busiest = if cores_shared {
+        charge_waits(&busiest)
+    } else {
+        busiest
+    };
     let scale = match busiest.step.0 {
         0.0 => 0.0,
         mean => step_s / mean,
@@ -137,41 +144,88 @@ pub fn summarize(
         busy_s: busiest
             .busy
             .iter()
-            .map(|(&name, seconds)| (name.to_owned(), seconds * scale))
+            .map(|(&(_, name), seconds)| (name.to_owned(), seconds * scale))
             .collect(),
         peak_by_rank,
         final_loss: records.last().map_or(f64::NAN, |r| r.loss),
     }
 }
 
-/// Time spent on anything but waiting for other ranks.
+/// What is exchange or idleness between ranks, not work of one.
+const BETWEEN_RANKS: [Category; 6] = [
+    Category::TpComm,
+    Category::CpComm,
+    Category::EpComm,
+    Category::PpComm,
+    Category::DpComm,
+    Category::Bubble,
+];
+
+/// Time spent on anything but exchanging with other ranks.
 fn work(time: &StepTime) -> f64 {
-    let waits = [
-        Category::TpComm,
-        Category::CpComm,
-        Category::EpComm,
-        Category::PpComm,
-        Category::DpComm,
-        Category::Bubble,
-    ];
-    time.time.total().0 - waits.map(|c| time.time.get(c).0).iter().sum::<f64>()
+    time.time.total().0
+        - BETWEEN_RANKS
+            .map(|c| time.time.get(c).0)
+            .iter()
+            .sum::<f64>()
+}
+
+/// Time as it is charged where ranks outnumber cores.
+///
+/// A rank then computes at a whole core's speed while it has one and waits in collectives for ranks
+/// that have none yet; which op the wait falls behind says nothing. A profile, taken under the same
+/// sharing, charges an op for the rank's turns without a core. So that both mean the same, waiting is
+/// spread here over the rank's own work in proportion; exchanges keep what they took once all were
+/// there.
+fn charge_waits(time: &StepTime) -> StepTime {
+    let waited = time.waited.total().0;
+    let work = work(time);
+    if work <= 0.0 {
+        return time.clone();
+    }
+    let factor = (work + waited) / work;
+    let mut charged = StepTime {
+        step: time.step,
+        ..StepTime::default()
+    };
+    for category in Category::ALL {
+        let own = time.time.get(category).0;
+        let seconds = if BETWEEN_RANKS.contains(&category) {
+            own - time.waited.get(category).0
+        } else {
+            own * factor
+        };
+        charged.time.add(category, Seconds(seconds));
+    }
+    for (&(lane, name), &seconds) in &time.busy {
+        let factor = if lane == Lane::Communication {
+            1.0
+        } else {
+            factor
+        };
+        charged.busy.insert((lane, name), seconds * factor);
+    }
+    charged
 }
 
 fn mean_time(steps: &[StepTime]) -> StepTime {
     let share = 1.0 / steps.len().max(1) as f64;
     let mut time = TimeByCategory::default();
+    let mut waited = TimeByCategory::default();
     let mut busy = BTreeMap::new();
     for step in steps {
         for category in Category::ALL {
             time.add(category, Seconds(step.time.get(category).0 * share));
+            waited.add(category, Seconds(step.waited.get(category).0 * share));
         }
-        for (&name, seconds) in &step.busy {
-            *busy.entry(name).or_default() += seconds * share;
+        for (&key, seconds) in &step.busy {
+            *busy.entry(key).or_default() += seconds * share;
         }
     }
     StepTime {
         step: time.total(),
         time,
+        waited,
         busy,
     }
 }
@@ -215,7 +269,11 @@ mod tests {
         StepTime {
             step: Seconds(attention + wait),
             time,
-            busy: BTreeMap::from([("gemm", attention), ("all_to_all", wait)]),
+            waited: TimeByCategory::default(),
+            busy: BTreeMap::from([
+                ((Lane::Compute, "gemm"), attention),
+                ((Lane::Communication, "all_to_all"), wait),
+            ]),
         }
     }
 
@@ -234,7 +292,7 @@ mod tests {
             time(3.5, 0.5),
             time(0.5, 0.5),
         ];
-        let summary = summarize(&records, &[idle, busy], Vec::new(), 1);
+        let summary = summarize(&records, &[idle, busy], Vec::new(), 1, false);
         assert_eq!((summary.steps, summary.warmup_steps), (4, 1));
         assert_eq!(summary.step_s, 1.0);
         assert_eq!(summary.tokens_per_s, 512.0);
@@ -244,9 +302,28 @@ mod tests {
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
         // Shorter than its warm-up: everything counts.
-        let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3);
+        let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3, false);
         assert_eq!((short.warmup_steps, short.step_s), (0, 9.0));
-        assert!(summarize(&[], &[], Vec::new(), 3).final_loss.is_nan());
+        assert!(
+            summarize(&[], &[], Vec::new(), 3, false)
+                .final_loss
+                .is_nan()
+        );
+    }
+
+    #[test]
+    fn golden_shared_cores_charge_waiting_to_work() {
+        let mut shared = time(0.25, 0.75);
+        shared.waited.add(Category::EpComm, Seconds(0.5));
+        shared
+            .busy
+            .insert((Lane::Communication, "all_to_all"), 0.25);
+        let summary = summarize(&[record(0, 1.0)], &[vec![shared]], Vec::new(), 0, true);
+        assert!((summary.time_s.get(Category::Attention).0 - 0.75).abs() < 1e-12);
+        assert!((summary.time_s.get(Category::EpComm).0 - 0.25).abs() < 1e-12);
+        assert!((summary.busy_s["gemm"] - 0.75).abs() < 1e-12);
+        assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
+        assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
     }
 
     #[test]
@@ -278,7 +355,7 @@ mod tests {
             spans: Vec::new(),
         };
         let records = [record(0, 1.0), record(1, 1.0)];
-        let summary = summarize(&records, &[vec![time(0.5, 0.5); 2]], Vec::new(), 0);
+        let summary = summarize(&records, &[vec![time(0.5, 0.5); 2]], Vec::new(), 0, false);
         run.finish(&trace, &summary).expect("ends");
         let last: StepRecord =
             serde_json::from_str(read("steps.jsonl").lines().last().expect("two lines"))

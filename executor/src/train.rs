@@ -122,7 +122,13 @@ pub fn run(
         spans.extend(rank.spans);
         peaks.push(rank.peak);
     }
-    let summary = summarize(&steps, &times, peaks, warmup_steps(options.steps));
+    let summary = summarize(
+        &steps,
+        &times,
+        peaks,
+        warmup_steps(options.steps),
+        cores_shared(&layout, options),
+    );
     Ok(Trained {
         summary,
         trace: Trace {
@@ -328,8 +334,15 @@ fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, 
 
 /// The machine's cores, shared out; one at least.
 fn threads_per_rank(layout: &Layout, options: &TrainOptions) -> usize {
-    options.threads_per_rank.unwrap_or_else(|| {
-        let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        (cores / layout.gpus() as usize).max(1)
-    })
+    let shared_out = || (cores() / layout.gpus() as usize).max(1);
+    options.threads_per_rank.unwrap_or_else(shared_out)
+}
+
+/// Whether ranks take turns on the cores.
+fn cores_shared(layout: &Layout, options: &TrainOptions) -> bool {
+    layout.gpus() as usize * threads_per_rank(layout, options) > cores()
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -4,12 +4,12 @@
 //! Medians, spread and prices are derived when it is read ([`crate::pricing`]); nothing is averaged
 //! before it is stored.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use crate::files::write_atomically;
 use crate::op::{Collective, Op};
 use crate::units::Seconds;
 
@@ -192,13 +192,7 @@ impl Profile {
             source,
         };
         std::fs::create_dir_all(dir).map_err(unwritable)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
-        file.write_all(self.to_json().as_bytes())
-            .map_err(unwritable)?;
-        file.as_file().sync_all().map_err(unwritable)?;
-        file.persist(&path)
-            .map_err(|error| unwritable(error.error))?;
-        Ok(())
+        write_atomically(&path, |out| out.write_all(self.to_json().as_bytes())).map_err(unwritable)
     }
 
     /// Hash of the content (BLAKE3, hexadecimal): what a plan names as its source.

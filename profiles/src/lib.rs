@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod cost;
 pub mod directory;
 pub mod dtype;
+pub mod files;
 pub mod nearest;
 pub mod op;
 pub mod presets;

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use moefold_kernels::Tensor;
 use moefold_profiles::Dtype;
@@ -24,6 +25,7 @@ pub(super) struct Threads {
     member: usize,
     next: Cell<u64>,
     last_call: Rc<RefCell<Option<String>>>,
+    waited_ns: Rc<Cell<u64>>,
 }
 
 impl Threads {
@@ -32,6 +34,7 @@ impl Threads {
         key: &GroupKey,
         member: usize,
         last_call: Rc<RefCell<Option<String>>>,
+        waited_ns: Rc<Cell<u64>>,
     ) -> Self {
         Self {
             group: mailbox.group(key),
@@ -39,6 +42,7 @@ impl Threads {
             member,
             next: Cell::new(0),
             last_call,
+            waited_ns,
         }
     }
 
@@ -52,6 +56,7 @@ impl Threads {
             member: self.member,
             sequence,
             call: call.clone(),
+            waited_ns: Rc::clone(&self.waited_ns),
         };
         *self.last_call.borrow_mut() = Some(started.place().to_string());
         let post = Post { call, data, rows };
@@ -183,6 +188,7 @@ struct Started {
     member: usize,
     sequence: u64,
     call: Call,
+    waited_ns: Rc<Cell<u64>>,
 }
 
 impl Started {
@@ -198,9 +204,15 @@ impl Started {
         }
     }
 
+    /// All members' posts; what it takes until the last is there counts as waiting.
     fn collect(&self) -> Result<Collected, TransportError> {
-        self.mailbox
-            .collect(&self.group, self.sequence, self.member, &self.call)
+        let begun = Instant::now();
+        let collected = self
+            .mailbox
+            .collect(&self.group, self.sequence, self.member, &self.call);
+        let waited_ns = begun.elapsed().as_nanos() as u64;
+        self.waited_ns.set(self.waited_ns.get() + waited_ns);
+        collected
     }
 
     fn refuse(&self, other: usize, expected_rows: usize, sent_rows: usize) -> TransportError {

@@ -3,7 +3,7 @@
 //! Ranks are threads of this process. A rank that returns an error, or panics, wakes all the others
 //! with an error that names it; `run` then returns the failure that came first, with its rank.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
@@ -132,6 +132,7 @@ where
         mailbox: Arc::clone(mailbox),
         instances: Rc::default(),
         last_call: Rc::default(),
+        waited_ns: Rc::default(),
         log: None,
     };
     // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
@@ -172,6 +173,7 @@ pub struct RankContext {
     /// How many communicators of a name and ranks this rank has made.
     instances: Rc<RefCell<Instances>>,
     last_call: Rc<RefCell<Option<String>>>,
+    waited_ns: Rc<Cell<u64>>,
     log: Option<CallLog>,
 }
 
@@ -189,6 +191,12 @@ impl RankContext {
     /// When the world began; all ranks measure from it.
     pub fn epoch(&self) -> Instant {
         self.epoch
+    }
+
+    /// Nanoseconds that this rank has waited for others to post, over all its communicators; it
+    /// grows while the rank runs.
+    pub fn waited_ns(&self) -> Rc<Cell<u64>> {
+        Rc::clone(&self.waited_ns)
     }
 
     /// A recorder for this rank.
@@ -229,6 +237,7 @@ impl RankContext {
             &key,
             index,
             Rc::clone(&self.last_call),
+            Rc::clone(&self.waited_ns),
         );
         let transport: Rc<dyn Transport> = match &self.log {
             None => Rc::new(threads),

@@ -4,9 +4,9 @@
 //! and batch, derived degrees agree, and its stages hold every layer exactly once in order. What is
 //! predicted in it is taken as written.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use moefold_profiles::files::write_atomically;
 use moefold_profiles::nearest::nearest;
 use serde_json::Value;
 
@@ -143,19 +143,12 @@ impl Plan {
             path: path.to_owned(),
             source,
         };
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
         let text =
             serde_json::to_string_pretty(self).map_err(|error| PlanFileError::Malformed {
                 path: path.to_owned(),
                 problem: error.to_string(),
             })?;
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-        writeln!(file, "{text}").map_err(io)?;
-        file.persist(path).map_err(|error| io(error.error))?;
-        Ok(())
+        write_atomically(path, |out| writeln!(out, "{text}")).map_err(io)
     }
 
     /// The layout, proven legal again.
