@@ -2,7 +2,8 @@
 //!
 //! One enum for the crate, with the module errors as sources. Each message says what was found, what
 //! was expected and where. Programmer errors (a tensor of the wrong shape handed to a collective)
-//! are assertions instead.
+//! are assertions instead. A message holds its cause, so causes are no `source`s: whoever prints the
+//! chain of errors would print them twice.
 
 use std::path::{Path, PathBuf};
 
@@ -16,12 +17,12 @@ pub enum Error {
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// One rank failed; the others were stopped because of it.
-    #[error("rank {rank}: {source}")]
+    #[error("rank {rank}: {cause}")]
     Rank {
         /// The rank.
         rank: u32,
         /// Its failure.
-        source: Box<Error>,
+        cause: Box<Error>,
     },
     /// One rank panicked, which is a defect of this program.
     #[error("rank {rank} panicked {during}: {message}")]
@@ -34,24 +35,24 @@ pub enum Error {
         message: String,
     },
     /// A thread could not be started.
-    #[error("could not start a thread for rank {rank} of {ranks}: {source}")]
+    #[error("could not start a thread for rank {rank} of {ranks}: {cause}")]
     Spawn {
         /// The rank.
         rank: u32,
         /// Ranks asked for.
         ranks: u32,
         /// What the system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A file could not be read or written.
-    #[error("{}: could not {action}: {source}", path.display())]
+    #[error("{}: could not {action}: {cause}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What was tried (`read`, `create`).
         action: &'static str,
         /// What the system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A file does not hold what it should.
     #[error("{}: {reason}", path.display())]
@@ -81,10 +82,10 @@ impl Error {
     /// Wraps an operating-system failure with the file and what was tried.
     pub fn io(path: impl AsRef<Path>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_owned();
-        move |source| Self::Io {
+        move |cause| Self::Io {
             path,
             action,
-            source,
+            cause,
         }
     }
 
@@ -103,8 +104,10 @@ impl Error {
             | Self::Unsupported { .. }
             | Self::Plan(_)
             | Self::Request(_) => true,
-            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
-            Self::Rank { source, .. } => source.is_bad_request(),
+            Self::Io { action, cause, .. } => {
+                matches!(*action, "open" | "read") || cause.kind() == std::io::ErrorKind::NotFound
+            }
+            Self::Rank { cause, .. } => cause.is_bad_request(),
             Self::Transport(_) | Self::Panicked { .. } | Self::Spawn { .. } => false,
         }
     }

@@ -1,8 +1,9 @@
 //! [`RunDir`]: the folder a training run leaves behind, and the summary of what it measured.
 //!
-//! `plan.json` and `env.json` are written when the run begins, `steps.jsonl` grows a line a step and
-//! can be followed, `trace.json` and `summary.json` come at the end; a folder without a summary is
-//! a run that did not finish. The types of the files are in [`moefold_profiles::run`], and reading
+//! `plan.json` and `env.json` are written with the first step, so that a run that is refused leaves
+//! nothing in the way of the next try; `steps.jsonl` grows a line a step and can be followed;
+//! `trace.json` and `summary.json` come at the end. A folder without a summary is a run that did not
+//! finish. The types of the files are in [`moefold_profiles::run`], and reading
 //! them is the reports' business.
 
 use std::collections::BTreeMap;
@@ -25,7 +26,10 @@ use crate::record::StepTime;
 #[derive(Debug)]
 pub struct RunDir {
     dir: PathBuf,
-    steps: File,
+    plan: Plan,
+    environment: Environment,
+    /// Absent until the first step.
+    steps: Option<File>,
 }
 
 impl RunDir {
@@ -41,13 +45,11 @@ impl RunDir {
             )));
         }
         fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-        write_json(&dir.join("plan.json"), plan)?;
-        write_json(&dir.join("env.json"), environment)?;
-        let path = dir.join("steps.jsonl");
-        let steps = File::create(&path).map_err(Error::io(&path, "create"))?;
         Ok(Self {
             dir: dir.to_owned(),
-            steps,
+            plan: plan.clone(),
+            environment: environment.clone(),
+            steps: None,
         })
     }
 
@@ -62,13 +64,25 @@ impl RunDir {
         let mut line = serde_json::to_string(record)
             .map_err(|error| Error::malformed(&path, error.to_string()))?;
         line.push('\n');
-        self.steps
+        self.steps()?
             .write_all(line.as_bytes())
             .map_err(Error::io(&path, "write"))
     }
 
+    /// The file of steps; with the first call, the files that precede it.
+    fn steps(&mut self) -> Result<&mut File, Error> {
+        if self.steps.is_none() {
+            write_json(&self.dir.join("plan.json"), &self.plan)?;
+            write_json(&self.dir.join("env.json"), &self.environment)?;
+            let path = self.dir.join("steps.jsonl");
+            self.steps = Some(File::create(&path).map_err(Error::io(&path, "create"))?);
+        }
+        Ok(self.steps.as_mut().expect("opened above"))
+    }
+
     /// Ends the run.
-    pub fn finish(self, trace: &Trace, summary: &RunSummary) -> Result<(), Error> {
+    pub fn finish(mut self, trace: &Trace, summary: &RunSummary) -> Result<(), Error> {
+        self.steps()?;
         write_json(&self.dir.join("trace.json"), &trace.chrome())?;
         write_json(&self.dir.join("summary.json"), summary)
     }
@@ -345,6 +359,8 @@ mod tests {
         let environment = Environment::detect(1, 1);
         let mut run = RunDir::create(&dir, &plan, &environment).expect("begins");
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).expect("is there");
+        let names = || std::fs::read_dir(&dir).expect("is there").count();
+        assert_eq!(names(), 0, "nothing before the first step");
         for step in 0..2 {
             run.step(&record(step, 1.0)).expect("writes");
             assert_eq!(read("steps.jsonl").lines().count() as u64, step + 1);

@@ -130,6 +130,16 @@ impl Indexed {
         };
         let bin_path = with_ending(&prefix, "bin");
         let idx_path = with_ending(&prefix, "idx");
+        if !idx_path.exists() && !bin_path.exists() {
+            return Err(Error::malformed(
+                &prefix,
+                format!(
+                    "is no indexed dataset: expected {} and {} beside each other",
+                    bin_path.display(),
+                    idx_path.display()
+                ),
+            ));
+        }
         let index = Index::read(&idx_path)?;
         let bin = File::open(&bin_path).map_err(Error::io(&bin_path, "open"))?;
         let found = bin
@@ -546,5 +556,11 @@ mod tests {
         let error = Indexed::open(&prefix).expect_err("refused");
         assert!(error.to_string().contains("data.bin"), "{error}");
         assert!(error.is_bad_request());
+        let neither = Indexed::open(&folder.path().join("dota")).expect_err("refused");
+        let text = neither.to_string();
+        assert!(
+            text.contains("dota: is no indexed dataset: expected"),
+            "{text}"
+        );
     }
 }

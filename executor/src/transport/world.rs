@@ -62,10 +62,10 @@ impl World {
                     .spawn_scoped(scope, move || {
                         run_rank(rank, self.ranks, epoch, &mailbox, body)
                     })
-                    .map_err(|source| Error::Spawn {
+                    .map_err(|cause| Error::Spawn {
                         rank,
                         ranks: self.ranks,
-                        source,
+                        cause,
                     })
             };
             let threads: Vec<_> = (0..self.ranks)
@@ -110,7 +110,7 @@ fn first_failure<T>(
         }
         Some((rank, error)) => Err(Error::Rank {
             rank,
-            source: Box::new(error),
+            cause: Box::new(error),
         }),
     }
 }

@@ -1,0 +1,252 @@
+//! `execute` from the outside: a run from files to files, and every bad input refused with exit code 2
+//! and a message that says what was found and what would work.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use moefold_profiles::run::{RunSummary, StepRecord};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/fixtures").join(name).display().to_string()
+}
+
+/// Runs the program; its exit code, standard output and standard error.
+fn moefold(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
+        .args(arguments)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the program starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = output.status.code().expect("no signal ended it");
+    (code, text(&output.stdout), text(&output.stderr))
+}
+
+/// A folder with a plan for the tiny Mixtral on four ranks, folded.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let bench = Self {
+            folder: tempfile::tempdir().expect("a temporary folder"),
+        };
+        let (code, _, errors) = moefold(&[
+            "plan",
+            "--model",
+            &fixture("mixtral"),
+            "--cluster",
+            "local",
+            "--gpus",
+            "4",
+            "--seq-len",
+            "16",
+            "--global-batch",
+            "24",
+            "--layout",
+            "tp=2,ep=4,etp=1,mbs=1",
+            "--out",
+            &bench.path("plan.json"),
+        ]);
+        assert_eq!(code, 0, "{errors}");
+        bench
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn execute(&self, rest: &[&str]) -> (i32, String, String) {
+        let plan = self.path("plan.json");
+        moefold(&[&["execute", &plan], rest].concat())
+    }
+
+    /// Expects a refusal that says all of `expected`, and nothing in the run directory.
+    fn refused(&self, rest: &[&str], expected: &[&str]) {
+        let out = self.path("refused");
+        let (code, _, errors) = self.execute(&[rest, &["--out", &out]].concat());
+        assert_eq!(code, 2, "{rest:?}: {errors}");
+        for part in expected {
+            assert!(errors.contains(part), "{rest:?} lacks {part:?}: {errors}");
+        }
+        assert!(!errors.contains("panicked"), "{errors}");
+        let left = fs::read_dir(&out).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "{rest:?} left files in the way of the next try");
+    }
+}
+
+fn steps(run: &str) -> Vec<StepRecord> {
+    let text = fs::read_to_string(Path::new(run).join("steps.jsonl")).expect("steps were written");
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("a step"))
+        .collect()
+}
+
+#[test]
+fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
+    let bench = Bench::new();
+    let (run, saved) = (bench.path("run"), bench.path("saved"));
+    let data = format!("{}/tokens", fixture("mixtral"));
+    let golden = fs::read_to_string(format!("{}/golden.json", fixture("mixtral")));
+    let golden: Value = serde_json::from_str(&golden.expect("a fixture")).expect("JSON");
+    let lr = golden["lr"].to_string();
+    let (code, answer, errors) = bench.execute(&[
+        "--data",
+        &data,
+        "--init",
+        &fixture("mixtral"),
+        "--no-shuffle",
+        "--steps",
+        "3",
+        "--lr",
+        &lr,
+        "--out",
+        &run,
+        "--save-hf",
+        &saved,
+        "--json",
+    ]);
+    assert_eq!(code, 0, "{errors}");
+    let answer: Value = serde_json::from_str(&answer).expect("one JSON document and nothing else");
+    let summary: RunSummary = serde_json::from_value(answer["summary"].clone()).expect("typed");
+    assert_eq!((summary.steps, summary.peak_by_rank.len()), (3, 4));
+
+    let steps = steps(&run);
+    assert_eq!(steps.len(), 3);
+    for (step, expected) in steps.iter().zip(golden["steps"].as_array().expect("steps")) {
+        for (found, expected) in [
+            (step.loss, &expected["loss"]),
+            (step.grad_norm, &expected["grad_norm"]),
+        ] {
+            let expected = expected.as_f64().expect("a number");
+            assert!(
+                (found - expected).abs() <= 1e-4 * expected.abs(),
+                "step {}: {found} is not {expected}",
+                step.step
+            );
+        }
+    }
+    for name in ["plan.json", "env.json", "trace.json", "summary.json"] {
+        let text = fs::read_to_string(Path::new(&run).join(name)).expect("written");
+        serde_json::from_str::<Value>(&text).expect("JSON");
+    }
+
+    // What was saved starts the next run, as a model and as weights.
+    let next = bench.path("next");
+    let rest = [
+        "--data", &data, "--init", &saved, "--steps", "1", "--out", &next,
+    ];
+    let (code, _, errors) = bench.execute(&rest);
+    assert_eq!(code, 0, "{errors}");
+    let (code, shown, errors) = moefold(&["models", &saved, "--json"]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(shown.contains("\"total_params\""), "{shown}");
+
+    // A finished run is not overwritten.
+    let (code, _, errors) = bench.execute(&["--data", &data, "--out", &run, "--steps", "1"]);
+    assert_eq!(code, 2);
+    assert!(errors.contains("is not empty"), "{errors}");
+}
+
+/// A copy of the tokens of a fixture.
+fn copied_tokens(bench: &Bench) -> PathBuf {
+    for ending in ["bin", "idx"] {
+        let from = format!("{}/tokens.{ending}", fixture("mixtral"));
+        fs::copy(from, bench.path(&format!("tokens.{ending}"))).expect("copies");
+    }
+    PathBuf::from(bench.path("tokens"))
+}
+
+#[test]
+fn bad_data_is_refused() {
+    let bench = Bench::new();
+    let prefix = copied_tokens(&bench).display().to_string();
+    bench.refused(&["--data", "no-such"], &["no-such: is no indexed dataset"]);
+    bench.refused(&["--text", "no-such.txt"], &["no-such.txt: could not read"]);
+    let text = bench.path("text.txt");
+    fs::write(&text, "abc".repeat(40) + "\u{fe}").expect("writes");
+    bench.refused(
+        &["--text", &text],
+        &["text.txt: token id 195 at position 120", "below 128"],
+    );
+    fs::write(&text, "too short").expect("writes");
+    bench.refused(&["--text", &text], &["holds 9 tokens", "needs 17"]);
+    bench.refused(
+        &["--text", &text, "--tokenizer", "gpt2"],
+        &["expected byte, o200k or a tokenizer.json"],
+    );
+    let bin = fs::read(format!("{prefix}.bin")).expect("there");
+    fs::write(format!("{prefix}.bin"), &bin[1..]).expect("writes");
+    bench.refused(&["--data", &prefix], &["tokens.bin: holds", "expected"]);
+    let idx = fs::read(format!("{prefix}.idx")).expect("there");
+    fs::write(format!("{prefix}.idx"), &idx[..40]).expect("writes");
+    bench.refused(
+        &["--data", &prefix],
+        &["tokens.idx: holds 40 bytes; expected"],
+    );
+}
+
+#[test]
+fn bad_weights_are_refused() {
+    let bench = Bench::new();
+    let data = format!("{}/tokens", fixture("mixtral"));
+    let init = |folder: &str, expected: &[&str]| {
+        bench.refused(&["--data", &data, "--init", folder], expected);
+    };
+    init(&bench.path("nowhere"), &["nowhere: is not a checkpoint"]);
+    init(
+        &fixture("qwen3_moe"),
+        &[
+            "missing: model.layers.0.block_sparse_moe",
+            "misshaped: lm_head.weight is",
+            "unexpected",
+        ],
+    );
+    let folder = bench.path("cut");
+    fs::create_dir(&folder).expect("creates");
+    let whole = fs::read(format!("{}/model.safetensors", fixture("mixtral"))).expect("there");
+    fs::write(
+        format!("{folder}/model.safetensors"),
+        &whole[..whole.len() / 2],
+    )
+    .expect("writes");
+    init(&folder, &["model.safetensors: holds", "by its header"]);
+}
+
+#[test]
+fn plans_that_cannot_run_are_refused() {
+    let bench = Bench::new();
+    let data = format!("{}/tokens", fixture("mixtral"));
+    let good = fs::read_to_string(bench.path("plan.json")).expect("there");
+    let edited = |edit: fn(&mut Value), expected: &[&str]| {
+        let mut plan: Value = serde_json::from_str(&good).expect("JSON");
+        edit(&mut plan);
+        fs::write(bench.path("plan.json"), plan.to_string()).expect("writes");
+        bench.refused(&["--data", &data], expected);
+    };
+    edited(
+        |plan| plan["version"] = 99.into(),
+        &["plan.json", "version 99"],
+    );
+    edited(|plan| plan["layot"] = 1.into(), &["unknown key `layot`"]);
+    edited(
+        |plan| plan["layout"]["tp"] = 3.into(),
+        &["plan.json", "tp = 3"],
+    );
+    edited(|plan| plan["recompute"] = "full".into(), &["recompute"]);
+    edited(
+        |plan| plan["precision"] = "bf16".into(),
+        &["precision", "fp32"],
+    );
+    edited(
+        |plan| plan["dispatcher"] = "allgather".into(),
+        &["alltoall"],
+    );
+    fs::write(bench.path("plan.json"), &good[..good.len() / 2]).expect("writes");
+    bench.refused(&["--data", &data], &["plan.json"]);
+}
