@@ -82,12 +82,11 @@ pub fn plan(
             Err(broken) => Refusal::Illegal(broken[0]),
         };
         // The sentence is written once a reason: there are many refusals.
-        match refused.get_mut(refusal.reason()) {
-            Some(count) => *count += children,
-            None => {
-                refused.insert(refusal.reason().to_owned(), children);
-                examples.insert(refusal.reason().to_owned(), refusal.to_string());
-            }
+        if let Some(count) = refused.get_mut(refusal.reason()) {
+            *count += children;
+        } else {
+            refused.insert(refusal.reason().to_owned(), children);
+            examples.insert(refusal.reason().to_owned(), refusal.to_string());
         }
     }
 
@@ -530,7 +529,7 @@ fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome
     for (shape_index, shape) in unit.shapes.iter().enumerate() {
         for (cut_index, cut) in cuts[shape_index].iter().enumerate() {
             for set in 0..question.sets.len() {
-                let bound_s = cut.bound(layout, &cut.times(shape, set)).seconds().0;
+                let bound_s = cut.bound(layout, shape, set).seconds().0;
                 if by_time && set == 0 && bound_s >= limit {
                     // Recomputing more takes no less time.
                     break;

@@ -203,8 +203,7 @@ fn lower_shared_kv(work: &mut Writer<'_>, shared: &SharedKv) {
 
     // A query sees its window, and of the compressed distant keys all or the selected ones.
     let mut keys = shared.window;
-    if shared.compress_ratio > 0 {
-        let compressed = local.seq_len / shared.compress_ratio;
+    if let Some(compressed) = local.seq_len.checked_div(shared.compress_ratio) {
         // The compressor reads every token and writes one key in `compress_ratio`.
         work.at(Category::Attention, Part::Projection);
         work.linear(local.tokens_local, shared.head_dim, hidden);

@@ -115,12 +115,12 @@ pub fn destinations(moe: &Moe, blocks: u64) -> f64 {
         && limit.groups > 0
     {
         let eligible = experts * limit.topk / limit.groups;
-        if blocks >= limit.groups && blocks % limit.groups == 0 {
+        if blocks >= limit.groups && blocks.is_multiple_of(limit.groups) {
             let kept = blocks / limit.groups * limit.topk;
             return distinct(eligible, topk, kept);
         }
         // A block holds whole groups: the kept groups fall on blocks as experts would.
-        if limit.groups % blocks == 0 {
+        if limit.groups.is_multiple_of(blocks) {
             return distinct(limit.groups, limit.topk, blocks).min(distinct(experts, topk, blocks));
         }
     }

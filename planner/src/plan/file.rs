@@ -116,7 +116,7 @@ impl Plan {
         if let Some(object) = value.as_object() {
             // The version first: a newer format may well have other keys.
             match object.get("version") {
-                Some(version) if *version == Value::from(PLAN_VERSION) => {}
+                Some(version) if version.as_u64() == Some(PLAN_VERSION.into()) => {}
                 version => {
                     return Err(PlanFileError::Version {
                         path: path.to_owned(),
@@ -284,13 +284,14 @@ mod tests {
 
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
-        let cases: [(&str, fn(&mut Value)); 8] = [
+        type Edit = fn(&mut Value);
+        let cases: [(&str, Edit); 8] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
             }),
             ("unknown field `foo`", |plan| {
-                plan["layout"]["foo"] = 1.into()
+                plan["layout"]["foo"] = 1.into();
             }),
             ("tp = 64", |plan| plan["layout"]["tp"] = 64.into()),
             ("layout.dp is 3", |plan| plan["layout"]["dp"] = 3.into()),

@@ -196,8 +196,9 @@ impl Cut {
     }
 
     /// No schedule runs a step in less.
-    pub(crate) fn bound(&self, layout: &Layout, times: &StageTimes) -> Span {
-        lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), times)
+    pub(crate) fn bound(&self, layout: &Layout, shape: &Shape, set: usize) -> Span {
+        let times = self.times(shape, set);
+        lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times)
     }
 
     /// Exposed gather of a rank, which its first forward waits for.

@@ -62,7 +62,7 @@ pub(crate) struct Shape {
     /// Norm, head, loss and all multi-token-prediction depths.
     pub(crate) head: Kind,
     /// Buffers of the weight shapes of a set of kinds, the set as bits.
-    shape_buffers: Vec<Bytes>,
+    buffers: Vec<Bytes>,
 }
 
 /// Models with more kinds of layer than this are charged for every kind on every rank.
@@ -110,7 +110,7 @@ impl Shape {
         Self {
             dispatcher,
             local,
-            shape_buffers: shape_buffers(question, &kinds),
+            buffers: buffers(question, &kinds),
             kinds,
             embedding: embedding(question, &setting),
             head: head(question, &setting),
@@ -135,12 +135,12 @@ impl Shape {
     /// What one weight of each shape of some kinds of layer takes (see
     /// [`Stack::weight_shape_buffer`]).
     pub(crate) fn shape_buffer(&self, kinds: u64) -> Bytes {
-        let all = self.shape_buffers.len() - 1;
-        self.shape_buffers[(kinds as usize).min(all)]
+        let all = self.buffers.len() - 1;
+        self.buffers[(kinds as usize).min(all)]
     }
 }
 
-fn shape_buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
+fn buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
     let weights: Vec<BTreeSet<(u64, u64)>> = kinds
         .iter()
         .map(|kind| kind.lowered.weight_shapes())

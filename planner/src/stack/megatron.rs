@@ -68,19 +68,16 @@ pub fn kept(
         list.wide("input", residual);
         return list.kept;
     }
-    match &layer.mixer {
-        Some(mixer) => {
-            list.module = "attention";
-            list.wide("input", residual);
-            norm_output(&mut list, model, local);
-            match mixer {
-                Mixer::Gqa(gqa) => keep_gqa(&mut list, gqa, local),
-                Mixer::Mla(mla) => keep_mla(&mut list, mla, local),
-                Mixer::SharedKv(shared) => keep_shared_kv(&mut list, shared, local),
-                Mixer::Linear(linear) => keep_linear(&mut list, linear, local),
-            }
+    if let Some(mixer) = &layer.mixer {
+        list.module = "attention";
+        list.wide("input", residual);
+        norm_output(&mut list, model, local);
+        match mixer {
+            Mixer::Gqa(gqa) => keep_gqa(&mut list, gqa, local),
+            Mixer::Mla(mla) => keep_mla(&mut list, mla, local),
+            Mixer::SharedKv(shared) => keep_shared_kv(&mut list, shared, local),
+            Mixer::Linear(linear) => keep_linear(&mut list, linear, local),
         }
-        None => {}
     }
     match &layer.ffn {
         Some(Ffn::Dense(mlp)) => {
@@ -178,12 +175,8 @@ fn keep_shared_kv(list: &mut List<'_>, shared: &SharedKv, local: &Local) {
         list.wide("query", q);
     }
     list.wide("key_value", local.tokens * shared.head_dim);
-    if shared.compress_ratio > 0 {
-        list.wide(
-            "compressed_key_value",
-            local.tokens * shared.head_dim / shared.compress_ratio,
-        );
-    }
+    let distant = (local.tokens * shared.head_dim).checked_div(shared.compress_ratio);
+    list.wide("compressed_key_value", distant.unwrap_or(0));
     if let Some(indexer) = &shared.indexer {
         list.wide(
             "index_query",
@@ -365,7 +358,7 @@ mod tests {
         assert!((all - 1788.0).abs() < 1.0, "{all}");
         // Without memory-efficient permutation the experts' outputs are kept too: 448 MiB, and the
         // sum is the table's 2236 MiB a layer, 131.0 GiB for the 60 layers it counts alive.
-        let outputs = (4096 * 8 * 7168 * 2) as f64 / f64::from(1 << 20);
+        let outputs = f64::from(4096 * 8 * 7168 / 512) / 1024.0;
         assert_eq!(outputs, 448.0);
         assert!(((all + outputs) * 60.0 / 1024.0 - 131.0).abs() < 0.1);
         assert!((outputs * 60.0 / 1024.0 - 26.25).abs() < 0.01);
