@@ -50,7 +50,8 @@ pub struct SearchRecord {
     pub elapsed_s: f64,
     /// Whether the first plan is proven best among the candidates, under the cost model.
     pub optimal: bool,
-    /// How far the first plan may be from the best, as a fraction of its step time.
+    /// What the first plan's layout could still gain, at most, if every layer chose its recompute
+    /// set by itself (a linear relaxation), as a fraction of its step time.
     pub gap: f64,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

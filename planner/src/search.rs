@@ -9,6 +9,7 @@
 
 mod candidate;
 mod explain;
+mod mix;
 mod predict;
 mod recompute;
 mod shape;
@@ -125,6 +126,7 @@ pub fn plan(
     if tally.memory > 0 {
         refused.insert("memory".to_owned(), tally.memory);
     }
+    let gap = ranking.first().map_or(0.0, |best| best.gap(&question));
     let search = SearchRecord {
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced,
@@ -132,7 +134,7 @@ pub fn plan(
         priced: tally.priced,
         elapsed_s: 0.0,
         optimal: true,
-        gap: 0.0,
+        gap,
         feasible: tally.feasible,
     };
     if ranking.is_empty() {
@@ -393,7 +395,9 @@ struct Unit<'a> {
     layout: &'a Layout,
     shapes: &'a [Shape],
     moments: &'a [Vec<Moment>],
-    /// No child scores less.
+    /// No child under each shape scores less.
+    floors: Vec<f64>,
+    /// The least of them.
     floor: f64,
 }
 
@@ -414,23 +418,25 @@ fn units<'a>(
         .iter()
         .map(|layout| {
             let key = shape_key(layout);
-            let floor = match question.options.objective {
-                // Layers are whole: the busiest rank holds at least its rounded-up share.
-                Objective::Throughput | Objective::Cost => work[&key]
-                    .iter()
-                    .map(|(all, lightest)| {
+            let floors: Vec<f64> = work[&key]
+                .iter()
+                .map(|(all, lightest)| match question.options.objective {
+                    Objective::Memory => 0.0,
+                    // Layers are whole: the busiest rank holds at least its rounded-up share.
+                    Objective::Throughput | Objective::Cost => {
                         let share = all / f64::from(layout.pp());
                         let layers = question.kind_of.len() as u32;
                         let whole = f64::from(layers.div_ceil(layout.pp())) * lightest;
                         f64::from(layout.microbatches()) * share.max(whole)
-                    })
-                    .fold(f64::INFINITY, f64::min),
-                Objective::Memory => 0.0,
-            };
+                    }
+                })
+                .collect();
+            let floor = floors.iter().copied().fold(f64::INFINITY, f64::min);
             Unit {
                 layout,
                 shapes: &shapes[&key],
                 moments: &moments[&moments_key(layout)],
+                floors,
                 floor,
             }
         })
@@ -472,6 +478,19 @@ impl Found<'_> {
             Objective::Throughput | Objective::Cost => self.step_s,
             Objective::Memory => self.peak.gib(),
         }
+    }
+
+    /// What a recompute set for each layer could save on this layout, at most.
+    fn gap(&self, question: &Question<'_>) -> f64 {
+        let by_time = question.options.objective != Objective::Memory;
+        if !by_time || question.sets.len() == 1 || question.sets[self.set] == Recompute::None {
+            return 0.0;
+        }
+        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
+        let bound = self
+            .cut
+            .mixed_bound_s(question, layout, shape, self.unit.moments);
+        (1.0 - bound / self.step_s).max(0.0)
     }
 
     fn choice(&self) -> Choice<'_> {
@@ -523,7 +542,14 @@ fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome
     let cuts: Vec<Vec<Cut>> = unit
         .shapes
         .iter()
-        .map(|shape| candidate::cuts(question, layout, shape))
+        .zip(&unit.floors)
+        .map(|(shape, &floor)| {
+            if floor < limit {
+                candidate::cuts(question, layout, shape)
+            } else {
+                Vec::new()
+            }
+        })
         .collect();
     let mut children = Vec::new();
     for (shape_index, shape) in unit.shapes.iter().enumerate() {

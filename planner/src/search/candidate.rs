@@ -5,6 +5,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds, Span};
 use moefold_profiles::{Collective, CollectiveKind, Dtype};
 
+use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
@@ -254,6 +255,60 @@ impl Cut {
                 held
             })
             .collect()
+    }
+
+    /// What the step could shrink to if every layer chose its recompute set by itself: see
+    /// [`super::mix`]. No schedule runs this layout and split in less.
+    pub(crate) fn mixed_bound_s(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        shape: &Shape,
+        moments: &[Vec<Moment>],
+    ) -> f64 {
+        let pp = layout.pp() as usize;
+        let microbatches = f64::from(layout.microbatches());
+        let capacity = question.cluster.gpu.memory().gib();
+        let (mut before, mut bound) = (0.0, 0.0_f64);
+        for rank in 0..pp {
+            let held = self.held[rank];
+            // Allocated memory may be so much that with its fragmentation it fits.
+            let allocated = (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation);
+            let room = allocated - (held.total() - held.overhead).gib();
+            let mut groups = Vec::new();
+            let mut ends_s = 0.0;
+            for stage in (rank..self.stages.len()).step_by(pp) {
+                let chunk = stage / pp;
+                let live: Vec<u32> = moments[rank].iter().map(|m| m.live[chunk]).collect();
+                for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
+                    let ways = kind.memory.iter().zip(&kind.backward_s);
+                    groups.push(Alike {
+                        layers,
+                        live: live.clone(),
+                        ways: ways
+                            .map(|(memory, backward_s)| Way {
+                                seconds: kind.forward_s + backward_s,
+                                gib: memory.kept.gib(),
+                            })
+                            .collect(),
+                    });
+                }
+                let first = (stage == 0).then_some(&shape.embedding);
+                let last = (stage + 1 == self.stages.len()).then_some(&shape.head);
+                for end in first.into_iter().chain(last) {
+                    ends_s += end.forward_s + end.backward_s[0];
+                }
+            }
+            groups.retain(|group| group.layers > 0);
+            let rooms = vec![room; moments[rank].len()];
+            if let Some(work) = mix::least_work(&groups, &rooms) {
+                bound = bound.max(before + microbatches * (work + ends_s));
+            }
+            before += (self.times.forward[rank] + self.times.backward[rank])
+                .seconds()
+                .0;
+        }
+        bound
     }
 
     /// Buffers that stay: one for each shape of weight, workspaces.
