@@ -270,6 +270,7 @@ mod tests {
             "ahead of plain (DP4 | ETP2 EP2 | mbs 1)",
             "predicted at 310 ms and measured at 388 ms: 20.0% too fast",
             "The loss of plain fell from",
+            "the busiest expert of a layer got 1.50 times its even share",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

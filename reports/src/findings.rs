@@ -34,6 +34,7 @@ pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
     findings.extend(prediction(comparison));
     for (subject, measured) in comparison.runs() {
         findings.extend(loss_of(subject, measured));
+        findings.extend(balance_of(subject, measured));
     }
     if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
         findings.push(confidence(best));
@@ -274,6 +275,31 @@ fn loss_of(subject: &Subject, measured: &Measured) -> Option<String> {
         first.loss,
         last.loss,
         measured.steps.len()
+    ))
+}
+
+/// How unevenly the last step's tokens fell on the experts, and what was dropped.
+fn balance_of(subject: &Subject, measured: &Measured) -> Option<String> {
+    let last = measured.steps.last()?;
+    let worst = last
+        .expert_load
+        .iter()
+        .filter_map(|layer| {
+            let total: u64 = layer.iter().sum();
+            let busiest = layer.iter().copied().max()?;
+            (total > 0).then(|| busiest as f64 * layer.len() as f64 / total as f64)
+        })
+        .reduce(f64::max)?;
+    let dropped: u64 = measured.steps.iter().map(|step| step.dropped).sum();
+    let drops = if dropped == 0 {
+        "no assignment was dropped".to_owned()
+    } else {
+        format!("{} assignments were dropped", format::grouped(dropped))
+    };
+    Some(format!(
+        "In the last step of {} the busiest expert of a layer got {worst:.2} times its even share; \
+         {drops}.",
+        subject.name
     ))
 }
 

@@ -41,7 +41,10 @@ pub(crate) fn page(
     tiles(&mut out, comparison);
     out.push_str("<ul class=\"card findings\">\n");
     for finding in findings {
-        push(&mut out, format_args!("<li>{}</li>\n", escaped(finding)));
+        push(
+            &mut out,
+            format_args!("<li>{}</li>\n", unbroken(&escaped(finding))),
+        );
     }
     out.push_str("</ul>\n<h2>Plots</h2>\n");
     for plot in plots {
@@ -77,6 +80,23 @@ pub(crate) fn page(
         ),
     );
     out
+}
+
+/// A text in which no line ends between a figure and what belongs to it: its next digits, its unit.
+fn unbroken(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let belongs = |i: usize| {
+        let after_digit = i > 0 && chars[i - 1].is_ascii_digit();
+        let rest: String = chars[i + 1..].iter().take(4).collect();
+        let before_unit = ["s ", "s,", "s.", "s:", "ms", "us", "GiB", "MiB"]
+            .iter()
+            .any(|unit| rest.starts_with(unit));
+        after_digit && (rest.starts_with(|c: char| c.is_ascii_digit()) || before_unit)
+    };
+    let unbreak = |(i, &c): (usize, &char)| {
+        if c == ' ' && belongs(i) { '\u{a0}' } else { c }
+    };
+    chars.iter().enumerate().map(unbreak).collect()
 }
 
 fn push(out: &mut String, text: std::fmt::Arguments) {
@@ -352,6 +372,14 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_stay_with_their_units() {
+        assert_eq!(
+            unbroken("1 234 layouts in 3.5 s, 2 GiB of 4 sorts"),
+            "1\u{a0}234 layouts in 3.5\u{a0}s, 2\u{a0}GiB of 4 sorts"
+        );
+    }
 
     #[test]
     fn golden_base64() {
