@@ -66,7 +66,7 @@ pub struct RunSummary {
     pub tokens_per_s: f64,
     /// Exposed seconds of a step by category; sums to `step_s` up to rounding.
     pub time_s: TimeByCategory,
-    /// Busy seconds a step of the slowest rank by op or collective stem, hidden ones included: the
+    /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the
     /// same keys as `predicted.busy_s` of the plan.
     pub busy_s: BTreeMap<String, f64>,
     /// Peak memory of every rank, in the order of ranks.

@@ -319,7 +319,7 @@ fn op_times(comparison: &Comparison) -> Option<Named> {
     Some(Named {
         stem: "ops".to_owned(),
         title: format!(
-            "Busy time a step by op, slowest rank ({}; error is prediction against measurement)",
+            "Busy time a step by op, busiest rank ({}; error is prediction against measurement)",
             unit.name()
         ),
         shown,

@@ -32,10 +32,8 @@ pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
         findings.extend(memory_of(best));
     }
     findings.extend(prediction(comparison));
-    for (subject, measured) in comparison.runs() {
-        findings.extend(loss_of(subject, measured));
-        findings.extend(balance_of(subject, measured));
-    }
+    findings.extend(of_runs(comparison, loss_of));
+    findings.extend(of_runs(comparison, balance_of));
     if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
         findings.push(confidence(best));
     }
@@ -64,7 +62,13 @@ fn winner(comparison: &Comparison, measured: bool) -> Option<String> {
     let mut field: Vec<&Subject> = comparison
         .subjects
         .iter()
-        .filter(|s| !measured || s.measured.is_some())
+        .filter(|s| {
+            if measured {
+                s.measured.is_some()
+            } else {
+                s.profiles == comparison.best_prices()
+            }
+        })
         .collect();
     if field.is_empty() {
         return None;
@@ -231,7 +235,7 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
         findings.insert(
             0,
             format!(
-                "Over {} runs the step was predicted to {} on average, {} at worst.",
+                "Over {} runs the predicted step was {} off on average, {} at worst.",
                 errors.len(),
                 format::percent(mean),
                 format::percent(worst)
@@ -253,12 +257,28 @@ fn error_words(error: f64, positive: &str, negative: &str) -> String {
     }
 }
 
-fn loss_of(subject: &Subject, measured: &Measured) -> Option<String> {
+/// One sentence for all runs of which the same can be said: a sentence has `{}` where the names go.
+fn of_runs(comparison: &Comparison, say: impl Fn(&Measured) -> Option<String>) -> Vec<String> {
+    let mut said: Vec<(String, Vec<String>)> = Vec::new();
+    for (subject, measured) in comparison.runs() {
+        if let Some(sentence) = say(measured) {
+            match said.iter_mut().find(|(known, _)| *known == sentence) {
+                Some((_, names)) => names.push(subject.name.clone()),
+                None => said.push((sentence, vec![subject.name.clone()])),
+            }
+        }
+    }
+    said.into_iter()
+        .map(|(sentence, names)| sentence.replace("{}", &listed(&names)))
+        .collect()
+}
+
+fn loss_of(measured: &Measured) -> Option<String> {
     let (first, last) = (measured.steps.first()?, measured.steps.last()?);
     if let Some(bad) = measured.steps.iter().find(|s| !s.loss.is_finite()) {
         return Some(format!(
-            "The loss of {} stopped being a number at step {}.",
-            subject.name, bad.step
+            "The loss of {{}} stopped being a number at step {}.",
+            bad.step
         ));
     }
     if measured.steps.len() < 2 {
@@ -270,8 +290,7 @@ fn loss_of(subject: &Subject, measured: &Measured) -> Option<String> {
         "rose"
     };
     Some(format!(
-        "The loss of {} {change} from {:.3} to {:.3} in {} steps.",
-        subject.name,
+        "The loss of {{}} {change} from {:.3} to {:.3} in {} steps.",
         first.loss,
         last.loss,
         measured.steps.len()
@@ -279,7 +298,7 @@ fn loss_of(subject: &Subject, measured: &Measured) -> Option<String> {
 }
 
 /// How unevenly the last step's tokens fell on the experts, and what was dropped.
-fn balance_of(subject: &Subject, measured: &Measured) -> Option<String> {
+fn balance_of(measured: &Measured) -> Option<String> {
     let last = measured.steps.last()?;
     let worst = last
         .expert_load
@@ -297,21 +316,21 @@ fn balance_of(subject: &Subject, measured: &Measured) -> Option<String> {
         format!("{} assignments were dropped", format::grouped(dropped))
     };
     Some(format!(
-        "In the last step of {} the busiest expert of a layer got {worst:.2} times its even share; \
-         {drops}.",
-        subject.name
+        "In the last step of {{}} the busiest expert of a layer got {worst:.2} times its even share; \
+         {drops}."
     ))
 }
 
 fn confidence(subject: &Subject) -> String {
+    // Shares that cancel to just below zero are zero.
     let c = &subject.planned.predicted.confidence;
     format!(
         "Of the predicted time of {}, {:.0}% rests on costs measured at that very shape, {:.0}% on \
          interpolation between measurements, {:.0}% on extrapolation or rooflines.",
         subject.name,
-        100.0 * c.measured,
-        100.0 * c.interpolated,
-        100.0 * c.extrapolated
+        100.0 * c.measured.abs(),
+        100.0 * c.interpolated.abs(),
+        100.0 * c.extrapolated.abs()
     )
 }
 

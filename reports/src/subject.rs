@@ -67,6 +67,8 @@ pub(crate) struct Considered {
     pub(crate) peak_gib: f64,
     /// Tokens a second on each GPU.
     pub(crate) tokens_per_s_per_gpu: f64,
+    /// Profiles that its prices came from.
+    pub(crate) profiles: Vec<ProfileUsed>,
 }
 
 /// Everything that is compared.
@@ -187,7 +189,7 @@ impl Comparison {
                         step_s: runner_up.step_s,
                         peak_gib: runner_up.peak_gib,
                     };
-                    self.consider(&candidate, &plan.planned);
+                    self.consider(&candidate, &plan.planned, &plan.profiles);
                 }
                 self.push(name.to_owned(), plan.planned, setting, plan.profiles, None);
             }
@@ -212,7 +214,7 @@ impl Comparison {
                             plan.layout == candidate.layout && plan.recompute == candidate.recompute
                         });
                         if !listed {
-                            self.consider(candidate, best);
+                            self.consider(candidate, best, &answer.profiles);
                         }
                     }
                 }
@@ -263,17 +265,18 @@ impl Comparison {
     }
 
     /// Notes a candidate, whose tokens a step are those of a plan from the same search.
-    fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout) {
+    fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout, profiles: &[ProfileUsed]) {
         let tokens_per_gpu = of.predicted.tokens_per_s_per_gpu * of.predicted.step_s;
         self.considered.push(Considered {
             layout: format::layout(&candidate.layout),
             details: recompute_words(&candidate.recompute),
             peak_gib: candidate.peak_gib,
             tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,
+            profiles: profiles.to_vec(),
         });
     }
 
-    /// A plan given beside the run of that plan, or twice, is one subject.
+    /// A plan given beside the run of that plan, or twice, is one subject. Runs come first.
     fn drop_duplicates(&mut self) {
         let same = |a: &Subject, b: &Subject| a.planned == b.planned && a.setting == b.setting;
         let mut kept: Vec<Subject> = Vec::new();
@@ -288,6 +291,7 @@ impl Comparison {
                 _ => kept.push(subject),
             }
         }
+        kept.sort_by_key(|subject| subject.measured.is_none());
         self.subjects = kept;
     }
 
@@ -344,6 +348,21 @@ impl Comparison {
         } else {
             "GPU"
         }
+    }
+
+    /// The profiles that the best-informed predictions were priced from. Predictions from different
+    /// prices differ for the same layout, so only those from one set of profiles are ranked against
+    /// each other: the set whose predictions rest on the largest share of measured costs.
+    pub(crate) fn best_prices(&self) -> &[ProfileUsed] {
+        let known = |s: &Subject| {
+            let c = &s.planned.predicted.confidence;
+            c.measured + 0.5 * c.interpolated
+        };
+        let best = self
+            .subjects
+            .iter()
+            .reduce(|best, s| if known(s) > known(best) { s } else { best });
+        best.map_or(&[], |s| &s.profiles)
     }
 
     /// Subjects that ran.

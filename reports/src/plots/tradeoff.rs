@@ -49,10 +49,22 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         .reduce(f64::max)
         .filter(|&c| c >= largest && c <= CAPACITY_ROOM * largest);
     let mut scene = Scene::new(WIDTH, "Speed against memory");
-    let subtitle = [format!(
+    let mut subtitle = vec![format!(
         "{} priced layouts that fit; up is faster, left is smaller.",
         format::grouped(predicted.len() as u64)
     )];
+    let prices = comparison.best_prices();
+    if comparison.subjects.iter().any(|s| s.profiles != prices) {
+        let names: Vec<&str> = prices.iter().map(|p| p.name.as_str()).collect();
+        subtitle.push(format!(
+            "Predictions priced with {}; those from other prices are left out.",
+            if names.is_empty() {
+                "the shipped tables".to_owned()
+            } else {
+                format!("the profile {}", names.join(", "))
+            }
+        ));
+    }
     let top = axis::heading(&mut scene, "Speed against memory", &subtitle);
     let entries = legend(&points, !front.is_empty(), capacity.is_some());
     let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
@@ -115,9 +127,11 @@ impl Kind {
 }
 
 fn points(comparison: &Comparison) -> Vec<Point> {
+    let prices = comparison.best_prices();
     let mut points: Vec<Point> = comparison
         .considered
         .iter()
+        .filter(|c| c.profiles == prices)
         .map(|c| Point {
             gib: c.peak_gib,
             speed: c.tokens_per_s_per_gpu,
@@ -128,13 +142,15 @@ fn points(comparison: &Comparison) -> Vec<Point> {
         .collect();
     for subject in &comparison.subjects {
         let name = format!("{} ({})", subject.name, subject.layout);
-        points.push(Point {
-            gib: subject.planned.predicted.peak_gib,
-            speed: subject.planned.predicted.tokens_per_s_per_gpu,
-            name: name.clone(),
-            details: subject.details.clone(),
-            kind: Kind::Predicted,
-        });
+        if subject.profiles == prices {
+            points.push(Point {
+                gib: subject.planned.predicted.peak_gib,
+                speed: subject.planned.predicted.tokens_per_s_per_gpu,
+                name: name.clone(),
+                details: subject.details.clone(),
+                kind: Kind::Predicted,
+            });
+        }
         if let Some(gib) = subject.measured_peak_gib() {
             points.push(Point {
                 gib,
