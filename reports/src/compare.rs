@@ -269,11 +269,28 @@ mod tests {
             "Fastest measured: folded (TP2 DP2 | EP4 | mbs 1), 388 ms a step",
             "ahead of plain (DP4 | ETP2 EP2 | mbs 1)",
             "predicted at 310 ms and measured at 388 ms: 20.0% too fast",
-            "The loss of plain fell from",
+            "The loss of folded and plain fell from",
             "the busiest expert of a layer got 1.50 times its even share",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn predictions_from_different_prices_are_not_ranked() {
+        let dir = scratch();
+        let rough = sample::cpu_plan([2, 1, 1, 4, 1], 0.1);
+        let mut informed = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        informed.profiles.push(moefold_planner::plan::ProfileUsed {
+            name: "here".to_owned(),
+            hash: "1".to_owned(),
+        });
+        informed.planned.predicted.confidence.measured = 1.0;
+        let paths = [("rough.json", &rough), ("informed.json", &informed)]
+            .map(|(name, plan)| sample::write_json(&dir.path().join(name), plan));
+        let comparison = compared(&paths);
+        let findings = findings::of(&comparison);
+        assert!(findings[0].starts_with("informed "), "{findings:?}");
     }
 
     #[test]

@@ -18,6 +18,9 @@ pub enum ReportError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A plan cannot be read, or is not one that could run.
+    #[error(transparent)]
+    Plan(#[from] moefold_planner::plan::PlanFileError),
     /// A file is not what its place says.
     #[error("{path}: {what}", path = .path.display())]
     Format {

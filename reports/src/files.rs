@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use moefold_profiles::files::write_atomically;
+
 use crate::ReportError;
 use crate::draw::png;
 use crate::draw::scene::Scene;
@@ -26,47 +28,35 @@ impl Directory {
 
     /// Writes a text.
     pub(crate) fn text(&mut self, name: &str, text: &str) -> Result<(), ReportError> {
-        let temporary = self.temporary(name);
-        let done = std::fs::write(&temporary, text).map_err(|error| failed(&temporary, &error));
-        self.finish(name, &temporary, done)
+        let path = self.path.join(name);
+        write_atomically(&path, |out| out.write_all(text.as_bytes()))
+            .map_err(|error| failed(&path, &error))?;
+        self.written.push(path);
+        Ok(())
     }
 
-    /// Writes a picture as PNG; `name` ends in `.png`.
+    /// Writes a picture as PNG; `name` ends in `.png`. The backend opens its file itself, by a name
+    /// whose ending says the format.
     pub(crate) fn png(&mut self, name: &str, scene: &Scene) -> Result<(), ReportError> {
-        let temporary = self.temporary(name);
-        let done = png::write(scene, &temporary).map_err(|error| failed(&temporary, &error));
-        self.finish(name, &temporary, done)
+        let path = self.path.join(name);
+        let temporary = self.path.join(format!(".{}.{name}", std::process::id()));
+        let done = png::write(scene, &temporary)
+            .map_err(|error| failed(&temporary, &error))
+            .and_then(|()| {
+                std::fs::rename(&temporary, &path).map_err(|error| failed(&path, &error))
+            });
+        if done.is_err() {
+            // The first failure is the one to report; a leftover may not exist at all.
+            let _ = std::fs::remove_file(&temporary);
+        }
+        done?;
+        self.written.push(path);
+        Ok(())
     }
 
     /// The files written, in order.
     pub(crate) fn into_written(self) -> Vec<PathBuf> {
         self.written
-    }
-
-    /// A name beside the final one; the ending stays, since it says the format.
-    fn temporary(&self, name: &str) -> PathBuf {
-        self.path.join(format!(".{}.{name}", std::process::id()))
-    }
-
-    fn finish(
-        &mut self,
-        name: &str,
-        temporary: &Path,
-        done: Result<(), ReportError>,
-    ) -> Result<(), ReportError> {
-        let path = self.path.join(name);
-        let done = done.and_then(|()| {
-            std::fs::rename(temporary, &path).map_err(|error| failed(&path, &error))
-        });
-        match done {
-            Ok(()) => self.written.push(path),
-            Err(error) => {
-                // The first failure is the one to report; a leftover may not exist at all.
-                let _ = std::fs::remove_file(temporary);
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -83,7 +83,9 @@ pub fn percent(share: f64) -> String {
     if share > 0.0 && share < 0.001 {
         "<0.1%".to_owned()
     } else {
-        format!("{:.1}%", share * 100.0)
+        // Adding zero makes minus zero plain.
+        let percent = (share * 1000.0).round() / 10.0 + 0.0;
+        format!("{percent:.1}%")
     }
 }
 
@@ -270,6 +272,7 @@ mod tests {
         assert_eq!(gib(0.5), "512 MiB");
         assert_eq!(percent(0.1234), "12.3%");
         assert_eq!(percent(0.0004), "<0.1%");
+        assert_eq!(percent(-1e-17), "0.0%");
         assert_eq!(signed_percent(-0.034), "-3.4%");
         assert_eq!(signed_percent(0.5), "+50%");
     }

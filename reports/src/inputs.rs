@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::Answer;
-use moefold_planner::plan::{PLAN_VERSION, Plan};
+use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RUN_VERSION, RunSummary, StepRecord};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -129,9 +129,7 @@ fn read_file(path: &Path) -> Result<Content, ReportError> {
 }
 
 fn read_plan(path: &Path) -> Result<Plan, ReportError> {
-    let text = text_of(path)?;
-    check_version(path, &text, PLAN_VERSION)?;
-    parse(path, &text)
+    Ok(Plan::load(path)?)
 }
 
 fn read_summary(path: &Path) -> Result<RunSummary, ReportError> {

@@ -200,6 +200,8 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
     p.peak_gib = p.memory_gib.total();
     p.memory_gib_by_pp_rank = vec![p.peak_gib; layout.pp as usize];
     p.busy_s = busy(step_s, |_| 1.0);
+    let layers = mixtral().layers.len() as u32;
+    planned.pipeline.stages = vec![(0..layers).collect()];
     planned.stack = StackName::Moefold;
     planned.precision = Precision::Fp32;
     Plan {

@@ -97,12 +97,15 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         y += PANEL + 34.0 + 58.0;
     }
     scene.height = y;
+    let caption = if panels.iter().any(|(s, _)| s.planned.layout.pp > 1) {
+        "Early pipeline ranks hold more microbatches in flight, the last one the logits; a level row \
+         of bars is memory well spread."
+    } else {
+        "Ranks whose experts get more tokens hold more activations; predictions are for even loads."
+    };
     Some(Plot {
         stem: "memory-by-rank".to_owned(),
-        caption:
-            "Early pipeline ranks hold more microbatches in flight, the last one the logits; a \
-                  level row of bars is memory well spread."
-                .to_owned(),
+        caption: caption.to_owned(),
         scene,
     })
 }
