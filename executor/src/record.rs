@@ -270,7 +270,7 @@ mod tests {
         );
         assert!(step.time.get(Category::Attention).0 >= 2e-3);
         assert!(step.time.get(Category::Host).0 >= 4e-3);
-        assert!(step.busy[&(Lane::Compute, "all_to_all")] >= 2e-3);
+        assert!(step.busy[&(Lane::Communication, "all_to_all")] >= 2e-3);
         // The outer span counts only what no inner span covers.
         assert!(step.busy[&(Lane::Compute, "forward")] < step.step.0 - 4e-3);
 
@@ -288,6 +288,22 @@ mod tests {
             .find(|s| s.name == "forward")
             .expect("recorded");
         assert!(forward.start <= exchange.start && exchange.end <= forward.end);
+    }
+
+    #[test]
+    fn waiting_for_other_ranks_is_set_apart_and_still_sums() {
+        let recorder = Recorder::new(0, time::Instant::now());
+        recorder.begin_step(0, true);
+        recorder.communication(Category::EpComm, "all_to_all", || {
+            nap();
+            recorder.waited(Category::EpComm, 1_500_000);
+        });
+        let step = recorder.end_step();
+        assert_eq!(step.waited.get(Category::EpComm), Seconds(1.5e-3));
+        let exchange = step.busy[&(Lane::Communication, "all_to_all")];
+        let whole = step.time.get(Category::EpComm).0;
+        assert!((whole - exchange - 1.5e-3).abs() < 1e-9, "{step:?}");
+        assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
     }
 
     #[test]
