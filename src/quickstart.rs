@@ -70,10 +70,10 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     let stage = prepare(args, &dir, output)?;
 
     let before = stage.plan_first()?;
-    let first = stage.train("run-folded", &before)?;
+    let first = stage.train("run-unmeasured", &before)?;
     let profile = stage.profile(&before)?;
     let (after, best) = stage.plan_again(&profile)?;
-    let second = stage.train("run-folded-replanned", &after)?;
+    let second = stage.train("run-profiled", &after)?;
     if best.planned.layout != after.planned.layout {
         stage.train("run-best", &best)?;
     }
@@ -217,7 +217,7 @@ impl Stage<'_> {
     fn train(&self, name: &str, plan: &Plan) -> Result<RunSummary, Failure> {
         let degrees = format::layout(&plan.planned.layout);
         let number = match name {
-            "run-folded" => 2,
+            "run-unmeasured" => 2,
             _ => 5,
         };
         let title = format!(
@@ -326,16 +326,11 @@ impl Stage<'_> {
     }
 
     fn compare(&self) -> Result<PathBuf, Failure> {
-        let inputs: Vec<PathBuf> = [
-            "answer.json",
-            "run-folded",
-            "run-folded-replanned",
-            "run-best",
-        ]
-        .iter()
-        .map(|name| self.dir.join(name))
-        .filter(|path| path.exists())
-        .collect();
+        let inputs: Vec<PathBuf> = ["answer.json", "run-unmeasured", "run-profiled", "run-best"]
+            .iter()
+            .map(|name| self.dir.join(name))
+            .filter(|path| path.exists())
+            .collect();
         let out = self.dir.join("report");
         let listed: Vec<String> = inputs
             .iter()

@@ -1,0 +1,319 @@
+//! The command line as a user meets it: answers, refusals, exit codes, files.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn moefold(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moefold"))
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+/// Runs a command that must succeed and returns its one JSON document.
+fn json(arguments: &[&str]) -> Value {
+    let output = moefold(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+}
+
+/// Runs a command that must fail with an exit code, and says all of `parts` in its one message.
+fn refused(arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = moefold(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "a refusal leaves stdout alone");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    for part in parts {
+        assert!(
+            stderr.contains(part),
+            "{arguments:?} does not say {part:?}: {stderr}"
+        );
+    }
+}
+
+const MIXTRAL: [&str; 11] = [
+    "plan",
+    "--model",
+    "mixtral-8x22b",
+    "--cluster",
+    "dgx-h100",
+    "--gpus",
+    "128",
+    "--seq-len",
+    "4096",
+    "--global-batch",
+    "256",
+];
+
+fn mixtral<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments: Vec<&str> = MIXTRAL.to_vec();
+    arguments.extend(more);
+    arguments
+}
+
+#[test]
+fn golden_groups_of_a_folded_layout() {
+    let groups = json(&[
+        "groups",
+        "--gpus",
+        "16",
+        "--layout",
+        "tp=2,cp=2,ep=8,etp=1",
+        "--json",
+    ]);
+    assert_eq!(groups["cp"][1], serde_json::json!([1, 3]));
+    assert_eq!(
+        groups["ep"][1],
+        serde_json::json!([8, 9, 10, 11, 12, 13, 14, 15])
+    );
+    assert_eq!(groups["edp"][0], serde_json::json!([0, 8]));
+    assert_eq!(
+        groups["dp-cp"][0],
+        serde_json::json!([0, 2, 4, 6, 8, 10, 12, 14])
+    );
+    assert_eq!(groups.as_object().expect("an object").len(), 12);
+}
+
+#[test]
+fn golden_models_answer_with_the_contract_keys() {
+    let model = json(&["models", "deepseek-v3", "--json"]);
+    assert_eq!(model["layers"], 61);
+    for key in [
+        "total_params",
+        "active_params",
+        "mtp_params",
+        "flops_per_token",
+    ] {
+        assert!(model[key].is_number(), "{key} in {model}");
+    }
+    assert_eq!(
+        json(&["models", "--json"])
+            .as_array()
+            .expect("a list")
+            .len(),
+        42
+    );
+}
+
+#[test]
+fn lists_are_tables_for_people() {
+    for (verb, part) in [("models", "Qwen3-30B-A3B"), ("clusters", "gb200-nvl72")] {
+        let output = moefold(&[verb]);
+        assert!(output.status.success());
+        assert!(String::from_utf8_lossy(&output.stdout).contains(part));
+    }
+}
+
+#[test]
+fn law_plan_is_deterministic_and_its_parts_sum_up() {
+    let mut answers = [(); 2].map(|()| json(&mixtral(&["--top", "3", "--json"])));
+    for answer in &mut answers {
+        answer["search"]["elapsed_s"] = 0.into();
+    }
+    assert_eq!(answers[0], answers[1]);
+
+    let plans = answers[0]["plans"].as_array().expect("plans");
+    assert_eq!(plans.len(), 3);
+    for plan in plans {
+        let predicted = &plan["predicted"];
+        let sum = |key: &str| -> f64 {
+            predicted[key]
+                .as_object()
+                .expect("an object")
+                .values()
+                .filter_map(Value::as_f64)
+                .sum()
+        };
+        let step_s = predicted["step_s"].as_f64().expect("a number");
+        assert!((sum("time_s") - step_s).abs() <= 1e-9 * step_s);
+        assert!((sum("confidence") - 1.0).abs() < 1e-9);
+        let peak = predicted["peak_gib"].as_f64().expect("a number");
+        assert!(
+            (sum("memory_gib") - peak).abs() < 1e-6 * peak,
+            "memory adds up"
+        );
+        assert!(peak < 80.0, "fits an H100");
+    }
+}
+
+#[test]
+fn a_plan_written_is_a_plan_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("plan.json");
+    let path = path.to_str().expect("UTF-8");
+    json(&mixtral(&[
+        "--layout",
+        "tp=2,cp=1,pp=8,vpp=7,ep=8,mbs=1",
+        "--json",
+        "--out",
+        path,
+    ]));
+    let plan: Value = serde_json::from_slice(&fs::read(path).expect("written")).expect("JSON");
+    assert_eq!(plan["version"], 1);
+    assert_eq!(plan["layout"]["dp"], 8);
+
+    // A plan for another executor is refused with everything that is in the way.
+    refused(
+        &["execute", path, "--text", "missing.txt"],
+        2,
+        &["pp=8", "bf16"],
+    );
+
+    // Edited by hand: unknown keys, other versions and illegal layouts are refused by name.
+    for (key, value, says) in [
+        ("surprise", serde_json::json!(1), "surprise"),
+        ("version", serde_json::json!(99), "99"),
+    ] {
+        let mut edited = plan.clone();
+        edited[key] = value;
+        let path = folder.path().join("edited.json");
+        fs::write(&path, edited.to_string()).expect("writable");
+        let path = path.to_str().expect("UTF-8");
+        refused(
+            &["execute", path, "--text", "x.txt"],
+            2,
+            &["edited.json", says],
+        );
+    }
+    let mut edited = plan.clone();
+    edited["layout"]["ep"] = 3.into();
+    let path = folder.path().join("illegal.json");
+    fs::write(&path, edited.to_string()).expect("writable");
+    refused(
+        &["execute", path.to_str().expect("UTF-8"), "--text", "x.txt"],
+        2,
+        &["illegal.json", "3"],
+    );
+}
+
+#[test]
+fn bad_requests_are_refused_with_what_would_work() {
+    refused(
+        &["models", "mixtral-9x9b"],
+        2,
+        &["mixtral-9x9b", "Mixtral-8x7B"],
+    );
+    refused(&["clusters", "dgx-h101"], 2, &["dgx-h101", "dgx-h100"]);
+    refused(
+        &["models", "./no/such/config.json"],
+        2,
+        &["no/such/config.json"],
+    );
+    refused(
+        &["groups", "--gpus", "16", "--layout", "tp=3,ep=5"],
+        2,
+        &["16", "3", "5"],
+    );
+    refused(
+        &["groups", "--gpus", "16", "--layout", "tq=2"],
+        2,
+        &["tq", "tp"],
+    );
+    refused(&mixtral(&["--precision", "bf17"]), 2, &["bf17", "bf16"]);
+    refused(
+        &mixtral(&["--offload", "attn_norm"]),
+        2,
+        &["--offload", "none"],
+    );
+    refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
+}
+
+#[test]
+fn nothing_feasible_is_an_answer_of_its_own() {
+    let arguments = [
+        "plan",
+        "--model",
+        "deepseek-v3",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "8",
+        "--seq-len",
+        "4096",
+        "--global-batch",
+        "64",
+    ];
+    refused(&arguments, 3, &["GiB"]);
+}
+
+#[test]
+fn the_cluster_file_of_the_readme_is_one() {
+    let readme = include_str!("../README.md");
+    let block = readme
+        .split("```toml\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ours.toml");
+    fs::write(&path, block.expect("the README shows a cluster file")).expect("writable");
+    let cluster = json(&["clusters", path.to_str().expect("UTF-8"), "--json"]);
+    assert_eq!(cluster["cluster"]["num_gpus"], 512);
+}
+
+#[test]
+fn completions_are_a_script() {
+    let output = moefold(&["completions", "bash"]);
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("moefold"));
+}
+
+#[test]
+fn quickstart_closes_the_loop() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("quickstart");
+    let out_text = out.to_str().expect("UTF-8");
+    let answer = json(&["quickstart", "--steps", "6", "--out", out_text, "--json"]);
+    assert!(answer["final_loss"].as_f64().expect("a number") < 5.7);
+    for file in [
+        "report/report.html",
+        "profile/profile.json",
+        "plan-best.json",
+    ] {
+        assert!(out.join(file).is_file(), "{file}");
+    }
+    let run = out.join("run-profiled");
+    for file in [
+        "steps.jsonl",
+        "trace.json",
+        "plan.json",
+        "env.json",
+        "summary.json",
+    ] {
+        assert!(run.join(file).is_file(), "{file}");
+    }
+    let steps = fs::read_to_string(run.join("steps.jsonl")).expect("written");
+    assert_eq!(steps.lines().count(), 6);
+    // The plan of the second run is folded and rests on measurements.
+    let plan: Value =
+        serde_json::from_slice(&fs::read(run.join("plan.json")).expect("there")).expect("JSON");
+    assert_eq!(
+        (
+            &plan["layout"]["tp"],
+            &plan["layout"]["etp"],
+            &plan["layout"]["ep"]
+        ),
+        (&2.into(), &1.into(), &4.into())
+    );
+    assert!(
+        plan["predicted"]["confidence"]["measured"]
+            .as_f64()
+            .expect("a number")
+            > 0.9
+    );
+    self_contained(&out.join("report/report.html"));
+    // It is never written over.
+    refused(&["quickstart", "--out", out_text], 2, &["not empty"]);
+}
+
+/// A report loads nothing: no scripts, styles, fonts or pictures from elsewhere.
+fn self_contained(page: &Path) {
+    let page = fs::read_to_string(page).expect("written");
+    for outside in ["src=\"http", "href=\"http", "url(http", "@import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
