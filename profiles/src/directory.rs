@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
+use crate::collective::Collective;
 use crate::files::write_atomically;
-use crate::op::{Collective, Op};
+use crate::op::Op;
 use crate::units::Seconds;
 
 /// Version of the format of `profile.json`.
@@ -254,7 +255,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::CollectiveKind;
+    use crate::collective::CollectiveKind;
     use crate::presets;
     use crate::units::Bytes;
     use crate::{Dtype, Pass};

@@ -6,6 +6,7 @@
 //! model, no layout and no device code.
 
 pub mod cluster;
+pub mod collective;
 pub mod cost;
 pub mod directory;
 pub mod dtype;
@@ -20,9 +21,10 @@ pub mod trace;
 pub mod units;
 
 pub use cluster::{Cluster, Gpu};
+pub use collective::{Collective, CollectiveKind};
 pub use cost::{Cost, Source};
 pub use directory::Profile;
 pub use dtype::{Dtype, Precision};
-pub use op::{Collective, CollectiveKind, Op, Pass};
+pub use op::{Op, Pass};
 pub use pricing::Costs;
 pub use trace::{Category, Trace, TraceSpan};

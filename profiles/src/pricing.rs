@@ -30,9 +30,10 @@ use matrix::Matrix;
 use network::Network;
 
 use crate::cluster::Cluster;
+use crate::collective::Collective;
 use crate::cost::{Cost, Source};
 use crate::directory::Profile;
-use crate::op::{Collective, Op};
+use crate::op::Op;
 use crate::units::{Bytes, Seconds};
 
 /// Prices for one cluster.

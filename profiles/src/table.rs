@@ -252,7 +252,7 @@ pub fn summary(gpu: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::CollectiveKind;
+    use crate::collective::CollectiveKind;
     use crate::presets;
 
     #[test]

@@ -1,3 +1,5 @@
+//! Tests of `attention` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, Rng, differences, inner, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of `cross_entropy` against its f64 twin in plain loops.
+
 use super::*;
 use crate::elementwise::add_into;
 use crate::testing::{Check, differences, integers, oracle, tensor, wide};

@@ -1,3 +1,5 @@
+//! Tests of `elementwise` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, oracle, tensor, wide};
 

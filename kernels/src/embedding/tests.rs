@@ -1,3 +1,5 @@
+//! Tests of `embedding` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, integers, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of `gemm` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, Rng, assert_bits, oracle, product, tensor, wide};
 use crate::{Device, TensorClass};

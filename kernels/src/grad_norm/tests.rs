@@ -1,3 +1,5 @@
+//! Tests of `grad_norm` against its f64 twin in plain loops.
+
 use super::*;
 use crate::Device;
 use crate::testing::{Rng, tensor};

@@ -1,3 +1,5 @@
+//! Tests of `grouped_gemm` against its f64 twin in plain loops.
+
 use super::*;
 use crate::Device;
 use crate::testing::{Check, Rng, assert_bits, oracle, tensor, wide};

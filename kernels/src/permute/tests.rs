@@ -1,3 +1,5 @@
+//! Tests of `permute` against its f64 twin in plain loops.
+
 use super::*;
 use crate::Device;
 use crate::testing::{Check, differences, inner, integers, oracle, tensor, wide};

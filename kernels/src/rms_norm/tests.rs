@@ -1,3 +1,5 @@
+//! Tests of `rms_norm` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, differences, inner, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of `router` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, differences, inner, integers, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of gathers and scatters of rows against plain loops.
+
 use super::*;
 use crate::testing::{Check, integers, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of the vector functions against f64.
+
 use super::*;
 
 vectorized! {

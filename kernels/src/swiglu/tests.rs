@@ -1,3 +1,5 @@
+//! Tests of `swiglu` against its f64 twin in plain loops.
+
 use super::*;
 use crate::testing::{Check, differences, inner, oracle, tensor, wide};
 

@@ -1,3 +1,5 @@
+//! Tests of tensors: views, bounds, transfers.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of the search: laws, published layouts, refusals.
+
 use std::collections::BTreeMap;
 
 use moefold_profiles::Cluster;

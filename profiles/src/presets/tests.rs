@@ -1,3 +1,5 @@
+//! Tests of presets and cluster files: what is read, what is refused.
+
 use super::*;
 
 fn file(text: &str) -> Result<Cluster, ClusterError> {

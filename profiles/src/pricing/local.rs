@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 
 use super::curve::Curve;
 use super::surface::{LOCAL_TRUST, Point, Surface};
+use crate::collective::{Collective, CollectiveKind};
 use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
 use crate::dtype::Dtype;
-use crate::op::{Collective, CollectiveKind, Op, Pass};
+use crate::op::{Op, Pass};
 use crate::units::{Bytes, Seconds};
 
 const STEMS: usize = 15;

@@ -14,8 +14,8 @@ use nccl::{Ranked, across, ranked};
 use super::curve::Curve;
 use super::matrix::donor;
 use crate::cluster::Cluster;
+use crate::collective::{Collective, CollectiveKind};
 use crate::cost::Source;
-use crate::op::{Collective, CollectiveKind};
 use crate::presets;
 use crate::table;
 

@@ -1,8 +1,9 @@
 //! Reads the embedded CSV files by column name. They are part of the program: a malformed one is a
 //! programmer's error and panics, which a test would see first.
 
+use crate::collective::CollectiveKind;
 use crate::dtype::Dtype;
-use crate::op::{CollectiveKind, Pass};
+use crate::op::Pass;
 
 /// A line of a CSV file by column name.
 pub(super) struct Line {

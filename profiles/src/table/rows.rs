@@ -1,7 +1,8 @@
 //! One type a shipped table: a row with its units.
 
+use crate::collective::CollectiveKind;
 use crate::dtype::Dtype;
-use crate::op::{CollectiveKind, Pass};
+use crate::op::Pass;
 
 /// Rate of a dense matrix product.
 #[derive(Debug, Clone, Copy, PartialEq)]

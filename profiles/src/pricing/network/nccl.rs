@@ -1,7 +1,7 @@
 //! What NCCL was measured to do, as curves over bytes.
 
 use super::wire_factor;
-use crate::op::CollectiveKind;
+use crate::collective::CollectiveKind;
 use crate::presets;
 use crate::pricing::curve::Curve;
 use crate::table;
