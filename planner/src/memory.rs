@@ -213,3 +213,72 @@ pub fn at_worst_moment(
     }
     rank
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::ScheduleName;
+
+    fn schedule(pp: u32, vpp: u32, microbatches: u32) -> Schedule {
+        let name = match (pp, vpp) {
+            (1, _) => ScheduleName::None,
+            (_, 1) => ScheduleName::OneFOneB,
+            _ => ScheduleName::Interleaved,
+        };
+        Schedule::new(name, pp, vpp, microbatches)
+    }
+
+    fn most_live(moments: &[Moment]) -> u32 {
+        moments
+            .iter()
+            .map(|moment| moment.live.iter().sum())
+            .max()
+            .unwrap_or(0)
+    }
+
+    #[test]
+    fn golden_chunks_in_flight_of_interleaved_schedules() {
+        // Megatron-Core's warm-up counts: 2 (pp - r - 1) + (vpp - 1) pp, and the one that runs.
+        for (pp, vpp, expected) in [
+            (4, 4, vec![19, 17, 15, 13]),
+            (2, 8, vec![17, 15]),
+            (8, 4, vec![39, 37, 35, 33, 31, 29, 27, 25]),
+        ] {
+            let moments = moments(&schedule(pp, vpp, 8 * pp), pp, vpp);
+            let live: Vec<u32> = moments.iter().map(|rank| most_live(rank)).collect();
+            assert_eq!(live, expected, "pp {pp} vpp {vpp}");
+        }
+    }
+
+    #[test]
+    fn differential_the_worst_moment_is_the_schedules_own_peak() {
+        for (pp, vpp, microbatches) in [(1, 1, 3), (4, 1, 6), (4, 1, 2), (2, 3, 8), (4, 2, 12)] {
+            let schedule = schedule(pp, vpp, microbatches);
+            let kept = |stage: Stage| Bytes(1000 + 37 * u64::from(stage.0 * stage.0));
+            for (rank, moments) in (0..).zip(moments(&schedule, pp, vpp)) {
+                let stages: Vec<StageMemory> = (0..vpp)
+                    .map(|chunk| StageMemory {
+                        kept: kept(Stage(chunk * pp + rank)),
+                        ..StageMemory::default()
+                    })
+                    .collect();
+                let worst = at_worst_moment(RankMemory::default(), &stages, &moments);
+                let peak = schedule.peak_live(rank, kept).bytes;
+                assert_eq!(worst.activations, peak, "pp {pp} vpp {vpp} rank {rank}");
+            }
+        }
+    }
+
+    /// The search looks at four groups of microbatches instead of all.
+    #[test]
+    fn law_moments_do_not_depend_on_microbatches_past_four_groups() {
+        for (pp, vpp) in [(2, 1), (4, 1), (2, 2), (4, 3)] {
+            let few = moments(&schedule(pp, vpp, 4 * pp), pp, vpp);
+            let many = moments(&schedule(pp, vpp, 11 * pp), pp, vpp);
+            for (few, many) in few.iter().zip(&many) {
+                assert_eq!(few.len(), many.len());
+                assert!(many.iter().all(|moment| few.contains(moment)), "{pp} {vpp}");
+            }
+        }
+    }
+}

@@ -4,13 +4,17 @@
 //! refuses them with a [`PlanError`] that names the flag, the value and what would work. Values that
 //! the design knows and this release does not price are refused as such, not silently ignored.
 
-use std::collections::BTreeMap;
+mod error;
+mod pipeline;
 
 use moefold_profiles::{Dtype, Precision};
 use serde::Deserialize;
 
-use crate::layout::{Batch, ParseDegreesError, PartialDegrees};
+use crate::layout::{Batch, PartialDegrees};
 use crate::plan::{Dispatcher, Module, Objective, Optimizer, Recompute, StackName};
+
+pub use error::{LeastMemory, PlanError};
+pub use pipeline::pipeline_layout;
 
 /// Words of the `plan` command, unread. `None` is the default of the flag.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -295,78 +299,6 @@ fn recompute(words: &str) -> Result<Recompute, PlanError> {
     Ok(Recompute::of(modules?))
 }
 
-/// Reads Megatron's pipeline layout: `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the
-/// head, `|` between stages, `x*n` and `(..)*n` repeat (`pipeline_parallel_layer_layout.py`).
-pub fn pipeline_layout(text: &str) -> Result<Vec<Vec<u32>>, PlanError> {
-    let refuse = |expected: &str| PlanError::value("--pipeline-layout", text, expected);
-    let flat = expand(text).ok_or_else(|| refuse("balanced parentheses and repeats like t*3"))?;
-    let stages: Vec<&str> = flat.split('|').collect();
-    let mut layers = Vec::with_capacity(stages.len());
-    let mut next = 0;
-    for (index, stage) in stages.iter().enumerate() {
-        let mut held = Vec::new();
-        for symbol in stage.chars() {
-            match symbol {
-                't' => {
-                    held.push(next);
-                    next += 1;
-                }
-                'E' if index == 0 => {}
-                'E' => return Err(refuse("E on the first stage")),
-                'L' | 'm' if index + 1 == stages.len() => {}
-                'L' | 'm' => {
-                    return Err(refuse("m and L on the last stage, as in Et|(tt|)*30mL"));
-                }
-                _ => return Err(refuse("only the symbols E, t, m, L, |, *, ( and )")),
-            }
-        }
-        layers.push(held);
-    }
-    Ok(layers)
-}
-
-/// Writes repeats out.
-fn expand(text: &str) -> Option<String> {
-    fn items(symbols: &[char], at: &mut usize, depth: u32) -> Option<String> {
-        let mut out = String::new();
-        while *at < symbols.len() {
-            let item = match symbols[*at] {
-                '(' => {
-                    *at += 1;
-                    let inner = items(symbols, at, depth + 1)?;
-                    if symbols.get(*at) != Some(&')') {
-                        return None;
-                    }
-                    *at += 1;
-                    inner
-                }
-                ')' => return (depth > 0).then_some(out),
-                symbol => {
-                    *at += 1;
-                    symbol.to_string()
-                }
-            };
-            let mut times = 1;
-            if symbols.get(*at) == Some(&'*') {
-                *at += 1;
-                let digits: String = symbols[*at..]
-                    .iter()
-                    .take_while(|symbol| symbol.is_ascii_digit())
-                    .collect();
-                *at += digits.len();
-                times = digits.parse().ok().filter(|&n: &usize| n <= 4096)?;
-            }
-            out.push_str(&item.repeat(times));
-        }
-        (depth == 0).then_some(out)
-    }
-    let symbols: Vec<char> = text
-        .chars()
-        .filter(|symbol| !symbol.is_whitespace())
-        .collect();
-    items(&symbols, &mut 0, 0)
-}
-
 /// Reads a histogram of tokens an expert, `[n, n, ...]` or one list a layer, and returns the load of
 /// the busiest expert over the mean: the worst case of any placement.
 fn routing(path: &str) -> Result<f64, PlanError> {
@@ -398,106 +330,6 @@ fn routing(path: &str) -> Result<f64, PlanError> {
         worst = worst.max(largest * loads.len() as f64 / total);
     }
     Ok(worst)
-}
-
-/// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// A flag with a value that means nothing.
-    #[error("{flag}: found `{value}`, expected {expected}")]
-    Value {
-        /// The flag.
-        flag: &'static str,
-        /// What was found.
-        value: String,
-        /// What would work.
-        expected: String,
-    },
-    /// Degrees that are no degrees.
-    #[error("--layout: {0}")]
-    Degrees(#[from] ParseDegreesError),
-    /// A value that a later release prices.
-    #[error("{flag} {value}: not supported yet; this release supports {works}")]
-    Later {
-        /// The flag.
-        flag: &'static str,
-        /// What was asked for.
-        value: String,
-        /// What this release has.
-        works: String,
-    },
-    /// Something the chosen stack or cluster cannot do.
-    #[error("{what}: {limit}")]
-    Unable {
-        /// What was asked for.
-        what: String,
-        /// What is possible.
-        limit: String,
-    },
-    /// A file that cannot be used.
-    #[error("{path}: {problem}")]
-    File {
-        /// The file.
-        path: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// No layout of the space is legal and fits.
-    #[error("nothing is feasible: {}", infeasible_text(refused, least.as_ref(), *capacity_gib))]
-    Infeasible {
-        /// Candidates there were.
-        space: u64,
-        /// Candidates refused, by the rule or limit they broke.
-        refused: BTreeMap<String, u64>,
-        /// A broken rule in words, for each key of `refused`.
-        examples: BTreeMap<String, String>,
-        /// The legal candidate that needs the least memory.
-        least: Option<LeastMemory>,
-        /// Memory of one device, GiB.
-        capacity_gib: f64,
-    },
-}
-
-impl PlanError {
-    /// A [`Self::Value`].
-    pub fn value(flag: &'static str, value: &str, expected: &str) -> Self {
-        Self::Value {
-            flag,
-            value: value.to_owned(),
-            expected: expected.to_owned(),
-        }
-    }
-}
-
-/// The candidate that comes closest to fitting.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LeastMemory {
-    /// Its degrees in words.
-    pub layout: String,
-    /// What it recomputes.
-    pub recompute: Recompute,
-    /// What it needs, GiB.
-    pub peak_gib: f64,
-}
-
-fn infeasible_text(
-    refused: &BTreeMap<String, u64>,
-    least: Option<&LeastMemory>,
-    capacity_gib: f64,
-) -> String {
-    let counts: Vec<String> = refused
-        .iter()
-        .map(|(reason, count)| format!("{reason} {count}"))
-        .collect();
-    let counts = counts.join(", ");
-    match least {
-        Some(least) => format!(
-            "the least memory of any legal layout is {:.1} GiB ({}), a device has {capacity_gib:.1} \
-             GiB; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
-            least.peak_gib, least.layout
-        ),
-        None => format!("no layout is legal (refused: {counts})"),
-    }
 }
 
 #[cfg(test)]

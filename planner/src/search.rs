@@ -12,36 +12,33 @@ mod explain;
 mod mix;
 mod predict;
 mod recompute;
+mod refusal;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod visit;
 
 use std::collections::BTreeMap;
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
-use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
-use crate::answer::{Candidate, SearchRecord};
-use crate::layout::{Illegal, Layout, Rules, space};
-use crate::memory::{self, Moment, RankMemory};
+use crate::answer::SearchRecord;
+use crate::layout::{Layout, Rules, space};
+use crate::memory::{self, Moment};
 use crate::model::{Layer, Model};
-use crate::options::{LeastMemory, PlanError, SearchOptions};
-use crate::plan::{Alternative, LayoutRecord, Objective, PlannedLayout, Recompute};
+use crate::options::{PlanError, SearchOptions};
+use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
 use crate::schedule::Schedule;
-use crate::simulate::Simulator;
 use crate::stack::Stack;
 
-use candidate::Cut;
-use predict::Choice;
+use refusal::{Refusal, unable};
 use shape::{Question, Shape};
+use visit::{Found, Outcome, Tally, Unit, visit};
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
-
-/// Priced candidates kept for the picture of the trade-off.
-const FEASIBLE_KEPT: usize = 400;
 
 /// The plans found, best first, and how the search went.
 #[derive(Debug, Clone, PartialEq)]
@@ -252,92 +249,6 @@ fn question<'a>(
     })
 }
 
-/// Tokens a context-parallel rank has of a sequence at least: Megatron-Core's guide advises against
-/// fewer (arXiv 2603.07685, section 6.3). A pinned degree is taken as it is.
-const CONTEXT_TOKENS: u64 = 4096;
-
-/// Why a tuple of degrees is not priced.
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    /// It is not legal.
-    #[error("{0}")]
-    Illegal(Illegal),
-    /// The stack does not run it.
-    #[error("the chosen stack runs {key} up to {limit}, not {degree}")]
-    Stack {
-        reason: &'static str,
-        key: &'static str,
-        degree: u32,
-        limit: u32,
-    },
-    /// It is legal and nobody runs it: tensor parallelism across NVLink domains.
-    #[error("{key} {degree} leaves the NVLink domain of {domain}; pin it to try")]
-    Domain {
-        reason: &'static str,
-        key: &'static str,
-        degree: u32,
-        domain: u32,
-    },
-    /// Likewise context parallelism of short sequences.
-    #[error("cp {cp} leaves {chunk} tokens of a sequence a rank, fewer than 4096; pin it to try")]
-    ShortSequence { cp: u32, chunk: u64 },
-    /// The given stages do not go with the degrees.
-    #[error("the pipeline layout has {given} stages, pp x vpp is {stages}")]
-    Stages { given: usize, stages: u32 },
-}
-
-impl Refusal {
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Illegal(illegal) => illegal.reason(),
-            Self::Stack { reason, .. } | Self::Domain { reason, .. } => reason,
-            Self::ShortSequence { .. } => "cp_short_sequence",
-            Self::Stages { .. } => "pipeline_layout",
-        }
-    }
-}
-
-/// What refuses a legal layout: the stack, common practice, given stages.
-fn unable(question: &Question<'_>, layout: &Layout) -> Option<Refusal> {
-    let (options, pins) = (question.options, &question.options.pins);
-    for (reason, key, degree, limit) in [
-        ("stack_cp", "cp", layout.cp(), question.stack.max_cp),
-        ("stack_pp", "pp", layout.pp(), question.stack.max_pp),
-    ] {
-        if let Some(limit) = limit.filter(|&limit| degree > limit) {
-            return Some(Refusal::Stack {
-                reason,
-                key,
-                degree,
-                limit,
-            });
-        }
-    }
-    let domain = question.cluster.gpus_per_domain;
-    for (reason, key, degree, pinned) in [
-        ("tp_over_domain", "tp", layout.tp(), pins.tp),
-        ("etp_over_domain", "etp", layout.etp(), pins.etp),
-    ] {
-        if degree > domain.max(1) && pinned.is_none() {
-            return Some(Refusal::Domain {
-                reason,
-                key,
-                degree,
-                domain,
-            });
-        }
-    }
-    let (cp, chunk) = (layout.cp(), options.batch.seq_len / u64::from(layout.cp()));
-    if cp > 1 && chunk < CONTEXT_TOKENS && pins.cp.is_none() {
-        return Some(Refusal::ShortSequence { cp, chunk });
-    }
-    let given = options.stages.as_ref()?.len();
-    (given != layout.stages() as usize).then(|| Refusal::Stages {
-        given,
-        stages: layout.stages(),
-    })
-}
-
 /// Shapes by the degrees they depend on, one for each dispatcher.
 type Shapes = BTreeMap<[u32; 5], Vec<Shape>>;
 
@@ -390,17 +301,6 @@ fn all_moments(layouts: &[Layout]) -> Moments {
         .collect()
 }
 
-/// A legal layout with its shapes.
-struct Unit<'a> {
-    layout: &'a Layout,
-    shapes: &'a [Shape],
-    moments: &'a [Vec<Moment>],
-    /// No child under each shape scores less.
-    floors: Vec<f64>,
-    /// The least of them.
-    floor: f64,
-}
-
 fn units<'a>(
     question: &Question<'_>,
     layouts: &'a [Layout],
@@ -441,225 +341,4 @@ fn units<'a>(
             }
         })
         .collect()
-}
-
-fn peak(ranks: &[RankMemory]) -> Bytes {
-    ranks
-        .iter()
-        .map(RankMemory::total)
-        .max()
-        .unwrap_or(Bytes::ZERO)
-}
-
-impl Question<'_> {
-    /// Dispatchers times recompute sets.
-    fn children(&self, ep: u32) -> u64 {
-        (self.dispatchers_for(ep).len() * self.sets.len()) as u64
-    }
-
-    fn capacity(&self) -> Bytes {
-        self.cluster.gpu.memory()
-    }
-}
-
-/// A feasible child in the ranking.
-struct Found<'a> {
-    unit: &'a Unit<'a>,
-    shape: usize,
-    cut: Cut,
-    set: usize,
-    step_s: f64,
-    peak: Bytes,
-}
-
-impl Found<'_> {
-    fn score(&self, objective: Objective) -> f64 {
-        match objective {
-            Objective::Throughput | Objective::Cost => self.step_s,
-            Objective::Memory => self.peak.gib(),
-        }
-    }
-
-    /// What a recompute set for each layer could save on this layout, at most.
-    fn gap(&self, question: &Question<'_>) -> f64 {
-        let by_time = question.options.objective != Objective::Memory;
-        if !by_time || question.sets.len() == 1 || question.sets[self.set] == Recompute::None {
-            return 0.0;
-        }
-        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
-        let bound = self
-            .cut
-            .mixed_bound_s(question, layout, shape, self.unit.moments);
-        (1.0 - bound / self.step_s).max(0.0)
-    }
-
-    fn choice(&self) -> Choice<'_> {
-        Choice {
-            layout: self.unit.layout,
-            shape: &self.unit.shapes[self.shape],
-            cut: &self.cut,
-            set: self.set,
-        }
-    }
-
-    fn memory(&self, question: &Question<'_>) -> Vec<RankMemory> {
-        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
-        self.cut
-            .memory(question, layout, shape, self.set, self.unit.moments)
-    }
-}
-
-/// What visiting a unit found.
-struct Outcome<'a> {
-    best: Option<Found<'a>>,
-    priced: u64,
-    memory: u64,
-    feasible: Vec<Candidate>,
-    least: Option<(Bytes, LeastMemory)>,
-}
-
-/// A child that may still win.
-struct Child {
-    bound_s: f64,
-    shape: usize,
-    set: usize,
-    cut: usize,
-}
-
-/// Tries the children of a unit in the order of their bounds.
-fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
-    let objective = question.options.objective;
-    let by_time = objective != Objective::Memory;
-    let capacity = question.capacity();
-    let layout = unit.layout;
-    let mut outcome = Outcome {
-        best: None,
-        priced: 0,
-        memory: 0,
-        feasible: Vec::new(),
-        least: None,
-    };
-    let cuts: Vec<Vec<Cut>> = unit
-        .shapes
-        .iter()
-        .zip(&unit.floors)
-        .map(|(shape, &floor)| {
-            if floor < limit {
-                candidate::cuts(question, layout, shape)
-            } else {
-                Vec::new()
-            }
-        })
-        .collect();
-    let mut children = Vec::new();
-    for (shape_index, shape) in unit.shapes.iter().enumerate() {
-        for (cut_index, cut) in cuts[shape_index].iter().enumerate() {
-            for set in 0..question.sets.len() {
-                let bound_s = cut.bound(layout, shape, set).seconds().0;
-                if by_time && set == 0 && bound_s >= limit {
-                    // Recomputing more takes no less time.
-                    break;
-                }
-                if !by_time || bound_s < limit {
-                    children.push(Child {
-                        bound_s,
-                        shape: shape_index,
-                        set,
-                        cut: cut_index,
-                    });
-                }
-            }
-        }
-    }
-    children.sort_by(|a, b| {
-        let places = (a.shape, a.set, a.cut).cmp(&(b.shape, b.set, b.cut));
-        a.bound_s.total_cmp(&b.bound_s).then(places)
-    });
-    let mut simulator = None;
-    // A child is a dispatcher and a recompute set, whatever its split: counted once.
-    let mut state: BTreeMap<(usize, usize), bool> = BTreeMap::new();
-    for child in children {
-        let best = outcome.best.as_ref();
-        let beaten = best.map_or(limit, |best| best.score(objective).min(limit));
-        if by_time && child.bound_s >= beaten {
-            break;
-        }
-        let (shape, cut) = (&unit.shapes[child.shape], &cuts[child.shape][child.cut]);
-        let memory = cut.memory(question, layout, shape, child.set, unit.moments);
-        let peak = peak(&memory);
-        let place = (child.shape, child.set);
-        if peak > capacity {
-            state.entry(place).or_insert(false);
-            if outcome
-                .least
-                .as_ref()
-                .is_none_or(|(least, _)| peak < *least)
-            {
-                let words = LeastMemory {
-                    layout: explain::degrees(&LayoutRecord::from(layout)),
-                    recompute: question.sets[child.set].clone(),
-                    peak_gib: peak.gib(),
-                };
-                outcome.least = Some((peak, words));
-            }
-            continue;
-        }
-        if !by_time && peak.gib() >= beaten {
-            continue;
-        }
-        state.insert(place, true);
-        let times = cut.times(shape, child.set);
-        let step_s = simulator
-            .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
-            .run(&times)
-            .total
-            .seconds()
-            .0;
-        outcome.feasible.push(Candidate {
-            layout: LayoutRecord::from(layout),
-            recompute: question.sets[child.set].clone(),
-            step_s,
-            peak_gib: peak.gib(),
-        });
-        let found = Found {
-            unit,
-            shape: child.shape,
-            cut: cut.clone(),
-            set: child.set,
-            step_s,
-            peak,
-        };
-        if found.score(objective) < beaten {
-            outcome.best = Some(found);
-        }
-    }
-    outcome.priced = state.values().filter(|&&priced| priced).count() as u64;
-    outcome.memory = state.values().filter(|&&priced| !priced).count() as u64;
-    outcome
-}
-
-/// Sums over outcomes.
-#[derive(Default)]
-struct Tally {
-    priced: u64,
-    memory: u64,
-    feasible: Vec<Candidate>,
-    least_bytes: Option<Bytes>,
-    least: Option<LeastMemory>,
-}
-
-impl Tally {
-    fn add(&mut self, outcome: &Outcome<'_>) {
-        self.priced += outcome.priced;
-        self.memory += outcome.memory;
-        let room = FEASIBLE_KEPT.saturating_sub(self.feasible.len());
-        self.feasible
-            .extend(outcome.feasible.iter().take(room).cloned());
-        if let Some((bytes, words)) = &outcome.least
-            && self.least_bytes.is_none_or(|least| *bytes < least)
-        {
-            self.least_bytes = Some(*bytes);
-            self.least = Some(words.clone());
-        }
-    }
 }

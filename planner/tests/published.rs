@@ -3,6 +3,11 @@
 //! The tables beside this file name their sources. Memory is held to a bar; time is printed, with the
 //! misses left in, and held to what the search needs of it: the order of layouts.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "every case is reported, `--nocapture` shows it"
+)]
+
 use std::collections::BTreeMap;
 
 use moefold_planner::layout::Batch;

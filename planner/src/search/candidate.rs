@@ -270,7 +270,7 @@ impl Cut {
         let microbatches = f64::from(layout.microbatches());
         let capacity = question.cluster.gpu.memory().gib();
         let (mut before, mut bound) = (0.0, 0.0_f64);
-        for rank in 0..pp {
+        for (rank, moments) in moments.iter().enumerate() {
             let held = self.held[rank];
             // Allocated memory may be so much that with its fragmentation it fits.
             let allocated = (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation);
@@ -279,7 +279,7 @@ impl Cut {
             let mut ends_s = 0.0;
             for stage in (rank..self.stages.len()).step_by(pp) {
                 let chunk = stage / pp;
-                let live: Vec<u32> = moments[rank].iter().map(|m| m.live[chunk]).collect();
+                let live: Vec<u32> = moments.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
                     let ways = kind.memory.iter().zip(&kind.backward_s);
                     groups.push(Alike {
@@ -300,7 +300,7 @@ impl Cut {
                 }
             }
             groups.retain(|group| group.layers > 0);
-            let rooms = vec![room; moments[rank].len()];
+            let rooms = vec![room; moments.len()];
             if let Some(work) = mix::least_work(&groups, &rooms) {
                 bound = bound.max(before + microbatches * (work + ends_s));
             }
