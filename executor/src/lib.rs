@@ -3,7 +3,7 @@
 //! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
 //! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], and measuring ([`record`],
-//! [`run`]; on their own, [`profile`] and [`bench`]). What is not implemented is refused by [`support`]. Device work is in
+//! [`run`]; on their own, [`profile`] and [`mod@bench`]). What is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod bench;

@@ -111,7 +111,7 @@ pub fn rank_peak(rank: u32, pp_rank: u32, memory: &Memory) -> RankPeak {
 /// `times` is by rank, then by step. Categories and busy times are those of the rank that worked
 /// most and so waited least, averaged over the steps after warm-up and scaled from the mean step to
 /// the median one, which `step_s` is. A run no longer than its warm-up is summarized whole. With
-/// `cores_shared`, time is put as a profile puts it, see [`charge_waits`].
+/// `cores_shared`, time is put as a profile puts it, see `charge_waits`.
 pub fn summarize(
     records: &[StepRecord],
     times: &[Vec<StepTime>],
