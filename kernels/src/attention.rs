@@ -274,19 +274,19 @@ mod cpu {
     vectorized! {
         /// Softmax of each row over the keys it sees (row `i` sees `first + i + 1`), zero beyond.
         fn softmax(scores: &mut [f32], keys: usize, first: usize, lse: &mut [f32]) {
-            for (i, (row, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
-                let (row, hidden) = row.split_at_mut(first + i + 1);
+            for i in 0..lse.len() {
+                let (row, hidden) = scores[i * keys..][..keys].split_at_mut(first + i + 1);
                 hidden.fill(0.0);
                 let top = max(row);
                 let mut lanes = [0.0; LANES];
-                let mut chunks = row.chunks_exact_mut(LANES);
-                for chunk in &mut chunks {
+                let (chunks, tail) = row.as_chunks_mut::<LANES>();
+                for chunk in chunks {
                     for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
                         *x = exp(*x - top);
                         *lane += *x;
                     }
                 }
-                for (x, lane) in chunks.into_remainder().iter_mut().zip(&mut lanes) {
+                for (x, lane) in tail.iter_mut().zip(&mut lanes) {
                     *x = exp(*x - top);
                     *lane += *x;
                 }
@@ -295,7 +295,7 @@ mod cpu {
                 for x in row {
                     *x *= inverse;
                 }
-                *lse = top + sum.ln();
+                lse[i] = top + sum.ln();
             }
         }
     }
@@ -388,15 +388,16 @@ mod cpu {
             delta: &[f32],
             scale: f32,
         ) {
-            let rows = scores.chunks_exact_mut(keys).zip(dprobs.chunks_exact_mut(keys));
-            for (i, ((p, d), (&lse, &delta))) in rows.zip(lse.iter().zip(delta)).enumerate() {
-                let (p, hidden) = p.split_at_mut(first + i + 1);
+            for (i, &lse) in lse.iter().enumerate() {
+                let seen = first + i + 1;
+                let (p, hidden) = scores[i * keys..][..keys].split_at_mut(seen);
                 hidden.fill(0.0);
-                let (d, hidden) = d.split_at_mut(first + i + 1);
+                let (d, hidden) = dprobs[i * keys..][..keys].split_at_mut(seen);
                 hidden.fill(0.0);
-                for (p, d) in p.iter_mut().zip(d) {
-                    *p = exp(*p - lse);
-                    *d = *p * (*d - delta) * scale;
+                let (d, delta) = (&mut d[..seen], delta[i]);
+                for j in 0..seen {
+                    p[j] = exp(p[j] - lse);
+                    d[j] = p[j] * (d[j] - delta) * scale;
                 }
             }
         }

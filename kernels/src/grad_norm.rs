@@ -51,8 +51,7 @@ mod cpu {
     vectorized! {
         fn block(x: &[f32]) -> f64 {
             let mut lanes = [0.0f64; 16];
-            let chunks = x.chunks_exact(16);
-            let tail = chunks.remainder();
+            let (chunks, tail) = x.as_chunks::<16>();
             for x in chunks {
                 for i in 0..16 {
                     lanes[i] += f64::from(x[i]) * f64::from(x[i]);

@@ -96,13 +96,13 @@ mod cpu {
     vectorized! {
         fn forward_rows(x: &[f32], w: &[f32], eps: f32, y: &mut [f32], rstd: &mut [f32]) {
             let d = w.len();
-            let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(rstd);
-            for ((x, y), rstd) in rows {
+            for row in 0..rstd.len() {
+                let (x, y) = (&x[row * d..][..d], &mut y[row * d..][..d]);
                 let r = 1.0 / (sum(x, |x| x * x) / d as f32 + eps).sqrt();
-                for ((y, &x), &w) in y.iter_mut().zip(x).zip(w) {
-                    *y = x * r * w;
+                for i in 0..d {
+                    y[i] = x[i] * r * w[i];
                 }
-                *rstd = r;
+                rstd[row] = r;
             }
         }
     }
@@ -148,16 +148,17 @@ mod cpu {
             dw: &mut [f32],
         ) {
             let d = w.len();
-            let rows = dy.chunks_exact(d).zip(x.chunks_exact(d)).zip(dx.chunks_exact_mut(d));
-            for (((dy, x), dx), &r) in rows.zip(rstd) {
-                for ((g, &dy), &w) in dx.iter_mut().zip(dy).zip(w) {
-                    *g = dy * w;
+            let dw = &mut dw[..d];
+            for (row, &r) in rstd.iter().enumerate() {
+                let (dy, x, dx) = (&dy[row * d..][..d], &x[row * d..][..d], &mut dx[row * d..][..d]);
+                for i in 0..d {
+                    dx[i] = dy[i] * w[i];
                 }
                 let c = sum2(dx, x, |g, x| g * (x * r)) / d as f32;
-                for (((dx, &x), &dy), dw) in dx.iter_mut().zip(x).zip(dy).zip(dw.iter_mut()) {
-                    let xh = x * r;
-                    *dx = r * (*dx - xh * c);
-                    *dw += dy * xh;
+                for i in 0..d {
+                    let xh = x[i] * r;
+                    dx[i] = r * (dx[i] - xh * c);
+                    dw[i] += dy[i] * xh;
                 }
             }
         }

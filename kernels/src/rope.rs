@@ -144,6 +144,7 @@ mod cpu {
                 for head in token.chunks_exact_mut(d) {
                     let (first, rest) = head.split_at_mut(half);
                     let second = &mut rest[..half];
+                    let (cos, sin) = (&cos[..half], &sin[..half]);
                     for i in 0..half {
                         let (a, b, c, s) = (first[i], second[i], cos[i], sin[i] * direction);
                         first[i] = a * c - b * s;

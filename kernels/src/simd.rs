@@ -102,14 +102,14 @@ pub(crate) fn fold(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -
 #[inline(always)]
 pub(crate) fn sum2(x: &[f32], y: &[f32], value: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    let (x_chunks, y_chunks) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
-    let tail = x_chunks.remainder().iter().zip(y_chunks.remainder());
-    for (x, y) in x_chunks.zip(y_chunks) {
+    let (x_chunks, x_tail) = x.as_chunks::<LANES>();
+    let (y_chunks, y_tail) = y.as_chunks::<LANES>();
+    for (x, y) in x_chunks.iter().zip(y_chunks) {
         for i in 0..LANES {
             lanes[i] += value(x[i], y[i]);
         }
     }
-    for (lane, (&x, &y)) in lanes.iter_mut().zip(tail) {
+    for (lane, (&x, &y)) in lanes.iter_mut().zip(x_tail.iter().zip(y_tail)) {
         *lane += value(x, y);
     }
     fold(lanes, |a, b| a + b)
@@ -132,8 +132,7 @@ pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
 pub(crate) fn max(x: &[f32]) -> f32 {
     let pick = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];
-    let chunks = x.chunks_exact(LANES);
-    let tail = chunks.remainder();
+    let (chunks, tail) = x.as_chunks::<LANES>();
     for x in chunks {
         for i in 0..LANES {
             lanes[i] = pick(lanes[i], x[i]);

@@ -113,12 +113,12 @@ mod cpu {
 
     vectorized! {
         fn forward_rows(x: &[f32], probs: Option<&[f32]>, y: &mut [f32], f: usize) {
-            let rows = x.chunks_exact((2 * f).max(1)).zip(y.chunks_exact_mut(f.max(1)));
-            for (row, (x, y)) in rows.enumerate() {
+            for row in 0..y.len() / f.max(1) {
                 let prob = probs.map_or(1.0, |p| p[row]);
-                let (gate, up) = x.split_at(f);
-                for ((y, &g), &u) in y.iter_mut().zip(gate).zip(up) {
-                    *y = g * sigmoid(g) * u * prob;
+                let (gate, up) = x[row * 2 * f..][..2 * f].split_at(f);
+                let (up, y) = (&up[..f], &mut y[row * f..][..f]);
+                for i in 0..f {
+                    y[i] = gate[i] * sigmoid(gate[i]) * up[i] * prob;
                 }
             }
         }
@@ -170,6 +170,7 @@ mod cpu {
                 let prob = probs.map_or(1.0, |p| p[row]);
                 let (gate, up) = x.split_at(f);
                 let (dgate, dup) = dx.split_at_mut(f);
+                let (dy, up, dup) = (&dy[..f], &up[..f], &mut dup[..f]);
                 for i in 0..f {
                     let s = sigmoid(gate[i]);
                     let silu = gate[i] * s;

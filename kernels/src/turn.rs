@@ -83,7 +83,14 @@ mod avx {
             }
             // SAFETY: promised by the caller.
             unsafe {
-                let [a, b, c, d, e, f, g, h] = lines.map(|l| _mm256_loadu_ps(l.as_ptr().add(col)));
+                let a = _mm256_loadu_ps(lines[0].as_ptr().add(col));
+                let b = _mm256_loadu_ps(lines[1].as_ptr().add(col));
+                let c = _mm256_loadu_ps(lines[2].as_ptr().add(col));
+                let d = _mm256_loadu_ps(lines[3].as_ptr().add(col));
+                let e = _mm256_loadu_ps(lines[4].as_ptr().add(col));
+                let f = _mm256_loadu_ps(lines[5].as_ptr().add(col));
+                let g = _mm256_loadu_ps(lines[6].as_ptr().add(col));
+                let h = _mm256_loadu_ps(lines[7].as_ptr().add(col));
                 // Pairs of rows interleaved, then fours, then the halves of the registers.
                 let (ab, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
                 let (cd, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
