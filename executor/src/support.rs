@@ -121,52 +121,11 @@ fn in_model(model: &Model) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use moefold_planner::plan::{
-        Confidence, LayoutRecord, MemoryRecord, Pipeline, Predicted, StackName,
-    };
-    use moefold_profiles::trace::TimeByCategory;
-
     use super::*;
+    use crate::testing;
 
     fn plan() -> PlannedLayout {
-        PlannedLayout {
-            layout: LayoutRecord {
-                tp: 1,
-                cp: 1,
-                dp: 1,
-                pp: 1,
-                vpp: 1,
-                ep: 1,
-                etp: 1,
-                edp: 1,
-                mbs: 1,
-                microbatches: 1,
-            },
-            pipeline: Pipeline {
-                schedule: ScheduleName::None,
-                stages: Vec::new(),
-            },
-            dispatcher: Dispatcher::Alltoall,
-            recompute: Recompute::None,
-            offload: Offload::None,
-            precision: Precision::Fp32,
-            optimizer: Optimizer::Adam,
-            stack: StackName::Moefold,
-            predicted: Predicted {
-                step_s: 0.0,
-                tokens_per_s_per_gpu: 0.0,
-                model_tflops_per_gpu: 0.0,
-                mfu: 0.0,
-                peak_gib: 0.0,
-                memory_gib: MemoryRecord::default(),
-                memory_gib_by_pp_rank: Vec::new(),
-                time_s: TimeByCategory::default(),
-                busy_s: BTreeMap::new(),
-                confidence: Confidence::default(),
-            },
-        }
+        testing::plan().planned
     }
 
     fn check_model(name: &str) -> Result<(), Unsupported> {

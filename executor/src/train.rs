@@ -346,3 +346,123 @@ fn cores_shared(layout: &Layout, options: &TrainOptions) -> bool {
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::sync::Mutex;
+
+    use moefold_planner::plan::Plan;
+
+    use super::*;
+    use crate::data::{Order, Stream};
+    use crate::testing;
+
+    const STEPS: u64 = 4;
+
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral")
+    }
+
+    fn samples(plan: &Plan) -> Samples {
+        let stream = Stream::indexed(&fixture().join("tokens")).expect("tokens");
+        let seq_len = plan.request.batch.seq_len;
+        Samples::new(stream, seq_len, plan.model.vocab_size, Order::Stream).expect("enough")
+    }
+
+    fn options() -> TrainOptions {
+        TrainOptions {
+            steps: STEPS,
+            lr: LearningRate::constant(2e-3),
+            adam: AdamOptions::default(),
+            aux_loss_coef: 0.0,
+            seed: 1,
+            init: Init::HuggingFace(fixture()),
+            threads_per_rank: Some(1),
+            traced_steps: 1..2,
+        }
+    }
+
+    /// The plan of the fixtures on four ranks: TP 2 and DP 2 for attention, EP 4 for experts.
+    fn folded() -> Plan {
+        let mut plan = testing::plan();
+        let layout = &mut plan.planned.layout;
+        (layout.tp, layout.dp, layout.ep, layout.mbs) = (2, 2, 4, 2);
+        layout.microbatches = 1;
+        plan
+    }
+
+    fn train(plan: &Plan) -> (Trained, Vec<StepRecord>) {
+        let seen = Mutex::new(Vec::new());
+        let on_step = |record: &StepRecord| seen.lock().expect("one rank").push(record.clone());
+        let (model, batch) = (&plan.model, &plan.request.batch);
+        let trained = run(
+            &plan.planned,
+            model,
+            batch,
+            &options(),
+            &samples(plan),
+            &on_step,
+        );
+        (
+            trained.expect("trains"),
+            seen.into_inner().expect("one rank"),
+        )
+    }
+
+    #[test]
+    fn a_run_reports_its_steps_its_time_and_its_weights() {
+        let plan = folded();
+        let (trained, seen) = train(&plan);
+        assert_eq!(seen, trained.steps);
+        assert_eq!(trained.steps.len() as u64, STEPS);
+        assert_eq!(trained.summary.final_loss, trained.steps[3].loss);
+        assert_eq!(trained.summary.peak_by_rank.len(), 4);
+
+        let ranks: BTreeSet<u32> = trained.trace.spans.iter().map(|span| span.rank).collect();
+        assert_eq!(ranks, BTreeSet::from([0, 1, 2, 3]));
+        assert!(trained.trace.spans.iter().all(|span| span.step == Some(1)));
+        let stems: BTreeSet<&str> = trained
+            .trace
+            .spans
+            .iter()
+            .map(|s| s.name.as_str())
+            .collect();
+        for stem in [
+            "gemm",
+            "grouped_gemm",
+            "attention",
+            "all_to_all",
+            "reduce_scatter",
+            "adamw",
+        ] {
+            assert!(stems.contains(stem), "{stems:?} lacks {stem}");
+        }
+        assert_eq!(trained.weights.tensors(), global_tensors(&plan.model));
+
+        let (single, _) = train(&testing::plan());
+        for (found, expected) in trained.steps.iter().zip(&single.steps) {
+            let error = (found.loss / expected.loss - 1.0).abs();
+            assert!(error < 1e-5, "{} and {}", found.loss, expected.loss);
+        }
+    }
+
+    #[test]
+    fn an_edited_layout_is_proven_again() {
+        let mut plan = folded();
+        plan.planned.layout.ep = 3;
+        let (model, batch) = (&plan.model, &plan.request.batch);
+        let refused = run(
+            &plan.planned,
+            model,
+            batch,
+            &options(),
+            &samples(&plan),
+            &|_| (),
+        );
+        let error = refused.expect_err("8 experts over 3 ranks");
+        assert!(error.is_bad_request(), "{error}");
+        assert!(error.to_string().contains("not legal"), "{error}");
+    }
+}

@@ -1,11 +1,12 @@
-//! Every layout against a single rank.
+//! Every layout against a single rank, key/value heads shared by TP ranks among them.
 
 use moefold_planner::layout::{Degrees, Layout};
+use moefold_planner::model::Mixer;
 
 use crate::common::{Fixture, Trained, assert_close, degrees};
 
-/// Relative, of the losses of all steps.
-const TOLERANCE: f64 = 1e-5;
+/// Relative, of the losses of all steps. The worst of 312 layouts was 2e-8.
+const TOLERANCE: f64 = 1e-6;
 
 /// Every legal layout of `gpus` ranks without context or pipeline parallelism, one rank to eight.
 fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
@@ -25,24 +26,25 @@ fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
     all
 }
 
-fn assert_equal(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) {
+/// Compares the steps of a layout with those of a single rank; the worst relative error of a loss.
+fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -> f64 {
     let trained = fixture.train(degrees, steps, &fixture.options());
+    let mut worst: f64 = 0.0;
     for (step, (found, expected)) in trained.steps.iter().zip(&single.steps).enumerate() {
         let what = |value: &str| format!("{} {degrees:?} step {step} {value}", fixture.name);
         assert_close(found.loss, expected.loss, TOLERANCE, &what("loss"));
-        assert_close(
-            found.grad_norm,
-            expected.grad_norm,
-            10.0 * TOLERANCE,
-            &what("grad_norm"),
-        );
+        // The norm is a sum of squares over every parameter: its errors add.
+        let (found_norm, norm) = (found.grad_norm, expected.grad_norm);
+        assert_close(found_norm, norm, 10.0 * TOLERANCE, &what("grad_norm"));
+        worst = worst.max((found.loss / expected.loss - 1.0).abs());
     }
+    worst
 }
 
 fn check_all(name: &'static str, steps: u64, at_least: usize) {
     let fixture = Fixture::load(name);
     let single = fixture.train(&degrees(1, 1, 1, 1, 24), steps, &fixture.options());
-    let mut count = 0;
+    let (mut count, mut sharing_heads, mut worst) = (0, 0, 0.0_f64);
     for gpus in 1..=8 {
         // The smallest and the largest microbatch of every division of the ranks.
         let mut all = legal(&fixture, gpus);
@@ -53,12 +55,16 @@ fn check_all(name: &'static str, steps: u64, at_least: usize) {
         };
         for (i, degrees) in all.iter().enumerate() {
             if last_of(i) || degrees.mbs == 1 {
-                assert_equal(&fixture, &single, degrees, steps);
+                worst = worst.max(compare(&fixture, &single, degrees, steps));
                 count += 1;
+                sharing_heads += u32::from(u64::from(degrees.tp) > kv_heads(&fixture));
             }
         }
     }
-    assert!(count >= at_least, "{name}: only {count} layouts were legal");
+    assert!(
+        count >= at_least && sharing_heads > 0,
+        "{name}: {count} layouts, {sharing_heads} with shared heads, worst {worst:e}"
+    );
 }
 
 #[test]
@@ -74,4 +80,11 @@ fn oracle_every_layout_of_qwen3_moe_equals_one_rank() {
 #[test]
 fn oracle_every_layout_of_a_dense_model_equals_one_rank() {
     check_all("qwen3_tied", 3, 10);
+}
+
+fn kv_heads(fixture: &Fixture) -> u64 {
+    match &fixture.model.layers[0].mixer {
+        Some(Mixer::Gqa(gqa)) => gqa.kv_heads,
+        other => panic!("{other:?}"),
+    }
 }
