@@ -53,6 +53,13 @@ pub(crate) enum Verb {
     Clusters(ClustersArgs),
     /// Measure training throughput of a fixed model on this machine
     Bench(BenchArgs),
+    /// Write a plan for another engine (not in this release)
+    #[command(hide = true)]
+    Export {
+        /// Whatever a later release will take
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -103,7 +110,7 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<String>,
-    /// Communication overlap: auto
+    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
     #[arg(long)]
     pub(crate) overlap: Option<String>,
     /// CUDA graphs: auto or none
@@ -143,12 +150,7 @@ pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
     /// Megatron indexed dataset: PREFIX.bin and PREFIX.idx
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        conflicts_with = "text",
-        required_unless_present = "text"
-    )]
+    #[arg(long, value_name = "PREFIX", conflicts_with = "text")]
     pub(crate) data: Option<PathBuf>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -173,6 +175,12 @@ pub(crate) struct ExecuteArgs {
     /// Run directory to write [default: runs/<time>]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
+    /// Save a checkpoint every so many steps (not in this release)
+    #[arg(long, value_name = "N", hide = true)]
+    pub(crate) save_every: Option<u32>,
+    /// Go on from a run or checkpoint (not in this release)
+    #[arg(long, value_name = "RUN", hide = true)]
+    pub(crate) resume: Option<PathBuf>,
     /// Write the final weights as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
     pub(crate) save_hf: Option<PathBuf>,
@@ -182,7 +190,7 @@ pub(crate) struct ExecuteArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Steps to train
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
     /// Peak learning rate
     #[arg(long, default_value_t = 3e-4)]
@@ -240,6 +248,10 @@ pub(crate) enum Device {
 pub(crate) enum Launch {
     /// Ranks are threads of this process
     Threads,
+    /// Ranks are processes of this machine; not in this release
+    Processes,
+    /// Ranks are started by torchrun or Slurm; not in this release
+    Env,
 }
 
 #[derive(Debug, Args)]
@@ -254,7 +266,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
     /// Rank threads that run at the same time [default: one a core; those of the plan with --plan]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ranks: Option<u32>,
     /// Stop adding repetitions after this many seconds
     #[arg(long, default_value_t = 60.0)]

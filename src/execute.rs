@@ -16,7 +16,7 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
-use crate::cli::{Device, ExecuteArgs, LrSchedule, TrainArgs};
+use crate::cli::{Device, ExecuteArgs, Launch, LrSchedule, TrainArgs};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -36,6 +36,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             "--device cuda: this release runs on the CPU only; use --device cpu"
         )));
     }
+    refuse_later(args)?;
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
     support::check(&plan.planned, &plan.model).map_err(Failure::request)?;
     let samples = samples(args, &plan)?;
@@ -69,6 +70,29 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             text
         },
     )
+}
+
+/// Flags of the design that this release does not have are refused by name.
+fn refuse_later(args: &ExecuteArgs) -> Result<(), Failure> {
+    let refuse = |what: &str| Err(Failure::Request(anyhow!("{what}")));
+    match args.launch {
+        Launch::Threads => {}
+        Launch::Processes | Launch::Env => {
+            return refuse("--launch: this release runs ranks as threads only; use threads");
+        }
+    }
+    if args.save_every.is_some() {
+        return refuse("--save-every: not supported yet; --save-hf DIR writes the final weights");
+    }
+    if args.resume.is_some() {
+        return refuse("--resume: not supported yet; --init DIR starts from saved weights");
+    }
+    if args.data.is_none() && args.text.is_empty() {
+        return refuse(
+            "nothing to train on: give --text FILE... or --data PREFIX (PREFIX.bin, PREFIX.idx)",
+        );
+    }
+    Ok(())
 }
 
 /// Trains under a plan, shows each step, and leaves everything measured in `dir`.

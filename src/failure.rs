@@ -10,6 +10,8 @@ pub(crate) enum Failure {
     Runtime(anyhow::Error),
     /// What was asked cannot be done as asked (flag, file, layout): exit code 2.
     Request(anyhow::Error),
+    /// A defect of this program, said by the panic hook already: exit code 1.
+    Reported,
     /// The request is fine and nothing satisfies it: exit code 3.
     Infeasible(anyhow::Error),
 }
@@ -28,15 +30,24 @@ impl Failure {
     /// The exit code.
     pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Runtime(_) => 1,
+            Self::Runtime(_) | Self::Reported => 1,
             Self::Request(_) => 2,
             Self::Infeasible(_) => 3,
         })
     }
 
+    fn error(&self) -> Option<&anyhow::Error> {
+        match self {
+            Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error) => Some(error),
+            Self::Reported => None,
+        }
+    }
+
     /// Whether the reader of our output went away, which is no failure of ours.
     pub(crate) fn is_broken_pipe(&self) -> bool {
-        let (Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error)) = self;
+        let Some(error) = self.error() else {
+            return false;
+        };
         error.chain().any(|cause| {
             cause
                 .downcast_ref::<std::io::Error>()
@@ -47,8 +58,10 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error)) = self;
-        write!(f, "{error:#}")
+        match self.error() {
+            Some(error) => write!(f, "{error:#}"),
+            None => f.write_str("a defect of moefold"),
+        }
     }
 }
 

@@ -14,8 +14,10 @@ mod profile;
 mod quickstart;
 
 use std::io::{self, Write as _};
+use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Verb};
@@ -29,15 +31,32 @@ fn main() -> ExitCode {
         quiet: cli.common.quiet,
         verbose: cli.common.verbose,
     };
-    match run(cli.verb, output) {
+    panic::set_hook(Box::new(report_panic));
+    let outcome = panic::catch_unwind(|| run(cli.verb, output));
+    match outcome.unwrap_or_else(|_| Err(Failure::Reported)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
+            if matches!(failure, Failure::Reported) {
+                return failure.code();
+            }
             // Nothing is left to do when stderr is gone as well.
             let _ = writeln!(io::stderr(), "error: {failure}");
             failure.code()
         }
     }
+}
+
+/// A panic is a defect of this program: one line says where, and no page of frames follows.
+fn report_panic(panic: &PanicHookInfo<'_>) {
+    let place = panic
+        .location()
+        .map_or_else(String::new, ToString::to_string);
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let _ = writeln!(
+        io::stderr(),
+        "error: a defect of moefold at {place}: {message}"
+    );
 }
 
 fn run(verb: Verb, output: Output) -> Result<(), Failure> {
@@ -57,5 +76,8 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
             io::stdout().write_all(&script)?;
             Ok(())
         }
+        Verb::Export { .. } => Err(Failure::Request(anyhow!(
+            "export: not supported yet; `plan --out plan.json` writes the plan itself"
+        ))),
     }
 }

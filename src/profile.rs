@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::profile::{self, Measured, ProfileOptions, default_sweep};
+use moefold_executor::support;
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -43,13 +44,11 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         .map(Plan::load)
         .transpose()
         .map_err(Failure::request)?;
+    if let Some(plan) = &plan {
+        support::check(&plan.planned, &plan.model).map_err(Failure::request)?;
+    }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let ranks = match (args.ranks, &plan) {
-        (Some(0), _) => {
-            return Err(Failure::Request(anyhow!(
-                "--ranks: found 0, expected at least 1"
-            )));
-        }
         (Some(ranks), _) => ranks,
         (None, Some(plan)) => plan.request.gpus,
         (None, None) => cores,

@@ -282,6 +282,9 @@ impl Stage<'_> {
             };
             keys.extend(plan_keys(&plan));
         }
+        self.output.say(&format!(
+            "Measuring every op and collective of the likely layouts, for {PROFILE_BUDGET_S:.0} s or so."
+        ))?;
         let measured = measure(keys, self.args.ranks, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
         measured
