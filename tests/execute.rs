@@ -192,6 +192,29 @@ fn bad_data_is_refused() {
 }
 
 #[test]
+fn a_run_that_diverges_stops_before_the_step_that_would_spoil_its_weights() {
+    let bench = Bench::new();
+    let data = format!("{}/tokens", fixture("mixtral"));
+    let run = bench.path("run");
+    let arguments = [
+        "--data", &data, "--lr", "1e30", "--steps", "8", "--out", &run,
+    ];
+    let (code, answer, errors) = bench.execute(&arguments);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        answer.is_empty() || !answer.contains("final loss"),
+        "{answer}"
+    );
+    assert!(
+        errors.contains("diverged") && errors.contains("--lr"),
+        "{errors}"
+    );
+    let steps = steps(&run);
+    assert!((1..8).contains(&steps.len()), "{} steps", steps.len());
+    assert!(steps.iter().all(|step| step.loss.is_finite()));
+}
+
+#[test]
 fn bad_weights_are_refused() {
     let bench = Bench::new();
     let data = format!("{}/tokens", fixture("mixtral"));

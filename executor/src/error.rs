@@ -24,6 +24,17 @@ pub enum Error {
         /// Its failure.
         cause: Box<Error>,
     },
+    /// Loss or gradient is no number any more; the step was not taken.
+    #[error(
+        "training diverged: loss {loss}, gradient norm {grad_norm}; the steps before it are in \
+         steps.jsonl; a lower --lr, some --warmup steps or --clip would help"
+    )]
+    Diverged {
+        /// Loss of the step.
+        loss: f64,
+        /// Gradient norm of the step.
+        grad_norm: f64,
+    },
     /// One rank panicked, which is a defect of this program.
     #[error("rank {rank} panicked {during}: {message}")]
     Panicked {
@@ -108,7 +119,10 @@ impl Error {
                 matches!(*action, "open" | "read") || cause.kind() == std::io::ErrorKind::NotFound
             }
             Self::Rank { cause, .. } => cause.is_bad_request(),
-            Self::Transport(_) | Self::Panicked { .. } | Self::Spawn { .. } => false,
+            Self::Diverged { .. }
+            | Self::Transport(_)
+            | Self::Panicked { .. }
+            | Self::Spawn { .. } => false,
         }
     }
 }

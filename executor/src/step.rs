@@ -123,6 +123,13 @@ impl Stepper {
                 Action::OptimizerStep => {
                     cx.recorder.at_microbatch(None);
                     let outcome = self.globally(cx, &mut progress)?;
+                    // The same on every rank, so all stop here with their weights as they were.
+                    if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
+                        return Err(Error::Diverged {
+                            loss: outcome.loss,
+                            grad_norm: outcome.grad_norm,
+                        });
+                    }
                     self.optimizer.step(cx, lr, outcome.grad_norm)?;
                     progress.outcome = Some(outcome);
                 }
