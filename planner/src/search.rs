@@ -221,6 +221,9 @@ fn question<'a>(
         None if stack.recomputes => recompute::sets(model),
         None => vec![Recompute::None],
     };
+    if let Some(stages) = &options.stages {
+        stages.check(model)?;
+    }
     let mut distinct: Vec<&Layer> = Vec::new();
     let kind_of = model
         .layers

@@ -89,7 +89,8 @@ fn predicted(row: &Row) -> PlannedLayout {
     // The measured runs split their layers evenly.
     let layers: Vec<u32> = (0..row.model.layers.len() as u32).collect();
     let each = layers.len() / row.pp as usize;
-    options.stages = Some(layers.chunks(each).map(<[u32]>::to_vec).collect());
+    let stages: Vec<Vec<u32>> = layers.chunks(each).map(<[u32]>::to_vec).collect();
+    options.stages = Some(stages.into());
     let mut found = search::plan(&row.model, &cluster, 8, &options, &costs).expect("fits");
     found.plans.remove(0)
 }

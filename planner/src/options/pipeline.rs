@@ -1,75 +1,262 @@
-//! Reads Megatron's words for a pipeline layout.
+//! [`PipelineLayout`]: Megatron's words for which stage holds what, read and held to a model.
+//!
+//! `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the head, `|` between stages; `x*n` and
+//! `(..)*n` repeat (Megatron-Core, `pipeline_parallel_layer_layout.py`). Whether the stages go with
+//! the degrees of a layout is the search's business.
 
 use super::PlanError;
+use crate::model::Model;
 
-/// Reads Megatron's pipeline layout: `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the
-/// head, `|` between stages, `x*n` and `(..)*n` repeat (`pipeline_parallel_layer_layout.py`).
-pub fn pipeline_layout(text: &str) -> Result<Vec<Vec<u32>>, PlanError> {
-    let refuse = |expected: &str| PlanError::value("--pipeline-layout", text, expected);
-    let flat = expand(text).ok_or_else(|| refuse("balanced parentheses and repeats like t*3"))?;
-    let stages: Vec<&str> = flat.split('|').collect();
-    let mut layers = Vec::with_capacity(stages.len());
-    let mut next = 0;
-    for (index, stage) in stages.iter().enumerate() {
-        let mut held = Vec::new();
-        for symbol in stage.chars() {
-            match symbol {
-                't' => {
-                    held.push(next);
-                    next += 1;
-                }
-                'E' if index == 0 => {}
-                'E' => return Err(refuse("E on the first stage")),
-                'L' | 'm' if index + 1 == stages.len() => {}
-                'L' | 'm' => {
-                    return Err(refuse("m and L on the last stage, as in Et|(tt|)*30mL"));
-                }
-                _ => return Err(refuse("only the symbols E, t, m, L, |, *, ( and )")),
-            }
-        }
-        layers.push(held);
-    }
-    Ok(layers)
+/// The most symbols a layout is written out to: more than the layers and stages of any model.
+const MAX_SYMBOLS: usize = 4096;
+
+/// The deepest parentheses.
+const MAX_DEPTH: usize = 32;
+
+const FLAG: &str = "--pipeline-layout";
+
+/// Which stage holds which decoder layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineLayout {
+    /// The words it was read from.
+    text: String,
+    /// Decoder layers of each stage, in order.
+    stages: Vec<Vec<u32>>,
+    /// MTP depths named; they stand with the head.
+    depths: usize,
 }
 
-/// Writes repeats out.
-fn expand(text: &str) -> Option<String> {
-    fn items(symbols: &[char], at: &mut usize, depth: u32) -> Option<String> {
-        let mut out = String::new();
-        while *at < symbols.len() {
-            let item = match symbols[*at] {
-                '(' => {
-                    *at += 1;
-                    let inner = items(symbols, at, depth + 1)?;
-                    if symbols.get(*at) != Some(&')') {
-                        return None;
-                    }
-                    *at += 1;
-                    inner
-                }
-                ')' => return (depth > 0).then_some(out),
-                symbol => {
-                    *at += 1;
-                    symbol.to_string()
-                }
-            };
-            let mut times = 1;
-            if symbols.get(*at) == Some(&'*') {
-                *at += 1;
-                let digits: String = symbols[*at..]
-                    .iter()
-                    .take_while(|symbol| symbol.is_ascii_digit())
-                    .collect();
-                *at += digits.len();
-                times = digits.parse().ok().filter(|&n: &usize| n <= 4096)?;
-            }
-            out.push_str(&item.repeat(times));
-        }
-        (depth == 0).then_some(out)
+impl PipelineLayout {
+    /// Decoder layers of each stage, in order.
+    pub fn stages(&self) -> &[Vec<u32>] {
+        &self.stages
     }
+
+    /// Refuses a layout of another number of layers or depths than the model has. Without any `m`
+    /// the depths stand with the head.
+    pub fn check(&self, model: &Model) -> Result<(), PlanError> {
+        let layers: usize = self.stages.iter().map(Vec::len).sum();
+        let refuse = |expected: String| Err(PlanError::value(FLAG, &self.text, &expected));
+        if layers != model.layers.len() {
+            return refuse(format!(
+                "{} t, one for each decoder layer of {}, and there are {layers}",
+                model.layers.len(),
+                model.name
+            ));
+        }
+        if self.depths != 0 && self.depths != model.mtp.len() {
+            return refuse(format!(
+                "{} m, one for each MTP depth of {}, or none, and there are {}",
+                model.mtp.len(),
+                model.name,
+                self.depths
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl From<Vec<Vec<u32>>> for PipelineLayout {
+    /// Stages given layer by layer.
+    fn from(stages: Vec<Vec<u32>>) -> Self {
+        let words: Vec<String> = stages.iter().map(|held| "t".repeat(held.len())).collect();
+        Self {
+            text: format!("E{}L", words.join("|")),
+            stages,
+            depths: 0,
+        }
+    }
+}
+
+/// Reads Megatron's pipeline layout.
+pub fn pipeline_layout(text: &str) -> Result<PipelineLayout, PlanError> {
+    let refuse = |expected: &str| Err(PlanError::value(FLAG, text, expected));
+    let flat = match expand(text) {
+        Ok(flat) => flat,
+        Err(expected) => return refuse(&expected),
+    };
+    if let Some(unknown) = flat.chars().find(|&symbol| !"EtmL|".contains(symbol)) {
+        return refuse(&format!(
+            "only the symbols E, t, m, L, |, *, ( and ), and there is `{unknown}`"
+        ));
+    }
+    let count = |symbol| flat.chars().filter(|&found| found == symbol).count();
+    if count('E') != 1 || !flat.starts_with('E') {
+        let found = count('E');
+        return refuse(&format!(
+            "E once, as the first symbol, and there are {found}"
+        ));
+    }
+    let words: Vec<&str> = flat.split('|').collect();
+    let last = words.len() - 1;
+    if let Some(stage) = words[..last].iter().position(|word| word.contains('m')) {
+        return Err(PlanError::Later {
+            flag: FLAG,
+            value: text.to_owned(),
+            works: format!(
+                "m on the last stage with L, and stage {} of {} has one; or no m, and the MTP \
+                 depths stand with L",
+                stage + 1,
+                words.len()
+            ),
+        });
+    }
+    if count('L') != 1 || !flat.ends_with('L') {
+        let found = count('L');
+        return refuse(&format!(
+            "L once, as the last symbol of the last stage, and there are {found}; for example \
+             Et|(tt|)*30mL"
+        ));
+    }
+    if words[last].contains("mt") {
+        return refuse("every m after the last t");
+    }
+    let mut next = 0;
+    let stages = words
+        .iter()
+        .map(|word| {
+            let first = next;
+            next += word.chars().filter(|&symbol| symbol == 't').count() as u32;
+            (first..next).collect()
+        })
+        .collect();
+    Ok(PipelineLayout {
+        text: text.to_owned(),
+        stages,
+        depths: count('m'),
+    })
+}
+
+/// Writes repeats out, or says what was expected.
+fn expand(text: &str) -> Result<String, String> {
     let symbols: Vec<char> = text
         .chars()
         .filter(|symbol| !symbol.is_whitespace())
         .collect();
-    items(&symbols, &mut 0, 0)
+    // What is written out so far at each open parenthesis.
+    let mut open = vec![String::new()];
+    let mut at = 0;
+    while at < symbols.len() {
+        let symbol = symbols[at];
+        at += 1;
+        let item = match symbol {
+            '(' => {
+                open.push(String::new());
+                if open.len() - 1 > MAX_DEPTH {
+                    return Err(format!("at most {MAX_DEPTH} parentheses within each other"));
+                }
+                continue;
+            }
+            ')' if open.len() == 1 => return Err("a ( for every )".to_owned()),
+            ')' => open.pop().unwrap_or_default(),
+            '*' => return Err("a symbol or a parenthesis before every *".to_owned()),
+            symbol => symbol.to_string(),
+        };
+        let mut times = 1;
+        if symbols.get(at) == Some(&'*') {
+            at += 1;
+            let digits: String = symbols[at..]
+                .iter()
+                .take_while(|symbol| symbol.is_ascii_digit())
+                .collect();
+            at += digits.len();
+            if digits.is_empty() {
+                return Err("a number after every *, as in t*3".to_owned());
+            }
+            // A number too large to hold is too large in any case.
+            times = digits.parse().unwrap_or(usize::MAX);
+        }
+        let Some(out) = open.last_mut() else {
+            return Err("a ( for every )".to_owned());
+        };
+        if item.len().saturating_mul(times).saturating_add(out.len()) > MAX_SYMBOLS {
+            return Err(format!(
+                "at most {MAX_SYMBOLS} symbols once repeats are written out"
+            ));
+        }
+        if !item.is_empty() {
+            out.push_str(&item.repeat(times));
+        }
+    }
+    match open.as_slice() {
+        [flat] => Ok(flat.clone()),
+        _ => Err("a ) for every (".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::presets;
+
+    fn refusal(text: &str) -> String {
+        pipeline_layout(text).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn golden_pipeline_layouts_expand() {
+        let layout = pipeline_layout("Et|(tt|)*30mL").expect("parses");
+        let stages = layout.stages();
+        assert_eq!(stages.len(), 32);
+        assert_eq!(stages[0], [0]);
+        assert_eq!(stages[30], [59, 60]);
+        assert!(stages[31].is_empty());
+        let nested = pipeline_layout("E((t*2)*2|)*3 L").expect("parses");
+        assert_eq!(nested.stages()[2], [8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn what_is_no_layout_is_refused_with_what_is_wrong() {
+        let deep = format!("E{}t{}L", "(".repeat(100_000), ")".repeat(100_000));
+        for (text, expected) in [
+            ("E(t|L", "a ) for every ("),
+            ("Et)L", "a ( for every )"),
+            ("E*L", "a number after every *"),
+            ("*3", "before every *"),
+            ("Ex|tL", "`x`"),
+            ("", "E once"),
+            ("tEL", "E once"),
+            ("Et|EtL", "there are 2"),
+            ("Et", "L once"),
+            ("EtL|t", "L once"),
+            ("EtLL", "there are 2"),
+            ("EmtL", "every m after the last t"),
+            ("E((t*4096)*4096)*4096L", "at most 4096 symbols"),
+            ("Et*99999999999999999999999L", "at most 4096 symbols"),
+            ("E()*18446744073709551615t*5000L", "at most 4096 symbols"),
+            (deep.as_str(), "at most 32 parentheses"),
+        ] {
+            let message = refusal(text);
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn an_mtp_depth_before_the_last_stage_is_not_supported_yet() {
+        let message = refusal("Et*3|(tt|)*29m|L");
+        for expected in [
+            "not supported yet",
+            "m on the last stage with L",
+            "31 of 32",
+        ] {
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn layers_and_depths_are_the_models() {
+        let mixtral = presets::load("mixtral-8x22b").expect("a preset");
+        let fits = |text, model| pipeline_layout(text).expect(text).check(model);
+        assert!(fits("Et*56L", &mixtral).is_ok());
+        let message = fits("Et*57L", &mixtral).expect_err("too many").to_string();
+        assert!(
+            message.contains("56 t,") && message.contains("are 57"),
+            "{message}"
+        );
+        assert!(fits("Et*56mL", &mixtral).is_err());
+        let deepseek = presets::load("deepseek-v3").expect("a preset");
+        assert!(fits("Et|(tt|)*30mL", &deepseek).is_ok());
+        assert!(fits("Et|(tt|)*30L", &deepseek).is_ok());
+        assert!(fits("Et|(tt|)*30mmL", &deepseek).is_err());
+    }
 }

@@ -43,8 +43,8 @@ pub(crate) struct RankEnd {
 
 /// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
 pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<Cut> {
-    if let Some(stages) = &question.options.stages {
-        return vec![Cut::new(question, layout, shape, stages.clone())];
+    if let Some(given) = &question.options.stages {
+        return vec![Cut::new(question, layout, shape, given.stages().to_vec())];
     }
     let nanoseconds = |kind: &Kind| Seconds(kind.forward_s + kind.backward_s[0]).to_span().0;
     let layers: Vec<u64> = question

@@ -83,7 +83,7 @@ pub(crate) fn unable(question: &Question<'_>, layout: &Layout) -> Option<Refusal
     if cp > 1 && chunk < CONTEXT_TOKENS && pins.cp.is_none() {
         return Some(Refusal::ShortSequence { cp, chunk });
     }
-    let given = options.stages.as_ref()?.len();
+    let given = options.stages.as_ref()?.stages().len();
     (given != layout.stages() as usize).then(|| Refusal::Stages {
         given,
         stages: layout.stages(),
