@@ -6,15 +6,16 @@
 
 mod error;
 mod pipeline;
+mod routing;
 
 use moefold_profiles::{Dtype, Precision};
-use serde::Deserialize;
 
 use crate::layout::{Batch, PartialDegrees};
 use crate::plan::{Dispatcher, Module, Objective, Optimizer, Recompute, StackName};
 
 pub use error::{LeastMemory, PlanError};
 pub use pipeline::{PipelineLayout, pipeline_layout};
+pub use routing::Routing;
 
 /// Words of the `plan` command, unread. `None` is the default of the flag.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -73,8 +74,8 @@ pub struct SearchOptions {
     pub grad_dtype: Dtype,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
-    /// Rows of the busiest expert rank over the mean; 1 under balanced routing.
-    pub load: f64,
+    /// How tokens were routed; balanced where absent.
+    pub routing: Option<Routing>,
     /// What is best.
     pub objective: Objective,
     /// Plans wanted.
@@ -98,7 +99,7 @@ impl SearchOptions {
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,
             overlap: None,
-            load: 1.0,
+            routing: None,
             objective: Objective::Throughput,
             top: 5,
         }
@@ -172,7 +173,7 @@ impl SearchOptions {
         };
         options.top = flags.top.unwrap_or(options.top).max(1);
         if let Some(path) = flags.routing.as_deref().filter(|&word| word != "balanced") {
-            options.load = routing(path)?;
+            options.routing = Some(Routing::read(path)?);
         }
         flags.refuse_unpriced()?;
         Ok(options)
@@ -297,39 +298,6 @@ fn recompute(words: &str) -> Result<Recompute, PlanError> {
         })
         .collect();
     Ok(Recompute::of(modules?))
-}
-
-/// Reads a histogram of tokens an expert, `[n, n, ...]` or one list a layer, and returns the load of
-/// the busiest expert over the mean: the worst case of any placement.
-fn routing(path: &str) -> Result<f64, PlanError> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Histogram {
-        One(Vec<f64>),
-        Layers(Vec<Vec<f64>>),
-    }
-    let refuse = |problem: String| PlanError::File {
-        path: path.to_owned(),
-        problem,
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    let histogram: Histogram = serde_json::from_str(&text).map_err(|_| {
-        refuse("is not a JSON list of tokens an expert, or a list of such lists".to_owned())
-    })?;
-    let layers = match histogram {
-        Histogram::One(loads) => vec![loads],
-        Histogram::Layers(layers) => layers,
-    };
-    let mut worst = 1.0_f64;
-    for loads in &layers {
-        let total: f64 = loads.iter().sum();
-        let largest = loads.iter().copied().fold(0.0, f64::max);
-        if loads.iter().any(|&load| !load.is_finite() || load < 0.0) || total <= 0.0 {
-            return Err(refuse("has a negative or empty load".to_owned()));
-        }
-        worst = worst.max(largest * loads.len() as f64 / total);
-    }
-    Ok(worst)
 }
 
 #[cfg(test)]

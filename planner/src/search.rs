@@ -224,6 +224,9 @@ fn question<'a>(
     if let Some(stages) = &options.stages {
         stages.check(model)?;
     }
+    if let Some(routing) = &options.routing {
+        routing.check(model)?;
+    }
     let mut distinct: Vec<&Layer> = Vec::new();
     let kind_of = model
         .layers

@@ -72,7 +72,11 @@ impl Shape {
     /// Works out the shapes of a layout, one for each dispatcher.
     pub(crate) fn all(question: &Question<'_>, layout: &Layout) -> Vec<Self> {
         let options = question.options;
-        let local = Local::new(layout, question.model, &options.batch, options.load);
+        let load = options
+            .routing
+            .as_ref()
+            .map_or(1.0, |r| r.load(layout.ep()));
+        let local = Local::new(layout, question.model, &options.batch, load);
         let memory: Vec<Vec<StageMemory>> = question
             .distinct
             .iter()
