@@ -61,7 +61,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
             if names.is_empty() {
                 "the shipped tables".to_owned()
             } else {
-                format!("the profile {}", names.join(", "))
+                format!("profile “{}”", names.join("”, “"))
             }
         ));
     }
