@@ -273,14 +273,16 @@ impl Stage<'_> {
             self.args.ranks
         );
         self.heading(&title, &[format!("profile --plan PLAN --out {out}")])?;
-        // The folded layout and those that might beat it.
-        let mut keys = plan_keys(folded);
-        for planned in self.search(PartialDegrees::default(), &[])?.answer.plans {
-            let plan = Plan {
-                planned,
-                ..folded.clone()
-            };
-            keys.extend(plan_keys(&plan));
+        // The folded layouts and those that might beat them.
+        let mut keys = Vec::new();
+        for pins in [self.folded(), PartialDegrees::default()] {
+            for planned in self.search(pins, &[])?.answer.plans {
+                let plan = Plan {
+                    planned,
+                    ..folded.clone()
+                };
+                keys.extend(plan_keys(&plan));
+            }
         }
         self.output.say(&format!(
             "Measuring every op and collective of the likely layouts, for {PROFILE_BUDGET_S:.0} s or so."
