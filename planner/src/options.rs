@@ -269,15 +269,6 @@ fn overlap(words: &str) -> Result<Overlap, PlanError> {
 }
 
 fn recompute(words: &str) -> Result<Recompute, PlanError> {
-    const MODULES: [(&str, Module); 7] = [
-        ("core_attn", Module::CoreAttn),
-        ("mla_up_proj", Module::MlaUpProj),
-        ("layernorm", Module::Layernorm),
-        ("moe_act", Module::MoeAct),
-        ("moe", Module::Moe),
-        ("mlp", Module::Mlp),
-        ("shared_experts", Module::SharedExperts),
-    ];
     match words {
         "none" => return Ok(Recompute::None),
         "full" => return Ok(Recompute::Full),
@@ -286,13 +277,12 @@ fn recompute(words: &str) -> Result<Recompute, PlanError> {
     let modules: Result<Vec<Module>, PlanError> = words
         .split(',')
         .map(|word| {
-            MODULES
-                .iter()
-                .find(|(name, _)| *name == word.trim())
-                .map(|(_, module)| *module)
+            Module::ALL
+                .into_iter()
+                .find(|module| module.name() == word.trim())
                 .ok_or_else(|| {
-                    let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
-                    let expected = format!("auto, none, full, or some of {}", names.join(", "));
+                    let names = Module::ALL.map(Module::name).join(", ");
+                    let expected = format!("auto, none, full, or some of {names}");
                     PlanError::value("--recompute", word, &expected)
                 })
         })

@@ -140,6 +140,32 @@ pub enum Module {
     SharedExperts,
 }
 
+impl Module {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] = [
+        Self::CoreAttn,
+        Self::MlaUpProj,
+        Self::Layernorm,
+        Self::MoeAct,
+        Self::Moe,
+        Self::Mlp,
+        Self::SharedExperts,
+    ];
+
+    /// Its name on the command line and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CoreAttn => "core_attn",
+            Self::MlaUpProj => "mla_up_proj",
+            Self::Layernorm => "layernorm",
+            Self::MoeAct => "moe_act",
+            Self::Moe => "moe",
+            Self::Mlp => "mlp",
+            Self::SharedExperts => "shared_experts",
+        }
+    }
+}
+
 /// What is computed again in the backward pass. In JSON: `"none"`, `"full"` or a list of modules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "RecomputeRecord", into = "RecomputeRecord")]

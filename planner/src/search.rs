@@ -33,7 +33,7 @@ use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
-use refusal::{Refusal, unable};
+use refusal::{Refusal, check_request, unable};
 use shape::{Question, Shape};
 use visit::{Found, Outcome, Tally, Unit, visit};
 
@@ -199,6 +199,7 @@ fn question<'a>(
             format!("{} does not compute in {compute}", cluster.gpu.name),
         );
     }
+    check_request(model, gpus, options)?;
     let dispatchers = match options.dispatcher {
         _ if model.num_moe_layers() == 0 => vec![stack.dispatchers[0]],
         None => stack.dispatchers.to_vec(),
@@ -217,16 +218,13 @@ fn question<'a>(
                 "the chosen stack recomputes nothing yet; `none` works".to_owned(),
             );
         }
-        Some(set) => vec![set.clone()],
+        Some(set) => {
+            recompute::check(set, model)?;
+            vec![set.clone()]
+        }
         None if stack.recomputes => recompute::sets(model),
         None => vec![Recompute::None],
     };
-    if let Some(stages) = &options.stages {
-        stages.check(model)?;
-    }
-    if let Some(routing) = &options.routing {
-        routing.check(model)?;
-    }
     let mut distinct: Vec<&Layer> = Vec::new();
     let kind_of = model
         .layers

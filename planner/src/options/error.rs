@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::layout::ParseDegreesError;
+use crate::layout::{Illegal, ParseDegreesError, PartialDegrees};
 use crate::plan::Recompute;
 
 /// Why there is no plan.
@@ -31,6 +31,14 @@ pub enum PlanError {
         /// What this release has.
         works: String,
     },
+    /// Pinned degrees that no layout of the job has.
+    #[error("no layout has these degrees: {}", layout_text(broken, nearest.as_ref()))]
+    Layout {
+        /// Every rule broken.
+        broken: Vec<Illegal>,
+        /// The nearest legal degrees, where all were pinned and there are any.
+        nearest: Option<PartialDegrees>,
+    },
     /// Something the chosen stack or cluster cannot do.
     #[error("{what}: {limit}")]
     Unable {
@@ -48,7 +56,7 @@ pub enum PlanError {
         problem: String,
     },
     /// No layout of the space is legal and fits.
-    #[error("nothing is feasible: {}", infeasible_text(refused, least.as_ref(), *capacity_gib))]
+    #[error("nothing is feasible: {}", infeasible_text(refused, examples, least.as_ref(), *capacity_gib))]
     Infeasible {
         /// Candidates there were.
         space: u64,
@@ -85,16 +93,26 @@ pub struct LeastMemory {
     pub peak_gib: f64,
 }
 
+fn layout_text(broken: &[Illegal], nearest: Option<&PartialDegrees>) -> String {
+    let mut sentences: Vec<String> = broken.iter().map(ToString::to_string).collect();
+    sentences.extend(nearest.map(|nearest| format!("the nearest legal layout is {nearest}")));
+    sentences.join("; ")
+}
+
 fn infeasible_text(
     refused: &BTreeMap<String, u64>,
+    examples: &BTreeMap<String, String>,
     least: Option<&LeastMemory>,
     capacity_gib: f64,
 ) -> String {
     let counts: Vec<String> = refused
         .iter()
-        .map(|(reason, count)| format!("{reason} {count}"))
+        .map(|(reason, count)| match examples.get(reason) {
+            Some(example) => format!("{reason} {count}, such as: {example}"),
+            None => format!("{reason} {count}"),
+        })
         .collect();
-    let counts = counts.join(", ");
+    let counts = counts.join("; ");
     match least {
         Some(least) => format!(
             "the least memory of any legal layout is {:.1} GiB ({}), a device has {capacity_gib:.1} \

@@ -1,7 +1,10 @@
-//! [`Refusal`]: why a tuple of degrees is not priced, besides memory.
+//! [`Refusal`]: why a tuple of degrees is not priced, besides memory; and [`check_request`]: what
+//! refuses a request before any tuple is looked at.
 
 use super::shape::Question;
-use crate::layout::{Illegal, Layout};
+use crate::layout::{Illegal, Layout, PartialDegrees, Rules, nearest_legal};
+use crate::model::Model;
+use crate::options::{PlanError, SearchOptions};
 
 /// Tokens a context-parallel rank has of a sequence at least: Megatron-Core's guide advises against
 /// fewer (arXiv 2603.07685, section 6.3). A pinned degree is taken as it is.
@@ -88,4 +91,46 @@ pub(crate) fn unable(question: &Question<'_>, layout: &Layout) -> Option<Refusal
         given,
         stages: layout.stages(),
     })
+}
+
+/// Refuses what no layout can serve: an empty batch, pinned degrees that contradict the ranks or (all
+/// pinned) the model, stages or routing of another model.
+pub(crate) fn check_request(
+    model: &Model,
+    gpus: u32,
+    options: &SearchOptions,
+) -> Result<(), PlanError> {
+    let (batch, pins) = (&options.batch, &options.pins);
+    for (flag, size) in [
+        ("--seq-len", batch.seq_len),
+        ("--global-batch", batch.global_batch),
+    ] {
+        if size == 0 {
+            return Err(PlanError::value(flag, "0", "at least 1"));
+        }
+    }
+    let mut broken = pins.contradictions(gpus);
+    let mut nearest = None;
+    if let Some(degrees) = pins.complete(gpus)
+        && let Err(all) = Rules::new(model, batch).layout(&degrees)
+    {
+        broken.extend(all);
+        broken.sort_unstable();
+        broken.dedup();
+        let too_many = |illegal: &Illegal| matches!(illegal, Illegal::TooManyGpus { .. });
+        if !broken.iter().any(too_many) {
+            nearest = nearest_legal(&degrees, model, batch)
+                .map(|layout| PartialDegrees::exactly(&layout.degrees()));
+        }
+    }
+    if !broken.is_empty() {
+        return Err(PlanError::Layout { broken, nearest });
+    }
+    if let Some(stages) = &options.stages {
+        stages.check(model)?;
+    }
+    match &options.routing {
+        Some(routing) => routing.check(model),
+        None => Ok(()),
+    }
 }

@@ -200,3 +200,69 @@ fn the_executors_limits_are_refused_by_name() {
     }
     assert!(refused.contains_key("stack_pp"), "{refused:?}");
 }
+
+#[test]
+fn impossible_pins_are_refused_with_every_broken_rule() {
+    let (model, cluster, mut options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut refusal = |pins: &str, seq_len, global_batch| {
+        options.pins = pins.parse().expect("degrees");
+        options.batch = Batch {
+            seq_len,
+            global_batch,
+        };
+        let error = plan(&model, &cluster, 128, &options, &costs).expect_err(pins);
+        assert!(!matches!(error, PlanError::Infeasible { .. }), "{error}");
+        error.to_string()
+    };
+    for (pins, seq_len, global_batch, expected) in [
+        (
+            "tp=3",
+            4096,
+            128,
+            &["128 GPUs are not divisible by tp x cp x pp = 3 x 1 x 1"] as &[&str],
+        ),
+        (
+            "tp=3,ep=5",
+            4096,
+            128,
+            &["tp x cp x pp = 3", "etp x ep x pp = 1 x 5 x 1"],
+        ),
+        (
+            "tp=2,cp=1,pp=1,vpp=2,ep=16,etp=1,mbs=1",
+            4096,
+            128,
+            &[
+                "8 experts are not divisible by ep = 16",
+                "vpp = 2 needs a pipeline",
+                "the nearest legal layout is tp=2,cp=1,pp=",
+            ],
+        ),
+        ("", 0, 128, &["--seq-len: found `0`, expected at least 1"]),
+        (
+            "",
+            4096,
+            0,
+            &["--global-batch: found `0`, expected at least 1"],
+        ),
+    ] {
+        let message = refusal(pins, seq_len, global_batch);
+        for expected in expected {
+            assert!(message.contains(expected), "{pins}: {message}");
+        }
+    }
+}
+
+#[test]
+fn nothing_legal_says_a_sentence_for_each_reason() {
+    let (model, cluster, mut options) = small();
+    options.pins = "ep=16".parse().expect("degrees");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let error = plan(&model, &cluster, 128, &options, &costs).expect_err("8 experts");
+    let message = error.to_string();
+    assert!(matches!(error, PlanError::Infeasible { .. }), "{message}");
+    assert!(
+        message.contains("8 experts are not divisible by ep = 16"),
+        "{message}"
+    );
+}
