@@ -18,8 +18,9 @@ pub const MIB: u64 = 1 << 20;
 /// One GiB, 2^30 bytes.
 pub const GIB: u64 = 1 << 30;
 
+/// Whole quantities stop at the largest there is: absurd input must not become a small sum.
 macro_rules! quantity {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+    ($(#[$doc:meta])* $name:ident($inner:ty) by $add:path, $mul:path) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default, Serialize, Deserialize)]
         #[serde(transparent)]
@@ -28,7 +29,7 @@ macro_rules! quantity {
         impl Add for $name {
             type Output = Self;
             fn add(self, other: Self) -> Self {
-                Self(self.0 + other.0)
+                Self($add(self.0, other.0))
             }
         }
         impl Sub for $name {
@@ -39,7 +40,7 @@ macro_rules! quantity {
         }
         impl AddAssign for $name {
             fn add_assign(&mut self, other: Self) {
-                self.0 += other.0;
+                *self = *self + other;
             }
         }
         impl SubAssign for $name {
@@ -50,7 +51,7 @@ macro_rules! quantity {
         impl Mul<$inner> for $name {
             type Output = Self;
             fn mul(self, factor: $inner) -> Self {
-                Self(self.0 * factor)
+                Self($mul(self.0, factor))
             }
         }
         impl Sum for $name {
@@ -69,28 +70,28 @@ macro_rules! quantity {
 quantity! {
     /// A size in memory or on the wire.
     #[derive(Eq, Ord, Hash)]
-    Bytes(u64)
+    Bytes(u64) by u64::saturating_add, u64::saturating_mul
 }
 quantity! {
     /// Floating-point operations; a fused multiply-add counts two.
-    Flops(f64)
+    Flops(f64) by Add::add, Mul::mul
 }
 quantity! {
     /// Wall time of an operation, before it is rounded into simulated time.
-    Seconds(f64)
+    Seconds(f64) by Add::add, Mul::mul
 }
 quantity! {
     /// A data rate; GB/s is 1e9 of these.
-    BytesPerSecond(f64)
+    BytesPerSecond(f64) by Add::add, Mul::mul
 }
 quantity! {
     /// A compute rate; TFLOP/s is 1e12 of these.
-    FlopsPerSecond(f64)
+    FlopsPerSecond(f64) by Add::add, Mul::mul
 }
 quantity! {
     /// A length of simulated time, in nanoseconds.
     #[derive(Eq, Ord, Hash)]
-    Span(u64)
+    Span(u64) by u64::saturating_add, u64::saturating_mul
 }
 
 impl Bytes {
@@ -206,7 +207,8 @@ impl Seconds {
         Self(self.0.min(other.0))
     }
 
-    /// Rounds a cost to simulated nanoseconds. The one place where that happens.
+    /// Rounds a cost to simulated nanoseconds. The one place where that happens. What does not fit
+    /// is the longest span there is.
     pub fn to_span(self) -> Span {
         Span((self.0.max(0.0) * 1e9).round() as u64)
     }
@@ -238,7 +240,7 @@ pub struct Instant(pub u64);
 impl Add<Span> for Instant {
     type Output = Self;
     fn add(self, span: Span) -> Self {
-        Self(self.0 + span.0)
+        Self(self.0.saturating_add(span.0))
     }
 }
 
@@ -276,5 +278,14 @@ mod tests {
     fn seconds_round_to_nanoseconds_once() {
         assert_eq!(Seconds(1.5e-9).to_span(), Span(2));
         assert_eq!(Seconds(-1.0).to_span(), Span::ZERO);
+    }
+
+    #[test]
+    fn law_simulated_time_stops_at_the_longest_there_is() {
+        let longest = Seconds(1e300).to_span();
+        assert_eq!(longest, Seconds(f64::INFINITY).to_span());
+        assert_eq!((longest + Span(1)) * 2, longest);
+        assert_eq!(Instant(1) + longest, Instant(u64::MAX));
+        assert_eq!([longest, longest].iter().sum::<Span>(), longest);
     }
 }

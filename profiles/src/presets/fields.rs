@@ -10,6 +10,10 @@ use toml::{Table, Value};
 
 use crate::nearest::nearest;
 
+/// The slowest link that a description may have: a MB a second. Less is a slip, and a time that no
+/// clock holds.
+const LEAST_GB_PER_S: f64 = 0.001;
+
 /// Why a cluster description was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
@@ -170,6 +174,23 @@ impl Fields {
             return Err(self.invalid(key, number, &format!("{unit}, from {least} to {most}")));
         }
         Ok(Some(number))
+    }
+
+    /// Takes a rate in GB/s: 0 where there is no link, otherwise at least [`LEAST_GB_PER_S`].
+    pub(super) fn rate_or_none(
+        &mut self,
+        key: &'static str,
+        most: f64,
+        unit: &str,
+    ) -> Result<Option<f64>, ClusterError> {
+        match self.number(key, 0.0, most, unit)? {
+            Some(rate) if rate > 0.0 && rate < LEAST_GB_PER_S => Err(self.invalid(
+                key,
+                rate,
+                &format!("{unit}: 0 for none, or from {LEAST_GB_PER_S} to {most}"),
+            )),
+            rate => Ok(rate),
+        }
     }
 
     /// Takes a whole number of at least one.

@@ -121,7 +121,7 @@ fn cluster(mut fields: Fields, name: &str) -> Result<Cluster, ClusterError> {
     // Up to 250 GB/s: 400 in this key is a 400 Gb/s NIC written in the wrong unit.
     let nic_unit = "GB/s of one GPU in one direction (a 400 Gb/s NIC is 50)";
     let nic_gb_per_s = fields
-        .number("nic_gb_per_s", 0.0, 250.0, nic_unit)?
+        .rate_or_none("nic_gb_per_s", 250.0, nic_unit)?
         .or(base.map(|base| base.nic_gb_per_s))
         .ok_or_else(|| fields.missing("nic_gb_per_s", nic_unit))?;
     let host_memory_gib = fields
@@ -233,7 +233,7 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
     let memory_gb_per_s = need(&fields, "memory_gb_per_s", memory_gb_per_s, unit)?;
     let unit = "GB/s to the other GPUs of the domain in one direction, 0 without NVLink";
     let nvlink_gb_per_s = fields
-        .number("nvlink_gb_per_s", 0.0, 10_000.0, unit)?
+        .rate_or_none("nvlink_gb_per_s", 10_000.0, unit)?
         .or(base.map(|base| base.nvlink_gb_per_s));
     let nvlink_gb_per_s = need(&fields, "nvlink_gb_per_s", nvlink_gb_per_s, unit)?;
     let mesh_link_gb_per_s = fields

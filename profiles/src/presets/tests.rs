@@ -108,6 +108,10 @@ fn refusals_name_file_key_and_what_would_work() {
     check_refused(&SMALL.replace("50.0", "-1"), &["nic_gb_per_s", "-1"]);
     check_refused(&SMALL.replace("50.0", "nan"), &["nic_gb_per_s", "NaN"]);
     check_refused(
+        &SMALL.replace("50.0", "1e-300"),
+        &["nic_gb_per_s", "0 for none, or from 0.001"],
+    );
+    check_refused(
         &SMALL.replace("= 8", "= 0"),
         &["gpus_per_node", "at least 1"],
     );
