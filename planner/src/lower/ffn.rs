@@ -5,6 +5,7 @@ use moefold_profiles::{CollectiveKind, Op, Pass};
 
 use super::{Part, Writer, dispatch};
 use crate::model::{Ffn, Mlp, Moe};
+use crate::plan::Dispatcher;
 
 /// Lowers the norm, the block and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {
@@ -75,14 +76,18 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     let width = moe.expert.width / local.etp;
     let etp = work.setting.groups.etp;
 
-    // Rows are gathered over the expert-tensor-parallel group before, and their sums scattered after.
-    work.at(Category::Experts, Part::Dispatch);
-    let gathered = rows * hidden;
-    let (gather, scatter) = (CollectiveKind::AllGather, CollectiveKind::ReduceScatter);
-    work.send_forward(etp, gather, gathered, Category::TpComm);
-    work.send_forward(etp, scatter, gathered, Category::TpComm);
-    work.send_backward(etp, gather, gathered, Category::TpComm);
-    work.send_backward(etp, scatter, gathered, Category::TpComm);
+    // Rows are gathered over the expert-tensor-parallel group before, and their sums scattered after;
+    // the all-gather dispatcher has done both over the experts' and their tensor-parallel ranks at once.
+    let exchanged = local.ep > 1 && work.setting.dispatcher == Dispatcher::Allgather;
+    if !exchanged {
+        work.at(Category::Experts, Part::Dispatch);
+        let gathered = rows * hidden;
+        let (gather, scatter) = (CollectiveKind::AllGather, CollectiveKind::ReduceScatter);
+        work.send_forward(etp, gather, gathered, Category::TpComm);
+        work.send_forward(etp, scatter, gathered, Category::TpComm);
+        work.send_backward(etp, gather, gathered, Category::TpComm);
+        work.send_backward(etp, scatter, gathered, Category::TpComm);
+    }
 
     work.at(Category::Experts, Part::Experts);
     grouped_linear(work, rows, fc1_width(&moe.expert) / local.etp, hidden);
@@ -112,4 +117,53 @@ fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
     work.forward(op(Pass::Forward));
     work.backward(op(Pass::Dgrad));
     work.backward(op(Pass::Wgrad));
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::Precision;
+
+    use super::*;
+    use crate::kept::Local;
+    use crate::layout::{Batch, Rules, space};
+    use crate::lower::{LayerGroups, Setting, Task, layer};
+    use crate::model::presets;
+
+    /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
+    fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let pins = "tp=1,cp=1,pp=1,ep=4,etp=2,mbs=1".parse().expect("degrees");
+        let mut degrees = space(&model, 16, &batch, &pins);
+        let layout = Rules::new(&model, &batch)
+            .layout(&degrees.next().expect("pinned"))
+            .expect("a legal layout");
+        let setting = Setting {
+            model: &model,
+            local: &Local::new(&layout, &model, &batch, 1.0),
+            groups: &LayerGroups::new(&layout, &cluster),
+            precision: Precision::Bf16,
+            dispatcher,
+        };
+        let work = layer(&setting, &model.layers[0]).forward;
+        let sent = work.iter().filter_map(|work| match work.task {
+            Task::Collective(collective) => Some((collective.kind, collective.ranks)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    #[test]
+    fn golden_all_gather_dispatch_includes_the_expert_tensor_group() {
+        use CollectiveKind::{AllGather, AllToAll, ReduceScatter};
+        let gathered = exchanges(Dispatcher::Allgather);
+        assert_eq!(gathered, [(AllGather, 8), (AllGather, 8)]);
+        let sent = exchanges(Dispatcher::Alltoall);
+        let own = [(AllGather, 2), (ReduceScatter, 2)];
+        assert_eq!(sent, [[(AllToAll, 4), (AllToAll, 4)], own].concat());
+    }
 }
