@@ -32,6 +32,21 @@ impl List<'_> {
         self.push(name, elements, self.linear);
     }
 
+    /// Whether linear layers keep a narrower copy of their input than the tensor itself.
+    fn quantizes(&self) -> bool {
+        self.linear.bits() < self.wide.bits()
+    }
+
+    /// Attention's output, which the core keeps for its own backward in the type it travels in, and
+    /// the input of the projection after it. Where neither quantizes they are one tensor.
+    fn core_output(&mut self, elements: u64, gated: bool) {
+        let own = self.quantizes() && !self.drops(Module::CoreAttn);
+        if gated || own {
+            self.wide("core_output", elements);
+        }
+        self.linear_input("output", elements);
+    }
+
     fn push(&mut self, name: &'static str, elements: u64, dtype: Dtype) {
         if elements > 0 {
             self.kept.push(Kept {
@@ -91,10 +106,18 @@ pub fn kept(
         Some(Ffn::Moe(moe)) => {
             list.module = "moe";
             list.wide("input", residual);
+            // The router reads its input, and recomputation starts from it, unquantized.
+            let input = local.tokens_local * model.hidden;
             if list.drops(Module::Moe) {
-                list.linear_input("norm_output", local.tokens_local * model.hidden);
+                list.wide("norm_output", input);
             } else {
-                norm_output(&mut list, model, local);
+                if !list.drops(Module::Layernorm) {
+                    list.wide("norm_output", input);
+                    let copied = moe.shared.is_some() && !list.drops(Module::SharedExperts);
+                    if list.quantizes() && copied {
+                        list.linear_input("shared_input", input);
+                    }
+                }
                 keep_moe(&mut list, model, moe, local);
             }
         }
@@ -103,7 +126,7 @@ pub fn kept(
     list.kept
 }
 
-/// The norm before a block: its output is the block's input.
+/// The norm before a block of linear layers: its output is their input.
 fn norm_output(list: &mut List<'_>, model: &Model, local: &Local) {
     if !list.drops(Module::Layernorm) {
         list.linear_input("norm_output", local.tokens_local * model.hidden);
@@ -122,9 +145,8 @@ fn keep_gqa(list: &mut List<'_>, gqa: &Gqa, local: &Local) {
     }
     if gqa.output_gate {
         list.wide("gate", q);
-        list.wide("core_output", q);
     }
-    list.linear_input("output", q);
+    list.core_output(q, gqa.output_gate);
     lse(list, gqa.heads, local);
 }
 
@@ -159,10 +181,8 @@ fn keep_mla(list: &mut List<'_>, mla: &Mla, local: &Local) {
             Dtype::I32,
         );
     }
-    list.linear_input(
-        "output",
-        local.tokens * mla.heads * mla.v_head_dim / local.tp,
-    );
+    let output = local.tokens * mla.heads * mla.v_head_dim / local.tp;
+    list.core_output(output, false);
     lse(list, mla.heads, local);
 }
 
@@ -188,7 +208,7 @@ fn keep_shared_kv(list: &mut List<'_>, shared: &SharedKv, local: &Local) {
             Dtype::I32,
         );
     }
-    list.linear_input("core_output", q);
+    list.core_output(q, false);
     list.linear_input(
         "output_latent",
         local.tokens * shared.o_groups * shared.o_lora_rank / local.tp,
@@ -362,6 +382,26 @@ mod tests {
         assert_eq!(outputs, 448.0);
         assert!(((all + outputs) * 60.0 / 1024.0 - 131.0).abs() < 0.1);
         assert!((outputs * 60.0 / 1024.0 - 26.25).abs() < 0.01);
+    }
+
+    #[test]
+    fn golden_fp8_keeps_attentions_output_and_the_routers_input_wide_besides() {
+        let model = presets::load("deepseek-v3").expect("a preset");
+        let tensors = |precision, recompute: &Recompute| {
+            let tensors = kept(&model, &model.layers[60], &local(), precision, recompute);
+            let bytes = |name: &str| {
+                let of = tensors.iter().filter(|kept| kept.name == name);
+                of.map(Kept::bytes).sum::<Bytes>().mib()
+            };
+            // The input norm of attention, and that of the experts.
+            let names = ["core_output", "output", "norm_output", "shared_input"];
+            names.map(bytes)
+        };
+        let none = Recompute::None;
+        assert_eq!(tensors(Precision::Bf16, &none), [0.0, 128.0, 112.0, 0.0]);
+        assert_eq!(tensors(Precision::Fp8, &none), [128.0, 64.0, 84.0, 28.0]);
+        let moe = Recompute::of(vec![Module::Moe, Module::CoreAttn]);
+        assert_eq!(tensors(Precision::Fp8, &moe), [0.0, 64.0, 84.0, 0.0]);
     }
 
     #[test]
