@@ -406,6 +406,6 @@ pub struct Alternative {
     pub step_s: f64,
     /// Peak memory, GiB.
     pub peak_gib: f64,
-    /// Why it lost: which costs are higher than the winner's.
+    /// Why it lost: which costs, averaged over pipeline ranks, are higher than the winner's.
     pub why: String,
 }

@@ -33,6 +33,7 @@ use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
+use predict::Priced;
 use refusal::{Refusal, check_request, unable};
 use shape::{Question, Shape};
 use visit::{Found, Outcome, Tally, Unit, visit};
@@ -143,17 +144,18 @@ pub fn plan(
             capacity_gib: question.capacity().gib(),
         });
     }
-    let plans: Vec<PlannedLayout> = ranking
+    let priced: Vec<Priced> = ranking
         .iter()
         .map(|found| {
             let memory = found.memory(&question);
             predict::planned(&question, &found.choice(), &memory)
         })
         .collect();
-    let alternatives = plans[1..]
+    let alternatives = priced[1..]
         .iter()
-        .map(|plan| explain::alternative(&plans[0], plan, objective))
+        .map(|runner_up| explain::alternative(&priced[0], runner_up, objective))
         .collect();
+    let plans = priced.into_iter().map(|priced| priced.plan).collect();
     Ok(SearchResult {
         plans,
         alternatives,

@@ -213,7 +213,7 @@ fn prices(plan: &PlannedLayout) -> String {
 
 /// Why each runner-up is not first.
 fn lost(runners_up: &[Alternative]) -> Table {
-    let mut table = Table::new([">#", "why it is not #1"]);
+    let mut table = Table::new([">#", "why it is not #1 (mean over pipeline ranks)"]);
     for (i, runner_up) in runners_up.iter().enumerate() {
         table.row([(i + 2).to_string(), runner_up.why.clone()]);
     }

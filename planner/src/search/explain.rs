@@ -2,7 +2,8 @@
 
 use moefold_profiles::trace::Category;
 
-use crate::plan::{Alternative, LayoutRecord, Objective, PlannedLayout};
+use super::predict::Priced;
+use crate::plan::{Alternative, LayoutRecord, Objective};
 
 /// `TP2 CP1 PP8 VPP4 EP64 ETP1 MBS1`, degrees of one left out but for TP.
 pub(crate) fn degrees(layout: &LayoutRecord) -> String {
@@ -22,20 +23,18 @@ pub(crate) fn degrees(layout: &LayoutRecord) -> String {
     words.join(" ")
 }
 
-/// A runner-up and the costs it has more of than the winner.
-pub(crate) fn alternative(
-    winner: &PlannedLayout,
-    plan: &PlannedLayout,
-    objective: Objective,
-) -> Alternative {
-    let (best, own) = (&winner.predicted, &plan.predicted);
+/// A runner-up and the costs it has more of than the winner, on average over pipeline ranks: the
+/// critical ranks of two layouts may be different stages.
+pub(crate) fn alternative(winner: &Priced, priced: &Priced, objective: Objective) -> Alternative {
+    let plan = &priced.plan;
+    let (best, own) = (&winner.plan.predicted, &plan.predicted);
     let why = if objective == Objective::Memory {
         format!("{:.1} GiB more at its peak", own.peak_gib - best.peak_gib)
     } else {
         let mut more: Vec<(f64, Category)> = Category::ALL
             .iter()
             .map(|&category| {
-                let difference = own.time_s.get(category).0 - best.time_s.get(category).0;
+                let difference = priced.mean_s.get(category).0 - winner.mean_s.get(category).0;
                 (difference, category)
             })
             .filter(|(difference, _)| *difference > 0.0)

@@ -27,17 +27,27 @@ pub(crate) struct Choice<'a> {
     pub(crate) set: usize,
 }
 
+/// A candidate priced in full.
+pub(crate) struct Priced {
+    pub(crate) plan: PlannedLayout,
+    /// Where the time of the step goes on average over pipeline ranks. The critical rank of one
+    /// layout has the head and that of another has not, so this is what layouts are compared by.
+    pub(crate) mean_s: TimeByCategory,
+}
+
 /// Everything predicted about a candidate.
 pub(crate) fn planned(
     question: &Question<'_>,
     choice: &Choice<'_>,
     memory: &[RankMemory],
-) -> PlannedLayout {
+) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout);
     let timeline = simulate(&schedule, &choice.cut.times(choice.shape, choice.set));
-    let (forward, backward) = rank_bills(question, choice, timeline.critical as usize);
-    let time_s = breakdown(choice, &timeline, &forward, &backward);
+    let critical = timeline.critical as usize;
+    let (forward, backward) = rank_bills(question, choice, critical);
+    let time_s = breakdown(choice, &timeline, critical, &forward, &backward);
+    let mean_s = mean(question, choice, &timeline);
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
 
@@ -55,7 +65,7 @@ pub(crate) fn planned(
         .copied()
         .reduce(|a, b| if b.total() > a.total() { b } else { a })
         .unwrap_or_default();
-    PlannedLayout {
+    let plan = PlannedLayout {
         layout: LayoutRecord::from(layout),
         pipeline: Pipeline {
             schedule: ScheduleName::of(layout),
@@ -75,23 +85,37 @@ pub(crate) fn planned(
             peak_gib: worst.total().gib(),
             memory_gib: worst.record(),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
-            busy_s: busy(question, choice, timeline.critical as usize),
+            busy_s: busy(question, choice, critical),
             confidence: confidence(&forward, &backward),
             time_s,
         },
-    }
+    };
+    Priced { plan, mean_s }
 }
 
-/// Where the critical rank's time goes. Its passes are told by category as priced, messages,
+/// Where time goes on average over pipeline ranks.
+fn mean(question: &Question<'_>, choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
+    let mut sum = TimeByCategory::default();
+    for rank in 0..timeline.ranks.len() {
+        let (forward, backward) = rank_bills(question, choice, rank);
+        let own = breakdown(choice, timeline, rank, &forward, &backward);
+        for category in Category::ALL {
+            sum.add(category, own.get(category));
+        }
+    }
+    sum.scaled(1.0 / timeline.ranks.len() as f64)
+}
+
+/// Where a pipeline rank's time goes. Its passes are told by category as priced, messages,
 /// waiting, reduction and update as simulated.
 fn breakdown(
     choice: &Choice<'_>,
     timeline: &Timeline,
+    rank: usize,
     forward: &Bill,
     backward: &Bill,
 ) -> TimeByCategory {
-    let rank = timeline.critical as usize;
-    let simulated = timeline.critical_rank();
+    let simulated = &timeline.ranks[rank];
     let microbatches = f64::from(choice.layout.microbatches());
     let mut time = TimeByCategory::default();
     let mut priced = 0.0;
