@@ -48,14 +48,33 @@ pub struct SearchRecord {
     pub priced: u64,
     /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
     pub elapsed_s: f64,
-    /// Whether the first plan is proven best among the candidates, under the cost model.
+    /// Whether the first plan is proven best among the candidates, under the cost model: each was
+    /// priced, refused, or ruled out by a bound, and the first plan's split into stages is the best
+    /// balanced one. With several stages a rank and unlike layers that split is a local optimum, and
+    /// this is false.
     pub optimal: bool,
     /// What the first plan's layout could still gain, at most, if every layer chose its recompute
-    /// set by itself (a linear relaxation), as a fraction of its step time.
+    /// set by itself (a linear relaxation) and, where its split is not proven best, from any other
+    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known.
     pub gap: f64,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,
+    /// Where the first plan's experts reach past one NVLink domain: what keeping them inside costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside_domain: Option<InsideDomain>,
+}
+
+/// The best layout whose experts (expert times expert tensor parallel ranks) stay inside one NVLink
+/// domain.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InsideDomain {
+    /// GPUs of a domain.
+    pub gpus_per_domain: u32,
+    /// The layout; absent where none is feasible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Candidate>,
 }
 
 /// A priced layout that fits, without its breakdown.

@@ -24,9 +24,10 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
-use crate::answer::SearchRecord;
+use crate::answer::{InsideDomain, SearchRecord};
 use crate::layout::{Layout, Rules, space};
 use crate::memory::{self, Moment};
+use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
@@ -96,30 +97,16 @@ pub fn plan(
     units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
-    let mut ranking: Vec<Found> = Vec::new();
-    for batch in units.chunks(BATCH) {
-        let limit = match ranking.get(options.top - 1) {
-            Some(last) => last.score(objective),
-            None => f64::INFINITY,
-        };
-        if batch[0].floor >= limit {
-            break;
-        }
-        let outcomes: Vec<Outcome> = batch
-            .par_iter()
-            .map(|unit| visit(&question, unit, limit))
-            .collect();
-        for outcome in outcomes {
-            tally.add(&outcome);
-            ranking.extend(outcome.best);
-        }
-        ranking.sort_by(|a, b| {
-            a.score(objective)
-                .total_cmp(&b.score(objective))
-                .then(a.unit.layout.cmp(b.unit.layout))
-        });
-        ranking.truncate(options.top);
-    }
+    let ranking = rank(
+        &question,
+        &units.iter().collect::<Vec<_>>(),
+        options.top,
+        &mut tally,
+    );
+    let inside_domain = ranking
+        .first()
+        .filter(|best| !experts_inside_domain(&question, best.unit.layout))
+        .map(|_| inside_domain(&question, &units));
 
     if tally.memory > 0 {
         refused.insert("memory".to_owned(), tally.memory);
@@ -131,9 +118,12 @@ pub fn plan(
         refused,
         priced: tally.priced,
         elapsed_s: 0.0,
-        optimal: true,
+        optimal: ranking
+            .first()
+            .is_some_and(|best| best.split_is_exact(&question)),
         gap,
         feasible: tally.feasible,
+        inside_domain,
     };
     if ranking.is_empty() {
         return Err(PlanError::Infeasible {
@@ -161,6 +151,58 @@ pub fn plan(
         alternatives,
         search,
     })
+}
+
+/// The best of some units, which come in the order of their floors.
+fn rank<'a>(
+    question: &Question<'_>,
+    units: &[&'a Unit<'a>],
+    top: usize,
+    tally: &mut Tally,
+) -> Vec<Found<'a>> {
+    let objective = question.options.objective;
+    let mut ranking: Vec<Found<'a>> = Vec::new();
+    for batch in units.chunks(BATCH) {
+        let limit = match ranking.get(top - 1) {
+            Some(last) => last.score(objective),
+            None => f64::INFINITY,
+        };
+        if batch[0].floor >= limit {
+            break;
+        }
+        let outcomes: Vec<Outcome<'a>> = batch
+            .par_iter()
+            .map(|unit| visit(question, unit, limit))
+            .collect();
+        for outcome in outcomes {
+            tally.add(&outcome);
+            ranking.extend(outcome.best);
+        }
+        ranking.sort_by(|a, b| {
+            a.score(objective)
+                .total_cmp(&b.score(objective))
+                .then(a.unit.layout.cmp(b.unit.layout))
+        });
+        ranking.truncate(top);
+    }
+    ranking
+}
+
+fn experts_inside_domain(question: &Question<'_>, layout: &Layout) -> bool {
+    placement(layout, GroupKind::TpEp, question.cluster).inside_domain()
+}
+
+/// What keeping the experts inside one NVLink domain would come to, priced as everything else.
+fn inside_domain(question: &Question<'_>, units: &[Unit<'_>]) -> InsideDomain {
+    let near: Vec<&Unit<'_>> = units
+        .iter()
+        .filter(|unit| experts_inside_domain(question, unit.layout))
+        .collect();
+    let best = rank(question, &near, 1, &mut Tally::default());
+    InsideDomain {
+        gpus_per_domain: question.cluster.gpus_per_domain,
+        best: best.first().map(|found| found.candidate(question)),
+    }
 }
 
 /// Checks what was asked against what stack and cluster can do, and gathers what a search shares.

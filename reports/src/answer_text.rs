@@ -17,6 +17,9 @@ use crate::tables::Table;
 
 /// Plans whose breakdown is shown, side by side.
 const MAX_COLUMNS: usize = 5;
+/// The share of a device's memory from which a plan is called tight. The memory model counts
+/// fragmentation at its mean of 5 %; the measurements behind that reach 9.3 %.
+const TIGHT: f64 = 0.95;
 /// Reasons of refusal that are listed; the rest are summed.
 const MAX_REASONS: usize = 12;
 
@@ -39,6 +42,9 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push_str(&memory(answer, shown).text());
         out.push('\n');
         line(&mut out, &prices(&answer.plans[0]));
+        for note in tight(answer).into_iter().chain(outside_domain(answer)) {
+            line(&mut out, &note);
+        }
         let lost = lost(runners_up);
         if !lost.is_empty() {
             out.push('\n');
@@ -211,6 +217,48 @@ fn prices(plan: &PlannedLayout) -> String {
     )
 }
 
+/// A warning about plans that leave less of the memory than allocators differ by.
+fn tight(answer: &Answer) -> Option<String> {
+    let capacity = answer.cluster.as_ref()?.gpu.memory_gib;
+    let tight: Vec<String> = (1..)
+        .zip(&answer.plans)
+        .filter(|(_, plan)| plan.predicted.peak_gib > TIGHT * capacity)
+        .map(|(rank, _)| format!("#{rank}"))
+        .collect();
+    (!tight.is_empty()).then(|| {
+        format!(
+            "Tight: over {} of the memory in {}. Context, communicators and mean fragmentation are \
+             counted; a run that fragments more may not fit.",
+            format::percent(TIGHT),
+            tight.join(", ")
+        )
+    })
+}
+
+/// Why the experts of the first plan reach past an NVLink domain.
+fn outside_domain(answer: &Answer) -> Option<String> {
+    let inside = answer.search.inside_domain.as_ref()?;
+    let first = &answer.plans[0];
+    let ranks = first.layout.ep * first.layout.etp;
+    let reach = format!(
+        "The experts of #1 span {ranks} GPUs, past the NVLink domain of {}",
+        inside.gpus_per_domain
+    );
+    Some(match &inside.best {
+        None => format!("{reach}: no layout that keeps them inside is feasible."),
+        Some(best) => {
+            let slower = best.step_s / first.predicted.step_s - 1.0;
+            format!(
+                "{reach}: the best layout that keeps them inside, {}, takes {} a step, {} {}.",
+                format::layout(&best.layout),
+                format::seconds(best.step_s),
+                format::percent(slower.abs()),
+                if slower < 0.0 { "less" } else { "more" }
+            )
+        }
+    })
+}
+
 /// Why each runner-up is not first.
 fn lost(runners_up: &[Alternative]) -> Table {
     let mut table = Table::new([">#", "why it is not #1 (mean over pipeline ranks)"]);
@@ -241,8 +289,8 @@ fn search(search: &SearchRecord) -> String {
         line(
             &mut out,
             &format!(
-                "#1 is within {} of the best under the cost model.",
-                format::percent(search.gap)
+                "#1 is the best of those priced; {} under the cost model.",
+                crate::findings::other_splits(search.gap)
             ),
         );
     }
@@ -266,6 +314,8 @@ fn search(search: &SearchRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use moefold_planner::answer::InsideDomain;
+
     use super::*;
     use crate::sample;
 
@@ -294,6 +344,38 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn plans_near_capacity_and_experts_past_a_domain_are_explained() {
+        let mut answer = sample::answer(2);
+        let text = plan_table(&answer, &[]);
+        assert!(!text.contains("Tight") && !text.contains("span"), "{text}");
+        let capacity = answer.cluster.as_ref().expect("a cluster").gpu.memory_gib;
+        answer.plans[1].predicted.peak_gib = 0.97 * capacity;
+        let mut best = answer.search.feasible[0].clone();
+        best.step_s = 1.25 * answer.plans[0].predicted.step_s;
+        answer.search.inside_domain = Some(InsideDomain {
+            gpus_per_domain: 4,
+            best: Some(best),
+        });
+        let text = plan_table(&answer, &[]);
+        for part in [
+            "of the memory in #2. ",
+            "The experts of #1 span 8 GPUs, past the NVLink domain of 4: the best layout",
+            " a step, 25.0% more.\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_first_plan_that_is_not_proven_best_says_what_is_left() {
+        let mut answer = sample::answer(1);
+        (answer.search.optimal, answer.search.gap) = (false, 0.02);
+        let text = plan_table(&answer, &[]);
+        let part = "another split of its layers into stages could gain at most 2.0%";
+        assert!(text.contains(part), "{text}");
     }
 
     #[test]

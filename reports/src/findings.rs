@@ -347,11 +347,21 @@ fn search_of(name: &str, search: &moefold_planner::answer::SearchRecord) -> Stri
         text.push_str("; its first plan is the best of them under the cost model.");
     } else {
         text = format!(
-            "{text}; its first plan is within {} of the best under the cost model.",
-            format::percent(search.gap)
+            "{text}; its first plan is the best of those priced, {} under the cost model.",
+            other_splits(search.gap)
         );
     }
     text
+}
+
+/// What is left to gain where the first plan's split is not proven best.
+pub(crate) fn other_splits(gap: f64) -> String {
+    if gap > 0.0 {
+        let gap = format::percent(gap);
+        format!("another split of its layers into stages could gain at most {gap}")
+    } else {
+        "other splits of its layers into stages were not tried".to_owned()
+    }
 }
 
 /// `a`, `a and b`, `a, b and c`.

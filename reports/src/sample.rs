@@ -168,6 +168,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             optimal: true,
             gap: 0.0,
             feasible,
+            inside_domain: None,
         },
         model: Some(mixtral()),
         cluster: Some(h100()),

@@ -266,3 +266,35 @@ fn nothing_legal_says_a_sentence_for_each_reason() {
         "{message}"
     );
 }
+
+#[test]
+fn golden_deepseek_v3_on_1024_h100_is_folded_and_justified() {
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 8192,
+    };
+    let options = SearchOptions::new(batch, StackName::Megatron);
+    let cluster = cluster("dgx-h100");
+    let found = run(&model, &cluster, 1024, &options);
+    let best = &found.plans[0];
+    let layout = best.layout;
+    let experts = layout.ep * layout.etp;
+    assert!(layout.ep > 1, "{layout:?}");
+    // Folded: experts are laid over more ranks than the tensor group of attention.
+    assert!(experts > layout.tp && layout.etp <= layout.tp, "{layout:?}");
+    assert!(best.predicted.peak_gib <= cluster.gpu.memory_gib);
+    let justified = found.search.inside_domain.as_ref();
+    assert_eq!(justified.is_some(), experts > cluster.gpus_per_domain);
+    if let Some(inside) = justified.and_then(|inside| inside.best.as_ref()) {
+        assert!(inside.step_s >= best.predicted.step_s, "{inside:?}");
+        assert!(inside.layout.ep * inside.layout.etp <= cluster.gpus_per_domain);
+    }
+    // Dense and sparse layers cannot be split over virtual stages exactly.
+    assert_eq!(found.search.optimal, layout.vpp == 1);
+    assert!(
+        (0.0..0.5).contains(&found.search.gap),
+        "{}",
+        found.search.gap
+    );
+}

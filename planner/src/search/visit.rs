@@ -48,17 +48,43 @@ impl Found<'_> {
         }
     }
 
-    /// What a recompute set for each layer could save on this layout, at most.
-    pub(crate) fn gap(&self, question: &Question<'_>) -> f64 {
+    /// Whether no other split of this layout's layers is better balanced: there is one stage a rank
+    /// (a dynamic program finds the split), all layers are alike, or the split was given. Splits are
+    /// balanced by time, so where memory is the objective only a given or single stage counts.
+    pub(crate) fn split_is_exact(&self, question: &Question<'_>) -> bool {
+        let layout = self.unit.layout;
+        let balanced = layout.vpp() == 1 || question.distinct.len() == 1;
         let by_time = question.options.objective != Objective::Memory;
-        if !by_time || question.sets.len() == 1 || question.sets[self.set] == Recompute::None {
+        question.options.stages.is_some() || layout.pp() == 1 || (by_time && balanced)
+    }
+
+    /// What a recompute set for each layer, or where the split is not exact another one, could save
+    /// on this layout, at most.
+    pub(crate) fn gap(&self, question: &Question<'_>) -> f64 {
+        if question.options.objective == Objective::Memory {
             return 0.0;
         }
         let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
-        let bound = self
-            .cut
-            .mixed_bound_s(question, layout, shape, self.unit.moments);
+        let mut bound = self.step_s;
+        if question.sets.len() > 1 && question.sets[self.set] != Recompute::None {
+            bound = self
+                .cut
+                .mixed_bound_s(question, layout, shape, self.unit.moments);
+        }
+        if !self.split_is_exact(question) {
+            bound = bound.min(self.unit.floors[self.shape]);
+        }
         (1.0 - bound / self.step_s).max(0.0)
+    }
+
+    /// In short, as an answer lists it.
+    pub(crate) fn candidate(&self, question: &Question<'_>) -> Candidate {
+        Candidate {
+            layout: LayoutRecord::from(self.unit.layout),
+            recompute: question.sets[self.set].clone(),
+            step_s: self.step_s,
+            peak_gib: self.peak.gib(),
+        }
     }
 
     pub(crate) fn choice(&self) -> Choice<'_> {
