@@ -5,12 +5,15 @@
 //! was asked without the files it was asked with.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
-use crate::plan::{LayoutRecord, PlannedLayout, ProfileUsed, Recompute, Request};
+use crate::plan::{
+    BadPrediction, LayoutRecord, PlanFileError, PlannedLayout, ProfileUsed, Recompute, Request,
+};
 
 /// The plans of a search, best first, and its record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +35,33 @@ pub struct Answer {
     /// Profiles that prices came from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<ProfileUsed>,
+}
+
+impl Answer {
+    /// Refuses predictions that are negative or no numbers, or do not add up, as a plan's file
+    /// does; `path` is named in errors.
+    pub fn check(&self, path: &Path) -> Result<(), PlanFileError> {
+        for (index, plan) in self.plans.iter().enumerate() {
+            plan.check_predicted()
+                .map_err(|bad| PlanFileError::prediction(path, &format!("plans[{index}]."), bad))?;
+        }
+        for (index, candidate) in self.search.feasible.iter().enumerate() {
+            for (key, found) in [
+                ("step_s", candidate.step_s),
+                ("peak_gib", candidate.peak_gib),
+            ] {
+                if !found.is_finite() || found < 0.0 {
+                    let bad = BadPrediction {
+                        key: format!("search.feasible[{index}].{key}"),
+                        found: found.to_string(),
+                        expected: "a finite number of at least 0".to_owned(),
+                    };
+                    return Err(PlanFileError::prediction(path, "", bad));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How a search went.

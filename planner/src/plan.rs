@@ -4,6 +4,7 @@
 //! people, and loaded through one door ([`Plan::load`]) that validates a hand-edited file like a
 //! searched one. Keys follow the published contract; additions are allowed, changes are not.
 
+mod check;
 mod file;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{Batch, Layout};
 use crate::model::Model;
 
+pub(crate) use check::BadPrediction;
 pub use file::PlanFileError;
 
 /// Version of the file format.

@@ -70,7 +70,7 @@ pub struct Profile {
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file could not be read.
-    #[error("cannot read the profile {path}: {source}; `moefold profile --out DIR` writes one")]
+    #[error("cannot read the profile {path} (`moefold profile --out DIR` writes one)")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -78,7 +78,7 @@ pub enum ProfileError {
         source: std::io::Error,
     },
     /// The directory or file could not be written.
-    #[error("cannot write the profile {path}: {source}")]
+    #[error("cannot write the profile {path}")]
     Unwritable {
         /// The file.
         path: PathBuf,

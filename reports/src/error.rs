@@ -10,8 +10,8 @@ pub enum ReportError {
         "nothing to compare: name at least one plan.json, output of `plan --json` or run directory"
     )]
     NoInputs,
-    /// A file cannot be read.
-    #[error("{path}: {source}", path = .path.display())]
+    /// A file cannot be read; the source says why.
+    #[error("{path}", path = .path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -117,7 +117,9 @@ fn read_file(path: &Path) -> Result<Content, ReportError> {
     let keys: Keys = parse(path, &text)?;
     match keys {
         Keys { plans: Some(_), .. } => {
-            parse::<Answer>(path, &text).map(|answer| Content::Answer(Box::new(answer)))
+            let answer: Answer = parse(path, &text)?;
+            answer.check(path)?;
+            Ok(Content::Answer(Box::new(answer)))
         }
         Keys {
             layout: Some(_), ..

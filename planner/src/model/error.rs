@@ -8,9 +8,7 @@
 #[non_exhaustive]
 pub enum ModelError {
     /// The file could not be read.
-    #[error(
-        "cannot read {file}: {source}; give a preset name, a config.json, or a folder that holds one"
-    )]
+    #[error("cannot read {file} (give a preset name, a config.json, or a folder that holds one)")]
     Io {
         /// Path tried.
         file: String,
@@ -18,7 +16,7 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// The file is not JSON.
-    #[error("{file} is not JSON: {source}; expected a Hugging Face config.json")]
+    #[error("{file} is not JSON; expected a Hugging Face config.json")]
     Json {
         /// Where it came from.
         file: String,

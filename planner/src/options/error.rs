@@ -18,8 +18,8 @@ pub enum PlanError {
         /// What would work.
         expected: String,
     },
-    /// Degrees that are no degrees.
-    #[error("--layout: {0}")]
+    /// Degrees that are no degrees; the source says why.
+    #[error("--layout")]
     Degrees(#[from] ParseDegreesError),
     /// A value that a later release prices.
     #[error("{flag} {value}: not supported yet; this release supports {works}")]

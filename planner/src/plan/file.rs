@@ -1,8 +1,8 @@
 //! Reading and writing `plan.json`: one door, for searched and hand-edited plans alike.
 //!
 //! A file is accepted only when every key is known, its layout is proven legal again for its model
-//! and batch, derived degrees agree, and its stages hold every layer exactly once in order. What is
-//! predicted in it is taken as written.
+//! and batch, derived degrees agree, its stages hold every layer exactly once in order, and what is
+//! predicted in it are finite times and sizes that add up; how large they are is taken as written.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use moefold_profiles::files::write_atomically;
 use moefold_profiles::nearest::nearest;
 use serde_json::Value;
 
-use super::{LayoutRecord, PLAN_VERSION, Plan, ScheduleName};
+use super::{BadPrediction, LayoutRecord, PLAN_VERSION, Plan, ScheduleName};
 use crate::layout::{Degrees, Illegal, Layout};
 
 /// Keys of the file's top level.
@@ -35,8 +35,8 @@ const KEYS: [&str; 15] = [
 /// Why a file is not a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFileError {
-    /// It cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    /// It cannot be read or written; the source says why.
+    #[error("{}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -89,6 +89,30 @@ pub enum PlanFileError {
         /// What it has to be.
         expected: String,
     },
+    /// A predicted number that cannot be one.
+    #[error("{}: {key} is {found}; expected {expected}", path.display())]
+    Prediction {
+        /// The file.
+        path: PathBuf,
+        /// Which.
+        key: String,
+        /// What was found.
+        found: String,
+        /// What it has to be.
+        expected: String,
+    },
+}
+
+impl PlanFileError {
+    /// A [`Self::Prediction`]; `prefix` says where in the file the plan stands.
+    pub(crate) fn prediction(path: &Path, prefix: &str, bad: BadPrediction) -> Self {
+        Self::Prediction {
+            path: path.to_owned(),
+            key: format!("{prefix}{}", bad.key),
+            found: bad.found,
+            expected: bad.expected,
+        }
+    }
 }
 
 fn sentences(broken: &[Illegal]) -> String {
@@ -220,7 +244,9 @@ impl Plan {
                 format!("each of layers 0 to {} once, in order", layers - 1),
             ));
         }
-        Ok(())
+        self.planned
+            .check_predicted()
+            .map_err(|bad| PlanFileError::prediction(path, "", bad))
     }
 }
 
@@ -285,7 +311,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 8] = [
+        let cases: [(&str, Edit); 12] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -304,6 +330,18 @@ mod tests {
             ("7 stages", |plan| {
                 let stages = plan["pipeline"]["stages"].as_array_mut().expect("a list");
                 stages.pop();
+            }),
+            ("predicted.peak_gib is -1.0", |plan| {
+                plan["predicted"]["peak_gib"] = (-1.0).into();
+            }),
+            ("predicted.memory_gib.weights is -2.0", |plan| {
+                plan["predicted"]["memory_gib"]["weights"] = (-2.0).into();
+            }),
+            ("predicted.time_s is a sum of", |plan| {
+                plan["predicted"]["time_s"]["attention"] = 1e6.into();
+            }),
+            ("predicted.memory_gib_by_pp_rank is 3 entries", |plan| {
+                plan["predicted"]["memory_gib_by_pp_rank"] = vec![1.0; 3].into();
             }),
         ];
         for (expected, edit) in cases {

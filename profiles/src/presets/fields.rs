@@ -30,7 +30,7 @@ pub enum ClusterError {
         known: String,
     },
     /// The file could not be read.
-    #[error("cannot read the cluster file {path}: {source}")]
+    #[error("cannot read the cluster file {path}")]
     Unreadable {
         /// The file.
         path: PathBuf,
