@@ -313,4 +313,20 @@ mod tests {
         let error = SearchOptions::parse(batch, &flags).expect_err("refused");
         assert!(error.to_string().contains("one of 1"), "{error}");
     }
+
+    #[test]
+    fn a_slip_in_the_degrees_is_said_once_after_its_flag() {
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 8,
+        };
+        let flags = Flags {
+            layout: Some("tp=2,tp=4".to_owned()),
+            ..Flags::default()
+        };
+        let error = SearchOptions::parse(batch, &flags).expect_err("refused");
+        let cause = std::error::Error::source(&error).expect("a cause");
+        assert_eq!(error.to_string(), "--layout");
+        assert!(cause.to_string().contains("tp is given twice"), "{cause}");
+    }
 }

@@ -1,16 +1,24 @@
 //! The nearest known name to one that is not known, for error messages.
 
-/// The known name that `found`, ignoring case, most likely meant; nothing where the list is empty.
+/// The known name that `found` most likely meant: the first of [`ranked`]; nothing where the list is
+/// empty.
+pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    ranked(found, known).into_iter().next()
+}
+
+/// The known names, the one that `found`, ignoring case, most likely meant first.
 ///
 /// Few edits and a long common beginning both speak for a name: a slip is more often in a unit or an
 /// ending (`nic_gbps`) than in the first letters. Ties go to the earlier name.
-pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn ranked<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let found = found.to_lowercase();
-    known.into_iter().min_by_key(|name| {
+    let mut names: Vec<&str> = known.into_iter().collect();
+    names.sort_by_cached_key(|name| {
         let name = name.to_lowercase();
         let common = found.chars().zip(name.chars()).take_while(|(a, b)| a == b);
         2 * edits(&found, &name) as i64 - common.count() as i64
-    })
+    });
+    names
 }
 
 /// Levenshtein distance over characters (insert, delete, replace).
@@ -50,5 +58,6 @@ mod tests {
             Some("nic_gb_per_s")
         );
         assert_eq!(nearest("x", []), None);
+        assert_eq!(ranked("mi300", known), ["mi300x", "dgx-h100", "dgx-h200"]);
     }
 }

@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use moefold_profiles::nearest::ranked;
+
 use super::{Model, ModelError, hf, presets};
 
 impl Model {
@@ -64,13 +66,9 @@ pub(super) fn look_up<'a>(name: &str, among: &[&'a str]) -> Found<'a> {
 
 /// Up to three names spelled most like another.
 pub(super) fn nearest<'a>(name: &str, among: &[&'a str]) -> Vec<&'a str> {
-    let wanted = plain(name);
-    let mut ranked: Vec<(usize, &str)> = among
-        .iter()
-        .map(|candidate| (edits(&wanted, &plain(candidate)), *candidate))
-        .collect();
-    ranked.sort_by_key(|(distance, _)| *distance);
-    ranked.into_iter().take(3).map(|(_, name)| name).collect()
+    let mut names = ranked(name, among.iter().copied());
+    names.truncate(3);
+    names
 }
 
 /// A name without case and punctuation.
@@ -81,32 +79,9 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// Edit distance (insertions, deletions, replacements) of two strings.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn law_edit_distance_of_known_words() {
-        assert_eq!(edits("kitten", "sitting"), 3);
-        assert_eq!(edits("", "abc"), 3);
-        assert_eq!(edits("same", "same"), 0);
-    }
 
     #[test]
     fn a_folder_and_a_file_are_read_and_named_after_themselves() {

@@ -349,4 +349,14 @@ mod tests {
             assert!(message.contains(expected), "{expected}: {message}");
         }
     }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = Plan::load(Path::new("nofile.json")).expect_err("missing");
+        let cause = std::error::Error::source(&error)
+            .expect("a cause")
+            .to_string();
+        assert_eq!(error.to_string(), "nofile.json");
+        assert!(cause.contains("No such file"), "{cause}");
+    }
 }
