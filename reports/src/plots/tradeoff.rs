@@ -1,4 +1,5 @@
-//! Speed against memory of everything that fits, with the Pareto front: what another GiB buys.
+//! Speed against memory of the layouts priced that fit, with their Pareto front: what another GiB
+//! buys. A search for speed prices what may be fast, so slow small layouts are mostly not among them.
 
 use super::Plot;
 use crate::draw::axis::{self, BODY, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
@@ -50,9 +51,12 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         .filter(|&c| c >= largest && c <= CAPACITY_ROOM * largest);
     let mut scene = Scene::new(WIDTH, "Speed against memory");
     let mut subtitle = vec![format!(
-        "{} priced layouts that fit; up is faster, left is smaller.",
+        "{} layouts that were priced and fit; up is faster, left is smaller.",
         format::grouped(predicted.len() as u64)
     )];
+    if points.iter().any(|p| p.kind == Kind::Considered) {
+        subtitle.push("The search priced only what its bounds let be the fastest.".to_owned());
+    }
     let prices = comparison.best_prices();
     if comparison.subjects.iter().any(|s| s.profiles != prices) {
         let names: Vec<&str> = prices.iter().map(|p| p.name.as_str()).collect();
@@ -108,10 +112,10 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     scene.height = frame.bottom + X_AXIS_HEIGHT;
     Some(Plot {
         stem: "speed-memory".to_owned(),
-        caption:
-            "Only layouts on the line are worth choosing: for every other one, some layout is \
-                  both faster and smaller."
-                .to_owned(),
+        caption: "Of the layouts priced, only those on the line are worth choosing: for every \
+                  other one, some layout is both faster and smaller. Smaller ones than these may \
+                  exist: planning with --objective memory looks for them."
+            .to_owned(),
         scene,
     })
 }
@@ -200,7 +204,7 @@ fn staircase(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
 fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, String)> {
     let mut entries = Vec::new();
     for (kind, name) in [
-        (Kind::Considered, "considered, predicted"),
+        (Kind::Considered, "priced by the search"),
         (Kind::Predicted, "compared here, predicted"),
         (Kind::Measured, "measured"),
     ] {
@@ -214,7 +218,7 @@ fn legend(points: &[Point], front: bool, capacity: bool) -> Vec<(Swatch, Paint, 
         entries.push((
             line,
             Paint::Ink,
-            "Pareto front of the predictions".to_owned(),
+            "Pareto front of the layouts priced".to_owned(),
         ));
         entries.push((
             Swatch::Mark(Form::Star),
