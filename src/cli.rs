@@ -292,7 +292,7 @@ pub(crate) struct QuickstartArgs {
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Training steps of each run
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 60)]
     pub(crate) steps: u32,
     /// Ranks
     #[arg(long, default_value_t = 4)]

@@ -36,6 +36,10 @@ const BATCH: Batch = Batch {
     global_batch: 16,
 };
 const LEARNING_RATE: f64 = 3e-3;
+const AUX_LOSS_COEF: f64 = 0.01;
+const FOLDED: &str = "plan-folded.json";
+const REPLANNED: &str = "plan-folded-replanned.json";
+const BEST: &str = "plan-best.json";
 /// Time given to measuring.
 const PROFILE_BUDGET_S: f64 = 25.0;
 
@@ -70,12 +74,12 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     let stage = prepare(args, &dir, output)?;
 
     let before = stage.plan_first()?;
-    let first = stage.train("run-unmeasured", &before)?;
+    let first = stage.train("run-unmeasured", FOLDED, &before)?;
     let profile = stage.profile(&before)?;
     let (after, best) = stage.plan_again(&profile)?;
-    let second = stage.train("run-profiled", &after)?;
+    let second = stage.train("run-profiled", REPLANNED, &after)?;
     if best.planned.layout != after.planned.layout {
-        stage.train("run-best", &best)?;
+        stage.train("run-best", BEST, &best)?;
     }
     let report = stage.compare()?;
 
@@ -195,7 +199,7 @@ impl Stage<'_> {
             "1. Plan {} ranks of this machine, before anything is measured",
             self.args.ranks
         );
-        let out = self.path("plan-folded.json");
+        let out = self.path(FOLDED);
         self.heading(
             &title,
             &[self.plan_command(&format!("{} --out {out}", self.folded_flag()))],
@@ -214,7 +218,7 @@ impl Stage<'_> {
         Ok(plan)
     }
 
-    fn train(&self, name: &str, plan: &Plan) -> Result<RunSummary, Failure> {
+    fn train(&self, name: &str, file: &str, plan: &Plan) -> Result<RunSummary, Failure> {
         let degrees = format::layout(&plan.planned.layout);
         let number = match name {
             "run-unmeasured" => 2,
@@ -226,10 +230,13 @@ impl Stage<'_> {
             format::grouped(TEXT.len() as u64)
         );
         let command = format!(
-            "execute PLAN --text {} --steps {} --lr {LEARNING_RATE} --lr-schedule cosine --seed {} \
+            "execute {} --text {} --steps {} --lr {LEARNING_RATE} --lr-schedule cosine --warmup {} \
+             --aux-loss-coef {AUX_LOSS_COEF} --seed {} \
              --out {}",
+            self.path(file),
             self.path("text.txt"),
             self.args.steps,
+            self.args.steps / 10,
             self.args.seed,
             self.path(name)
         );
@@ -244,7 +251,8 @@ impl Stage<'_> {
                 steps,
             },
             adam: AdamOptions::default(),
-            aux_loss_coef: 0.0,
+            // Without it a few experts take most tokens within some dozens of steps.
+            aux_loss_coef: AUX_LOSS_COEF,
             seed: self.args.seed,
             init: Init::Random,
             threads_per_rank: None,
@@ -272,7 +280,10 @@ impl Stage<'_> {
             "3. Measure this machine under {} concurrent ranks",
             self.args.ranks
         );
-        self.heading(&title, &[format!("profile --plan PLAN --out {out}")])?;
+        self.heading(
+            &title,
+            &[format!("profile --plan {} --out {out}", self.path(FOLDED))],
+        )?;
         // The folded layouts and those that might beat them.
         let mut keys = Vec::new();
         for pins in [self.folded(), PartialDegrees::default()] {
@@ -303,10 +314,7 @@ impl Stage<'_> {
     /// The folded layout priced again, and the best layout of all.
     fn plan_again(&self, profiles: &[NamedProfile]) -> Result<(Plan, Plan), Failure> {
         let profile = self.path("profile");
-        let (folded_out, best_out) = (
-            self.path("plan-folded-replanned.json"),
-            self.path("plan-best.json"),
-        );
+        let (folded_out, best_out) = (self.path(REPLANNED), self.path(BEST));
         let commands = [
             self.plan_command(&format!(
                 "{} --profile {profile} --out {folded_out}",
