@@ -1,14 +1,14 @@
 //! The `local` cluster: this machine's cores as ranks.
 //!
-//! What it can do is assumed, not measured, until a profile of the machine says better: the two
-//! rates below are at the low end of server cores of the last ten years, so that a plan made from
-//! them promises too little rather than too much.
+//! What it can do is assumed, not measured, until a profile of the machine says better: the peak is that
+//! of the vector instructions at a usual clock, the bandwidth at the low end of server cores of the
+//! last ten years.
 
 use crate::cluster::{Cluster, Gpu, PeakTflops};
 use crate::units::{Bytes, GIB};
 
-/// f32 rate assumed of one core, TFLOP/s: AVX2 at 2.5 GHz has a peak of 80 GFLOP/s, half of it kept.
-const CORE_TFLOPS: f64 = 0.040;
+/// Clock assumed of a core with busy vector units, GHz.
+const CORE_GHZ: f64 = 3.5;
 /// Memory bandwidth assumed of one core, GB/s.
 const CORE_GB_PER_S: f64 = 8.0;
 /// Share of the machine's memory that ranks may fill; the rest is the system's.
@@ -21,6 +21,8 @@ pub struct Machine {
     pub cores: u32,
     /// Memory this process may use.
     pub memory: Bytes,
+    /// f32 operations a core can finish in a cycle: two multiply-add units of its vector width.
+    pub flops_per_cycle: u32,
 }
 
 impl Machine {
@@ -42,8 +44,30 @@ impl Machine {
             (Some(only), None) | (None, Some(only)) => Bytes(only),
             (None, None) => Bytes(u64::from(cores) * 4 * GIB),
         };
-        Self { cores, memory }
+        Self {
+            cores,
+            memory,
+            flops_per_cycle: flops_per_cycle(),
+        }
     }
+}
+
+/// Lanes of the widest f32 vectors, times two for multiply-add, times two units.
+#[cfg(target_arch = "x86_64")]
+fn flops_per_cycle() -> u32 {
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        64
+    } else if std::arch::is_x86_feature_detected!("fma") {
+        32
+    } else {
+        8
+    }
+}
+
+/// 128-bit vectors, as on the 64-bit Arm cores of today.
+#[cfg(not(target_arch = "x86_64"))]
+fn flops_per_cycle() -> u32 {
+    16
 }
 
 /// Bytes of the `MemTotal` line of `/proc/meminfo`.
@@ -69,6 +93,7 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
     };
     let memory_gib = machine.memory.gib();
     let rate = CORE_GB_PER_S * owned;
+    let core_gflops = CORE_GHZ * f64::from(machine.flops_per_cycle);
     Cluster {
         name: "local".to_owned(),
         gpu: Gpu {
@@ -76,7 +101,7 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
             arch: "cpu".to_owned(),
             num_sms: (cores / ranks).max(1),
             peak_tflops: PeakTflops {
-                f32: CORE_TFLOPS * owned,
+                f32: core_gflops * 1e-3 * owned,
                 ..PeakTflops::default()
             },
             memory_gib: memory_gib * USABLE_MEMORY / f64::from(ranks),
@@ -85,9 +110,10 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
             nvlink_gb_per_s: rate / 2.0,
             mesh_link_gb_per_s: None,
             host_link_gb_per_s: rate / 2.0,
-            sources: vec![
-                "assumed: 40 GFLOP/s and 8 GB/s a core; `moefold profile` measures".to_owned(),
-            ],
+            sources: vec![format!(
+                "assumed: {core_gflops:.0} GFLOP/s (vector units at {CORE_GHZ} GHz) and \
+                 {CORE_GB_PER_S:.0} GB/s a core; `moefold profile` measures"
+            )],
         },
         gpus_per_node: ranks,
         gpus_per_domain: ranks,
@@ -107,6 +133,7 @@ mod tests {
     const MACHINE: Machine = Machine {
         cores: 2,
         memory: Bytes(20 * GIB),
+        flops_per_cycle: 32,
     };
 
     #[test]
@@ -114,7 +141,7 @@ mod tests {
         for ranks in 1..=64 {
             let cluster = local_on(MACHINE, ranks);
             let total = |each: f64| each * f64::from(ranks);
-            assert!(total(cluster.gpu.peak_tflops.f32) <= 2.0 * CORE_TFLOPS + 1e-12);
+            assert!(total(cluster.gpu.peak_tflops.f32) <= 2.0 * 0.112 + 1e-12);
             assert!(total(cluster.gpu.memory_gib) <= 20.0);
             assert!(cluster.gpu.memory_gb_per_s > 0.0 && cluster.gpu.num_sms >= 1);
             assert_eq!(cluster.num_gpus, Some(ranks));
@@ -124,7 +151,7 @@ mod tests {
     #[test]
     fn golden_four_ranks_on_two_cores_own_half_a_core_each() {
         let gpu = local_on(MACHINE, 4).gpu;
-        assert_eq!(gpu.peak_tflops.f32, CORE_TFLOPS / 2.0);
+        assert!((gpu.peak_tflops.f32 - 0.056).abs() < 1e-12);
         assert_eq!(gpu.memory_gib, 4.0);
     }
 

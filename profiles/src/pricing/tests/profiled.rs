@@ -33,6 +33,7 @@ fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -
 fn local(ranks: u32) -> Cluster {
     let machine = presets::Machine {
         cores: 2,
+        flops_per_cycle: 32,
         memory: Bytes(20 << 30),
     };
     presets::local_on(machine, ranks)
