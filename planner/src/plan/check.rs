@@ -8,6 +8,9 @@ use super::{PlannedLayout, Predicted};
 /// How far a sum of written decimals may be from its total, relative.
 const ROUNDING: f64 = 1e-6;
 
+/// How far below zero the rounding of a difference may leave a number.
+const DUST: f64 = 1e-12;
+
 /// A number that no prediction has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadPrediction {
@@ -69,7 +72,7 @@ fn numbers(key: &str, value: &Value) -> Result<(), BadPrediction> {
                 .enumerate()
                 .try_for_each(|(index, part)| numbers(&format!("{key}[{index}]"), part));
         }
-        Value::Number(number) => number.as_f64().is_some_and(|n| n.is_finite() && n >= 0.0),
+        Value::Number(number) => number.as_f64().is_some_and(|n| n.is_finite() && n >= -DUST),
         Value::Null => false,
         Value::Bool(_) | Value::String(_) => true,
     };

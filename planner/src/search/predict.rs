@@ -212,6 +212,6 @@ fn confidence(forward: &Bill, backward: &Bill) -> Confidence {
     Confidence {
         measured,
         interpolated,
-        extrapolated: 1.0 - measured - interpolated,
+        extrapolated: seconds[2] / total,
     }
 }
