@@ -36,9 +36,9 @@ pub(crate) struct Common {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Find the best layouts for a model on a cluster
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Train under a plan
-    Execute(ExecuteArgs),
+    Execute(Box<ExecuteArgs>),
     /// Measure this machine's ops and collectives for the planner
     Profile(ProfileArgs),
     /// Draw plans and runs against each other
@@ -172,7 +172,7 @@ pub(crate) struct ExecuteArgs {
     /// How ranks are started
     #[arg(long, value_enum, default_value_t = Launch::Threads)]
     pub(crate) launch: Launch,
-    /// Run directory to write [default: runs/<time>]
+    /// Run directory to write [default: the first free of runs/run-1, runs/run-2, ...]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Save a checkpoint every so many steps (not in this release)

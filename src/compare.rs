@@ -1,5 +1,7 @@
 //! `moefold compare`: plans and runs in tables, plots and a page.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 use crate::cli::CompareArgs;
@@ -23,7 +25,7 @@ pub(crate) fn run(args: &CompareArgs, output: Output) -> Result<(), Failure> {
         let mut text = answer.findings.join("\n");
         text.push_str("\n\nWritten:\n");
         for file in &answer.files {
-            text.push_str(&format!("  {}\n", file.display()));
+            writeln!(text, "  {}", file.display()).expect("a string takes any text");
         }
         text
     })

@@ -1,5 +1,6 @@
 //! `moefold execute`: train under a plan and leave a run directory.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
                 dir.display()
             );
             if let Some(folder) = &args.save_hf {
-                text.push_str(&format!("weights: {}\n", folder.display()));
+                writeln!(text, "weights: {}", folder.display()).expect("a string takes any text");
             }
             text
         },
@@ -125,7 +126,7 @@ pub(crate) fn train_into(
             *written = files.step(record);
         }
         progress.inc(1);
-        if record.step % every == 0 || record.step + 1 == options.steps {
+        if record.step.is_multiple_of(every) || record.step + 1 == options.steps {
             // A reader that went away shows when the answer is printed.
             let _ = output.say(&line(record));
         }
@@ -165,8 +166,8 @@ pub(crate) fn threads_per_rank(ranks: u32) -> u32 {
 
 /// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.
 pub(crate) fn numbered(folder: &Path, stem: &str) -> PathBuf {
-    (1..)
-        .map(|number: u32| folder.join(format!("{stem}-{number}")))
+    (1..=u32::MAX)
+        .map(|number| folder.join(format!("{stem}-{number}")))
         .find(|path| !path.exists())
         .expect("numbers do not run out")
 }

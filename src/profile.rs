@@ -1,5 +1,6 @@
 //! `moefold profile`: measure this machine and write a profile directory.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -69,14 +70,16 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
     output.answer(&answer, || {
         let mut text = table(&measured);
         for skipped in &answer.skipped {
-            text.push_str(&format!("not measured: {skipped}\n"));
+            writeln!(text, "not measured: {skipped}").expect("a string takes any text");
         }
-        text.push_str(&format!(
-            "\n{} keys under {ranks} concurrent ranks in {}; plan with --profile {}\n",
+        writeln!(
+            text,
+            "\n{} keys under {ranks} concurrent ranks in {}; plan with --profile {}",
             answer.measured,
             args.out.display(),
             args.out.display()
-        ));
+        )
+        .expect("a string takes any text");
         text
     })
 }

@@ -57,7 +57,7 @@ pub fn gpu(name: &str) -> Result<Gpu, ClusterError> {
 }
 
 /// A cluster preset by name, in any case. `local` has as many ranks as cores, but at least four;
-/// [`local`] gives it another number.
+/// [`local()`] gives it another number.
 pub fn cluster(name: &str) -> Result<Cluster, ClusterError> {
     if name.eq_ignore_ascii_case("local") {
         let machine = Machine::detect();

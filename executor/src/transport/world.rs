@@ -34,7 +34,7 @@ impl World {
         assert!(ranks > 0, "a world has at least one rank");
         Self {
             ranks,
-            deadline: Duration::from_secs(600),
+            deadline: Duration::from_mins(10),
         }
     }
 
