@@ -134,6 +134,10 @@ pub(crate) struct PlanArgs {
     /// What is best: throughput, cost or memory
     #[arg(long)]
     pub(crate) objective: Option<String>,
+    /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
+    /// the front of speed against memory that `compare` draws
+    #[arg(long)]
+    pub(crate) front: bool,
     /// How many plans to show
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) top: u32,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
-use moefold_planner::answer::Answer;
+use moefold_planner::answer::{Answer, Candidate};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{Flags, PlanError, SearchOptions};
@@ -16,6 +16,9 @@ use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::output::Output;
 
+/// Points of the front at most.
+const FRONT_STEPS: usize = 24;
+
 pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let model = Model::resolve(&args.model).map_err(Failure::request)?;
     let cluster = cluster(&args.cluster, args.gpus)?;
@@ -26,7 +29,10 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     };
     let options = SearchOptions::parse(batch, &flags(args, &cluster)).map_err(refusal)?;
     let profiles = load_profiles(&args.profile, &cluster)?;
-    let found = find(&model, &cluster, gpus, &options, &profiles)?;
+    let mut found = find(&model, &cluster, gpus, &options, &profiles)?;
+    if args.front {
+        add_front(&mut found, &model, &cluster, gpus, &options, &profiles)?;
+    }
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
     }
@@ -104,6 +110,45 @@ pub(crate) fn find(
         },
         alternatives: result.alternatives,
     })
+}
+
+/// Walks the front of speed against memory: from the winner on, the fastest layout that needs less
+/// memory than the one before, until nothing fits.
+fn add_front(
+    found: &mut Found,
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    profiles: &[NamedProfile],
+) -> Result<(), Failure> {
+    let mut limit_gib = found.answer.plans[0].predicted.peak_gib;
+    for _ in 0..FRONT_STEPS {
+        // Just below the last one, so that each search finds a smaller layout.
+        let options = SearchOptions {
+            memory_gib: Some(limit_gib * (1.0 - 1e-6)),
+            top: 1,
+            ..options.clone()
+        };
+        let next = match find(model, cluster, gpus, &options, profiles) {
+            Ok(next) => next,
+            Err(Failure::Infeasible(_)) => break,
+            Err(failure) => return Err(failure),
+        };
+        let plan = &next.answer.plans[0];
+        limit_gib = plan.predicted.peak_gib;
+        let candidate = Candidate {
+            layout: plan.layout,
+            recompute: plan.recompute.clone(),
+            step_s: plan.predicted.step_s,
+            peak_gib: limit_gib,
+        };
+        let feasible = &mut found.answer.search.feasible;
+        if !feasible.contains(&candidate) {
+            feasible.push(candidate);
+        }
+    }
+    Ok(())
 }
 
 /// Loads profile directories and refuses those of another device.

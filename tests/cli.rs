@@ -142,6 +142,34 @@ fn law_plan_is_deterministic_and_its_parts_sum_up() {
 }
 
 #[test]
+fn law_the_front_trades_speed_for_memory() {
+    let answer = json(&mixtral(&[
+        "--layout",
+        "tp=2,cp=1,etp=1",
+        "--front",
+        "--json",
+    ]));
+    let winner = answer["plans"][0]["predicted"]["peak_gib"]
+        .as_f64()
+        .expect("a number");
+    let feasible = answer["search"]["feasible"].as_array().expect("candidates");
+    let of = |candidate: &Value, key: &str| candidate[key].as_f64().expect("a number");
+    let mut smaller: Vec<(f64, f64)> = feasible
+        .iter()
+        .map(|candidate| (of(candidate, "peak_gib"), of(candidate, "step_s")))
+        .filter(|(peak_gib, _)| *peak_gib < winner)
+        .collect();
+    smaller.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // The least memory of all is far below the fastest layout's, and slower.
+    let (least_gib, slowest_s) = smaller[0];
+    let fastest_s = of(&answer["plans"][0]["predicted"], "step_s");
+    assert!(
+        least_gib < 0.8 * winner && slowest_s > fastest_s,
+        "{smaller:?}"
+    );
+}
+
+#[test]
 fn a_plan_written_is_a_plan_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("plan.json");

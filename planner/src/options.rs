@@ -80,6 +80,8 @@ pub struct SearchOptions {
     pub objective: Objective,
     /// Plans wanted.
     pub top: usize,
+    /// Memory a plan may fill on each device, GiB; `None` is all of it.
+    pub memory_gib: Option<f64>,
 }
 
 impl SearchOptions {
@@ -102,6 +104,7 @@ impl SearchOptions {
             routing: None,
             objective: Objective::Throughput,
             top: 5,
+            memory_gib: None,
         }
     }
 
@@ -264,6 +267,11 @@ fn overlap(words: &str) -> Result<Overlap, PlanError> {
                 return Err(later("--overlap", word, &known, works));
             }
         }
+    }
+    if overlap.param_gather && !overlap.grad_reduce {
+        let expected = "grad-reduce beside param-gather: Megatron-Core gathers weights bucket by \
+                        bucket as it reduced gradients";
+        return Err(PlanError::value("--overlap", words, expected));
     }
     Ok(overlap)
 }

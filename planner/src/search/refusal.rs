@@ -35,6 +35,12 @@ pub(crate) enum Refusal {
     /// Likewise context parallelism of short sequences.
     #[error("cp {cp} leaves {chunk} tokens of a sequence a rank, fewer than 4096; pin it to try")]
     ShortSequence { cp: u32, chunk: u64 },
+    /// Megatron-Core exchanges messages of two interleaved ranks only while they compute.
+    #[error(
+        "virtual stages over pp 2 need p2p overlap (Megatron-Core), which --overlap leaves out; \
+         found vpp {vpp}, expected vpp 1, pp above 2, or p2p in --overlap"
+    )]
+    InterleavedPair { vpp: u32 },
     /// The given stages do not go with the degrees.
     #[error("the pipeline layout has {given} stages, pp x vpp is {stages}")]
     Stages { given: usize, stages: u32 },
@@ -47,6 +53,7 @@ impl Refusal {
             Self::Illegal(illegal) => illegal.reason(),
             Self::Stack { reason, .. } | Self::Domain { reason, .. } => reason,
             Self::ShortSequence { .. } => "cp_short_sequence",
+            Self::InterleavedPair { .. } => "vpp_pair_without_p2p",
             Self::Stages { .. } => "pipeline_layout",
         }
     }
@@ -67,6 +74,9 @@ pub(crate) fn unable(question: &Question<'_>, layout: &Layout) -> Option<Refusal
                 limit,
             });
         }
+    }
+    if layout.vpp() > 1 && layout.pp() == 2 && !question.overlap.p2p {
+        return Some(Refusal::InterleavedPair { vpp: layout.vpp() });
     }
     let domain = question.cluster.gpus_per_domain;
     for (reason, key, degree, pinned) in [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::units::Bytes;
+use moefold_profiles::units::{Bytes, GIB};
 
 use super::candidate::{self, Cut};
 use super::explain;
@@ -284,6 +284,8 @@ impl Question<'_> {
     }
 
     pub(crate) fn capacity(&self) -> Bytes {
-        self.cluster.gpu.memory()
+        let all = self.cluster.gpu.memory();
+        let asked = self.options.memory_gib;
+        asked.map_or(all, |gib| all.min(Bytes((gib * GIB as f64) as u64)))
     }
 }
