@@ -5,13 +5,11 @@
 //! by softmax and normalizes the weights of its head.
 
 use super::common::{
-    Defaults, MTP, block, expect_silu, experts, gqa, num_layers, plain_router, rope, router_groups,
-    sparse_after_dense, swiglu, trunk, width,
+    Defaults, dense_then_sparse, expect_silu, experts, gqa, plain_router, rope, router_groups,
+    swiglu, width,
 };
-use super::keys::{EXPERTS, Keys, LAYERS, WIDTH};
-use crate::model::{
-    Ffn, Gqa, Mixer, Model, ModelError, Moe, NormKind, QkNorm, Router, Score, SharedExpert,
-};
+use super::keys::{EXPERTS, Keys, WIDTH};
+use crate::model::{Gqa, Mixer, Model, ModelError, Moe, QkNorm, Router, Score, SharedExpert};
 
 const DEFAULTS: Defaults = Defaults {
     eps: 1e-6,
@@ -34,23 +32,7 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
         ..gqa(keys, Some(&rope))?
     });
     let moe = moe(keys, first)?;
-    let num_layers = num_layers(keys)?;
-    let sparse = sparse_after_dense(keys, num_layers)?;
-    let layers = (0..num_layers)
-        .map(|index| {
-            let ffn = if sparse(index) {
-                Ffn::Moe(moe.clone())
-            } else {
-                Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?))
-            };
-            Ok(block(attention.clone(), ffn))
-        })
-        .collect::<Result<_, ModelError>>()?;
-    let mut model = trunk(keys, DEFAULTS, NormKind::Rms, Some(&rope), layers)?;
-    model.mtp = (0..keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?)
-        .map(|_| block(attention.clone(), Ffn::Moe(moe.clone())))
-        .collect();
-    Ok(model)
+    dense_then_sparse(keys, DEFAULTS, &rope, &attention, &moe)
 }
 
 fn is_first_generation(keys: &Keys<'_>) -> Result<bool, ModelError> {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::keys::{EXPERTS, HEADS, Keys, LAYERS, POSITIONS, VOCAB, WIDTH};
 use crate::model::{
-    Activation, Ffn, Gqa, Layer, Mixer, Mlp, Model, ModelError, Norm, NormKind, QkNorm,
+    Activation, Ffn, Gqa, Layer, Mixer, Mlp, Model, ModelError, Moe, Norm, NormKind, QkNorm,
     RopeScaling, Router, RouterGroups, Scalars, Score,
 };
 
@@ -280,6 +280,34 @@ pub(super) fn expect_silu(keys: &Keys<'_>) -> Result<(), ModelError> {
 /// A width, under any of the names.
 pub(super) fn width(keys: &Keys<'_>, names: &[&str]) -> Result<u64, ModelError> {
     keys.u64(names, &WIDTH)
+}
+
+/// A model whose leading layers are dense and whose others, multi-token prediction included, have
+/// experts: `first_k_dense_replace`, `intermediate_size`, `num_nextn_predict_layers`.
+pub(super) fn dense_then_sparse(
+    keys: &Keys<'_>,
+    defaults: Defaults,
+    rope: &Rope,
+    attention: &Mixer,
+    moe: &Moe,
+) -> Result<Model, ModelError> {
+    let num_layers = num_layers(keys)?;
+    let sparse = sparse_after_dense(keys, num_layers)?;
+    let layers = (0..num_layers)
+        .map(|index| {
+            let ffn = if sparse(index) {
+                Ffn::Moe(moe.clone())
+            } else {
+                Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?))
+            };
+            Ok(block(attention.clone(), ffn))
+        })
+        .collect::<Result<_, ModelError>>()?;
+    let mut model = trunk(keys, defaults, NormKind::Rms, Some(rope), layers)?;
+    model.mtp = (0..keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?)
+        .map(|_| block(attention.clone(), Ffn::Moe(moe.clone())))
+        .collect();
+    Ok(model)
 }
 
 /// The sliding window; 0 is none, as some re-saved files have it.

@@ -2,12 +2,11 @@
 //! only, half of each head rotated, DeepSeek-V3's routing with one group, one MTP layer.
 
 use super::common::{
-    Defaults, MTP, block, expect_silu, experts, gqa, num_layers, rope, router_groups,
-    sparse_after_dense, swiglu, trunk, width,
+    Defaults, dense_then_sparse, expect_silu, experts, gqa, rope, router_groups, swiglu, width,
 };
 use super::deepseek::shared;
-use super::keys::{Keys, LAYERS};
-use crate::model::{Ffn, Gqa, Mixer, Model, ModelError, Moe, NormKind, QkNorm, Router, Score};
+use super::keys::Keys;
+use crate::model::{Gqa, Mixer, Model, ModelError, Moe, QkNorm, Router, Score};
 
 const DEFAULTS: Defaults = Defaults {
     eps: 1e-5,
@@ -44,21 +43,5 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
             scales_input: false,
         },
     };
-    let num_layers = num_layers(keys)?;
-    let sparse = sparse_after_dense(keys, num_layers)?;
-    let layers = (0..num_layers)
-        .map(|index| {
-            let ffn = if sparse(index) {
-                Ffn::Moe(moe.clone())
-            } else {
-                Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?))
-            };
-            Ok(block(attention.clone(), ffn))
-        })
-        .collect::<Result<_, ModelError>>()?;
-    let mut model = trunk(keys, DEFAULTS, NormKind::Rms, Some(&rope), layers)?;
-    model.mtp = (0..keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?)
-        .map(|_| block(attention.clone(), Ffn::Moe(moe.clone())))
-        .collect();
-    Ok(model)
+    dense_then_sparse(keys, DEFAULTS, &rope, &attention, &moe)
 }
