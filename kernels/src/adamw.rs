@@ -59,6 +59,7 @@ pub fn step(weights: &Tensor, grad: &Tensor, m: &Tensor, v: &Tensor, rule: &Adam
                 cpu::step(cpu, grad.f32(), w.f32(), m.f32(), v.f32(), rule, scale);
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("adamw::step"),
     }
 }
 

@@ -75,6 +75,7 @@ pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (
                 },
             );
         }
+        Backend::Cuda(gpu) => gpu.unwritten("attention::forward"),
     }
     (o, lse)
 }
@@ -121,6 +122,7 @@ pub fn backward(
                 );
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("attention::backward"),
     }
     (dq, dk, dv)
 }

@@ -31,6 +31,8 @@ use std::rc::Rc;
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
+use crate::cuda::Allocation;
+use crate::cuda::platform::Address;
 use crate::device::{Device, Memory, TensorClass};
 use crate::tensor::Tensor;
 
@@ -59,28 +61,39 @@ impl CpuMemory {
     }
 }
 
+/// Memory of either kind of device.
+pub(crate) enum Storage {
+    Cpu(CpuMemory),
+    Cuda(Allocation),
+}
+
+impl Storage {
+    pub(crate) fn cpu(lines: usize) -> Self {
+        Self::Cpu(CpuMemory::new(lines))
+    }
+}
+
+/// Bytes of a line: what memory is handed out in.
+pub(crate) const LINE_BYTES: usize = size_of::<Line>();
+
 /// Where buffers come from and return to, with the account of what is out.
 #[derive(Default)]
 pub(crate) struct Arena {
     pub(crate) memory: Memory,
     /// Freed memory by its size in lines.
-    free: BTreeMap<usize, Vec<CpuMemory>>,
+    free: BTreeMap<usize, Vec<Storage>>,
 }
 
 impl Arena {
-    /// Memory for `words`, recycled where some of the same size class is free.
-    pub(crate) fn take(&mut self, class: TensorClass, words: usize) -> CpuMemory {
-        self.memory.add(class, 4 * words as u64);
-        let lines = size_class(words.div_ceil(WORDS_PER_LINE));
-        match self.free.get_mut(&lines).and_then(Vec::pop) {
-            Some(memory) => memory,
-            None => CpuMemory::new(lines),
-        }
+    /// Freed memory of this many lines, as [`lines_for`] counts them.
+    pub(crate) fn recycle(&mut self, lines: usize) -> Option<Storage> {
+        self.free.get_mut(&lines).and_then(Vec::pop)
     }
 
-    fn give(&mut self, class: TensorClass, words: usize, memory: CpuMemory) {
-        self.memory.remove(class, 4 * words as u64);
-        self.free.entry(memory.0.len()).or_default().push(memory);
+    fn give(&mut self, class: TensorClass, bytes: usize, storage: Storage) {
+        self.memory.remove(class, bytes as u64);
+        let free = self.free.entry(lines_for(bytes)).or_default();
+        free.push(storage);
     }
 
     pub(crate) fn cached(&self) -> Bytes {
@@ -89,12 +102,17 @@ impl Arena {
             .iter()
             .map(|(lines, free)| lines * free.len())
             .sum();
-        Bytes((lines * size_of::<Line>()) as u64)
+        Bytes((lines * LINE_BYTES) as u64)
     }
 
     pub(crate) fn trim(&mut self) {
         self.free.clear();
     }
+}
+
+/// Lines that a buffer of `bytes` takes.
+pub(crate) fn lines_for(bytes: usize) -> usize {
+    size_class(bytes.div_ceil(LINE_BYTES))
 }
 
 /// Rounds a count of lines up to one of eight sizes an octave, so that buffers whose size varies
@@ -111,36 +129,49 @@ fn size_class(lines: usize) -> usize {
 pub(crate) struct Buffer {
     pub(crate) device: Device,
     pub(crate) class: TensorClass,
-    words: usize,
-    memory: Option<CpuMemory>,
+    bytes: usize,
+    storage: Option<Storage>,
 }
 
 impl Buffer {
-    pub(crate) fn new(device: Device, class: TensorClass, words: usize, memory: CpuMemory) -> Self {
+    /// `storage` holds [`lines_for`] `bytes`.
+    pub(crate) fn new(device: Device, class: TensorClass, bytes: usize, storage: Storage) -> Self {
         Self {
             device,
             class,
-            words,
-            memory: Some(memory),
+            bytes,
+            storage: Some(storage),
         }
     }
 
+    fn storage(&self) -> &Storage {
+        self.storage.as_ref().expect("memory leaves only on drop")
+    }
+
     fn base(&self) -> *mut u32 {
-        self.memory
-            .as_ref()
-            .expect("memory leaves only on drop")
-            .base()
+        match self.storage() {
+            Storage::Cpu(memory) => memory.base(),
+            Storage::Cuda(_) => panic!("memory of {:?} is not the host's", self.device),
+        }
+    }
+
+    /// Where the memory starts on a CUDA device.
+    pub(crate) fn address(&self) -> Address {
+        match self.storage() {
+            Storage::Cuda(allocation) => allocation.address(),
+            Storage::Cpu(_) => panic!("memory of {:?} has no device address", self.device),
+        }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
+        if let Some(storage) = self.storage.take() {
             self.device
                 .0
                 .arena
                 .borrow_mut()
-                .give(self.class, self.words, memory);
+                .give(self.class, self.bytes, storage);
         }
     }
 }
@@ -225,6 +256,26 @@ impl Drop for Lease<'_> {
     }
 }
 
+/// Checks the arguments of an op and returns their device.
+///
+/// # Panics
+/// When an output overlaps another argument, or when the tensors are of several devices.
+pub(crate) fn disjoint<'a>(op: &str, inputs: &[&'a Tensor], outputs: &[&'a Tensor]) -> &'a Device {
+    let mut arguments = inputs.iter().chain(outputs);
+    let device = arguments.next().expect("an op has arguments").device();
+    assert!(
+        arguments.all(|t| Rc::ptr_eq(&t.device().0, &device.0)),
+        "{op}: arguments are of several devices"
+    );
+    for (i, output) in outputs.iter().enumerate() {
+        let mut others = inputs.iter().chain(&outputs[..i]);
+        if let Some(other) = others.find(|other| output.overlaps(other)) {
+            panic!("{op}: an output {output:?} overlaps another argument {other:?}");
+        }
+    }
+    device
+}
+
 /// Runs `body` on the contents of `inputs` (shared) and `outputs` (exclusive). See the module
 /// documentation for why this is sound.
 ///
@@ -237,19 +288,8 @@ pub(crate) fn with<const I: usize, const O: usize, R>(
     outputs: [&Tensor; O],
     body: impl FnOnce([Input<'_>; I], [Output<'_>; O]) -> R,
 ) -> R {
-    let arguments = || inputs.iter().chain(outputs.iter());
-    let device = arguments().next().expect("an op has arguments").device();
-    assert!(
-        arguments().all(|t| Rc::ptr_eq(&t.device().0, &device.0)),
-        "{op}: arguments are of several devices"
-    );
+    let device = disjoint(op, &inputs, &outputs);
     let _lease = Lease::take(op, device);
-    for (i, output) in outputs.iter().enumerate() {
-        let others = inputs.iter().chain(&outputs[..i]);
-        if let Some(other) = others.into_iter().find(|other| output.overlaps(other)) {
-            panic!("{op}: an output {output:?} overlaps another argument {other:?}");
-        }
-    }
     // SAFETY: the range is inside the buffer (an invariant of `Tensor`), the memory is initialized,
     // no exclusive slice overlaps it (checked above), and no other slice of the device is alive
     // (the lease).

@@ -38,6 +38,7 @@ pub fn row_max(logits: &Tensor) -> Tensor {
         Backend::Cpu(cpu) => with("cross_entropy::row_max", [logits], [&top], |[x], [top]| {
             cpu::row_max(cpu, x.f32(), top.f32(), vocab);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::row_max"),
     }
     top
 }
@@ -75,6 +76,7 @@ pub fn sum_exp_and_target(
                 cpu::sum_exp(cpu, x, top, targets, place, sum_exp.f32(), target.f32());
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::sum_exp_and_target"),
     }
     (sum_exp, target)
 }
@@ -137,6 +139,7 @@ pub fn finish(
                 );
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::finish"),
     }
     losses
 }

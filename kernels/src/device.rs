@@ -12,7 +12,9 @@ use std::rc::Rc;
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
-use crate::buffer::{Arena, Buffer, CpuMemory};
+use crate::buffer::{Arena, Buffer, LINE_BYTES, Storage, lines_for};
+use crate::cuda::error::DeviceError;
+use crate::cuda::{Cuda, Properties};
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
@@ -118,6 +120,7 @@ impl Memory {
 /// Who runs the ops. A further kind of device is a further variant, and an arm in every op.
 pub(crate) enum Backend {
     Cpu(Cpu),
+    Cuda(Cuda),
 }
 
 pub(crate) struct Inner {
@@ -144,7 +147,7 @@ impl Device {
         Self::on(Backend::Cpu(Cpu::new(threads, true)))
     }
 
-    fn on(backend: Backend) -> Self {
+    pub(crate) fn on(backend: Backend) -> Self {
         Self(Rc::new(Inner {
             backend,
             arena: RefCell::new(Arena::default()),
@@ -157,13 +160,31 @@ impl Device {
     pub fn name(&self) -> &'static str {
         match self.0.backend {
             Backend::Cpu(_) => "cpu",
+            Backend::Cuda(_) => "cuda",
         }
     }
 
-    /// Threads an op runs on.
+    /// Threads of this machine that an op runs on.
     pub fn threads(&self) -> usize {
         match &self.0.backend {
             Backend::Cpu(cpu) => cpu.threads(),
+            Backend::Cuda(_) => 1,
+        }
+    }
+
+    /// What weights and activations are stored in; f32 on the CPU.
+    pub fn dtype(&self) -> Dtype {
+        match &self.0.backend {
+            Backend::Cpu(_) => Dtype::F32,
+            Backend::Cuda(gpu) => gpu.dtype(),
+        }
+    }
+
+    /// What the device is, where it is not the CPU.
+    pub fn properties(&self) -> Option<&Properties> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(gpu) => Some(gpu.properties()),
         }
     }
 
@@ -199,6 +220,7 @@ impl Device {
     pub fn synchronize(&self) {
         match self.0.backend {
             Backend::Cpu(_) => {}
+            Backend::Cuda(ref gpu) => gpu.synchronize(),
         }
     }
 
@@ -206,10 +228,10 @@ impl Device {
     pub fn empty(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
         let tensor = self.allocate(class, dtype, dims);
         if self.0.poison.get() {
-            match dtype {
-                Dtype::I32 => tensor.fill_words(u32::MAX),
-                _ => tensor.fill_words(f32::NAN.to_bits()),
-            }
+            tensor.fill_poison();
+        }
+        if let Backend::Cuda(gpu) = &self.0.backend {
+            gpu.forget(&tensor);
         }
         tensor
     }
@@ -217,7 +239,7 @@ impl Device {
     /// A tensor of zeros.
     pub fn zeros(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
         let tensor = self.allocate(class, dtype, dims);
-        tensor.fill_words(0);
+        tensor.fill_zero();
         tensor
     }
 
@@ -236,24 +258,49 @@ impl Device {
     }
 
     fn allocate(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
-        assert!(
-            matches!(dtype, Dtype::F32 | Dtype::I32),
-            "a tensor is f32 or i32 on this device, got {dtype}"
-        );
-        let words = dims.iter().product();
-        let memory: CpuMemory = match self.0.backend {
-            Backend::Cpu(_) => self.0.arena.borrow_mut().take(class, words),
+        let stored = match &self.0.backend {
+            Backend::Cpu(_) => matches!(dtype, Dtype::F32 | Dtype::I32),
+            Backend::Cuda(_) => matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32),
         };
-        Tensor::whole(
-            Rc::new(Buffer::new(self.clone(), class, words, memory)),
-            dtype,
-            dims,
-        )
+        assert!(stored, "{self:?} stores no {dtype}");
+        let len: usize = dims.iter().product();
+        let bytes = dtype.bytes(len as u64).0 as usize;
+        let storage = self.storage(bytes).unwrap_or_else(|error| error.raise());
+        self.0.arena.borrow_mut().memory.add(class, bytes as u64);
+        let buffer = Buffer::new(self.clone(), class, bytes, storage);
+        Tensor::whole(Rc::new(buffer), dtype, dims)
+    }
+
+    /// Memory for `bytes`: recycled where some of the same size class is free, else new. Where
+    /// there is no more, freed memory of other sizes is given back first.
+    fn storage(&self, bytes: usize) -> Result<Storage, DeviceError> {
+        let lines = lines_for(bytes);
+        if let Some(storage) = self.0.arena.borrow_mut().recycle(lines) {
+            return Ok(storage);
+        }
+        match &self.0.backend {
+            Backend::Cpu(_) => Ok(Storage::cpu(lines)),
+            Backend::Cuda(gpu) => {
+                let bytes = (lines.max(1) * LINE_BYTES) as u64;
+                let allocation = gpu.allocate(bytes).or_else(|_| {
+                    self.trim();
+                    gpu.allocate(bytes)
+                });
+                Ok(Storage::Cuda(allocation?))
+            }
+        }
     }
 }
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}({} threads)", self.name(), self.threads())
+        match &self.0.backend {
+            Backend::Cpu(cpu) => write!(f, "cpu({} threads)", cpu.threads()),
+            Backend::Cuda(gpu) => {
+                let properties = gpu.properties();
+                let (name, architecture) = (&properties.name, properties.architecture);
+                write!(f, "cuda({name}, {architecture}, {})", gpu.dtype())
+            }
+        }
     }
 }

@@ -33,6 +33,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Tensor {
                 cpu::add(&a[range.clone()], &b[range], sum);
             });
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::add"),
     }
     sum
 }
@@ -58,6 +59,7 @@ pub fn axpy(factor: f32, x: &Tensor, dst: &Tensor) {
                 cpu::axpy(factor, &x[range], dst);
             });
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::axpy"),
     }
 }
 
@@ -70,6 +72,7 @@ pub fn scale(dst: &Tensor, factor: f32) {
                 cpu::scale(dst, factor);
             });
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::scale"),
     }
 }
 
@@ -80,6 +83,7 @@ pub fn fill(dst: &Tensor, value: f32) {
             let dst = dst.f32();
             cpu.rows(dst.len(), dst.len(), [(dst, 1)], |_, [dst]| dst.fill(value));
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::fill"),
     }
 }
 
@@ -98,6 +102,7 @@ pub fn copy(x: &Tensor, dst: &Tensor) {
         Backend::Cpu(_) => with("copy", [x], [dst], |[x], [dst]| {
             dst.words().copy_from_slice(x.words());
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::copy"),
     }
 }
 
@@ -114,6 +119,7 @@ pub fn sum(x: &Tensor) -> f64 {
         Backend::Cpu(_) => with("sum", [x], [], |[x], []| {
             x.f32().iter().map(|&x| f64::from(x)).sum()
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("elementwise::sum"),
     }
 }
 

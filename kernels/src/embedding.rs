@@ -41,6 +41,7 @@ pub fn forward(ids: &Tensor, table: &Tensor, vocab_start: usize) -> Tensor {
                 cpu::forward(ids.i32(), table.f32(), vocab_start, y.f32(), h);
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("embedding::forward"),
     }
     y
 }
@@ -61,6 +62,7 @@ pub fn backward(dy: &Tensor, ids: &Tensor, dtable: &Tensor, vocab_start: usize) 
                 cpu::backward(dy.f32(), ids.i32(), dtable.f32(), vocab_start, h);
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("embedding::backward"),
     }
 }
 

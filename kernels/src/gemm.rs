@@ -53,6 +53,7 @@ pub fn gemm(a: &Tensor, ta: Trans, b: &Tensor, tb: Trans, c: &Tensor, beta: f32)
         Backend::Cpu(cpu) => with("gemm", [a, b], [c], |[a, b], [c]| {
             cpu::gemm(cpu, (a.f32(), ta), (b.f32(), tb), c.f32(), [m, n, k], beta);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("gemm::gemm"),
     }
 }
 

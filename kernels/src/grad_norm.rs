@@ -22,6 +22,7 @@ pub fn sum_squares(x: &Tensor) -> f64 {
         Backend::Cpu(cpu) => with("grad_norm", [x], [], |[x], []| {
             cpu::sum_squares(cpu, x.f32())
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("grad_norm::sum_squares"),
     }
 }
 

@@ -40,6 +40,7 @@ pub fn forward(x: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
         Backend::Cpu(cpu) => with("grouped_gemm", [x, w], [&y], |[x, w], [y]| {
             cpu::forward(cpu, x.f32(), w.f32(), counts, y.f32(), [n, k]);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::forward"),
     }
     y
 }
@@ -59,6 +60,7 @@ pub fn dgrad(dy: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
         Backend::Cpu(cpu) => with("grouped_gemm", [dy, w], [&dx], |[dy, w], [dx]| {
             cpu::dgrad(cpu, dy.f32(), w.f32(), counts, dx.f32(), [n, k]);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::dgrad"),
     }
     dx
 }
@@ -76,6 +78,7 @@ pub fn wgrad(dy: &Tensor, x: &Tensor, counts: &[usize], dw: &Tensor) {
         Backend::Cpu(cpu) => with("grouped_gemm", [dy, x], [dw], |[dy, x], [dw]| {
             cpu::wgrad(cpu, dy.f32(), x.f32(), counts, dw.f32(), [n, k]);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::wgrad"),
     }
 }
 

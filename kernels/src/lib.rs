@@ -14,6 +14,9 @@
 //! What is deliberately absent: ranks, layouts, autograd, streams in the interface. The crate knows
 //! shapes and dtypes, nothing of models.
 
+#![expect(dead_code, reason = "the CUDA platforms are the next thing to arrive")]
+
+mod bf16;
 mod buffer;
 mod matrix;
 mod parallel;
@@ -26,6 +29,7 @@ mod turn;
 pub mod adamw;
 pub mod attention;
 pub mod cross_entropy;
+pub mod cuda;
 pub mod device;
 pub mod elementwise;
 pub mod embedding;
@@ -40,6 +44,7 @@ pub mod rows;
 pub mod swiglu;
 pub mod tensor;
 
+pub use cuda::error::{DeviceError, catch};
 pub use device::{Device, Memory, TensorClass};
 pub use moefold_profiles::{Dtype, Op, Pass};
 pub use tensor::Tensor;

@@ -84,6 +84,7 @@ pub fn map(ids: &Tensor, experts: usize) -> RowMap {
                 },
             )
         }
+        Backend::Cuda(gpu) => gpu.unwritten("permute::map"),
     };
     RowMap {
         row_of,
@@ -171,6 +172,7 @@ pub fn unpermute(y: &Tensor, map: &RowMap, weights: Option<&Tensor>) -> Tensor {
                 );
             }
         },
+        Backend::Cuda(gpu) => gpu.unwritten("permute::unpermute"),
     }
     x
 }
@@ -224,6 +226,7 @@ pub fn unpermute_weighted_backward(
                 },
             );
         }
+        Backend::Cuda(gpu) => gpu.unwritten("permute::unpermute_weighted_backward"),
     }
     (dy, unpermute_slots(&drow, map))
 }

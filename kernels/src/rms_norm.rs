@@ -30,7 +30,7 @@ pub fn key(x: &Tensor, pass: Pass) -> Op {
 pub fn forward(x: &Tensor, w: &Tensor, eps: f32) -> (Tensor, Tensor) {
     expect_dims("rms_norm::forward", "w", w, &[x.width()]);
     let device = x.device();
-    let y = device.empty(TensorClass::Activations, Dtype::F32, x.dims());
+    let y = device.empty(TensorClass::Activations, x.dtype(), x.dims());
     let rstd = device.empty(TensorClass::Activations, Dtype::F32, &[x.num_rows()]);
     match &device.0.backend {
         Backend::Cpu(cpu) => with(
@@ -41,6 +41,7 @@ pub fn forward(x: &Tensor, w: &Tensor, eps: f32) -> (Tensor, Tensor) {
                 cpu::forward(cpu, x.f32(), w.f32(), eps, y.f32(), rstd.f32());
             },
         ),
+        Backend::Cuda(gpu) => cuda::forward(gpu, x, w, eps, &y, &rstd),
     }
     (y, rstd)
 }
@@ -66,6 +67,7 @@ pub fn backward(dy: &Tensor, x: &Tensor, w: &Tensor, rstd: &Tensor, dw: &Tensor)
                 cpu::backward(cpu, dy, x, w, rstd, dw.f32(), dx.f32());
             },
         ),
+        Backend::Cuda(gpu) => gpu.unwritten("rms_norm::backward"),
     }
     dx
 }
@@ -162,6 +164,49 @@ mod cpu {
                 }
             }
         }
+    }
+}
+
+mod cuda {
+    use crate::buffer::disjoint;
+    use crate::cuda::Cuda;
+    use crate::cuda::program::{Arg, Define, Grid, Source, source, vector};
+    use crate::tensor::Tensor;
+
+    const SOURCE: Source = source!("rms_norm");
+
+    const THREADS: u32 = 256;
+
+    /// Threads that share a row of this width.
+    fn lanes(width: usize) -> usize {
+        if width <= 1024 { 32 } else { 256 }
+    }
+
+    pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &Tensor, rstd: &Tensor) {
+        disjoint("rms_norm::forward", &[x, w], &[y, rstd]);
+        let (rows, width) = (x.num_rows(), x.width());
+        let lanes = lanes(width);
+        let program = SOURCE.with(&[
+            Define::dtype("T", x.dtype()),
+            Define::int("LANES", lanes),
+            Define::int("VEC", vector(&[x, w, y])),
+        ]);
+        let rows_per_block = THREADS as usize / lanes;
+        gpu.launch(
+            "rms_norm::forward",
+            &program,
+            "rms_norm_forward",
+            Grid::linear(rows.div_ceil(rows_per_block), THREADS, 32),
+            &[
+                x.into(),
+                w.into(),
+                y.into(),
+                rstd.into(),
+                Arg::size(rows),
+                Arg::size(width),
+                Arg::F32(eps),
+            ],
+        );
     }
 }
 

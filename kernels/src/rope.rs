@@ -96,6 +96,7 @@ fn rotate(op: &str, x: &Tensor, rope: &Rope, direction: f32) {
                 direction,
             );
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rope::rotate"),
     }
 }
 

@@ -99,6 +99,7 @@ pub fn forward(logits: &Tensor, topk: usize, rule: &RouterRule) -> Routing {
                 },
             );
         }
+        Backend::Cuda(gpu) => gpu.unwritten("router::forward"),
     }
     Routing { ids, probs, scores }
 }
@@ -154,6 +155,7 @@ pub fn backward(
                 );
             }
         },
+        Backend::Cuda(gpu) => gpu.unwritten("router::backward"),
     }
     dlogits
 }
@@ -173,6 +175,7 @@ pub fn stats(routing: &Routing) -> Stats {
                 |[scores, ids], [sums]| cpu::stats(scores.f32(), ids.i32(), experts, sums.f32()),
             )
         }
+        Backend::Cuda(gpu) => gpu.unwritten("router::stats"),
     };
     Stats { score_sums, counts }
 }

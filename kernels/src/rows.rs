@@ -27,6 +27,7 @@ pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
         Backend::Cpu(cpu) => with("rows::gather", [x, index], [&y], |[x, index], [y]| {
             cpu::gather(cpu, x.f32(), index.i32(), y.f32(), width);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rows::gather"),
     }
     y
 }
@@ -45,6 +46,7 @@ pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
         Backend::Cpu(_) => with("rows::gather_chunks", [x], [&y], |[x], [y]| {
             cpu::gather_chunks(x.words(), chunks, y.words(), width);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rows::gather_chunks"),
     }
     y
 }
@@ -72,6 +74,7 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
         Backend::Cpu(_) => with("rows::scatter_chunks", [y], [&x], |[y], [x]| {
             cpu::scatter_chunks(y.words(), chunks, x.words(), width);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rows::scatter_chunks"),
     }
     x
 }
@@ -93,6 +96,7 @@ pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
         Backend::Cpu(_) => with("rows::gather_columns", [x], [&y], |[x], [y]| {
             cpu::gather_columns(x.words(), range, y.words(), width);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rows::gather_columns"),
     }
     y
 }
@@ -117,6 +121,7 @@ pub fn scatter_columns(y: &Tensor, x: &Tensor, range: Range<usize>) {
         Backend::Cpu(_) => with("rows::scatter_columns", [y], [x], |[y], [x]| {
             cpu::scatter_columns(y.words(), range, x.words(), width);
         }),
+        Backend::Cuda(gpu) => gpu.unwritten("rows::scatter_columns"),
     }
 }
 

@@ -40,6 +40,7 @@ pub fn forward(x: &Tensor, probs: Option<&Tensor>) -> Tensor {
                 cpu::forward(cpu, x.f32(), None, y.f32(), rows, f);
             }),
         },
+        Backend::Cuda(gpu) => gpu.unwritten("swiglu::forward"),
     }
     y
 }
@@ -72,6 +73,7 @@ pub fn backward(dy: &Tensor, x: &Tensor, probs: Option<&Tensor>) -> (Tensor, Opt
                 cpu::backward(cpu, dy.f32(), x.f32(), dx.f32(), rows, f);
             }),
         },
+        Backend::Cuda(gpu) => gpu.unwritten("swiglu::backward"),
     }
     (dx, dprobs)
 }

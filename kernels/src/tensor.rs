@@ -10,8 +10,11 @@ use std::rc::Rc;
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
+use crate::bf16;
 use crate::buffer::{Buffer, with};
-use crate::device::{Device, TensorClass};
+use crate::cuda::Cuda;
+use crate::cuda::platform::Address;
+use crate::device::{Backend, Device, TensorClass};
 
 const MAX_DIMS: usize = 4;
 
@@ -151,12 +154,14 @@ impl Tensor {
             && other.offset < self.offset + self.len()
     }
 
-    /// Copies the values to the host.
+    /// Copies the values to the host; those of bf16 as the same numbers in f32.
     ///
     /// # Panics
-    /// When the tensor is not f32.
+    /// When the tensor is of integers.
     pub fn to_f32(&self) -> Vec<f32> {
-        with("to_f32", [self], [], |[t], []| t.f32().to_vec())
+        let mut host = vec![0.0; self.len()];
+        self.copy_to_f32(&mut host);
+        host
     }
 
     /// Copies the values to the host.
@@ -164,37 +169,68 @@ impl Tensor {
     /// # Panics
     /// When the tensor is not i32.
     pub fn to_i32(&self) -> Vec<i32> {
-        with("to_i32", [self], [], |[t], []| t.i32().to_vec())
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("to_i32", [self], [], |[t], []| t.i32().to_vec()),
+            Backend::Cuda(gpu) => {
+                self.expect_dtype("to_i32", Dtype::I32);
+                let mut host = vec![0; self.len()];
+                gpu.download("to_i32", self, bytemuck::cast_slice_mut(&mut host));
+                host
+            }
+        }
     }
 
     /// Copies the values to `host`, which has the tensor's length.
     ///
     /// # Panics
-    /// When the lengths differ or the tensor is not f32.
+    /// When the lengths differ or the tensor is of integers.
     pub fn copy_to_f32(&self, host: &mut [f32]) {
         assert!(
             host.len() == self.len(),
             "copy_to_f32: {} values for {self:?}",
             host.len()
         );
-        with("copy_to_f32", [self], [], |[t], []| {
-            host.copy_from_slice(t.f32());
-        });
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("copy_to_f32", [self], [], |[t], []| {
+                host.copy_from_slice(t.f32());
+            }),
+            Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
+                let mut narrow = vec![0u16; self.len()];
+                gpu.download("copy_to_f32", self, bytemuck::cast_slice_mut(&mut narrow));
+                for (wide, &bits) in host.iter_mut().zip(&narrow) {
+                    *wide = bf16::widen(bits);
+                }
+            }
+            Backend::Cuda(gpu) => {
+                self.expect_dtype("copy_to_f32", Dtype::F32);
+                gpu.download("copy_to_f32", self, bytemuck::cast_slice_mut(host));
+            }
+        }
     }
 
-    /// Overwrites the tensor with values of the host.
+    /// Overwrites the tensor with values of the host; one of bf16 with the nearest, ties to even.
     ///
     /// # Panics
-    /// When the lengths differ or the tensor is not f32.
+    /// When the lengths differ or the tensor is of integers.
     pub fn copy_from_f32(&self, values: &[f32]) {
         assert!(
             values.len() == self.len(),
             "copy_from_f32: {} values for {self:?}",
             values.len()
         );
-        with("copy_from_f32", [], [self], |[], [t]| {
-            t.f32().copy_from_slice(values);
-        });
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("copy_from_f32", [], [self], |[], [t]| {
+                t.f32().copy_from_slice(values);
+            }),
+            Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
+                let narrow: Vec<u16> = values.iter().map(|&value| bf16::narrow(value)).collect();
+                gpu.upload("copy_from_f32", self, bytemuck::cast_slice(&narrow));
+            }
+            Backend::Cuda(gpu) => {
+                self.expect_dtype("copy_from_f32", Dtype::F32);
+                gpu.upload("copy_from_f32", self, bytemuck::cast_slice(values));
+            }
+        }
     }
 
     /// Overwrites the tensor with values of the host.
@@ -207,13 +243,63 @@ impl Tensor {
             "copy_from_i32: {} values for {self:?}",
             values.len()
         );
-        with("copy_from_i32", [], [self], |[], [t]| {
-            t.i32().copy_from_slice(values);
-        });
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("copy_from_i32", [], [self], |[], [t]| {
+                t.i32().copy_from_slice(values);
+            }),
+            Backend::Cuda(gpu) => {
+                self.expect_dtype("copy_from_i32", Dtype::I32);
+                gpu.upload("copy_from_i32", self, bytemuck::cast_slice(values));
+            }
+        }
     }
 
-    pub(crate) fn fill_words(&self, word: u32) {
-        with("fill", [], [self], |[], [t]| t.words().fill(word));
+    /// Fills the tensor with zeros.
+    pub(crate) fn fill_zero(&self) {
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| t.words().fill(0)),
+            Backend::Cuda(gpu) => gpu.fill_bytes("fill", self, 0),
+        }
+    }
+
+    /// Fills the tensor with what no op computes: NaN, or -1 of integers.
+    pub(crate) fn fill_poison(&self) {
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| {
+                let word = match self.dtype {
+                    Dtype::I32 => u32::MAX,
+                    _ => f32::NAN.to_bits(),
+                };
+                t.words().fill(word);
+            }),
+            // All bits set is NaN in either float.
+            Backend::Cuda(gpu) => gpu.fill_bytes("fill", self, 0xFF),
+        }
+    }
+
+    /// The address of the first element on a CUDA device.
+    pub(crate) fn address(&self) -> Address {
+        let offset = self.dtype.bytes(self.offset as u64);
+        self.buffer.address().offset(offset.0)
+    }
+
+    /// The CUDA device that the tensor is on.
+    ///
+    /// # Panics
+    /// When it is on another.
+    pub(crate) fn cuda(&self) -> &Cuda {
+        match &self.device().0.backend {
+            Backend::Cuda(gpu) => gpu,
+            Backend::Cpu(_) => panic!("{self:?} is not on a CUDA device"),
+        }
+    }
+
+    #[track_caller]
+    fn expect_dtype(&self, op: &str, dtype: Dtype) {
+        assert!(
+            self.dtype == dtype,
+            "{op}: expected a tensor of {dtype}, got {self:?}"
+        );
     }
 
     pub(crate) fn buffer(&self) -> &Buffer {

@@ -4,22 +4,37 @@
 //! A twin is the op as plain loops in f64, sharing no code with it. Backward ops are compared with
 //! central differences of the forward twin.
 
-use crate::{Device, Tensor, TensorClass};
+use crate::bf16;
+use crate::{Device, Dtype, Tensor, TensorClass};
 
-/// Error norm over reference norm that f32 arithmetic is allowed.
-const TOLERANCE: f64 = 1e-5;
+/// Error norm over reference norm that a result stored in this dtype is allowed. What reads bf16
+/// and writes f32 computes in f32, from values that bf16 holds exactly.
+fn tolerance(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Bf16 => 1e-2,
+        _ => 1e-5,
+    }
+}
 
 /// A small random number generator (splitmix64, Steele et al. 2014).
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng {
+    state: u64,
+    /// What values are rounded to, so that a device that stores no more reads what the twin reads.
+    dtype: Dtype,
+}
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self::of(seed, Dtype::F32)
+    }
+
+    fn of(state: u64, dtype: Dtype) -> Self {
+        Self { state, dtype }
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -34,11 +49,15 @@ impl Rng {
         self.next() & 1 == 1
     }
 
-    /// About normal, mean 0 and deviation 1, exactly an f32.
+    /// About normal, mean 0 and deviation 1, exactly an element of the device's dtype.
     pub(crate) fn value(&mut self) -> f32 {
         let uniform = |bits: u64| (bits >> 40) as f32 / (1u64 << 24) as f32;
         let sum: f32 = (0..4).map(|_| uniform(self.next()) - 0.5).sum();
-        sum * 1.732
+        let value = sum * 1.732;
+        match self.dtype {
+            Dtype::Bf16 => bf16::widen(bf16::narrow(value)),
+            _ => value,
+        }
     }
 
     pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
@@ -73,31 +92,67 @@ pub(crate) struct Check(
     pub(crate) Vec<f64>,
 );
 
-/// Runs `case` with random shapes on a device of one thread and one of three, which share even the
+/// Runs `case` with random shapes on a CPU of one thread and one of three, which share even the
 /// smallest work, with poisoned outputs; results agree with the twin, and bit for bit with each
 /// other.
 pub(crate) fn oracle(cases: u64, case: impl Fn(&Device, &mut Rng) -> Vec<Check>) {
+    for seed in seeds(cases) {
+        on_cpus(seed, &case);
+    }
+}
+
+/// As [`oracle`], and on every emulated CUDA device too: in f32 and in bf16, on an architecture
+/// without warpgroup products and on one with.
+pub(crate) fn oracle_everywhere(cases: u64, case: impl Fn(&Device, &mut Rng) -> Vec<Check>) {
+    for seed in seeds(cases) {
+        on_cpus(seed, &case);
+        for device in emulated(seed) {
+            for check in case(&device, &mut Rng::of(seed, device.dtype())) {
+                agree(&check, &device, seed);
+            }
+        }
+    }
+}
+
+fn seeds(cases: u64) -> std::ops::Range<u64> {
     let first = std::env::var("MOEFOLD_SEED")
         .ok()
         .and_then(|s| s.parse().ok())
         .unwrap_or(1);
-    for seed in first..first + cases {
-        let [one, three] = [1, 3].map(|threads| {
-            let device = Device::cpu_sharing_all(threads);
-            device.poison(true);
-            case(&device, &mut Rng::new(seed))
-        });
-        for (Check(name, got, want), Check(_, other, _)) in one.iter().zip(&three) {
-            let (got, other) = (got.to_f32(), other.to_f32());
-            assert_eq!(got.len(), want.len(), "{name}: length, MOEFOLD_SEED={seed}");
-            assert_bits(name, &got, &other, seed);
-            let error = error(&got, want);
-            assert!(
-                error <= TOLERANCE,
-                "{name}: error norm {error:.2e} of the reference, MOEFOLD_SEED={seed}"
-            );
-        }
+    first..first + cases
+}
+
+/// The emulated devices of a test, with poisoned outputs; none where kernels cannot be compiled.
+pub(crate) fn emulated(_seed: u64) -> Vec<Device> {
+    Vec::new()
+}
+
+fn on_cpus(seed: u64, case: &impl Fn(&Device, &mut Rng) -> Vec<Check>) {
+    let [one, three] = [1, 3].map(|threads| {
+        let device = Device::cpu_sharing_all(threads);
+        device.poison(true);
+        let checks = case(&device, &mut Rng::new(seed));
+        (device, checks)
+    });
+    for (check, Check(name, other, _)) in one.1.iter().zip(&three.1) {
+        agree(check, &one.0, seed);
+        assert_bits(name, &check.1.to_f32(), &other.to_f32(), seed);
     }
+}
+
+#[track_caller]
+fn agree(Check(name, got, want): &Check, device: &Device, seed: u64) {
+    let (dtype, got) = (got.dtype(), got.to_f32());
+    assert_eq!(
+        got.len(),
+        want.len(),
+        "{name}: length on {device:?}, MOEFOLD_SEED={seed}"
+    );
+    let error = error(&got, want);
+    assert!(
+        error <= tolerance(dtype),
+        "{name}: error norm {error:.2e} of the reference on {device:?}, MOEFOLD_SEED={seed}"
+    );
 }
 
 /// `|got - want| / |want|`; the absolute norm where the reference is zero.
@@ -126,7 +181,15 @@ pub(crate) fn assert_bits(name: &str, got: &[f32], want: &[f32], seed: u64) {
     }
 }
 
+/// What a device stores as weights and activations: f32, or bf16.
 pub(crate) fn tensor(device: &Device, values: &[f32], dims: &[usize]) -> Tensor {
+    let tensor = device.empty(TensorClass::Activations, device.dtype(), dims);
+    tensor.copy_from_f32(values);
+    tensor
+}
+
+/// What every device stores as f32: statistics, probabilities, main gradients.
+pub(crate) fn statistic(device: &Device, values: &[f32], dims: &[usize]) -> Tensor {
     device.from_f32(TensorClass::Activations, values, dims)
 }
 

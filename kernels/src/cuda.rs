@@ -1,0 +1,179 @@
+//! The CUDA backend: a platform, the programs loaded on it, and the door through which ops launch.
+//!
+//! An op's CUDA half computes a grid and hands a kernel of its `.cu` file to [`Cuda::launch`]. What
+//! runs it is behind [`platform::Platform`]: the driver of a GPU, or in tests the emulator, which
+//! runs the same source on the CPU. So an op is one piece of code on both, host side and device
+//! side.
+//!
+//! What is deliberately absent: streams and events in the interface of ops (they queue on the
+//! compute stream), and results (see [`error`] for how failures travel).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use moefold_profiles::Dtype;
+
+use crate::cuda::error::DeviceError;
+use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
+use crate::cuda::program::{Architecture, Arg, Grid, Program, TensorMap};
+use crate::tensor::Tensor;
+
+pub mod error;
+pub(crate) mod platform;
+pub(crate) mod program;
+
+pub use platform::Properties;
+
+/// A CUDA device as the ops see it.
+pub(crate) struct Cuda {
+    platform: Rc<dyn Platform>,
+    dtype: Dtype,
+    modules: RefCell<HashMap<Program, Module>>,
+}
+
+impl Cuda {
+    /// A device whose weights and activations are `dtype`.
+    ///
+    /// # Panics
+    /// When that is neither f32 nor bf16.
+    pub(crate) fn new(platform: Rc<dyn Platform>, dtype: Dtype) -> Self {
+        assert!(
+            matches!(dtype, Dtype::F32 | Dtype::Bf16),
+            "a CUDA device computes in f32 or bf16, got {dtype}"
+        );
+        Self {
+            platform,
+            dtype,
+            modules: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(crate) fn properties(&self) -> &Properties {
+        self.platform.properties()
+    }
+
+    pub(crate) fn architecture(&self) -> Architecture {
+        self.properties().architecture
+    }
+
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.properties().multiprocessors
+    }
+
+    /// Runs a kernel of `program`; nothing happens on an empty grid.
+    pub(crate) fn launch(
+        &self,
+        op: &'static str,
+        program: &Program,
+        entry: &'static str,
+        grid: Grid,
+        args: &[Arg],
+    ) {
+        if grid.is_empty() {
+            return;
+        }
+        let launch = || {
+            let module = self.module(program)?;
+            self.platform.launch(&Launch {
+                op,
+                module,
+                entry,
+                grid,
+                args,
+            })
+        };
+        done(op, launch());
+    }
+
+    fn module(&self, program: &Program) -> Result<Module, DeviceError> {
+        if let Some(&module) = self.modules.borrow().get(program) {
+            return Ok(module);
+        }
+        let module = self.platform.load(program)?;
+        self.modules.borrow_mut().insert(program.clone(), module);
+        Ok(module)
+    }
+
+    /// An op that has no kernel yet.
+    pub(crate) fn unwritten(&self, op: &'static str) -> ! {
+        let device = &self.properties().name;
+        DeviceError::new("launch", format!("{device} has no kernel for this op"))
+            .during(op)
+            .raise()
+    }
+
+    /// A tensor map as an argument.
+    pub(crate) fn tensor_map(&self, op: &'static str, map: &TensorMap) -> Arg {
+        Arg::Map(done(op, self.platform.encode(map)))
+    }
+
+    /// A dense product by the vendor's library; false where it has to be done otherwise.
+    pub(crate) fn dense(&self, product: &Dense) -> bool {
+        done(product.op, self.platform.dense(product))
+    }
+
+    pub(crate) fn upload(&self, op: &'static str, dst: &Tensor, bytes: &[u8]) {
+        done(op, self.platform.upload(dst.address(), bytes));
+    }
+
+    pub(crate) fn download(&self, op: &'static str, src: &Tensor, bytes: &mut [u8]) {
+        done(op, self.platform.download(src.address(), bytes));
+    }
+
+    /// Copies all bytes of `src` over those of `dst`, of the same size and dtype.
+    pub(crate) fn copy(&self, op: &'static str, src: &Tensor, dst: &Tensor) {
+        let bytes = src.bytes().0;
+        done(op, self.platform.copy(src.address(), dst.address(), bytes));
+    }
+
+    pub(crate) fn fill_bytes(&self, op: &'static str, dst: &Tensor, byte: u8) {
+        done(op, self.platform.fill(dst.address(), byte, dst.bytes().0));
+    }
+
+    /// See [`Platform::forget`].
+    pub(crate) fn forget(&self, dst: &Tensor) {
+        self.platform.forget(dst.address(), dst.bytes().0);
+    }
+
+    pub(crate) fn synchronize(&self) {
+        done("synchronize", self.platform.synchronize());
+    }
+
+    /// Memory of at least `bytes`.
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Allocation, DeviceError> {
+        Ok(Allocation {
+            address: self.platform.allocate(bytes)?,
+            bytes,
+            platform: Rc::clone(&self.platform),
+        })
+    }
+}
+
+/// The value, or the failure on its way to whoever started the rank.
+fn done<T>(op: &'static str, outcome: Result<T, DeviceError>) -> T {
+    outcome.unwrap_or_else(|error| error.during(op).raise())
+}
+
+/// Device memory, given back on drop.
+pub(crate) struct Allocation {
+    address: Address,
+    bytes: u64,
+    platform: Rc<dyn Platform>,
+}
+
+impl Allocation {
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.platform.free(self.address, self.bytes);
+    }
+}

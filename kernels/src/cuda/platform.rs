@@ -1,0 +1,121 @@
+//! [`Platform`]: what the ops need of the machine below them.
+//!
+//! Two implement it: the driver of a GPU, and the emulator that tests use. Work is ordered: what is
+//! asked later sees what was asked before, as on one stream. Failures of work that is still queued
+//! may come with a later call.
+
+use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
+
+use crate::cuda::error::DeviceError;
+use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Program, TensorMap};
+
+/// An address in device memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl Address {
+    pub(crate) const NULL: Self = Self(0);
+
+    /// The address `bytes` further on.
+    pub(crate) fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// The vendor's name of it.
+    pub name: String,
+    /// Its generation.
+    pub architecture: Architecture,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Device memory in all.
+    pub memory: Bytes,
+    /// Shared memory that one block may ask for.
+    pub shared_per_block: Bytes,
+    /// Level-two cache.
+    pub l2: Bytes,
+}
+
+/// A loaded program, known by the number its platform gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Module(pub(crate) usize);
+
+/// A kernel to run. Arguments are the kernel's parameters in order.
+pub(crate) struct Launch<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) module: Module,
+    pub(crate) entry: &'static str,
+    pub(crate) grid: Grid,
+    pub(crate) args: &'a [Arg],
+}
+
+/// A matrix of a dense product: row-major, `row_stride` elements from row to row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrix {
+    pub(crate) address: Address,
+    pub(crate) dtype: Dtype,
+    pub(crate) row_stride: usize,
+    /// Whether the product reads its transpose.
+    pub(crate) transposed: bool,
+}
+
+/// `C[m,n] = op(A)[m,k] op(B)[k,n] + beta C`, accumulated in f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dense {
+    pub(crate) op: &'static str,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: Matrix,
+    pub(crate) b: Matrix,
+    pub(crate) c: Matrix,
+    pub(crate) beta: f32,
+}
+
+/// The machine below the ops.
+pub(crate) trait Platform {
+    /// What the device is.
+    fn properties(&self) -> &Properties;
+
+    /// Memory aligned to 256 bytes, its contents undefined.
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceError>;
+
+    /// Takes back what [`Platform::allocate`] gave. Work already asked for may still use it.
+    fn free(&self, address: Address, bytes: u64);
+
+    /// Copies host bytes to the device; `bytes` may be reused on return.
+    fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Copies device bytes to the host and waits for them.
+    fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Copies device bytes to the device. The ranges do not overlap.
+    fn copy(&self, src: Address, dst: Address, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Sets every byte.
+    fn fill(&self, dst: Address, byte: u8, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Says that the contents of a range mean nothing any more: recycled memory given out again. A
+    /// machine that can tell a read of it from others reports one.
+    fn forget(&self, dst: Address, bytes: u64);
+
+    /// Compiles and loads a program for this device.
+    fn load(&self, program: &Program) -> Result<Module, DeviceError>;
+
+    /// Runs a kernel.
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+
+    /// The tensor map as this device's kernels read it.
+    fn encode(&self, map: &TensorMap) -> Result<EncodedMap, DeviceError>;
+
+    /// Runs a dense product by the vendor's library; false where there is none, or none that does
+    /// this one.
+    fn dense(&self, product: &Dense) -> Result<bool, DeviceError>;
+
+    /// Waits for all work.
+    fn synchronize(&self) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,320 @@
+//! What is launched: a [`Program`] (source and defines), its [`Grid`] and its arguments.
+//!
+//! Nothing here touches a device. A program is compiled for an [`Architecture`] by whoever runs it,
+//! with the prelude's headers beside it and `ARCH` defined as the number of the architecture.
+
+use std::fmt;
+
+use moefold_profiles::Dtype;
+
+use crate::cuda::platform::Address;
+use crate::tensor::Tensor;
+
+/// Text of one `.cu` file, named by its stem.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) stem: &'static str,
+    pub(crate) text: &'static str,
+}
+
+impl Source {
+    /// The program of this source with these defines.
+    pub(crate) fn with(self, defines: &[Define]) -> Program {
+        Program {
+            source: self,
+            defines: defines.to_vec(),
+        }
+    }
+}
+
+// A stem names one file of the crate, so it stands for the text.
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        self.stem == other.stem
+    }
+}
+
+impl Eq for Source {}
+
+impl std::hash::Hash for Source {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.stem.hash(state);
+    }
+}
+
+/// The [`Source`] of the `.cu` file of this stem, given relative to the file that asks.
+macro_rules! source {
+    ($stem:literal) => {
+        source!($stem, concat!($stem, ".cu"))
+    };
+    ($stem:literal, $path:expr) => {
+        $crate::cuda::program::Source {
+            stem: $stem,
+            text: include_str!($path),
+        }
+    };
+}
+pub(crate) use source;
+
+/// One `-DNAME=VALUE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Define {
+    pub(crate) name: &'static str,
+    pub(crate) value: Value,
+}
+
+/// What a define stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Value {
+    Int(i64),
+    Name(&'static str),
+}
+
+impl Define {
+    pub(crate) fn int(name: &'static str, value: usize) -> Self {
+        let value = Value::Int(value as i64);
+        Self { name, value }
+    }
+
+    /// A flag, 0 or 1.
+    pub(crate) fn flag(name: &'static str, value: bool) -> Self {
+        Self::int(name, usize::from(value))
+    }
+
+    /// The C++ type of elements of `dtype`.
+    ///
+    /// # Panics
+    /// When no kernel stores that type.
+    pub(crate) fn dtype(name: &'static str, dtype: Dtype) -> Self {
+        let value = match dtype {
+            Dtype::F32 => "float",
+            Dtype::Bf16 => "bf16",
+            Dtype::I32 => "i32",
+            Dtype::Fp8 | Dtype::Fp4 => panic!("no kernel stores {dtype}"),
+        };
+        Self {
+            name,
+            value: Value::Name(value),
+        }
+    }
+}
+
+impl fmt::Display for Define {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.value {
+            Value::Int(value) => write!(f, "{}={value}", self.name),
+            Value::Name(value) => write!(f, "{}={value}", self.name),
+        }
+    }
+}
+
+/// A source with everything that is fixed when it is compiled, but for the architecture.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Program {
+    pub(crate) source: Source,
+    pub(crate) defines: Vec<Define>,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.cu", self.source.stem)?;
+        for define in &self.defines {
+            write!(f, " -D{define}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A generation of GPUs, by compute capability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Architecture {
+    /// Compute capability, first part.
+    pub major: u32,
+    /// Compute capability, second part.
+    pub minor: u32,
+}
+
+impl Architecture {
+    /// A100: the oldest that kernels are written for.
+    pub const SM80: Self = Self { major: 8, minor: 0 };
+    /// H100, H200.
+    pub const SM90: Self = Self { major: 9, minor: 0 };
+    /// B200.
+    pub const SM100: Self = Self {
+        major: 10,
+        minor: 0,
+    };
+
+    /// Whether it multiplies matrices by warpgroups (`wgmma`, only Hopper).
+    pub fn has_wgmma(self) -> bool {
+        self.major == 9
+    }
+
+    /// The number that sources know as `ARCH`.
+    pub(crate) fn number(self) -> u32 {
+        10 * self.major + self.minor
+    }
+}
+
+/// The compiler's name of it: `sm_80`, `sm_90a`. From Hopper on with what is this architecture's
+/// alone.
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let own = if self.major >= 9 { "a" } else { "" };
+        write!(f, "sm_{}{own}", self.number())
+    }
+}
+
+/// How many threads run an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grid {
+    pub(crate) blocks: [u32; 3],
+    /// Threads of a block: a multiple of 32.
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub(crate) shared: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks in a row.
+    ///
+    /// # Panics
+    /// When they are more than a grid holds.
+    pub(crate) fn linear(blocks: usize, threads: u32, shared: usize) -> Self {
+        let blocks = u32::try_from(blocks).expect("a grid has fewer than 2^31 blocks");
+        Self {
+            blocks: [blocks, 1, 1],
+            threads,
+            shared: u32::try_from(shared).expect("shared memory of a block is small"),
+        }
+    }
+
+    /// Whether there is nothing to run.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.contains(&0)
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg {
+    Address(Address),
+    I32(i32),
+    U32(u32),
+    U64(u64),
+    F32(f32),
+    Map(EncodedMap),
+}
+
+impl Arg {
+    /// A size or a count.
+    ///
+    /// # Panics
+    /// When it is no i32.
+    pub(crate) fn size(value: usize) -> Self {
+        Self::I32(i32::try_from(value).expect("a size handed to a kernel is an i32"))
+    }
+
+    /// The address of a tensor's first element, or null.
+    pub(crate) fn optional(tensor: Option<&Tensor>) -> Self {
+        tensor.map_or(Self::Address(Address::NULL), Self::from)
+    }
+}
+
+impl From<&Tensor> for Arg {
+    fn from(tensor: &Tensor) -> Self {
+        Self::Address(tensor.address())
+    }
+}
+
+/// Elements of one 16-byte access where every row of all these tensors starts at a multiple of 16
+/// bytes, else 1. They have one dtype.
+pub(crate) fn vector(tensors: &[&Tensor]) -> usize {
+    let size = |t: &Tensor| t.dtype().bytes(1).0;
+    let aligned = |t: &&Tensor| {
+        t.address().0.is_multiple_of(16) && (t.width() as u64 * size(t)).is_multiple_of(16)
+    };
+    if tensors.iter().all(aligned) {
+        16 / size(tensors[0]) as usize
+    } else {
+        1
+    }
+}
+
+/// A tensor map as a kernel takes it: 128 bytes, aligned to 64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub(crate) struct EncodedMap(pub(crate) [u64; 16]);
+
+/// Tiles of a tensor in device memory, as the bulk copy engine sees them. Dims and boxes innermost
+/// first, as the hardware has them.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorMap {
+    /// First element: aligned to 16 bytes.
+    pub(crate) address: Address,
+    pub(crate) dtype: Dtype,
+    /// Elements of each dim: 2 to 5.
+    pub(crate) dims: Vec<u64>,
+    /// Bytes from one entry to the next, of every dim but the innermost: multiples of 16.
+    pub(crate) strides: Vec<u64>,
+    /// Elements of a tile in each dim: at most 256.
+    pub(crate) tile: Vec<u32>,
+    pub(crate) swizzle: Swizzle,
+}
+
+/// How a tile's 16-byte pieces are mixed in shared memory so that columns of it spread over banks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Swizzle {
+    None,
+    /// Rows of 32 bytes.
+    B32,
+    /// Rows of 64 bytes.
+    B64,
+    /// Rows of 128 bytes.
+    B128,
+}
+
+/// A program that ops launch, where, and what it may use: what is compiled ahead and checked.
+pub(crate) struct Listed {
+    pub(crate) program: Program,
+    /// The oldest architecture it is for, and whether for that alone.
+    pub(crate) needs: Needs,
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// Which architectures a program is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Every one from sm_80 on.
+    Sm80,
+    /// Hopper alone.
+    Wgmma,
+}
+
+impl Needs {
+    /// The architectures that a program is compiled for ahead of time.
+    pub(crate) fn architectures(self) -> &'static [Architecture] {
+        match self {
+            Self::Sm80 => &[Architecture::SM80, Architecture::SM90, Architecture::SM100],
+            Self::Wgmma => &[Architecture::SM90],
+        }
+    }
+}
+
+/// One kernel of a program and its limits. No kernel may spill.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    /// Registers of a thread, at most.
+    pub(crate) registers: u32,
+    /// Bytes of dynamic shared memory that a launch asks for, at most.
+    pub(crate) shared: u32,
+    /// Instructions that its machine code must show, by the start of their names (`HGMMA`).
+    pub(crate) shows: &'static [&'static str],
+}
