@@ -20,6 +20,7 @@ use crate::cuda::program::{Architecture, Arg, Grid, Program, TensorMap};
 use crate::tensor::Tensor;
 
 pub mod error;
+pub mod libraries;
 pub(crate) mod platform;
 pub(crate) mod program;
 

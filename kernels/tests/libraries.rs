@@ -1,0 +1,277 @@
+//! What finding libraries comes to, against stub libraries. The dynamic loader keeps what it opened, so
+//! every case is a process of its own: this test binary again, with `MOEFOLD_TEST_CHILD` set.
+#![expect(clippy::print_stdout, reason = "the child answers on stdout")]
+
+mod stubs;
+
+use std::path::Path;
+use std::process::Command;
+
+use moefold_kernels::cuda::libraries::{Answer, CublasLt, Driver, Library, Nvrtc, find};
+
+/// What a process says that finds CUDA in `folder` alone, one line a question.
+fn said(folder: &Path) -> String {
+    let output = Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--exact", "child", "--nocapture"])
+        .env_clear()
+        .env("MOEFOLD_TEST_CHILD", "1")
+        .env("MOEFOLD_CUDA", folder)
+        .output()
+        .expect("the binary starts");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text.replace(&folder.display().to_string(), "DIR")
+}
+
+/// Not a test of its own: what the other tests run in a process of its own.
+#[test]
+fn child() {
+    if std::env::var_os("MOEFOLD_TEST_CHILD").is_none() {
+        return;
+    }
+    println!();
+    for library in Library::ALL {
+        match find(library) {
+            Answer::Found(found) => {
+                let version = found.version.map_or("?".to_owned(), |v| v.to_string());
+                println!("{library}: {version} at {}", found.path.display());
+                for passed in &found.passed_over {
+                    println!(
+                        "{library} passed over {}: {}",
+                        passed.path.display(),
+                        passed.why
+                    );
+                }
+            }
+            Answer::Absent { searched } => println!("{library}: absent; {}", searched[0]),
+            Answer::Broken { path, why } => println!("{library}: broken {}: {why}", path.display()),
+        }
+    }
+    match Driver::get() {
+        Ok(driver) => {
+            let launch = driver.has("cuLaunchKernelEx");
+            println!("gate: {} devices, launch_ex {launch}", driver.devices());
+        }
+        Err(no_gpu) => println!("gate: {no_gpu} | {}", no_gpu.remedy()),
+    }
+    if let Err(unusable) = CublasLt::get() {
+        println!("gate: {unusable} | {}", unusable.remedy);
+    }
+    match Nvrtc::get() {
+        Ok(nvrtc) => println!("gate: NVRTC {}", nvrtc.version()),
+        Err(unusable) => println!("gate: {unusable} | {}", unusable.remedy),
+    }
+}
+
+fn says(text: &str, line: &str) {
+    assert!(
+        text.lines().any(|said| said == line),
+        "no line {line:?} in:\n{text}"
+    );
+}
+
+/// The machine may have CUDA of its own, which some cases cannot be tried beside.
+fn has_own(library: &str) -> bool {
+    let empty = tempfile::tempdir().expect("a temporary folder");
+    let text = said(empty.path());
+    let own = !text.contains(&format!("{library}: absent"));
+    if own {
+        println!("skipped: this machine has the {library}");
+    }
+    own
+}
+
+#[test]
+fn no_driver_is_an_answer() {
+    if has_own("driver") {
+        return;
+    }
+    let empty = tempfile::tempdir().expect("a temporary folder");
+    let text = said(empty.path());
+    says(&text, "driver: absent; DIR (MOEFOLD_CUDA)");
+    says(
+        &text,
+        "gate: driver: not found | install NVIDIA's driver, 525 or newer (Debian, Ubuntu: apt \
+         install nvidia-driver); start a container with --gpus all",
+    );
+}
+
+/// What a process says beside a stub driver of this C.
+fn beside_driver(source: &str) -> Option<String> {
+    if !stubs::can_compile() || has_own("driver") {
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    stubs::compile(folder.path(), "libcuda.so.1", source);
+    Some(said(folder.path()))
+}
+
+#[test]
+fn a_driver_without_a_gpu_says_so() {
+    for source in [
+        stubs::driver(13000, 100, 0, &Driver::FUNCTIONS),
+        stubs::driver(13000, 0, 0, &Driver::FUNCTIONS),
+    ] {
+        let Some(text) = beside_driver(&source) else {
+            return;
+        };
+        says(&text, "driver: 13.0 at DIR/libcuda.so.1");
+        says(
+            &text,
+            "gate: the driver sees no GPU | check nvidia-smi and CUDA_VISIBLE_DEVICES; start a \
+             container with --gpus all",
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_match_its_module_keeps_its_code() {
+    let source = stubs::driver(12040, 803, 1, &Driver::FUNCTIONS);
+    let Some(text) = beside_driver(&source) else {
+        return;
+    };
+    says(
+        &text,
+        "gate: the driver does not start: cuInit failed with 803 \
+         (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) | driver and kernel module differ: reboot, or match \
+         a container's libcuda to the host",
+    );
+    // A driver of CUDA 12 wants the compiler of CUDA 12.
+    assert!(text.contains("'nvidia-cuda-nvrtc-cu12==12.4.*'"), "{text}");
+}
+
+#[test]
+fn an_old_driver_is_refused_with_the_version_it_should_have() {
+    let Some(text) = beside_driver(&stubs::driver(11080, 0, 1, &Driver::FUNCTIONS)) else {
+        return;
+    };
+    says(
+        &text,
+        "driver: broken DIR/libcuda.so.1: it is version 11.8; 12.0 or newer is needed (tensor \
+         maps and code for sm_90a came with it)",
+    );
+    assert!(
+        text.contains("gate: driver: DIR/libcuda.so.1: it is version 11.8"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_function_that_is_missing_is_named_and_not_called() {
+    let Some(text) = beside_driver(&stubs::driver(13000, 0, 1, &["cuGetErrorName"])) else {
+        return;
+    };
+    says(&text, "driver: 13.0 at DIR/libcuda.so.1");
+    assert!(
+        text.contains(
+            "gate: driver: DIR/libcuda.so.1 has no cuGetErrorString, \
+             cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRelease_v2 and 32 more"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_complete_driver_passes_the_gate() {
+    let Some(text) = beside_driver(&stubs::driver(13000, 0, 2, &Driver::FUNCTIONS)) else {
+        return;
+    };
+    says(&text, "gate: 2 devices, launch_ex false");
+}
+
+#[test]
+fn files_that_are_no_libraries_are_reported_and_passed_over() {
+    if !stubs::can_compile() || has_own("driver") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let garbage = folder.path().join("libcuda.so.1");
+    std::fs::write(&garbage, [0x7f; 4096]).expect("a file");
+    let text = said(folder.path());
+    assert!(
+        text.contains("driver: broken DIR/libcuda.so.1: invalid ELF header"),
+        "{text}"
+    );
+
+    // A toolkit's folder beside it has one that works.
+    let beside = folder.path().join("lib64");
+    std::fs::create_dir(&beside).expect("a folder");
+    let source = stubs::driver(13000, 0, 1, &Driver::FUNCTIONS);
+    stubs::compile(&beside, "libcuda.so.1", &source);
+    let text = said(folder.path());
+    says(&text, "driver: 13.0 at DIR/lib64/libcuda.so.1");
+    says(
+        &text,
+        "driver passed over DIR/libcuda.so.1: invalid ELF header",
+    );
+}
+
+#[test]
+fn nvrtc_without_its_second_half_is_broken() {
+    if !stubs::can_compile() || has_own("NVRTC") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = "int nvrtcVersion(int *a, int *b) { *a = 13; *b = 0; return 0; }";
+    stubs::compile(folder.path(), "libnvrtc.so.13", source);
+    let text = said(folder.path());
+    says(
+        &text,
+        "NVRTC: broken DIR/libnvrtc.so.13: libnvrtc-builtins.so.13.0, without which it compiles \
+         nothing, is neither beside it nor on the loader's path",
+    );
+    stubs::compile(folder.path(), "libnvrtc-builtins.so.13.0", "");
+    let text = said(folder.path());
+    says(&text, "NVRTC: 13.0 at DIR/libnvrtc.so.13");
+    assert!(
+        text.contains("gate: NVRTC: DIR/libnvrtc.so.13 has no nvrtcGetErrorString"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_old_copy_gives_way_to_a_newer_one_further_on() {
+    if !stubs::can_compile() || has_own("cuBLASLt") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let beside = folder.path().join("lib64");
+    std::fs::create_dir(&beside).expect("a folder");
+    let version = |major: u32| {
+        format!(
+            "int cublasLtGetProperty(int which, int *value) {{
+               *value = which == 0 ? {major} : which == 1 ? 1 : 3; return 0; }}"
+        )
+    };
+    // Both carry one name, so the first must have been closed for the second to be reached.
+    stubs::compile(folder.path(), "libcublasLt.so.12", &version(11));
+    stubs::compile(&beside, "libcublasLt.so.12", &version(12));
+    let text = said(folder.path());
+    says(&text, "cuBLASLt: 12.1.3 at DIR/lib64/libcublasLt.so.12");
+    assert!(
+        text.contains("cuBLASLt passed over DIR/libcublasLt.so.12: it is version 11.1.3"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_library_without_its_own_name_is_not_handed_on() {
+    if !stubs::can_compile() || has_own("cuBLASLt") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = "int cublasLtGetProperty(int which, int *value) { *value = 13; return 0; }";
+    stubs::compile(folder.path(), "libother.so", source);
+    let misnamed = folder.path().join("libcublasLt.so.13");
+    std::fs::rename(folder.path().join("libother.so"), misnamed).expect("renamed");
+    let text = said(folder.path());
+    says(
+        &text,
+        "cuBLASLt: broken DIR/libcublasLt.so.13: it does not carry the name it is looked up by \
+         (SONAME)",
+    );
+}
