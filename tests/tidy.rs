@@ -154,6 +154,29 @@ fn law_only_kernels_depends_on_device_libraries() {
 }
 
 #[test]
+fn law_cudarc_gives_declarations_only() {
+    // Its functions panic where a library, or a function of one, is missing.
+    const CALLS: [&str; 3] = ["::result", "::safe", "culib"];
+    let mut offences = Vec::new();
+    for (path, text) in sources(&root().join("kernels/src")) {
+        for (number, line) in text.lines().enumerate() {
+            if line.contains("cudarc::") && CALLS.iter().any(|call| line.contains(call)) {
+                offences.push(format!(
+                    "{}:{}: {}",
+                    path.display(),
+                    number + 1,
+                    line.trim()
+                ));
+            }
+        }
+    }
+    refuse(
+        "functions of CUDA are called as `cuda::libraries` finds them:",
+        &offences,
+    );
+}
+
+#[test]
 fn law_unsafe_code_lives_in_kernels() {
     let mut offences = Vec::new();
     for (path, text) in all_sources() {

@@ -2,27 +2,11 @@
 //! on any machine.
 #![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// The driver's C, complete but for what `cuInit`, the version and the device count are.
-///
-/// Every function of `functions` that is not defined answers "not supported" (801).
-pub(crate) fn driver(cuda_version: i32, init: i32, devices: i32, functions: &[&str]) -> String {
-    const DEFINED: [&str; 7] = [
-        "cuInit",
-        "cuDriverGetVersion",
-        "cuDeviceGetCount",
-        "cuDeviceGet",
-        "cuDeviceGetName",
-        "cuDeviceTotalMem_v2",
-        "cuDeviceGetAttribute",
-    ];
-    let mut rest = String::new();
-    for name in functions.iter().filter(|name| !DEFINED.contains(name)) {
-        writeln!(rest, "int {name}(void) {{ return 801; }}").expect("a string grows");
-    }
+/// C of a driver that knows its version, how it starts and `devices` devices.
+pub(crate) fn driver(cuda_version: i32, init: i32, devices: i32) -> String {
     // Attributes by number (CUdevice_attribute): 13 clock, 16 multiprocessors, 36 memory clock, 37 bus
     // width, 75 and 76 compute capability.
     format!(
@@ -50,7 +34,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {{
     default: return 1;
   }}
 }}
-{rest}"#
+"#
     )
 }
 

@@ -1,13 +1,13 @@
-//! Tokens without which no binding is called: each proves that a library is open, new enough and has
-//! every function that the crate calls without asking.
+//! Tokens that device code asks for first: each proves that a library is open, new enough and has the
+//! functions without which it is none.
 //!
-//! A token is a few bytes and `Copy`; code that calls a library takes one, so that it cannot be
-//! reached where the library is not. What a token does not promise is asked with `has` first.
+//! A token is a few bytes and `Copy`. What it does not promise is asked of [`Found::has`] or
+//! [`Found::symbol`] before it is called.
+#![expect(unsafe_code, reason = "starts the driver; see `Driver::start`")]
 
+use std::ffi::{c_int, c_uint};
 use std::fmt;
 use std::sync::OnceLock;
-
-use cudarc::driver::result;
 
 use super::{Answer, Found, Library, Version, find};
 
@@ -45,51 +45,15 @@ pub struct Unusable {
 }
 
 impl Driver {
-    /// The functions of the driver that are called without asking; all are in CUDA 12.0.
-    pub const FUNCTIONS: [&'static str; 43] = [
+    /// The functions that are called without asking.
+    pub const FUNCTIONS: [&'static str; 7] = [
         "cuInit",
         "cuDriverGetVersion",
-        "cuGetErrorName",
-        "cuGetErrorString",
-        "cuDeviceGet",
         "cuDeviceGetCount",
+        "cuDeviceGet",
         "cuDeviceGetName",
         "cuDeviceGetAttribute",
         "cuDeviceTotalMem_v2",
-        "cuDevicePrimaryCtxRetain",
-        "cuDevicePrimaryCtxRelease_v2",
-        "cuCtxGetCurrent",
-        "cuCtxSetCurrent",
-        "cuCtxSynchronize",
-        "cuMemAlloc_v2",
-        "cuMemFree_v2",
-        "cuMemGetInfo_v2",
-        "cuMemHostAlloc",
-        "cuMemFreeHost",
-        "cuMemcpyHtoD_v2",
-        "cuMemcpyDtoH_v2",
-        "cuMemcpyHtoDAsync_v2",
-        "cuMemcpyDtoHAsync_v2",
-        "cuMemcpyDtoDAsync_v2",
-        "cuMemsetD8Async",
-        "cuStreamCreate",
-        "cuStreamCreateWithPriority",
-        "cuStreamDestroy_v2",
-        "cuStreamQuery",
-        "cuStreamSynchronize",
-        "cuStreamWaitEvent",
-        "cuEventCreate",
-        "cuEventDestroy_v2",
-        "cuEventElapsedTime",
-        "cuEventQuery",
-        "cuEventRecord",
-        "cuEventSynchronize",
-        "cuModuleLoadData",
-        "cuModuleUnload",
-        "cuModuleGetFunction",
-        "cuFuncSetAttribute",
-        "cuLaunchKernel",
-        "cuTensorMapEncodeTiled",
     ];
 
     /// Starts the driver, once for the process.
@@ -103,14 +67,29 @@ impl Driver {
         let version = found
             .version
             .ok_or_else(|| NoGpu::NoDriver(mute(found, Library::Driver)))?;
-        // The error is taken as a number: to print one, `cudarc` calls the driver again.
-        result::init().map_err(|error| match error.0 as i32 {
-            NO_DEVICE => NoGpu::NoDevice,
-            code => NoGpu::Init { code },
-        })?;
-        let devices = result::device::get_count().map_err(|error| NoGpu::Init {
-            code: error.0 as i32,
-        })?;
+        // SAFETY: the signatures are those of the documentation; results are taken as the numbers
+        // they are, since a newer driver has codes that older declarations do not.
+        let (init, count) = unsafe {
+            (
+                found.symbol::<unsafe extern "C" fn(c_uint) -> c_int>("cuInit"),
+                found.symbol::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDeviceGetCount"),
+            )
+        };
+        let (init, count) = (
+            init.expect("it was looked up"),
+            count.expect("it was looked up"),
+        );
+        let checked = |code| match code {
+            0 => Ok(()),
+            NO_DEVICE => Err(NoGpu::NoDevice),
+            code => Err(NoGpu::Init { code }),
+        };
+        let mut devices = 0;
+        // SAFETY: as above; the pointer is to a local.
+        unsafe {
+            checked(init(0))?;
+            checked(count(&raw mut devices))?;
+        }
         match u32::try_from(devices) {
             Ok(devices) if devices > 0 => Ok(Self {
                 found,
@@ -131,9 +110,9 @@ impl Driver {
         self.devices
     }
 
-    /// Whether it has a function that is not among [`Driver::FUNCTIONS`].
-    pub fn has(self, symbol: &str) -> bool {
-        self.found.has(symbol)
+    /// The library, for functions beyond [`Driver::FUNCTIONS`].
+    pub fn library(self) -> &'static Found {
+        self.found
     }
 }
 
@@ -170,9 +149,9 @@ impl Nvrtc {
         self.version
     }
 
-    /// Whether it has a function that is not among [`Nvrtc::FUNCTIONS`].
-    pub fn has(self, symbol: &str) -> bool {
-        self.found.has(symbol)
+    /// The library, for functions beyond [`Nvrtc::FUNCTIONS`].
+    pub fn library(self) -> &'static Found {
+        self.found
     }
 }
 
@@ -212,9 +191,9 @@ impl CublasLt {
         self.found.version
     }
 
-    /// Whether it has a function that is not among [`CublasLt::FUNCTIONS`].
-    pub fn has(self, symbol: &str) -> bool {
-        self.found.has(symbol)
+    /// The library, for functions beyond [`CublasLt::FUNCTIONS`].
+    pub fn library(self) -> &'static Found {
+        self.found
     }
 }
 

@@ -1,5 +1,6 @@
 //! Versions, names and the reading of memory maps. What needs a library is in `tests/libraries.rs`.
 
+use super::open::file_mapped_at;
 use super::*;
 
 #[test]
