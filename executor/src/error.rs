@@ -7,6 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
+use moefold_kernels::DeviceError;
+
 use crate::support::Unsupported;
 use crate::transport::TransportError;
 
@@ -35,6 +37,9 @@ pub enum Error {
         /// Gradient norm of the step.
         grad_norm: f64,
     },
+    /// A rank's device failed.
+    #[error("device: {0}")]
+    Device(DeviceError),
     /// One rank panicked, which is a defect of this program.
     #[error("rank {rank} panicked {during}: {message}")]
     Panicked {

@@ -145,6 +145,10 @@ impl Cuda {
         done("synchronize", self.platform.synchronize());
     }
 
+    pub(crate) fn timed(&self, work: &mut dyn FnMut()) -> f64 {
+        done("timed", self.platform.timed(work))
+    }
+
     /// Memory of at least `bytes`.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Allocation, DeviceError> {
         Ok(Allocation {

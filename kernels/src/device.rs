@@ -8,6 +8,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
@@ -221,6 +222,18 @@ impl Device {
         match self.0.backend {
             Backend::Cpu(_) => {}
             Backend::Cuda(ref gpu) => gpu.synchronize(),
+        }
+    }
+
+    /// Seconds that `work` took the device: by its own clock where it has a queue and a clock.
+    pub fn timed(&self, mut work: impl FnMut()) -> f64 {
+        match &self.0.backend {
+            Backend::Cpu(_) => {
+                let start = Instant::now();
+                work();
+                start.elapsed().as_secs_f64()
+            }
+            Backend::Cuda(gpu) => gpu.timed(&mut work),
         }
     }
 

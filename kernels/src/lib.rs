@@ -28,6 +28,7 @@ mod turn;
 
 pub mod adamw;
 pub mod attention;
+pub mod check;
 pub mod cross_entropy;
 pub mod cuda;
 pub mod device;

@@ -15,6 +15,8 @@ use super::mailbox::{GroupKey, Mailbox};
 use super::recording::{CallLog, Recording};
 use super::threads::Threads;
 use super::{Communicator, Transport};
+use moefold_kernels::DeviceError;
+
 use crate::error::Error;
 use crate::record::Recorder;
 
@@ -138,13 +140,16 @@ where
     // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
     let result = outcome.unwrap_or_else(|payload| {
-        Err(Error::Panicked {
-            rank,
-            during: match &*context.last_call.borrow() {
-                None => "before its first collective".to_owned(),
-                Some(call) => format!("after starting {call}"),
+        Err(match payload.downcast::<DeviceError>() {
+            Ok(failure) => Error::Device(*failure),
+            Err(payload) => Error::Panicked {
+                rank,
+                during: match &*context.last_call.borrow() {
+                    None => "before its first collective".to_owned(),
+                    Some(call) => format!("after starting {call}"),
+                },
+                message: panic_message(payload.as_ref()),
             },
-            message: panic_message(payload.as_ref()),
         })
     });
     match &result {

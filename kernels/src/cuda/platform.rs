@@ -4,6 +4,8 @@
 //! asked later sees what was asked before, as on one stream. Failures of work that is still queued
 //! may come with a later call.
 
+use std::time::Instant;
+
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
@@ -118,4 +120,13 @@ pub(crate) trait Platform {
 
     /// Waits for all work.
     fn synchronize(&self) -> Result<(), DeviceError>;
+
+    /// Seconds that `work` took the device, by the clock of the device where it has one.
+    fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {
+        self.synchronize()?;
+        let start = Instant::now();
+        work();
+        self.synchronize()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
 }

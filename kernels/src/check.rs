@@ -1,0 +1,223 @@
+//! Every op against its twin, and against the clock, on a device that is at hand.
+//!
+//! A [`Case`] is one call of one op at one shape: it makes its inputs on any device from a seed, and
+//! runs. [`agrees`] runs it on the CPU in f32, whose ops are tested against f64 loops, and on the
+//! device, and compares what they wrote. [`time`] runs it many times between marks of the device's
+//! own clock. What a case must move and compute is its [`Op`]'s count, so that a time has a floor to
+//! be held against.
+
+use std::fmt;
+
+use moefold_profiles::{Dtype, Op};
+
+use crate::device::{Device, TensorClass};
+use crate::tensor::Tensor;
+
+mod cases;
+mod clock;
+
+pub use cases::{Sizes, cases, dense_peer};
+pub use clock::{Ceilings, Timing, ceilings, time};
+
+/// One call of an op.
+pub struct Case {
+    /// The op and what of it (`grouped_gemm::wgrad fc1`).
+    pub name: String,
+    /// What it computes and moves.
+    pub op: Op,
+    prepare: Box<dyn Fn(&mut Inputs<'_>) -> Work>,
+}
+
+/// What a case does on one device. Inputs live as long as it does.
+type Work = Box<dyn Fn() -> Vec<Written>>;
+
+/// One output of a call.
+struct Written {
+    name: &'static str,
+    values: Values,
+}
+
+/// Outputs: compared in the norm, or exactly where they are integers.
+enum Values {
+    Tensor(Tensor),
+    Host(Vec<f64>),
+}
+
+impl Written {
+    fn new(name: &'static str, tensor: &Tensor) -> Self {
+        let values = Values::Tensor(tensor.clone());
+        Self { name, values }
+    }
+
+    fn host(name: &'static str, values: Vec<f64>) -> Self {
+        let values = Values::Host(values);
+        Self { name, values }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match &self.values {
+            Values::Tensor(tensor) => tensor.dtype(),
+            Values::Host(_) => Dtype::F32,
+        }
+    }
+
+    fn read(&self) -> Vec<f64> {
+        match &self.values {
+            Values::Tensor(tensor) if tensor.dtype() == Dtype::I32 => {
+                tensor.to_i32().into_iter().map(f64::from).collect()
+            }
+            Values::Tensor(tensor) => tensor.to_f32().into_iter().map(f64::from).collect(),
+            Values::Host(values) => values.clone(),
+        }
+    }
+}
+
+/// Inputs of a case: the same numbers on every device, drawn from the seed and rounded to what the
+/// device under test stores, so that its twin reads them too.
+struct Inputs<'a> {
+    device: &'a Device,
+    rounding: Dtype,
+    state: u64,
+}
+
+impl Inputs<'_> {
+    /// Uniform in -1..1, times `scale`.
+    fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
+        let rounding = self.rounding;
+        let mut draw = || {
+            let value = scale * (((self.next() >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
+            match rounding {
+                Dtype::Bf16 => crate::bf16::widen(crate::bf16::narrow(value)),
+                _ => value,
+            }
+        };
+        (0..len).map(|_| draw()).collect()
+    }
+
+    /// Splitmix64 (Steele et al. 2014).
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A weight or an activation, in the device's dtype.
+    fn tensor(&mut self, dims: &[usize], scale: f32) -> Tensor {
+        let tensor = self
+            .device
+            .empty(TensorClass::Activations, self.device.dtype(), dims);
+        tensor.copy_from_f32(&self.values(tensor.len(), scale));
+        tensor
+    }
+
+    /// What every device stores as f32.
+    fn statistic(&mut self, dims: &[usize], scale: f32) -> Tensor {
+        let values = self.values(dims.iter().product(), scale);
+        self.device
+            .from_f32(TensorClass::Activations, &values, dims)
+    }
+
+    fn ids(&mut self, dims: &[usize], below: usize) -> Tensor {
+        let len = dims.iter().product();
+        let ids: Vec<i32> = (0..len)
+            .map(|_| (self.next() % below as u64) as i32)
+            .collect();
+        self.device.from_i32(TensorClass::Activations, &ids, dims)
+    }
+}
+
+/// How far one output is from the twin's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The output.
+    pub output: &'static str,
+    /// `|got - want| / |want|` over all elements; for integers the count of those that differ.
+    pub error: f64,
+    /// What it may be.
+    pub tolerance: f64,
+}
+
+impl Verdict {
+    /// Whether the output is what it should be; NaN never is.
+    pub fn passes(&self) -> bool {
+        self.error <= self.tolerance
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = if self.passes() { "ok" } else { "WRONG" };
+        write!(
+            f,
+            "{found} {}: {:.1e} of {:.0e}",
+            self.output, self.error, self.tolerance
+        )
+    }
+}
+
+impl Case {
+    fn work(&self, device: &Device, rounding: Dtype, seed: u64) -> Work {
+        (self.prepare)(&mut Inputs {
+            device,
+            rounding,
+            state: seed,
+        })
+    }
+}
+
+/// Runs the case on `device` and on `twin`, from inputs of this seed, and compares every output.
+///
+/// # Panics
+/// When the two write outputs of different lengths.
+pub fn agrees(case: &Case, device: &Device, twin: &Device, seed: u64) -> Vec<Verdict> {
+    let rounding = device.dtype();
+    let got = case.work(device, rounding, seed)();
+    let want = case.work(twin, rounding, seed)();
+    got.iter()
+        .zip(&want)
+        .map(|(got, want)| Verdict {
+            output: got.name,
+            error: distance(got, want),
+            tolerance: tolerance(got.dtype(), rounding),
+        })
+        .collect()
+}
+
+/// What an output of `dtype` may be off by on a device that stores `rounding`. An f32 output of bf16
+/// operands is summed in another order and, on tensor cores, with another rounding than its twin.
+fn tolerance(dtype: Dtype, rounding: Dtype) -> f64 {
+    match (dtype, rounding) {
+        (Dtype::I32, _) => 0.0,
+        (Dtype::Bf16, _) => 1e-2,
+        (_, Dtype::Bf16) => 1e-4,
+        _ => 1e-5,
+    }
+}
+
+fn distance(got: &Written, want: &Written) -> f64 {
+    let integers = got.dtype() == Dtype::I32;
+    let (got_values, want_values) = (got.read(), want.read());
+    assert!(
+        got_values.len() == want_values.len(),
+        "{}: {} values on the device, {} of its twin",
+        got.name,
+        got_values.len(),
+        want_values.len()
+    );
+    let pairs = || got_values.iter().zip(&want_values);
+    if integers {
+        return pairs().filter(|(g, w)| g != w).count() as f64;
+    }
+    let difference: f64 = pairs().map(|(g, w)| (g - w).powi(2)).sum();
+    let reference: f64 = want_values.iter().map(|w| w * w).sum();
+    if reference == 0.0 {
+        difference.sqrt()
+    } else {
+        (difference / reference).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests;
