@@ -127,6 +127,7 @@ impl Error {
             Self::Diverged { .. }
             | Self::Transport(_)
             | Self::Panicked { .. }
+            | Self::Device(_)
             | Self::Spawn { .. } => false,
         }
     }

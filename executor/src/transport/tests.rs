@@ -1,9 +1,10 @@
 //! Collectives against a brute-force oracle, their laws, and every way to fail.
 
+use std::panic::resume_unwind;
 use std::thread::sleep;
 use std::time::Duration;
 
-use moefold_kernels::{Device, Tensor, TensorClass};
+use moefold_kernels::{Device, DeviceError, Tensor, TensorClass};
 use moefold_profiles::Dtype;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -289,6 +290,30 @@ fn a_panic_becomes_an_error_that_names_the_rank_and_its_last_collective() {
             && text.contains("number 0 of group dp [0, 1, 2]")
             && text.ends_with("a defect"),
         "{text}"
+    );
+}
+
+#[test]
+fn a_failure_of_a_device_becomes_an_error_that_names_the_rank_the_call_and_the_op() {
+    let error = World::threads(2)
+        .run(|rank| {
+            let group = rank.communicator("dp", &all_ranks(2));
+            if rank.rank() == 1 {
+                resume_unwind(Box::new(DeviceError {
+                    call: "cuMemAlloc",
+                    code: Some((2, "CUDA_ERROR_OUT_OF_MEMORY".to_owned())),
+                    op: Some("gemm::forward"),
+                    detail: "asked for 2 GiB, 1 GiB is free".to_owned(),
+                }));
+            }
+            group.barrier()?;
+            Ok(())
+        })
+        .expect_err("the world fails");
+    assert_eq!(
+        error.to_string(),
+        "rank 1: device: gemm::forward: cuMemAlloc failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): asked \
+         for 2 GiB, 1 GiB is free"
     );
 }
 

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use moefold_kernels::DeviceError;
+
 use super::mailbox::{GroupKey, Mailbox};
 use super::recording::{CallLog, Recording};
 use super::threads::Threads;
 use super::{Communicator, Transport};
-use moefold_kernels::DeviceError;
-
 use crate::error::Error;
 use crate::record::Recorder;
 
