@@ -273,9 +273,10 @@ template <int N>
 DEV void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// Makes this thread's plain writes visible to bulk copies and wgmma. The writing thread calls it,
+// Makes this thread's plain writes of shared memory visible to bulk copies and wgmma (of all memory would
+// be a fence of the whole GPU, and no kernel copies what it wrote to device memory). The writing thread calls it,
 // before the barrier that lets another thread start the copy.
-DEV void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <int N>
 DEV void reg_dec() {
