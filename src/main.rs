@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod clusters;
 mod compare;
+mod doctor;
 mod execute;
 mod failure;
 mod groups;
@@ -70,6 +71,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),
         Verb::Bench(args) => bench::run(&args, output),
+        Verb::Doctor => doctor::run(output),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "moefold", &mut script);

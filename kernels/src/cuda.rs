@@ -23,6 +23,7 @@ pub mod error;
 pub mod libraries;
 pub(crate) mod platform;
 pub(crate) mod program;
+pub mod survey;
 
 pub use platform::Properties;
 

@@ -22,6 +22,17 @@ int cuDeviceGetName(char *name, int length, int device) {{
   name[i] = 0;
   return 0;
 }}
+int cuDeviceGetPCIBusId(char *bus, int length, int device) {{
+  const char *is = "0000:00:00.0";
+  for (int i = 0; i <= 12; i++) bus[i] = is[i];
+  bus[6] += device;
+  return 0;
+}}
+int cuDeviceGetP2PAttribute(int *value, int attribute, int from, int to) {{
+  // 2: access; 3: native atomics, from the first device only.
+  *value = attribute == 2 || (attribute == 3 && from == 0);
+  return 0;
+}}
 int cuDeviceTotalMem_v2(unsigned long *bytes, int device) {{ *bytes = 150754820096ul; return 0; }}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {{
   switch (attribute) {{

@@ -1,0 +1,113 @@
+//! The host's half of `moefold doctor`: processor, memory, compiler.
+
+use std::fs;
+use std::process::Command;
+
+use moefold_executor::environment::Environment;
+use moefold_profiles::units::KIB;
+use serde::Serialize;
+
+/// The machine without its GPUs. What the system does not say is left out.
+#[derive(Debug, Serialize)]
+pub(super) struct Host {
+    pub(super) system: String,
+    pub(super) processor: Option<String>,
+    /// Cores this process may use.
+    pub(super) cores: u32,
+    /// Vector instructions that CPU ops can use.
+    pub(super) features: Vec<&'static str>,
+    /// Memory this process may use.
+    pub(super) memory_bytes: u64,
+    /// Memory that is free, or can be freed at once.
+    pub(super) memory_available_bytes: Option<u64>,
+    /// Reserved huge pages.
+    pub(super) huge_pages: Option<u64>,
+    /// Whether the kernel makes huge pages by itself: `always`, `madvise` or `never`.
+    pub(super) transparent_huge_pages: Option<String>,
+    pub(super) locked_memory: Option<LockedMemory>,
+    /// The C++ compiler, which only tests of CUDA kernels on the CPU need.
+    pub(super) compiler: Option<String>,
+}
+
+/// How much memory this process may lock; network cards lock what they read and write.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LockedMemory {
+    Unlimited,
+    UpToBytes(u64),
+}
+
+impl Host {
+    pub(super) fn detect() -> Self {
+        let environment = Environment::detect(1, 1);
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let memory = read("/proc/meminfo");
+        Self {
+            system: environment.system,
+            processor: environment.processor,
+            cores: environment.cores,
+            features: environment.features,
+            memory_bytes: environment.memory_bytes,
+            memory_available_bytes: field(&memory, "MemAvailable:").map(|kib| kib * KIB),
+            huge_pages: field(&memory, "HugePages_Total:"),
+            transparent_huge_pages: chosen(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
+            locked_memory: locked_memory(&read("/proc/self/limits")),
+            compiler: compiler(),
+        }
+    }
+}
+
+/// The number after a name at the start of a line of `/proc/meminfo`.
+fn field(memory: &str, name: &str) -> Option<u64> {
+    let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// The choice that the kernel marks: `always [madvise] never`.
+fn chosen(choices: &str) -> Option<String> {
+    let (_, rest) = choices.split_once('[')?;
+    let (chosen, _) = rest.split_once(']')?;
+    Some(chosen.to_owned())
+}
+
+/// The soft limit of `Max locked memory` in `/proc/self/limits`.
+fn locked_memory(limits: &str) -> Option<LockedMemory> {
+    let mut lines = limits.lines();
+    let rest = lines.find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match rest.split_whitespace().next()? {
+        "unlimited" => Some(LockedMemory::Unlimited),
+        bytes => Some(LockedMemory::UpToBytes(bytes.parse().ok()?)),
+    }
+}
+
+/// What `CXX`, else `c++`, says it is.
+fn compiler() -> Option<String> {
+    let command = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let output = Command::new(command).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let first = text.lines().next()?.trim();
+    (output.status.success() && !first.is_empty()).then(|| first.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_is_read() {
+        let memory = "MemTotal:  100 kB\nMemAvailable:   42 kB\nHugePages_Total:       3\n";
+        assert_eq!(field(memory, "MemAvailable:"), Some(42));
+        assert_eq!(field(memory, "HugePages_Total:"), Some(3));
+        assert_eq!(field(memory, "HugePages_Free:"), None);
+        assert_eq!(
+            chosen("always [madvise] never\n").as_deref(),
+            Some("madvise")
+        );
+        assert_eq!(chosen(""), None);
+        let limits = |value: &str| format!("Max locked memory   {value}   8388608   bytes\n");
+        let some = LockedMemory::UpToBytes(65536);
+        assert_eq!(locked_memory(&limits("65536")), Some(some));
+        let all = LockedMemory::Unlimited;
+        assert_eq!(locked_memory(&limits("unlimited")), Some(all));
+    }
+}
