@@ -19,6 +19,8 @@ use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
 use crate::cuda::program::{Architecture, Arg, Grid, Program, TensorMap};
 use crate::tensor::Tensor;
 
+#[cfg(any(test, feature = "emulator"))]
+pub(crate) mod emulator;
 pub mod error;
 pub mod libraries;
 pub(crate) mod platform;

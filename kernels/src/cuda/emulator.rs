@@ -1,0 +1,288 @@
+//! [`Emulator`]: a platform that runs the crate's kernels on the CPU, to test them where no GPU is.
+//!
+//! The same `.cu` that NVRTC compiles for a GPU is compiled by the C++ compiler into a shared library
+//! (`compile`), with `prelude/host.cuh` in place of `prelude/gpu.cuh`, so that every instruction of
+//! the hardware is a call (`abi`) into a model of it in Rust (`machine` and its parts `sync`, `copies`,
+//! `tensor_core`; pure tables in `matrix` and `tensor_map`). A thread of a block is a fiber (`launch`).
+//! Which one runs next, when a bulk copy happens and in which order blocks come is thrown from a seed:
+//! what no instruction orders is met in many orders.
+//!
+//! Every load and store is seen, because kernels are compiled with the hooks of the compiler's thread
+//! sanitizer, which this crate provides itself. So it reports, by kernel, block, thread and line:
+//! reads of uninitialized shared or global memory, accesses out of bounds, misaligned ones, data races
+//! inside a block and between blocks (by happens-before, so mostly whatever the order of this run),
+//! plain writes that a bulk copy or wgmma reads without `fence_async`, registers and shared memory
+//! touched while an operation on them is in flight, misused barriers, divergent collectives and
+//! deadlocks. The memory model is the documented one, not what hardware happens to do: shuffles order
+//! nothing, atomics order only with fences.
+//!
+//! # What it cannot show
+//!
+//! It knows the hardware from its manual (`model.cu` has what a GPU must confirm: swizzles, fragments,
+//! descriptors). It computes `ex2.approx` exactly, sums tensor-core products in f32 one after another,
+//! contracts no `a * b + c`, and takes no notice of `setmaxnreg`, clusters, L1 and L2, register
+//! pressure and time. Blocks run one at a time, so one that waits for another deadlocks here even
+//! where a GPU holds both. Of the readers of a place since its last write it remembers two. A race
+//! through local memory, or between code of other kernels, is not looked for: kernels of a stream
+//! follow each other. Registers of a wgmma are watched as far as the compiler leaves them in memory.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+
+use moefold_profiles::units::Bytes;
+
+use crate::cuda::emulator::compile::Library;
+use crate::cuda::emulator::fault::Fault;
+use crate::cuda::emulator::machine::{Machine, Setup};
+use crate::cuda::emulator::memory::Memory;
+use crate::cuda::error::DeviceError;
+use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties};
+use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
+
+mod abi;
+mod clock;
+mod compile;
+mod copies;
+mod fault;
+mod launch;
+mod machine;
+mod matrix;
+mod memory;
+mod random;
+mod shadow;
+mod sync;
+mod tensor_core;
+mod tensor_map;
+#[cfg(test)]
+mod tests;
+
+/// Shared memory that a block may ask for, by generation (CUDA programming guide, "Technical
+/// Specifications per Compute Capability").
+const SHARED_SM80: u64 = 163 << 10;
+const SHARED_SM90: u64 = 227 << 10;
+
+/// Counts above this start again with the next launch.
+const COUNT_MAX: u32 = 1 << 31;
+
+/// A device made of software.
+pub(crate) struct Emulator {
+    properties: Properties,
+    seed: u64,
+    memory: RefCell<Memory>,
+    modules: RefCell<Vec<(&'static Library, String)>>,
+    launches: Cell<u64>,
+    /// The first count of the next launch.
+    count: Cell<u32>,
+}
+
+impl Emulator {
+    /// A device of an architecture whose schedules are thrown from `seed`.
+    pub(crate) fn new(architecture: Architecture, seed: u64) -> Self {
+        let shared = if architecture >= Architecture::SM90 {
+            SHARED_SM90
+        } else {
+            SHARED_SM80
+        };
+        Self {
+            properties: Properties {
+                name: "emulator".to_owned(),
+                architecture,
+                // Few, so that persistent kernels go round more than once.
+                multiprocessors: 3,
+                memory: Bytes(1 << 32),
+                shared_per_block: Bytes(shared),
+                l2: Bytes(32 << 20),
+            },
+            seed,
+            memory: RefCell::default(),
+            modules: RefCell::default(),
+            launches: Cell::new(0),
+            count: Cell::new(1),
+        }
+    }
+
+    /// Why there is no emulator on this machine, where that is so.
+    pub(crate) fn missing() -> Option<&'static str> {
+        compile::compiler()
+            .is_none()
+            .then_some("there is no C++ compiler: install g++, or name one by CXX")
+    }
+
+    fn run(&self, launch: &Launch<'_>) -> Result<Result<(), Fault>, String> {
+        let (library, program) = self.modules.borrow()[launch.module.0].clone();
+        let kernel = library.kernel(launch.entry)?;
+        let values: Vec<Value> = launch.args.iter().map(Value::of).collect();
+        let sizes: Vec<u32> = values.iter().map(Value::bytes).collect();
+        if sizes != kernel.sizes {
+            return Err(format!(
+                "{} of {program} has parameters of {:?} bytes, the launch gives {sizes:?}",
+                launch.entry, kernel.sizes
+            ));
+        }
+        let grid = launch.grid;
+        let shared = u64::from(grid.shared);
+        if grid.threads == 0 || grid.threads > 1024 || !grid.threads.is_multiple_of(32) {
+            return Err(format!(
+                "a block has 32, 64, .. 1024 threads, got {}",
+                grid.threads
+            ));
+        }
+        if shared > self.properties.shared_per_block.0 {
+            return Err(format!(
+                "a block may have {}, the launch asks for {shared} bytes",
+                self.properties.shared_per_block
+            ));
+        }
+        if grid.blocks[1] > 65_535 || grid.blocks[2] > 65_535 {
+            return Err(format!(
+                "a grid has at most 65535 blocks in y and z, got {:?}",
+                grid.blocks
+            ));
+        }
+        let addresses = launch
+            .args
+            .iter()
+            .enumerate()
+            .filter_map(|(i, arg)| match arg {
+                Arg::Address(address) => Some((i, address.0)),
+                Arg::Map(map) => Some((i, map.0[0])),
+                _ => None,
+            });
+        let setup = Setup {
+            entry: launch.entry,
+            library,
+            blocks: grid.blocks,
+            threads: grid.threads,
+            shared: shared as usize,
+            addresses: addresses.collect(),
+            seed: self.seed,
+        };
+        let mut memory = self.memory.borrow_mut();
+        if self.count.get() > COUNT_MAX {
+            memory.forget_accesses();
+            self.count.set(1);
+        }
+        let number = self.launches.replace(self.launches.get() + 1);
+        let dice = launch::dice(self.seed, number);
+        let mut machine = Machine::new(&setup, &mut memory, dice, self.count.get());
+        let pointers: Vec<*mut c_void> = values.iter().map(Value::pointer).collect();
+        let outcome = launch::run(&mut machine, &kernel, &pointers);
+        self.count.set(machine.next_count());
+        Ok(outcome)
+    }
+}
+
+/// An argument as the kernel reads it.
+enum Value {
+    Four(u32),
+    Eight(u64),
+    Map(EncodedMap),
+}
+
+impl Value {
+    fn of(arg: &Arg) -> Self {
+        match *arg {
+            Arg::Address(address) => Self::Eight(address.0),
+            Arg::I32(value) => Self::Four(value as u32),
+            Arg::U32(value) => Self::Four(value),
+            Arg::U64(value) => Self::Eight(value),
+            Arg::F32(value) => Self::Four(value.to_bits()),
+            Arg::Map(map) => Self::Map(map),
+        }
+    }
+
+    fn bytes(&self) -> u32 {
+        match self {
+            Self::Four(_) => 4,
+            Self::Eight(_) => 8,
+            Self::Map(_) => 128,
+        }
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Four(value) => (&raw const *value).cast_mut().cast(),
+            Self::Eight(value) => (&raw const *value).cast_mut().cast(),
+            Self::Map(map) => (&raw const *map).cast_mut().cast(),
+        }
+    }
+}
+
+fn failed(detail: impl Into<String>) -> DeviceError {
+    DeviceError::new("emulator", detail)
+}
+
+impl Platform for Emulator {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceError> {
+        let address = self.memory.borrow_mut().allocate(bytes as usize);
+        Ok(Address(address))
+    }
+
+    fn free(&self, address: Address, _: u64) {
+        self.memory.borrow_mut().free(address.0);
+    }
+
+    fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        let mut memory = self.memory.borrow_mut();
+        let to = memory.host(dst.0, bytes.len());
+        let to =
+            to.ok_or_else(|| failed(format!("upload of {} bytes out of bounds", bytes.len())))?;
+        to.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let mut memory = self.memory.borrow_mut();
+        let from = memory.host_read(src.0, bytes.len());
+        let from =
+            from.ok_or_else(|| failed(format!("download of {} bytes out of bounds", bytes.len())))?;
+        bytes.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn copy(&self, src: Address, dst: Address, bytes: u64) -> Result<(), DeviceError> {
+        let mut whole = vec![0; bytes as usize];
+        self.download(src, &mut whole)?;
+        self.upload(dst, &whole)
+    }
+
+    fn fill(&self, dst: Address, byte: u8, bytes: u64) -> Result<(), DeviceError> {
+        let mut memory = self.memory.borrow_mut();
+        let to = memory.host(dst.0, bytes as usize);
+        to.ok_or_else(|| failed(format!("fill of {bytes} bytes out of bounds")))?
+            .fill(byte);
+        Ok(())
+    }
+
+    fn forget(&self, dst: Address, bytes: u64) {
+        self.memory.borrow_mut().forget(dst.0, bytes as usize);
+    }
+
+    fn load(&self, program: &Program) -> Result<Module, DeviceError> {
+        let library = compile::library(program, self.properties.architecture).map_err(failed)?;
+        let mut modules = self.modules.borrow_mut();
+        modules.push((library, program.to_string()));
+        Ok(Module(modules.len() - 1))
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let outcome = self.run(launch).map_err(failed)?;
+        outcome.map_err(|fault| failed(fault.to_string()))
+    }
+
+    fn encode(&self, map: &TensorMap) -> Result<EncodedMap, DeviceError> {
+        tensor_map::encode(map).map_err(failed)
+    }
+
+    fn dense(&self, _: &Dense) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}

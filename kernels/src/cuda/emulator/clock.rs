@@ -1,0 +1,164 @@
+//! What happened before what inside a block: vector clocks.
+//!
+//! An agent is whoever touches memory: a thread, the tensor core of a warp (its wgmma run beside the
+//! warp), or one of a few slots that bulk copies in flight take in turn. Each has a count of its own,
+//! which advances whenever it tells others what it did; a [`Clock`] is the last count of every agent
+//! that its holder knows of. Counts go up over all blocks and launches of a machine, so that a count
+//! alone says which block it is of. Clocks are shared until they differ: after a barrier all threads
+//! hold the same one. (FastTrack, Flanagan and Freund 2009, with one clock a barrier.)
+
+use std::rc::Rc;
+
+/// An agent's number in its block.
+pub(super) type Agent = u16;
+
+/// What is known to have happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Clock {
+    /// The last count known, by agent.
+    known: Box<[u32]>,
+    /// Moments of other blocks of this launch, learned through atomics.
+    foreign: Option<Rc<[Foreign]>>,
+}
+
+/// A moment of another block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Foreign {
+    /// Which block, in the order of execution.
+    pub(super) turn: usize,
+    pub(super) moment: Moment,
+}
+
+/// What an agent did and knew at one point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) who: Agent,
+    pub(super) now: u32,
+    pub(super) clock: Rc<Clock>,
+}
+
+impl Clock {
+    /// Nothing at or after `base` is known of any of `agents`.
+    pub(super) fn new(agents: usize, base: u32) -> Rc<Self> {
+        Rc::new(Self {
+            known: vec![base - 1; agents].into(),
+            foreign: None,
+        })
+    }
+
+    pub(super) fn known(&self, who: Agent) -> u32 {
+        self.known[usize::from(who)]
+    }
+
+    /// Whether count `when` of agent `who` in the block of this turn, another one, is known.
+    pub(super) fn knows_foreign(&self, turn: usize, who: Agent, when: u32) -> bool {
+        self.foreign
+            .iter()
+            .flat_map(|all| all.iter())
+            .any(|foreign| {
+                let moment = &foreign.moment;
+                foreign.turn == turn
+                    && (moment.who == who && moment.now >= when || moment.clock.known(who) >= when)
+                    || moment.clock.knows_foreign(turn, who, when)
+            })
+    }
+
+    fn absorb(&mut self, other: &Self) {
+        for (mine, theirs) in self.known.iter_mut().zip(&other.known) {
+            *mine = (*mine).max(*theirs);
+        }
+        if let Some(theirs) = &other.foreign {
+            self.absorb_foreign(theirs);
+        }
+    }
+
+    fn absorb_foreign(&mut self, theirs: &Rc<[Foreign]>) {
+        self.foreign = Some(match self.foreign.take() {
+            Some(mine) if Rc::ptr_eq(&mine, theirs) => mine,
+            Some(mine) => {
+                let new = theirs.iter().filter(|foreign| !mine.contains(foreign));
+                mine.iter().chain(new).cloned().collect()
+            }
+            None => Rc::clone(theirs),
+        });
+    }
+
+    /// This and that these counts of these agents have passed.
+    pub(super) fn with(self: &Rc<Self>, passed: &[(Agent, u32)]) -> Rc<Self> {
+        if passed.iter().all(|&(who, when)| self.known(who) >= when) {
+            return Rc::clone(self);
+        }
+        let mut clock = (**self).clone();
+        for &(who, when) in passed {
+            let known = &mut clock.known[usize::from(who)];
+            *known = (*known).max(when);
+        }
+        Rc::new(clock)
+    }
+
+    /// This and moments of other blocks.
+    pub(super) fn with_foreign(self: &Rc<Self>, moments: &Rc<[Foreign]>) -> Rc<Self> {
+        let mut clock = (**self).clone();
+        clock.absorb_foreign(moments);
+        Rc::new(clock)
+    }
+}
+
+impl Moment {
+    /// Starts a new count, after what was done so far has been told to others.
+    pub(super) fn tick(&mut self) {
+        self.now += 1;
+    }
+}
+
+/// What all of these know together, and what they did. There is at least one.
+pub(super) fn join<'a>(moments: impl Iterator<Item = &'a Moment> + Clone) -> Rc<Clock> {
+    let first = moments.clone().next().expect("somebody takes part");
+    let mut clock = (*first.clock).clone();
+    let mut last = &first.clock;
+    for moment in moments {
+        if !Rc::ptr_eq(&moment.clock, &first.clock) && !Rc::ptr_eq(&moment.clock, last) {
+            clock.absorb(&moment.clock);
+            last = &moment.clock;
+        }
+        let known = &mut clock.known[usize::from(moment.who)];
+        *known = (*known).max(moment.now);
+    }
+    Rc::new(clock)
+}
+
+/// Joins pairs of clocks, and remembers the last results: the threads of a warp ask the same.
+#[derive(Default)]
+pub(super) struct Joiner {
+    recent: Vec<[Rc<Clock>; 3]>,
+    next: usize,
+}
+
+impl Joiner {
+    const KEPT: usize = 16;
+
+    pub(super) fn join(&mut self, a: &Rc<Clock>, b: &Rc<Clock>) -> Rc<Clock> {
+        if Rc::ptr_eq(a, b) {
+            return Rc::clone(a);
+        }
+        let same = |r: &&[Rc<Clock>; 3]| Rc::ptr_eq(&r[0], a) && Rc::ptr_eq(&r[1], b);
+        if let Some([_, _, joined]) = self.recent.iter().find(same) {
+            return Rc::clone(joined);
+        }
+        let mut joined = (**a).clone();
+        joined.absorb(b);
+        let joined = Rc::new(joined);
+        let entry = [Rc::clone(a), Rc::clone(b), Rc::clone(&joined)];
+        if self.recent.len() < Self::KEPT {
+            self.recent.push(entry);
+        } else {
+            self.recent[self.next] = entry;
+            self.next = (self.next + 1) % Self::KEPT;
+        }
+        joined
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.recent.clear();
+    }
+}

@@ -1,0 +1,686 @@
+//! Asynchronous copies: cp.async, bulk tensor copies, and the mbarriers that bulk loads report to.
+//!
+//! A cp.async happens when its thread waits for it, which is the latest that it may. A bulk copy
+//! happens some random time after it was started, all of it at once, in no order with others; what it
+//! may see is what the thread that started it knew then.
+#![expect(
+    unsafe_code,
+    reason = "copies between global memory, which is addressed, and shared memory; every address was \
+              found to lie in a live allocation by the access check just before"
+)]
+
+use std::fmt;
+use std::rc::Rc;
+
+use moefold_profiles::Dtype;
+
+use crate::bf16;
+use crate::cuda::emulator::clock::{Agent, Clock, Moment, join};
+use crate::cuda::emulator::fault::{Fault, Kind};
+use crate::cuda::emulator::machine::{Machine, State, Wait};
+use crate::cuda::emulator::shadow::Access;
+use crate::cuda::emulator::tensor_map::Map;
+
+/// A cp.async that has not happened yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CpAsync {
+    to: u32,
+    from: u64,
+    valid: u32,
+    site: u32,
+}
+
+/// A barrier in shared memory.
+pub(super) struct Mbarrier {
+    arrivals: u32,
+    pending: u32,
+    /// Bytes announced and not yet arrived.
+    bytes: i64,
+    parity: u32,
+    moments: Vec<Moment>,
+    /// What those knew who completed the last phase.
+    finished: Option<Rc<Clock>>,
+    waiting: Vec<usize>,
+    init: Moment,
+}
+
+impl fmt::Display for Mbarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "in a phase of parity {} it lacks {} of {} arrivals and {} bytes",
+            self.parity, self.pending, self.arrivals, self.bytes
+        )
+    }
+}
+
+/// Direction of a bulk copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Load,
+    Store,
+    ReduceAdd,
+}
+
+/// A bulk copy in flight.
+pub(super) struct BulkCopy {
+    number: u64,
+    direction: Direction,
+    map: Map,
+    shared: u32,
+    at: [i64; 5],
+    barrier: Option<u32>,
+    pub(super) issuer: usize,
+    /// The agents that read the source and write the destination, and their counts.
+    reads: (Agent, u32),
+    writes: (Agent, u32),
+    clock: Rc<Clock>,
+    pub(super) site: u32,
+}
+
+/// Stores of one thread that are waited for together.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    stores: Vec<Store>,
+}
+
+#[derive(Debug)]
+struct Store {
+    number: u64,
+    reads: (Agent, u32),
+    writes: (Agent, u32),
+    done: bool,
+    /// Whether the thread has waited until shared memory was read.
+    waited: bool,
+    site: u32,
+}
+
+/// The bulk copies of a block.
+#[derive(Default)]
+pub(super) struct Copies {
+    flying: Vec<BulkCopy>,
+    number: u64,
+    first_agent: Agent,
+    counts: Vec<u32>,
+    next: usize,
+}
+
+impl Copies {
+    /// Agents that copies take in turn.
+    pub(super) const SLOTS: usize = 64;
+
+    pub(super) fn start(&mut self, first_agent: Agent, base: u32) {
+        self.flying.clear();
+        self.first_agent = first_agent;
+        self.counts = vec![base; Self::SLOTS];
+        self.next = 0;
+    }
+
+    pub(super) fn any(&self) -> bool {
+        !self.flying.is_empty()
+    }
+
+    pub(super) fn first(&self) -> Option<&BulkCopy> {
+        self.flying.first()
+    }
+
+    pub(super) fn counts(&self) -> impl Iterator<Item = u32> {
+        self.counts.iter().copied()
+    }
+
+    fn agent(&mut self) -> (Agent, u32) {
+        let slot = self.next;
+        self.next = (slot + 1) % Self::SLOTS;
+        self.counts[slot] += 1;
+        (self.first_agent + slot as Agent, self.counts[slot])
+    }
+}
+
+impl Machine<'_> {
+    // ---- cp.async ----
+
+    pub(super) fn cp_async(
+        &mut self,
+        to: u64,
+        from: u64,
+        valid: u32,
+        site: u32,
+    ) -> Result<(), Fault> {
+        let Some(offset) = self.shared.offset(to) else {
+            let what = format!("cp_async16 to {}", self.describe_address(to));
+            return Err(self.fault(Kind::OutOfBounds, site, what));
+        };
+        for (address, name) in [(to, "to"), (from, "from")] {
+            if !address.is_multiple_of(16) {
+                let place = self.describe_address(address);
+                let what = format!("cp_async16 {name} {place}, which is no multiple of 16");
+                return Err(self.fault(Kind::Misaligned, site, what));
+            }
+        }
+        if valid > 16 {
+            let what = format!("cp_async16 of {valid} valid bytes, at most 16 are copied");
+            return Err(self.fault(Kind::Operand, site, what));
+        }
+        self.threads[self.current].cp_open.push(CpAsync {
+            to: offset as u32,
+            from,
+            valid,
+            site,
+        });
+        Ok(())
+    }
+
+    pub(super) fn cp_async_commit(&mut self) {
+        let thread = &mut self.threads[self.current];
+        let group = std::mem::take(&mut thread.cp_open);
+        thread.cp_groups.push_back(group);
+    }
+
+    pub(super) fn cp_async_wait(&mut self, groups: usize) -> Result<(), Fault> {
+        while self.threads[self.current].cp_groups.len() > groups {
+            let group = self.threads[self.current].cp_groups.pop_front();
+            for copy in group.expect("there are more than were to stay") {
+                let valid = copy.valid as usize;
+                if valid > 0 {
+                    self.access_as(self.current, copy.from, valid, Access::Read, copy.site)?;
+                }
+                let to = self.shared.base() as u64 + u64::from(copy.to);
+                self.access_as(self.current, to, 16, Access::Write, copy.site)?;
+                let mut chunk = [0; 16];
+                // SAFETY: the range was found to lie in a live allocation just now.
+                unsafe { (copy.from as *const u8).copy_to(chunk.as_mut_ptr(), valid) };
+                self.shared.set_chunk(copy.to, chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// What an access of a thread to shared memory must not touch: mbarriers, and places that a
+    /// cp.async of its own will write.
+    pub(super) fn check_shared(
+        &mut self,
+        thread: usize,
+        address: u64,
+        bytes: usize,
+        access: Access,
+        site: u32,
+    ) -> Result<(), Fault> {
+        let start = self
+            .shared
+            .offset(address)
+            .expect("the address is in shared memory") as u32;
+        let end = start + bytes as u32;
+        if access != Access::Read
+            && let Some((at, _)) = self.mbarriers.range(start.saturating_sub(7)..end).next()
+        {
+            let what = format!("a write to shared memory + {start} hits the mbarrier at {at}");
+            return Err(self.fault_of(thread, Kind::Barrier, site, what));
+        }
+        let by = &self.threads[thread];
+        if by.cp_open.is_empty() && by.cp_groups.is_empty() {
+            return Ok(());
+        }
+        let mut flying = by.cp_groups.iter().flatten().chain(&by.cp_open);
+        if flying.any(|copy| copy.to < end && start < copy.to + 16) {
+            let what = format!(
+                "shared memory + {start} is touched before cp_async_wait, while a cp_async of the \
+                 thread is on its way there"
+            );
+            return Err(self.fault_of(thread, Kind::InFlight, site, what));
+        }
+        Ok(())
+    }
+
+    // ---- mbarriers ----
+
+    /// The offset of a barrier's address, checked.
+    fn barrier_at(&self, address: u64, site: u32) -> Result<u32, Fault> {
+        match self.shared.offset(address) {
+            Some(offset) if offset + 8 <= self.shared.bytes && offset.is_multiple_of(8) => {
+                Ok(offset as u32)
+            }
+            Some(offset) if !offset.is_multiple_of(8) => {
+                let what = format!("an mbarrier at shared memory + {offset}, no multiple of 8");
+                Err(self.fault(Kind::Misaligned, site, what))
+            }
+            _ => {
+                let what = format!("an mbarrier at {}", self.describe_address(address));
+                Err(self.fault(Kind::OutOfBounds, site, what))
+            }
+        }
+    }
+
+    pub(super) fn mbar_init(
+        &mut self,
+        address: u64,
+        arrivals: u32,
+        site: u32,
+    ) -> Result<(), Fault> {
+        let at = self.barrier_at(address, site)?;
+        if arrivals == 0 || arrivals > (1 << 20) - 1 {
+            let what = format!("mbar_init with {arrivals} arrivals, 1 to 2^20 - 1 are possible");
+            return Err(self.fault(Kind::Barrier, site, what));
+        }
+        if self
+            .mbarriers
+            .remove(&at)
+            .is_some_and(|old| !old.waiting.is_empty())
+        {
+            let what = format!("mbar_init of shared memory + {at} while threads wait on it");
+            return Err(self.fault(Kind::Barrier, site, what));
+        }
+        self.access_as(self.current, address, 8, Access::Write, site)?;
+        let init = self.threads[self.current].moment.clone();
+        self.mbarriers.insert(
+            at,
+            Mbarrier {
+                arrivals,
+                pending: arrivals,
+                bytes: 0,
+                parity: 0,
+                moments: Vec::new(),
+                finished: None,
+                waiting: Vec::new(),
+                init,
+            },
+        );
+        Ok(())
+    }
+
+    /// The barrier, initialized as far as the running thread can know.
+    fn barrier(&mut self, address: u64, site: u32) -> Result<u32, Fault> {
+        let at = self.barrier_at(address, site)?;
+        let Some(barrier) = self.mbarriers.get(&at) else {
+            let what = format!("shared memory + {at} is no initialized mbarrier");
+            return Err(self.fault(Kind::Barrier, site, what));
+        };
+        let (moment, init) = (&self.threads[self.current].moment, &barrier.init);
+        if moment.who != init.who && moment.clock.known(init.who) < init.now {
+            let what = format!(
+                "uses the mbarrier at shared memory + {at}, and nothing orders that after its \
+                 mbar_init by thread {}",
+                init.who
+            );
+            return Err(self.fault(Kind::Race, site, what));
+        }
+        Ok(at)
+    }
+
+    /// Arrives, after announcing `bytes`.
+    pub(super) fn mbar_arrive(&mut self, address: u64, bytes: u32, site: u32) -> Result<(), Fault> {
+        let at = self.barrier(address, site)?;
+        let barrier = self.mbarriers.get_mut(&at).expect("found just now");
+        if barrier.pending == 0 {
+            let what = format!(
+                "an arrival more than the {} that the mbarrier at shared memory + {at} was \
+                 initialized with, while it still waits for {} bytes",
+                barrier.arrivals, barrier.bytes
+            );
+            return Err(self.fault(Kind::Barrier, site, what));
+        }
+        barrier.bytes += i64::from(bytes);
+        barrier.pending -= 1;
+        let moment = &mut self.threads[self.current].moment;
+        barrier.moments.push(moment.clone());
+        moment.tick();
+        if barrier.bytes >= 1 << 20 {
+            let what = format!(
+                "{} bytes announced, an mbarrier counts below 2^20",
+                barrier.bytes
+            );
+            return Err(self.fault(Kind::Barrier, site, what));
+        }
+        self.settle(at);
+        self.pause(8);
+        Ok(())
+    }
+
+    /// Ends the phase of a barrier that everything has arrived at.
+    fn settle(&mut self, at: u32) {
+        let barrier = self.mbarriers.get_mut(&at).expect("the caller found it");
+        if barrier.pending > 0 || barrier.bytes != 0 {
+            return;
+        }
+        barrier.parity ^= 1;
+        barrier.pending = barrier.arrivals;
+        let moments = std::mem::take(&mut barrier.moments);
+        barrier.finished = Some(join(moments.iter()));
+        for thread in std::mem::take(&mut barrier.waiting) {
+            self.wake(thread);
+        }
+    }
+
+    /// Whether the phase of this parity is over; if not and `until_done`, the thread is put to wait
+    /// and has to ask again.
+    pub(super) fn mbar_wait(
+        &mut self,
+        address: u64,
+        parity: u32,
+        until_done: bool,
+        site: u32,
+    ) -> Result<bool, Fault> {
+        let at = self.barrier(address, site)?;
+        if parity > 1 {
+            let what = format!("a wait for parity {parity}; there are 0 and 1");
+            return Err(self.fault(Kind::Operand, site, what));
+        }
+        let barrier = self.mbarriers.get_mut(&at).expect("found just now");
+        if barrier.parity != parity {
+            // Of a barrier that no phase has ended on yet, nothing is to be learned.
+            if let Some(finished) = barrier.finished.clone() {
+                let clock = &self.threads[self.current].moment.clock;
+                self.threads[self.current].moment.clock = self.joiner.join(clock, &finished);
+            }
+            return Ok(true);
+        }
+        if until_done {
+            barrier.waiting.push(self.current);
+            self.wait(Wait::Mbarrier { at, parity }, site);
+        } else {
+            self.poll_again();
+        }
+        Ok(false)
+    }
+
+    // ---- Bulk tensor copies ----
+
+    /// Starts a copy; `kind` as numbered in the prelude.
+    pub(super) fn bulk_copy(
+        &mut self,
+        kind: u32,
+        shared: u64,
+        map: &[u64; 16],
+        barrier: u64,
+        coordinates: &[i32],
+        site: u32,
+    ) -> Result<(), Fault> {
+        let map = match Map::decode(map) {
+            Ok(map) => map,
+            Err(what) => return Err(self.fault(Kind::Operand, site, what)),
+        };
+        let rank = coordinates.len();
+        if map.rank != rank {
+            let what = format!("a copy of {rank} dims with a tensor map of {}", map.rank);
+            return Err(self.fault(Kind::Operand, site, what));
+        }
+        let bytes = map.box_bytes() as usize;
+        let offset = match self.shared.offset(shared) {
+            Some(offset) if offset + bytes <= self.shared.bytes => offset as u32,
+            _ => {
+                let what = format!(
+                    "a box of {bytes} bytes at {}",
+                    self.describe_address(shared)
+                );
+                return Err(self.fault(Kind::OutOfBounds, site, what));
+            }
+        };
+        if !offset.is_multiple_of(128) {
+            let what = format!("a box at shared memory + {offset}, which is no multiple of 128");
+            return Err(self.fault(Kind::Misaligned, site, what));
+        }
+        let direction = [Direction::Load, Direction::Store, Direction::ReduceAdd][kind as usize];
+        let barrier = match direction {
+            Direction::Load => Some(self.barrier(barrier, site)?),
+            Direction::Store | Direction::ReduceAdd => None,
+        };
+        if let Some(barrier) = barrier {
+            self.check_init_fenced(barrier, site)?;
+        }
+        let mut at = [0; 5];
+        for (to, &from) in at.iter_mut().zip(coordinates) {
+            *to = i64::from(from);
+        }
+        let reads = self.copies.agent();
+        let writes = if direction == Direction::Load {
+            reads
+        } else {
+            self.copies.agent()
+        };
+        let moment = &mut self.threads[self.current].moment;
+        let clock = moment.clock.with(&[(moment.who, moment.now)]);
+        moment.tick();
+        self.copies.number += 1;
+        let number = self.copies.number;
+        self.copies.flying.push(BulkCopy {
+            number,
+            direction,
+            map,
+            shared: offset,
+            at,
+            barrier,
+            issuer: self.current,
+            reads,
+            writes,
+            clock,
+            site,
+        });
+        if direction != Direction::Load {
+            self.threads[self.current].bulk_open.stores.push(Store {
+                number,
+                reads,
+                writes,
+                done: false,
+                waited: false,
+                site,
+            });
+        }
+        self.pause(8);
+        Ok(())
+    }
+
+    /// The copy engine sees a barrier whose initialization was fenced.
+    fn check_init_fenced(&self, at: u32, site: u32) -> Result<(), Fault> {
+        let init = &self.mbarriers[&at].init;
+        let fences = &self.fences[usize::from(init.who)];
+        if fences.iter().any(|&fence| fence >= init.now) {
+            return Ok(());
+        }
+        let what = format!(
+            "a bulk copy reports to the mbarrier at shared memory + {at}, whose mbar_init was not \
+             followed by mbar_fence_init"
+        );
+        Err(self.fault(Kind::Unfenced, site, what))
+    }
+
+    /// Some copy in flight happens.
+    pub(super) fn complete_one(&mut self) -> Result<(), Fault> {
+        let index = self.random.below(self.copies.flying.len());
+        let copy = self.copies.flying.swap_remove(index);
+        self.queue.progress();
+        let as_agent = |(who, now): (Agent, u32)| Moment {
+            who,
+            now,
+            clock: Rc::clone(&copy.clock),
+        };
+        let (reader, writer) = (as_agent(copy.reads), as_agent(copy.writes));
+        let (issuer, site) = (copy.issuer, copy.site);
+        let base = self.shared.base() as u64;
+        let mut outcome = Ok(());
+        copy.map
+            .pieces(copy.shared, &copy.at, |shared, global, valid| {
+                if outcome.is_err() {
+                    return;
+                }
+                let inside = (global + valid.start as u64, valid.len());
+                let on_chip = base + u64::from(shared);
+                outcome = if copy.direction == Direction::Load {
+                    self.load_piece(issuer, &reader, shared, on_chip, inside, valid.start, site)
+                } else if valid.is_empty() {
+                    Ok(())
+                } else {
+                    let from = on_chip + valid.start as u64;
+                    let add = (copy.direction == Direction::ReduceAdd).then_some(copy.map.dtype);
+                    self.store_piece(issuer, [&reader, &writer], from, inside, add, site)
+                };
+            });
+        outcome?;
+        if let Some(at) = copy.barrier {
+            let Some(barrier) = self.mbarriers.get_mut(&at) else {
+                let what =
+                    format!("the mbarrier at shared memory + {at} is gone before its bulk copy");
+                return Err(self.fault_of(issuer, Kind::Barrier, site, what));
+            };
+            barrier.bytes -= i64::from(copy.map.box_bytes());
+            barrier.moments.push(writer);
+            self.settle(at);
+            return Ok(());
+        }
+        let thread = &mut self.threads[issuer];
+        let open = thread.bulk_open.stores.iter_mut();
+        let all = open.chain(
+            thread
+                .bulk_groups
+                .iter_mut()
+                .flat_map(|group| &mut group.stores),
+        );
+        for store in all.filter(|store| store.number == copy.number) {
+            store.done = true;
+        }
+        if matches!(thread.state, State::Waiting(Wait::Bulk, _)) {
+            self.wake(issuer);
+        }
+        Ok(())
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "both sides of a copy, and who makes it"
+    )]
+    fn load_piece(
+        &mut self,
+        issuer: usize,
+        agent: &Moment,
+        shared: u32,
+        on_chip: u64,
+        (global, bytes): (u64, usize),
+        skip: usize,
+        site: u32,
+    ) -> Result<(), Fault> {
+        let mut chunk = [0; 16];
+        if bytes > 0 {
+            self.access_async(issuer, agent, global, bytes, Access::Read, site)?;
+            // SAFETY: the range was found to lie in a live allocation just now.
+            unsafe { (global as *const u8).copy_to(chunk[skip..].as_mut_ptr(), bytes) };
+        }
+        self.access_async(issuer, agent, on_chip, 16, Access::Write, site)?;
+        self.shared.set_chunk(shared, chunk);
+        Ok(())
+    }
+
+    fn store_piece(
+        &mut self,
+        issuer: usize,
+        [reader, writer]: [&Moment; 2],
+        from: u64,
+        (to, bytes): (u64, usize),
+        add: Option<Dtype>,
+        site: u32,
+    ) -> Result<(), Fault> {
+        let access = if add.is_some() {
+            Access::Atomic
+        } else {
+            Access::Write
+        };
+        self.access_async(issuer, reader, from, bytes, Access::Read, site)?;
+        self.access_async(issuer, writer, to, bytes, access, site)?;
+        let (from, to) = (from as *const u8, to as *mut u8);
+        // SAFETY: both ranges were found to lie in live memory just now, and do not overlap.
+        unsafe {
+            match add {
+                None => from.copy_to(to, bytes),
+                Some(dtype) => add_elements(dtype, from, to, bytes),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn bulk_commit(&mut self) {
+        let thread = &mut self.threads[self.current];
+        let group = std::mem::take(&mut thread.bulk_open);
+        thread.bulk_groups.push_back(group);
+    }
+
+    /// Whether all but the last `groups` are done; if not, the thread is put to wait and has to ask
+    /// again. With `read_only`, as far as shared memory is concerned.
+    pub(super) fn bulk_wait(&mut self, groups: usize, read_only: bool, site: u32) -> bool {
+        let thread = &mut self.threads[self.current];
+        let old = thread.bulk_groups.len().saturating_sub(groups);
+        let stores = || {
+            thread
+                .bulk_groups
+                .iter()
+                .take(old)
+                .flat_map(|group| &group.stores)
+        };
+        if stores().any(|store| !store.done) {
+            self.wait(Wait::Bulk, site);
+            return false;
+        }
+        let passed: Vec<_> = stores()
+            .flat_map(|store| [Some(store.reads), (!read_only).then_some(store.writes)])
+            .flatten()
+            .collect();
+        if !passed.is_empty() {
+            thread.moment.clock = thread.moment.clock.with(&passed);
+        }
+        if read_only {
+            for group in thread.bulk_groups.iter_mut().take(old) {
+                group
+                    .stores
+                    .iter_mut()
+                    .for_each(|store| store.waited = true);
+            }
+        } else {
+            thread.bulk_groups.drain(..old);
+        }
+        true
+    }
+
+    /// What a thread must have waited for before it returns.
+    pub(super) fn check_nothing_in_flight(&self) -> Result<(), Fault> {
+        let thread = &self.threads[self.current];
+        let groups = thread.bulk_groups.iter().chain([&thread.bulk_open]);
+        let mut stores = groups.flat_map(|group| &group.stores);
+        if let Some(store) = stores.find(|store| !store.waited) {
+            let what = "the thread returned without waiting for its bulk store, which may still read \
+                        shared memory (bulk_commit, then bulk_wait or bulk_wait_read)";
+            return Err(self.fault(Kind::InFlight, store.site, what));
+        }
+        if let Some(site) = thread.wgmma.flying() {
+            let what = "the thread returned without waiting for its wgmma";
+            return Err(self.fault(Kind::InFlight, site, what));
+        }
+        Ok(())
+    }
+}
+
+/// Adds elements one by one.
+///
+/// # Safety
+/// Both ranges are inside live allocations and do not overlap.
+unsafe fn add_elements(dtype: Dtype, from: *const u8, to: *mut u8, bytes: usize) {
+    let size = if dtype == Dtype::Bf16 { 2 } else { 4 };
+    for at in (0..bytes).step_by(size) {
+        // SAFETY: the caller's word.
+        unsafe {
+            let (from, to) = (from.add(at), to.add(at));
+            match dtype {
+                Dtype::Bf16 => {
+                    let a = bf16::widen(from.cast::<u16>().read_unaligned());
+                    let b = bf16::widen(to.cast::<u16>().read_unaligned());
+                    to.cast::<u16>().write_unaligned(bf16::narrow(a + b));
+                }
+                Dtype::I32 => {
+                    let a = from.cast::<i32>().read_unaligned();
+                    let b = to.cast::<i32>().read_unaligned();
+                    to.cast::<i32>().write_unaligned(a.wrapping_add(b));
+                }
+                _ => {
+                    let a = from.cast::<f32>().read_unaligned();
+                    let b = to.cast::<f32>().read_unaligned();
+                    to.cast::<f32>().write_unaligned(a + b);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Shadow memory: for every two bytes, who last wrote them and who read them since.
+//!
+//! A conflict is two accesses to a byte, one of them a write and not both atomic, with nothing that
+//! orders them. Of the readers since the last write two are kept (a third takes the place of one at
+//! random), so a race with one reader among many can go unseen in a run; none is ever invented.
+
+use crate::cuda::emulator::clock::{Agent, Clock};
+
+/// The state of two bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+struct Cell {
+    write: Touch,
+    reads: [Touch; 2],
+    /// Where in the kernel the write was.
+    site: u32,
+}
+
+/// One access: the agent's count, and the agent with what the access was. A count of 0 is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C, packed(2))]
+struct Touch {
+    when: u32,
+    tag: u16,
+}
+
+impl Touch {
+    const AGENT: u16 = 0x0fff;
+    const ATOMIC: u16 = 0x1000;
+    /// Bits 14 and 15: which of the two bytes.
+    const BYTES: u16 = 14;
+
+    fn who(self) -> Agent {
+        self.tag & Self::AGENT
+    }
+
+    /// Whether it counts against an access to `bytes`, atomic or not, by its own nature.
+    fn meets(self, bytes: u16, atomic: bool) -> bool {
+        self.when != 0
+            && self.tag >> Self::BYTES & bytes != 0
+            && !(atomic && self.tag & Self::ATOMIC != 0)
+    }
+}
+
+/// Most agents a block may have.
+pub(super) const AGENTS_MAX: usize = Touch::AGENT as usize;
+
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+    /// Both, indivisibly.
+    Atomic,
+    /// A load that is ordered with atomics.
+    AtomicRead,
+    /// A store that is.
+    AtomicWrite,
+}
+
+/// Who accesses, and what it knows.
+pub(super) struct View<'a> {
+    pub(super) who: Agent,
+    pub(super) now: u32,
+    pub(super) clock: &'a Clock,
+    /// The first count of every block of this launch so far, the running one last. Shared memory
+    /// knows the running block only.
+    pub(super) turns: &'a [u32],
+    /// For an access by the asynchronous proxy: the counts at which each thread fenced.
+    pub(super) fences: Option<&'a [Vec<u32>]>,
+    /// Where in the kernel.
+    pub(super) site: u32,
+    /// A random bit.
+    pub(super) coin: bool,
+}
+
+impl View<'_> {
+    fn block(&self) -> u32 {
+        *self.turns.last().expect("a block runs")
+    }
+
+    fn ordered(&self, touch: Touch) -> bool {
+        let (who, when) = (touch.who(), touch.when);
+        if when >= self.block() {
+            // Copies of one slot follow each other only as far as they know of each other.
+            let own = who == self.who && (usize::from(who) < self.threads() || when == self.now);
+            own || self.clock.known(who) >= when
+        } else if when < self.turns[0] {
+            true
+        } else {
+            let turn = self.turns.partition_point(|&start| start <= when) - 1;
+            self.clock.knows_foreign(turn, who, when)
+        }
+    }
+
+    fn threads(&self) -> usize {
+        self.fences.map_or(AGENTS_MAX, <[_]>::len)
+    }
+
+    /// Whether the asynchronous proxy sees this write: one of its own, or fenced by its thread, with
+    /// the fence known.
+    fn fenced(&self, write: Touch) -> bool {
+        let Some(fences) = self.fences else {
+            return true;
+        };
+        let Some(of_writer) = fences.get(usize::from(write.who())) else {
+            return true;
+        };
+        if write.when < self.block() {
+            return true;
+        }
+        let next = of_writer.partition_point(|&fence| fence < write.when);
+        let known = self.clock.known(write.who());
+        of_writer.get(next).is_some_and(|&fence| fence <= known)
+    }
+}
+
+/// What is wrong with an access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Conflict {
+    /// Nothing orders it with an access before.
+    Race(Previous),
+    /// A plain write before it is not yet visible to the asynchronous proxy.
+    Unfenced(Previous),
+    /// Never written since it was given out.
+    Uninitialized,
+}
+
+/// The access before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Previous {
+    pub(super) who: Agent,
+    pub(super) wrote: bool,
+    /// Where in the kernel, known of writes.
+    pub(super) site: Option<u32>,
+    /// Whether that was in another block.
+    pub(super) elsewhere: bool,
+}
+
+/// The shadow of a range of memory.
+pub(super) struct Shadow {
+    cells: Vec<Cell>,
+    /// One bit a byte: whether it was written.
+    written: Vec<u64>,
+}
+
+impl Shadow {
+    /// Of memory never written.
+    pub(super) fn new(bytes: usize) -> Self {
+        Self {
+            cells: vec![Cell::default(); bytes.div_ceil(2)],
+            written: vec![0; bytes.div_ceil(64)],
+        }
+    }
+
+    /// Forgets who accessed, as between runs so long apart that counts start again.
+    pub(super) fn forget_accesses(&mut self) {
+        self.cells.fill(Cell::default());
+    }
+
+    /// Says of a range that its bytes mean something, or that they do not.
+    pub(super) fn set_written(&mut self, start: usize, bytes: usize, written: bool) {
+        let mut at = start;
+        let end = start + bytes;
+        while at < end {
+            let (word, bit) = (at / 64, at % 64);
+            let count = (64 - bit).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            if written {
+                self.written[word] |= mask;
+            } else {
+                self.written[word] &= !mask;
+            }
+            at += count;
+        }
+    }
+
+    /// The first byte of a range that was never written.
+    fn first_unwritten(&self, start: usize, bytes: usize) -> Option<usize> {
+        let mut at = start;
+        let end = start + bytes;
+        while at < end {
+            let (word, bit) = (at / 64, at % 64);
+            let count = (64 - bit).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            let missing = !self.written[word] & mask;
+            if missing != 0 {
+                return Some(word * 64 + missing.trailing_zeros() as usize);
+            }
+            at += count;
+        }
+        None
+    }
+
+    /// Records an access, or says what is wrong with it and at which byte.
+    pub(super) fn access(
+        &mut self,
+        start: usize,
+        bytes: usize,
+        access: Access,
+        view: &View<'_>,
+    ) -> Result<(), (usize, Conflict)> {
+        if matches!(access, Access::Write | Access::AtomicWrite) {
+            self.set_written(start, bytes, true);
+        } else if let Some(at) = self.first_unwritten(start, bytes) {
+            return Err((at, Conflict::Uninitialized));
+        }
+        // Neighbours mostly have the same history, so what became of the last cell is kept.
+        let mut last: Option<(Cell, u16, Cell)> = None;
+        let (first, end) = (start / 2, (start + bytes).div_ceil(2));
+        for (index, cell) in self.cells[first..end].iter_mut().enumerate() {
+            let at = 2 * (first + index);
+            let mut touched = 0b11;
+            if at < start {
+                touched &= 0b10;
+            }
+            if at + 2 > start + bytes {
+                touched &= 0b01;
+            }
+            if let Some((before, same, after)) = last
+                && before == *cell
+                && same == touched
+            {
+                *cell = after;
+                continue;
+            }
+            let after =
+                step(*cell, touched, access, view).map_err(|conflict| (at.max(start), conflict))?;
+            last = Some((*cell, touched, after));
+            *cell = after;
+        }
+        Ok(())
+    }
+}
+
+/// A cell after an access.
+fn step(mut cell: Cell, bytes: u16, access: Access, view: &View<'_>) -> Result<Cell, Conflict> {
+    let atomic = !matches!(access, Access::Read | Access::Write);
+    let previous = |touch: Touch, site: Option<u32>| Previous {
+        who: touch.who(),
+        wrote: site.is_some(),
+        site,
+        elsewhere: touch.when < view.block(),
+    };
+    let writes = !matches!(access, Access::Read | Access::AtomicRead);
+    let write = cell.write;
+    if write.meets(bytes, atomic) {
+        if !view.ordered(write) {
+            return Err(Conflict::Race(previous(write, Some(cell.site))));
+        }
+        if access == Access::Read && !view.fenced(write) {
+            return Err(Conflict::Unfenced(previous(write, Some(cell.site))));
+        }
+    }
+    let mut tag = view.who | bytes << Touch::BYTES;
+    if atomic {
+        tag |= Touch::ATOMIC;
+    }
+    let now = Touch {
+        when: view.now,
+        tag,
+    };
+    if writes {
+        for read in cell.reads {
+            if read.meets(bytes, atomic) && !view.ordered(read) {
+                return Err(Conflict::Race(previous(read, None)));
+            }
+        }
+        return Ok(Cell {
+            write: now,
+            reads: Default::default(),
+            site: view.site,
+        });
+    }
+    let reads = &mut cell.reads;
+    let own = reads
+        .iter()
+        .position(|r| r.when >= view.block() && r.who() == view.who);
+    let gone = || reads.iter().position(|r| r.when == 0 || view.ordered(*r));
+    let place = own.or_else(gone).unwrap_or(usize::from(view.coin));
+    reads[place] = now;
+    Ok(cell)
+}
