@@ -16,7 +16,7 @@ use moefold_profiles::Dtype;
 
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
-use crate::cuda::program::{Architecture, Arg, Grid, Program, TensorMap};
+use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::tensor::Tensor;
 
 #[cfg(any(test, feature = "emulator"))]
@@ -28,6 +28,7 @@ pub(crate) mod program;
 pub mod survey;
 
 pub use platform::Properties;
+pub use program::Architecture;
 
 /// A CUDA device as the ops see it.
 pub(crate) struct Cuda {

@@ -14,7 +14,11 @@ use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
 use crate::buffer::{Arena, Buffer, LINE_BYTES, Storage, lines_for};
+#[cfg(any(test, feature = "emulator"))]
+use crate::cuda::emulator::Emulator;
 use crate::cuda::error::DeviceError;
+#[cfg(any(test, feature = "emulator"))]
+use crate::cuda::program::Architecture;
 use crate::cuda::{Cuda, Properties};
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
@@ -146,6 +150,19 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn cpu_sharing_all(threads: usize) -> Self {
         Self::on(Backend::Cpu(Cpu::new(threads, true)))
+    }
+
+    /// A CUDA device made of software: runs the same kernels on the CPU, slowly, and reports their
+    /// races, stray accesses and deadlocks as failures. Schedules are thrown from `seed`. Needs a C++
+    /// compiler.
+    #[cfg(any(test, feature = "emulator"))]
+    pub fn emulated(
+        architecture: Architecture,
+        dtype: Dtype,
+        seed: u64,
+    ) -> Result<Self, DeviceError> {
+        let emulator = Emulator::new(architecture, seed)?;
+        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
     }
 
     pub(crate) fn on(backend: Backend) -> Self {
@@ -281,7 +298,11 @@ impl Device {
         let storage = self.storage(bytes).unwrap_or_else(|error| error.raise());
         self.0.arena.borrow_mut().memory.add(class, bytes as u64);
         let buffer = Buffer::new(self.clone(), class, bytes, storage);
-        Tensor::whole(Rc::new(buffer), dtype, dims)
+        let tensor = Tensor::whole(Rc::new(buffer), dtype, dims);
+        if let Backend::Cuda(gpu) = &self.0.backend {
+            gpu.forget(&tensor);
+        }
+        tensor
     }
 
     /// Memory for `bytes`: recycled where some of the same size class is free, else new. Where

@@ -4,7 +4,12 @@
 //! A twin is the op as plain loops in f64, sharing no code with it. Backward ops are compared with
 //! central differences of the forward twin.
 
+use std::io::Write as _;
+use std::sync::Once;
+
 use crate::bf16;
+use crate::cuda::error::catch;
+use crate::cuda::program::Architecture;
 use crate::{Device, Dtype, Tensor, TensorClass};
 
 /// Error norm over reference norm that a result stored in this dtype is allowed. What reads bf16
@@ -107,7 +112,9 @@ pub(crate) fn oracle_everywhere(cases: u64, case: impl Fn(&Device, &mut Rng) -> 
     for seed in seeds(cases) {
         on_cpus(seed, &case);
         for device in emulated(seed) {
-            for check in case(&device, &mut Rng::of(seed, device.dtype())) {
+            let checks = catch(|| case(&device, &mut Rng::of(seed, device.dtype())))
+                .unwrap_or_else(|error| panic!("on {device:?}, MOEFOLD_SEED={seed}: {error}"));
+            for check in checks {
                 agree(&check, &device, seed);
             }
         }
@@ -122,9 +129,29 @@ fn seeds(cases: u64) -> std::ops::Range<u64> {
     first..first + cases
 }
 
-/// The emulated devices of a test, with poisoned outputs; none where kernels cannot be compiled.
-pub(crate) fn emulated(_seed: u64) -> Vec<Device> {
-    Vec::new()
+/// The emulated devices of a test, with poisoned outputs; none where kernels cannot be compiled,
+/// which is said once, and is a failure where `MOEFOLD_REQUIRE` names the emulator.
+pub(crate) fn emulated(seed: u64) -> Vec<Device> {
+    static SAID: Once = Once::new();
+    let devices = [
+        (Architecture::SM80, Dtype::F32),
+        (Architecture::SM80, Dtype::Bf16),
+        (Architecture::SM90, Dtype::Bf16),
+    ];
+    let devices = devices.map(|(architecture, dtype)| Device::emulated(architecture, dtype, seed));
+    let devices: Result<Vec<_>, _> = devices.into_iter().collect();
+    let devices = devices.unwrap_or_else(|missing| {
+        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+        assert!(!required.contains("emulator"), "{missing}");
+        SAID.call_once(|| {
+            let _ = writeln!(std::io::stderr(), "CUDA kernels are not tested: {missing}");
+        });
+        Vec::new()
+    });
+    for device in &devices {
+        device.poison(true);
+    }
+    devices
 }
 
 fn on_cpus(seed: u64, case: &impl Fn(&Device, &mut Rng) -> Vec<Check>) {

@@ -77,13 +77,18 @@ pub(crate) struct Emulator {
 
 impl Emulator {
     /// A device of an architecture whose schedules are thrown from `seed`.
-    pub(crate) fn new(architecture: Architecture, seed: u64) -> Self {
+    pub(crate) fn new(architecture: Architecture, seed: u64) -> Result<Self, DeviceError> {
+        if compile::compiler().is_none() {
+            return Err(failed(
+                "there is no C++ compiler: install g++, or name one by CXX",
+            ));
+        }
         let shared = if architecture >= Architecture::SM90 {
             SHARED_SM90
         } else {
             SHARED_SM80
         };
-        Self {
+        Ok(Self {
             properties: Properties {
                 name: "emulator".to_owned(),
                 architecture,
@@ -98,14 +103,7 @@ impl Emulator {
             modules: RefCell::default(),
             launches: Cell::new(0),
             count: Cell::new(1),
-        }
-    }
-
-    /// Why there is no emulator on this machine, where that is so.
-    pub(crate) fn missing() -> Option<&'static str> {
-        compile::compiler()
-            .is_none()
-            .then_some("there is no C++ compiler: install g++, or name one by CXX")
+        })
     }
 
     fn run(&self, launch: &Launch<'_>) -> Result<Result<(), Fault>, String> {
