@@ -1,5 +1,6 @@
 //! `moefold doctor` as a user meets it, on machines that lack this and that: stub libraries stand in
 //! for CUDA's, and the program is told to look among them first.
+#![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 #[path = "../kernels/tests/stubs/mod.rs"]
 mod stubs;
@@ -68,6 +69,7 @@ fn machine(libraries: &[(&str, &str)]) -> Option<tempfile::TempDir> {
     let own = json(folder.path());
     let own = own["libraries"].as_array().expect("a list");
     if own.iter().any(|library| library["state"] != "absent") {
+        println!("skipped: this machine has CUDA of its own");
         return None;
     }
     for (name, source) in libraries {

@@ -11,11 +11,16 @@ use moefold_kernels::cuda::libraries::{Answer, CublasLt, Driver, Library, Nvrtc,
 
 /// What a process says that finds CUDA in `folder` alone, one line a question.
 fn said(folder: &Path) -> String {
+    said_with(&[("MOEFOLD_CUDA", folder)], folder)
+}
+
+/// The same, told of folders by these variables; paths are shown from `root`.
+fn said_with(variables: &[(&str, &Path)], root: &Path) -> String {
     let output = Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "child", "--nocapture"])
         .env_clear()
         .env("MOEFOLD_TEST_CHILD", "1")
-        .env("MOEFOLD_CUDA", folder)
+        .envs(variables.iter().copied())
         .output()
         .expect("the binary starts");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -24,7 +29,7 @@ fn said(folder: &Path) -> String {
         "{text}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    text.replace(&folder.display().to_string(), "DIR")
+    text.replace(&root.display().to_string(), "DIR")
 }
 
 /// Not a test of its own: what the other tests run in a process of its own.
@@ -179,6 +184,39 @@ fn a_complete_driver_passes_the_gate() {
 }
 
 #[test]
+fn every_variable_leads_to_the_file_it_should() {
+    if !stubs::can_compile() || has_own("driver") {
+        return;
+    }
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let source = stubs::driver(13000, 0, 1);
+    for (variable, inside) in [
+        ("MOEFOLD_CUDA", ""),
+        ("MOEFOLD_CUDA", "targets/x86_64-linux/lib"),
+        ("LD_LIBRARY_PATH", ""),
+        ("CUDA_HOME", "lib64"),
+        ("CUDA_PATH", "lib"),
+        (
+            "VIRTUAL_ENV",
+            "lib/python3.12/site-packages/nvidia/cu13/lib",
+        ),
+        ("CONDA_PREFIX", "lib"),
+        (
+            "HOME",
+            ".local/lib/python3.12/site-packages/nvidia/driver/lib",
+        ),
+    ] {
+        let home = root.path().join(variable).join(inside.len().to_string());
+        let folder = home.join(inside);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        stubs::compile(&folder, "libcuda.so.1", &source);
+        let text = said_with(&[(variable, &home)], &home);
+        let path = Path::new("DIR").join(inside).join("libcuda.so.1");
+        says(&text, &format!("driver: 13.0 at {}", path.display()));
+    }
+}
+
+#[test]
 fn files_that_are_no_libraries_are_reported_and_passed_over() {
     if !stubs::can_compile() || has_own("driver") {
         return;
@@ -234,21 +272,26 @@ fn an_old_copy_gives_way_to_a_newer_one_further_on() {
         return;
     }
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let beside = folder.path().join("lib64");
-    std::fs::create_dir(&beside).expect("a folder");
+    let (mine, system) = (folder.path().join("mine"), folder.path().join("system"));
+    std::fs::create_dir(&mine).expect("a folder");
+    std::fs::create_dir(&system).expect("a folder");
     let version = |major: u32| {
         format!(
             "int cublasLtGetProperty(int which, int *value) {{
                *value = which == 0 ? {major} : which == 1 ? 1 : 3; return 0; }}"
         )
     };
-    // Both carry one name, so the first must be closed for the second to be reached.
-    stubs::compile(folder.path(), "libcublasLt.so.12", &version(11));
-    stubs::compile(&beside, "libcublasLt.so.12", &version(12));
-    let text = said(folder.path());
-    says(&text, "cuBLASLt: 12.1.3 at DIR/lib64/libcublasLt.so.12");
+    // The loader answers a name with what it has open by it, so the first must be closed again.
+    stubs::compile(&mine, "libcublasLt.so.12", &version(11));
+    stubs::compile(&system, "libcublasLt.so.12", &version(12));
+    let variables = [
+        ("MOEFOLD_CUDA", mine.as_path()),
+        ("LD_LIBRARY_PATH", &system),
+    ];
+    let text = said_with(&variables, folder.path());
+    says(&text, "cuBLASLt: 12.1.3 at DIR/system/libcublasLt.so.12");
     assert!(
-        text.contains("cuBLASLt passed over DIR/libcublasLt.so.12: it is version 11.1.3"),
+        text.contains("cuBLASLt passed over DIR/mine/libcublasLt.so.12: it is version 11.1.3"),
         "{text}"
     );
 }

@@ -32,7 +32,7 @@ pub(super) fn open(library: Library, candidate: &Path) -> Result<Found, Option<S
         }
         Err(error) => return Err(Some(error.to_string())),
     };
-    // A library that fails here is closed again.
+    // A library that fails here is closed again, or the loader would answer its name with it.
     let Inspected { path, version } = inspect(library, &handle)?;
     Ok(Found {
         path: path.unwrap_or_else(|| candidate.to_owned()),

@@ -4,7 +4,8 @@
 //! 2. The system's loader by file name: `LD_LIBRARY_PATH`, then its own cache and folders.
 //! 3. `CUDA_HOME` and `CUDA_PATH`: a toolkit.
 //! 4. `/usr/local/cuda` and `/usr/local/cuda-*`, the newest first.
-//! 5. Where a driver is put aside: `/usr/lib/wsl/lib`, `/run/opengl-driver/lib`.
+//! 5. Where a driver is put aside: `/usr/local/nvidia/lib64`, `/usr/lib/wsl/lib`,
+//!    `/run/opengl-driver/lib`.
 //! 6. Wheels: `nvidia/*/lib` in the site-packages of `VIRTUAL_ENV`, `CONDA_PREFIX`, of the prefix of
 //!    `python3` on `PATH` and of the user. Folders only: no Python is started.
 
@@ -95,7 +96,11 @@ pub fn places(environment: &Environment) -> Vec<Place> {
     for toolkit in newest_first(&local, "cuda-") {
         found.toolkit(&toolkit, "a toolkit's usual place");
     }
-    for aside in ["usr/lib/wsl/lib", "run/opengl-driver/lib"] {
+    for aside in [
+        "usr/local/nvidia/lib64",
+        "usr/lib/wsl/lib",
+        "run/opengl-driver/lib",
+    ] {
         found.folder(environment.root.join(aside), "a driver's usual place");
     }
     if let Some(prefix) = &environment.virtual_env {
@@ -106,6 +111,10 @@ pub fn places(environment: &Environment) -> Vec<Place> {
         found.python(Path::new(prefix), "CONDA_PREFIX");
     }
     for prefix in python_prefixes(environment.path.as_ref()) {
+        // Debian's Python has what pip installs for everyone in the next prefix.
+        if prefix == environment.root.join("usr") {
+            found.python(&local, "python3 on PATH");
+        }
         found.python(&prefix, "python3 on PATH");
     }
     if let Some(home) = &environment.home {

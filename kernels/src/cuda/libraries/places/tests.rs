@@ -56,6 +56,29 @@ fn places_come_in_the_stated_order_and_only_once() {
 }
 
 #[test]
+fn debian_has_the_wheels_of_its_python_in_the_next_prefix() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let wheel = root
+        .path()
+        .join("usr/local/lib/python3.11/dist-packages/nvidia/cublas/lib");
+    std::fs::create_dir_all(&wheel).expect("a folder");
+    let bin = root.path().join("usr/bin");
+    std::fs::create_dir_all(&bin).expect("a folder");
+    std::fs::write(bin.join("python3"), "").expect("a file");
+    let environment = Environment {
+        path: Some(bin.into()),
+        root: root.path().to_owned(),
+        ..Environment::default()
+    };
+    let because = "python3 on PATH";
+    let wheel = Place::Folder {
+        path: wheel,
+        because,
+    };
+    assert_eq!(places(&environment), [Place::Loader, wheel]);
+}
+
+#[test]
 fn an_empty_machine_has_the_loader_alone() {
     let root = tempfile::tempdir().expect("a temporary folder");
     let environment = Environment {
