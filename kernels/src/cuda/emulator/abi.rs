@@ -38,6 +38,7 @@ type Site = *const c_void;
 pub(super) struct Model {
     read: unsafe extern "C-unwind" fn(*const c_void, u64, u64, Site),
     write: unsafe extern "C-unwind" fn(*const c_void, u64, u64, Site),
+    misaligned: unsafe extern "C-unwind" fn(*const c_void, u64, Site),
     index: unsafe extern "C-unwind" fn(u32, *mut Index),
     shared: unsafe extern "C-unwind" fn() -> *mut u8,
     sync_threads: unsafe extern "C-unwind" fn(Site),
@@ -74,6 +75,7 @@ pub(super) struct Model {
 pub(super) static MODEL: Model = Model {
     read,
     write,
+    misaligned,
     index,
     shared,
     sync_threads,
@@ -167,6 +169,11 @@ unsafe extern "C-unwind" fn write(p: *const c_void, bytes: u64, alignment: u64, 
             site(m, at),
         )
     });
+    rest();
+}
+
+unsafe extern "C-unwind" fn misaligned(p: *const c_void, alignment: u64, at: Site) {
+    step(|m| m.misaligned::<()>(p as u64, alignment, site(m, at)));
     rest();
 }
 

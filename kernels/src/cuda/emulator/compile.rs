@@ -42,7 +42,7 @@ const FLAGS: &[&str] = &[
     "-fno-math-errno",
     "-ffp-contract=off",
     "-fno-tree-loop-distribute-patterns",
-    "-fsanitize=thread",
+    "-fsanitize=thread,alignment",
     "-w",
     "-Wno-psabi",
 ];

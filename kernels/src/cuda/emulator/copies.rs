@@ -205,10 +205,10 @@ impl Machine<'_> {
         access: Access,
         site: u32,
     ) -> Result<(), Fault> {
-        let start = self
-            .shared
-            .offset(address)
-            .expect("the address is in shared memory") as u32;
+        let Some(start) = self.shared.offset(address) else {
+            return Ok(());
+        };
+        let start = start as u32;
         let end = start + bytes as u32;
         if access != Access::Read
             && let Some((at, _)) = self.mbarriers.range(start.saturating_sub(7)..end).next()

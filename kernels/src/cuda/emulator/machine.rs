@@ -531,14 +531,24 @@ impl<'m> Machine<'m> {
             };
         }
         if alignment > 1 && !address.is_multiple_of(alignment) {
-            let place = self.describe_address(address);
-            let what = format!("{bytes} bytes at {place}, which is no multiple of {alignment}");
-            return Err(self.fault(Kind::Misaligned, site, what));
+            return self.misaligned(address, alignment, site);
         }
         if access == Access::Read && self.setup.library.contains(address) {
             return Ok(());
         }
         self.access_as(self.current, address, bytes, access, site)
+    }
+
+    /// The running thread follows a pointer whose type asks for more.
+    pub(super) fn misaligned<R>(
+        &self,
+        address: u64,
+        alignment: u64,
+        site: u32,
+    ) -> Result<R, Fault> {
+        let place = self.describe_address(address);
+        let what = format!("an access at {place}, which is no multiple of {alignment}");
+        Err(self.fault(Kind::Misaligned, site, what))
     }
 
     /// An access of a thread.
@@ -550,6 +560,7 @@ impl<'m> Machine<'m> {
         access: Access,
         site: u32,
     ) -> Result<(), Fault> {
+        self.check_shared(thread, address, bytes, access, site)?;
         let by = &self.threads[thread];
         let view = View {
             who: by.moment.who,
@@ -564,9 +575,6 @@ impl<'m> Machine<'m> {
         outcome.map_err(|wrong| {
             self.explain(wrong, thread, thread as Agent, address, bytes, access, site)
         })?;
-        if self.shared.offset(address).is_some() {
-            self.check_shared(thread, address, bytes, access, site)?;
-        }
         Ok(())
     }
 

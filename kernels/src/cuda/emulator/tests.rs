@@ -1,25 +1,30 @@
-//! The emulator runs what is right and reports what is wrong.
+//! The emulator runs what is right, under many schedules, and reports what is wrong by the right
+//! detector, under every one of them.
 
 use super::Emulator;
-use super::fault::Fault;
+use super::fault::{Fault, Kind};
 use crate::cuda::platform::{Address, Launch, Platform};
-use crate::cuda::program::{Architecture, Arg, Define, Grid, Source};
+use crate::cuda::program::{Architecture, Arg, Define, Grid, Source, Swizzle, TensorMap, source};
+use crate::{Dtype, bf16};
+
+const SEEDS: u64 = 12;
 
 /// A device; none where there is no C++ compiler, of which `testing::emulated` speaks.
 fn emulator(seed: u64) -> Option<Emulator> {
     Emulator::new(Architecture::SM90, seed).ok()
 }
 
-/// Runs a kernel and gives its fault.
+/// Runs a kernel with an error planted, and gives what was found.
 fn run(
     emulator: &Emulator,
     source: Source,
-    defines: &[Define],
+    planted: usize,
     entry: &'static str,
     grid: Grid,
     args: &[Arg],
 ) -> Result<(), Fault> {
-    let module = emulator.load(&source.with(defines)).expect("it compiles");
+    let program = source.with(&[Define::int("FAULT", planted)]);
+    let module = emulator.load(&program).expect("it compiles");
     let launch = Launch {
         op: "test",
         module,
@@ -30,51 +35,238 @@ fn run(
     emulator.run(&launch).expect("the launch is well formed")
 }
 
-fn words(emulator: &Emulator, address: Address, count: usize) -> Vec<u32> {
-    let mut bytes = vec![0; 4 * count];
+fn input<A: bytemuck::NoUninit>(emulator: &Emulator, values: &[A]) -> Address {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let address = emulator.allocate(bytes.len() as u64).expect("memory");
+    emulator.upload(address, bytes).expect("inside");
+    address
+}
+
+fn output<A: bytemuck::AnyBitPattern>(
+    emulator: &Emulator,
+    address: Address,
+    count: usize,
+) -> Vec<A> {
+    let mut bytes = vec![0; size_of::<A>() * count];
     emulator.download(address, &mut bytes).expect("inside");
     bytes
-        .chunks_exact(4)
-        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+        .chunks_exact(size_of::<A>())
+        .map(bytemuck::pod_read_unaligned)
         .collect()
 }
 
-#[test]
-fn a_block_sums_its_threads() {
-    const SOURCE: Source = Source {
-        stem: "sum",
-        text: "#include \"prelude.cuh\"
-KERNEL(256, 1) sum(const float* x, float* y, i32 n) {
-  DYN_SMEM(shared);
-  float total = 0.f;
-  for (i32 i = threadIdx.x; i < n; i += blockDim.x) total += x[blockIdx.x * n + i];
-  total = block_sum(total, (float*)shared);
-  if (threadIdx.x == 0) y[blockIdx.x] = total;
-}
-EXPORT(sum)
-",
-    };
-    for seed in 0..10 {
+/// `case` runs with an error planted and checks the results of a run without fault. Error 0 is
+/// none; each of the others is found under every schedule, by one of the detectors named.
+fn check(planted: &[(usize, &[Kind])], case: impl Fn(&Emulator, usize) -> Result<(), Fault>) {
+    for seed in 0..SEEDS {
         let Some(emulator) = emulator(seed) else {
             return;
         };
-        let (rows, n) = (4, 1000);
-        let x: Vec<f32> = (0..rows * n).map(|i| (i % 17) as f32).collect();
-        let input = emulator.allocate(4 * x.len() as u64).expect("memory");
-        emulator
-            .upload(input, bytemuck::cast_slice(&x))
-            .expect("inside");
-        let output = emulator.allocate(4 * rows as u64).expect("memory");
-        let args = [
-            Arg::Address(input),
-            Arg::Address(output),
-            Arg::I32(n as i32),
-        ];
-        let grid = Grid::linear(rows, 256, 32);
-        run(&emulator, SOURCE, &[], "sum", grid, &args).expect("it is right");
-        for (row, word) in words(&emulator, output, rows).into_iter().enumerate() {
-            let want: f32 = x[row * n..][..n].iter().sum();
-            assert_eq!(f32::from_bits(word), want, "row {row}");
+        if let Err(fault) = case(&emulator, 0) {
+            panic!("nothing is wrong, seed {seed}: {fault}");
+        }
+        for &(number, kinds) in planted {
+            // Memory and launches of its own, so that nothing of a run before helps.
+            let Some(emulator) = self::emulator(seed) else {
+                return;
+            };
+            match case(&emulator, number) {
+                Ok(()) => panic!("planted error {number} was not found, seed {seed}"),
+                Err(fault) => assert!(
+                    kinds.contains(&fault.kind),
+                    "planted error {number}, seed {seed}: expected {kinds:?}, got {fault}"
+                ),
+            }
         }
     }
+}
+
+#[test]
+fn plain_shared_memory() {
+    use Kind::{Barrier, Deadlock, Divergence, Misaligned, OutOfBounds, Race, Uninitialized};
+    let x: Vec<f32> = (0..128).map(|i| i as f32).collect();
+    let planted: [(usize, &[Kind]); 10] = [
+        (1, &[Race]),
+        (2, &[OutOfBounds]),
+        (3, &[Uninitialized]),
+        (4, &[OutOfBounds]),
+        (5, &[Barrier, Deadlock]),
+        (6, &[Deadlock]),
+        (7, &[Divergence]),
+        (8, &[Misaligned]),
+        (9, &[Race]),
+        (10, &[OutOfBounds]),
+    ];
+    check(&planted, |emulator, number| {
+        let (from, to) = (input(emulator, &x), emulator.allocate(512).expect("memory"));
+        let args = [Arg::Address(from), Arg::Address(to), Arg::I32(128)];
+        let grid = Grid::linear(1, 128, 512);
+        run(
+            emulator,
+            source!("block", "tests/block.cu"),
+            number,
+            "turn",
+            grid,
+            &args,
+        )?;
+        let got: Vec<f32> = output(emulator, to, 128);
+        assert!(
+            got.iter()
+                .zip(x.iter().rev())
+                .all(|(got, want)| got == want)
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn copies_of_threads() {
+    let x: Vec<f32> = (0..128).map(|i| i as f32).collect();
+    let planted: [(usize, &[Kind]); 3] = [
+        (1, &[Kind::InFlight]),
+        (2, &[Kind::Race, Kind::Uninitialized]),
+        (3, &[Kind::Misaligned]),
+    ];
+    check(&planted, |emulator, number| {
+        let (from, to) = (input(emulator, &x), emulator.allocate(512).expect("memory"));
+        let args = [Arg::Address(from), Arg::Address(to)];
+        let grid = Grid::linear(1, 32, 512);
+        run(
+            emulator,
+            source!("block", "tests/block.cu"),
+            number,
+            "copy",
+            grid,
+            &args,
+        )?;
+        let got: Vec<f32> = output(emulator, to, 128);
+        assert_eq!(got[..125], x[..125]);
+        assert_eq!(got[125..], [0.0; 3], "past the valid bytes comes zero");
+        Ok(())
+    });
+}
+
+#[test]
+fn blocks_of_a_launch() {
+    let blocks = 5;
+    let x: Vec<i32> = (0..64 * blocks as i32).collect();
+    let planted: [(usize, &[Kind]); 3] =
+        [(1, &[Kind::Race]), (2, &[Kind::Race]), (3, &[Kind::Race])];
+    check(&planted, |emulator, number| {
+        let from = input(emulator, &x);
+        let (finished, sum) = (
+            input(emulator, &[0u32]),
+            emulator.allocate(4).expect("memory"),
+        );
+        let partial = emulator.allocate(4 * blocks as u64).expect("memory");
+        let args = [from, partial, finished, sum].map(Arg::Address);
+        let grid = Grid::linear(blocks, 64, 64);
+        // Twice: what one launch leaves behind is in order with the next.
+        for _ in 0..2 {
+            run(
+                emulator,
+                source!("blocks", "tests/blocks.cu"),
+                number,
+                "total",
+                grid,
+                &args,
+            )?;
+            assert_eq!(output::<i32>(emulator, sum, 1), [x.iter().sum::<i32>()]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn bulk_stores() {
+    let rounds = 3;
+    let planted: [(usize, &[Kind]); 3] = [
+        (1, &[Kind::Unfenced]),
+        (2, &[Kind::InFlight]),
+        (3, &[Kind::Race]),
+    ];
+    check(&planted, |emulator, number| {
+        // The last round ends ten rows past the tensor.
+        let rows = 32 * rounds - 10;
+        let to = emulator.allocate(128 * rows as u64).expect("memory");
+        let map = TensorMap {
+            address: to,
+            dtype: Dtype::Bf16,
+            dims: vec![64, rows as u64],
+            strides: vec![128],
+            tile: vec![64, 32],
+            swizzle: Swizzle::None,
+        };
+        let map = emulator.encode(&map).expect("a map");
+        let args = [Arg::Map(map), Arg::I32(rounds)];
+        let grid = Grid::linear(1, 128, 4096);
+        run(
+            emulator,
+            source!("store", "tests/store.cu"),
+            number,
+            "store",
+            grid,
+            &args,
+        )?;
+        let got: Vec<u16> = output(emulator, to, 64 * rows as usize);
+        assert!(got.iter().enumerate().all(|(i, got)| *got == i as u16));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_pipeline_of_bulk_loads_and_wgmma() {
+    let (m, n, k) = (100, 72, 264);
+    let values = |count: usize, step: usize| -> Vec<u16> {
+        let value = |i: usize| (i * step % 17) as f32 - 8.0;
+        (0..count).map(|i| bf16::narrow(value(i))).collect()
+    };
+    let (a, b) = (values(m * k, 7), values(n * k, 5));
+    let planted: [(usize, &[Kind]); 8] = [
+        (1, &[Kind::Race]),
+        (2, &[Kind::Deadlock]),
+        (3, &[Kind::Unfenced]),
+        (4, &[Kind::InFlight]),
+        (5, &[Kind::Unfenced]),
+        (6, &[Kind::Race, Kind::Uninitialized]),
+        (7, &[Kind::Race, Kind::Uninitialized]),
+        (8, &[Kind::Race, Kind::Barrier]),
+    ];
+    check(&planted, |emulator, number| {
+        let map = |values: &[u16], rows: usize| {
+            let map = TensorMap {
+                address: input(emulator, values),
+                dtype: Dtype::Bf16,
+                dims: vec![k as u64, rows as u64],
+                strides: vec![2 * k as u64],
+                tile: vec![64, 64],
+                swizzle: Swizzle::B128,
+            };
+            Arg::Map(emulator.encode(&map).expect("a map"))
+        };
+        let c = emulator.allocate(4 * (m * n) as u64).expect("memory");
+        let sizes = [m, n, k].map(Arg::size);
+        let args = [&[map(&a, m), map(&b, n), Arg::Address(c)], &sizes[..]].concat();
+        let grid = Grid {
+            blocks: [m.div_ceil(64) as u32, n.div_ceil(64) as u32, 1],
+            threads: 256,
+            shared: 2 * 3 * 8192 + 48,
+        };
+        run(
+            emulator,
+            source!("gemm", "tests/gemm.cu"),
+            number,
+            "gemm",
+            grid,
+            &args,
+        )?;
+        let got: Vec<f32> = output(emulator, c, m * n);
+        for (i, got) in got.into_iter().enumerate() {
+            let (row, column) = (i / n, i % n);
+            let term = |l| bf16::widen(a[row * k + l]) * bf16::widen(b[column * k + l]);
+            let want: f32 = (0..k).map(term).sum();
+            assert_eq!(got, want, "[{row}, {column}]");
+        }
+        Ok(())
+    });
 }

@@ -1,8 +1,8 @@
 // The prelude on the CPU: every name is a call into the emulator's model of the hardware, which hands
 // over a table of functions when it loads the library. Included by `prelude.cuh` only.
 //
-// Kernels are compiled with -fsanitize=thread, so that the compiler calls the hooks at the end of this
-// file at every load and store; the hooks, too, ask the emulator. What is marked HOST_ is not
+// Kernels are compiled with -fsanitize=thread,alignment, so that the compiler calls the hooks at the end
+// of this file at every load and store; the hooks, too, ask the emulator. What is marked HOST_ is not
 // instrumented. A thread of the block is a fiber: what it is (its index, its block) is the same for the
 // whole life of a function's frame, hence `const` functions, which the compiler calls once.
 
@@ -24,6 +24,7 @@ struct Index_ {
 struct Model_ {
   void (*read)(const void* p, u64 bytes, u64 alignment, const void* site);
   void (*write)(const void* p, u64 bytes, u64 alignment, const void* site);
+  void (*misaligned)(const void* p, u64 alignment, const void* site);
   void (*index)(u32 which, Index_* out);
   void* (*shared)();
   void (*sync_threads)(const void* site);
@@ -330,6 +331,15 @@ UNALIGNED_HOOKS_(8)
 UNALIGNED_HOOKS_(16)
 HOOK_ __tsan_read_range(void* p, u64 bytes) { model_().read(p, bytes, 1, SITE_); }
 HOOK_ __tsan_write_range(void* p, u64 bytes) { model_().write(p, bytes, 1, SITE_); }
+// A pointer is followed that is no multiple of its type's alignment, whatever the access becomes.
+struct Mismatch_ {
+  const void* place[2];
+  const void* type;
+  u8 log_alignment;
+};
+HOOK_ __ubsan_handle_type_mismatch_v1(const Mismatch_* mismatch, void* p) {
+  model_().misaligned(p, 1ull << mismatch->log_alignment, SITE_);
+}
 HOOK_ __tsan_func_entry(void*) {}
 HOOK_ __tsan_func_exit() {}
 HOOK_ __tsan_init() {}
