@@ -53,7 +53,7 @@ pub(crate) enum Verb {
     Clusters(ClustersArgs),
     /// Measure training throughput of a fixed model on this machine
     Bench(BenchArgs),
-    /// See what this machine has: GPUs, CUDA libraries, memory; what is missing and how to get it
+    /// See what this machine has for GPUs, what is missing and how to get it
     Doctor,
     /// Write a plan for another engine (not in this release)
     #[command(hide = true)]

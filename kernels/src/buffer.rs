@@ -17,8 +17,9 @@
 //!    valid f32, i32 and u32, so reading recycled memory is defined (if useless).
 //!
 //! The other homes of `unsafe` in the crate are [`crate::matrix`] (strided tiles of such slices),
-//! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes) and
-//! [`crate::simd`] (calls compiled for wider vectors).
+//! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes),
+//! [`crate::simd`] (calls compiled for wider vectors) and, in modules that say why, [`crate::cuda`]
+//! (foreign libraries, kernels run on the CPU).
 #![expect(
     unsafe_code,
     reason = "tensors share memory; see the module documentation"
