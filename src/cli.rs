@@ -55,6 +55,8 @@ pub(crate) enum Verb {
     Bench(BenchArgs),
     /// See what this machine has for GPUs, what is missing and how to get it
     Doctor,
+    /// Compile the CUDA kernels on this machine, with or without a GPU
+    Kernels(KernelsArgs),
     /// Write a plan for another engine (not in this release)
     #[command(hide = true)]
     Export {
@@ -344,4 +346,14 @@ pub(crate) struct BenchArgs {
     /// Timed steps
     #[arg(long, default_value_t = 10)]
     pub(crate) steps: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsArgs {
+    /// Architectures to compile for, comma separated, e.g. sm_80,sm_90a [default: all]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) arch: Vec<String>,
+    /// Write a pack here: with MOEFOLD_PACK naming it, `execute` needs no NVRTC
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }

@@ -8,6 +8,7 @@ mod doctor;
 mod execute;
 mod failure;
 mod groups;
+mod kernels;
 mod models;
 mod output;
 mod plan;
@@ -72,6 +73,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Clusters(args) => clusters::run(&args, output),
         Verb::Bench(args) => bench::run(&args, output),
         Verb::Doctor => doctor::run(output),
+        Verb::Kernels(args) => kernels::run(&args, output),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "moefold", &mut script);

@@ -19,13 +19,20 @@ use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::tensor::Tensor;
 
+pub mod ahead;
+mod cache;
+mod compiler;
 #[cfg(any(test, feature = "emulator"))]
 pub(crate) mod emulator;
 pub mod error;
 pub mod libraries;
+pub mod nvrtc;
 pub(crate) mod platform;
+mod prelude;
 pub(crate) mod program;
+mod programs;
 pub mod survey;
+mod table;
 
 pub use platform::Properties;
 pub use program::Architecture;

@@ -13,6 +13,8 @@ use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
+pub(crate) use cuda::programs;
+
 /// The cost-table key of a norm of `x`.
 pub fn key(x: &Tensor, pass: Pass) -> Op {
     Op::RmsNorm {
@@ -170,7 +172,11 @@ mod cpu {
 mod cuda {
     use crate::buffer::disjoint;
     use crate::cuda::Cuda;
-    use crate::cuda::program::{Arg, Define, Grid, Source, source, vector};
+    use moefold_profiles::Dtype;
+
+    use crate::cuda::program::{
+        Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
+    };
     use crate::tensor::Tensor;
 
     const SOURCE: Source = source!("rms_norm");
@@ -182,15 +188,40 @@ mod cuda {
         if width <= 1024 { 32 } else { 256 }
     }
 
+    fn program(dtype: Dtype, lanes: usize, vector: usize) -> Program {
+        SOURCE.with(&[
+            Define::dtype("T", dtype),
+            Define::int("LANES", lanes),
+            Define::int("VEC", vector),
+        ])
+    }
+
+    /// What is launched, with its limits.
+    pub(crate) fn programs() -> Vec<Listed> {
+        let entries = vec![Entry {
+            name: "rms_norm_forward",
+            registers: 80,
+            shared: 32,
+            shows: &[],
+        }];
+        let mut programs = Vec::new();
+        for (dtype, wide) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+            for (lanes, vector) in [(32, wide), (32, 1), (256, wide), (256, 1)] {
+                programs.push(Listed {
+                    program: program(dtype, lanes, vector),
+                    needs: Needs::Sm80,
+                    entries: entries.clone(),
+                });
+            }
+        }
+        programs
+    }
+
     pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &Tensor, rstd: &Tensor) {
         disjoint("rms_norm::forward", &[x, w], &[y, rstd]);
         let (rows, width) = (x.num_rows(), x.width());
         let lanes = lanes(width);
-        let program = SOURCE.with(&[
-            Define::dtype("T", x.dtype()),
-            Define::int("LANES", lanes),
-            Define::int("VEC", vector(&[x, w, y])),
-        ]);
+        let program = program(x.dtype(), lanes, vector(&[x, w, y]));
         let rows_per_block = THREADS as usize / lanes;
         gpu.launch(
             "rms_norm::forward",

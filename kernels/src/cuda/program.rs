@@ -4,6 +4,7 @@
 //! with the prelude's headers beside it and `ARCH` defined as the number of the architecture.
 
 use std::fmt;
+use std::str::FromStr;
 
 use moefold_profiles::Dtype;
 
@@ -101,9 +102,15 @@ impl Define {
 
 impl fmt::Display for Define {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.value {
-            Value::Int(value) => write!(f, "{}={value}", self.name),
-            Value::Name(value) => write!(f, "{}={value}", self.name),
+        write!(f, "{}={}", self.name, self.value)
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(value) => value.fmt(f),
+            Self::Name(value) => value.fmt(f),
         }
     }
 }
@@ -156,6 +163,15 @@ impl Architecture {
         self.major == 9
     }
 
+    /// The one that code is compiled for to run on this: code of the first of a generation runs on
+    /// its others, except that which uses what is one architecture's alone (from Hopper on).
+    pub(crate) fn code(self) -> Self {
+        match self.major {
+            8 => Self::SM80,
+            _ => self,
+        }
+    }
+
     /// The number that sources know as `ARCH`.
     pub(crate) fn number(self) -> u32 {
         10 * self.major + self.minor
@@ -168,6 +184,23 @@ impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = if self.major >= 9 { "a" } else { "" };
         write!(f, "sm_{}{own}", self.number())
+    }
+}
+
+/// Reads `sm_90a`, `sm_90` or `90`.
+impl FromStr for Architecture {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_prefix("sm_").unwrap_or(text);
+        let number = number.strip_suffix('a').unwrap_or(number);
+        let architecture = number.parse().ok().map(|number: u32| Self {
+            major: number / 10,
+            minor: number % 10,
+        });
+        architecture
+            .filter(|&architecture| architecture >= Self::SM80)
+            .ok_or_else(|| format!("{text}: expected an architecture from sm_80 on, e.g. sm_90a"))
     }
 }
 
@@ -281,6 +314,7 @@ pub(crate) enum Swizzle {
 }
 
 /// A program that ops launch, where, and what it may use: what is compiled ahead and checked.
+#[derive(Clone)]
 pub(crate) struct Listed {
     pub(crate) program: Program,
     /// The oldest architecture it is for, and whether for that alone.
@@ -298,6 +332,14 @@ pub(crate) enum Needs {
 }
 
 impl Needs {
+    /// Whether a program runs on this architecture.
+    pub(crate) fn includes(self, architecture: Architecture) -> bool {
+        match self {
+            Self::Sm80 => architecture >= Architecture::SM80,
+            Self::Wgmma => architecture.has_wgmma(),
+        }
+    }
+
     /// The architectures that a program is compiled for ahead of time.
     pub(crate) fn architectures(self) -> &'static [Architecture] {
         match self {

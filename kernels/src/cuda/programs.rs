@@ -1,0 +1,12 @@
+//! [`programs`]: every program that ops launch for the models there are presets of.
+//!
+//! What is compiled ahead into a pack and checked in tests: machine code exists for every
+//! architecture a program is for, keeps to the declared limits, and shows the instructions it is
+//! about. An op that can launch a specialization lists it here, or pays for its first launch.
+
+use crate::cuda::program::Listed;
+
+/// The programs of all ops.
+pub(crate) fn programs() -> Vec<Listed> {
+    [crate::rms_norm::programs()].concat()
+}
