@@ -26,6 +26,7 @@ mod compiler;
 pub(crate) mod emulator;
 pub mod error;
 pub mod libraries;
+pub mod model;
 pub mod nvrtc;
 pub(crate) mod platform;
 mod prelude;
