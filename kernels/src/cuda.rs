@@ -22,9 +22,11 @@ use crate::tensor::Tensor;
 pub mod ahead;
 mod cache;
 mod compiler;
+mod cublaslt;
 #[cfg(any(test, feature = "emulator"))]
 pub(crate) mod emulator;
 pub mod error;
+pub(crate) mod gpu;
 pub mod libraries;
 pub mod model;
 pub mod nvrtc;

@@ -17,6 +17,7 @@ use crate::buffer::{Arena, Buffer, LINE_BYTES, Storage, lines_for};
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::emulator::Emulator;
 use crate::cuda::error::DeviceError;
+use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::program::Architecture;
 use crate::cuda::{Cuda, Properties};
@@ -144,6 +145,21 @@ impl Device {
     /// The CPU, its ops running on at most `threads` threads (at least one).
     pub fn cpu(threads: usize) -> Self {
         Self::on(Backend::Cpu(Cpu::new(threads, false)))
+    }
+
+    /// The GPU of this number, which the driver counts from 0; weights and activations are stored in
+    /// `dtype`: f32 or bf16.
+    ///
+    /// # Panics
+    /// When `dtype` is another.
+    pub fn cuda(index: usize, dtype: Dtype) -> Result<Self, DeviceError> {
+        let gpu = Gpu::open(index)?;
+        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(gpu), dtype))))
+    }
+
+    /// How many GPUs [`Device::cuda`] can open; the error says why none.
+    pub fn cuda_count() -> Result<usize, DeviceError> {
+        crate::cuda::gpu::count()
     }
 
     /// A CPU that shares even the smallest work among its threads.

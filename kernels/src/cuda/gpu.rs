@@ -1,0 +1,338 @@
+//! [`Gpu`]: the platform that is a real GPU, through its driver.
+//!
+//! All work queues on one stream, in order. Memory is plain allocations (the arena above keeps what
+//! is freed), uploads go through a ring of pinned memory, programs come from [`Compiler`] and are
+//! loaded once.
+//!
+//! # Why this is sound
+//!
+//! Every function comes from [`driver::Driver`], resolved with the signatures of `cuda.h` from a
+//! library that stays open. Handles are owned by values that destroy them once, on drop, and keep
+//! the context they belong to alive; a context is made current on the thread before any call that
+//! needs one, and nothing here is `Send`. Addresses and sizes of device memory are checked by the
+//! tensors above; the device cannot write host memory but for [`Gpu::download`], which waits. What a
+//! kernel is handed is checked against what it takes, where the driver tells.
+#![expect(
+    unsafe_code,
+    reason = "calls into the driver; see the module documentation"
+)]
+
+use std::cell::{OnceCell, RefCell};
+use std::ffi::c_uint;
+use std::rc::Rc;
+
+use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
+
+use cudarc::driver::sys::{
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+
+use crate::cuda::compiler::Compiler;
+use crate::cuda::cublaslt::{self, CublasLt};
+use crate::cuda::error::DeviceError;
+use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties};
+use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
+
+use context::{Context, Event, Stream, call};
+use driver::Driver;
+use kernel::Loaded;
+use staging::Staging;
+
+mod context;
+mod driver;
+mod kernel;
+mod staging;
+
+/// Bytes of one of the segments that uploads go through.
+const SEGMENT_BYTES: usize = 1 << 20;
+
+/// What cuBLASLt may use beside its operands: what NVIDIA recommends for Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// A GPU.
+pub(crate) struct Gpu {
+    // Dropped in this order, the context last.
+    dense: OnceCell<Option<CublasLt>>,
+    modules: RefCell<Vec<Loaded>>,
+    staging: RefCell<Staging>,
+    compute: Stream,
+    context: Rc<Context>,
+    properties: Properties,
+    compiler: Compiler,
+    cublaslt: Option<cublaslt::Functions>,
+}
+
+/// GPUs of this machine that the driver shows to this process.
+pub(crate) fn count() -> Result<usize, DeviceError> {
+    context::count(&Driver::open()?)
+}
+
+impl Gpu {
+    /// The GPU of this number.
+    pub(crate) fn open(index: usize) -> Result<Self, DeviceError> {
+        let driver = Rc::new(Driver::open()?);
+        let compiler = Compiler::from_environment()?;
+        Self::new(driver, compiler, cublaslt::Functions::find(), index)
+    }
+
+    fn new(
+        driver: Rc<Driver>,
+        compiler: Compiler,
+        cublaslt: Option<cublaslt::Functions>,
+        index: usize,
+    ) -> Result<Self, DeviceError> {
+        let context = Context::retain(driver, index)?;
+        let properties = context.properties()?;
+        if properties.architecture < Architecture::SM80 {
+            let Architecture { major, minor } = properties.architecture;
+            return Err(DeviceError::new(
+                "cuDeviceGetAttribute",
+                format!(
+                    "GPU {index} is a {} of compute capability {major}.{minor}; kernels need 8.0 \
+                     (A100) or newer",
+                    properties.name
+                ),
+            ));
+        }
+        Ok(Self {
+            dense: OnceCell::new(),
+            modules: RefCell::default(),
+            staging: RefCell::new(Staging::new(&context, SEGMENT_BYTES)),
+            compute: Stream::new(&context)?,
+            context,
+            properties,
+            compiler,
+            cublaslt,
+        })
+    }
+
+    /// The driver, with this GPU's context current.
+    fn driver(&self) -> Result<&Driver, DeviceError> {
+        self.context.enter()?;
+        Ok(&self.context.driver)
+    }
+
+    /// cuBLASLt with its workspace, where it is found.
+    fn open_cublaslt(&self) -> Result<Option<CublasLt>, DeviceError> {
+        let Some(functions) = self.cublaslt else {
+            return Ok(None);
+        };
+        let workspace = self.allocate(WORKSPACE_BYTES as u64)?;
+        match CublasLt::new(functions, workspace, WORKSPACE_BYTES) {
+            Ok(library) => Ok(Some(library)),
+            Err(error) => {
+                self.free(workspace, WORKSPACE_BYTES as u64);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Platform for Gpu {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Address, DeviceError> {
+        let driver = self.driver()?;
+        let mut address = 0;
+        // SAFETY: a place to write to.
+        let code = unsafe { (driver.cuMemAlloc_v2)(&raw mut address, bytes.max(1) as usize) };
+        driver.check("cuMemAlloc_v2", code, || {
+            let (free, total) = self.context.memory();
+            let asked = gib(Bytes(bytes));
+            if code == driver::OUT_OF_MEMORY {
+                format!("asked for {asked}, {} of {} is free", gib(free), gib(total))
+            } else {
+                format!("asked for {asked}")
+            }
+        })?;
+        Ok(Address(address))
+    }
+
+    fn free(&self, address: Address, _bytes: u64) {
+        let Ok(driver) = self.driver() else {
+            return;
+        };
+        // A failure of the work that is waited for comes back with the next call that can tell it.
+        let _ = self.compute.synchronize();
+        // SAFETY: allocated by `allocate`, freed once, used by nothing any more.
+        unsafe { (driver.cuMemFree_v2)(address.0) };
+    }
+
+    fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.driver()?;
+        let mut staging = self.staging.borrow_mut();
+        staging.upload(&self.compute, dst, bytes)
+    }
+
+    fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let driver = self.driver()?;
+        // SAFETY: the destination is a live slice, and is waited for.
+        let queued = unsafe {
+            call!(
+                driver,
+                cuMemcpyDtoHAsync_v2(
+                    bytes.as_mut_ptr().cast(),
+                    src.0,
+                    bytes.len(),
+                    self.compute.raw
+                ),
+                "copying {} bytes from the GPU",
+                bytes.len()
+            )
+        };
+        // Waited for in any case: the slice is the caller's again on return.
+        let done = self.compute.synchronize();
+        queued.and(done)
+    }
+
+    fn copy(&self, src: Address, dst: Address, bytes: u64) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: device memory on both sides.
+        unsafe {
+            call!(
+                self.driver()?,
+                cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, self.compute.raw),
+                "copying {bytes} bytes on the GPU"
+            )
+        }
+    }
+
+    fn fill(&self, dst: Address, byte: u8, bytes: u64) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: device memory.
+        unsafe {
+            call!(
+                self.driver()?,
+                cuMemsetD8Async(dst.0, byte, bytes as usize, self.compute.raw),
+                "setting {bytes} bytes"
+            )
+        }
+    }
+
+    fn forget(&self, _dst: Address, _bytes: u64) {}
+
+    fn load(&self, program: &Program) -> Result<Module, DeviceError> {
+        self.driver()?;
+        let cubin = self.compiler.cubin(program, self.properties.architecture)?;
+        let loaded = Loaded::new(&self.context, program, &cubin.image)?;
+        let mut modules = self.modules.borrow_mut();
+        modules.push(loaded);
+        Ok(Module(modules.len() - 1))
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.driver()?;
+        let shared = self.properties.shared_per_block;
+        let mut modules = self.modules.borrow_mut();
+        modules[launch.module.0].launch(launch, shared, &self.compute)
+    }
+
+    fn encode(&self, map: &TensorMap) -> Result<EncodedMap, DeviceError> {
+        encode(self.driver()?, map)
+    }
+
+    fn dense(&self, product: &Dense) -> Result<bool, DeviceError> {
+        self.driver()?;
+        if self.dense.get().is_none() {
+            let library = self.open_cublaslt()?;
+            self.dense.get_or_init(|| library);
+        }
+        match self.dense.get().and_then(Option::as_ref) {
+            Some(library) => library.dense(self.compute.raw.cast(), product),
+            None => Ok(false),
+        }
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.driver()?;
+        self.compute.synchronize()
+    }
+
+    fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {
+        self.driver()?;
+        let (start, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        start.record(&self.compute)?;
+        work();
+        end.record(&self.compute)?;
+        end.synchronize()?;
+        end.seconds_since(&start)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // What is dropped next is in use until then.
+        let _ = self.synchronize();
+        if let Some(Some(library)) = self.dense.take() {
+            self.free(library.workspace(), WORKSPACE_BYTES as u64);
+        }
+    }
+}
+
+/// The driver's form of a tensor map.
+fn encode(driver: &Driver, map: &TensorMap) -> Result<EncodedMap, DeviceError> {
+    const CALL: &str = "cuTensorMapEncodeTiled";
+    let Some(encode_tiled) = driver.cuTensorMapEncodeTiled else {
+        return Err(DeviceError::new(
+            CALL,
+            "the driver has no such function; install one of CUDA 12.0 or later",
+        ));
+    };
+    let dims = map.dims.len();
+    assert!(
+        (1..=5).contains(&dims) && map.strides.len() + 1 == dims && map.tile.len() == dims,
+        "a tensor map has as many tile sizes as dims and one stride less: {map:?}"
+    );
+    let dtype = match map.dtype {
+        Dtype::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        Dtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Dtype::I32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        Dtype::Fp8 | Dtype::Fp4 => panic!("no kernel copies tiles of {}", map.dtype),
+    };
+    let swizzle = match map.swizzle {
+        Swizzle::None => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::B32 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::B64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::B128 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let mut encoded = CUtensorMap { opaque: [0; 16] };
+    let every_element = [1_u32; 5];
+    // SAFETY: arrays of `dims` entries (one less for strides), which the driver reads during the
+    // call; the address is only stored.
+    let code = unsafe {
+        encode_tiled(
+            &raw mut encoded,
+            dtype as c_uint,
+            dims as c_uint,
+            map.address.0 as *mut _,
+            map.dims.as_ptr(),
+            map.strides.as_ptr(),
+            map.tile.as_ptr(),
+            every_element.as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_uint,
+            swizzle as c_uint,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_uint,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_uint,
+        )
+    };
+    driver.check(CALL, code, || format!("{map:?}"))?;
+    Ok(EncodedMap(encoded.opaque))
+}
+
+fn gib(bytes: Bytes) -> String {
+    format!("{:.2} GiB", bytes.0 as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,341 @@
+//! A device's context, and what lives in it: streams, events, pinned memory.
+#![expect(
+    unsafe_code,
+    reason = "calls into the driver; see the documentation of `gpu`"
+)]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags,
+};
+use moefold_profiles::units::Bytes;
+
+use super::driver::Driver;
+use crate::cuda::error::DeviceError;
+use crate::cuda::platform::Properties;
+use crate::cuda::program::Architecture;
+
+thread_local! {
+    /// The context that this thread's calls go to.
+    static CURRENT: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// A call into the driver, checked: `call!(driver, cuMemFree_v2(address), "what for")`.
+macro_rules! call {
+    ($driver:expr, $symbol:ident($($arg:expr),* $(,)?), $($doing:tt)+) => {{
+        let driver: &$crate::cuda::gpu::driver::Driver = $driver;
+        let code = (driver.$symbol)($($arg),*);
+        driver.check(stringify!($symbol), code, || format!($($doing)+))
+    }};
+}
+pub(super) use call;
+
+/// The device's primary context, which all libraries of the process share, retained until drop.
+pub(super) struct Context {
+    pub(super) driver: Rc<Driver>,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+impl Context {
+    /// The context of the device of this number, made current.
+    pub(super) fn retain(driver: Rc<Driver>, index: usize) -> Result<Rc<Self>, DeviceError> {
+        let count = count(&driver)?;
+        if index >= count {
+            return Err(DeviceError::new(
+                "cuDeviceGet",
+                format!("there is no GPU {index}: {count} found, numbered from 0"),
+            ));
+        }
+        let (mut device, mut raw) = (0, ptr::null_mut());
+        // SAFETY: places to write to.
+        unsafe {
+            call!(
+                &driver,
+                cuDeviceGet(&raw mut device, index as c_int),
+                "GPU {index}"
+            )?;
+            call!(
+                &driver,
+                cuDevicePrimaryCtxRetain(&raw mut raw, device),
+                "GPU {index}: another process may hold it alone (compute mode), or its memory is full"
+            )?;
+        }
+        let context = Rc::new(Self {
+            driver,
+            device,
+            raw,
+        });
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes the context this thread's.
+    pub(super) fn enter(&self) -> Result<(), DeviceError> {
+        if CURRENT.get() == self.raw {
+            return Ok(());
+        }
+        // SAFETY: the context is retained.
+        unsafe {
+            call!(&self.driver, cuCtxSetCurrent(self.raw), "switching GPUs")?;
+        };
+        CURRENT.set(self.raw);
+        Ok(())
+    }
+
+    /// What the device is.
+    pub(super) fn properties(&self) -> Result<Properties, DeviceError> {
+        use CUdevice_attribute as Attribute;
+        let mut name = [0_u8; 128];
+        let mut memory = 0;
+        // SAFETY: a buffer of the length said, and a place to write to.
+        unsafe {
+            call!(
+                &self.driver,
+                cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, self.device),
+                "what the GPU is"
+            )?;
+            call!(
+                &self.driver,
+                cuDeviceTotalMem_v2(&raw mut memory, self.device),
+                "what the GPU has"
+            )?;
+        }
+        let length = name.iter().position(|&byte| byte == 0);
+        let architecture = Architecture {
+            major: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        };
+        Ok(Properties {
+            name: String::from_utf8_lossy(&name[..length.unwrap_or(name.len())]).into_owned(),
+            architecture,
+            multiprocessors: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            memory: Bytes(memory as u64),
+            shared_per_block: Bytes(u64::from(
+                self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            )),
+            l2: Bytes(u64::from(
+                self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            )),
+        })
+    }
+
+    fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32, DeviceError> {
+        let mut value = 0;
+        // SAFETY: a place to write to.
+        unsafe {
+            call!(
+                &self.driver,
+                cuDeviceGetAttribute(&raw mut value, attribute as c_uint, self.device),
+                "{attribute:?}"
+            )?;
+        }
+        Ok(value.unsigned_abs())
+    }
+
+    /// Free bytes of device memory, and all of them; zeros where the driver does not say.
+    pub(super) fn memory(&self) -> (Bytes, Bytes) {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: places to write to.
+        unsafe { (self.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        (Bytes(free as u64), Bytes(total as u64))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if CURRENT.get() == self.raw {
+            CURRENT.set(ptr::null_mut());
+            // SAFETY: no context is a valid one to have.
+            unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
+        }
+        // SAFETY: retained once, released here alone.
+        unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// GPUs there are.
+pub(super) fn count(driver: &Driver) -> Result<usize, DeviceError> {
+    let mut count = 0;
+    // SAFETY: a place to write to.
+    unsafe { call!(driver, cuDeviceGetCount(&raw mut count), "counting GPUs")? };
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// Work in order.
+pub(super) struct Stream {
+    context: Rc<Context>,
+    pub(super) raw: CUstream,
+}
+
+impl Stream {
+    /// A stream that does not wait for the default one.
+    pub(super) fn new(context: &Rc<Context>) -> Result<Self, DeviceError> {
+        let mut raw = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: a place to write to.
+        unsafe {
+            call!(
+                &context.driver,
+                cuStreamCreate(&raw mut raw, flags),
+                "a stream"
+            )?;
+        };
+        Ok(Self {
+            context: Rc::clone(context),
+            raw,
+        })
+    }
+
+    /// Waits until all of its work is done.
+    pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream is alive.
+        unsafe {
+            call!(
+                &self.context.driver,
+                cuStreamSynchronize(self.raw),
+                "waiting for the GPU"
+            )
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed here alone; the driver finishes what is queued.
+        unsafe { (self.context.driver.cuStreamDestroy_v2)(self.raw) };
+    }
+}
+
+/// A point in a stream's work.
+pub(super) struct Event {
+    context: Rc<Context>,
+    raw: CUevent,
+}
+
+impl Event {
+    /// A point to wait for.
+    pub(super) fn new(context: &Rc<Context>) -> Result<Self, DeviceError> {
+        Self::of(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// A point whose time is noted.
+    pub(super) fn timed(context: &Rc<Context>) -> Result<Self, DeviceError> {
+        Self::of(context, CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn of(context: &Rc<Context>, flags: CUevent_flags) -> Result<Self, DeviceError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: a place to write to.
+        unsafe {
+            call!(
+                &context.driver,
+                cuEventCreate(&raw mut raw, flags as c_uint),
+                "an event"
+            )?;
+        }
+        Ok(Self {
+            context: Rc::clone(context),
+            raw,
+        })
+    }
+
+    /// Seconds from `start` to this point. Both have been reached, and note their time.
+    pub(super) fn seconds_since(&self, start: &Self) -> Result<f64, DeviceError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both are alive; a place to write to.
+        unsafe {
+            call!(
+                &self.context.driver,
+                cuEventElapsedTime(&raw mut milliseconds, start.raw, self.raw),
+                "reading the GPU's clock"
+            )?;
+        }
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    /// Puts the point after what is queued on `stream` now.
+    pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+        // SAFETY: both are alive.
+        unsafe {
+            call!(
+                &self.context.driver,
+                cuEventRecord(self.raw, stream.raw),
+                "marking a place in the queue"
+            )
+        }
+    }
+
+    /// Waits until the point is reached; returns at once where it was never recorded.
+    pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: the event is alive.
+        unsafe {
+            call!(
+                &self.context.driver,
+                cuEventSynchronize(self.raw),
+                "waiting for a place in the queue"
+            )
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed here alone.
+        unsafe { (self.context.driver.cuEventDestroy_v2)(self.raw) };
+    }
+}
+
+/// Host memory that the copy engines read by themselves.
+pub(super) struct Pinned {
+    context: Rc<Context>,
+    base: *mut c_void,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(super) fn new(context: &Rc<Context>, bytes: usize) -> Result<Self, DeviceError> {
+        let mut base = ptr::null_mut();
+        // SAFETY: a place to write to.
+        unsafe {
+            call!(
+                &context.driver,
+                cuMemHostAlloc(&raw mut base, bytes, 0),
+                "{bytes} bytes of pinned host memory; `ulimit -l` may forbid them"
+            )?;
+        }
+        Ok(Self {
+            context: Rc::clone(context),
+            base,
+            bytes,
+        })
+    }
+
+    /// Copies `bytes` in at `offset` and gives the address of the first.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> *const c_void {
+        assert!(
+            offset + bytes.len() <= self.bytes,
+            "writing past the end of pinned memory"
+        );
+        // SAFETY: inside the memory; the source is a live slice of other memory.
+        unsafe {
+            let place = self.base.cast::<u8>().add(offset);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+            place.cast_const().cast()
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed here alone; `Gpu` waits for its stream before.
+        unsafe { (self.context.driver.cuMemFreeHost)(self.base) };
+    }
+}
