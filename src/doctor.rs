@@ -53,6 +53,9 @@ struct Report {
     libraries: Vec<LibraryRow>,
     /// What NVRTC compiles for: 90 is sm_90.
     nvrtc_architectures: Vec<u32>,
+    /// Where compiled kernels are kept, and the pack that brings more.
+    cache: Option<PathBuf>,
+    pack: Option<PathBuf>,
     /// Where libraries are looked for, in order.
     searched: Vec<String>,
     missing: Vec<Missing>,
@@ -151,6 +154,8 @@ impl Report {
                 .collect(),
             libraries: Library::ALL.map(LibraryRow::of).into(),
             nvrtc_architectures: survey.nvrtc_architectures,
+            cache: survey.cache,
+            pack: std::env::var_os("MOEFOLD_PACK").map(PathBuf::from),
             searched: places::places(&environment)
                 .iter()
                 .map(ToString::to_string)

@@ -46,6 +46,7 @@ fn doctor(folder: &Path, arguments: &[&str]) -> String {
         .args(arguments)
         .env_clear()
         .env("MOEFOLD_CUDA", folder)
+        .env("MOEFOLD_CACHE", folder.join("kept"))
         .output()
         .expect("the program starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -88,6 +89,7 @@ fn a_machine_with_nothing_can_plan_and_hears_what_gpus_need() {
     let Some(folder) = machine(&[]) else { return };
     let text = doctor(folder.path(), &[]);
     for part in [
+        "kernels    kept in DIR/kept\n",
         "GPUs       none\n",
         "CPU only: planning, and training on the CPU, work as they are. For GPUs:\n",
         "  driver    not found: nothing runs on a GPU\n            install NVIDIA's driver",

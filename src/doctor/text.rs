@@ -60,6 +60,18 @@ fn host(report: &Report) -> String {
     if !driver.is_empty() {
         lines.push(format!("driver     {}", driver.join(", ")));
     }
+    let kept = match &report.cache {
+        Some(path) => format!("kept in {}", path.display()),
+        None => "not kept (MOEFOLD_CACHE names no folder)".to_owned(),
+    };
+    let pack = report.pack.iter();
+    let pack: Vec<String> = pack
+        .map(|path| format!("pack {}", path.display()))
+        .collect();
+    lines.push(format!(
+        "kernels    {}",
+        [vec![kept], pack].concat().join(", ")
+    ));
     if report.devices.is_empty() {
         lines.push("GPUs       none".to_owned());
     }

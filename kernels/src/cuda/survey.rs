@@ -5,10 +5,12 @@
 #![expect(unsafe_code, reason = "calls the driver and NVRTC; see below")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::path::PathBuf;
 
 use cudarc::driver::sys::{CUdevice_P2PAttribute, CUdevice_attribute};
 use moefold_profiles::units::Bytes;
 
+use crate::cuda::cache::Directory;
 use crate::cuda::libraries::{Driver, Found, NoGpu, Nvrtc, Version};
 
 mod nvml;
@@ -28,6 +30,8 @@ pub struct Survey {
     pub links: Vec<Link>,
     /// What NVRTC compiles for: 90 is sm_90.
     pub nvrtc_architectures: Vec<u32>,
+    /// Where compiled kernels are kept; none where they are not.
+    pub cache: Option<PathBuf>,
 }
 
 /// A device.
@@ -92,6 +96,7 @@ impl Survey {
             devices,
             links,
             nvrtc_architectures: Nvrtc::get().map_or(Vec::new(), nvrtc_architectures),
+            cache: Directory::cache().map(|Directory(path)| path),
         }
     }
 }
