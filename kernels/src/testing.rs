@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::Once;
 
 use crate::bf16;
-use crate::cuda::error::catch;
+use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::program::Architecture;
 use crate::{Device, Dtype, Tensor, TensorClass};
 
@@ -129,25 +129,29 @@ fn seeds(cases: u64) -> std::ops::Range<u64> {
     first..first + cases
 }
 
-/// The emulated devices of a test, with poisoned outputs; none where kernels cannot be compiled,
-/// which is said once, and is a failure where `MOEFOLD_REQUIRE` names the emulator.
-pub(crate) fn emulated(seed: u64) -> Vec<Device> {
+/// What was made of the emulator; nothing where kernels cannot be compiled, which is said once, and
+/// is a failure where `MOEFOLD_REQUIRE` names the emulator.
+pub(crate) fn at_hand<T>(made: Result<T, DeviceError>) -> Option<T> {
     static SAID: Once = Once::new();
+    made.map_err(|missing| {
+        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+        assert!(!required.contains("emulator"), "{missing}");
+        SAID.call_once(|| {
+            let _ = writeln!(std::io::stderr(), "CUDA kernels are not tested: {missing}");
+        });
+    })
+    .ok()
+}
+
+/// The emulated devices of a test, with poisoned outputs; none where there is no emulator.
+pub(crate) fn emulated(seed: u64) -> Vec<Device> {
     let devices = [
         (Architecture::SM80, Dtype::F32),
         (Architecture::SM80, Dtype::Bf16),
         (Architecture::SM90, Dtype::Bf16),
     ];
     let devices = devices.map(|(architecture, dtype)| Device::emulated(architecture, dtype, seed));
-    let devices: Result<Vec<_>, _> = devices.into_iter().collect();
-    let devices = devices.unwrap_or_else(|missing| {
-        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
-        assert!(!required.contains("emulator"), "{missing}");
-        SAID.call_once(|| {
-            let _ = writeln!(std::io::stderr(), "CUDA kernels are not tested: {missing}");
-        });
-        Vec::new()
-    });
+    let devices: Vec<_> = devices.into_iter().filter_map(at_hand).collect();
     for device in &devices {
         device.poison(true);
     }

@@ -245,7 +245,8 @@ unsafe extern "C-unwind" fn fence(kind: u32, _: Site) {
     step(|m| {
         match kind {
             0 => m.thread_fence(),
-            1 | 2 => m.fence_async(),
+            1 => m.mbar_fence_init(),
+            2 => m.fence_async(),
             _ => m.wgmma_fence(),
         }
         Ok(())

@@ -471,8 +471,9 @@ impl Machine<'_> {
     /// The copy engine sees a barrier whose initialization was fenced.
     fn check_init_fenced(&self, at: u32, site: u32) -> Result<(), Fault> {
         let init = &self.mbarriers[&at].init;
-        let fences = &self.fences[usize::from(init.who)];
-        if fences.iter().any(|&fence| fence >= init.now) {
+        let who = usize::from(init.who);
+        let mut fences = self.fences[who].iter().chain(&self.init_fences[who]);
+        if fences.any(|&fence| fence >= init.now) {
             return Ok(());
         }
         let what = format!(

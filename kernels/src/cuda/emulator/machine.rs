@@ -58,8 +58,9 @@ pub(super) struct Machine<'m> {
     pub(super) gates: [Gate; 16],
     pub(super) mbarriers: BTreeMap<u32, Mbarrier>,
     pub(super) copies: Copies,
-    /// Counts at which each thread called `fence_async`.
+    /// Counts at which each thread called `fence_async`, and `mbar_fence_init`.
     pub(super) fences: Vec<Vec<u32>>,
+    pub(super) init_fences: Vec<Vec<u32>>,
     /// What was told to whoever reads an address by atomics.
     published: HashMap<u64, Vec<Foreign>>,
     pub(super) joiner: Joiner,
@@ -223,6 +224,7 @@ impl<'m> Machine<'m> {
             mbarriers: BTreeMap::new(),
             copies: Copies::default(),
             fences: vec![Vec::new(); threads],
+            init_fences: vec![Vec::new(); threads],
             published: HashMap::new(),
             joiner: Joiner::default(),
             fault: None,
@@ -259,6 +261,7 @@ impl<'m> Machine<'m> {
         self.copies
             .start((self.threads.len() + self.warps.len()) as Agent, base);
         self.fences.iter_mut().for_each(Vec::clear);
+        self.init_fences.iter_mut().for_each(Vec::clear);
         self.queue = Queue::default();
         self.live = self.setup.threads;
         self.block = block;
@@ -773,6 +776,11 @@ impl<'m> Machine<'m> {
         let moment = &mut self.threads[self.current].moment;
         self.fences[self.current].push(moment.now);
         moment.tick();
+    }
+
+    pub(super) fn mbar_fence_init(&mut self) {
+        let now = self.threads[self.current].moment.now;
+        self.init_fences[self.current].push(now);
     }
 }
 

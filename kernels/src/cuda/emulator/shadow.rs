@@ -139,7 +139,9 @@ pub(super) struct Previous {
 
 /// The shadow of a range of memory.
 pub(super) struct Shadow {
+    /// One every two bytes; none as long as no kernel has touched any.
     cells: Vec<Cell>,
+    bytes: usize,
     /// One bit a byte: whether it was written.
     written: Vec<u64>,
 }
@@ -148,14 +150,15 @@ impl Shadow {
     /// Of memory never written.
     pub(super) fn new(bytes: usize) -> Self {
         Self {
-            cells: vec![Cell::default(); bytes.div_ceil(2)],
+            cells: Vec::new(),
+            bytes,
             written: vec![0; bytes.div_ceil(64)],
         }
     }
 
     /// Forgets who accessed, as between runs so long apart that counts start again.
     pub(super) fn forget_accesses(&mut self) {
-        self.cells.fill(Cell::default());
+        self.cells.clear();
     }
 
     /// Says of a range that its bytes mean something, or that they do not.
@@ -204,6 +207,9 @@ impl Shadow {
             self.set_written(start, bytes, true);
         } else if let Some(at) = self.first_unwritten(start, bytes) {
             return Err((at, Conflict::Uninitialized));
+        }
+        if self.cells.is_empty() {
+            self.cells.resize(self.bytes.div_ceil(2), Cell::default());
         }
         // Neighbours mostly have the same history, so what became of the last cell is kept.
         let mut last: Option<(Cell, u16, Cell)> = None;

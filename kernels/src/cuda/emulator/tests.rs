@@ -5,13 +5,13 @@ use super::Emulator;
 use super::fault::{Fault, Kind};
 use crate::cuda::platform::{Address, Launch, Platform};
 use crate::cuda::program::{Architecture, Arg, Define, Grid, Source, Swizzle, TensorMap, source};
+use crate::testing::at_hand;
 use crate::{Dtype, bf16};
 
 const SEEDS: u64 = 12;
 
-/// A device; none where there is no C++ compiler, of which `testing::emulated` speaks.
 fn emulator(seed: u64) -> Option<Emulator> {
-    Emulator::new(Architecture::SM90, seed).ok()
+    at_hand(Emulator::new(Architecture::SM90, seed))
 }
 
 /// Runs a kernel with an error planted, and gives what was found.
