@@ -144,7 +144,7 @@ fn matrices() -> Vec<u32> {
     pairs(&all.collect::<Vec<_>>())
 }
 
-/// Registers [lane][matrix] as the PTX ISA's figure of an 8x8 fragment has them.
+/// Registers `[lane][matrix]` as the PTX ISA's figure of an 8x8 fragment has them.
 fn registers(count: usize, transposed: bool) -> Vec<u32> {
     let register = |i: usize| {
         let (lane, matrix) = (i / count, i % count);

@@ -12,7 +12,7 @@ use crate::cuda::libraries::{Library, find};
 use crate::cuda::nvrtc::report::{complaints, resources};
 use crate::cuda::nvrtc::tests::{nvrtc_or_skip, skip};
 use crate::cuda::nvrtc::{Cubin, Nvrtc};
-use crate::cuda::program::{Architecture, Listed};
+use crate::cuda::program::{Architecture, Entry, Listed, Needs, Source};
 use crate::cuda::programs::programs;
 
 #[test]
@@ -133,12 +133,12 @@ fn sections(listing: &str) -> HashMap<String, String> {
     let mut sections: HashMap<String, String> = HashMap::new();
     let mut name = String::new();
     for line in listing.lines() {
-        if let Some(section) = line.trim().strip_prefix(".section") {
-            let section = section.trim().split(',').next().unwrap_or_default();
-            name = section
+        if let Some((".section", section)) = line.trim().split_once(char::is_whitespace) {
+            let section = section.split(',').next().unwrap_or_default();
+            section
                 .strip_prefix(".text.")
                 .unwrap_or_default()
-                .to_owned();
+                .clone_into(&mut name);
         }
         let text = sections.entry(name.clone()).or_default();
         text.push_str(line);
@@ -158,9 +158,75 @@ fn mnemonics(listing: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
+fn what_a_program_breaks_of_its_limits_is_said() {
+    let Some(nvrtc) = nvrtc_or_skip() else { return };
+    let source = Source {
+        stem: "planted",
+        text: r#"
+#include "prelude.cuh"
+KERNEL(32, 1) copies(const float* x, float* y) {
+  DYN_SMEM(shared);
+  cp_async16(shared + 16 * lane_id(), x + 4 * lane_id(), 16);
+  cp_async_commit();
+  cp_async_wait<0>();
+  y[lane_id()] = ((float*)shared)[lane_id()];
+}
+EXPORT(copies)
+KERNEL(32, 1) keeps_an_array(float* x, int n) {
+  float a[64];
+  for (int i = 0; i < 64; i++) a[i] = x[i * n];
+  for (int j = 0; j < n; j++)
+    for (int i = 0; i < 64; i++) a[i] *= a[(i + j) & 63];
+  for (int i = 0; i < 64; i++) x[i] = a[i];
+}
+EXPORT(keeps_an_array)
+"#,
+    };
+    let entry = |name, registers, shared, shows| Entry {
+        name,
+        registers,
+        shared,
+        shows,
+    };
+    let check = |entries: &[Entry], expected: &[&str]| {
+        let listed = Listed {
+            program: source.with(&[]),
+            needs: Needs::Sm80,
+            entries: entries.to_vec(),
+        };
+        let found = offences(&nvrtc, &listed, Architecture::SM80);
+        assert_eq!(found.len(), expected.len(), "{found:#?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with("planted.cu for sm_80: "), "{found}");
+            assert!(found.contains(expected), "{expected} is not in {found}");
+        }
+    };
+    let copies = entry("copies", 32, 512, &["LDGSTS"]);
+    let array = "keeps_an_array keeps registers in memory";
+    check(&[copies, entry("keeps_an_array", 128, 0, &[])], &[array]);
+    check(&[copies], &["keeps_an_array is not listed"]);
+    let wrong = [
+        entry("copies", 4, 200 << 10, &["HGMMA", "LDGSTS"]),
+        entry("keeps_an_array", 128, 0, &[]),
+        entry("absent", 1, 1, &[]),
+    ];
+    let mut expected = vec![
+        "copies takes",
+        "copies asks for more shared memory than there is",
+        array,
+        "there is no kernel absent",
+    ];
+    if disassembler().is_some() {
+        expected.push("copies shows no HGMMA");
+    }
+    check(&wrong, &expected);
+}
+
+#[test]
 fn a_listing_is_read_by_section_and_mnemonic() {
     let listing = "\
 \t.section\t.text.first,\"ax\",@progbits
+\t.sectioninfo\t@\"SHI_REGISTERS=80\"
 first:
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/              @!P0 UTMALDG.2D [UR8], [UR4] ;
