@@ -88,8 +88,8 @@ pub(crate) struct PlanArgs {
     /// Sequences a step
     #[arg(long)]
     pub(crate) global_batch: u64,
-    /// Precision of the matrix products: fp32, bf16, fp8, fp8-blockwise, mxfp8 or nvfp4
-    /// [default: bf16; fp32 with --stack moefold]
+    /// Precision of the matrix products: fp32, bf16, fp8 (a current scale for each tensor),
+    /// fp8-delayed, fp8-blockwise, mxfp8 or nvfp4 [default: bf16; fp32 with --stack moefold]
     #[arg(long)]
     pub(crate) precision: Option<String>,
     /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched

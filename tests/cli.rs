@@ -263,6 +263,65 @@ fn bad_requests_are_refused_with_what_would_work() {
 }
 
 #[test]
+fn every_rule_that_a_request_breaks_is_said_at_once() {
+    // Degrees that contradict the ranks, the model and the schedule.
+    refused(
+        &mixtral(&["--layout", "tp=5,cp=1,pp=1,vpp=2,ep=3,etp=1,mbs=1"]),
+        2,
+        &[
+            "128 GPUs are not divisible by tp x cp x pp = 5 x 1 x 1",
+            "48 heads are not divisible by tp = 5",
+            "8 experts are not divisible by ep = 3; nearest: ep = 2 or 4",
+            "vpp = 2 needs a pipeline",
+            "the nearest legal degrees are tp=4,",
+        ],
+    );
+    // One degree alone that no layout of the model has is a bad request too.
+    refused(
+        &mixtral(&["--layout", "ep=16"]),
+        2,
+        &[
+            "8 experts are not divisible by ep = 16",
+            "the nearest legal degrees are ep=8",
+        ],
+    );
+    // Degrees, choices and features of later releases together.
+    refused(
+        &mixtral(&[
+            "--layout",
+            "pp=2,vpp=4",
+            "--overlap",
+            "param-gather,expert-alltoall",
+            "--precision",
+            "fp8-delayed",
+            "--recompute",
+            "moe_act,mla_up_proj",
+            "--pipeline-layout",
+            "Et*57L",
+            "--zero",
+            "fsdp",
+        ]),
+        2,
+        &[
+            "vpp = 4 over pp = 2 needs p2p overlap",
+            "pipeline layout are 1, and pp x vpp = 2 x 4 = 8",
+            "57 decoder layers (t), and the model has 56",
+            "--overlap expert-alltoall: not supported yet",
+            "--zero fsdp: not supported yet",
+            "param-gather in --overlap needs grad-reduce",
+            "moe_act cannot be recomputed under --precision fp8-delayed",
+            "no layer of the model has mla_up_proj",
+        ],
+    );
+    // Each layout breaks one rule or another.
+    refused(
+        &mixtral(&["--layout", "vpp=56"]),
+        2,
+        &["no layout is legal", "empty_stages", "vpp_without_pp"],
+    );
+}
+
+#[test]
 fn nothing_feasible_is_an_answer_of_its_own() {
     let arguments = [
         "plan",

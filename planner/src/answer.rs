@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
 use crate::plan::{
-    BadPrediction, LayoutRecord, PlanFileError, PlannedLayout, ProfileUsed, Recompute, Request,
+    LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Recompute, Request,
 };
 
 /// The plans of a search, best first, and its record.
@@ -38,26 +38,47 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Refuses predictions that are negative or no numbers, or do not add up, as a plan's file
-    /// does; `path` is named in errors.
+    /// Refuses layouts that are not legal for what was asked, and predictions that are negative or
+    /// no numbers, or do not add up, as a plan's file does; `path` is named in errors. An answer
+    /// that does not say what was asked is not held to the rules of layouts.
     pub fn check(&self, path: &Path) -> Result<(), PlanFileError> {
+        let asked = self.model.as_ref().zip(self.request.as_ref());
         for (index, plan) in self.plans.iter().enumerate() {
-            plan.check_predicted()
-                .map_err(|bad| PlanFileError::prediction(path, &format!("plans[{index}]."), bad))?;
+            let prefix = &format!("plans[{index}].");
+            let place = Place { path, prefix };
+            match asked {
+                Some((model, request)) => plan.check(&place, model, request)?,
+                None => plan.check_predicted(&place)?,
+            }
         }
-        for (index, candidate) in self.search.feasible.iter().enumerate() {
+        let inside = self.search.inside_domain.as_ref();
+        let inside = inside.and_then(|inside| inside.best.as_ref());
+        let inside = inside.map(|best| ("search.inside_domain.best.".to_owned(), best));
+        let feasible = self.search.feasible.iter().enumerate();
+        let feasible = feasible.map(|(index, c)| (format!("search.feasible[{index}]."), c));
+        for (prefix, candidate) in feasible.chain(inside) {
+            let place = Place {
+                path,
+                prefix: &prefix,
+            };
             for (key, found) in [
                 ("step_s", candidate.step_s),
                 ("peak_gib", candidate.peak_gib),
             ] {
                 if !found.is_finite() || found < 0.0 {
-                    let bad = BadPrediction {
-                        key: format!("search.feasible[{index}].{key}"),
-                        found: found.to_string(),
-                        expected: "a finite number of at least 0".to_owned(),
-                    };
-                    return Err(PlanFileError::prediction(path, "", bad));
+                    let expected = "a finite number of at least 0".to_owned();
+                    return Err(place.prediction(key, found.to_string(), expected));
                 }
+            }
+            // Runners-up share the best plan's precision, stack and the rest.
+            if let Some(((model, request), best)) = asked.zip(self.plans.first()) {
+                best.prove(
+                    &place,
+                    model,
+                    request,
+                    &candidate.layout,
+                    &candidate.recompute,
+                )?;
             }
         }
         Ok(())

@@ -1,12 +1,16 @@
 //! [`Layout`]: how a job's ranks are divided among the parallel axes, proven legal.
 //!
 //! Anyone may write [`Degrees`]; only [`Rules::layout`] (or [`Layout::new`], the same for a single
-//! question) makes a [`Layout`], and nothing downstream checks it again. Attention and experts are
-//! two independent decompositions of the same rank numbers with identical pipeline groups (MoE
-//! Parallel Folding, arXiv 2504.14960); the groups themselves are in [`crate::mesh`]. Whether a
-//! layout fits into memory is not asked here.
+//! question about degrees alone) makes a [`Layout`], and nothing downstream checks it again. Rules
+//! know the model, the batch and what else was chosen (runtime, precision, stages, overlap,
+//! recomputation), and every one that is broken is said. Attention and experts are two independent
+//! decompositions of the same rank numbers with identical pipeline groups (MoE Parallel Folding,
+//! arXiv 2504.14960); the groups themselves are in [`crate::mesh`]. Whether a layout fits into
+//! memory is not asked here.
 
+mod choices;
 mod illegal;
+mod nearest;
 mod partial;
 mod rules;
 mod space;
@@ -17,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
 
+pub(crate) use choices::delayed_scaling;
 pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
 pub use partial::{ParseDegreesError, PartialDegrees};
 pub use rules::Rules;

@@ -10,7 +10,7 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::layout::{Batch, PartialDegrees};
+use crate::layout::{Batch, Illegal, PartialDegrees};
 use crate::plan::{Dispatcher, Module, Objective, Optimizer, Recompute, StackName};
 
 pub use error::{LeastMemory, PlanError};
@@ -42,6 +42,10 @@ pub struct Flags {
 
 /// Communication that runs beside compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent kinds of overlap, each asked for or not"
+)]
 pub struct Overlap {
     /// Gradient reduction under the last microbatch's backward pass.
     pub grad_reduce: bool,
@@ -49,6 +53,12 @@ pub struct Overlap {
     pub param_gather: bool,
     /// Pipeline messages under other chunks' work, where stages are interleaved.
     pub p2p: bool,
+    /// The experts' exchange under another microbatch; not priced yet.
+    pub expert_alltoall: bool,
+    /// The shared expert under the exchange; not priced yet.
+    pub shared_expert: bool,
+    /// Collectives of TP under their own products; not priced yet.
+    pub tp: bool,
 }
 
 /// What a search may vary and what is fixed.
@@ -82,6 +92,8 @@ pub struct SearchOptions {
     pub top: usize,
     /// Memory a plan may fill on each device, GiB; `None` is all of it.
     pub memory_gib: Option<f64>,
+    /// What was asked for that this release does not price; refused with whatever else is wrong.
+    pub unpriced: Vec<Illegal>,
 }
 
 impl SearchOptions {
@@ -105,6 +117,7 @@ impl SearchOptions {
             objective: Objective::Throughput,
             top: 5,
             memory_gib: None,
+            unpriced: Vec::new(),
         }
     }
 
@@ -124,13 +137,12 @@ impl SearchOptions {
         }
         options.dispatcher = match flags.dispatcher.as_deref() {
             None | Some("auto") => None,
-            Some("alltoall") => Some(Dispatcher::Alltoall),
-            Some("allgather") => Some(Dispatcher::Allgather),
-            Some("deepep") => Some(Dispatcher::Deepep),
-            Some("hybridep") => Some(Dispatcher::Hybridep),
-            Some(other) => {
+            Some(word) => {
+                let named = Dispatcher::ALL
+                    .into_iter()
+                    .find(|known| known.name() == word);
                 let expected = "auto, alltoall, allgather, deepep or hybridep";
-                return Err(PlanError::value("--dispatcher", other, expected));
+                Some(named.ok_or_else(|| PlanError::value("--dispatcher", word, expected))?)
             }
         };
         options.recompute = match flags.recompute.as_deref() {
@@ -144,12 +156,10 @@ impl SearchOptions {
             None | Some("adam") => Optimizer::Adam,
             Some("adam-bf16-moments") => Optimizer::AdamBf16Moments,
             Some(other) => {
-                return Err(later(
-                    "--optimizer",
-                    other,
-                    &["muon"],
-                    "adam, adam-bf16-moments",
-                ));
+                let works = "adam, adam-bf16-moments";
+                let unpriced = later("--optimizer", other, &["muon"], works)?;
+                options.unpriced.push(unpriced);
+                Optimizer::Adam
             }
         };
         options.grad_dtype = match flags.grad_dtype.as_deref() {
@@ -159,38 +169,39 @@ impl SearchOptions {
         };
         options.overlap = match flags.overlap.as_deref() {
             None | Some("auto") => None,
-            Some(words) => Some(overlap(words)?),
+            Some(words) => Some(overlap(words, &mut options.unpriced)?),
         };
         options.objective = match flags.objective.as_deref() {
             None | Some("throughput") => Objective::Throughput,
             Some("cost") => Objective::Cost,
             Some("memory") => Objective::Memory,
             Some(other) => {
-                return Err(later(
-                    "--objective",
-                    other,
-                    &["gpus"],
-                    "throughput, cost, memory",
-                ));
+                let works = "throughput, cost, memory";
+                let unpriced = later("--objective", other, &["gpus"], works)?;
+                options.unpriced.push(unpriced);
+                Objective::Throughput
             }
         };
         options.top = flags.top.unwrap_or(options.top).max(1);
         if let Some(path) = flags.routing.as_deref().filter(|&word| word != "balanced") {
             options.routing = Some(Routing::read(path)?);
         }
-        flags.refuse_unpriced()?;
+        flags.unpriced(&mut options.unpriced)?;
         Ok(options)
     }
 }
 
 impl Flags {
-    /// Refuses what the design has and this release does not price.
-    fn refuse_unpriced(&self) -> Result<(), PlanError> {
-        let only = |flag, word: &Option<String>, known: &[&str], works: &str| match word.as_deref()
-        {
-            None => Ok(()),
-            Some(word) if works.split(", ").any(|ok| ok == word) => Ok(()),
-            Some(word) => Err(later(flag, word, known, works)),
+    /// Collects what the design has and this release does not price.
+    fn unpriced(&self, unpriced: &mut Vec<Illegal>) -> Result<(), PlanError> {
+        let mut only = |flag, word: &Option<String>, known: &[&str], works: &'static str| {
+            match word.as_deref() {
+                Some(word) if works.split(", ").all(|ok| ok != word) => {
+                    unpriced.push(later(flag, word, known, works)?);
+                }
+                _ => {}
+            }
+            Ok::<(), PlanError>(())
         };
         let schedules = ["1f1b", "interleaved", "zero-bubble", "zbv", "dualpipe"];
         only("--schedule", &self.schedule, &schedules, "auto")?;
@@ -205,40 +216,39 @@ impl Flags {
         )?;
         only("--zero", &self.zero, &["partial", "fsdp"], "1")?;
         if let Some(factor) = self.capacity_factor {
-            let value = factor.to_string();
-            return Err(PlanError::Later {
+            unpriced.push(Illegal::Unpriced {
                 flag: "--capacity-factor",
-                value,
-                works: "no capacity factor: routing is dropless".to_owned(),
+                value: factor.to_string(),
+                works: "no capacity factor: routing is dropless",
             });
         }
         Ok(())
     }
 }
 
-/// A value that is known but not priced yet, or not known at all.
-fn later(flag: &'static str, value: &str, known: &[&str], works: &str) -> PlanError {
-    let value = value.to_owned();
-    if known.contains(&value.as_str()) {
-        PlanError::Later {
-            flag,
-            value,
-            works: works.to_owned(),
-        }
-    } else {
-        PlanError::Value {
-            flag,
-            value,
-            expected: format!("one of {works}"),
-        }
+/// A value that is known but not priced yet; an error where it is not known at all.
+fn later(
+    flag: &'static str,
+    value: &str,
+    known: &[&str],
+    works: &'static str,
+) -> Result<Illegal, PlanError> {
+    if !known.contains(&value) {
+        return Err(PlanError::value(flag, value, &format!("one of {works}")));
     }
+    Ok(Illegal::Unpriced {
+        flag,
+        value: value.to_owned(),
+        works,
+    })
 }
 
 fn precision(word: &str) -> Result<Precision, PlanError> {
-    const ALL: [Precision; 6] = [
+    const ALL: [Precision; 7] = [
         Precision::Fp32,
         Precision::Bf16,
         Precision::Fp8,
+        Precision::Fp8Delayed,
         Precision::Fp8Blockwise,
         Precision::Mxfp8,
         Precision::Nvfp4,
@@ -246,12 +256,12 @@ fn precision(word: &str) -> Result<Precision, PlanError> {
     ALL.into_iter()
         .find(|precision| precision.name() == word)
         .ok_or_else(|| {
-            let expected = "fp32, bf16, fp8, fp8-blockwise, mxfp8 or nvfp4";
+            let expected = "fp32, bf16, fp8, fp8-delayed, fp8-blockwise, mxfp8 or nvfp4";
             PlanError::value("--precision", word, expected)
         })
 }
 
-fn overlap(words: &str) -> Result<Overlap, PlanError> {
+fn overlap(words: &str, unpriced: &mut Vec<Illegal>) -> Result<Overlap, PlanError> {
     let mut overlap = Overlap::default();
     if words == "none" {
         return Ok(overlap);
@@ -264,14 +274,12 @@ fn overlap(words: &str) -> Result<Overlap, PlanError> {
             _ => {
                 let known = ["expert-alltoall", "shared-expert", "tp"];
                 let works = "auto, none, grad-reduce, param-gather, p2p";
-                return Err(later("--overlap", word, &known, works));
+                unpriced.push(later("--overlap", word, &known, works)?);
+                overlap.expert_alltoall |= word == "expert-alltoall";
+                overlap.shared_expert |= word == "shared-expert";
+                overlap.tp |= word == "tp";
             }
         }
-    }
-    if overlap.param_gather && !overlap.grad_reduce {
-        let expected = "grad-reduce beside param-gather: Megatron-Core gathers weights bucket by \
-                        bucket as it reduced gradients";
-        return Err(PlanError::value("--overlap", words, expected));
     }
     Ok(overlap)
 }
@@ -303,17 +311,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_later_releases_are_refused_by_name() {
+    fn values_of_later_releases_are_collected_by_name() {
         let batch = Batch {
             seq_len: 4096,
             global_batch: 8,
         };
         let flags = Flags {
             zero: Some("fsdp".to_owned()),
+            overlap: Some("p2p,tp".to_owned()),
             ..Flags::default()
         };
-        let error = SearchOptions::parse(batch, &flags).expect_err("refused");
-        assert!(error.to_string().contains("--zero fsdp"), "{error}");
+        let options = SearchOptions::parse(batch, &flags).expect("known words");
+        let unpriced: Vec<String> = options.unpriced.iter().map(ToString::to_string).collect();
+        assert_eq!(unpriced.len(), 2, "{unpriced:?}");
+        assert!(unpriced[0].contains("--overlap tp"), "{unpriced:?}");
+        assert!(unpriced[1].contains("--zero fsdp"), "{unpriced:?}");
         let flags = Flags {
             zero: Some("9".to_owned()),
             ..Flags::default()

@@ -14,9 +14,9 @@ use moefold_profiles::{Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Batch, Layout};
-use crate::model::Model;
+use crate::model::{Ffn, Mixer, Model};
 
-pub(crate) use check::BadPrediction;
+pub(crate) use check::Place;
 pub use file::PlanFileError;
 
 /// Version of the file format.
@@ -122,6 +122,26 @@ pub enum Dispatcher {
     Hybridep,
 }
 
+impl Dispatcher {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Alltoall,
+        Self::Allgather,
+        Self::Deepep,
+        Self::Hybridep,
+    ];
+
+    /// Its name on the command line and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alltoall => "alltoall",
+            Self::Allgather => "allgather",
+            Self::Deepep => "deepep",
+            Self::Hybridep => "hybridep",
+        }
+    }
+}
+
 /// Modules whose outputs can be dropped and computed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -165,6 +185,32 @@ impl Module {
             Self::Mlp => "mlp",
             Self::SharedExperts => "shared_experts",
         }
+    }
+
+    /// The modules that some layer of a model has, MTP depths included; sorted.
+    pub fn of(model: &Model) -> Vec<Self> {
+        let mut found = Vec::new();
+        for layer in model.layers.iter().chain(&model.mtp) {
+            match &layer.mixer {
+                Some(Mixer::Mla(_) | Mixer::SharedKv(_)) => {
+                    found.extend([Self::CoreAttn, Self::MlaUpProj]);
+                }
+                Some(Mixer::Gqa(_) | Mixer::Linear(_)) => found.push(Self::CoreAttn),
+                None => {}
+            }
+            match &layer.ffn {
+                Some(Ffn::Dense(_)) => found.push(Self::Mlp),
+                Some(Ffn::Moe(moe)) => {
+                    found.extend([Self::MoeAct, Self::Moe]);
+                    found.extend(moe.shared.as_ref().map(|_| Self::SharedExperts));
+                }
+                None => {}
+            }
+            found.push(Self::Layernorm);
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
     }
 }
 
@@ -266,6 +312,16 @@ pub enum StackName {
     Megatron,
     /// This project's executor.
     Moefold,
+}
+
+impl StackName {
+    /// Its name on the command line and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Megatron => "megatron",
+            Self::Moefold => "moefold",
+        }
+    }
 }
 
 /// What a plan is expected to cost.

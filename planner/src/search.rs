@@ -12,7 +12,7 @@ mod explain;
 mod mix;
 mod predict;
 mod recompute;
-mod refusal;
+mod request;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
-use crate::layout::{Layout, Rules, space};
+use crate::layout::{Illegal, Layout, Rules, delayed_scaling, nearest_legal, space};
 use crate::memory::{self, Moment};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
@@ -35,7 +35,7 @@ use crate::schedule::Schedule;
 use crate::stack::Stack;
 
 use predict::Priced;
-use refusal::{Refusal, check_request, unable};
+use request::{LeftOut, check_request};
 use shape::{Question, Shape};
 use visit::{Found, Outcome, Tally, Unit, visit};
 
@@ -61,33 +61,21 @@ pub fn plan(
     options: &SearchOptions,
     costs: &Costs,
 ) -> Result<SearchResult, PlanError> {
-    let question = question(model, cluster, gpus, options, costs)?;
-    let mut refused: BTreeMap<String, u64> = BTreeMap::new();
-    let mut examples: BTreeMap<String, String> = BTreeMap::new();
-    let mut total = 0;
-
-    let rules = Rules::new(model, &options.batch);
-    let mut layouts = Vec::new();
-    for degrees in space(model, gpus, &options.batch, &options.pins) {
-        let children = question.children(degrees.ep);
-        total += children;
-        let refusal = match rules.layout(&degrees) {
-            Ok(layout) => match unable(&question, &layout) {
-                None => {
-                    layouts.push(layout);
-                    continue;
-                }
-                Some(refusal) => refusal,
-            },
-            Err(broken) => Refusal::Illegal(broken[0]),
-        };
-        // The sentence is written once a reason: there are many refusals.
-        if let Some(count) = refused.get_mut(refusal.reason()) {
-            *count += children;
-        } else {
-            refused.insert(refusal.reason().to_owned(), children);
-            examples.insert(refusal.reason().to_owned(), refusal.to_string());
-        }
+    let rules = Rules::of(model, options);
+    let question = question(model, cluster, gpus, options, costs, &rules)?;
+    let Candidates {
+        layouts,
+        space: total,
+        mut refused,
+        examples,
+        all_illegal,
+    } = candidates(&question, gpus, &rules);
+    if all_illegal {
+        return Err(PlanError::NoneLegal {
+            refused,
+            examples,
+            nearest: nearest_legal(&rules, model, &options.pins, gpus),
+        });
     }
 
     let shapes = shapes(&question, &layouts);
@@ -153,6 +141,63 @@ pub fn plan(
     })
 }
 
+/// The tuples of degrees of a space, judged.
+struct Candidates {
+    /// Those that are legal and worth trying.
+    layouts: Vec<Layout>,
+    /// Candidates there are: tuples times what else is open.
+    space: u64,
+    /// Candidates refused, by reason.
+    refused: BTreeMap<String, u64>,
+    /// A sentence for each reason.
+    examples: BTreeMap<String, String>,
+    /// Whether no tuple is legal.
+    all_illegal: bool,
+}
+
+fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
+    let options = question.options;
+    let mut found = Candidates {
+        layouts: Vec::new(),
+        space: 0,
+        refused: BTreeMap::new(),
+        examples: BTreeMap::new(),
+        all_illegal: true,
+    };
+    for degrees in space(question.model, gpus, &options.batch, &options.pins) {
+        let dispatchers = question.dispatchers_for(degrees.ep).len() as u64;
+        let sets = (question.sets.len() + question.illegal_sets.len()) as u64;
+        found.space += dispatchers * sets;
+        match rules.layout(&degrees) {
+            Ok(layout) => {
+                found.all_illegal = false;
+                if let Some(why) = LeftOut::of(question, &layout) {
+                    found.refuse(why.reason(), dispatchers * sets, &why);
+                    continue;
+                }
+                for illegal in &question.illegal_sets {
+                    found.refuse(illegal.reason(), dispatchers, illegal);
+                }
+                found.layouts.push(layout);
+            }
+            Err(broken) => found.refuse(broken[0].reason(), dispatchers * sets, &broken[0]),
+        }
+    }
+    found
+}
+
+impl Candidates {
+    /// Counts; the sentence is written once a reason, for there are many refusals.
+    fn refuse(&mut self, reason: &str, count: u64, why: &dyn std::fmt::Display) {
+        if let Some(before) = self.refused.get_mut(reason) {
+            *before += count;
+        } else {
+            self.refused.insert(reason.to_owned(), count);
+            self.examples.insert(reason.to_owned(), why.to_string());
+        }
+    }
+}
+
 /// The best of some units, which come in the order of their floors.
 fn rank<'a>(
     question: &Question<'_>,
@@ -212,6 +257,7 @@ fn question<'a>(
     gpus: u32,
     options: &'a SearchOptions,
     costs: &'a Costs,
+    rules: &Rules,
 ) -> Result<Question<'a>, PlanError> {
     let stack = Stack::of(options.stack);
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
@@ -229,13 +275,7 @@ fn question<'a>(
             format!("cluster {} has {there}", cluster.name),
         );
     }
-    if !stack.precisions.contains(&options.precision) {
-        let names: Vec<&str> = stack.precisions.iter().map(|p| p.name()).collect();
-        return unable(
-            format!("--precision {}", options.precision),
-            format!("the chosen stack runs {}", names.join(", ")),
-        );
-    }
+    check_request(model, gpus, options, rules)?;
     let compute = options.precision.compute();
     if cluster.gpu.peak(compute).is_none() {
         return unable(
@@ -243,32 +283,19 @@ fn question<'a>(
             format!("{} does not compute in {compute}", cluster.gpu.name),
         );
     }
-    check_request(model, gpus, options)?;
     let dispatchers = match options.dispatcher {
         _ if model.num_moe_layers() == 0 => vec![stack.dispatchers[0]],
         None => stack.dispatchers.to_vec(),
-        Some(wanted) if stack.dispatchers.contains(&wanted) => vec![wanted],
-        Some(wanted) => {
-            return unable(
-                format!("--dispatcher {wanted:?}").to_lowercase(),
-                format!("the chosen stack has {:?}", stack.dispatchers).to_lowercase(),
-            );
-        }
+        Some(wanted) => vec![wanted],
     };
-    let sets = match &options.recompute {
-        Some(set) if *set != Recompute::None && !stack.recomputes => {
-            return unable(
-                "--recompute".to_owned(),
-                "the chosen stack recomputes nothing yet; `none` works".to_owned(),
-            );
-        }
-        Some(set) => {
-            recompute::check(set, model)?;
-            vec![set.clone()]
-        }
+    let mut sets = match &options.recompute {
+        Some(set) => vec![set.clone()],
         None if stack.recomputes => recompute::sets(model),
         None => vec![Recompute::None],
     };
+    let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
+    let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
+    sets.retain(|set| illegal(set).is_none());
     let mut distinct: Vec<&Layer> = Vec::new();
     let kind_of = model
         .layers
@@ -291,6 +318,7 @@ fn question<'a>(
         overlap: options.overlap.unwrap_or(stack.overlap),
         stack,
         sets,
+        illegal_sets,
         dispatchers,
         kind_of,
         distinct,

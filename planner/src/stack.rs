@@ -91,6 +91,7 @@ impl Stack {
                 grad_reduce: true,
                 param_gather: true,
                 p2p: true,
+                ..Overlap::default()
             },
             dispatchers: &[
                 Dispatcher::Alltoall,
@@ -101,6 +102,7 @@ impl Stack {
             precisions: &[
                 Precision::Bf16,
                 Precision::Fp8,
+                Precision::Fp8Delayed,
                 Precision::Fp8Blockwise,
                 Precision::Mxfp8,
                 Precision::Nvfp4,
@@ -145,7 +147,9 @@ impl Stack {
         }
         let quantized = match precision {
             Precision::Fp32 | Precision::Bf16 => 0.0,
-            Precision::Fp8 | Precision::Fp8Blockwise | Precision::Mxfp8 => 2.0,
+            Precision::Fp8 | Precision::Fp8Delayed | Precision::Fp8Blockwise | Precision::Mxfp8 => {
+                2.0
+            }
             Precision::Nvfp4 => 1.125,
         };
         StateBytes {

@@ -60,8 +60,10 @@ pub enum Precision {
     /// bf16 weights and activations, f32 main gradients and master weights.
     #[default]
     Bf16,
-    /// FP8 with one scale a tensor.
+    /// FP8 with one scale a tensor, taken from that tensor (Megatron-LM's recipe `tensorwise`).
     Fp8,
+    /// FP8 with one scale a tensor, guessed from the maxima of earlier steps (recipe `delayed`).
+    Fp8Delayed,
     /// FP8 with 1x128 activation and 128x128 weight scales.
     Fp8Blockwise,
     /// MXFP8: 1x32 blocks with E8M0 scales.
@@ -76,7 +78,7 @@ impl Precision {
         match self {
             Self::Fp32 => Dtype::F32,
             Self::Bf16 => Dtype::Bf16,
-            Self::Fp8 | Self::Fp8Blockwise | Self::Mxfp8 => Dtype::Fp8,
+            Self::Fp8 | Self::Fp8Delayed | Self::Fp8Blockwise | Self::Mxfp8 => Dtype::Fp8,
             Self::Nvfp4 => Dtype::Fp4,
         }
     }
@@ -95,6 +97,7 @@ impl Precision {
             Self::Fp32 => "fp32",
             Self::Bf16 => "bf16",
             Self::Fp8 => "fp8",
+            Self::Fp8Delayed => "fp8-delayed",
             Self::Fp8Blockwise => "fp8-blockwise",
             Self::Mxfp8 => "mxfp8",
             Self::Nvfp4 => "nvfp4",

@@ -1,11 +1,36 @@
 //! [`Illegal`]: a rule of parallel layouts that some degrees break.
 //!
-//! Each variant carries the two numbers that do not go together; its message adds the nearest
-//! values that would. The rules are those Megatron-Core checks when it builds process groups and
-//! validates arguments (`megatron/core/parallel_state.py`, `megatron/training/arguments.py`,
-//! main of August 2026). Refusing a layout is a result, not an error of the program.
+//! Each variant carries what does not go together, numbers where there are any; its message adds
+//! the nearest values that would. The rules are those Megatron-Core checks when it builds process
+//! groups and validates arguments (`megatron/core/parallel_state.py`,
+//! `megatron/core/transformer/transformer_config.py`, `megatron/training/arguments.py`, main of
+//! August 2026), and what a stack can run. Refusing a layout is a result, not an error of the
+//! program.
+//!
+//! Rules of Megatron-Core that are no variant:
+//!
+//! - *Kept by construction.* Sequence parallelism is on exactly where TP is, so neither experts nor
+//!   TP overlap lack it; experts and context never share a grid; weights are gathered by the
+//!   distributed optimizer, which is always on; experts always run as a grouped product; p2p overlap
+//!   is off without virtual stages; a model has grouped queries or latent attention, never both. EP
+//!   may exceed DP.
+//! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
+//!   sqrt-softplus scores): every model that is read is priced, and an export is what refuses.
+//! - *Of features this release does not price*, refused by their flag ([`Illegal::Unpriced`]) before
+//!   a second value could contradict a layout: capacity factor and padding to capacity, budgets of a
+//!   rank's rows and paged stash, offload of activations and optimizer, CUDA graphs, FSDP and partial
+//!   sharding (whose number of instances divides DP x CP), delayed weight gradients. Overlap of
+//!   expert exchange, shared expert and TP is not priced either, but its words alone say enough to be
+//!   held to their rules.
+//! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
+//!   to be new enough.
+//! - *Disputed upstream*: whether MTP goes with CP.
 
-use std::fmt;
+use super::PartialDegrees;
+use super::nearest::{Nearest, divisors, multiples, product};
+use crate::plan::{Dispatcher, Module, StackName};
+use crate::stack::Stack;
+use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
 /// harmless.
@@ -14,8 +39,8 @@ pub const MAX_GPUS: u32 = 1 << 20;
 /// The most microbatches a step may have.
 pub const MAX_MICROBATCHES: u32 = 1 << 20;
 
-/// A rule that some degrees break, with both numbers and the nearest legal values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+/// A rule that some degrees or choices break, with both numbers and the nearest legal values.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(
     missing_docs,
     reason = "the fields are the quantities their variant's sentence names"
@@ -120,6 +145,101 @@ pub enum Illegal {
     #[error("{layers} layers cannot fill pp x vpp = {pp} x {vpp} = {} stages; nearest: pp x vpp = {layers} or less",
         product(&[*pp, *vpp]))]
     EmptyStages { layers: u64, pp: u32, vpp: u32 },
+    /// Two interleaved ranks exchange messages only while they compute.
+    #[error(
+        "vpp = {vpp} over pp = 2 needs p2p overlap (Megatron-Core), which --overlap leaves out; nearest: vpp = 1, pp = 3 or more, or p2p in --overlap"
+    )]
+    InterleavedPair { vpp: u32 },
+    /// Given stages are not as many as the degrees make.
+    #[error("the stages of the pipeline layout are {given}, and pp x vpp = {pp} x {vpp} = {}; nearest: {}",
+        product(&[*pp, *vpp]), degrees_of_stages(*given, *pp))]
+    StageCount { given: u64, pp: u32, vpp: u32 },
+    /// Given stages hold other layers than the model has.
+    #[error(
+        "the pipeline layout places {given} decoder layers (t), and the model has {layers}; nearest: {layers} t"
+    )]
+    StageLayers { given: u64, layers: u64 },
+    /// Given stages hold other multi-token-prediction depths than the model has.
+    #[error(
+        "the pipeline layout places {given} MTP depths (m), and the model has {depths}; nearest: {}", if *depths == 0 { "no m".to_owned() } else { format!("{depths} m, or none, and they stand with the head") }
+    )]
+    StageDepths { given: u64, depths: u64 },
+    /// A degree past what the stack runs.
+    #[error("the {} stack runs {key} up to {limit}, not {degree}; nearest: {key} = {limit}", stack.name())]
+    StackDegree {
+        stack: StackName,
+        key: &'static str,
+        degree: u32,
+        limit: u32,
+    },
+    /// A precision the stack does not run.
+    #[error("the {} stack does not run --precision {precision}; it runs {}",
+        stack.name(), names(Stack::of(*stack).precisions, Precision::name))]
+    StackPrecision {
+        stack: StackName,
+        precision: Precision,
+    },
+    /// A dispatcher the stack has not.
+    #[error("the {} stack has no --dispatcher {}; it has {}", stack.name(), dispatcher.name(),
+        names(Stack::of(*stack).dispatchers, Dispatcher::name))]
+    StackDispatcher {
+        stack: StackName,
+        dispatcher: Dispatcher,
+    },
+    /// Recomputation on a stack without it.
+    #[error("the {} stack recomputes nothing yet; nearest: --recompute none", stack.name())]
+    StackRecompute { stack: StackName },
+    /// Recomputation of modules the model lacks.
+    #[error(
+        "no layer of the model has {} to recompute; nearest: modules it has, {}",
+        names(absent, Module::name),
+        names(present, Module::name)
+    )]
+    AbsentModules {
+        absent: Vec<Module>,
+        present: Vec<Module>,
+    },
+    /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
+    #[error(
+        "moe_act cannot be recomputed under --precision fp8-delayed (Megatron-Core); nearest: --precision fp8, or --recompute without moe_act"
+    )]
+    DelayedScaling,
+    /// Weights are gathered bucket by bucket as gradients were reduced.
+    #[error(
+        "param-gather in --overlap needs grad-reduce beside it (Megatron-Core); nearest: --overlap grad-reduce,param-gather"
+    )]
+    GatherAlone,
+    /// Overlap of collectives that a group of one has not.
+    #[error(
+        "{overlap} in --overlap hides what {key} = 1 never sends; nearest: {key} = 2, or --overlap without it"
+    )]
+    OverlapAlone {
+        overlap: &'static str,
+        key: &'static str,
+    },
+    /// The combined forward and backward of expert overlap needs virtual stages in a pipeline.
+    #[error(
+        "expert-alltoall in --overlap over pp = {pp} needs virtual stages (Megatron-Core), and vpp = 1; nearest: vpp = 2, or pp = 1"
+    )]
+    ExpertOverlapStages { pp: u32 },
+    /// Expert overlap works one multi-token-prediction depth.
+    #[error(
+        "expert-alltoall in --overlap goes with 1 MTP depth at most (Megatron-Core), and the model has {depths}; nearest: --overlap without it"
+    )]
+    ExpertOverlapDepths { depths: u64 },
+    /// A kind of overlap and another choice that exclude each other.
+    #[error("{overlap} in --overlap excludes {other} (Megatron-Core); nearest: leave one out")]
+    OverlapExcludes {
+        overlap: &'static str,
+        other: &'static str,
+    },
+    /// A value that the design knows and this release does not price.
+    #[error("{flag} {value}: not supported yet; this release supports {works}")]
+    Unpriced {
+        flag: &'static str,
+        value: String,
+        works: &'static str,
+    },
 }
 
 impl Illegal {
@@ -147,15 +267,69 @@ impl Illegal {
             Self::InterleavedAlone { .. } => "vpp_without_pp",
             Self::InterleavedGroups { .. } => "vpp_microbatches",
             Self::EmptyStages { .. } => "empty_stages",
+            Self::InterleavedPair { .. } => "vpp_pair_without_p2p",
+            Self::StageCount { .. } => "pipeline_layout",
+            Self::StageLayers { .. } => "pipeline_layout_layers",
+            Self::StageDepths { .. } => "pipeline_layout_depths",
+            Self::StackDegree { key: "cp", .. } => "stack_cp",
+            Self::StackDegree { .. } => "stack_pp",
+            Self::StackPrecision { .. } => "stack_precision",
+            Self::StackDispatcher { .. } => "stack_dispatcher",
+            Self::StackRecompute { .. } => "stack_recompute",
+            Self::AbsentModules { .. } => "recompute_absent",
+            Self::DelayedScaling => "moe_act_under_delayed_fp8",
+            Self::GatherAlone => "param_gather_alone",
+            Self::OverlapAlone { .. } => "overlap_alone",
+            Self::ExpertOverlapStages { .. } => "expert_overlap_without_vpp",
+            Self::ExpertOverlapDepths { .. } => "expert_overlap_mtp",
+            Self::OverlapExcludes { .. } => "overlap_excludes",
+            Self::Unpriced { .. } => "not_supported_yet",
+        }
+    }
+
+    /// Whether a rule that these pins break with 1 for every open degree stays broken whatever the
+    /// open ones are. Larger degrees divide less, so most rules do; the others speak of degrees that
+    /// were open.
+    pub(super) fn stays_broken(&self, pins: &PartialDegrees) -> bool {
+        match self {
+            // A larger microbatch divides no better, but fewer replicas may.
+            Self::GlobalBatch {
+                global_batch, mbs, ..
+            } => pins.fixes_dp() || !global_batch.is_multiple_of((*mbs).into()),
+            Self::InterleavedGroups { .. } => pins.fixes_dp(),
+            Self::Microbatches { .. } => pins.fixes_dp() && pins.mbs.is_some(),
+            Self::InterleavedAlone { .. } => pins.pp.is_some(),
+            Self::StageCount { given, pp, vpp } => {
+                let both = pins.pp.and(pins.vpp).is_some();
+                both || !given.is_multiple_of(product(&[*pp, *vpp]))
+            }
+            Self::OverlapAlone { key: "tp", .. } => pins.tp.is_some(),
+            Self::OverlapAlone { .. } => pins.ep.is_some(),
+            Self::ExpertOverlapStages { .. } => pins.vpp.is_some(),
+            _ => true,
         }
     }
 }
 
-/// A product that stays at the top instead of wrapping: such a product divides nothing real.
-pub(super) fn product(factors: &[u32]) -> u64 {
-    factors
-        .iter()
-        .fold(1, |product: u64, &f| product.saturating_mul(f.into()))
+fn names<T: Copy>(list: &[T], name: fn(T) -> &'static str) -> String {
+    let names: Vec<&str> = list.iter().map(|&item| name(item)).collect();
+    names.join(", ")
+}
+
+/// Degrees that make as many stages as were given: the nearest pp that divides them, and its vpp.
+fn degrees_of_stages(given: u64, pp: u32) -> String {
+    let pp = u64::from(pp);
+    if pp != 0 && given.is_multiple_of(pp) {
+        return format!("pp = {pp} and vpp = {}", given / pp);
+    }
+    let near = divisors(given, pp);
+    let with = |pp: u64| format!("pp = {pp} and vpp = {}", given / pp);
+    let words: Vec<String> = [near.below, near.above]
+        .into_iter()
+        .flatten()
+        .map(with)
+        .collect();
+    words.join(", or ")
 }
 
 /// What a sequence must be a multiple of to be cut by the zig-zag of CP and then by TP.
@@ -166,56 +340,4 @@ fn sequence_unit(cp: u32, tp: u32) -> u64 {
         1
     };
     product(&[halves, cp, tp])
-}
-
-/// The legal values on either side of a value that is not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Nearest {
-    pub(super) below: Option<u64>,
-    pub(super) above: Option<u64>,
-}
-
-impl Nearest {
-    /// How far to look; beyond that a suggestion would help nobody.
-    const REACH: u64 = 1 << 16;
-
-    /// The nearest values of at least 1 that are legal.
-    pub(super) fn around(value: u64, legal: impl Fn(u64) -> bool) -> Self {
-        let lowest = value.saturating_sub(Self::REACH).max(1);
-        let highest = value.saturating_add(Self::REACH);
-        Self {
-            below: (lowest..value).rev().find(|&v| legal(v)),
-            above: (value.saturating_add(1)..=highest).find(|&v| legal(v)),
-        }
-    }
-}
-
-/// The divisors of `whole` nearest to `part`.
-pub(super) fn divisors(whole: u64, part: u64) -> Nearest {
-    let inside = Nearest::around(part.min(whole.saturating_add(1)), |v| {
-        whole.is_multiple_of(v)
-    });
-    Nearest {
-        below: inside.below,
-        above: inside.above.filter(|&v| v <= whole),
-    }
-}
-
-/// The positive multiples of `unit` nearest to `value`.
-pub(super) fn multiples(value: impl Into<u64>, unit: u64) -> Nearest {
-    let below = value.into() / unit.max(1) * unit;
-    Nearest {
-        below: Some(below).filter(|&v| v > 0),
-        above: below.checked_add(unit),
-    }
-}
-
-impl fmt::Display for Nearest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.below, self.above) {
-            (Some(below), Some(above)) => write!(f, "{below} or {above}"),
-            (Some(only), None) | (None, Some(only)) => write!(f, "{only}"),
-            (None, None) => write!(f, "1"),
-        }
-    }
 }

@@ -9,8 +9,7 @@ use std::str::FromStr;
 use moefold_profiles::nearest::nearest;
 use serde::{Deserialize, Serialize};
 
-use super::rules::grids;
-use super::{Degrees, Illegal};
+use super::{Degrees, Illegal, Layout};
 
 /// Some of the degrees of a layout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -96,6 +95,31 @@ impl PartialDegrees {
         }
     }
 
+    /// The same degrees as these, with the values a layout has.
+    pub(super) fn values_of(&self, layout: &Layout) -> Self {
+        let mut values = Self {
+            dp: Some(layout.dp()),
+            edp: Some(layout.edp()),
+            ..Self::exactly(&layout.degrees())
+        };
+        let mut given = *self;
+        for ((_, value), (_, pin)) in values.slots().into_iter().zip(given.slots()) {
+            *value = pin.and(*value);
+        }
+        values
+    }
+
+    /// How far other values of the same degrees are, in doublings and halvings over all of them.
+    pub(super) fn distance(&self, other: &Self) -> f64 {
+        let (mut one, mut other) = (*self, *other);
+        one.slots()
+            .into_iter()
+            .zip(other.slots())
+            .filter_map(|((_, a), (_, b))| a.zip(*b))
+            .map(|(a, b)| (f64::from(a.max(1)).log2() - f64::from(b.max(1)).log2()).abs())
+            .sum()
+    }
+
     /// The degrees, where all that a layout needs are given.
     pub fn complete(&self, gpus: u32) -> Option<Degrees> {
         Some(Degrees {
@@ -128,16 +152,16 @@ impl PartialDegrees {
         }
     }
 
-    /// What the given degrees break on their own, whatever the others are: a search over the rest
-    /// would find nothing to refuse.
-    pub fn contradictions(&self, gpus: u32) -> Vec<Illegal> {
-        let d = self.or_one(gpus);
-        let mut broken = Vec::new();
-        let Some((dp, edp)) = grids(&d, &mut broken) else {
-            return broken;
-        };
+    /// Whether the data-parallel degree follows from what is given.
+    pub(super) fn fixes_dp(&self) -> bool {
+        self.dp.or(self.tp.and(self.cp).and(self.pp)).is_some()
+    }
+
+    /// Given replicas that the other given degrees contradict, which leave at most `dp` and `edp`.
+    pub(super) fn misjudged_replicas(&self, dp: u32, edp: u32) -> Vec<Illegal> {
         let attention = self.tp.and(self.cp).and(self.pp).is_some();
         let experts = self.etp.and(self.ep).and(self.pp).is_some();
+        let mut broken = Vec::new();
         for (key, given, found, fixed) in [
             ("dp", self.dp, dp, attention),
             ("edp", self.edp, edp, experts),

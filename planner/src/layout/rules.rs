@@ -1,11 +1,14 @@
-//! [`Rules`]: what a model and a batch demand of degrees, gathered once and asked often.
+//! [`Rules`]: what a model, a batch and options demand of degrees, gathered once and asked often.
 //!
 //! A search asks about millions of tuples, and a model has a hundred layers of two or three kinds;
 //! so the distinct sizes that must divide are collected first.
 
-use super::illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, product};
-use super::{Batch, Degrees, Layout};
+use super::choices::Choices;
+use super::illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
+use super::nearest::product;
+use super::{Batch, Degrees, Layout, PartialDegrees};
 use crate::model::{Ffn, Mixer, Model};
+use crate::options::SearchOptions;
 
 /// The sizes of a model and a batch that degrees must divide.
 #[derive(Debug, Clone)]
@@ -19,12 +22,21 @@ pub struct Rules {
     shared_widths: Vec<u64>,
     experts: Vec<u64>,
     expert_widths: Vec<u64>,
+    choices: Choices,
 }
 
 impl Rules {
-    /// Gathers the sizes of a model's layers, MTP depths included.
+    /// Gathers the sizes of a model's layers, MTP depths included, and what options demand.
+    pub fn of(model: &Model, options: &SearchOptions) -> Self {
+        Self {
+            choices: Choices::of(model, options),
+            ..Self::new(model, &options.batch)
+        }
+    }
+
+    /// The same of degrees alone, on a runtime without limits.
     ///
-    /// The vocabulary is not among them: it is padded to a multiple of TP.
+    /// The vocabulary is not among the sizes: it is padded to a multiple of TP.
     pub fn new(model: &Model, batch: &Batch) -> Self {
         let mut rules = Self {
             batch: *batch,
@@ -36,6 +48,7 @@ impl Rules {
             shared_widths: Vec::new(),
             experts: Vec::new(),
             expert_widths: Vec::new(),
+            choices: Choices::default(),
         };
         for layer in model.layers.iter().chain(&model.mtp) {
             match &layer.mixer {
@@ -84,14 +97,49 @@ impl Rules {
         self.layers
     }
 
+    /// The same rules of degrees without what choices break among themselves.
+    pub(super) fn of_degrees(&self) -> Self {
+        let mut rules = self.clone();
+        rules.choices.broken.clear();
+        rules
+    }
+
     /// Proves degrees legal, or says every rule they break.
     ///
     /// Rules that speak of a derived number (replicas, microbatches) are asked only where that
     /// number exists; a zero is reported once, not again by every rule it would break.
     pub fn layout(&self, degrees: &Degrees) -> Result<Layout, Vec<Illegal>> {
-        let d = degrees;
         let mut broken = Vec::new();
-        let grids = grids(d, &mut broken);
+        let grids = grids(degrees, &mut broken);
+        let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), &mut broken);
+        match (grids, microbatches) {
+            (Some((dp, edp)), Some(microbatches)) if broken.is_empty() => Ok(Layout {
+                degrees: *degrees,
+                dp,
+                edp,
+                microbatches,
+            }),
+            _ => Err(broken),
+        }
+    }
+
+    /// Every rule that pinned degrees and choices break, whatever the open degrees are: a search
+    /// over the rest would find nothing legal.
+    pub fn contradictions(&self, pins: &PartialDegrees, gpus: u32) -> Vec<Illegal> {
+        let d = pins.or_one(gpus);
+        let mut broken = Vec::new();
+        let grids = grids(&d, &mut broken);
+        if let Some((dp, edp)) = grids {
+            broken.extend(pins.misjudged_replicas(dp, edp));
+        }
+        let dp = pins.dp.filter(|&dp| dp > 0).or(grids.map(|(dp, _)| dp));
+        self.check(&d, dp, &mut broken);
+        broken.retain(|rule| rule.stays_broken(pins));
+        broken
+    }
+
+    /// Adds every broken rule but those of the grids, and counts the microbatches.
+    fn check(&self, d: &Degrees, dp: Option<u32>, broken: &mut Vec<Illegal>) -> Option<u32> {
         for (key, size) in [
             ("sequence length", self.batch.seq_len),
             ("global batch", self.batch.global_batch),
@@ -100,20 +148,13 @@ impl Rules {
                 broken.push(Illegal::Zero { key });
             }
         }
-        self.check_tensor(d, &mut broken);
-        self.check_experts(d, &mut broken);
-        self.check_sequence(d, &mut broken);
-        let microbatches = grids.and_then(|(dp, _)| self.microbatches(d, dp, &mut broken));
-        self.check_pipeline(d, microbatches, &mut broken);
-        match (grids, microbatches) {
-            (Some((dp, edp)), Some(microbatches)) if broken.is_empty() => Ok(Layout {
-                degrees: *d,
-                dp,
-                edp,
-                microbatches,
-            }),
-            _ => Err(broken),
-        }
+        self.check_tensor(d, broken);
+        self.check_experts(d, broken);
+        self.check_sequence(d, broken);
+        let microbatches = dp.and_then(|dp| self.microbatches(d, dp, broken));
+        self.check_pipeline(d, microbatches, broken);
+        self.choices.check(d, broken);
+        microbatches
     }
 
     fn check_tensor(&self, d: &Degrees, broken: &mut Vec<Illegal>) {

@@ -3,8 +3,8 @@
 //! Every tuple whose two grids tile the ranks is listed, legal for the model or not: the caller asks
 //! [`Rules`] and counts the refusals. Nothing is priced here.
 
-use super::illegal::product;
-use super::{Batch, Degrees, Layout, PartialDegrees, Rules, rules};
+use super::nearest::product;
+use super::{Batch, Degrees, PartialDegrees, Rules, rules};
 use crate::model::Model;
 
 /// The most tokens of a microbatch that is considered unless one is pinned. Far past the size that
@@ -59,30 +59,34 @@ pub fn space(
     tuples.chain(impossible.then_some(pinned))
 }
 
-/// The legal degrees closest to some that are not, in doublings and halvings over all axes; `None`
-/// where the ranks allow none. Enumerates the space, so it is for error messages.
-pub fn nearest_legal(degrees: &Degrees, model: &Model, batch: &Batch) -> Option<Layout> {
-    let rules = Rules::new(model, batch);
-    let steps = |a: u32, b: u32| (f64::from(a.max(1)).log2() - f64::from(b.max(1)).log2()).abs();
-    let distance = |d: &Degrees| {
-        steps(d.tp, degrees.tp)
-            + steps(d.cp, degrees.cp)
-            + steps(d.pp, degrees.pp)
-            + steps(d.vpp, degrees.vpp)
-            + steps(d.ep, degrees.ep)
-            + steps(d.etp, degrees.etp)
-            + steps(d.mbs, degrees.mbs)
-    };
-    let mut best: Option<(f64, Layout)> = None;
-    for candidate in space(model, degrees.gpus, batch, &PartialDegrees::default()) {
-        let far = distance(&candidate);
+/// The legal values of some pinned degrees that are closest to theirs, in doublings and halvings
+/// over all of them; `None` where nothing is pinned or the ranks allow none. Enumerates the space,
+/// so it is for error messages.
+pub fn nearest_legal(
+    rules: &Rules,
+    model: &Model,
+    pins: &PartialDegrees,
+    gpus: u32,
+) -> Option<PartialDegrees> {
+    if *pins == PartialDegrees::default() {
+        return None;
+    }
+    let rules = rules.of_degrees();
+    let mut best: Option<(f64, PartialDegrees)> = None;
+    for candidate in space(model, gpus, rules.batch(), &PartialDegrees::default()) {
+        // Values without replicas are at least as close, and cost no proof.
+        let far = pins.distance(&PartialDegrees::exactly(&candidate));
         if best.is_none_or(|(least, _)| far < least)
             && let Ok(layout) = rules.layout(&candidate)
         {
-            best = Some((far, layout));
+            let values = pins.values_of(&layout);
+            let far = pins.distance(&values);
+            if best.is_none_or(|(least, _)| far < least) {
+                best = Some((far, values));
+            }
         }
     }
-    best.map(|(_, layout)| layout)
+    best.map(|(_, values)| values)
 }
 
 /// All `[a, b, pp, replicas]` of product `gpus`, each from the axis' values or its pin.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::illegal::{Nearest, divisors, multiples};
+use super::nearest::{Nearest, divisors, multiples};
 use super::*;
 use crate::model::presets;
 
@@ -297,29 +297,65 @@ fn pins_narrow_the_space_and_nothing_else() {
     assert_eq!(pinned("tp=3"), [degrees(32, "tp=3")]);
     assert_eq!(pinned("tp=8,ep=3"), [degrees(32, "tp=8,ep=3")]);
     assert!(pinned("dp=3").is_empty());
-    let reasons = |text: &str| -> Vec<&str> {
+}
+
+/// What pins break by themselves is said with all else they break, and nothing that the open degrees
+/// could mend.
+#[test]
+fn contradictions_of_pins_are_those_that_nothing_mends() {
+    let reasons = |text: &str, gpus: u32, batch: Batch| -> Vec<&str> {
         let pins: PartialDegrees = text.parse().expect("parses");
-        let broken = pins.contradictions(32);
+        let broken = Rules::new(&mixtral(), &batch).contradictions(&pins, gpus);
         broken.iter().map(Illegal::reason).collect()
     };
-    assert_eq!(reasons("tp=3"), ["attention_grid"]);
-    assert_eq!(reasons("dp=3"), ["replicas"]);
-    assert_eq!(reasons("tp=2,cp=1,pp=2,dp=4"), ["replicas"]);
-    assert_eq!(reasons("tp=2,cp=1,dp=4"), [""; 0]);
-    assert_eq!(reasons("ep=64,tp=0"), ["zero", "expert_grid"]);
+    let check = |text: &str, expected: &[&str]| {
+        assert_eq!(reasons(text, 32, BATCH), expected, "{text}");
+    };
+    check("tp=2,cp=1,dp=4", &[]);
+    check("vpp=2", &[]);
+    check("dp=3", &["replicas", "global_batch"]);
+    check("tp=2,cp=1,pp=2,dp=4", &["replicas"]);
+    check("tp=8,pp=1,vpp=2", &["vpp_without_pp"]);
+    check("ep=16", &["experts_over_ep"]);
+    check("mbs=7", &["global_batch"]);
+    check("pp=4,vpp=15", &["empty_stages"]);
+    check("ep=64,tp=0", &["zero", "expert_grid", "experts_over_ep"]);
+    check(
+        "tp=3,ep=16",
+        &[
+            "attention_grid",
+            "kv_heads_over_tp",
+            "experts_over_ep",
+            "sequence_over_tp",
+        ],
+    );
+    let hundred = Batch {
+        global_batch: 100,
+        ..BATCH
+    };
+    assert_eq!(reasons("tp=1", 32, hundred), [""; 0]);
+    assert_eq!(reasons("dp=8", 32, hundred), ["global_batch"]);
+    assert_eq!(reasons("tp=1,cp=1,pp=1", 32, hundred), ["global_batch"]);
 }
 
 #[test]
 fn the_nearest_legal_layout_is_close() {
-    let near = nearest_legal(&degrees(64, "tp=3,ep=8,pp=2"), &mixtral(), &BATCH);
-    let layout = near.expect("64 ranks have legal layouts");
-    assert_eq!((layout.ep(), layout.pp(), layout.mbs()), (8, 2, 1));
-    assert!(layout.tp() == 2 || layout.tp() == 4);
+    let near = |text: &str, batch: Batch| {
+        let (model, pins) = (mixtral(), text.parse().expect("parses"));
+        nearest_legal(&Rules::new(&model, &batch), &model, &pins, 64)
+    };
+    let all = near("tp=3,cp=1,ep=8,etp=1,pp=2,vpp=1,mbs=1", BATCH).expect("64 ranks have layouts");
+    assert_eq!((all.ep, all.pp, all.mbs), (Some(8), Some(2), Some(1)));
+    assert!(matches!(all.tp, Some(2 | 4)), "{all}");
+    // What is left open is left open.
+    let some = near("ep=16", BATCH).expect("64 ranks have layouts");
+    assert_eq!(some.to_string(), "ep=8");
     let none = Batch {
         seq_len: 4096,
         global_batch: 0,
     };
-    assert!(nearest_legal(&degrees(64, ""), &mixtral(), &none).is_none());
+    assert!(near("tp=3", none).is_none());
+    assert!(near("", BATCH).is_none());
 }
 
 proptest! {
@@ -350,6 +386,31 @@ proptest! {
         }
         let pins = PartialDegrees::exactly(&degrees);
         prop_assert!(space(&mixtral(), gpus, &batch, &pins).count() <= 1);
-        pins.contradictions(gpus);
+        Rules::new(&mixtral(), &batch).contradictions(&pins, gpus);
+    }
+
+    /// What pins break by themselves, every tuple that agrees with them breaks; and where all are
+    /// pinned, that is everything.
+    #[test]
+    fn law_a_contradiction_leaves_nothing_legal(
+        gpus in prop_oneof![Just(8), Just(12), Just(16), Just(24)],
+        pins in prop::array::uniform9(prop::option::weighted(0.4, 1..9_u32)),
+        global_batch in 1..50_u64,
+    ) {
+        let [tp, cp, pp, vpp, ep, etp, mbs, dp, edp] = pins;
+        let pins = PartialDegrees { tp, cp, pp, vpp, ep, etp, mbs, dp, edp };
+        let batch = Batch { seq_len: 4096, global_batch };
+        let rules = Rules::new(&mixtral(), &batch);
+        let broken = rules.contradictions(&pins, gpus);
+        if broken.is_empty() {
+            if let Some(degrees) = pins.complete(gpus) {
+                prop_assert!(rules.layout(&degrees).is_ok());
+            }
+        } else {
+            let legal = space(&mixtral(), gpus, &batch, &pins)
+                .filter_map(|degrees| rules.layout(&degrees).ok())
+                .find(|layout| dp.is_none_or(|dp| dp == layout.dp()) && edp.is_none_or(|edp| edp == layout.edp()));
+            prop_assert!(legal.is_none(), "{pins}: {broken:?}, but {legal:?}");
+        }
     }
 }

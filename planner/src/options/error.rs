@@ -31,12 +31,22 @@ pub enum PlanError {
         /// What this release has.
         works: String,
     },
-    /// Pinned degrees that no layout of the job has.
-    #[error("no layout has these degrees: {}", layout_text(broken, nearest.as_ref()))]
+    /// Rules that the request breaks, whatever is chosen for what it leaves open.
+    #[error("this cannot be planned:{}", lines(broken.iter().map(ToString::to_string), nearest.as_ref()))]
     Layout {
         /// Every rule broken.
         broken: Vec<Illegal>,
-        /// The nearest legal degrees, where all were pinned and there are any.
+        /// The nearest legal values of the pinned degrees, where there are any.
+        nearest: Option<PartialDegrees>,
+    },
+    /// Each candidate breaks some rule, if not the same one.
+    #[error("no layout is legal:{}", lines(refused.iter().map(|(reason, count)| counted(reason, *count, examples)), nearest.as_ref()))]
+    NoneLegal {
+        /// Candidates refused, by the first rule they broke.
+        refused: BTreeMap<String, u64>,
+        /// A broken rule in words, for each key of `refused`.
+        examples: BTreeMap<String, String>,
+        /// The nearest legal values of the pinned degrees, where there are any.
         nearest: Option<PartialDegrees>,
     },
     /// Something the chosen stack or cluster cannot do.
@@ -93,10 +103,22 @@ pub struct LeastMemory {
     pub peak_gib: f64,
 }
 
-fn layout_text(broken: &[Illegal], nearest: Option<&PartialDegrees>) -> String {
-    let mut sentences: Vec<String> = broken.iter().map(ToString::to_string).collect();
-    sentences.extend(nearest.map(|nearest| format!("the nearest legal layout is {nearest}")));
-    sentences.join("; ")
+/// Sentences after a colon: one goes on in its line, more have a line each.
+fn lines(sentences: impl Iterator<Item = String>, nearest: Option<&PartialDegrees>) -> String {
+    let mut sentences: Vec<String> = sentences.collect();
+    sentences.extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
+    let before = if sentences.len() == 1 { " " } else { "\n  " };
+    sentences
+        .iter()
+        .flat_map(|sentence| [before, sentence])
+        .collect()
+}
+
+fn counted(reason: &str, count: u64, examples: &BTreeMap<String, String>) -> String {
+    match examples.get(reason) {
+        Some(example) => format!("{reason} {count}, such as: {example}"),
+        None => format!("{reason} {count}"),
+    }
 }
 
 fn infeasible_text(
@@ -107,10 +129,7 @@ fn infeasible_text(
 ) -> String {
     let counts: Vec<String> = refused
         .iter()
-        .map(|(reason, count)| match examples.get(reason) {
-            Some(example) => format!("{reason} {count}, such as: {example}"),
-            None => format!("{reason} {count}"),
-        })
+        .map(|(reason, count)| counted(reason, *count, examples))
         .collect();
     let counts = counts.join("; ");
     match least {
@@ -119,6 +138,6 @@ fn infeasible_text(
              GiB; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
             least.peak_gib, least.layout
         ),
-        None => format!("no layout is legal (refused: {counts})"),
+        None => format!("no legal layout is worth trying (refused: {counts})"),
     }
 }

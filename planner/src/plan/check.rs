@@ -1,9 +1,17 @@
-//! Whether what is predicted in a file can be a prediction: sizes and times that exist, parts that
-//! sum to their whole. Not whether it is right.
+//! Whether a record in a file can be one: degrees and choices that are legal, numbers that follow
+//! from them, stages that hold every layer, predictions that are sizes and times and add up. Not
+//! whether a prediction is right.
+
+use std::path::Path;
 
 use serde_json::Value;
 
-use super::{PlannedLayout, Predicted};
+use super::{
+    LayoutRecord, PlanFileError, PlannedLayout, Predicted, Recompute, Request, ScheduleName,
+};
+use crate::layout::{Degrees, Layout, Rules};
+use crate::model::Model;
+use crate::options::SearchOptions;
 
 /// How far a sum of written decimals may be from its total, relative.
 const ROUNDING: f64 = 1e-6;
@@ -11,20 +19,138 @@ const ROUNDING: f64 = 1e-6;
 /// How far below zero the rounding of a difference may leave a number.
 const DUST: f64 = 1e-12;
 
-/// A number that no prediction has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct BadPrediction {
-    /// Its key, from the plan's top level.
-    pub(crate) key: String,
-    /// What was found.
-    pub(crate) found: String,
-    /// What it has to be.
-    pub(crate) expected: String,
+/// Where in which file a record stands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// The file.
+    pub(crate) path: &'a Path,
+    /// Keys before the record's own, with their dots.
+    pub(crate) prefix: &'a str,
+}
+
+impl Place<'_> {
+    fn contradiction(&self, key: &str, found: String, expected: String) -> PlanFileError {
+        PlanFileError::Contradiction {
+            path: self.path.to_owned(),
+            key: format!("{}{key}", self.prefix),
+            found,
+            expected,
+        }
+    }
+
+    /// A number that no prediction has.
+    pub(crate) fn prediction(&self, key: &str, found: String, expected: String) -> PlanFileError {
+        PlanFileError::Prediction {
+            path: self.path.to_owned(),
+            key: format!("{}{key}", self.prefix),
+            found,
+            expected,
+        }
+    }
+}
+
+impl LayoutRecord {
+    /// The degrees of a job of so many ranks, derived ones left out.
+    pub(super) fn degrees(&self, gpus: u32) -> Degrees {
+        Degrees {
+            gpus,
+            tp: self.tp,
+            cp: self.cp,
+            pp: self.pp,
+            vpp: self.vpp,
+            ep: self.ep,
+            etp: self.etp,
+            mbs: self.mbs,
+        }
+    }
 }
 
 impl PlannedLayout {
+    /// Refuses a plan that no search makes: see the module's documentation.
+    pub(crate) fn check(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+    ) -> Result<(), PlanFileError> {
+        let layout = self.prove(place, model, request, &self.layout, &self.recompute)?;
+        let pipeline = &self.pipeline;
+        let schedule = ScheduleName::of(&layout);
+        if pipeline.schedule != schedule {
+            return Err(place.contradiction(
+                "pipeline.schedule",
+                format!("{:?}", pipeline.schedule),
+                format!("{schedule:?}"),
+            ));
+        }
+        let stages = pipeline.stages.len();
+        if stages != layout.stages() as usize {
+            let expected = format!("{} stages (pp x vpp)", layout.stages());
+            return Err(place.contradiction(
+                "pipeline.stages",
+                format!("{stages} stages"),
+                expected,
+            ));
+        }
+        let held: Vec<u32> = pipeline.stages.iter().flatten().copied().collect();
+        let layers = model.layers.len() as u32;
+        if !held.iter().copied().eq(0..layers) {
+            let first = (0..layers).find(|&layer| held.get(layer as usize) != Some(&layer));
+            return Err(place.contradiction(
+                "pipeline.stages",
+                match first {
+                    Some(layer) => format!("wrong at layer {layer}"),
+                    None => format!("{} layers", held.len()),
+                },
+                format!("each of layers 0 to {} once, in order", layers - 1),
+            ));
+        }
+        self.check_predicted(place)
+    }
+
+    /// Proves a layout of the same search legal, under what it recomputes: this one, or a runner-up.
+    pub(crate) fn prove(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+        found: &LayoutRecord,
+        recompute: &Recompute,
+    ) -> Result<Layout, PlanFileError> {
+        let options = SearchOptions {
+            precision: self.precision,
+            dispatcher: Some(self.dispatcher),
+            recompute: Some(recompute.clone()),
+            optimizer: self.optimizer,
+            ..SearchOptions::new(request.batch, self.stack)
+        };
+        let layout = Rules::of(model, &options)
+            .layout(&found.degrees(request.gpus))
+            .map_err(|broken| PlanFileError::Illegal {
+                path: place.path.to_owned(),
+                key: format!("{}layout", place.prefix),
+                broken,
+            })?;
+        let derived = LayoutRecord::from(&layout);
+        for (key, found, expected) in [
+            ("layout.dp", found.dp, derived.dp),
+            ("layout.edp", found.edp, derived.edp),
+            (
+                "layout.microbatches",
+                found.microbatches,
+                derived.microbatches,
+            ),
+        ] {
+            if found != expected {
+                let (found, expected) = (found.to_string(), expected.to_string());
+                return Err(place.contradiction(key, found, expected));
+            }
+        }
+        Ok(layout)
+    }
+
     /// Refuses predictions that are negative or no numbers, or do not add up.
-    pub(crate) fn check_predicted(&self) -> Result<(), BadPrediction> {
+    pub(crate) fn check_predicted(&self, place: &Place<'_>) -> Result<(), PlanFileError> {
         let Predicted {
             step_s,
             time_s,
@@ -32,45 +158,39 @@ impl PlannedLayout {
             ..
         } = &self.predicted;
         // Serialized, every number of the record is walked, also those added later.
-        let value = serde_json::to_value(&self.predicted).map_err(|error| BadPrediction {
-            key: "predicted".to_owned(),
-            found: error.to_string(),
-            expected: "numbers".to_owned(),
+        let value = serde_json::to_value(&self.predicted).map_err(|error| {
+            place.prediction("predicted", error.to_string(), "numbers".to_owned())
         })?;
-        numbers("predicted", &value)?;
+        numbers(place, "predicted", &value)?;
         let sum = time_s.total().0;
         if (sum - step_s).abs() > ROUNDING * sum.max(*step_s) {
-            return Err(BadPrediction {
-                key: "predicted.time_s".to_owned(),
-                found: format!("a sum of {sum} s"),
-                expected: format!("the {step_s} s of predicted.step_s"),
-            });
+            let expected = format!("the {step_s} s of predicted.step_s");
+            let found = format!("a sum of {sum} s");
+            return Err(place.prediction("predicted.time_s", found, expected));
         }
         let (found, ranks) = (memory_gib_by_pp_rank.len(), self.layout.pp);
         if found != ranks as usize {
-            return Err(BadPrediction {
-                key: "predicted.memory_gib_by_pp_rank".to_owned(),
-                found: format!("{found} entries"),
-                expected: format!("{ranks}, one for each pipeline rank"),
-            });
+            let expected = format!("{ranks}, one for each pipeline rank");
+            let found = format!("{found} entries");
+            return Err(place.prediction("predicted.memory_gib_by_pp_rank", found, expected));
         }
         Ok(())
     }
 }
 
 /// Refuses any number in a value that is negative or not finite; the latter serialize as null.
-fn numbers(key: &str, value: &Value) -> Result<(), BadPrediction> {
+fn numbers(place: &Place<'_>, key: &str, value: &Value) -> Result<(), PlanFileError> {
     let fits = match value {
         Value::Object(parts) => {
             return parts
                 .iter()
-                .try_for_each(|(name, part)| numbers(&format!("{key}.{name}"), part));
+                .try_for_each(|(name, part)| numbers(place, &format!("{key}.{name}"), part));
         }
         Value::Array(parts) => {
             return parts
                 .iter()
                 .enumerate()
-                .try_for_each(|(index, part)| numbers(&format!("{key}[{index}]"), part));
+                .try_for_each(|(index, part)| numbers(place, &format!("{key}[{index}]"), part));
         }
         Value::Number(number) => number.as_f64().is_some_and(|n| n.is_finite() && n >= -DUST),
         Value::Null => false,
@@ -79,12 +199,10 @@ fn numbers(key: &str, value: &Value) -> Result<(), BadPrediction> {
     if fits {
         return Ok(());
     }
-    Err(BadPrediction {
-        key: key.to_owned(),
-        found: match value {
-            Value::Null => "not a finite number".to_owned(),
-            other => other.to_string(),
-        },
-        expected: "a finite number of at least 0".to_owned(),
-    })
+    let found = match value {
+        Value::Null => "not a finite number".to_owned(),
+        other => other.to_string(),
+    };
+    let expected = "a finite number of at least 0".to_owned();
+    Err(place.prediction(key, found, expected))
 }

@@ -1,8 +1,9 @@
 //! Reading and writing `plan.json`: one door, for searched and hand-edited plans alike.
 //!
-//! A file is accepted only when every key is known, its layout is proven legal again for its model
-//! and batch, derived degrees agree, its stages hold every layer exactly once in order, and what is
-//! predicted in it are finite times and sizes that add up; how large they are is taken as written.
+//! A file is accepted only when every key is known, its layout and those of the runners-up are
+//! proven legal again for its model, batch and choices, derived degrees agree, its stages hold every
+//! layer exactly once in order, and what is predicted in it are finite times and sizes that add up;
+//! how large they are is taken as written.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +11,8 @@ use moefold_profiles::files::write_atomically;
 use moefold_profiles::nearest::nearest;
 use serde_json::Value;
 
-use super::{BadPrediction, LayoutRecord, PLAN_VERSION, Plan, ScheduleName};
-use crate::layout::{Degrees, Illegal, Layout};
+use super::{PLAN_VERSION, Place, Plan};
+use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
 const KEYS: [&str; 15] = [
@@ -69,11 +70,13 @@ pub enum PlanFileError {
         /// What was found.
         found: String,
     },
-    /// Degrees that are not legal for the model and batch in the file.
-    #[error("{}: layout: {}", path.display(), sentences(broken))]
+    /// A layout that is not legal for the model, batch and choices in the file.
+    #[error("{}: {key}: {}", path.display(), sentences(broken))]
     Illegal {
         /// The file.
         path: PathBuf,
+        /// Where it stands.
+        key: String,
         /// Every rule broken.
         broken: Vec<Illegal>,
     },
@@ -83,7 +86,7 @@ pub enum PlanFileError {
         /// The file.
         path: PathBuf,
         /// Which.
-        key: &'static str,
+        key: String,
         /// What was found.
         found: String,
         /// What it has to be.
@@ -101,18 +104,6 @@ pub enum PlanFileError {
         /// What it has to be.
         expected: String,
     },
-}
-
-impl PlanFileError {
-    /// A [`Self::Prediction`]; `prefix` says where in the file the plan stands.
-    pub(crate) fn prediction(path: &Path, prefix: &str, bad: BadPrediction) -> Self {
-        Self::Prediction {
-            path: path.to_owned(),
-            key: format!("{prefix}{}", bad.key),
-            found: bad.found,
-            expected: bad.expected,
-        }
-    }
 }
 
 fn sentences(broken: &[Illegal]) -> String {
@@ -175,78 +166,22 @@ impl Plan {
         write_atomically(path, |out| writeln!(out, "{text}")).map_err(io)
     }
 
-    /// The layout, proven legal again.
+    /// The layout, its degrees proven legal again.
     pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
-        let record = &self.planned.layout;
-        let degrees = Degrees {
-            gpus: self.request.gpus,
-            tp: record.tp,
-            cp: record.cp,
-            pp: record.pp,
-            vpp: record.vpp,
-            ep: record.ep,
-            etp: record.etp,
-            mbs: record.mbs,
-        };
+        let degrees = self.planned.layout.degrees(self.request.gpus);
         Layout::new(&degrees, &self.model, &self.request.batch)
     }
 
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
-        let contradiction = |key, found: String, expected: String| PlanFileError::Contradiction {
-            path: path.to_owned(),
-            key,
-            found,
-            expected,
-        };
-        let layout = self.layout().map_err(|broken| PlanFileError::Illegal {
-            path: path.to_owned(),
-            broken,
-        })?;
-        let (found, derived) = (self.planned.layout, LayoutRecord::from(&layout));
-        for (key, found, expected) in [
-            ("layout.dp", found.dp, derived.dp),
-            ("layout.edp", found.edp, derived.edp),
-            (
-                "layout.microbatches",
-                found.microbatches,
-                derived.microbatches,
-            ),
-        ] {
-            if found != expected {
-                return Err(contradiction(key, found.to_string(), expected.to_string()));
-            }
+        let place = Place { path, prefix: "" };
+        let (planned, model, request) = (&self.planned, &self.model, &self.request);
+        planned.check(&place, model, request)?;
+        for (index, runner_up) in self.alternatives.iter().enumerate() {
+            let prefix = &format!("alternatives[{index}].");
+            let (layout, recompute) = (&runner_up.layout, &runner_up.recompute);
+            planned.prove(&Place { path, prefix }, model, request, layout, recompute)?;
         }
-        let pipeline = &self.planned.pipeline;
-        let schedule = ScheduleName::of(&layout);
-        if pipeline.schedule != schedule {
-            return Err(contradiction(
-                "pipeline.schedule",
-                format!("{:?}", pipeline.schedule),
-                format!("{schedule:?}"),
-            ));
-        }
-        let stages = pipeline.stages.len();
-        if stages != layout.stages() as usize {
-            let expected = format!("{} stages (pp x vpp)", layout.stages());
-            let found = format!("{stages} stages");
-            return Err(contradiction("pipeline.stages", found, expected));
-        }
-        let held: Vec<u32> = pipeline.stages.iter().flatten().copied().collect();
-        let layers = self.model.layers.len() as u32;
-        if !held.iter().copied().eq(0..layers) {
-            let first = (0..layers).find(|&layer| held.get(layer as usize) != Some(&layer));
-            return Err(contradiction(
-                "pipeline.stages",
-                match first {
-                    Some(layer) => format!("wrong at layer {layer}"),
-                    None => format!("{} layers", held.len()),
-                },
-                format!("each of layers 0 to {} once, in order", layers - 1),
-            ));
-        }
-        self.planned
-            .check_predicted()
-            .map_err(|bad| PlanFileError::prediction(path, "", bad))
+        Ok(())
     }
 }
 
@@ -311,7 +246,7 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 12] = [
+        let cases: [(&str, Edit); 16] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
@@ -320,6 +255,26 @@ mod tests {
                 plan["layout"]["foo"] = 1.into();
             }),
             ("tp = 64", |plan| plan["layout"]["tp"] = 64.into()),
+            ("8 experts are not divisible by ep = 3", |plan| {
+                plan["layout"]["ep"] = 3.into();
+            }),
+            ("no layer of the model has mla_up_proj", |plan| {
+                plan["recompute"] = serde_json::json!(["mla_up_proj"]);
+            }),
+            ("the moefold stack runs pp up to 1, not 4", |plan| {
+                plan["stack"] = "moefold".into();
+            }),
+            (
+                "alternatives[0].layout: 32 GPUs are not divisible",
+                |plan| {
+                    let mut runner_up =
+                        serde_json::json!({"step_s": 1.0, "peak_gib": 1.0, "why": ""});
+                    runner_up["recompute"] = "none".into();
+                    runner_up["layout"] = plan["layout"].clone();
+                    runner_up["layout"]["tp"] = 64.into();
+                    plan["alternatives"] = vec![runner_up].into();
+                },
+            ),
             ("layout.dp is 3", |plan| plan["layout"]["dp"] = 3.into()),
             ("layout.microbatches is 9", |plan| {
                 plan["layout"]["microbatches"] = 9.into();

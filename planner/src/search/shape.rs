@@ -10,7 +10,7 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
 use crate::kept::{self, Local};
-use crate::layout::Layout;
+use crate::layout::{Illegal, Layout};
 use crate::lower::{self, LayerGroups, Lowered, Setting};
 use crate::memory::StageMemory;
 use crate::model::{Layer, Model};
@@ -31,6 +31,8 @@ pub(crate) struct Question<'a> {
     pub(crate) overlap: Overlap,
     /// Recompute sets tried.
     pub(crate) sets: Vec<Recompute>,
+    /// The rule each of the others breaks.
+    pub(crate) illegal_sets: Vec<Illegal>,
     /// Dispatchers tried.
     pub(crate) dispatchers: Vec<Dispatcher>,
     /// Kind of each decoder layer, an index into `distinct`.

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
+use moefold_profiles::{Cluster, Precision};
 
 use super::{SearchResult, plan};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{Flags, PlanError, SearchOptions};
-use crate::plan::{Objective, StackName};
+use crate::plan::{Module, Objective, Recompute, StackName};
 
 fn cluster(name: &str) -> Cluster {
     moefold_profiles::presets::cluster(name).expect("a preset")
@@ -226,7 +226,34 @@ fn impossible_pins_are_refused_with_every_broken_rule() {
             "tp=3,ep=5",
             4096,
             128,
-            &["tp x cp x pp = 3", "etp x ep x pp = 1 x 5 x 1"],
+            &[
+                "tp x cp x pp = 3",
+                "etp x ep x pp = 1 x 5 x 1",
+                "8 key/value heads",
+                "8 experts are not divisible by ep = 5",
+                "the nearest legal degrees are tp=4,ep=4",
+            ],
+        ),
+        (
+            "ep=16",
+            4096,
+            128,
+            &[
+                "8 experts are not divisible by ep = 16",
+                "the nearest legal degrees are ep=8",
+            ],
+        ),
+        // Each tuple breaks one of several rules.
+        (
+            "vpp=32",
+            4096,
+            128,
+            &[
+                "no layout is legal:\n  ",
+                "empty_stages",
+                "vpp_without_pp",
+                "degrees are vpp=",
+            ],
         ),
         (
             "tp=2,cp=1,pp=1,vpp=2,ep=16,etp=1,mbs=1",
@@ -235,7 +262,7 @@ fn impossible_pins_are_refused_with_every_broken_rule() {
             &[
                 "8 experts are not divisible by ep = 16",
                 "vpp = 2 needs a pipeline",
-                "the nearest legal layout is tp=2,cp=1,pp=",
+                "the nearest legal degrees are tp=2,cp=1,pp=",
             ],
         ),
         ("", 0, 128, &["--seq-len: found `0`, expected at least 1"]),
@@ -254,17 +281,22 @@ fn impossible_pins_are_refused_with_every_broken_rule() {
 }
 
 #[test]
-fn nothing_legal_says_a_sentence_for_each_reason() {
+fn sets_that_a_precision_excludes_are_counted_and_not_planned() {
     let (model, cluster, mut options) = small();
-    options.pins = "ep=16".parse().expect("degrees");
-    let costs = Costs::for_cluster(&cluster, &[]);
-    let error = plan(&model, &cluster, 128, &options, &costs).expect_err("8 experts");
-    let message = error.to_string();
-    assert!(matches!(error, PlanError::Infeasible { .. }), "{message}");
-    assert!(
-        message.contains("8 experts are not divisible by ep = 16"),
-        "{message}"
-    );
+    options.precision = Precision::Fp8Delayed;
+    options.top = 20;
+    let found = run(&model, &cluster, 16, &options);
+    let search = &found.search;
+    assert!(search.refused["moe_act_under_delayed_fp8"] > 0);
+    let refused: u64 = search.refused.values().sum();
+    assert_eq!(search.space, refused + search.pruned + search.priced);
+    for plan in &found.plans {
+        let by_module = plan.recompute != Recompute::Full;
+        assert!(!(by_module && plan.recompute.covers(Module::MoeAct)));
+    }
+    options.precision = Precision::Fp8;
+    let search = run(&model, &cluster, 16, &options).search;
+    assert!(!search.refused.contains_key("moe_act_under_delayed_fp8"));
 }
 
 #[test]

@@ -278,11 +278,6 @@ fn peak(ranks: &[RankMemory]) -> Bytes {
 }
 
 impl Question<'_> {
-    /// Dispatchers times recompute sets.
-    pub(crate) fn children(&self, ep: u32) -> u64 {
-        (self.dispatchers_for(ep).len() * self.sets.len()) as u64
-    }
-
     pub(crate) fn capacity(&self) -> Bytes {
         let all = self.cluster.gpu.memory();
         let asked = self.options.memory_gib;

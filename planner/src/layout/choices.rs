@@ -1,0 +1,201 @@
+//! [`Choices`]: what the options of a job besides its degrees demand, of the degrees and of one
+//! another.
+//!
+//! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
+//! that break a rule among themselves are refused with every tuple of degrees.
+
+use super::{Degrees, Illegal};
+use crate::model::Model;
+use crate::options::{Overlap, PipelineLayout, SearchOptions};
+use crate::plan::{Dispatcher, Module, Recompute, StackName};
+use crate::stack::Stack;
+use moefold_profiles::Precision;
+
+/// See the module's documentation. The default demands nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Choices {
+    /// The largest degrees of the stack, by their keys.
+    limits: Vec<(StackName, &'static str, u32)>,
+    /// Stages that were given.
+    stages: Option<u64>,
+    /// What was asked to run beside compute; nothing where it is left to the stack.
+    overlap: Overlap,
+    /// Whether interleaved ranks must exchange messages while they compute nothing.
+    without_p2p: bool,
+    /// Rules that the choices break among themselves.
+    pub(super) broken: Vec<Illegal>,
+}
+
+impl Choices {
+    pub(super) fn of(model: &Model, options: &SearchOptions) -> Self {
+        let stack = Stack::of(options.stack);
+        let limit = |key, limit: Option<u32>| limit.map(|limit| (stack.name, key, limit));
+        let limits = [limit("cp", stack.max_cp), limit("pp", stack.max_pp)];
+        let stages = options.stages.as_ref();
+        Self {
+            limits: limits.into_iter().flatten().collect(),
+            stages: stages.map(|given| given.stages().len() as u64),
+            overlap: options.overlap.unwrap_or_default(),
+            without_p2p: !options.overlap.unwrap_or(stack.overlap).p2p,
+            broken: broken(model, options, &stack),
+        }
+    }
+
+    /// Adds what some degrees break.
+    pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        for &(stack, key, limit) in &self.limits {
+            let degree = if key == "cp" { d.cp } else { d.pp };
+            if degree > limit {
+                broken.push(Illegal::StackDegree {
+                    stack,
+                    key,
+                    degree,
+                    limit,
+                });
+            }
+        }
+        let (pp, vpp) = (d.pp, d.vpp);
+        if self.without_p2p && pp == 2 && vpp > 1 {
+            broken.push(Illegal::InterleavedPair { vpp });
+        }
+        if let Some(given) = self.stages
+            && given != u64::from(pp) * u64::from(vpp)
+        {
+            broken.push(Illegal::StageCount { given, pp, vpp });
+        }
+        for (asked, overlap, key, degree) in [
+            (self.overlap.tp, "tp", "tp", d.tp),
+            (self.overlap.expert_alltoall, EXPERT_ALLTOALL, "ep", d.ep),
+        ] {
+            if asked && degree == 1 {
+                broken.push(Illegal::OverlapAlone { overlap, key });
+            }
+        }
+        if self.overlap.expert_alltoall && pp > 1 && vpp == 1 {
+            broken.push(Illegal::ExpertOverlapStages { pp });
+        }
+        broken.extend(self.broken.iter().cloned());
+    }
+}
+
+const EXPERT_ALLTOALL: &str = "expert-alltoall";
+const SHARED_EXPERT: &str = "shared-expert";
+
+/// Every rule that choices break whatever the degrees are.
+fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal> {
+    let mut broken = options.unpriced.clone();
+    let name = stack.name;
+    let precision = options.precision;
+    if !stack.precisions.contains(&precision) {
+        broken.push(Illegal::StackPrecision {
+            stack: name,
+            precision,
+        });
+    }
+    let has_experts = model.num_moe_layers() > 0;
+    if let Some(dispatcher) = options.dispatcher
+        && has_experts
+        && !stack.dispatchers.contains(&dispatcher)
+    {
+        broken.push(Illegal::StackDispatcher {
+            stack: name,
+            dispatcher,
+        });
+    }
+    if let Some(stages) = &options.stages {
+        check_stages(stages, model, &mut broken);
+    }
+    let recompute = options.recompute.as_ref().unwrap_or(&Recompute::None);
+    check_recompute(recompute, model, stack, &mut broken);
+    broken.extend(delayed_scaling(precision, recompute));
+    let overlap = options.overlap.unwrap_or_default();
+    if overlap.param_gather && !overlap.grad_reduce {
+        broken.push(Illegal::GatherAlone);
+    }
+    if overlap.expert_alltoall && model.mtp.len() > 1 {
+        broken.push(Illegal::ExpertOverlapDepths {
+            depths: model.mtp.len() as u64,
+        });
+    }
+    let modules = |module| matches!(recompute, Recompute::Modules(_)) && recompute.covers(module);
+    let gathered = options.dispatcher == Some(Dispatcher::Allgather);
+    for (clash, overlap, other) in [
+        (
+            overlap.expert_alltoall && gathered,
+            EXPERT_ALLTOALL,
+            "--dispatcher allgather",
+        ),
+        (
+            overlap.expert_alltoall && *recompute == Recompute::Full,
+            EXPERT_ALLTOALL,
+            "--recompute full",
+        ),
+        (
+            overlap.expert_alltoall && modules(Module::Moe),
+            EXPERT_ALLTOALL,
+            "--recompute moe",
+        ),
+        (
+            overlap.expert_alltoall && overlap.shared_expert,
+            EXPERT_ALLTOALL,
+            SHARED_EXPERT,
+        ),
+        (
+            overlap.shared_expert && modules(Module::SharedExperts),
+            SHARED_EXPERT,
+            "--recompute shared_experts",
+        ),
+        (
+            overlap.shared_expert && gathered,
+            SHARED_EXPERT,
+            "--dispatcher allgather",
+        ),
+    ] {
+        if clash {
+            broken.push(Illegal::OverlapExcludes { overlap, other });
+        }
+    }
+    broken
+}
+
+/// The rule that a recompute set breaks under a precision, if any. Full recomputation runs whole
+/// layers again and takes no notice of their modules.
+pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Option<Illegal> {
+    let by_module = matches!(recompute, Recompute::Modules(_));
+    let clash = precision == Precision::Fp8Delayed && by_module;
+    (clash && recompute.covers(Module::MoeAct)).then_some(Illegal::DelayedScaling)
+}
+
+fn check_recompute(set: &Recompute, model: &Model, stack: &Stack, broken: &mut Vec<Illegal>) {
+    if *set != Recompute::None && !stack.recomputes {
+        broken.push(Illegal::StackRecompute { stack: stack.name });
+    }
+    let Recompute::Modules(wanted) = set else {
+        return;
+    };
+    let present = Module::of(model);
+    let absent: Vec<Module> = wanted
+        .iter()
+        .copied()
+        .filter(|module| !present.contains(module))
+        .collect();
+    if !absent.is_empty() {
+        broken.push(Illegal::AbsentModules { absent, present });
+    }
+}
+
+/// Without any `m` the depths stand with the head.
+fn check_stages(stages: &PipelineLayout, model: &Model, broken: &mut Vec<Illegal>) {
+    let given = stages.stages().iter().map(Vec::len).sum::<usize>() as u64;
+    let layers = model.layers.len() as u64;
+    if given != layers {
+        broken.push(Illegal::StageLayers { given, layers });
+    }
+    let (given, depths) = (stages.depths() as u64, model.mtp.len() as u64);
+    if given != 0 && given != depths {
+        broken.push(Illegal::StageDepths { given, depths });
+    }
+}
+
+#[cfg(test)]
+mod tests;
