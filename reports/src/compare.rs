@@ -366,6 +366,39 @@ mod tests {
         assert!(nothing.contains("nothing to compare"), "{nothing}");
     }
 
+    /// An answer edited by hand goes through the same door as a plan.
+    #[test]
+    fn illegal_layouts_in_an_answer_are_refused_with_their_place() {
+        type Edit = fn(&mut moefold_planner::answer::Answer);
+        let dir = scratch();
+        let path = dir.path().join("edited.json");
+        let cases: [(&[&str], Edit); 4] = [
+            (
+                &["plans[1].layout: 8 experts are not divisible by ep = 16"],
+                |answer| answer.plans[1].layout.ep = 16,
+            ),
+            (&["plans[0].layout: ", "128 GPUs", "48 heads"], |answer| {
+                answer.plans[0].layout.tp = 5;
+            }),
+            (&["search.feasible[7].layout.dp is 3"], |answer| {
+                answer.search.feasible[7].layout.dp = 3;
+            }),
+            (
+                &["plans[0].layout: the moefold stack runs pp up to 1"],
+                |answer| answer.plans[0].stack = moefold_planner::plan::StackName::Moefold,
+            ),
+        ];
+        for (expected, edit) in cases {
+            let mut answer = sample::answer(2);
+            edit(&mut answer);
+            let message = refusal(&sample::write_json(&path, &answer));
+            assert!(message.contains("edited.json"), "{message}");
+            for expected in expected {
+                assert!(message.contains(expected), "{expected}: {message}");
+            }
+        }
+    }
+
     #[test]
     fn a_search_that_found_nothing_is_refused() {
         let dir = scratch();

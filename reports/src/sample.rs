@@ -69,12 +69,12 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
     PlannedLayout {
         layout,
         pipeline: Pipeline {
-            schedule: if layout.pp == 1 {
-                ScheduleName::None
-            } else {
-                ScheduleName::Interleaved
+            schedule: match (layout.pp, layout.vpp) {
+                (1, _) => ScheduleName::None,
+                (_, 1) => ScheduleName::OneFOneB,
+                _ => ScheduleName::Interleaved,
             },
-            stages: Vec::new(),
+            stages: even_stages(56, layout.pp * layout.vpp),
         },
         dispatcher: Dispatcher::Alltoall,
         recompute: Recompute::None,
@@ -101,6 +101,14 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             },
         },
     }
+}
+
+/// Layers dealt to stages as evenly as they go.
+fn even_stages(layers: u32, stages: u32) -> Vec<Vec<u32>> {
+    let first = |stage: u32| stage * layers / stages;
+    (0..stages)
+        .map(|stage| (first(stage)..first(stage + 1)).collect())
+        .collect()
 }
 
 fn mixtral() -> Model {
