@@ -299,9 +299,9 @@ impl<'m> Machine<'m> {
         self.queue.asleep.push((until, thread as u16));
     }
 
-    /// The running thread lets others go first, perhaps.
+    /// The running thread lets others go first, perhaps; one that waits already does so.
     pub(super) fn pause(&mut self, one_in: usize) {
-        if self.random.one_in(one_in) {
+        if self.threads[self.current].state == State::Running && self.random.one_in(one_in) {
             self.threads[self.current].state = State::Queued;
             self.sleep(self.current);
         }
