@@ -120,6 +120,32 @@ fn plain_shared_memory() {
 }
 
 #[test]
+fn named_barriers() {
+    let rounds = 4;
+    let x: Vec<f32> = (0..64 * rounds).map(|i| i as f32).collect();
+    let planted: [(usize, &[Kind]); 3] = [
+        (1, &[Kind::Deadlock]),
+        (2, &[Kind::Race, Kind::Uninitialized]),
+        (3, &[Kind::Deadlock]),
+    ];
+    check(&planted, |emulator, number| {
+        let to = emulator.allocate(4 * x.len() as u64).expect("memory");
+        let args = [
+            Arg::Address(input(emulator, &x)),
+            Arg::Address(to),
+            Arg::size(rounds),
+        ];
+        let grid = Grid::linear(1, 128, 256);
+        let source = source!("block", "tests/block.cu");
+        run(emulator, source, number, "hand_over", grid, &args)?;
+        for (i, got) in output::<f32>(emulator, to, x.len()).into_iter().enumerate() {
+            assert_eq!(got, 2.0 * x[i / 64 * 64 + 63 - i % 64], "element {i}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn copies_of_threads() {
     let x: Vec<f32> = (0..128).map(|i| i as f32).collect();
     let planted: [(usize, &[Kind]); 3] = [

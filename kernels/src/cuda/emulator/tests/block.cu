@@ -68,3 +68,27 @@ KERNEL(32, 1) copy(const float* x, float* y) {
 #endif
 }
 EXPORT(copy)
+
+// y = 2 x: half the block hands to the other half through a named barrier, and is told through another
+// when it may go on.
+KERNEL(128, 1) hand_over(const float* x, float* y, i32 rounds) {
+  DYN_SMEM(memory);
+  float* shared = (float*)memory;
+  u32 t = threadIdx.x % 64;
+  for (i32 round = 0; round < rounds; round++) {
+    if (threadIdx.x < 64) {
+      if (round > 0) named_sync(2, 128);
+      shared[t] = x[64 * round + t];
+#if FAULT != 1
+      named_arrive(1, 128);
+#endif
+    } else {
+#if FAULT != 2
+      named_sync(1, 128);
+#endif
+      y[64 * round + t] = 2.f * shared[63 - t];
+      if (FAULT != 3 && round + 1 < rounds) named_arrive(2, 128);
+    }
+  }
+}
+EXPORT(hand_over)
