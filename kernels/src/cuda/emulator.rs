@@ -24,7 +24,8 @@
 //! pressure and time. Blocks run one at a time, so one that waits for another deadlocks here even
 //! where a GPU holds both. Of the readers of a place since its last write it remembers two. A race
 //! through local memory, or between code of other kernels, is not looked for: kernels of a stream
-//! follow each other. Registers of a wgmma are watched as far as the compiler leaves them in memory.
+//! follow each other. Accumulators of a wgmma are watched; A operands in registers are taken when
+//! it is issued, for the compiler of a GPU gives each its own.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;

@@ -528,7 +528,7 @@ impl<'m> Machine<'m> {
         let thread = &self.threads[self.current];
         if thread.stack.contains(&address) {
             return if thread.wgmma.watches() {
-                self.touch_registers(address, bytes, access == Access::Write, site)
+                self.touch_registers(address, bytes, site)
             } else {
                 Ok(())
             };

@@ -54,8 +54,7 @@ struct Shape {
 #[derive(Debug, Clone, Copy)]
 enum A {
     Shared(u64),
-    /// Their address and what they held.
-    Registers(u64, [u32; 4]),
+    Registers([u32; 4]),
 }
 
 /// What lanes knew when they issued (address of the clock, and count, of each), and what that is
@@ -114,7 +113,6 @@ impl Machine<'_> {
         &mut self,
         address: u64,
         bytes: usize,
-        writes: bool,
         site: u32,
     ) -> Result<(), Fault> {
         let end = address + bytes as u64;
@@ -126,17 +124,11 @@ impl Machine<'_> {
                 accumulator = true;
             }
         }
-        let in_flight = wgmma.parts().any(|part| {
-            let own = part.d..part.d + 2 * part.shape.columns as u64;
-            let operand = match part.a {
-                A::Registers(at, _) if writes => at..at + 16,
-                _ => 0..0,
-            };
-            accumulator && address < own.end && own.start < end
-                || address < operand.end && operand.start < end
-        });
+        let own = |part: &Part| part.d..part.d + 2 * part.shape.columns as u64;
+        let meets = |own: std::ops::Range<u64>| address < own.end && own.start < end;
+        let in_flight = accumulator && wgmma.parts().map(own).any(meets);
         if in_flight {
-            let what = "touches registers of a wgmma before wgmma_wait";
+            let what = "touches accumulators of a wgmma before wgmma_wait";
             return Err(self.fault(Kind::InFlight, site, what));
         }
         Ok(())
@@ -155,7 +147,7 @@ impl Machine<'_> {
         } else {
             let at = issue.a_registers;
             // SAFETY: an array of four registers of the running fiber.
-            A::Registers(at, unsafe { (at as *const [u32; 4]).read() })
+            A::Registers(unsafe { (at as *const [u32; 4]).read() })
         };
         let range = (issue.d, issue.d + 2 * shape.columns as u64);
         let wgmma = &mut self.threads[self.current].wgmma;
@@ -291,7 +283,7 @@ impl Machine<'_> {
         let first = 32 * warp;
         let a = match one.a {
             A::Registers(..) => matrix::gather_a(|lane| match parts[lane][number].a {
-                A::Registers(_, words) => words,
+                A::Registers(words) => words,
                 A::Shared(_) => unreachable!("the lanes agree"),
             }),
             A::Shared(bits) => {
