@@ -1,11 +1,12 @@
 //! Matrix products and the three products of a linear layer.
 //!
-//! `C[m,n] = op(A) op(B) + beta * C`, all row-major f32. Tensors of more than two dims count as the
-//! matrix of their rows ([`Tensor::num_rows`] x [`Tensor::width`]). Linear weights are `[out, in]`
-//! as in Hugging Face checkpoints, so forward is `y = x W^T`, dgrad `dx = dy W`, wgrad
-//! `dW += dy^T x`.
+//! `C[m,n] = op(A) op(B) + beta * C`, all row-major. A device of bf16 takes operands and C in bf16 or
+//! f32, any of them, and sums in f32; where an operand is f32 it multiplies in f32. Tensors of more
+//! than two dims count as the matrix of their rows ([`Tensor::num_rows`] x [`Tensor::width`]). Linear
+//! weights are `[out, in]` as in Hugging Face checkpoints, so forward is `y = x W^T`, dgrad
+//! `dx = dy W`, wgrad `dW += dy^T x`.
 //!
-//! A device implementation: a matrix product with either operand transposed and `beta` 0 or 1; C is
+//! A device implementation: a matrix product with either operand transposed and any `beta`; C is
 //! not read where `beta` is 0 (it may hold NaN). An element of C must not depend on the number of
 //! rows of A, nor on the number of threads.
 
@@ -53,7 +54,16 @@ pub fn gemm(a: &Tensor, ta: Trans, b: &Tensor, tb: Trans, c: &Tensor, beta: f32)
         Backend::Cpu(cpu) => with("gemm", [a, b], [c], |[a, b], [c]| {
             cpu::gemm(cpu, (a.f32(), ta), (b.f32(), tb), c.f32(), [m, n, k], beta);
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("gemm::gemm"),
+        Backend::Cuda(gpu) => cuda::Product {
+            op: "gemm::gemm",
+            a: (a, ta),
+            b: (b, tb),
+            c,
+            sizes: [m, n, k],
+            beta,
+            offsets: None,
+        }
+        .run(gpu),
     }
 }
 
@@ -90,8 +100,10 @@ fn like_rows(x: &Tensor, width: usize) -> Tensor {
     let mut dims = x.dims().to_vec();
     *dims.last_mut().expect("a matrix has dims") = width;
     x.device()
-        .empty(crate::TensorClass::Activations, Dtype::F32, &dims)
+        .empty(crate::TensorClass::Activations, x.dtype(), &dims)
 }
+
+pub(crate) mod cuda;
 
 pub(crate) mod cpu {
     //! Tiles of C dealt to threads; each is one product of the `gemm` crate.

@@ -1,16 +1,85 @@
 //! One matrix product per expert, over rows sorted by expert.
 //!
-//! `counts[e]` rows of x belong to expert `e`, in order; they sum to the rows of x, and any may be
-//! zero. Weights are `[experts, n, k]`, each `[out, in]`.
+//! `counts[e]` rows of x belong to expert `e`, in order, and any may be zero; they are given on the
+//! host or as offsets on the device ([`Rows`]). Weights are `[experts, n, k]`, each `[out, in]`.
 //!
 //! A device implementation: the three products for all experts in as few launches as it can; wgrad
 //! adds to `dw` and leaves experts without rows untouched. A row must not depend on the others.
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Op, Pass};
 
 use crate::buffer::with;
-use crate::device::{Backend, TensorClass};
+use crate::device::{Backend, Device, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
+
+/// Which rows belong to which expert.
+#[derive(Debug, Clone, Copy)]
+pub enum Rows<'a> {
+    /// How many each has; they sum to the rows of x.
+    Counts(&'a [usize]),
+    /// Where those of each start, and where the last ones end: i32 `[experts + 1]` on the device,
+    /// rising from 0 to at most the rows of x. Rows behind the last are not read, and of results
+    /// not written.
+    Offsets(&'a Tensor),
+}
+
+impl Rows<'_> {
+    /// Asserts that they are of so many experts and cover the rows of `x`.
+    #[track_caller]
+    fn expect(self, op: &str, experts: usize, x: &Tensor) {
+        match self {
+            Self::Counts(counts) => {
+                assert!(
+                    counts.len() == experts,
+                    "grouped_gemm::{op}: {} counts for {experts} experts",
+                    counts.len()
+                );
+                let rows: usize = counts.iter().sum();
+                assert!(
+                    rows == x.num_rows(),
+                    "grouped_gemm::{op}: counts of {rows} rows for {x:?}"
+                );
+            }
+            Self::Offsets(offsets) => {
+                expect_dims(
+                    &format!("grouped_gemm::{op}"),
+                    "offsets",
+                    offsets,
+                    &[experts + 1],
+                );
+            }
+        }
+    }
+
+    /// The counts, on the host.
+    fn counts(self) -> Vec<usize> {
+        match self {
+            Self::Counts(counts) => counts.to_vec(),
+            Self::Offsets(offsets) => {
+                let starts = offsets.to_i32();
+                let count =
+                    |pair: &[i32]| usize::try_from(pair[1] - pair[0]).expect("offsets rise");
+                starts.windows(2).map(count).collect()
+            }
+        }
+    }
+
+    /// The offsets, on the device.
+    fn offsets(self, device: &Device) -> Tensor {
+        match self {
+            Self::Counts(counts) => {
+                let start = |end: &mut i32, count: &usize| {
+                    *end += i32::try_from(*count).expect("rows are counted in i32");
+                    Some(*end)
+                };
+                let mut offsets = vec![0];
+                offsets.extend(counts.iter().scan(0, start));
+                device.from_i32(TensorClass::Transient, &offsets, &[offsets.len()])
+            }
+            Self::Offsets(offsets) => offsets.clone(),
+        }
+    }
+}
 
 /// The cost-table key: `w: [experts, n, k]` on `rows` rows in all.
 pub fn key(w: &Tensor, rows: usize, pass: Pass) -> Op {
@@ -21,7 +90,7 @@ pub fn key(w: &Tensor, rows: usize, pass: Pass) -> Op {
         n: n as u64,
         k: k as u64,
         pass,
-        dtype: Dtype::F32,
+        dtype: w.dtype(),
     }
 }
 
@@ -30,17 +99,26 @@ pub fn key(w: &Tensor, rows: usize, pass: Pass) -> Op {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn forward(x: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
-    let [_, n, k] = sizes("forward", w);
-    let rows = num_rows("forward", w, counts);
-    expect_dims("grouped_gemm::forward", "x", x, &[rows, k]);
-    let y = x
-        .device()
-        .empty(TensorClass::Activations, Dtype::F32, &[rows, n]);
+    forward_of(x, w, Rows::Counts(counts))
+}
+
+/// [`forward`] of rows given either way.
+///
+/// # Panics
+/// When shapes or counts do not agree.
+pub fn forward_of(x: &Tensor, w: &Tensor, rows: Rows<'_>) -> Tensor {
+    let [experts, n, k] = sizes("forward", w);
+    rows.expect("forward", experts, x);
+    expect_dims("grouped_gemm::forward", "x", x, &[x.num_rows(), k]);
+    let y = like(x, n);
     match &x.device().0.backend {
-        Backend::Cpu(cpu) => with("grouped_gemm", [x, w], [&y], |[x, w], [y]| {
-            cpu::forward(cpu, x.f32(), w.f32(), counts, y.f32(), [n, k]);
-        }),
-        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::forward"),
+        Backend::Cpu(cpu) => {
+            let counts = rows.counts();
+            with("grouped_gemm", [x, w], [&y], |[x, w], [y]| {
+                cpu::forward(cpu, x.f32(), w.f32(), &counts, y.f32(), [n, k]);
+            });
+        }
+        Backend::Cuda(gpu) => cuda::forward(gpu, x, w, &rows.offsets(x.device()), &y),
     }
     y
 }
@@ -50,17 +128,26 @@ pub fn forward(x: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn dgrad(dy: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
-    let [_, n, k] = sizes("dgrad", w);
-    let rows = num_rows("dgrad", w, counts);
-    expect_dims("grouped_gemm::dgrad", "dy", dy, &[rows, n]);
-    let dx = dy
-        .device()
-        .empty(TensorClass::Activations, Dtype::F32, &[rows, k]);
+    dgrad_of(dy, w, Rows::Counts(counts))
+}
+
+/// [`dgrad`] of rows given either way.
+///
+/// # Panics
+/// When shapes or counts do not agree.
+pub fn dgrad_of(dy: &Tensor, w: &Tensor, rows: Rows<'_>) -> Tensor {
+    let [experts, n, k] = sizes("dgrad", w);
+    rows.expect("dgrad", experts, dy);
+    expect_dims("grouped_gemm::dgrad", "dy", dy, &[dy.num_rows(), n]);
+    let dx = like(dy, k);
     match &dy.device().0.backend {
-        Backend::Cpu(cpu) => with("grouped_gemm", [dy, w], [&dx], |[dy, w], [dx]| {
-            cpu::dgrad(cpu, dy.f32(), w.f32(), counts, dx.f32(), [n, k]);
-        }),
-        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::dgrad"),
+        Backend::Cpu(cpu) => {
+            let counts = rows.counts();
+            with("grouped_gemm", [dy, w], [&dx], |[dy, w], [dx]| {
+                cpu::dgrad(cpu, dy.f32(), w.f32(), &counts, dx.f32(), [n, k]);
+            });
+        }
+        Backend::Cuda(gpu) => cuda::dgrad(gpu, dy, w, &rows.offsets(dy.device()), &dx),
     }
     dx
 }
@@ -70,15 +157,26 @@ pub fn dgrad(dy: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn wgrad(dy: &Tensor, x: &Tensor, counts: &[usize], dw: &Tensor) {
-    let [_, n, k] = sizes("wgrad", dw);
-    let rows = num_rows("wgrad", dw, counts);
-    expect_dims("grouped_gemm::wgrad", "dy", dy, &[rows, n]);
-    expect_dims("grouped_gemm::wgrad", "x", x, &[rows, k]);
+    wgrad_of(dy, x, Rows::Counts(counts), dw);
+}
+
+/// [`wgrad`] of rows given either way.
+///
+/// # Panics
+/// When shapes or counts do not agree.
+pub fn wgrad_of(dy: &Tensor, x: &Tensor, rows: Rows<'_>, dw: &Tensor) {
+    let [experts, n, k] = sizes("wgrad", dw);
+    rows.expect("wgrad", experts, x);
+    expect_dims("grouped_gemm::wgrad", "dy", dy, &[x.num_rows(), n]);
+    expect_dims("grouped_gemm::wgrad", "x", x, &[x.num_rows(), k]);
     match &x.device().0.backend {
-        Backend::Cpu(cpu) => with("grouped_gemm", [dy, x], [dw], |[dy, x], [dw]| {
-            cpu::wgrad(cpu, dy.f32(), x.f32(), counts, dw.f32(), [n, k]);
-        }),
-        Backend::Cuda(gpu) => gpu.unwritten("grouped_gemm::wgrad"),
+        Backend::Cpu(cpu) => {
+            let counts = rows.counts();
+            with("grouped_gemm", [dy, x], [dw], |[dy, x], [dw]| {
+                cpu::wgrad(cpu, dy.f32(), x.f32(), &counts, dw.f32(), [n, k]);
+            });
+        }
+        Backend::Cuda(gpu) => cuda::wgrad(gpu, dy, x, &rows.offsets(x.device()), dw),
     }
 }
 
@@ -88,13 +186,58 @@ fn sizes(op: &str, w: &Tensor) -> [usize; 3] {
     })
 }
 
-fn num_rows(op: &str, w: &Tensor, counts: &[usize]) -> usize {
-    assert!(
-        counts.len() == w.dims()[0],
-        "grouped_gemm::{op}: {} counts for the experts of {w:?}",
-        counts.len()
-    );
-    counts.iter().sum()
+/// As many rows as `x`, of another width.
+fn like(x: &Tensor, width: usize) -> Tensor {
+    x.device()
+        .empty(TensorClass::Activations, x.dtype(), &[x.num_rows(), width])
+}
+
+mod cuda {
+    //! The products of [`crate::gemm`] with offsets.
+
+    use crate::cuda::Cuda;
+    use crate::gemm::Trans;
+    use crate::gemm::cuda::Product;
+    use crate::tensor::Tensor;
+
+    pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, offsets: &Tensor, y: &Tensor) {
+        Product {
+            op: "grouped_gemm::forward",
+            a: (x, Trans::No),
+            b: (w, Trans::Yes),
+            c: y,
+            sizes: [x.num_rows(), y.width(), x.width()],
+            beta: 0.0,
+            offsets: Some(offsets),
+        }
+        .run(gpu);
+    }
+
+    pub(super) fn dgrad(gpu: &Cuda, dy: &Tensor, w: &Tensor, offsets: &Tensor, dx: &Tensor) {
+        Product {
+            op: "grouped_gemm::dgrad",
+            a: (dy, Trans::No),
+            b: (w, Trans::No),
+            c: dx,
+            sizes: [dy.num_rows(), dx.width(), dy.width()],
+            beta: 0.0,
+            offsets: Some(offsets),
+        }
+        .run(gpu);
+    }
+
+    pub(super) fn wgrad(gpu: &Cuda, dy: &Tensor, x: &Tensor, offsets: &Tensor, dw: &Tensor) {
+        Product {
+            op: "grouped_gemm::wgrad",
+            a: (dy, Trans::Yes),
+            b: (x, Trans::No),
+            c: dw,
+            sizes: [dy.width(), x.width(), x.num_rows()],
+            beta: 1.0,
+            offsets: Some(offsets),
+        }
+        .run(gpu);
+    }
 }
 
 mod cpu {
@@ -175,7 +318,8 @@ mod cpu {
         [n, k]: [usize; 2],
     ) {
         let rows: usize = counts.iter().sum();
-        let (dy, x) = (Matrix::new(dy, rows, n), Matrix::new(x, rows, k));
+        let dy = Matrix::new(&dy[..rows * n], rows, n);
+        let x = Matrix::new(&x[..rows * k], rows, k);
         let mut tasks = Vec::new();
         let mut start = 0;
         for (&count, dw) in counts.iter().zip(dw.chunks_exact_mut((n * k).max(1))) {

@@ -129,6 +129,13 @@ fn seeds(cases: u64) -> std::ops::Range<u64> {
     first..first + cases
 }
 
+/// Runs a test on a CPU of one thread and on every emulated device.
+pub(crate) fn on_every_device(seed: u64, test: impl Fn(&Device)) {
+    for device in [vec![Device::cpu(1)], emulated(seed)].concat() {
+        catch(|| test(&device)).unwrap_or_else(|error| panic!("on {device:?}: {error}"));
+    }
+}
+
 /// What was made of the emulator; nothing where kernels cannot be compiled, which is said once, and
 /// is a failure where `MOEFOLD_REQUIRE` names the emulator.
 pub(crate) fn at_hand<T>(made: Result<T, DeviceError>) -> Option<T> {
@@ -215,6 +222,16 @@ pub(crate) fn assert_bits(name: &str, got: &[f32], want: &[f32], seed: u64) {
 /// What a device stores as weights and activations: f32, or bf16.
 pub(crate) fn tensor(device: &Device, values: &[f32], dims: &[usize]) -> Tensor {
     let tensor = device.empty(TensorClass::Activations, device.dtype(), dims);
+    tensor.copy_from_f32(values);
+    tensor
+}
+
+/// As [`tensor`], `start` elements into its memory: most of those break the alignment that wide
+/// accesses need.
+pub(crate) fn tensor_at(device: &Device, start: usize, values: &[f32], dims: &[usize]) -> Tensor {
+    let len = start + values.len();
+    let memory = device.empty(TensorClass::Activations, device.dtype(), &[len]);
+    let tensor = memory.view(start, dims);
     tensor.copy_from_f32(values);
     tensor
 }

@@ -1,7 +1,8 @@
 //! The prelude: headers that every program includes, compiled into this one.
 
 /// Name as included, and text, of the headers of a GPU.
-pub(crate) const HEADERS: [(&str, &str); 2] = [
+pub(crate) const HEADERS: [(&str, &str); 3] = [
     ("prelude.cuh", include_str!("prelude.cuh")),
     ("prelude/gpu.cuh", include_str!("prelude/gpu.cuh")),
+    ("prelude/tiles.cuh", include_str!("prelude/tiles.cuh")),
 ];

@@ -8,5 +8,5 @@ use crate::cuda::program::Listed;
 
 /// The programs of all ops.
 pub(crate) fn programs() -> Vec<Listed> {
-    [crate::rms_norm::programs()].concat()
+    [crate::gemm::cuda::programs(), crate::rms_norm::programs()].concat()
 }

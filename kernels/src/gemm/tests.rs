@@ -1,60 +1,81 @@
 //! Tests of `gemm` against its f64 twin in plain loops.
 
 use super::*;
-use crate::testing::{Check, Rng, assert_bits, oracle, product, tensor, wide};
+use crate::testing::{
+    Check, Rng, assert_bits, on_every_device, oracle, oracle_everywhere, product, statistic,
+    tensor, tensor_at, wide,
+};
 use crate::{Device, TensorClass};
 
 #[test]
 fn oracle_all_transposes_and_beta() {
-    oracle(60, |device, rng| {
-        let ragged = |rng: &mut Rng| match rng.size(0..=3) {
-            0 => rng.size(1..=3),
-            1 => rng.size(1..=40),
-            _ => rng.size(1..=150),
-        };
-        let (m, n) = (ragged(rng), ragged(rng));
-        let k = if rng.size(0..=5) == 0 {
-            rng.size(500..=1100)
-        } else {
-            ragged(rng)
-        };
-        let (ta, tb) = (rng.coin(), rng.coin());
-        let beta = [0.0, 1.0, -0.5][rng.size(0..=2)];
-        let (a, b, c) = (rng.values(m * k), rng.values(k * n), rng.values(m * n));
-        let (aw, bw, cw) = (wide(&a), wide(&b), wide(&c));
-        let mut want = product(
-            |i, l| if ta { aw[l * m + i] } else { aw[i * k + l] },
-            |l, j| if tb { bw[j * k + l] } else { bw[l * n + j] },
-            [m, n, k],
-        );
-        let trans = |t| if t { Trans::Yes } else { Trans::No };
-        let a = tensor(device, &a, &if ta { [k, m] } else { [m, k] });
-        let b = tensor(device, &b, &if tb { [n, k] } else { [k, n] });
-        let c_t = if beta == 0.0 {
-            device.empty(TensorClass::Activations, Dtype::F32, &[m, n])
-        } else {
-            want.iter_mut()
-                .zip(&cw)
-                .for_each(|(w, c)| *w += f64::from(beta) * c);
-            tensor(device, &c, &[m, n])
-        };
-        gemm(&a, trans(ta), &b, trans(tb), &c_t, beta);
-        vec![Check("gemm", c_t, want)]
-    });
+    oracle(60, transposes_and_beta);
+    oracle_everywhere(6, transposes_and_beta);
 }
 
+fn transposes_and_beta(device: &Device, rng: &mut Rng) -> Vec<Check> {
+    let ragged = |rng: &mut Rng| match rng.size(0..=3) {
+        0 => rng.size(1..=3),
+        1 => rng.size(1..=40),
+        _ => rng.size(1..=150),
+    };
+    let (m, n) = (ragged(rng), ragged(rng));
+    let k = if rng.size(0..=5) == 0 {
+        rng.size(500..=1100)
+    } else {
+        ragged(rng)
+    };
+    let (ta, tb) = (rng.coin(), rng.coin());
+    let beta = [0.0, 1.0, -0.5][rng.size(0..=2)];
+    let (a, b, c) = (rng.values(m * k), rng.values(k * n), rng.values(m * n));
+    let (aw, bw, cw) = (wide(&a), wide(&b), wide(&c));
+    let mut want = product(
+        |i, l| if ta { aw[l * m + i] } else { aw[i * k + l] },
+        |l, j| if tb { bw[j * k + l] } else { bw[l * n + j] },
+        [m, n, k],
+    );
+    let trans = |t| if t { Trans::Yes } else { Trans::No };
+    let a = tensor(device, &a, &if ta { [k, m] } else { [m, k] });
+    let b = tensor(device, &b, &if tb { [n, k] } else { [k, n] });
+    let c_t = if beta == 0.0 {
+        device.empty(TensorClass::Activations, device.dtype(), &[m, n])
+    } else {
+        want.iter_mut()
+            .zip(&cw)
+            .for_each(|(w, c)| *w += f64::from(beta) * c);
+        tensor(device, &c, &[m, n])
+    };
+    gemm(&a, trans(ta), &b, trans(tb), &c_t, beta);
+    vec![Check("gemm", c_t, want)]
+}
+
+/// Sizes around the edges of tiles, of rows that wide accesses can take or not, in memory that
+/// starts where they can or not, with the gradient of the weight in either dtype.
 #[test]
 fn oracle_linear_layer() {
-    oracle(10, |device, rng| {
-        let (t, n, k) = (rng.size(1..=70), rng.size(1..=70), rng.size(1..=70));
+    oracle_everywhere(10, |device, rng| {
+        let edges = [1, 63, 64, 65, 127, 129, 257];
+        let t = edges[rng.size(0..=6)];
+        let narrow = |rng: &mut Rng| match rng.size(0..=2) {
+            0 => rng.size(1..=70),
+            1 => 8 * rng.size(1..=9),
+            _ => 8 * rng.size(1..=34),
+        };
+        let (n, k) = (narrow(rng), narrow(rng));
+        let start = [0, 0, 8, 3][rng.size(0..=3)];
         let (x, w, dy) = (rng.values(t * k), rng.values(n * k), rng.values(t * n));
         let (xw, ww, dyw) = (wide(&x), wide(&w), wide(&dy));
         let y_want = product(|i, l| xw[i * k + l], |l, j| ww[j * k + l], [t, n, k]);
         let dx_want = product(|i, l| dyw[i * n + l], |l, j| ww[l * k + j], [t, k, n]);
         let dw_once = product(|i, l| dyw[l * n + i], |l, j| xw[l * k + j], [n, k, t]);
         let dw_want = dw_once.iter().zip(&ww).map(|(d, w)| d + w).collect();
-        let dw = tensor(device, &w, &[n, k]);
-        let (x, w) = (tensor(device, &x, &[t, k]), tensor(device, &w, &[n, k]));
+        let dw = if rng.coin() {
+            tensor(device, &w, &[n, k])
+        } else {
+            statistic(device, &w, &[n, k])
+        };
+        let w = tensor(device, &w, &[n, k]);
+        let x = tensor_at(device, start, &x, &[t, k]);
         let dy = tensor(device, &dy, &[t, n]);
         wgrad(&dy, &x, &dw);
         vec![
@@ -67,13 +88,14 @@ fn oracle_linear_layer() {
 
 #[test]
 fn law_nothing_contracted_is_zero() {
-    let device = Device::cpu(1);
-    let (a, b) = (tensor(&device, &[], &[2, 0]), tensor(&device, &[], &[0, 3]));
-    let c = tensor(&device, &[1.0; 6], &[2, 3]);
-    gemm(&a, Trans::No, &b, Trans::No, &c, 1.0);
-    assert_eq!(c.to_f32(), [1.0; 6]);
-    gemm(&a, Trans::No, &b, Trans::No, &c, 0.0);
-    assert_eq!(c.to_f32(), [0.0; 6]);
+    on_every_device(1, |device| {
+        let (a, b) = (tensor(device, &[], &[2, 0]), tensor(device, &[], &[0, 3]));
+        let c = tensor(device, &[1.0; 6], &[2, 3]);
+        gemm(&a, Trans::No, &b, Trans::No, &c, 1.0);
+        assert_eq!(c.to_f32(), [1.0; 6]);
+        gemm(&a, Trans::No, &b, Trans::No, &c, 0.0);
+        assert_eq!(c.to_f32(), [0.0; 6]);
+    });
 }
 
 /// A row of the product has the same bits whatever rows are around it, for the shapes of forward
@@ -137,4 +159,54 @@ fn law_a_row_does_not_depend_on_a_large_batch() {
             assert_bits(&format!("{len} rows"), &part, &whole[..len * n], 9);
         }
     }
+}
+
+/// On a device, too, a row has the same bits whatever rows are around it, and every time.
+#[test]
+fn law_a_row_does_not_depend_on_the_batch_on_any_device() {
+    on_every_device(3, |device| {
+        for (n, k) in [(136, 72), (33, 50)] {
+            let mut rng = Rng::new(3);
+            let rows = 140;
+            let x = tensor(device, &rng.values(rows * k), &[rows, k]);
+            let w = tensor(device, &rng.values(n * k), &[n, k]);
+            let whole = forward(&x, &w).to_f32();
+            for range in [0..rows, 0..1, 8..72, 75..rows] {
+                let part = forward(&x.rows(range.clone()), &w).to_f32();
+                let want = &whole[range.start * n..range.end * n];
+                assert_bits(
+                    &format!("rows {range:?} of {n}x{k} on {device:?}"),
+                    &part,
+                    want,
+                    3,
+                );
+            }
+        }
+    });
+}
+
+/// The router's products: f32 on one side, bf16 on the other.
+#[test]
+fn oracle_mixed_dtypes() {
+    oracle_everywhere(2, |device, rng| {
+        let (t, n, k) = (rng.size(1..=70), rng.size(1..=20), rng.size(1..=70));
+        let (x, w, dy) = (rng.values(t * k), rng.values(n * k), rng.values(t * n));
+        let (xw, ww, dyw) = (wide(&x), wide(&w), wide(&dy));
+        let y_want = product(|i, l| xw[i * k + l], |l, j| ww[j * k + l], [t, n, k]);
+        let dx_want = product(|i, l| dyw[i * n + l], |l, j| ww[l * k + j], [t, k, n]);
+        let dw_want = product(|i, l| dyw[l * n + i], |l, j| xw[l * k + j], [n, k, t]);
+        let (x, w) = (tensor(device, &x, &[t, k]), statistic(device, &w, &[n, k]));
+        let dy = statistic(device, &dy, &[t, n]);
+        let empty = |dtype, dims: &[usize]| device.empty(TensorClass::Activations, dtype, dims);
+        let (y, dw) = (empty(Dtype::F32, &[t, n]), empty(Dtype::F32, &[n, k]));
+        let dx = empty(device.dtype(), &[t, k]);
+        gemm(&x, Trans::No, &w, Trans::Yes, &y, 0.0);
+        gemm(&dy, Trans::No, &w, Trans::No, &dx, 0.0);
+        gemm(&dy, Trans::Yes, &x, Trans::No, &dw, 0.0);
+        vec![
+            Check("forward", y, y_want),
+            Check("dgrad", dx, dx_want),
+            Check("wgrad", dw, dw_want),
+        ]
+    });
 }

@@ -21,9 +21,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::cuda::program::{Architecture, Program};
 
 /// The prelude on the CPU: names as included, and texts.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 3] = [
     ("prelude.cuh", include_str!("../prelude.cuh")),
     ("prelude/host.cuh", include_str!("../prelude/host.cuh")),
+    ("prelude/tiles.cuh", include_str!("../prelude/tiles.cuh")),
 ];
 
 /// Optimized; instrumented so that every load and store is seen; no contraction or reordering of

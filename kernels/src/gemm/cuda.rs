@@ -1,0 +1,262 @@
+//! Matrix products on CUDA devices: which kernel, which tile, how many blocks.
+//!
+//! One [`Product`] describes them all: dense ones, and one product per group of rows. A product of
+//! bf16 runs on Hopper's own kernel where it can ([`hopper`]), on `mma.sync` elsewhere; one with an
+//! f32 operand runs in exact f32. The tile depends on the shape, bits do not depend on the tile: an
+//! element is one sum in steps of 16 (of 1 in f32) along k, whatever is computed beside it.
+//!
+//! Floor: 2 m n k operations at the rate of the tensor cores (of the f32 units), or each operand and
+//! C once through memory where few rows meet a weight; in between, operands come from the level-two
+//! cache (rows + columns of a tile) / (rows * columns) times per element of C and step of k, which
+//! is what [`Tile::best`] keeps low.
+
+use moefold_profiles::Dtype;
+
+use super::Trans;
+use crate::buffer::disjoint;
+use crate::cuda::Cuda;
+use crate::cuda::platform::{Dense, Matrix};
+use crate::cuda::program::{
+    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
+};
+use crate::tensor::Tensor;
+
+mod hopper;
+
+const TENSOR_CORES: Source = source!("gemm", "../gemm.cu");
+const F32: Source = source!("gemm_f32", "../gemm_f32.cu");
+
+/// `C = op(A) op(B) + beta C`, once or per group of rows.
+///
+/// With groups, where A is not transposed its rows and those of C are grouped and B is a matrix per
+/// group; where A is transposed the rows summed over are grouped and C is a matrix per group. Groups
+/// without rows then keep their C (`beta` is 1).
+pub(crate) struct Product<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) a: (&'a Tensor, Trans),
+    pub(crate) b: (&'a Tensor, Trans),
+    pub(crate) c: &'a Tensor,
+    /// m, n and k; of the grouped one, all rows.
+    pub(crate) sizes: [usize; 3],
+    pub(crate) beta: f32,
+    /// Where each group starts and the last one ends, i32; without, there is one group.
+    pub(crate) offsets: Option<&'a Tensor>,
+}
+
+impl Product<'_> {
+    pub(crate) fn run(&self, gpu: &Cuda) {
+        disjoint(self.op, &[self.a.0, self.b.0], &[self.c]);
+        if self.c.is_empty() {
+            return;
+        }
+        if self.offsets.is_none() && self.library(gpu) {
+            return;
+        }
+        let processors = gpu.multiprocessors() as usize;
+        if hopper::can(gpu, self) {
+            hopper::launch(gpu, self, Tile::best(&hopper::TILES, self, processors));
+        } else if [self.a.0, self.b.0].map(Tensor::dtype) == [Dtype::Bf16; 2] {
+            self.on_tensor_cores(gpu, Tile::best(&TILES, self, 2 * processors));
+        } else {
+            self.in_f32(gpu);
+        }
+    }
+
+    /// Hands a dense product to the vendor's library; false where that does not do it.
+    fn library(&self, gpu: &Cuda) -> bool {
+        let [m, n, k] = self.sizes;
+        let (a, b) = (self.a.0, self.b.0);
+        if k == 0 || a.dtype() != b.dtype() {
+            return false;
+        }
+        let matrix = |t: &Tensor, trans| Matrix {
+            address: t.address(),
+            dtype: t.dtype(),
+            row_stride: t.width(),
+            transposed: trans == Trans::Yes,
+        };
+        gpu.dense(&Dense {
+            op: self.op,
+            m,
+            n,
+            k,
+            a: matrix(a, self.a.1),
+            b: matrix(b, self.b.1),
+            c: matrix(self.c, Trans::No),
+            beta: self.beta,
+        })
+    }
+
+    fn on_tensor_cores(&self, gpu: &Cuda, tile: Tile) {
+        let wide = vector(&[self.a.0, self.b.0]) > 1 && vector(&[self.c]) > 1;
+        let program = tensor_cores(self.a.1, self.b.1, self.c.dtype(), wide, tile);
+        let shared = tensor_cores_shared(tile) + self.table_bytes();
+        let grid = self.grid(gpu, tile, 2, 128, shared);
+        gpu.launch(self.op, &program, "gemm", grid, &self.arguments());
+    }
+
+    fn in_f32(&self, gpu: &Cuda) {
+        let [a, b, c] = [self.a.0, self.b.0, self.c].map(Tensor::dtype);
+        let program = f32_units(self.a.1, self.b.1, [a, b, c]);
+        let grid = self.grid(gpu, TILES[0], 1, 256, F32_SHARED + self.table_bytes());
+        gpu.launch(self.op, &program, "gemm_f32", grid, &self.arguments());
+    }
+
+    fn arguments(&self) -> [Arg; 9] {
+        let [m, n, k] = self.sizes.map(Arg::size);
+        let (a, b) = (self.a.0.into(), self.b.0.into());
+        let (offsets, groups) = (Arg::optional(self.offsets), Arg::size(self.groups()));
+        let beta = Arg::F32(self.beta);
+        [a, b, self.c.into(), offsets, groups, m, n, k, beta]
+    }
+
+    fn groups(&self) -> usize {
+        self.offsets.map_or(1, |offsets| offsets.len() - 1)
+    }
+
+    /// Bytes of the table of row tiles before each group.
+    fn table_bytes(&self) -> usize {
+        4 * (self.groups() + 1)
+    }
+
+    /// Tiles of C, at most: only the device knows the groups.
+    fn tiles(&self, tile: Tile) -> usize {
+        let [m, n, k] = self.sizes;
+        let rows = match (self.a.1, self.groups()) {
+            (_, 1) => m.div_ceil(tile.m),
+            // Every group that has rows ends with a tile that may be ragged.
+            (Trans::No, groups) => m / tile.m + groups.min(m),
+            (Trans::Yes, groups) => m.div_ceil(tile.m) * groups.min(k),
+        };
+        rows * n.div_ceil(tile.n)
+    }
+
+    /// As many blocks as run at once, if there are tiles for them.
+    fn grid(&self, gpu: &Cuda, tile: Tile, resident: usize, threads: u32, shared: usize) -> Grid {
+        let at_once = resident * gpu.multiprocessors() as usize;
+        Grid::linear(self.tiles(tile).min(at_once), threads, shared)
+    }
+}
+
+/// What a block computes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    m: usize,
+    n: usize,
+}
+
+/// Those of the kernel for any tensor cores; the f32 one has the first.
+const TILES: [Tile; 2] = [Tile { m: 128, n: 128 }, Tile { m: 64, n: 128 }];
+
+impl Tile {
+    /// The tile with which the busiest of so many blocks reads the least, the first of equals.
+    fn best(tiles: &[Self], product: &Product, at_once: usize) -> Self {
+        let read = |tile: &&Self| product.tiles(**tile).div_ceil(at_once) * (tile.m + tile.n);
+        *tiles.iter().min_by_key(read).expect("there is a tile")
+    }
+}
+
+fn trans(name: &'static str, trans: Trans) -> Define {
+    Define::flag(name, trans == Trans::Yes)
+}
+
+fn tensor_cores(a: Trans, b: Trans, c: Dtype, wide: bool, tile: Tile) -> Program {
+    TENSOR_CORES.with(&[
+        trans("TRANS_A", a),
+        trans("TRANS_B", b),
+        Define::dtype("TYPE_C", c),
+        Define::int("VEC", if wide { 8 } else { 1 }),
+        Define::int("TILE_M", tile.m),
+    ])
+}
+
+/// Four stages of 32 along k, or the tile of C in padded rows of f32.
+fn tensor_cores_shared(tile: Tile) -> usize {
+    let stages = 4 * (tile.m + tile.n) * 32 * 2;
+    stages.max(tile.m * (tile.n + 8) * 4)
+}
+
+fn f32_units(a: Trans, b: Trans, [type_a, type_b, type_c]: [Dtype; 3]) -> Program {
+    F32.with(&[
+        trans("TRANS_A", a),
+        trans("TRANS_B", b),
+        Define::dtype("TYPE_A", type_a),
+        Define::dtype("TYPE_B", type_b),
+        Define::dtype("TYPE_C", type_c),
+    ])
+}
+
+/// Two sides of two operands, 16 along k in padded rows.
+const F32_SHARED: usize = 4 * 16 * (128 + 4) * 4;
+
+/// What layers of bf16 ask for: forward and dgrad, wgrad into main gradients of either dtype.
+const LAYER: [(Trans, Trans, Dtype); 4] = [
+    (Trans::No, Trans::Yes, Dtype::Bf16),
+    (Trans::No, Trans::No, Dtype::Bf16),
+    (Trans::Yes, Trans::No, Dtype::F32),
+    (Trans::Yes, Trans::No, Dtype::Bf16),
+];
+
+/// What is computed in f32: layers of f32, and the router's gradients, which are of f32 and bf16.
+const IN_F32: [(Trans, Trans, [Dtype; 3]); 5] = [
+    (Trans::No, Trans::Yes, [Dtype::F32; 3]),
+    (Trans::No, Trans::No, [Dtype::F32; 3]),
+    (Trans::Yes, Trans::No, [Dtype::F32; 3]),
+    (Trans::No, Trans::No, [Dtype::F32, Dtype::Bf16, Dtype::Bf16]),
+    (Trans::Yes, Trans::No, [Dtype::F32, Dtype::Bf16, Dtype::F32]),
+];
+
+/// Experts of the largest table of row tiles that is counted on.
+const GROUPS: usize = 512;
+
+/// The programs that models launch.
+pub(crate) fn programs() -> Vec<Listed> {
+    let table = 4 * (GROUPS + 1);
+    let one = |program, needs, name, registers, shared: usize, shows: &'static [_]| Listed {
+        program,
+        needs,
+        entries: vec![Entry {
+            name,
+            registers,
+            shared: (shared + table) as u32,
+            shows,
+        }],
+    };
+    let mut listed = Vec::new();
+    for (a, b, c) in LAYER {
+        for tile in TILES {
+            let shared = tensor_cores_shared(tile);
+            let program = tensor_cores(a, b, c, true, tile);
+            let shows = &["HMMA", "LDGSTS"];
+            listed.push(one(program, Needs::Sm80, "gemm", 255, shared, shows));
+        }
+        for tile in hopper::TILES {
+            let program = hopper::program(a, b, c, a == Trans::Yes, tile);
+            let shows = &["HGMMA", "UTMALDG"];
+            let entry = one(
+                program,
+                Needs::Wgmma,
+                hopper::ENTRY,
+                168,
+                hopper::SHARED,
+                shows,
+            );
+            listed.push(entry);
+        }
+    }
+    for (a, b, types) in IN_F32 {
+        let program = f32_units(a, b, types);
+        listed.push(one(
+            program,
+            Needs::Sm80,
+            "gemm_f32",
+            255,
+            F32_SHARED,
+            &["FFMA"],
+        ));
+    }
+    listed
+}
+
+#[cfg(test)]
+mod tests;

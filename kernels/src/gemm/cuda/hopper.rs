@@ -1,0 +1,114 @@
+//! The kernel of `wgmma` and bulk tensor copies: what it can do, and its tensor maps.
+
+use moefold_profiles::Dtype;
+
+use super::{Product, Tile, trans};
+use crate::cuda::Cuda;
+use crate::cuda::program::{Arg, Define, Program, Source, Swizzle, TensorMap, source, vector};
+use crate::gemm::Trans;
+use crate::tensor::Tensor;
+
+const SOURCE: Source = source!("grouped_gemm_sm90", "../../grouped_gemm_sm90.cu");
+
+pub(super) const ENTRY: &str = "grouped_gemm_sm90";
+
+pub(super) const TILES: [Tile; 3] = [
+    Tile { m: 128, n: 256 },
+    Tile { m: 128, n: 192 },
+    Tile { m: 128, n: 128 },
+];
+
+/// Threads: a warpgroup that copies and two that multiply.
+const THREADS: u32 = 3 * 128;
+/// 64 rows of 128 bytes: what shared memory is divided into.
+const PANEL_BYTES: usize = 8192;
+/// Stages of operands, and C on its way out.
+const PANELS: usize = 24 + 4;
+/// Two barriers a stage, of six at most.
+const BARRIER_BYTES: usize = 2 * 6 * 8;
+/// Bytes of shared memory without the table of row tiles.
+pub(super) const SHARED: usize = PANELS * PANEL_BYTES + BARRIER_BYTES;
+
+/// Whether the kernel does this product on this device: bf16 whose rows all start at multiples of 16
+/// bytes, as bulk copies need, and groups whose table fits beside the operands.
+pub(super) fn can(gpu: &Cuda, product: &Product) -> bool {
+    let (a, b, c) = (product.a.0, product.b.0, product.c);
+    gpu.architecture().has_wgmma()
+        && [a, b].map(Tensor::dtype) == [Dtype::Bf16; 2]
+        && vector(&[a, b]) > 1
+        && vector(&[c]) > 1
+        && !product.sizes.contains(&0)
+        && [0.0, 1.0].contains(&product.beta)
+        && (SHARED + product.table_bytes()) as u64 <= gpu.properties().shared_per_block.0
+}
+
+pub(super) fn launch(gpu: &Cuda, product: &Product, tile: Tile) {
+    let (ta, tb) = (product.a.1, product.b.1);
+    let program = program(ta, tb, product.c.dtype(), product.beta != 0.0, tile);
+    let grid = product.grid(gpu, tile, 1, THREADS, SHARED + product.table_bytes());
+    let [m, n, k] = product.sizes;
+    let groups = product.groups();
+    // Of B where the rows of A are grouped, of C where the sum is.
+    let (slices_b, slices_c) = match ta {
+        Trans::No => (groups, 1),
+        Trans::Yes => (1, groups),
+    };
+    let encode = |map: TensorMap| gpu.tensor_map(product.op, &map);
+    let a = match ta {
+        Trans::No => map(product.a.0, [k, m], None, [64, 128]),
+        Trans::Yes => map(product.a.0, [m, k], None, [64, 64]),
+    };
+    let b = match tb {
+        Trans::No => map(product.b.0, [n, k], Some(slices_b), [64, 64]),
+        Trans::Yes => map(product.b.0, [k, n], Some(slices_b), [64, tile.n]),
+    };
+    let across = 128 / product.c.dtype().bytes(1).0 as usize;
+    let c = map(product.c, [n, m], Some(slices_c), [across, 64]);
+    gpu.launch(
+        product.op,
+        &program,
+        ENTRY,
+        grid,
+        &[
+            encode(a),
+            encode(b),
+            encode(c),
+            product.c.into(),
+            Arg::optional(product.offsets),
+            Arg::size(groups),
+            Arg::size(m),
+            Arg::size(n),
+            Arg::size(k),
+        ],
+    );
+}
+
+pub(super) fn program(a: Trans, b: Trans, c: Dtype, add: bool, tile: Tile) -> Program {
+    SOURCE.with(&[
+        trans("TRANS_A", a),
+        trans("TRANS_B", b),
+        Define::flag("F32_C", c == Dtype::F32),
+        Define::flag("ADD", add),
+        Define::int("TILE_N", tile.n),
+    ])
+}
+
+/// A tensor as rows of `dims[0]` elements, `dims[1]` of them, and so many times that; its tiles have
+/// 128 bytes a row, swizzled.
+fn map(tensor: &Tensor, dims: [usize; 2], slices: Option<usize>, tile: [usize; 2]) -> TensorMap {
+    let row_bytes = dims[0] as u64 * tensor.dtype().bytes(1).0;
+    let mut map = TensorMap {
+        address: tensor.address(),
+        dtype: tensor.dtype(),
+        dims: dims.map(|dim| dim as u64).to_vec(),
+        strides: vec![row_bytes],
+        tile: tile.map(|size| size as u32).to_vec(),
+        swizzle: Swizzle::B128,
+    };
+    if let Some(slices) = slices {
+        map.dims.push(slices as u64);
+        map.strides.push(row_bytes * dims[1] as u64);
+        map.tile.push(1);
+    }
+    map
+}

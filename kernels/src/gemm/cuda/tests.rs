@@ -1,0 +1,95 @@
+//! Every tile of every kernel gives the same bits, and touches nothing that is not its own.
+
+use super::*;
+use crate::TensorClass;
+use crate::device::Backend;
+use crate::testing::{Rng, assert_bits, emulated, integers, on_every_device, tensor};
+
+/// Forward, dgrad and wgrad of three experts with every tile, one tile or several of C.
+#[test]
+fn law_bits_do_not_depend_on_the_tile() {
+    on_every_device(1, |device| {
+        let Backend::Cuda(gpu) = &device.0.backend else {
+            return;
+        };
+        if device.dtype() != Dtype::Bf16 {
+            return;
+        }
+        let mut rng = Rng::new(1);
+        let offsets = integers(device, &[0, 66, 66, 136], &[4]);
+        for (ta, tb, _) in &LAYER[..3] {
+            let (ta, tb) = (*ta, *tb);
+            let [m, n, k] = match ta {
+                Trans::No => [136, 200, 40],
+                Trans::Yes => [136, 200, 136],
+            };
+            let (a, b, c) = match (ta, tb) {
+                (Trans::No, Trans::Yes) => ([m, k].to_vec(), vec![3, n, k], vec![m, n]),
+                (Trans::No, Trans::No) => ([m, k].to_vec(), vec![3, k, n], vec![m, n]),
+                (Trans::Yes, _) => ([k, m].to_vec(), vec![k, n], vec![3, m, n]),
+            };
+            let random = |rng: &mut Rng, dims: &[usize]| {
+                tensor(device, &rng.values(dims.iter().product()), dims)
+            };
+            let (a, b) = (random(&mut rng, &a), random(&mut rng, &b));
+            let run = |launch: &dyn Fn(&Product)| {
+                let c = device.empty(TensorClass::Activations, Dtype::Bf16, &c);
+                // A group without rows keeps its C.
+                c.fill_zero();
+                let product = Product {
+                    op: "test",
+                    a: (&a, ta),
+                    b: (&b, tb),
+                    c: &c,
+                    sizes: [m, n, k],
+                    beta: if ta == Trans::Yes { 1.0 } else { 0.0 },
+                    offsets: Some(&offsets),
+                };
+                launch(&product);
+                c.to_f32()
+            };
+            let name = |tile: Tile| format!("{ta:?} {tb:?} {tile:?} on {device:?}");
+            let all = TILES.map(|tile| (tile, run(&|product| product.on_tensor_cores(gpu, tile))));
+            assert_bits(&name(all[1].0), &all[1].1, &all[0].1, 1);
+            if gpu.architecture().has_wgmma() {
+                let all = hopper::TILES.map(|tile| {
+                    let launch = |product: &Product| {
+                        assert!(hopper::can(gpu, product));
+                        hopper::launch(gpu, product, tile);
+                    };
+                    (tile, run(&launch))
+                });
+                assert_bits(&name(all[1].0), &all[1].1, &all[0].1, 1);
+                assert_bits(&name(all[2].0), &all[2].1, &all[0].1, 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn law_the_tile_is_wide_where_there_is_work_and_narrow_where_columns_would_be_wasted() {
+    let Some(device) = emulated(1).into_iter().find(|d| d.dtype() == Dtype::Bf16) else {
+        return;
+    };
+    let best = |m: usize, n: usize| {
+        let empty = |dims: &[usize]| device.empty(TensorClass::Activations, Dtype::Bf16, dims);
+        let (a, b, c) = (empty(&[m, 8]), empty(&[n, 8]), empty(&[m, n]));
+        let product = Product {
+            op: "test",
+            a: (&a, Trans::No),
+            b: (&b, Trans::Yes),
+            c: &c,
+            sizes: [m, n, 8],
+            beta: 0.0,
+            offsets: None,
+        };
+        Tile::best(&hopper::TILES, &product, 132).n
+    };
+    assert_eq!(best(16384, 4096), 256);
+    assert_eq!(best(16384, 576), 192, "576 is three times that");
+    assert_eq!(
+        best(128, 2048),
+        128,
+        "sixteen tiles for 132 multiprocessors"
+    );
+}
