@@ -83,6 +83,9 @@ pub(crate) struct Arena {
     pub(crate) memory: Memory,
     /// Freed memory by its size in lines.
     free: BTreeMap<usize, Vec<Storage>>,
+    /// Freed while a queue beside the compute queue may still be using it, by its size in lines.
+    held: Vec<(usize, Storage)>,
+    holding: bool,
 }
 
 impl Arena {
@@ -93,8 +96,23 @@ impl Arena {
 
     fn give(&mut self, class: TensorClass, bytes: usize, storage: Storage) {
         self.memory.remove(class, bytes as u64);
-        let free = self.free.entry(lines_for(bytes)).or_default();
-        free.push(storage);
+        self.held.push((lines_for(bytes), storage));
+        if !self.holding {
+            self.release();
+        }
+    }
+
+    /// From now on what is freed is not given out again, until [`Arena::release`].
+    pub(crate) fn hold(&mut self) {
+        self.holding = true;
+    }
+
+    /// Nothing that was freed is in use any more.
+    pub(crate) fn release(&mut self) {
+        self.holding = false;
+        for (lines, storage) in self.held.drain(..) {
+            self.free.entry(lines).or_default().push(storage);
+        }
     }
 
     pub(crate) fn cached(&self) -> Bytes {

@@ -37,7 +37,7 @@ mod programs;
 pub mod survey;
 mod table;
 
-pub use platform::Properties;
+pub use platform::{Properties, Queue};
 pub use program::Architecture;
 
 /// A CUDA device as the ops see it.
@@ -153,6 +153,28 @@ impl Cuda {
     /// See [`Platform::forget`].
     pub(crate) fn forget(&self, dst: &Tensor) {
         self.platform.forget(dst.address(), dst.bytes().0);
+    }
+
+    /// Runs `body` with its work on `queue`, after everything asked for so far.
+    ///
+    /// # Panics
+    /// Inside another such call.
+    pub(crate) fn beside<R>(&self, queue: Queue, body: impl FnOnce() -> R) -> R {
+        struct Back<'a>(&'a dyn Platform, Queue);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.switch(self.1);
+            }
+        }
+        let back = Back(&*self.platform, self.platform.switch(queue));
+        assert!(back.1 == Queue::Compute, "beside: called inside another");
+        done("beside", self.platform.after(Queue::Compute));
+        body()
+    }
+
+    /// Lets what is asked from now on wait for what `queue` was asked.
+    pub(crate) fn join(&self, queue: Queue) {
+        done("join", self.platform.after(queue));
     }
 
     pub(crate) fn synchronize(&self) {

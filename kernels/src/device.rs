@@ -20,7 +20,7 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::program::Architecture;
-use crate::cuda::{Cuda, Properties};
+use crate::cuda::{Cuda, Properties, Queue};
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
@@ -135,6 +135,8 @@ pub(crate) struct Inner {
     /// Whether an op holds slices of this device's memory right now.
     pub(crate) leased: Cell<bool>,
     poison: Cell<bool>,
+    /// Queues that work beside the compute queue, a bit each.
+    beside: Cell<u8>,
 }
 
 /// A device: memory and the ops on it. Clones are handles on the same device.
@@ -187,6 +189,7 @@ impl Device {
             arena: RefCell::new(Arena::default()),
             leased: Cell::new(false),
             poison: Cell::new(cfg!(debug_assertions)),
+            beside: Cell::new(0),
         }))
     }
 
@@ -254,7 +257,43 @@ impl Device {
     pub fn synchronize(&self) {
         match self.0.backend {
             Backend::Cpu(_) => {}
-            Backend::Cuda(ref gpu) => gpu.synchronize(),
+            Backend::Cuda(ref gpu) => {
+                gpu.synchronize();
+                self.0.beside.set(0);
+                self.0.arena.borrow_mut().release();
+            }
+        }
+    }
+
+    /// Runs `body` with its ops on `queue` of the device: after everything asked for so far, and
+    /// beside what is asked for next, until [`Device::join`]. On a device with one queue the ops are
+    /// done when it returns. What `body` writes is not to be touched, nor what it reads written,
+    /// before the join.
+    ///
+    /// # Panics
+    /// Inside another such call.
+    pub fn beside<R>(&self, queue: Queue, body: impl FnOnce() -> R) -> R {
+        match &self.0.backend {
+            Backend::Cpu(_) => body(),
+            Backend::Cuda(gpu) => {
+                let beside = &self.0.beside;
+                beside.set(beside.get() | queue.bit());
+                self.0.arena.borrow_mut().hold();
+                gpu.beside(queue, body)
+            }
+        }
+    }
+
+    /// Lets what is asked for from now on see what `queue` was asked for.
+    pub fn join(&self, queue: Queue) {
+        let Backend::Cuda(gpu) = &self.0.backend else {
+            return;
+        };
+        gpu.join(queue);
+        let open = self.0.beside.get() & !queue.bit();
+        self.0.beside.set(open);
+        if open == 0 {
+            self.0.arena.borrow_mut().release();
         }
     }
 

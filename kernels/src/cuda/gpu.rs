@@ -1,6 +1,6 @@
 //! [`Gpu`]: the platform that is a real GPU, through its driver.
 //!
-//! All work queues on one stream, in order. Memory is plain allocations (the arena above keeps what
+//! A queue is a stream; work waits for another queue only where it is told to. Memory is plain allocations (the arena above keeps what
 //! is freed), uploads go through a ring of pinned memory, programs come from [`Compiler`] and are
 //! loaded once.
 //!
@@ -17,7 +17,7 @@
     reason = "calls into the driver; see the module documentation"
 )]
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::c_uint;
 use std::rc::Rc;
 
@@ -32,7 +32,7 @@ use cudarc::driver::sys::{
 use crate::cuda::compiler::Compiler;
 use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties};
+use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties, Queue};
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 
 use context::{Context, Event, Stream, call};
@@ -56,8 +56,12 @@ pub(crate) struct Gpu {
     // Dropped in this order, the context last.
     dense: OnceCell<Option<CublasLt>>,
     modules: RefCell<Vec<Loaded>>,
-    staging: RefCell<Staging>,
-    compute: Stream,
+    /// By queue, as the two below.
+    staging: RefCell<[Staging; 3]>,
+    /// Where a queue was when another was last told to wait for it.
+    marks: [Event; 3],
+    streams: [Stream; 3],
+    queue: Cell<Queue>,
     context: Rc<Context>,
     properties: Properties,
     compiler: Compiler,
@@ -96,11 +100,14 @@ impl Gpu {
                 ),
             ));
         }
+        let (mark, stream) = (|| Event::new(&context), || Stream::new(&context));
         Ok(Self {
             dense: OnceCell::new(),
             modules: RefCell::default(),
-            staging: RefCell::new(Staging::new(&context, SEGMENT_BYTES)),
-            compute: Stream::new(&context)?,
+            staging: RefCell::new(Queue::ALL.map(|_| Staging::new(&context, SEGMENT_BYTES))),
+            marks: [mark()?, mark()?, mark()?],
+            streams: [stream()?, stream()?, stream()?],
+            queue: Cell::new(Queue::Compute),
             context,
             properties,
             compiler,
@@ -112,6 +119,11 @@ impl Gpu {
     fn driver(&self) -> Result<&Driver, DeviceError> {
         self.context.enter()?;
         Ok(&self.context.driver)
+    }
+
+    /// The stream that work goes to now.
+    fn stream(&self) -> &Stream {
+        &self.streams[self.queue.get() as usize]
     }
 
     /// cuBLASLt with its workspace, where it is found.
@@ -157,15 +169,17 @@ impl Platform for Gpu {
             return;
         };
         // A failure of the work that is waited for comes back with the next call that can tell it.
-        let _ = self.compute.synchronize();
+        for stream in &self.streams {
+            let _ = stream.synchronize();
+        }
         // SAFETY: allocated by `allocate`, freed once, used by nothing any more.
         unsafe { (driver.cuMemFree_v2)(address.0) };
     }
 
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
         self.driver()?;
-        let mut staging = self.staging.borrow_mut();
-        staging.upload(&self.compute, dst, bytes)
+        let staging = &mut self.staging.borrow_mut()[self.queue.get() as usize];
+        staging.upload(self.stream(), dst, bytes)
     }
 
     fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -181,14 +195,14 @@ impl Platform for Gpu {
                     bytes.as_mut_ptr().cast(),
                     src.0,
                     bytes.len(),
-                    self.compute.raw
+                    self.stream().raw
                 ),
                 "copying {} bytes from the GPU",
                 bytes.len()
             )
         };
         // Waited for in any case: the slice is the caller's again on return.
-        let done = self.compute.synchronize();
+        let done = self.stream().synchronize();
         queued.and(done)
     }
 
@@ -200,7 +214,7 @@ impl Platform for Gpu {
         unsafe {
             call!(
                 self.driver()?,
-                cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, self.compute.raw),
+                cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, self.stream().raw),
                 "copying {bytes} bytes on the GPU"
             )
         }
@@ -214,7 +228,7 @@ impl Platform for Gpu {
         unsafe {
             call!(
                 self.driver()?,
-                cuMemsetD8Async(dst.0, byte, bytes as usize, self.compute.raw),
+                cuMemsetD8Async(dst.0, byte, bytes as usize, self.stream().raw),
                 "setting {bytes} bytes"
             )
         }
@@ -235,7 +249,7 @@ impl Platform for Gpu {
         self.driver()?;
         let shared = self.properties.shared_per_block;
         let mut modules = self.modules.borrow_mut();
-        modules[launch.module.0].launch(launch, shared, &self.compute)
+        modules[launch.module.0].launch(launch, shared, self.stream())
     }
 
     fn encode(&self, map: &TensorMap) -> Result<EncodedMap, DeviceError> {
@@ -243,28 +257,43 @@ impl Platform for Gpu {
     }
 
     fn dense(&self, product: &Dense) -> Result<bool, DeviceError> {
+        if self.queue.get() != Queue::Compute {
+            // The workspace is the compute queue's.
+            return Ok(false);
+        }
         self.driver()?;
         if self.dense.get().is_none() {
             let library = self.open_cublaslt()?;
             self.dense.get_or_init(|| library);
         }
         match self.dense.get().and_then(Option::as_ref) {
-            Some(library) => library.dense(self.compute.raw.cast(), product),
+            Some(library) => library.dense(self.stream().raw.cast(), product),
             None => Ok(false),
         }
     }
 
+    fn switch(&self, queue: Queue) -> Queue {
+        self.queue.replace(queue)
+    }
+
+    fn after(&self, queue: Queue) -> Result<(), DeviceError> {
+        self.driver()?;
+        let mark = &self.marks[queue as usize];
+        mark.record(&self.streams[queue as usize])?;
+        self.stream().wait(mark)
+    }
+
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.driver()?;
-        self.compute.synchronize()
+        self.streams.iter().try_for_each(Stream::synchronize)
     }
 
     fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {
         self.driver()?;
         let (start, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
-        start.record(&self.compute)?;
+        start.record(self.stream())?;
         work();
-        end.record(&self.compute)?;
+        end.record(self.stream())?;
         end.synchronize()?;
         end.seconds_since(&start)
     }

@@ -1,7 +1,8 @@
 //! [`Platform`]: what the ops need of the machine below them.
 //!
-//! Two implement it: the driver of a GPU, and the emulator that tests use. Work is ordered: what is
-//! asked later sees what was asked before, as on one stream. Failures of work that is still queued
+//! Two implement it: the driver of a GPU, and the emulator that tests use. Work is ordered within a
+//! [`Queue`]: what is asked later sees what was asked before. Everything goes to the compute queue
+//! unless [`Platform::switch`] says otherwise. Failures of work that is still queued
 //! may come with a later call.
 
 use std::time::Instant;
@@ -78,6 +79,27 @@ pub(crate) struct Dense {
     pub(crate) beta: f32,
 }
 
+/// A queue of a device. Work of one is done in order, works of several beside each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// What ops run on.
+    Compute,
+    /// Collectives.
+    Communication,
+    /// Copies to and from the host.
+    Copies,
+}
+
+impl Queue {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Compute, Self::Communication, Self::Copies];
+
+    /// A bit of its own, in sets of them.
+    pub(crate) fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
 /// The machine below the ops.
 pub(crate) trait Platform {
     /// What the device is.
@@ -118,7 +140,18 @@ pub(crate) trait Platform {
     /// this one.
     fn dense(&self, product: &Dense) -> Result<bool, DeviceError>;
 
-    /// Waits for all work.
+    /// Sends what is asked from now on to `queue`; the queue before. A machine that does everything
+    /// at once has one queue.
+    fn switch(&self, _queue: Queue) -> Queue {
+        Queue::Compute
+    }
+
+    /// Lets what is asked from now on wait for what `queue` was asked so far.
+    fn after(&self, _queue: Queue) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Waits for all work of all queues.
     fn synchronize(&self) -> Result<(), DeviceError>;
 
     /// Seconds that `work` took the device, by the clock of the device where it has one.

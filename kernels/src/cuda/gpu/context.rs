@@ -191,6 +191,18 @@ impl Stream {
         })
     }
 
+    /// Lets its later work wait for a point in another stream's, as last recorded.
+    pub(super) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        // SAFETY: both are alive.
+        unsafe {
+            call!(
+                &self.context.driver,
+                cuStreamWaitEvent(self.raw, event.raw, 0),
+                "ordering two queues"
+            )
+        }
+    }
+
     /// Waits until all of its work is done.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is alive.

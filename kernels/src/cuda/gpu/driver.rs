@@ -51,6 +51,7 @@ table! {
         cuStreamCreate: fn(*mut CUstream, c_uint) -> Code;
         cuStreamDestroy_v2: fn(CUstream) -> Code;
         cuStreamSynchronize: fn(CUstream) -> Code;
+        cuStreamWaitEvent: fn(CUstream, CUevent, c_uint) -> Code;
         cuEventCreate: fn(*mut CUevent, c_uint) -> Code;
         cuEventDestroy_v2: fn(CUevent) -> Code;
         cuEventRecord: fn(CUevent, CUstream) -> Code;

@@ -16,7 +16,7 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::libraries::Version;
 use crate::cuda::nvrtc::Cubin;
-use crate::cuda::platform::{Address, Launch, Module, Platform};
+use crate::cuda::platform::{Address, Launch, Module, Platform, Queue};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Source, Swizzle, TensorMap};
 use crate::cuda::programs::programs;
 use crate::device::{Backend, Device, TensorClass};
@@ -117,14 +117,11 @@ fn a_gpu_is_opened_in_order_and_left_clean() {
         "cuCtxSetCurrent",
     ];
     assert_eq!(calls[..5], first);
-    let last = [
-        "cuStreamCreate",
-        "cuStreamSynchronize",
-        "cuStreamDestroy_v2",
-        "cuCtxSetCurrent",
-        "cuDevicePrimaryCtxRelease_v2",
-    ];
-    assert_eq!(calls[calls.len() - 5..], last);
+    let last = ["cuCtxSetCurrent", "cuDevicePrimaryCtxRelease_v2"];
+    assert_eq!(calls[calls.len() - 2..], last);
+    let count = |name: &str| calls.iter().filter(|call| **call == name).count();
+    assert_eq!(count("cuStreamCreate"), 3);
+    assert_eq!(count("cuStreamDestroy_v2"), 3);
     mock.assert_clean();
 }
 
@@ -417,6 +414,10 @@ fn scenario(mock: Mock) -> Result<(), DeviceError> {
         assert!(other.to_f32().iter().all(|&value| value == 0.0));
         drop(other);
         device.trim();
+        device.beside(Queue::Copies, || {
+            device.zeros(TensorClass::Transient, Dtype::F32, &[1000])
+        });
+        device.join(Queue::Copies);
         device.synchronize();
     })?;
     let module = gpu.load(&CODE.with(&[]))?;
@@ -535,4 +536,67 @@ fn without_a_gpu_the_answer_says_what_is_missing() {
             assert!(!error.detail.is_empty(), "{error}");
         }
     }
+}
+
+#[test]
+fn queues_wait_for_each_other_only_where_they_are_told_to() {
+    let Some(mock) = Mock::driver() else { return };
+    let gpu = open(mock, 0).expect("it opens");
+    let [from, to] = [(); 2].map(|()| gpu.allocate(100).expect("memory"));
+    let copied = |ordered: bool, byte: u8| {
+        gpu.upload(from, &[byte; 100]).expect("it is queued");
+        assert_eq!(gpu.switch(Queue::Communication), Queue::Compute);
+        if ordered {
+            gpu.after(Queue::Compute).expect("it is queued");
+        }
+        gpu.copy(from, to, 100).expect("it is queued");
+        let mut back = [0; 100];
+        gpu.download(to, &mut back).expect("it is copied");
+        assert_eq!(gpu.switch(Queue::Compute), Queue::Communication);
+        gpu.synchronize().expect("all is done");
+        back == [byte; 100]
+    };
+    assert!(copied(true, 1));
+    assert!(!copied(false, 2), "the mock does not tell queues apart");
+    assert!(copied(true, 3));
+
+    // And back: the compute queue reads what another one wrote, uploaded through its own ring.
+    gpu.switch(Queue::Copies);
+    gpu.upload(from, &[4; 100]).expect("it is queued");
+    gpu.switch(Queue::Compute);
+    gpu.after(Queue::Copies).expect("it is queued");
+    let mut back = [0; 100];
+    gpu.download(from, &mut back).expect("it is copied");
+    assert_eq!(back, [4; 100]);
+    gpu.free(from, 100);
+    gpu.free(to, 100);
+    drop(gpu);
+    mock.assert_clean();
+}
+
+#[test]
+fn memory_freed_beside_the_compute_queue_is_kept_until_the_join() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    let tensor = || device.zeros(TensorClass::Transient, Dtype::F32, &[100]);
+    let used = device.beside(Queue::Communication, || {
+        let used = tensor();
+        used.address()
+    });
+    let other = tensor();
+    assert!(other.address() != used, "memory in use was given out again");
+    drop(other);
+    device.join(Queue::Communication);
+    let [one, two] = [tensor(), tensor()];
+    assert!([one.address(), two.address()].contains(&used));
+    drop((one, two));
+
+    // A device that is synchronized has nothing in use either.
+    let used = device.beside(Queue::Copies, || tensor().address());
+    device.synchronize();
+    let tensors = [tensor(), tensor()];
+    assert!(tensors.iter().any(|tensor| tensor.address() == used));
+    drop(tensors);
+    drop(device);
+    mock.assert_clean();
 }

@@ -58,8 +58,8 @@ typedef struct Thing {
   Context *context;
   char *base;
   size_t bytes;
-  long reached;  // events: when it was reached in the order of the queue, 0 while it is not
-  int pending;   // events: records that wait in the queue
+  long reached;  // events: when it was reached in the order of all work, 0 while it is not
+  long marked;   // events: the number of the work after which it is reached
   char *image;   // modules
 } Thing;
 static Thing *things;
@@ -99,11 +99,13 @@ static void forget(Thing *gone) {
     }
 }
 
-// ---- The queue: one for all streams, in order ----
+// ---- Work of all streams: done when something waits for it, and no sooner ----
 
 typedef struct Work {
   struct Work *next;
-  enum { COPY, SET, RECORD, KERNEL } kind;
+  enum { COPY, SET, RECORD, WAIT, KERNEL } kind;
+  Thing *stream;
+  long number, after;
   char *dst;
   const char *src;
   size_t bytes;
@@ -111,27 +113,49 @@ typedef struct Work {
   Thing *event;
 } Work;
 static Work *first, **last = &first;
-static long done_count;
+static long numbers, done_count;
 
-static Work *queue(int kind) {
+static Work *queue(int kind, Thing *stream) {
   Work *work = calloc(1, sizeof *work);
   work->kind = kind;
+  work->stream = stream;
+  work->number = ++numbers;
   *last = work;
   last = &work->next;
   return work;
 }
-static void step(void) {
-  Work *work = first;
-  first = work->next;
-  if (!first) last = &first;
+static void finish(long number);
+// Does the first work of a stream; 0 where there is none.
+static int step(Thing *stream) {
+  Work **link = &first;
+  while (*link && (*link)->stream != stream) link = &(*link)->next;
+  Work *work = *link;
+  if (!work) return 0;
+  if (work->kind == WAIT) {
+    finish(work->after);
+    // What was waited for may have been before this one.
+    for (link = &first; *link != work;) link = &(*link)->next;
+  }
+  *link = work->next;
+  if (last == &work->next) last = link;
   done_count++;
   if (work->kind == COPY) memmove(work->dst, work->src, work->bytes);
   if (work->kind == SET) memset(work->dst, work->byte, work->bytes);
-  if (work->kind == RECORD) work->event->reached = done_count, work->event->pending--;
+  if (work->kind == RECORD) work->event->reached = done_count;
   free(work);
+  return 1;
 }
-static void drain(void) {
-  while (first) step();
+// Does the work of this number, and what has to come before it.
+static void finish(long number) {
+  for (;;) {
+    Work *work = first;
+    while (work && work->number != number) work = work->next;
+    if (!work) return;
+    step(work->stream);
+  }
+}
+static void drain(Thing *stream) {
+  while (step(stream)) {}
 }
 static int waiting_for(const char *base, size_t bytes) {
   for (Work *work = first; work; work = work->next)
@@ -239,7 +263,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t bytes, Thing *str
   if (!known(stream, STREAM)) return BAD_HANDLE;
   if (!device_range(dst, bytes)) return INVALID;
   if (!holding(src, bytes, PINNED)) violation("an upload from memory that is not pinned\n");
-  Work *work = queue(COPY);
+  Work *work = queue(COPY, stream);
   work->dst = (char *)dst, work->src = src, work->bytes = bytes;
   return OK;
 }
@@ -248,7 +272,7 @@ int cuMemcpyDtoHAsync_v2(void *dst, uint64_t src, size_t bytes, Thing *stream) {
   IN_CONTEXT();
   if (!known(stream, STREAM)) return BAD_HANDLE;
   if (!device_range(src, bytes)) return INVALID;
-  Work *work = queue(COPY);
+  Work *work = queue(COPY, stream);
   work->dst = dst, work->src = (char *)src, work->bytes = bytes;
   return OK;
 }
@@ -257,7 +281,7 @@ int cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t bytes, Thing *stream
   IN_CONTEXT();
   if (!known(stream, STREAM)) return BAD_HANDLE;
   if (!device_range(src, bytes) || !device_range(dst, bytes)) return INVALID;
-  Work *work = queue(COPY);
+  Work *work = queue(COPY, stream);
   work->dst = (char *)dst, work->src = (char *)src, work->bytes = bytes;
   return OK;
 }
@@ -266,7 +290,7 @@ int cuMemsetD8Async(uint64_t dst, unsigned char byte, size_t bytes, Thing *strea
   IN_CONTEXT();
   if (!known(stream, STREAM)) return BAD_HANDLE;
   if (!device_range(dst, bytes)) return INVALID;
-  Work *work = queue(SET);
+  Work *work = queue(SET, stream);
   work->dst = (char *)dst, work->byte = byte, work->bytes = bytes;
   return OK;
 }
@@ -280,7 +304,8 @@ int cuStreamCreate(Thing **stream, unsigned flags) {
 static int destroy(const char *call, Thing *thing, Kind kind) {
   int failed = enter(call);
   if (!known(thing, kind)) { violation("%s of what is not there\n", call); return BAD_HANDLE; }
-  if (kind == EVENT && thing->pending) drain();
+  if (kind == EVENT) finish(thing->marked);
+  if (kind == STREAM) drain(thing);
   forget(thing);
   return failed;
 }
@@ -288,12 +313,14 @@ int cuStreamDestroy_v2(Thing *stream) { return destroy("cuStreamDestroy_v2", str
 int cuStreamSynchronize(Thing *stream) {
   int failed = enter("cuStreamSynchronize");
   if (!known(stream, STREAM)) return BAD_HANDLE;
-  drain();
+  drain(stream);
   return failed;
 }
 int cuStreamWaitEvent(Thing *stream, Thing *event, unsigned flags) {
   ENTER(cuStreamWaitEvent);
-  return known(stream, STREAM) && known(event, EVENT) ? OK : BAD_HANDLE;
+  if (!known(stream, STREAM) || !known(event, EVENT)) return BAD_HANDLE;
+  queue(WAIT, stream)->after = event->marked;
+  return OK;
 }
 int cuEventCreate(Thing **event, unsigned flags) {
   ENTER(cuEventCreate);
@@ -305,14 +332,15 @@ int cuEventDestroy_v2(Thing *event) { return destroy("cuEventDestroy_v2", event,
 int cuEventRecord(Thing *event, Thing *stream) {
   ENTER(cuEventRecord);
   if (!known(stream, STREAM) || !known(event, EVENT)) return BAD_HANDLE;
-  queue(RECORD)->event = event;
-  event->pending++;
+  Work *work = queue(RECORD, stream);
+  work->event = event;
+  event->marked = work->number;
   return OK;
 }
 int cuEventSynchronize(Thing *event) {
   ENTER(cuEventSynchronize);
   if (!known(event, EVENT)) return BAD_HANDLE;
-  while (event->pending) step();
+  finish(event->marked);
   return OK;
 }
 int cuEventElapsedTime(float *milliseconds, Thing *start, Thing *end) {
@@ -396,7 +424,7 @@ int cuLaunchKernel(Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned 
     else say(" %#lx", (unsigned long)value);
   }
   say("\n");
-  queue(KERNEL);
+  queue(KERNEL, stream);
   return OK;
 }
 
@@ -434,10 +462,11 @@ void mock_fail(long n, int code, const char *only) {
 void mock_poison(int code) {
   poisoned = code;
   while (first) {
-    first->kind = KERNEL;
-    step();
+    Work *work = first;
+    first = work->next;
+    free(work);
   }
-  for (Thing *thing = things; thing; thing = thing->next) thing->pending = 0;
+  last = &first;
 }
 long mock_calls(void) { return calls; }
 // What was made and not destroyed, and contexts that are retained.
