@@ -8,7 +8,7 @@
 //!
 //! Scores exist for one block of queries of one head a thread at a time, never for a whole sequence.
 //! A device implementation: a flash kernel with the same `lse`; gradients of k and v sum over the
-//! query heads of their group in a fixed order.
+//! query heads of their group in a fixed order, those of q over the keys. `scale` is positive.
 
 use moefold_profiles::{Dtype, Op, Pass};
 
@@ -40,7 +40,7 @@ pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
         v_dim: s.dv as u64,
         causal: true,
         pass,
-        dtype: Dtype::F32,
+        dtype: q.dtype(),
     }
 }
 
@@ -53,7 +53,7 @@ pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (
     let (device, tokens) = (q.device(), s.seqs * s.seq_len);
     let o = device.empty(
         TensorClass::Activations,
-        Dtype::F32,
+        q.dtype(),
         &[tokens, s.heads, s.dv],
     );
     let lse = device.empty(TensorClass::Activations, Dtype::F32, &[s.heads, tokens]);
@@ -75,7 +75,7 @@ pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (
                 },
             );
         }
-        Backend::Cuda(gpu) => gpu.unwritten("attention::forward"),
+        Backend::Cuda(gpu) => cuda::forward(gpu, s, scale, [q, k, v], &o, &lse),
     }
     (o, lse)
 }
@@ -105,7 +105,7 @@ pub fn backward(
     expect_dims("attention::backward", "lse", lse, &[s.heads, tokens]);
     let device = q.device();
     let [dq, dk, dv] =
-        [q, k, v].map(|t| device.empty(TensorClass::Activations, Dtype::F32, t.dims()));
+        [q, k, v].map(|t| device.empty(TensorClass::Activations, t.dtype(), t.dims()));
     match &device.0.backend {
         Backend::Cpu(cpu) => with(
             "attention::backward",
@@ -122,7 +122,9 @@ pub fn backward(
                 );
             },
         ),
-        Backend::Cuda(gpu) => gpu.unwritten("attention::backward"),
+        Backend::Cuda(gpu) => {
+            cuda::backward(gpu, s, scale, [d_o, q, k, v, o, lse], [&dq, &dk, &dv]);
+        }
     }
     (dq, dk, dv)
 }
@@ -156,6 +158,8 @@ fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize) -> Sizes {
         dv,
     }
 }
+
+pub(crate) mod cuda;
 
 mod cpu {
     use std::cell::RefCell;
