@@ -118,7 +118,10 @@ impl Machine<'_> {
         if self.gates[id as usize].arrived == threads {
             self.open(id);
         }
-        self.pause(16);
+        // One that waits, or that was just woken, must not be queued a second time.
+        if !wait {
+            self.pause(16);
+        }
         Ok(())
     }
 
