@@ -160,6 +160,7 @@ fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize) -> Sizes {
 }
 
 pub(crate) mod cuda;
+mod hopper;
 
 mod cpu {
     use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! Attention on CUDA devices: `attention.cu`, for every GPU and for f32 and bf16 alike.
+//! Attention on CUDA devices: `attention.cu`, for every GPU and for f32 and bf16 alike. What
+//! Hopper does better in bf16 is [`hopper`]'s.
 //!
 //! Forward is FlashAttention-2 (arXiv 2307.08691): a block has the queries of one head on chip and
 //! goes through the keys they see with an online softmax in base 2, `4 w` FLOPs for each score of
@@ -24,7 +25,7 @@
 
 use moefold_profiles::Dtype;
 
-use super::Sizes;
+use super::{Sizes, hopper};
 use crate::TensorClass;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
@@ -168,7 +169,11 @@ pub(super) fn forward(
 ) {
     const OP: &str = "attention::forward";
     disjoint(OP, &[q, k, v], &[o, lse]);
-    let tiling = Tiling::new(OP, gpu, s, vector(&[q, k, v, o]) > 1);
+    let aligned = vector(&[q, k, v, o]) > 1;
+    let tiling = Tiling::new(OP, gpu, s, aligned);
+    if hopper::applies(gpu, aligned) {
+        return hopper::forward(OP, gpu, s, scale, [q, k, v], o, lse);
+    }
     let blocks = s.seq_len.div_ceil(tiling.queries) * s.heads * s.seqs;
     let mut args: Vec<Arg> = [q, k, v, o, lse].map(Arg::from).to_vec();
     args.extend(size_args(s));
@@ -192,6 +197,11 @@ pub(super) fn backward(
     const OP: &str = "attention::backward";
     disjoint(OP, &[d_o, q, k, v, o, lse], &[dq, dk, dv]);
     let aligned = vector(&[d_o, q, k, v, o, dq, dk, dv]) > 1;
+    if hopper::applies(gpu, aligned)
+        && hopper::backward(OP, gpu, s, scale, [d_o, q, k, v, o, lse], [dq, dk, dv])
+    {
+        return;
+    }
     let tiling = Tiling::new(OP, gpu, s, aligned);
     let program = tiling.backward_program();
     let device = q.device();
@@ -278,5 +288,6 @@ pub(crate) fn programs() -> Vec<Listed> {
             entries: vec![delta, backward],
         });
     }
+    listed.extend(hopper::programs());
     listed
 }

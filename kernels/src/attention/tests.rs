@@ -1,7 +1,10 @@
 //! Tests of `attention` against its f64 twin in plain loops.
 
 use super::*;
-use crate::testing::{Check, Rng, differences, inner, oracle, tensor, wide};
+use crate::Device;
+use crate::testing::{
+    Check, Rng, assert_bits, differences, emulated, inner, oracle_everywhere, tensor, wide,
+};
 
 /// Attention by definition, one score at a time: `(o [T,h,dv], lse [h,T])`.
 fn twin(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
@@ -40,28 +43,58 @@ struct Case {
     scale: f32,
 }
 
+/// Lengths at the edges of the tiles of every kernel, and some between.
+fn seq_len(rng: &mut Rng) -> usize {
+    let lengths = [
+        1,
+        rng.size(2..=62),
+        63,
+        64,
+        65,
+        rng.size(66..=150),
+        130,
+        193,
+    ];
+    lengths[rng.size(0..=lengths.len() - 1)]
+}
+
+/// Small widths of a head: any on the CPU. Kernels are compiled for each, so for them two: one whose
+/// rows are aligned and shorter than the tiles, one of odd numbers.
+fn small_heads(device: &Device, rng: &mut Rng) -> [usize; 2] {
+    let odd = rng.coin();
+    match device.name() {
+        "cpu" => [rng.size(1..=24), rng.size(1..=24)],
+        _ if odd => [13, 5],
+        _ => [24, 16],
+    }
+}
+
 impl Case {
-    fn new(rng: &mut Rng, seq_len: usize, width: usize) -> Self {
+    fn new(rng: &mut Rng, seq_len: usize, [dk, dv]: [usize; 2]) -> Self {
         let kv_heads = rng.size(1..=2);
         let sizes = Sizes {
             seqs: rng.size(1..=3),
             seq_len,
             heads: kv_heads * rng.size(1..=3),
             kv_heads,
-            dk: rng.size(1..=width),
-            dv: rng.size(1..=width),
+            dk,
+            dv,
         };
-        let tokens = sizes.seqs * seq_len;
+        Self::of(rng, sizes)
+    }
+
+    fn of(rng: &mut Rng, sizes: Sizes) -> Self {
+        let tokens = sizes.seqs * sizes.seq_len;
         Self {
             sizes,
             q: rng.values(tokens * sizes.heads * sizes.dk),
-            k: rng.values(tokens * kv_heads * sizes.dk),
-            v: rng.values(tokens * kv_heads * sizes.dv),
+            k: rng.values(tokens * sizes.kv_heads * sizes.dk),
+            v: rng.values(tokens * sizes.kv_heads * sizes.dv),
             scale: (sizes.dk as f32).sqrt().recip(),
         }
     }
 
-    fn tensors(&self, device: &crate::Device) -> [Tensor; 3] {
+    fn tensors(&self, device: &Device) -> [Tensor; 3] {
         let s = self.sizes;
         let tokens = s.seqs * s.seq_len;
         [
@@ -70,59 +103,38 @@ impl Case {
             tensor(device, &self.v, &[tokens, s.kv_heads, s.dv]),
         ]
     }
-}
 
-#[test]
-fn oracle_forward() {
-    oracle(12, |device, rng| {
-        let seq_len = [1, rng.size(2..=63), 64, 65, rng.size(66..=150)][rng.size(0..=4)];
-        let case = Case::new(rng, seq_len, 24);
-        let inputs = [&case.q, &case.k, &case.v].map(|x| wide(x));
+    /// Forward against the twin.
+    fn forward(&self, device: &Device) -> Vec<Check> {
+        let inputs = [&self.q, &self.k, &self.v].map(|x| wide(x));
         let inputs = inputs.each_ref().map(Vec::as_slice);
-        let (o_want, lse_want) = twin(case.sizes, inputs, f64::from(case.scale));
-        let [q, k, v] = case.tensors(device);
-        let (o, lse) = forward(&q, &k, &v, case.sizes.seqs, case.scale);
+        let (o_want, lse_want) = twin(self.sizes, inputs, f64::from(self.scale));
+        let [q, k, v] = self.tensors(device);
+        let (o, lse) = forward(&q, &k, &v, self.sizes.seqs, self.scale);
         vec![Check("o", o, o_want), Check("lse", lse, lse_want)]
-    });
-}
+    }
 
-#[test]
-fn oracle_backward() {
-    oracle(8, |device, rng| {
-        let seq_len = rng.size(1..=9);
-        let case = Case::new(rng, seq_len, 5);
-        let s = case.sizes;
-        let d_o = rng.values(s.seqs * seq_len * s.heads * s.dv);
-        let (q, k, v) = (wide(&case.q), wide(&case.k), wide(&case.v));
-        let scale = f64::from(case.scale);
-        let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&twin(s, [q, k, v], scale).0, &d_o);
-        let dq_want = differences(&case.q, |q| loss(q, &k, &v));
-        let dk_want = differences(&case.k, |k| loss(&q, k, &v));
-        let dv_want = differences(&case.v, |v| loss(&q, &k, v));
-        let [q, k, v] = case.tensors(device);
-        let d_o = tensor(device, &d_o, &[s.seqs * seq_len, s.heads, s.dv]);
-        let (o, lse) = forward(&q, &k, &v, s.seqs, case.scale);
-        let (dq, dk, dv) = backward(&d_o, &q, &k, &v, &o, &lse, s.seqs, case.scale);
-        vec![
-            Check("dq", dq, dq_want),
-            Check("dk", dk, dk_want),
-            Check("dv", dv, dv_want),
-        ]
-    });
-}
+    /// What backward gives for `d_o` after forward.
+    fn gradients(&self, device: &Device, d_o: &[f32]) -> [Tensor; 3] {
+        let s = self.sizes;
+        let [q, k, v] = self.tensors(device);
+        let d_o = tensor(device, d_o, &[s.seqs * s.seq_len, s.heads, s.dv]);
+        let (o, lse) = forward(&q, &k, &v, s.seqs, self.scale);
+        backward(&d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
+    }
 
-/// Sequences of several blocks, where differences of the whole would take too long: the gradients by
-/// the chain rule written out for one score at a time.
-#[test]
-fn oracle_backward_over_blocks() {
-    oracle(6, |device, rng| {
-        let seq_len = [64, 65, rng.size(66..=150)][rng.size(0..=2)];
-        let case = Case::new(rng, seq_len, 12);
-        let s = case.sizes;
-        let tokens = s.seqs * seq_len;
-        let d_o = rng.values(tokens * s.heads * s.dv);
-        let (q, k, v, g) = (wide(&case.q), wide(&case.k), wide(&case.v), wide(&d_o));
-        let scale = f64::from(case.scale);
+    fn d_o(&self, rng: &mut Rng) -> Vec<f32> {
+        let s = self.sizes;
+        rng.values(s.seqs * s.seq_len * s.heads * s.dv)
+    }
+
+    /// Backward against the chain rule written out for one score at a time.
+    fn backward(&self, device: &Device, rng: &mut Rng) -> Vec<Check> {
+        let s = self.sizes;
+        let d_o = self.d_o(rng);
+        let tokens = s.seqs * s.seq_len;
+        let (q, k, v, g) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(&d_o));
+        let scale = f64::from(self.scale);
         let (_, lse) = twin(s, [&q, &k, &v], scale);
         let mut dq = vec![0.0; q.len()];
         let mut dk = vec![0.0; k.len()];
@@ -131,16 +143,17 @@ fn oracle_backward_over_blocks() {
             for h in 0..s.heads {
                 let kv = h * s.kv_heads / s.heads;
                 let (at_q, at_o) = ((t * s.heads + h) * s.dk, (t * s.heads + h) * s.dv);
+                let first = t / s.seq_len * s.seq_len;
                 let mut probs = Vec::new();
                 let mut dprobs = Vec::new();
-                for j in t / seq_len * seq_len..=t {
+                for j in first..=t {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let score: f64 = (0..s.dk).map(|c| q[at_q + c] * k[at_k + c]).sum();
                     probs.push((score * scale - lse[h * tokens + t]).exp());
                     dprobs.push((0..s.dv).map(|c| g[at_o + c] * v[at_v + c]).sum::<f64>());
                 }
                 let mean: f64 = probs.iter().zip(&dprobs).map(|(p, d)| p * d).sum();
-                for (i, j) in (t / seq_len * seq_len..=t).enumerate() {
+                for (i, j) in (first..=t).enumerate() {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let ds = probs[i] * (dprobs[i] - mean) * scale;
                     for c in 0..s.dk {
@@ -153,14 +166,122 @@ fn oracle_backward_over_blocks() {
                 }
             }
         }
-        let [q, k, v] = case.tensors(device);
-        let d_o = tensor(device, &d_o, &[tokens, s.heads, s.dv]);
-        let (o, lse) = forward(&q, &k, &v, s.seqs, case.scale);
-        let (dq_t, dk_t, dv_t) = backward(&d_o, &q, &k, &v, &o, &lse, s.seqs, case.scale);
+        // Of a sequence of one token dq and dk are zero, but for the rounding of the above.
+        for gradient in [&mut dq, &mut dk] {
+            gradient
+                .iter_mut()
+                .filter(|x| x.abs() < 1e-12)
+                .for_each(|x| *x = 0.0);
+        }
+        let [dq_got, dk_got, dv_got] = self.gradients(device, &d_o);
         vec![
-            Check("dq", dq_t, dq),
-            Check("dk", dk_t, dk),
-            Check("dv", dv_t, dv),
+            Check("dq", dq_got, dq),
+            Check("dk", dk_got, dk),
+            Check("dv", dv_got, dv),
+        ]
+    }
+}
+
+#[test]
+fn oracle_forward() {
+    oracle_everywhere(10, |device, rng| {
+        let heads = small_heads(device, rng);
+        let seq_len = seq_len(rng);
+        Case::new(rng, seq_len, heads).forward(device)
+    });
+}
+
+/// The gradients of the twin itself, by differences.
+#[test]
+fn oracle_backward() {
+    oracle_everywhere(4, |device, rng| {
+        let seq_len = rng.size(1..=9);
+        let widths = match device.name() {
+            "cpu" => [rng.size(1..=5), rng.size(1..=5)],
+            _ => [13, 5],
+        };
+        let case = Case::new(rng, seq_len, widths);
+        let s = case.sizes;
+        let d_o = case.d_o(rng);
+        let (q, k, v) = (wide(&case.q), wide(&case.k), wide(&case.v));
+        let scale = f64::from(case.scale);
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&twin(s, [q, k, v], scale).0, &d_o);
+        let dq_want = differences(&case.q, |q| loss(q, &k, &v));
+        let dk_want = differences(&case.k, |k| loss(&q, k, &v));
+        let dv_want = differences(&case.v, |v| loss(&q, &k, v));
+        let [dq, dk, dv] = case.gradients(device, &d_o);
+        vec![
+            Check("dq", dq, dq_want),
+            Check("dk", dk, dk_want),
+            Check("dv", dv, dv_want),
         ]
     });
+}
+
+/// Sequences of several blocks, where differences of the whole would take too long.
+#[test]
+fn oracle_backward_over_blocks() {
+    oracle_everywhere(6, |device, rng| {
+        let heads = small_heads(device, rng);
+        let seq_len = seq_len(rng);
+        Case::new(rng, seq_len, heads).backward(device, rng)
+    });
+}
+
+/// The widths of real models, whose tiles and registers are others than those of small ones.
+#[test]
+fn oracle_of_real_heads() {
+    oracle_everywhere(1, |device, rng| {
+        let heads = [[64, 64], [128, 128], [192, 128]][rng.size(0..=2)];
+        let sizes = Sizes {
+            seqs: 1,
+            seq_len: 140,
+            heads: 2,
+            kv_heads: 1,
+            dk: heads[0],
+            dv: heads[1],
+        };
+        let case = Case::of(rng, sizes);
+        let mut checks = case.forward(device);
+        checks.extend(case.backward(device, rng));
+        checks
+    });
+}
+
+/// Scores whose exponential overflows, in either direction.
+#[test]
+fn oracle_forward_of_large_scores() {
+    oracle_everywhere(3, |device, rng| {
+        let heads = small_heads(device, rng);
+        let mut case = Case::new(rng, 140, heads);
+        case.q.iter_mut().for_each(|x| *x *= 64.0);
+        case.forward(device)
+    });
+}
+
+/// Blocks run in another order on each of these devices.
+#[test]
+fn bits_do_not_depend_on_the_order_of_blocks() {
+    for (one, other) in emulated(1).iter().zip(&emulated(2)) {
+        let run = |device: &Device| {
+            let mut rng = Rng::new(7);
+            let sizes = Sizes {
+                seqs: 1,
+                seq_len: 200,
+                heads: 2,
+                kv_heads: 1,
+                dk: 24,
+                dv: 16,
+            };
+            let case = Case::of(&mut rng, sizes);
+            let d_o = case.d_o(&mut rng);
+            case.gradients(device, &d_o)
+        };
+        for (name, (one, other)) in ["dq", "dk", "dv"]
+            .iter()
+            .zip(run(one).iter().zip(&run(other)))
+        {
+            assert_bits(name, &one.to_f32(), &other.to_f32(), 7);
+        }
+    }
 }

@@ -1,0 +1,341 @@
+//! Attention on Hopper: `attention_sm90.cu`, bf16 by warpgroup products and bulk copies.
+//!
+//! Forward follows FlashAttention-3 (arXiv 2407.08608). One warp copies tiles ahead, two or three
+//! warpgroups compute, 64 queries each. Scores are products of shared memory with shared memory;
+//! probabilities stay in registers as the first operand of the product with the values. Inside a
+//! warpgroup the softmax of a step runs beside the product with the values of the step before, and
+//! warpgroups take turns at issuing products, so that one computes exponentials while the other
+//! multiplies. Blocks stay on their multiprocessor and take tickets, so that the work evens out
+//! whatever else runs there, and the next tile's keys arrive while the last is finished.
+//!
+//! What limits it, for a step of 128 queries and 128 keys on one multiprocessor, in cycles (4096
+//! dense bf16 FLOPs, 16 exponentials and 128 other f32 operations each a cycle, 128 bytes of shared
+//! memory):
+//!
+//! | heads | products | exponentials | other f32 | registers of a thread | shared memory |
+//! |---|---|---|---|---|---|
+//! | 64/64 (192 queries) | 1536 | 1536 | 670 | 32 out + 64 scores + 32 probabilities, of 160 | 88 KiB |
+//! | 128/128 | 2048 | 1024 | 450 | 64 + 64 + 32 of 240 | 160 KiB |
+//! | 192/128 | 2560 | 1024 | 450 | 64 + 64 + 32 of 240 | 208 KiB |
+//!
+//! So wide heads are bound by the tensor cores if the softmax stays hidden, and heads of 64 by
+//! tensor cores and exponentials alike. Keys and values come from the second-level cache (64 to 80
+//! KiB a step): tickets go through heads in sections that fit there.
+
+use moefold_profiles::Dtype;
+
+use super::Sizes;
+use crate::TensorClass;
+use crate::cuda::Cuda;
+use crate::cuda::program::{
+    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, Swizzle, TensorMap, source,
+};
+use crate::tensor::Tensor;
+
+const SOURCE: Source = source!("attention_sm90", "../attention_sm90.cu");
+
+/// Steps whose keys and values are in shared memory at once.
+const STAGES: usize = 2;
+
+/// Sizes on chip of the forward kernel, by the widths of a head.
+#[derive(Clone, Copy)]
+struct Forward {
+    dk: usize,
+    dv: usize,
+    /// Warpgroups that compute, 64 queries each.
+    groups: usize,
+    /// Keys of a step.
+    keys: usize,
+}
+
+/// A width that the products take.
+fn padded(width: usize) -> usize {
+    width.next_multiple_of(if width <= 128 { 16 } else { 32 })
+}
+
+/// Bytes of a tile: panels of 64 columns.
+fn tile_bytes(rows: usize, width: usize) -> usize {
+    width.div_ceil(64) * rows * 128
+}
+
+impl Forward {
+    fn of(widths: [usize; 2]) -> Self {
+        let [dk, dv] = widths.map(padded);
+        // Registers: accumulators of out and scores and the probabilities' half of those.
+        let (groups, keys) = if dk.max(dv) <= 64 {
+            (3, 128)
+        } else if dk <= 192 && dv <= 128 {
+            (2, 128)
+        } else {
+            (2, 64)
+        };
+        Self {
+            dk,
+            dv,
+            groups,
+            keys,
+        }
+    }
+
+    fn queries(self) -> usize {
+        64 * self.groups
+    }
+
+    fn threads(self) -> u32 {
+        128 * (1 + self.groups as u32)
+    }
+
+    fn shared(self) -> usize {
+        let stage = tile_bytes(self.keys, self.dk) + tile_bytes(self.keys, self.dv);
+        let barriers = 8 * (2 + 4 * STAGES) + 8;
+        tile_bytes(self.queries(), self.dk) + STAGES * stage + barriers
+    }
+
+    fn program(self) -> Program {
+        SOURCE.with(&[
+            Define::int("DK", self.dk),
+            Define::int("DV", self.dv),
+            Define::int("GROUPS", self.groups),
+            Define::int("KEYS", self.keys),
+            Define::int("STAGES", STAGES),
+            Define::flag("CAUSAL", true),
+        ])
+    }
+}
+
+/// Whether these kernels do it: on Hopper, in bf16, where every row is `aligned` to 16 bytes.
+pub(super) fn applies(gpu: &Cuda, aligned: bool) -> bool {
+    gpu.architecture().has_wgmma() && gpu.dtype() == Dtype::Bf16 && aligned
+}
+
+/// Tiles of `rows` tokens and 64 columns of one head of `x [tokens, heads, width]`; what lies
+/// beyond the end of a sequence or the width of a head is zero.
+fn map(op: &'static str, gpu: &Cuda, x: &Tensor, s: Sizes, rows: usize) -> Arg {
+    let (heads, width) = (x.dims()[1] as u64, x.dims()[2] as u64);
+    let row = heads * width * 2;
+    gpu.tensor_map(
+        op,
+        &TensorMap {
+            address: x.address(),
+            dtype: Dtype::Bf16,
+            dims: vec![width, heads, s.seq_len as u64, s.seqs as u64],
+            strides: vec![width * 2, row, row * s.seq_len as u64],
+            tile: vec![64, 1, rows as u32, 1],
+            swizzle: Swizzle::B128,
+        },
+    )
+}
+
+pub(super) fn forward(
+    op: &'static str,
+    gpu: &Cuda,
+    s: Sizes,
+    scale: f32,
+    [q, k, v]: [&Tensor; 3],
+    o: &Tensor,
+    lse: &Tensor,
+) {
+    let tiling = Forward::of([s.dk, s.dv]);
+    let pairs = s.heads * s.seqs;
+    let tiles = s.seq_len.div_ceil(tiling.queries()) * pairs;
+    if tiles == 0 {
+        return;
+    }
+    // Query heads whose keys and values take half of the second-level cache.
+    let group = s.heads / s.kv_heads;
+    let head_bytes = (s.seq_len * (s.dk + s.dv) * 2) as u64;
+    let kv_heads = (gpu.properties().l2.0 / 2 / head_bytes).max(1) as usize;
+    let section = (kv_heads * group).min(pairs);
+    let tickets = q.device().zeros(TensorClass::Transient, Dtype::I32, &[1]);
+    let mut args = vec![
+        map(op, gpu, q, s, tiling.queries()),
+        map(op, gpu, k, s, tiling.keys),
+        map(op, gpu, v, s, tiling.keys),
+        o.into(),
+        lse.into(),
+        (&tickets).into(),
+    ];
+    args.extend([s.seqs, s.seq_len, s.heads, group, s.dv, section].map(Arg::size));
+    args.push(Arg::F32(scale));
+    gpu.launch(
+        op,
+        &tiling.program(),
+        "attention_forward",
+        Grid::linear(
+            tiles.min(gpu.multiprocessors() as usize),
+            tiling.threads(),
+            tiling.shared(),
+        ),
+        &args,
+    );
+}
+
+/// Sizes on chip of the backward kernels.
+#[derive(Clone, Copy)]
+struct Backward {
+    dk: usize,
+    dv: usize,
+}
+
+impl Backward {
+    /// Keys of a block and queries of a step.
+    const KEYS: usize = 128;
+    const QUERIES: usize = 64;
+    /// Steps whose tiles are in shared memory.
+    const STAGES: usize = 2;
+
+    /// None where heads are too wide for dk and dv of a block to stay in registers.
+    fn of(widths: [usize; 2]) -> Option<Self> {
+        let [dk, dv] = widths.map(|width| width.next_multiple_of(64));
+        (dk <= 128 && dv <= 128).then_some(Self { dk, dv })
+    }
+
+    /// As `Tiles` has it.
+    fn shared(self) -> usize {
+        let fixed = tile_bytes(Self::KEYS, self.dk) + tile_bytes(Self::KEYS, self.dv);
+        let stage = tile_bytes(Self::QUERIES, self.dk)
+            + tile_bytes(Self::QUERIES, self.dv)
+            + Self::KEYS * Self::QUERIES * 2
+            + Self::QUERIES * self.dk * 4
+            + Self::QUERIES * 8;
+        fixed + Self::STAGES * stage + 8 * (1 + 6 * Self::STAGES) + 8
+    }
+
+    fn program(self) -> Program {
+        SOURCE.with(&[
+            Define::int("DK", self.dk),
+            Define::int("DV", self.dv),
+            Define::flag("BACKWARD", true),
+            Define::flag("CAUSAL", true),
+        ])
+    }
+}
+
+/// False where the portable kernels have to do it.
+pub(super) fn backward(
+    op: &'static str,
+    gpu: &Cuda,
+    s: Sizes,
+    scale: f32,
+    [d_o, q, k, v, o, lse]: [&Tensor; 6],
+    [dq, dk, dv]: [&Tensor; 3],
+) -> bool {
+    let Some(tiling) = Backward::of([s.dk, s.dv]) else {
+        return false;
+    };
+    let program = tiling.program();
+    let pairs = s.heads * s.seqs;
+    let query_blocks = s.seq_len.div_ceil(Backward::QUERIES);
+    let (tiles, padded) = (query_blocks * pairs, query_blocks * Backward::QUERIES);
+    if tiles == 0 {
+        return true;
+    }
+    let device = q.device();
+    let scratch = |dims: &[usize]| device.empty(TensorClass::Transient, Dtype::F32, dims);
+
+    let stats = scratch(&[2 * pairs, padded]);
+    let mut args: Vec<Arg> = [d_o, o, lse, &stats].map(Arg::from).to_vec();
+    args.extend([s.seqs, s.seq_len, s.heads, s.dv].map(Arg::size));
+    let blocks = pairs * padded / 32;
+    gpu.launch(
+        op,
+        &program,
+        "attention_prepare",
+        Grid::linear(blocks, 256, 0),
+        &args,
+    );
+
+    // The rows of a tile of dq are the kernel's own affair: 128 elements each, one copy in all.
+    let tile_rows = Backward::QUERIES * tiling.dk / 128;
+    let sums = scratch(&[tiles * tile_rows, 128]);
+    let turns = device.zeros(TensorClass::Transient, Dtype::I32, &[1 + tiles]);
+    let group = s.heads / s.kv_heads;
+    // Key/value heads whose queries, with what goes with them, take half of the second-level cache.
+    let head_bytes = (s.seq_len * group * (2 * s.dk + 2 * s.dv + 4 * tiling.dk)) as u64;
+    let section = (gpu.properties().l2.0 / 2 / head_bytes).max(1) as usize;
+    let mut args = vec![
+        map(op, gpu, q, s, Backward::QUERIES),
+        map(op, gpu, k, s, Backward::KEYS),
+        map(op, gpu, v, s, Backward::KEYS),
+        map(op, gpu, d_o, s, Backward::QUERIES),
+        rows_map(op, gpu, &stats, [1, Backward::QUERIES]),
+        rows_map(op, gpu, &sums, [tile_rows, 128]),
+    ];
+    args.extend([&turns, dk, dv].map(Arg::from));
+    let section = section.min(s.kv_heads * s.seqs);
+    args.extend([s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, section].map(Arg::size));
+    args.push(Arg::F32(scale));
+    let blocks = s.seq_len.div_ceil(Backward::KEYS) * s.kv_heads * s.seqs;
+    gpu.launch(
+        op,
+        &program,
+        "attention_backward",
+        Grid::linear(blocks, 384, tiling.shared()),
+        &args,
+    );
+
+    let mut args: Vec<Arg> = [&sums, dq].map(Arg::from).to_vec();
+    args.extend([s.seq_len, s.heads, s.dk].map(Arg::size));
+    args.push(Arg::F32(scale));
+    gpu.launch(
+        op,
+        &program,
+        "attention_dq",
+        Grid::linear(tiles, 256, 0),
+        &args,
+    );
+    true
+}
+
+/// Tiles of a matrix of f32, as it lies.
+fn rows_map(op: &'static str, gpu: &Cuda, x: &Tensor, [rows, columns]: [usize; 2]) -> Arg {
+    gpu.tensor_map(
+        op,
+        &TensorMap {
+            address: x.address(),
+            dtype: Dtype::F32,
+            dims: vec![x.width() as u64, x.num_rows() as u64],
+            strides: vec![x.width() as u64 * 4],
+            tile: vec![columns as u32, rows as u32],
+            swizzle: Swizzle::None,
+        },
+    )
+}
+
+/// What the models of today launch: heads of 64, 128 and 256, and MLA's 192 and 128.
+pub(super) fn programs() -> Vec<Listed> {
+    const SHOWS: &[&str] = &["HGMMA", "UTMALDG", "USETMAXREG"];
+    let listed = |program, entries| Listed {
+        program,
+        needs: Needs::Wgmma,
+        entries,
+    };
+    let entry = |name, registers, shared: usize, shows| Entry {
+        name,
+        registers,
+        shared: shared as u32,
+        shows,
+    };
+    let mut all = Vec::new();
+    for widths in [[64, 64], [128, 128], [192, 128], [256, 256]] {
+        let forward = Forward::of(widths);
+        // An equal share of 65536, shared out again among the roles once the kernel runs.
+        let registers = if forward.groups == 2 { 168 } else { 128 };
+        let entries = vec![entry(
+            "attention_forward",
+            registers,
+            forward.shared(),
+            SHOWS,
+        )];
+        all.push(listed(forward.program(), entries));
+        if let Some(backward) = Backward::of(widths) {
+            let entries = vec![
+                entry("attention_prepare", 64, 0, &[]),
+                entry("attention_backward", 168, backward.shared(), SHOWS),
+                entry("attention_dq", 64, 0, &[]),
+            ];
+            all.push(listed(backward.program(), entries));
+        }
+    }
+    all
+}
