@@ -294,8 +294,9 @@ impl Tensor {
         }
     }
 
+    /// Asserts the type of an op's argument.
     #[track_caller]
-    fn expect_dtype(&self, op: &str, dtype: Dtype) {
+    pub(crate) fn expect_dtype(&self, op: &str, dtype: Dtype) {
         assert!(
             self.dtype == dtype,
             "{op}: expected a tensor of {dtype}, got {self:?}"
