@@ -38,6 +38,7 @@ pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;
 pub mod permute;
+pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
 pub mod router;

@@ -1,0 +1,97 @@
+//! What collectives between ranks of one device are made of: ordered sums, and copies of many ranges.
+//!
+//! A sum is taken in the order of its sources, in f32 whatever is stored, so that every rank that sums the
+//! same parts gets the same bits, and gets them again. Storage may differ between what is read and what is
+//! written (bf16 gradients summed into f32 ones); converting is to nearest, ties to even.
+//!
+//! A device implementation: one launch, every source read once and the result written once, which is the
+//! floor in bytes: `R` reads and a write an element, or one and one of a copy. A GPU moves 16 bytes of the
+//! wider type at a time where all addresses and lengths allow.
+
+use crate::buffer::with;
+use crate::device::Backend;
+use crate::tensor::Tensor;
+
+/// `dst = srcs[0] + srcs[1] + ..`, in that order.
+///
+/// # Panics
+/// When there is no source, or one has another length than dst.
+pub fn sum_ordered(srcs: &[&Tensor], dst: &Tensor) {
+    const OP: &str = "reduce::sum_ordered";
+    assert!(!srcs.is_empty(), "{OP}: no sources for {dst:?}");
+    for src in srcs {
+        expect_len(OP, src, dst);
+    }
+    match &dst.device().0.backend {
+        Backend::Cpu(cpu) => {
+            for (rank, src) in srcs.iter().enumerate() {
+                with(OP, [src], [dst], |[src], [dst]| {
+                    let src = src.f32();
+                    cpu.rows(
+                        src.len(),
+                        2 * src.len(),
+                        [(dst.f32(), 1)],
+                        |range, [dst]| {
+                            if rank == 0 {
+                                dst.copy_from_slice(&src[range]);
+                            } else {
+                                cpu::add(&src[range], dst);
+                            }
+                        },
+                    );
+                });
+            }
+        }
+        Backend::Cuda(gpu) => cuda::sum_ordered(gpu, srcs, dst),
+    }
+}
+
+/// Copies the first of each pair over the second, converting where their types differ. All firsts have one
+/// type and so have all seconds; no range that is written is any other of the pairs.
+///
+/// # Panics
+/// When the lengths of a pair differ.
+pub fn copy_all(pairs: &[(&Tensor, &Tensor)]) {
+    const OP: &str = "reduce::copy_all";
+    for (src, dst) in pairs {
+        expect_len(OP, src, dst);
+    }
+    let Some((_, first)) = pairs.first() else {
+        return;
+    };
+    match &first.device().0.backend {
+        Backend::Cpu(_) => {
+            for (src, dst) in pairs {
+                with(OP, [src], [dst], |[src], [dst]| {
+                    dst.words().copy_from_slice(src.words());
+                });
+            }
+        }
+        Backend::Cuda(gpu) => cuda::copy_all(gpu, pairs),
+    }
+}
+
+#[track_caller]
+fn expect_len(op: &str, src: &Tensor, dst: &Tensor) {
+    assert!(
+        src.len() == dst.len(),
+        "{op}: {src:?} into {dst:?}, expected as many elements"
+    );
+}
+
+mod cpu {
+    use crate::simd::vectorized;
+
+    vectorized! {
+        pub(super) fn add(src: &[f32], dst: &mut [f32]) {
+            for (dst, &src) in dst.iter_mut().zip(src) {
+                *dst += src;
+            }
+        }
+    }
+}
+
+pub(crate) mod cuda;
+
+#[cfg(test)]
+mod tests;
