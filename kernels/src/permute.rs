@@ -4,14 +4,24 @@
 //! permuted matrix, rows sorted by expert and within an expert by slot. Unpermute sums the `K` rows
 //! of a token in slot order, weighted or not. Each is the backward of the other.
 //!
-//! A device implementation: the map by a stable counting sort; copies and sums by rows, gathering
-//! (never scattering with atomics), so that sums have one order.
+//! A device implementation: the map by a stable counting sort, exactly the CPU's; sums gather (never
+//! scatter with atomics), so that they have one order. Floors, in bytes: the map reads the ids twice
+//! and writes 12 a slot; [`forward`] reads x once and writes y (a token's row is read once for all of
+//! its slots); [`unpermute`] reads y and writes x; [`unpermute_weighted_backward`] reads dx once, reads
+//! y, writes dy. A GPU takes at most [`MAX_EXPERTS`] experts and, where weights have a gradient,
+//! [`MAX_WEIGHTED_SLOTS`] slots a token.
 
 use moefold_profiles::{Dtype, Op, Pass};
 
-use crate::buffer::with;
+use crate::buffer::{Output, with};
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
+
+/// Experts that a GPU sorts by: their counts lie in the shared memory of a block.
+pub const MAX_EXPERTS: usize = 1024;
+
+/// Slots of a token whose weights a GPU gives a gradient: one lane of a warp each.
+pub const MAX_WEIGHTED_SLOTS: usize = 32;
 
 /// Where every slot goes and every row comes from.
 #[derive(Debug, Clone)]
@@ -22,6 +32,8 @@ pub struct RowMap {
     pub slot_of: Tensor,
     /// Token of each row: `[N]` i32.
     pub token_of: Tensor,
+    /// First row of each expert, on the device, and N: `[E + 1]` i32.
+    pub offsets: Tensor,
     /// Rows of each expert, on the host; they sum to N.
     pub counts: Vec<usize>,
     tokens: usize,
@@ -63,33 +75,43 @@ pub fn unpermute_key(y: &Tensor, pass: Pass) -> Op {
 /// The map for the choices `ids [T, K]` among `experts`. Brings the counts to the host.
 ///
 /// # Panics
-/// When an id is not below `experts`.
+/// When an id is not below `experts`, or the experts are more than the device takes.
 pub fn map(ids: &Tensor, experts: usize) -> RowMap {
     let &[tokens, slots] = ids.dims() else {
         panic!("permute::map: ids is {ids:?}, expected [tokens, topk]")
     };
     let device = ids.device();
-    let new = || device.empty(TensorClass::Activations, Dtype::I32, &[tokens * slots]);
-    let (row_of, slot_of, token_of) = (new(), new(), new());
-    let counts = match &device.0.backend {
+    let new = |len| device.empty(TensorClass::Activations, Dtype::I32, &[len]);
+    let (n, offsets) = (tokens * slots, new(experts + 1));
+    let (row_of, slot_of, token_of) = (new(n), new(n), new(n));
+    match &device.0.backend {
         Backend::Cpu(_) => {
-            let outputs = [&row_of, &slot_of, &token_of];
+            let outputs = [&row_of, &slot_of, &token_of, &offsets];
             with(
                 "permute::map",
                 [ids],
                 outputs,
-                |[ids], [row_of, slot_of, token_of]| {
-                    let (row_of, slot_of) = (row_of.i32(), slot_of.i32());
-                    cpu::map(ids.i32(), slots, experts, row_of, slot_of, token_of.i32())
+                |[ids], [row_of, slot_of, token_of, offsets]| {
+                    let rows = [row_of, slot_of, token_of].map(Output::i32);
+                    cpu::map(ids.i32(), slots, rows, offsets.i32());
                 },
-            )
+            );
         }
-        Backend::Cuda(gpu) => gpu.unwritten("permute::map"),
-    };
+        Backend::Cuda(gpu) => {
+            cuda::map(gpu, ids, [&row_of, &slot_of, &token_of], &offsets);
+        }
+    }
+    let ends = offsets.to_i32();
+    assert!(
+        ends.last() == Some(&(n as i32)),
+        "permute::map: {ids:?} has ids that are not among {experts} experts"
+    );
+    let counts = ends.windows(2).map(|at| (at[1] - at[0]) as usize).collect();
     RowMap {
         row_of,
         slot_of,
         token_of,
+        offsets,
         counts,
         tokens,
         slots,
@@ -102,7 +124,16 @@ pub fn map(ids: &Tensor, experts: usize) -> RowMap {
 /// When x has other than the map's tokens.
 pub fn forward(x: &Tensor, map: &RowMap) -> Tensor {
     expect_dims("permute::forward", "x", x, &[map.tokens, x.width()]);
-    crate::rows::gather(x, &map.token_of)
+    let device = x.device();
+    match &device.0.backend {
+        Backend::Cpu(_) => crate::rows::gather(x, &map.token_of),
+        Backend::Cuda(gpu) => {
+            let dims = [map.num_rows(), x.width()];
+            let y = device.empty(TensorClass::Activations, x.dtype(), &dims);
+            cuda::forward(gpu, x, map, &y);
+            y
+        }
+    }
 }
 
 /// The gradient of [`forward`]: `dy [N, h]` to `dx [T, h]`, the sum over a token's rows.
@@ -148,7 +179,7 @@ pub fn unpermute(y: &Tensor, map: &RowMap, weights: Option<&Tensor>) -> Tensor {
     let h = y.width();
     expect_dims("permute::unpermute", "y", y, &[map.num_rows(), h]);
     let device = y.device();
-    let x = device.empty(TensorClass::Activations, Dtype::F32, &[map.tokens, h]);
+    let x = device.empty(TensorClass::Activations, y.dtype(), &[map.tokens, h]);
     let sizes = [map.tokens, map.slots, h];
     match &device.0.backend {
         Backend::Cpu(cpu) => match weights {
@@ -172,7 +203,7 @@ pub fn unpermute(y: &Tensor, map: &RowMap, weights: Option<&Tensor>) -> Tensor {
                 );
             }
         },
-        Backend::Cuda(gpu) => gpu.unwritten("permute::unpermute"),
+        Backend::Cuda(gpu) => cuda::sum_slots(gpu, y, map, weights, &x),
     }
     x
 }
@@ -196,75 +227,61 @@ pub fn unpermute_weighted_backward(
     y: &Tensor,
     weights: &Tensor,
 ) -> (Tensor, Tensor) {
+    const OP: &str = "permute::unpermute_weighted_backward";
     let (n, h) = (map.num_rows(), dx.width());
-    expect_dims(
-        "permute::unpermute_weighted_backward",
-        "dx",
-        dx,
-        &[map.tokens, h],
-    );
-    expect_dims("permute::unpermute_weighted_backward", "y", y, &[n, h]);
-    let row_weights = permute_slots(weights, map);
+    expect_dims(OP, "dx", dx, &[map.tokens, h]);
+    expect_dims(OP, "y", y, &[n, h]);
+    expect_dims(OP, "weights", weights, &[map.tokens, map.slots]);
     let device = dx.device();
-    let dy = device.empty(TensorClass::Activations, Dtype::F32, &[n, h]);
-    let drow = device.empty(TensorClass::Transient, Dtype::F32, &[n]);
-    let inputs = [dx, y, &row_weights, &map.token_of];
+    let dy = device.empty(TensorClass::Activations, dx.dtype(), &[n, h]);
     match &device.0.backend {
         Backend::Cpu(cpu) => {
-            with(
-                "permute::unpermute_backward",
-                inputs,
-                [&dy, &drow],
-                |[dx, y, w, token], [dy, dw]| {
-                    cpu::spread(
-                        cpu,
-                        [dx.f32(), y.f32(), w.f32()],
-                        token.i32(),
-                        dy.f32(),
-                        dw.f32(),
-                    );
-                },
-            );
+            let row_weights = permute_slots(weights, map);
+            let drow = device.empty(TensorClass::Transient, Dtype::F32, &[n]);
+            let inputs = [dx, y, &row_weights, &map.token_of];
+            with(OP, inputs, [&dy, &drow], |[dx, y, w, token], [dy, dw]| {
+                let values = [dx.f32(), y.f32(), w.f32()];
+                cpu::spread(cpu, values, token.i32(), dy.f32(), dw.f32());
+            });
+            (dy, unpermute_slots(&drow, map))
         }
-        Backend::Cuda(gpu) => gpu.unwritten("permute::unpermute_weighted_backward"),
+        Backend::Cuda(gpu) => {
+            let dweights = device.empty(TensorClass::Activations, Dtype::F32, weights.dims());
+            cuda::spread(gpu, OP, [dx, y, weights], map, [&dy, &dweights]);
+            (dy, dweights)
+        }
     }
-    (dy, unpermute_slots(&drow, map))
 }
 
 mod cpu {
     use crate::parallel::Cpu;
     use crate::simd::{dot, vectorized};
 
+    /// An id that is no expert's has no row; the last offset then falls short of the slots.
     pub(super) fn map(
         ids: &[i32],
         slots: usize,
-        experts: usize,
-        row_of: &mut [i32],
-        slot_of: &mut [i32],
-        token_of: &mut [i32],
-    ) -> Vec<usize> {
-        let mut counts = vec![0; experts];
-        for &id in ids {
-            assert!(
-                (0..experts as i64).contains(&i64::from(id)),
-                "permute::map: id {id} among {experts} experts"
-            );
-            counts[id as usize] += 1;
+        [row_of, slot_of, token_of]: [&mut [i32]; 3],
+        offsets: &mut [i32],
+    ) {
+        let experts = offsets.len() - 1;
+        let expert = |id: i32| usize::try_from(id).ok().filter(|&id| id < experts);
+        offsets.fill(0);
+        for id in ids.iter().filter_map(|&id| expert(id)) {
+            offsets[id + 1] += 1;
         }
-        let mut next = Vec::with_capacity(experts);
-        let mut start = 0;
-        for count in &counts {
-            next.push(start);
-            start += count;
+        for id in 0..experts {
+            offsets[id + 1] += offsets[id];
         }
+        let mut next = offsets.to_vec();
         for (slot, (&id, row_of)) in ids.iter().zip(row_of).enumerate() {
-            let row = next[id as usize];
-            next[id as usize] += 1;
-            *row_of = row as i32;
-            slot_of[row] = slot as i32;
-            token_of[row] = (slot / slots) as i32;
+            let Some(id) = expert(id) else { continue };
+            let row = next[id];
+            next[id] += 1;
+            *row_of = row;
+            slot_of[row as usize] = slot as i32;
+            token_of[row as usize] = (slot / slots) as i32;
         }
-        counts
     }
 
     pub(super) fn sum_slots(
@@ -324,6 +341,8 @@ mod cpu {
         }
     }
 }
+
+pub(crate) mod cuda;
 
 #[cfg(test)]
 mod tests;

@@ -95,6 +95,7 @@ impl Dispatch {
             ("row_of", &self.map.row_of),
             ("slot_of", &self.map.slot_of),
             ("token_of", &self.map.token_of),
+            ("expert_offsets", &self.map.offsets),
         ]
     }
 

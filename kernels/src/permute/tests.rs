@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::Device;
-use crate::testing::{Check, differences, inner, integers, oracle, tensor, wide};
+use crate::testing::{
+    Check, differences, inner, integers, oracle_everywhere, statistic, tensor, wide,
+};
 
 /// The rows in order: for each expert in turn, its slots in turn.
 fn slots_by_expert(ids: &[i32], experts: usize) -> Vec<usize> {
@@ -10,15 +12,61 @@ fn slots_by_expert(ids: &[i32], experts: usize) -> Vec<usize> {
     (0..experts).flat_map(of).collect()
 }
 
+/// Everything in the map, exactly.
+#[track_caller]
+fn assert_map(map: &RowMap, ids: &[i32], experts: usize) {
+    let slots = slots_by_expert(ids, experts);
+    let as_i32 = |x: &[usize]| x.iter().map(|&x| x as i32).collect::<Vec<_>>();
+    assert_eq!(map.slot_of.to_i32(), as_i32(&slots));
+    let tokens: Vec<usize> = slots.iter().map(|slot| slot / map.slots).collect();
+    assert_eq!(map.token_of.to_i32(), as_i32(&tokens));
+    let mut row_of = vec![0; ids.len()];
+    for (row, &slot) in slots.iter().enumerate() {
+        row_of[slot] = row as i32;
+    }
+    assert_eq!(map.row_of.to_i32(), row_of);
+    let count = |e: usize| ids.iter().filter(|&&id| id as usize == e).count();
+    assert_eq!(map.counts, (0..experts).map(count).collect::<Vec<_>>());
+    let ends = (0..=experts).map(|e| (0..e).map(count).sum());
+    assert_eq!(map.offsets.to_i32(), as_i32(&ends.collect::<Vec<_>>()));
+}
+
+/// More slots than a block sorts at a time, more experts than a block has threads, ids in runs.
+#[test]
+fn oracle_map_of_many_slots() {
+    oracle_everywhere(3, |device, rng| {
+        let (topk, experts) = (
+            rng.size(1..=8),
+            [3, 33, 128, 600, MAX_EXPERTS][rng.size(0..=4)],
+        );
+        let n = rng.size(50..=400) * topk;
+        let runs = rng.coin();
+        let ids: Vec<i32> = (0..n)
+            .map(|slot| {
+                let id = if runs {
+                    slot / 50 % experts
+                } else {
+                    rng.size(0..=experts - 1)
+                };
+                id as i32
+            })
+            .collect();
+        let map = map(&integers(device, &ids, &[n / topk, topk]), experts);
+        assert_map(&map, &ids, experts);
+        Vec::new()
+    });
+}
+
 #[test]
 fn oracle_map_and_copies() {
-    oracle(40, |device, rng| {
+    oracle_everywhere(10, |device, rng| {
         let (tokens, topk, experts) = (
             [0, 1, rng.size(2..=40)][rng.size(0..=2)],
-            rng.size(1..=4),
+            rng.size(1..=9),
             rng.size(1..=9),
         );
-        let h = rng.size(1..=20);
+        // Any width, and whole 16-byte pieces.
+        let h = [rng.size(1..=20), 8 * rng.size(1..=5)][rng.size(0..=1)];
         let n = tokens * topk;
         let ids = if rng.size(0..=3) == 0 {
             vec![rng.size(0..=experts - 1) as i32; n]
@@ -27,18 +75,7 @@ fn oracle_map_and_copies() {
         };
         let slots = slots_by_expert(&ids, experts);
         let map = map(&integers(device, &ids, &[tokens, topk]), experts);
-        let as_i32 = |x: &[usize]| x.iter().map(|&x| x as i32).collect::<Vec<_>>();
-        assert_eq!(map.slot_of.to_i32(), as_i32(&slots));
-        assert_eq!(
-            map.token_of.to_i32(),
-            slots.iter().map(|s| (s / topk) as i32).collect::<Vec<_>>()
-        );
-        for (row, &slot) in slots.iter().enumerate() {
-            assert_eq!(map.row_of.to_i32()[slot], row as i32);
-        }
-        for (e, &count) in map.counts.iter().enumerate() {
-            assert_eq!(count, ids.iter().filter(|&&id| id as usize == e).count());
-        }
+        assert_map(&map, &ids, experts);
 
         let (x, y, dy) = (rng.values(tokens * h), rng.values(n * h), rng.values(n * h));
         let (weights, dx) = (rng.values(n), rng.values(tokens * h));
@@ -60,7 +97,7 @@ fn oracle_map_and_copies() {
         let (yw, ww, ones) = (wide(&y), wide(&weights), vec![1.0; n]);
         let by_row: Vec<f64> = slots.iter().map(|&s| ww[s]).collect();
         let t = |values: &[f32], rows: usize| tensor(device, values, &[rows, h]);
-        let w = tensor(device, &weights, &[tokens, topk]);
+        let w = statistic(device, &weights, &[tokens, topk]);
         let (dy_got, dw_got) = unpermute_weighted_backward(&t(&dx, tokens), &map, &t(&y, n), &w);
         let row_weights = permute_slots(&w, &map);
         vec![

@@ -115,6 +115,7 @@ impl List {
         for map in ["row_of", "slot_of", "token_of"] {
             self.push("moe", map, chosen, Dtype::I32);
         }
+        self.push("moe", "expert_offsets", moe.experts + 1, Dtype::I32);
         let rows = local.expert_rows;
         let width = moe.expert.width / local.etp;
         self.float("moe", "dispatched", rows * model.hidden);
