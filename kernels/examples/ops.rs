@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use moefold_kernels::gemm::{Trans, gemm};
 use moefold_kernels::router::{RouterRule, Score};
+use moefold_kernels::swiglu::Rule;
 use moefold_kernels::{
     Device, Dtype, Op, Pass, Tensor, TensorClass, adamw, attention, cross_entropy, elementwise,
     embedding, gemm, grad_norm, grouped_gemm, permute, rms_norm, rope, router, swiglu,
@@ -221,10 +222,10 @@ fn experts(b: &mut Bench) {
     }
     let (x, dy) = (b.tensor(&[n, 2 * WIDTH]), b.tensor(&[n, WIDTH]));
     b.time("swiglu forward", swiglu::key(&x, Pass::Forward), || {
-        swiglu::forward(&x, Some(&probs))
+        swiglu::forward(&x, Some(&probs), &Rule::SWIGLU)
     });
     b.time("swiglu backward", swiglu::key(&x, Pass::Backward), || {
-        swiglu::backward(&dy, &x, Some(&probs)).0
+        swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU).0
     });
 }
 

@@ -1,7 +1,8 @@
 //! The dense gated MLP, its width split over TP: `y = x + down(silu(gate) * up)` of `norm(x)`.
 
+use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, swiglu};
+use moefold_kernels::swiglu::{self, Rule};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
@@ -67,7 +68,9 @@ impl Mlp {
         let all = tokens::gather(cx, &normed)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
         drop(all);
-        let activation = cx.op(CATEGORY, "swiglu", || swiglu::forward(&gate_up, None));
+        let activation = cx.op(CATEGORY, "swiglu", || {
+            swiglu::forward(&gate_up, None, &Rule::SWIGLU)
+        });
         let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
         let y = tokens::scatter_sum(cx, y)?;
         cx.op(CATEGORY, "add", || add_into(&y, x));
@@ -95,7 +98,7 @@ impl Mlp {
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
         drop((dy_all, activation));
         let (dgate_up, _) = cx.op(CATEGORY, "swiglu", || {
-            swiglu::backward(&dactivation, &gate_up, None)
+            swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
         });
         drop((dactivation, gate_up));
         let all = tokens::gather(cx, &norm_output)?;

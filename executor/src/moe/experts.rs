@@ -4,7 +4,8 @@
 //! is [`super::dispatch`]'s business. With ETP the rank holds a slice of every expert's width and its
 //! outputs are parts of a sum.
 
-use moefold_kernels::{Tensor, grouped_gemm, swiglu};
+use moefold_kernels::swiglu::{self, Rule};
+use moefold_kernels::{Tensor, grouped_gemm};
 use moefold_profiles::trace::Category;
 
 use crate::rank::Context;
@@ -64,7 +65,7 @@ impl Experts {
             grouped_gemm::forward(&x, &self.gate_up.value, counts)
         });
         let activation = cx.op(CATEGORY, "swiglu", || {
-            swiglu::forward(&gate_up, Some(&row_probs))
+            swiglu::forward(&gate_up, Some(&row_probs), &Rule::SWIGLU)
         });
         let y = cx.op(CATEGORY, "grouped_gemm", || {
             grouped_gemm::forward(&activation, &self.down.value, counts)
@@ -93,7 +94,12 @@ impl Experts {
         drop(dy);
         drop(kept.activation);
         let (dgate_up, dprobs) = cx.op(CATEGORY, "swiglu", || {
-            swiglu::backward(&dactivation, &kept.gate_up, Some(&kept.row_probs))
+            swiglu::backward(
+                &dactivation,
+                &kept.gate_up,
+                Some(&kept.row_probs),
+                &Rule::SWIGLU,
+            )
         });
         drop(dactivation);
         let dx = cx.op(CATEGORY, "grouped_gemm", || {

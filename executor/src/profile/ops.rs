@@ -4,6 +4,7 @@
 use moefold_kernels::cross_entropy::{self, Reduced};
 use moefold_kernels::gemm::{self, Trans};
 use moefold_kernels::router::{self, RouterRule, Score};
+use moefold_kernels::swiglu::Rule;
 use moefold_kernels::{
     Device, TensorClass, adamw, attention, elementwise, embedding, grad_norm, grouped_gemm,
     permute, rms_norm, rope, swiglu,
@@ -243,10 +244,10 @@ fn rotation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
 fn activation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
     let (x, probs) = (at.tensor(&[rows, 2 * dim]), at.tensor(&[rows]));
     if pass == Pass::Forward {
-        return Box::new(move || drop(swiglu::forward(&x, Some(&probs))));
+        return Box::new(move || drop(swiglu::forward(&x, Some(&probs), &Rule::SWIGLU)));
     }
     let dy = at.tensor(&[rows, dim]);
-    Box::new(move || drop(swiglu::backward(&dy, &x, Some(&probs))))
+    Box::new(move || drop(swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU)))
 }
 
 fn routing(at: &Operands<'_>, [rows, experts, topk]: [u64; 3], pass: Pass) -> Run {

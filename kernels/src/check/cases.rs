@@ -9,6 +9,7 @@ use crate::device::TensorClass;
 use crate::gemm::{Trans, gemm};
 use crate::permute::RowMap;
 use crate::router::{RouterRule, Score};
+use crate::swiglu::Rule;
 use crate::tensor::Tensor;
 use crate::{
     adamw, attention, cross_entropy, elementwise, embedding, gemm, grad_norm, grouped_gemm,
@@ -320,7 +321,12 @@ fn experts(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             move |inputs| {
                 let x = inputs.tensor(&[rows, 2 * f], 2.0);
                 let probs = inputs.statistic(&[rows], 1.0);
-                Box::new(move || vec![Written::new("y", &swiglu::forward(&x, Some(&probs)))])
+                Box::new(move || {
+                    vec![Written::new(
+                        "y",
+                        &swiglu::forward(&x, Some(&probs), &Rule::SWIGLU),
+                    )]
+                })
             },
         ));
         all.push(case(
@@ -331,7 +337,7 @@ fn experts(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 let dy = inputs.tensor(&[rows, f], 1.0);
                 let probs = inputs.statistic(&[rows], 1.0);
                 Box::new(move || {
-                    let (dx, dprobs) = swiglu::backward(&dy, &x, Some(&probs));
+                    let (dx, dprobs) = swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU);
                     let dprobs = dprobs.expect("probabilities were given");
                     vec![Written::new("dx", &dx), Written::new("dprobs", &dprobs)]
                 })

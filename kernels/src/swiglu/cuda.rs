@@ -1,0 +1,105 @@
+//! Launches of `swiglu.cu`.
+
+use moefold_profiles::Dtype;
+
+use super::Rule;
+use crate::buffer::disjoint;
+use crate::cuda::Cuda;
+use crate::cuda::program::{
+    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
+};
+use crate::tensor::Tensor;
+
+const SOURCE: Source = source!("swiglu", "../swiglu.cu");
+const THREADS: u32 = 256;
+/// A warp has a row.
+const ROWS_PER_BLOCK: usize = THREADS as usize / 32;
+
+fn program(dtype: Dtype, vector: usize, interleaved: bool) -> Program {
+    SOURCE.with(&[
+        Define::dtype("T", dtype),
+        Define::int("VEC", vector),
+        Define::flag("INTERLEAVED", interleaved),
+    ])
+}
+
+/// Every specialization for rows of whole 16-byte pieces.
+pub(crate) fn programs() -> Vec<Listed> {
+    let entry = |name, registers| Entry {
+        name,
+        registers,
+        shared: 0,
+        shows: &[],
+    };
+    let list = |(dtype, vector, interleaved)| Listed {
+        program: program(dtype, vector, interleaved),
+        needs: Needs::Sm80,
+        entries: vec![entry("swiglu_forward", 48), entry("swiglu_backward", 72)],
+    };
+    let all = [
+        (Dtype::Bf16, 8, false),
+        (Dtype::Bf16, 8, true),
+        (Dtype::F32, 4, false),
+        (Dtype::F32, 4, true),
+    ];
+    all.map(list).into()
+}
+
+/// The program, the width of `y` in its accesses, and what else every launch has.
+fn specialized(
+    op: &'static str,
+    tensors: &[&Tensor],
+    y: &Tensor,
+    probs: Option<&Tensor>,
+    rule: &Rule,
+) -> (Program, Grid, [Arg; 5]) {
+    for tensor in tensors {
+        tensor.expect_dtype(op, y.dtype());
+    }
+    if let Some(probs) = probs {
+        probs.expect_dtype(op, Dtype::F32);
+    }
+    let rows = y.num_rows();
+    let vector = vector(tensors).min(vector(&[y]));
+    let numbers = [
+        Arg::size(rows),
+        Arg::size(y.width() / vector),
+        Arg::F32(rule.alpha),
+        Arg::F32(rule.offset),
+        Arg::F32(rule.limit),
+    ];
+    let grid = Grid::linear(rows.div_ceil(ROWS_PER_BLOCK), THREADS, 0);
+    (program(y.dtype(), vector, rule.interleaved), grid, numbers)
+}
+
+pub(super) fn forward(gpu: &Cuda, x: &Tensor, probs: Option<&Tensor>, y: &Tensor, rule: &Rule) {
+    const OP: &str = "swiglu::forward";
+    disjoint(OP, &[&[x], probs.as_slice()].concat(), &[y]);
+    let (program, grid, numbers) = specialized(OP, &[x], y, probs, rule);
+    let tensors = [x.into(), Arg::optional(probs), y.into()];
+    let arguments = [&tensors[..], &numbers].concat();
+    gpu.launch(OP, &program, "swiglu_forward", grid, &arguments);
+}
+
+pub(super) fn backward(
+    gpu: &Cuda,
+    [dy, x]: [&Tensor; 2],
+    probs: Option<&Tensor>,
+    dx: &Tensor,
+    dprobs: Option<&Tensor>,
+    rule: &Rule,
+) {
+    const OP: &str = "swiglu::backward";
+    let inputs = [&[dy, x], probs.as_slice()].concat();
+    disjoint(OP, &inputs, &[&[dx], dprobs.as_slice()].concat());
+    let (program, grid, numbers) = specialized(OP, &[x, dx], dy, probs, rule);
+    let tensors = [
+        dy.into(),
+        x.into(),
+        Arg::optional(probs),
+        dx.into(),
+        Arg::optional(dprobs),
+    ];
+    let arguments = [&tensors[..], &numbers].concat();
+    gpu.launch(OP, &program, "swiglu_backward", grid, &arguments);
+}
