@@ -163,14 +163,15 @@ fn experts(b: &mut Bench) {
         score: Score::SoftmaxThenTopk,
         normalize: true,
         scale: 1.0,
+        groups: None,
     };
     let logits = b.tensor(&[TOKENS, EXPERTS]);
-    let routing = router::forward(&logits, TOPK, &rule);
+    let routing = router::forward(&logits, TOPK, &rule, None);
     let dprobs = b.tensor(&[TOKENS, TOPK]);
     b.time(
         "router forward",
         router::key(&logits, TOPK, Pass::Forward),
-        || router::forward(&logits, TOPK, &rule).probs,
+        || router::forward(&logits, TOPK, &rule, None).probs,
     );
     b.time(
         "router backward",

@@ -1,7 +1,7 @@
 //! The router: logits, scores, the chosen experts, and the load-balancing loss.
 
 use moefold_kernels::permute::{self, RowMap};
-use moefold_kernels::router::{self, RouterRule, Routing};
+use moefold_kernels::router::{self, RouterRule, Routing, Stats};
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
@@ -73,6 +73,7 @@ impl Router {
                 score,
                 normalize: moe.router.normalize,
                 scale: moe.router.scale as f32,
+                groups: None,
             },
             aux,
         }
@@ -85,18 +86,23 @@ impl Router {
         x: &Tensor,
     ) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
         let logits = linear::forward(cx, CATEGORY, x, &self.matrix.value);
-        let routing = cx.op(CATEGORY, "router", || {
-            router::forward(&logits, self.topk, &self.rule)
+        let (routing, stats) = cx.op(CATEGORY, "router", || {
+            let (topk, rule) = (self.topk, &self.rule);
+            if self.aux.is_none() {
+                return (router::forward(&logits, topk, rule, None), None);
+            }
+            let (routing, stats) = router::forward_with_stats(&logits, topk, rule, None);
+            (routing, Some(stats))
         });
         let map = cx.op(CATEGORY, "permute", || {
             permute::map(&routing.ids, self.num_experts)
         });
-        let (balance, aux_loss) = match &self.aux {
-            None => (None, 0.0),
-            Some(aux) => {
-                let (gradient, loss) = self.balance(cx, aux, &routing)?;
+        let (balance, aux_loss) = match (&self.aux, stats) {
+            (Some(aux), Some(stats)) => {
+                let (gradient, loss) = self.balance(cx, aux, &stats, &map)?;
                 (Some(gradient), loss)
             }
+            _ => (None, 0.0),
         };
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
@@ -106,15 +112,15 @@ impl Router {
     }
 
     /// The balancing loss of the microbatch: its gradient by the scores, the same for every token,
-    /// and this rank's part of its value.
+    /// and this rank's part of its value. The counts are the map's, which the host has already.
     fn balance(
         &self,
         cx: &Context,
         aux: &AuxLoss,
-        routing: &Routing,
+        stats: &Stats,
+        map: &RowMap,
     ) -> Result<(Tensor, f64), Error> {
-        let stats = cx.op(CATEGORY, "router", || router::stats(routing));
-        let mut counts: Vec<f64> = stats.counts.iter().map(|&count| count as f64).collect();
+        let mut counts: Vec<f64> = map.counts.iter().map(|&count| count as f64).collect();
         if !cx.tp.is_solo() {
             cx.comm(Category::TpComm, "all_reduce", || {
                 cx.tp.all_reduce_f64(&mut counts)

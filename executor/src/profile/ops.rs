@@ -256,11 +256,12 @@ fn routing(at: &Operands<'_>, [rows, experts, topk]: [u64; 3], pass: Pass) -> Ru
         score: Score::SoftmaxThenTopk,
         normalize: true,
         scale: 1.0,
+        groups: None,
     };
     if pass == Pass::Forward {
-        return Box::new(move || drop(router::forward(&logits, topk as usize, &rule)));
+        return Box::new(move || drop(router::forward(&logits, topk as usize, &rule, None)));
     }
-    let routing = router::forward(&logits, topk as usize, &rule);
+    let routing = router::forward(&logits, topk as usize, &rule, None);
     let dprobs = at.tensor(&[rows, topk]);
     Box::new(move || drop(router::backward(&dprobs, &routing, &rule, None)))
 }

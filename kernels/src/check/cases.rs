@@ -352,6 +352,7 @@ fn rule() -> RouterRule {
         score: Score::SoftmaxThenTopk,
         normalize: true,
         scale: 1.0,
+        groups: None,
     }
 }
 
@@ -367,7 +368,7 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
         case("router::forward", router_op(Pass::Forward), move |inputs| {
             let logits = inputs.statistic(&[t, e], 2.0);
             Box::new(move || {
-                let routing = router::forward(&logits, topk, &rule());
+                let routing = router::forward(&logits, topk, &rule(), None);
                 vec![
                     Written::new("ids", &routing.ids),
                     Written::new("probs", &routing.probs),
@@ -375,25 +376,28 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
                 ]
             })
         }),
-        case("router::stats", router_op(Pass::Forward), move |inputs| {
-            let logits = inputs.statistic(&[t, e], 2.0);
-            let routing = router::forward(&logits, topk, &rule());
-            Box::new(move || {
-                let stats = router::stats(&routing);
-                let counts = stats.counts.iter().map(|&count| count as f64).collect();
-                vec![
-                    Written::new("scores", &stats.score_sums),
-                    Written::host("counts", counts),
-                ]
-            })
-        }),
+        case(
+            "router::forward_with_stats",
+            router_op(Pass::Forward),
+            move |inputs| {
+                let logits = inputs.statistic(&[t, e], 2.0);
+                Box::new(move || {
+                    let (routing, stats) = router::forward_with_stats(&logits, topk, &rule(), None);
+                    vec![
+                        Written::new("probs", &routing.probs),
+                        Written::new("scores", &stats.score_sums),
+                        Written::new("counts", &stats.counts),
+                    ]
+                })
+            },
+        ),
         case(
             "router::backward",
             router_op(Pass::Backward),
             move |inputs| {
                 let logits = inputs.statistic(&[t, e], 2.0);
                 let dprobs = inputs.statistic(&[t, topk], 1.0);
-                let routing = router::forward(&logits, topk, &rule());
+                let routing = router::forward(&logits, topk, &rule(), None);
                 Box::new(move || {
                     let dlogits = router::backward(&dprobs, &routing, &rule(), None);
                     vec![Written::new("dlogits", &dlogits)]
@@ -420,18 +424,19 @@ fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     };
     let map = move |inputs: &mut Inputs<'_>| -> RowMap {
         let logits = inputs.statistic(&[t, e], 2.0);
-        permute::map(&router::forward(&logits, topk, &rule()).ids, e)
+        permute::map(&router::forward(&logits, topk, &rule(), None).ids, e)
     };
     vec![
         case("permute::map", permute_op(Pass::Forward), move |inputs| {
             let logits = inputs.statistic(&[t, e], 2.0);
-            let ids = router::forward(&logits, topk, &rule()).ids;
+            let ids = router::forward(&logits, topk, &rule(), None).ids;
             Box::new(move || {
                 let map = permute::map(&ids, e);
                 vec![
                     Written::new("row_of_slot", &map.row_of),
                     Written::new("slot_of_row", &map.slot_of),
                     Written::new("token_of_row", &map.token_of),
+                    Written::new("offsets", &map.offsets),
                 ]
             })
         }),
