@@ -8,5 +8,14 @@ use crate::cuda::program::Listed;
 
 /// The programs of all ops.
 pub(crate) fn programs() -> Vec<Listed> {
-    [crate::gemm::cuda::programs(), crate::rms_norm::programs()].concat()
+    [
+        crate::gemm::cuda::programs(),
+        crate::rms_norm::programs(),
+        crate::permute::cuda::programs(),
+        crate::reduce::cuda::programs(),
+        crate::router::cuda::programs(),
+        crate::rows::cuda::programs(),
+        crate::swiglu::cuda::programs(),
+    ]
+    .concat()
 }

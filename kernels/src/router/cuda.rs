@@ -55,37 +55,42 @@ impl Specialized {
     }
 }
 
-/// Models of 8 to 512 experts: softmax (Mixtral, Qwen, OLMoE, GPT-OSS), softmax in groups
-/// (DeepSeek-V2), sigmoid (Llama 4, GLM, Kimi), sigmoid in groups (DeepSeek-V3), and the square root
-/// of softplus (DeepSeek-V4).
+/// What the models route by, with their experts.
+const MODELS: [(Score, usize, &[usize]); 5] = [
+    // Mixtral, OLMoE, Qwen3, GPT-OSS, Qwen3-Next.
+    (Score::SoftmaxThenTopk, 0, &[8, 64, 128, 512]),
+    // DeepSeek-V2.
+    (Score::SoftmaxThenTopk, 1, &[160]),
+    // Llama 4, GLM, MiniMax-M2, Kimi.
+    (Score::Sigmoid, 0, &[16, 128, 256, 384]),
+    // DeepSeek-V3, Ling.
+    (Score::Sigmoid, 2, &[256]),
+    // DeepSeek-V4.
+    (Score::SqrtSoftplus, 0, &[256, 384]),
+];
+
+/// Every specialization that [`MODELS`] launch.
 pub(crate) fn programs() -> Vec<Listed> {
-    let mut all = Vec::new();
-    for experts in [32, 64, 128, 256, 512] {
-        for (score, scored_by) in [
-            (Score::SoftmaxThenTopk, 0),
-            (Score::SoftmaxThenTopk, 1),
-            (Score::Sigmoid, 0),
-            (Score::Sigmoid, 2),
-            (Score::SqrtSoftplus, 0),
-        ] {
-            let entry = |name, registers, words: usize| Entry {
-                name,
-                registers,
-                shared: 4 * words as u32,
-                shows: &[],
-            };
-            all.push(Listed {
-                program: Specialized::new(experts, 4, score, scored_by).program(),
-                needs: Needs::Sm80,
-                entries: vec![
-                    entry("router_forward", 128, (1 + WARPS) * experts),
-                    entry("router_totals", 64, 2048),
-                    entry("router_backward", 96, WARPS * experts),
-                ],
-            });
-        }
-    }
-    all
+    let entry = |name, registers, words: usize| Entry {
+        name,
+        registers,
+        shared: 4 * words as u32,
+        shows: &[],
+    };
+    let list = |score, scored_by, experts| Listed {
+        program: Specialized::new(experts, 4, score, scored_by).program(),
+        needs: Needs::Sm80,
+        entries: vec![
+            entry("router_forward", 128, (1 + WARPS) * experts),
+            entry("router_totals", 64, 2048),
+            entry("router_backward", 96, WARPS * experts),
+        ],
+    };
+    let of_models = MODELS.into_iter().flat_map(|(score, scored_by, all)| {
+        let list = move |&experts| list(score, scored_by, experts);
+        all.iter().map(list)
+    });
+    of_models.collect()
 }
 
 pub(super) fn forward(
