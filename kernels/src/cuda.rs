@@ -26,6 +26,7 @@ mod cublaslt;
 #[cfg(any(test, feature = "emulator"))]
 pub(crate) mod emulator;
 pub mod error;
+pub(crate) mod flat;
 pub(crate) mod gpu;
 pub mod libraries;
 pub mod model;

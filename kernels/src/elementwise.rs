@@ -1,13 +1,19 @@
 //! Sums, scalings, fills and copies of whole tensors.
 //!
 //! Shapes must be equal in number of elements; dims may differ. "Into" is named by the parameter
-//! `dst`. A device implementation: one elementwise launch each.
+//! `dst`, and what is written has its dtype; of two operands either may be the narrower.
+//!
+//! A device implementation: one elementwise launch each, arithmetic in f32 and rounded once. A sum
+//! to the host adds in f64; a device may add in another fixed order than the CPU's.
 
 use moefold_profiles::{Dtype, Op};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::Tensor;
+use crate::total::{Of, total};
+
+pub(crate) use cuda::programs;
 
 /// The cost-table key of an elementwise op on `x`.
 pub fn key(x: &Tensor) -> Op {
@@ -17,7 +23,7 @@ pub fn key(x: &Tensor) -> Op {
     }
 }
 
-/// `a + b`, new, with the dims of `a`.
+/// `a + b`, new, with the dims and the dtype of `a`.
 ///
 /// # Panics
 /// When the lengths differ.
@@ -25,7 +31,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Tensor {
     expect_len("add", a, b);
     let sum = a
         .device()
-        .empty(TensorClass::Activations, Dtype::F32, a.dims());
+        .empty(TensorClass::Activations, a.dtype(), a.dims());
     match &a.device().0.backend {
         Backend::Cpu(cpu) => with("add", [a, b], [&sum], |[a, b], [sum]| {
             let (a, b) = (a.f32(), b.f32());
@@ -33,7 +39,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Tensor {
                 cpu::add(&a[range.clone()], &b[range], sum);
             });
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::add"),
+        Backend::Cuda(gpu) => cuda::add(gpu, a, b, &sum),
     }
     sum
 }
@@ -59,7 +65,7 @@ pub fn axpy(factor: f32, x: &Tensor, dst: &Tensor) {
                 cpu::axpy(factor, &x[range], dst);
             });
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::axpy"),
+        Backend::Cuda(gpu) => cuda::axpy(gpu, factor, x, dst),
     }
 }
 
@@ -72,7 +78,7 @@ pub fn scale(dst: &Tensor, factor: f32) {
                 cpu::scale(dst, factor);
             });
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::scale"),
+        Backend::Cuda(gpu) => cuda::scale(gpu, dst, factor),
     }
 }
 
@@ -83,7 +89,7 @@ pub fn fill(dst: &Tensor, value: f32) {
             let dst = dst.f32();
             cpu.rows(dst.len(), dst.len(), [(dst, 1)], |_, [dst]| dst.fill(value));
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::fill"),
+        Backend::Cuda(gpu) => cuda::fill(gpu, dst, value),
     }
 }
 
@@ -94,7 +100,11 @@ pub fn fill(dst: &Tensor, value: f32) {
 /// When the lengths differ, or one is of integers and the other is not.
 pub fn copy(x: &Tensor, dst: &Tensor) {
     expect_len("copy", dst, x);
-    assert!(x.dtype() == dst.dtype(), "copy: {x:?} into {dst:?}");
+    let integers = |t: &Tensor| t.dtype() == Dtype::I32;
+    assert!(
+        integers(x) == integers(dst),
+        "copy: {x:?} into {dst:?}, expected both of integers or neither"
+    );
     if x.same_memory(dst) {
         return;
     }
@@ -102,7 +112,7 @@ pub fn copy(x: &Tensor, dst: &Tensor) {
         Backend::Cpu(_) => with("copy", [x], [dst], |[x], [dst]| {
             dst.words().copy_from_slice(x.words());
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::copy"),
+        Backend::Cuda(gpu) => cuda::copy(gpu, x, dst),
     }
 }
 
@@ -113,13 +123,13 @@ pub fn duplicate(x: &Tensor, class: TensorClass) -> Tensor {
     y
 }
 
-/// Sum of all elements, in f64 in order, to the host.
+/// Sum of all elements, in f64, to the host: in order on the CPU, in a fixed order elsewhere.
 pub fn sum(x: &Tensor) -> f64 {
     match &x.device().0.backend {
         Backend::Cpu(_) => with("sum", [x], [], |[x], []| {
             x.f32().iter().map(|&x| f64::from(x)).sum()
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("elementwise::sum"),
+        Backend::Cuda(gpu) => total(gpu, "elementwise::sum", x, Of::Values),
     }
 }
 
@@ -156,6 +166,130 @@ mod cpu {
                 *dst *= factor;
             }
         }
+    }
+}
+
+mod cuda {
+    //! The launches.
+
+    use moefold_profiles::Dtype;
+
+    use crate::buffer::disjoint;
+    use crate::cuda::Cuda;
+    use crate::cuda::flat::Flat;
+    use crate::cuda::program::{Arg, Define, Entry, Listed, Needs, Program, Source, source};
+    use crate::tensor::Tensor;
+
+    const SOURCE: Source = source!("elementwise");
+
+    /// Pieces that a thread takes (`DEPTH` in the source).
+    const DEPTH: usize = 4;
+
+    fn program(from: Dtype, to: Dtype, piece: Define) -> Program {
+        SOURCE.with(&[Define::dtype("FROM", from), Define::dtype("TO", to), piece])
+    }
+
+    pub(super) fn add(gpu: &Cuda, a: &Tensor, b: &Tensor, sum: &Tensor) {
+        disjoint("add", &[a, b], &[sum]);
+        let flat = Flat::of(&[a, b, sum]);
+        gpu.launch(
+            "elementwise::add",
+            &program(b.dtype(), sum.dtype(), flat.define()),
+            "elementwise_add",
+            flat.grid(DEPTH),
+            &[a.into(), b.into(), sum.into(), flat.len(), flat.head()],
+        );
+    }
+
+    pub(super) fn axpy(gpu: &Cuda, factor: f32, x: &Tensor, dst: &Tensor) {
+        disjoint("axpy", &[x], &[dst]);
+        let flat = Flat::of(&[x, dst]);
+        gpu.launch(
+            "elementwise::axpy",
+            &program(x.dtype(), dst.dtype(), flat.define()),
+            "elementwise_axpy",
+            flat.grid(DEPTH),
+            &[
+                Arg::F32(factor),
+                x.into(),
+                dst.into(),
+                flat.len(),
+                flat.head(),
+            ],
+        );
+    }
+
+    pub(super) fn scale(gpu: &Cuda, dst: &Tensor, factor: f32) {
+        let flat = Flat::of(&[dst]);
+        gpu.launch(
+            "elementwise::scale",
+            &program(dst.dtype(), dst.dtype(), flat.define()),
+            "elementwise_scale",
+            flat.grid(DEPTH),
+            &[dst.into(), Arg::F32(factor), flat.len(), flat.head()],
+        );
+    }
+
+    pub(super) fn fill(gpu: &Cuda, dst: &Tensor, value: f32) {
+        if value.to_bits() == 0 {
+            return dst.fill_zero();
+        }
+        let flat = Flat::of(&[dst]);
+        gpu.launch(
+            "elementwise::fill",
+            &program(dst.dtype(), dst.dtype(), flat.define()),
+            "elementwise_fill",
+            flat.grid(DEPTH),
+            &[dst.into(), Arg::F32(value), flat.len(), flat.head()],
+        );
+    }
+
+    pub(super) fn copy(gpu: &Cuda, x: &Tensor, dst: &Tensor) {
+        disjoint("copy", &[x], &[dst]);
+        if x.is_empty() {
+            return;
+        }
+        if x.dtype() == dst.dtype() {
+            return gpu.copy("elementwise::copy", x, dst);
+        }
+        let flat = Flat::of(&[x, dst]);
+        gpu.launch(
+            "elementwise::copy",
+            &program(x.dtype(), dst.dtype(), flat.define()),
+            "elementwise_convert",
+            flat.grid(DEPTH),
+            &[x.into(), dst.into(), flat.len(), flat.head()],
+        );
+    }
+
+    /// What is launched, with its limits: for operands at the same place in 16 bytes.
+    pub(crate) fn programs() -> Vec<Listed> {
+        const NAMES: [&str; 5] = [
+            "elementwise_add",
+            "elementwise_axpy",
+            "elementwise_scale",
+            "elementwise_fill",
+            "elementwise_convert",
+        ];
+        let mut programs = Vec::new();
+        for from in [Dtype::F32, Dtype::Bf16] {
+            for to in [Dtype::F32, Dtype::Bf16] {
+                let narrow = (from, to) == (Dtype::Bf16, Dtype::Bf16);
+                let piece = Define::int("PIECE", if narrow { 8 } else { 4 });
+                let entry = |name| Entry {
+                    name,
+                    registers: 64,
+                    shared: 0,
+                    shows: &[],
+                };
+                programs.push(Listed {
+                    program: program(from, to, piece),
+                    needs: Needs::Sm80,
+                    entries: NAMES.map(entry).to_vec(),
+                });
+            }
+        }
+        programs
     }
 }
 

@@ -1,13 +1,14 @@
 //! Sums of squares for the gradient norm, in f64 on the host.
 //!
 //! A device implementation: partial sums of fixed blocks, then the blocks in order; the result comes
-//! to the host.
+//! to the host (see `total.rs`).
 
 use moefold_profiles::Op;
 
 use crate::buffer::with;
 use crate::device::Backend;
 use crate::tensor::Tensor;
+use crate::total::{Of, total};
 
 /// The cost-table key for `x`.
 pub fn key(x: &Tensor) -> Op {
@@ -16,13 +17,13 @@ pub fn key(x: &Tensor) -> Op {
     }
 }
 
-/// Sum of the squares of all elements. Does not depend on the number of threads.
+/// Sum of the squares of all elements, f32 or bf16. Does not depend on the number of threads.
 pub fn sum_squares(x: &Tensor) -> f64 {
     match &x.device().0.backend {
         Backend::Cpu(cpu) => with("grad_norm", [x], [], |[x], []| {
             cpu::sum_squares(cpu, x.f32())
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("grad_norm::sum_squares"),
+        Backend::Cuda(gpu) => total(gpu, "grad_norm::sum_squares", x, Of::Squares),
     }
 }
 

@@ -24,6 +24,7 @@ mod product;
 mod simd;
 #[cfg(test)]
 mod testing;
+mod total;
 mod turn;
 
 pub mod adamw;

@@ -241,6 +241,17 @@ pub(crate) fn statistic(device: &Device, values: &[f32], dims: &[usize]) -> Tens
     device.from_f32(TensorClass::Activations, values, dims)
 }
 
+/// The same values `offset` elements from the start of a larger buffer: where it is 16 bytes, or not.
+pub(crate) fn inside(tensor: &Tensor, offset: usize) -> Tensor {
+    let (class, dtype) = (tensor.class(), tensor.dtype());
+    let all = tensor
+        .device()
+        .empty(class, dtype, &[offset + tensor.len()]);
+    let view = all.view(offset, tensor.dims());
+    view.copy_from_f32(&tensor.to_f32());
+    view
+}
+
 pub(crate) fn integers(device: &Device, values: &[i32], dims: &[usize]) -> Tensor {
     device.from_i32(TensorClass::Activations, values, dims)
 }

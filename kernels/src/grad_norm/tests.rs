@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Device;
-use crate::testing::{Rng, tensor};
+use crate::testing::{Rng, emulated, inside, statistic, tensor};
 
 #[test]
 fn oracle_sum_and_equal_bits_at_any_threads() {
@@ -23,5 +23,26 @@ fn oracle_sum_and_equal_bits_at_any_threads() {
             got.iter().all(|g| g.to_bits() == got[0].to_bits()),
             "{len}: {got:?}"
         );
+    }
+}
+
+#[test]
+fn oracle_sum_on_every_device() {
+    let mut rng = Rng::new(4);
+    let x = rng.values(20_001);
+    for device in emulated(4) {
+        for (len, offset) in [(0, 0), (1, 0), (7, 3), (33, 8), (1000, 7), (20_001, 1)] {
+            for kind in [tensor, statistic] {
+                let t = inside(&kind(&device, &x[..len], &[len]), offset);
+                let values = t.to_f32();
+                let want: f64 = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+                let got = sum_squares(&t);
+                assert!(
+                    (got - want).abs() <= 1e-12 * want,
+                    "{len} on {device:?}: {got} not {want}"
+                );
+                assert_eq!(got.to_bits(), sum_squares(&t).to_bits(), "{len}");
+            }
+        }
     }
 }

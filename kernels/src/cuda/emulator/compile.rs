@@ -21,9 +21,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::cuda::program::{Architecture, Program};
 
 /// The prelude on the CPU: names as included, and texts.
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
     ("prelude.cuh", include_str!("../prelude.cuh")),
     ("prelude/host.cuh", include_str!("../prelude/host.cuh")),
+    ("prelude/pieces.cuh", include_str!("../prelude/pieces.cuh")),
     ("prelude/tiles.cuh", include_str!("../prelude/tiles.cuh")),
 ];
 
