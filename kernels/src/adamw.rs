@@ -4,14 +4,17 @@
 //! `w = w (1 - lr wd) - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)`, decay decoupled
 //! (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2, with PyTorch's reading of eps).
 //!
-//! A device implementation: one elementwise pass over f32 master weights. On a device whose model
-//! weights are narrower the caller copies the masters to them with [`crate::elementwise::copy`].
+//! A device implementation: one elementwise pass over f32 master weights and moments, which also
+//! writes the model's narrower weights ([`step_into`]).
 
 use moefold_profiles::Op;
 
 use crate::buffer::with;
 use crate::device::Backend;
+use crate::elementwise;
 use crate::tensor::{Tensor, expect_dims};
+
+pub(crate) use cuda::programs;
 
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,47 +41,76 @@ pub fn key(weights: &Tensor) -> Op {
     }
 }
 
-/// One step on `weights` with `grad * scale`; updates `weights`, `m` and `v` in place.
+/// One step on f32 `weights` with `grad * scale`; updates `weights`, `m` and `v` in place.
 ///
 /// # Panics
 /// When the shapes differ or the step is 0.
 pub fn step(weights: &Tensor, grad: &Tensor, m: &Tensor, v: &Tensor, rule: &Adamw, scale: f32) {
+    step_into(weights, grad, m, v, None, rule, scale);
+}
+
+/// As [`step`] on the masters `weights`, and writes the updated ones to `model`, in its dtype.
+/// Where `model` is the same memory, the masters are the model's weights and nothing more is done.
+///
+/// # Panics
+/// When the shapes differ or the step is 0.
+pub fn step_into(
+    weights: &Tensor,
+    grad: &Tensor,
+    m: &Tensor,
+    v: &Tensor,
+    model: Option<&Tensor>,
+    rule: &Adamw,
+    scale: f32,
+) {
     for (name, t) in [("grad", grad), ("m", m), ("v", v)] {
         expect_dims("adamw::step", name, t, weights.dims());
+    }
+    let model = model.filter(|model| !model.same_memory(weights));
+    if let Some(model) = model {
+        expect_dims("adamw::step", "model", model, weights.dims());
     }
     assert!(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
     );
+    let numbers = Numbers::of(rule, scale);
     match &weights.device().0.backend {
-        Backend::Cpu(cpu) => with(
-            "adamw::step",
-            [grad],
-            [weights, m, v],
-            |[grad], [w, m, v]| {
-                cpu::step(cpu, grad.f32(), w.f32(), m.f32(), v.f32(), rule, scale);
-            },
-        ),
-        Backend::Cuda(gpu) => gpu.unwritten("adamw::step"),
+        Backend::Cpu(cpu) => {
+            with(
+                "adamw::step",
+                [grad],
+                [weights, m, v],
+                |[grad], [w, m, v]| {
+                    cpu::step(cpu, grad.f32(), w.f32(), m.f32(), v.f32(), numbers);
+                },
+            );
+            if let Some(model) = model {
+                elementwise::copy(weights, model);
+            }
+        }
+        Backend::Cuda(gpu) => cuda::step(gpu, grad, [weights, m, v], model, numbers),
     }
 }
 
-mod cpu {
-    use super::Adamw;
-    use crate::parallel::Cpu;
-    use crate::simd::vectorized;
+/// The step's numbers as the loop over elements uses them.
+#[derive(Clone, Copy)]
+struct Numbers {
+    scale: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    keep: f32,
+    rate: f32,
+    root: f32,
+    eps: f32,
+}
 
-    pub(super) fn step(
-        cpu: &Cpu,
-        grad: &[f32],
-        w: &mut [f32],
-        m: &mut [f32],
-        v: &mut [f32],
-        rule: &Adamw,
-        scale: f32,
-    ) {
+impl Numbers {
+    fn of(rule: &Adamw, scale: f32) -> Self {
         let t = rule.step as f64;
-        let numbers = Numbers {
+        Self {
             scale,
             beta1: rule.beta1 as f32,
             rest1: (1.0 - rule.beta1) as f32,
@@ -88,25 +120,27 @@ mod cpu {
             rate: (rule.lr / (1.0 - rule.beta1.powf(t))) as f32,
             root: (1.0 / (1.0 - rule.beta2.powf(t)).sqrt()) as f32,
             eps: rule.eps as f32,
-        };
+        }
+    }
+}
+
+mod cpu {
+    use super::Numbers;
+    use crate::parallel::Cpu;
+    use crate::simd::vectorized;
+
+    pub(super) fn step(
+        cpu: &Cpu,
+        grad: &[f32],
+        w: &mut [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        numbers: Numbers,
+    ) {
         let outputs = [(w, 1), (m, 1), (v, 1)];
         cpu.rows(grad.len(), 4 * grad.len(), outputs, |range, [w, m, v]| {
             update(&grad[range], w, m, v, numbers);
         });
-    }
-
-    /// The step's numbers as the loop uses them.
-    #[derive(Clone, Copy)]
-    struct Numbers {
-        scale: f32,
-        beta1: f32,
-        rest1: f32,
-        beta2: f32,
-        rest2: f32,
-        keep: f32,
-        rate: f32,
-        root: f32,
-        eps: f32,
     }
 
     vectorized! {
@@ -119,6 +153,95 @@ mod cpu {
                 *w = *w * n.keep - n.rate * *m / (v.sqrt() * n.root + n.eps);
             }
         }
+    }
+}
+
+mod cuda {
+    //! The launch.
+
+    use moefold_profiles::Dtype;
+
+    use super::Numbers;
+    use crate::buffer::disjoint;
+    use crate::cuda::Cuda;
+    use crate::cuda::flat::Flat;
+    use crate::cuda::program::{Arg, Define, Entry, Listed, Needs, Program, Source, source};
+    use crate::tensor::Tensor;
+
+    const SOURCE: Source = source!("adamw");
+
+    /// `model` is the dtype of the model's weights, where they are written.
+    fn program(grad: Dtype, model: Option<Dtype>, piece: Define) -> Program {
+        SOURCE.with(&[
+            Define::dtype("GRAD", grad),
+            Define::dtype("MODEL", model.unwrap_or(Dtype::F32)),
+            Define::flag("WRITES", model.is_some()),
+            piece,
+        ])
+    }
+
+    pub(super) fn step(
+        gpu: &Cuda,
+        grad: &Tensor,
+        [weights, m, v]: [&Tensor; 3],
+        model: Option<&Tensor>,
+        n: Numbers,
+    ) {
+        let mut written = vec![weights, m, v];
+        for (name, t) in [("weights", weights), ("m", m), ("v", v)] {
+            assert!(
+                t.dtype() == Dtype::F32,
+                "adamw::step: {name} is {t:?}, expected f32"
+            );
+        }
+        written.extend(model);
+        disjoint("adamw::step", &[grad], &written);
+        written.push(grad);
+        let flat = Flat::of(&written);
+        gpu.launch(
+            "adamw::step",
+            &program(grad.dtype(), model.map(Tensor::dtype), flat.define()),
+            "adamw_step",
+            flat.grid(1),
+            &[
+                grad.into(),
+                weights.into(),
+                m.into(),
+                v.into(),
+                Arg::optional(model),
+                flat.len(),
+                flat.head(),
+                Arg::F32(n.scale),
+                Arg::F32(n.beta1),
+                Arg::F32(n.rest1),
+                Arg::F32(n.beta2),
+                Arg::F32(n.rest2),
+                Arg::F32(n.keep),
+                Arg::F32(n.rate),
+                Arg::F32(n.root),
+                Arg::F32(n.eps),
+            ],
+        );
+    }
+
+    /// What is launched, with its limits: for operands at the same place in 16 bytes.
+    pub(crate) fn programs() -> Vec<Listed> {
+        let mut programs = Vec::new();
+        for grad in [Dtype::F32, Dtype::Bf16] {
+            for model in [None, Some(Dtype::Bf16)] {
+                programs.push(Listed {
+                    program: program(grad, model, Define::int("PIECE", 4)),
+                    needs: Needs::Sm80,
+                    entries: vec![Entry {
+                        name: "adamw_step",
+                        registers: 48,
+                        shared: 0,
+                        shows: &[],
+                    }],
+                });
+            }
+        }
+        programs
     }
 }
 

@@ -1,18 +1,21 @@
 //! Tests of `adamw` against its f64 twin in plain loops.
 
 use super::*;
-use crate::testing::{Check, oracle, tensor, wide};
+use crate::testing::{Check, inside, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
 fn oracle_several_steps() {
-    oracle(15, |device, rng| {
-        let len = rng.size(0..=100);
+    oracle_everywhere(12, |device, rng| {
+        let len = [0, 1, 3, 8, 33, 100, 1030][rng.size(0..=6)];
         let first = rng.values(len);
-        let (w, m, v) = (
-            tensor(device, &first, &[len]),
-            tensor(device, &vec![0.0; len], &[len]),
-            tensor(device, &vec![0.0; len], &[len]),
-        );
+        // At any place in 16 bytes: all at the same, or the gradient elsewhere.
+        let (offset, apart) = (rng.size(0..=4), rng.size(0..=1));
+        let state = |values: &[f32]| inside(&statistic(device, values, &[len]), offset);
+        let w = state(&first);
+        let (m, v) = (state(&vec![0.0; len]), state(&vec![0.0; len]));
+        let model = inside(&tensor(device, &first, &[len]), offset);
+        let writes = rng.coin();
+        let kind = [tensor, statistic][rng.size(0..=1)];
         let (mut ww, mut mw, mut vw) = (wide(&first), vec![0.0; len], vec![0.0; len]);
         let weight_decay = [0.0, 0.1][rng.size(0..=1)];
         let scale = 0.5f32;
@@ -26,7 +29,12 @@ fn oracle_several_steps() {
                 weight_decay,
                 step: t,
             };
-            step(&w, &tensor(device, &grad, &[len]), &m, &v, &rule, scale);
+            let g = inside(&kind(device, &grad, &[len]), offset + apart);
+            if writes {
+                step_into(&w, &g, &m, &v, Some(&model), &rule, scale);
+            } else {
+                step(&w, &g, &m, &v, &rule, scale);
+            }
             for i in 0..len {
                 let g = f64::from(grad[i]) * f64::from(scale);
                 mw[i] = 0.9 * mw[i] + 0.1 * g;
@@ -37,10 +45,30 @@ fn oracle_several_steps() {
                 ww[i] -= 1e-2 * m_hat / (v_hat.sqrt() + 1e-8);
             }
         }
+        let model_want = if writes { ww.clone() } else { wide(&first) };
         vec![
             Check("weights", w, ww),
+            Check("model", model, model_want),
             Check("m", m, mw),
             Check("v", v, vw),
         ]
     });
+}
+
+/// A model of f32 weights is its own master copy.
+#[test]
+fn the_model_may_be_the_masters() {
+    let device = crate::Device::cpu(1);
+    let state = |value: f32| statistic(&device, &[value; 5], &[5]);
+    let (w, g, m, v) = (state(1.0), state(0.5), state(0.0), state(0.0));
+    let rule = Adamw {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.0,
+        step: 1,
+    };
+    step_into(&w, &g, &m, &v, Some(&w), &rule, 1.0);
+    assert!(w.to_f32().iter().all(|w| (w - 0.9).abs() < 1e-6));
 }
