@@ -1,55 +1,202 @@
 // Root-mean-square normalization of rows; see rms_norm.rs for the formulas.
 //
-// -DT       type of x, y, w and their gradients
-// -DLANES   threads that share a row: 32, or 256 where rows are wide
-// A block of 256 threads takes 256 / LANES rows at a time. Accesses are of VEC elements, 16 bytes, where the host
-// found every row aligned for it (-DVEC), else of one.
+// -DT, -DWEIGHT  types of x (and y, dy, dx), and of the weight
+// -DVEC          elements of one access: 16 bytes of T, or 1 where some row is not aligned for that
+// -DLANES        threads that share a row: up to 32 in a block of 256 that takes several rows, from 64 on a whole
+//                block
+// -DPIECES       accesses of a thread to its row, at most, which then stays in registers from the first read on; 0:
+//                any number, and the row is read again
+// or, for the sum of a weight's gradient over blocks of rows, alone:
+// -DGRAD         type of the weight's gradient
+//
+// Floors, bytes of device memory for R rows of d: forward reads x, writes y and rstd, 2 R d T + 4 R; backward reads
+// dy, x, rstd, writes dx, 3 R d T + 4 R. The sums of the weight's gradient over blocks of rows, written and read
+// again, add 8 d for each of at most 528 blocks (as many as four to each multiprocessor of an H200), most of it in
+// the cache of level two.
 #include "prelude.cuh"
+#include "prelude/pieces.cuh"
 
-#define THREADS 256
+#ifndef GRAD
+
+#define THREADS (LANES < 64 ? 256 : LANES)
 #define ROWS (THREADS / LANES)
-// Rows whose weight gradients one block sums before the blocks are summed in order.
-#define BLOCK_ROWS 64
+#define HELD (PIECES ? PIECES : 1)
 
-struct alignas(VEC * sizeof(T)) Piece {
-  T value[VEC];
+// Every piece `i` of the row that is this thread's, the `k`-th it holds.
+#if PIECES
+#define EACH_PIECE(k, i) UNROLL for (i32 k = 0, i = lane; k < PIECES; k++, i += LANES) if (i < pieces)
+#else
+#define EACH_PIECE(k, i) for (i32 k = 0, i = lane; i < pieces; i += LANES)
+#endif
+#define EACH(e) UNROLL for (int e = 0; e < VEC; e++)
+
+// A thread's share of a row.
+struct Share {
+  Piece<T, VEC> piece[HELD];
 };
 
-// Sum over the threads of a row; every one of them gets it. Threads of other rows take part.
-DEV float row_sum(float value, float* scratch) {
-  value = warp_sum(value);
-#if LANES == 32
-  return value;
+DEV void load(Share& share, const T* row, i32 lane, i32 pieces) {
+#if PIECES
+  EACH_PIECE(k, i) share.piece[k] = load_piece<VEC>(row, i);
+#endif
+}
+DEV void get(const Share& share, const T* row, i32 k, i32 i, float (&out)[VEC]) {
+#if PIECES
+  widen(share.piece[k], out);
 #else
-  __syncthreads();
-  if (lane_id() == 0) scratch[warp_id()] = value;
-  __syncthreads();
-  float total = 0.f;
-  UNROLL for (int warp = 0; warp < LANES / 32; warp++) total += scratch[warp];
-  return total;
+  widen(load_piece<VEC>(row, i), out);
 #endif
 }
 
-KERNEL(THREADS, 1) rms_norm_forward(const T* x, const T* w, T* y, float* rstd, int rows, int width, float eps) {
+// Sum over the threads of a row, which all get it. All threads of the block take part.
+DEV float row_sum(float value, float* scratch) {
+#if LANES <= 32
+  UNROLL
+  for (u32 distance = LANES / 2; distance > 0; distance /= 2) value += shfl_xor(value, distance);
+  return value;
+#else
+  return block_sum(value, scratch);
+#endif
+}
+
+KERNEL(THREADS, 1024 / THREADS)
+rms_norm_forward(const T* x, const WEIGHT* w, T* y, float* rstd, i32 rows, i32 width, float eps) {
   DYN_SMEM(shared);
-  float* scratch = (float*)shared;
-  int row = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
+  i32 row = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
   bool here = row < rows;
-  const Piece* from = (const Piece*)(x + (u64)row * width);
+  const T* from = x + (u64)row * width;
+  Share share;
   float squares = 0.f;
-  if (here)
-    for (int i = lane; i < pieces; i += LANES) {
-      Piece piece = from[i];
-      UNROLL for (int e = 0; e < VEC; e++) squares += to_f32(piece.value[e]) * to_f32(piece.value[e]);
+  if (here) {
+    load(share, from, lane, pieces);
+    EACH_PIECE(k, i) {
+      float value[VEC];
+      get(share, from, k, i, value);
+      EACH(e) squares += value[e] * value[e];
     }
-  float r = rsqrt_(row_sum(squares, scratch) / width + eps);
+  }
+  float r = rsqrt_(row_sum(squares, (float*)shared) / width + eps);
   if (!here) return;
   if (lane == 0) rstd[row] = r;
-  Piece* to = (Piece*)(y + (u64)row * width);
-  for (int i = lane; i < pieces; i += LANES) {
-    Piece piece = from[i], weight = ((const Piece*)w)[i];
-    UNROLL for (int e = 0; e < VEC; e++) piece.value[e] = from_f32<T>(to_f32(piece.value[e]) * r * to_f32(weight.value[e]));
-    to[i] = piece;
+  T* to = y + (u64)row * width;
+  EACH_PIECE(k, i) {
+    float value[VEC], weight[VEC];
+    get(share, from, k, i, value);
+    widen(load_piece<VEC>(w, i), weight);
+    EACH(e) value[e] *= r * weight[e];
+    store_piece(to, i, value);
   }
 }
 EXPORT(rms_norm_forward)
+
+// dx, and the block's share of the weight's gradient: `partial[block] [width]`, the sum over its `rows_per_block`
+// rows (a multiple of ROWS). The next rows are on their way while these are worked on. Shared memory holds `width`
+// floats where a block has several rows at once.
+KERNEL(THREADS, 512 / THREADS)
+rms_norm_backward(const T* dy, const T* x, const WEIGHT* w, const float* rstd, T* dx, float* partial, i32 rows,
+                  i32 width, i32 rows_per_block) {
+  DYN_SMEM(shared);
+  i32 group = threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
+  i32 first = blockIdx.x * rows_per_block, end = min_(first + rows_per_block, rows);
+  float* sums = partial + (u64)blockIdx.x * width;
+#if PIECES
+  float dw[PIECES][VEC] = {};
+#endif
+  Share next_dy, next_x;
+  if (first + group < end) {
+    load(next_dy, dy + (u64)(first + group) * width, lane, pieces);
+    load(next_x, x + (u64)(first + group) * width, lane, pieces);
+  }
+  for (i32 base = first; base < end; base += ROWS) {
+    i32 row = base + group;
+    bool here = row < end;
+    const T *row_dy = dy + (u64)row * width, *row_x = x + (u64)row * width;
+    Share share_dy = next_dy, share_x = next_x;
+    if (row + ROWS < end) {
+      load(next_dy, row_dy + (u64)ROWS * width, lane, pieces);
+      load(next_x, row_x + (u64)ROWS * width, lane, pieces);
+    }
+    float r = here ? rstd[row] : 0.f, dot = 0.f;
+    if (here) {
+      EACH_PIECE(k, i) {
+        float value[VEC], gradient[VEC], weight[VEC];
+        get(share_dy, row_dy, k, i, gradient);
+        get(share_x, row_x, k, i, value);
+        widen(load_piece<VEC>(w, i), weight);
+        EACH(e) dot += gradient[e] * weight[e] * value[e];
+      }
+    }
+    float mean = row_sum(dot, (float*)shared) * r / width;
+    if (!here) continue;
+    EACH_PIECE(k, i) {
+      float value[VEC], gradient[VEC], weight[VEC], out[VEC];
+      get(share_dy, row_dy, k, i, gradient);
+      get(share_x, row_x, k, i, value);
+      widen(load_piece<VEC>(w, i), weight);
+      EACH(e) {
+        float normed = value[e] * r;
+        out[e] = r * (gradient[e] * weight[e] - normed * mean);
+        float product = gradient[e] * normed;
+#if PIECES
+        dw[k][e] += product;
+#else
+        i32 column = i * VEC + e;
+        sums[column] = base == first ? product : sums[column] + product;
+#endif
+      }
+      store_piece(dx + (u64)row * width, i, out);
+    }
+  }
+#if PIECES && LANES < 32
+  // The rows of a warp first.
+  UNROLL
+  for (i32 k = 0; k < PIECES; k++) EACH(e) {
+      UNROLL
+      for (u32 distance = LANES; distance < 32; distance *= 2) dw[k][e] += shfl_xor(dw[k][e], distance);
+    }
+#endif
+#if PIECES && LANES <= 32
+  // Then the warps in order.
+  float* columns = (float*)shared;
+  for (u32 warp = 0; warp < THREADS / 32; warp++) {
+    if (warp_id() == warp && lane_id() < LANES) {
+      EACH_PIECE(k, i) EACH(e) {
+        i32 column = i * VEC + e;
+        columns[column] = warp == 0 ? dw[k][e] : columns[column] + dw[k][e];
+      }
+    }
+    __syncthreads();
+  }
+  for (i32 column = threadIdx.x; column < width; column += THREADS) sums[column] = columns[column];
+#elif PIECES
+  EACH_PIECE(k, i) store_piece(sums, i, dw[k]);
+#endif
+}
+EXPORT(rms_norm_backward)
+
+#else
+
+#define WARPS 16
+
+// dw += the sum of `partial[blocks] [width]`: a block takes 32 columns, each of its warps some neighbouring blocks
+// in order, and then come the warps in order.
+KERNEL(32 * WARPS, 1) rms_norm_weight(const float* partial, GRAD* dw, i32 blocks, i32 width) {
+  DYN_SMEM(shared);
+  float* sums = (float*)shared;
+  i32 column = blockIdx.x * 32 + lane_id(), share = (blocks + WARPS - 1) / WARPS;
+  i32 first = warp_id() * share, end = min_(first + share, blocks);
+  float sum = 0.f;
+  if (column < width) {
+    _Pragma("unroll 8")
+    for (i32 block = first; block < end; block++) sum += partial[(u64)block * width + column];
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp_id() > 0 || column >= width) return;
+  UNROLL
+  for (u32 warp = 1; warp < WARPS; warp++) sum += sums[32 * warp + lane_id()];
+  dw[column] = from_f32<GRAD>(to_f32(dw[column]) + sum);
+}
+EXPORT(rms_norm_weight)
+
+#endif

@@ -4,8 +4,9 @@
 //! 2019, arXiv 1910.07467). Backward, with `g = dy * w` and `xh = x * rstd`:
 //! `dx = rstd * (g - xh * mean(g * xh))`, `dw += sum over rows of dy * xh`.
 //!
-//! A device implementation: one pass over each row; `dw` is added to in an order that does not
-//! depend on how the work was cut (fixed blocks of rows, then the blocks in order).
+//! A device implementation: one pass over each row, arithmetic in f32; `dw` (f32 or bf16) is added
+//! to in an order that does not depend on how the work was cut (fixed blocks of rows, then the
+//! blocks in a fixed order). The weight may be wider than `x`.
 
 use moefold_profiles::{Dtype, Op, Pass};
 
@@ -58,7 +59,7 @@ pub fn backward(dy: &Tensor, x: &Tensor, w: &Tensor, rstd: &Tensor, dw: &Tensor)
     expect_dims("rms_norm::backward", "rstd", rstd, &[x.num_rows()]);
     expect_dims("rms_norm::backward", "dw", dw, &[x.width()]);
     let device = x.device();
-    let dx = device.empty(TensorClass::Activations, Dtype::F32, x.dims());
+    let dx = device.empty(TensorClass::Activations, x.dtype(), x.dims());
     match &device.0.backend {
         Backend::Cpu(cpu) => with(
             "rms_norm::backward",
@@ -69,7 +70,7 @@ pub fn backward(dy: &Tensor, x: &Tensor, w: &Tensor, rstd: &Tensor, dw: &Tensor)
                 cpu::backward(cpu, dy, x, w, rstd, dw.f32(), dx.f32());
             },
         ),
-        Backend::Cuda(gpu) => gpu.unwritten("rms_norm::backward"),
+        Backend::Cuda(gpu) => cuda::backward(gpu, [dy, x, w, rstd], dw, &dx),
     }
     dx
 }
@@ -169,77 +170,7 @@ mod cpu {
     }
 }
 
-mod cuda {
-    use crate::buffer::disjoint;
-    use crate::cuda::Cuda;
-    use moefold_profiles::Dtype;
-
-    use crate::cuda::program::{
-        Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
-    };
-    use crate::tensor::Tensor;
-
-    const SOURCE: Source = source!("rms_norm");
-
-    const THREADS: u32 = 256;
-
-    /// Threads that share a row of this width.
-    fn lanes(width: usize) -> usize {
-        if width <= 1024 { 32 } else { 256 }
-    }
-
-    fn program(dtype: Dtype, lanes: usize, vector: usize) -> Program {
-        SOURCE.with(&[
-            Define::dtype("T", dtype),
-            Define::int("LANES", lanes),
-            Define::int("VEC", vector),
-        ])
-    }
-
-    /// What is launched, with its limits.
-    pub(crate) fn programs() -> Vec<Listed> {
-        let entries = vec![Entry {
-            name: "rms_norm_forward",
-            registers: 80,
-            shared: 32,
-            shows: &[],
-        }];
-        let mut programs = Vec::new();
-        for (dtype, wide) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
-            for (lanes, vector) in [(32, wide), (32, 1), (256, wide), (256, 1)] {
-                programs.push(Listed {
-                    program: program(dtype, lanes, vector),
-                    needs: Needs::Sm80,
-                    entries: entries.clone(),
-                });
-            }
-        }
-        programs
-    }
-
-    pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &Tensor, rstd: &Tensor) {
-        disjoint("rms_norm::forward", &[x, w], &[y, rstd]);
-        let (rows, width) = (x.num_rows(), x.width());
-        let lanes = lanes(width);
-        let program = program(x.dtype(), lanes, vector(&[x, w, y]));
-        let rows_per_block = THREADS as usize / lanes;
-        gpu.launch(
-            "rms_norm::forward",
-            &program,
-            "rms_norm_forward",
-            Grid::linear(rows.div_ceil(rows_per_block), THREADS, 32),
-            &[
-                x.into(),
-                w.into(),
-                y.into(),
-                rstd.into(),
-                Arg::size(rows),
-                Arg::size(width),
-                Arg::F32(eps),
-            ],
-        );
-    }
-}
+mod cuda;
 
 #[cfg(test)]
 mod tests;

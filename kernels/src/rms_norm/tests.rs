@@ -1,7 +1,10 @@
 //! Tests of `rms_norm` against its f64 twin in plain loops.
 
 use super::*;
-use crate::testing::{Check, differences, inner, oracle, oracle_everywhere, tensor, wide};
+use crate::Device;
+use crate::testing::{
+    Check, Rng, differences, inner, inside, oracle_everywhere, statistic, tensor, wide,
+};
 
 fn twin(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
     let d = w.len();
@@ -21,27 +24,51 @@ fn twin(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
     (y, rstd)
 }
 
+/// Rows and their width: narrow and wide, of whole accesses and not, in one block of rows and in
+/// several.
+fn sizes(rng: &mut Rng) -> (usize, usize) {
+    let (rows_max, d) = [
+        (300, 1),
+        (9, 7),
+        (300, 8),
+        (80, 33),
+        (20, 100),
+        (12, 1000),
+        (12, 1032),
+        (5, 2056),
+    ][rng.size(0..=7)];
+    (rng.size(0..=rows_max), d)
+}
+
+/// A weight, or the gradient of one: in the device's dtype or in f32.
+fn parameter(device: &Device, narrow: bool, values: &[f32]) -> Tensor {
+    let kind = if narrow { tensor } else { statistic };
+    kind(device, values, &[values.len()])
+}
+
 #[test]
 fn oracle_forward() {
-    oracle_everywhere(20, |device, rng| {
-        let (rows, d) = (rng.size(0..=200), rng.size(1..=150));
+    oracle_everywhere(12, |device, rng| {
+        let (rows, d) = sizes(rng);
         let (x, w) = (rng.values(rows * d), rng.values(d));
         let (y_want, rstd_want) = twin(&wide(&x), &wide(&w), f64::from(1e-6f32));
-        let (y, rstd) = forward(
-            &tensor(device, &x, &[rows, d]),
-            &tensor(device, &w, &[d]),
-            1e-6,
-        );
+        let x = inside(&tensor(device, &x, &[rows, d]), 8 - rng.size(0..=1));
+        let (y, rstd) = forward(&x, &parameter(device, rng.coin(), &w), 1e-6);
+        assert_eq!(y.dtype(), device.dtype());
         vec![Check("y", y, y_want), Check("rstd", rstd, rstd_want)]
     });
 }
 
 #[test]
 fn oracle_backward() {
-    oracle(12, |device, rng| {
-        // Three dims, as the norm of heads sees them; more rows than a block of weight gradients.
-        let (tokens, heads, d) = (rng.size(1..=50), rng.size(1..=3), rng.size(1..=20));
-        let rows = tokens * heads;
+    oracle_everywhere(12, |device, rng| {
+        let (rows, d) = sizes(rng);
+        // Three dims, as the norm of heads sees them.
+        let dims = if rows % 2 == 0 {
+            [rows / 2, 2, d]
+        } else {
+            [1, rows, d]
+        };
         let (x, w, dy) = (rng.values(rows * d), rng.values(d), rng.values(rows * d));
         let start = rng.values(d);
         let eps = f64::from(1e-5f32);
@@ -50,17 +77,25 @@ fn oracle_backward() {
             .zip(dy.chunks(d))
             .flat_map(|(x, dy)| differences(x, |x| inner(&twin(x, &wide(&w), eps).0, dy)))
             .collect();
-        let mut dw_want = differences(&w, |w| inner(&twin(&wide(&x), w, eps).0, &dy));
-        dw_want
-            .iter_mut()
-            .zip(&start)
-            .for_each(|(d, &s)| *d += f64::from(s));
-        let dims = [tokens, heads, d];
-        let (x, dy) = (tensor(device, &x, &dims), tensor(device, &dy, &dims));
-        let (w, dw) = (tensor(device, &w, &[d]), tensor(device, &start, &[d]));
+        // y is linear in w, element by element.
+        let normed = twin(&wide(&x), &vec![1.0; d], eps).0;
+        let mut dw_want = wide(&start);
+        for (normed, dy) in normed.chunks(d).zip(dy.chunks(d)) {
+            for (dw, (normed, &dy)) in dw_want.iter_mut().zip(normed.iter().zip(dy)) {
+                *dw += normed * f64::from(dy);
+            }
+        }
+        let offset = 8 - rng.size(0..=1);
+        let place = |values: &[f32]| inside(&tensor(device, values, &dims), offset);
+        let (x, dy) = (place(&x), place(&dy));
+        let (w, dw) = (
+            parameter(device, rng.coin(), &w),
+            parameter(device, rng.coin(), &start),
+        );
         let (_, rstd) = forward(&x, &w, 1e-5);
         let dx = backward(&dy, &x, &w, &rstd, &dw);
         assert_eq!(dx.dims(), dims);
+        assert_eq!(dx.dtype(), device.dtype());
         vec![Check("dx", dx, dx_want), Check("dw", dw, dw_want)]
     });
 }

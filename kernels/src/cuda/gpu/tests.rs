@@ -518,8 +518,8 @@ fn an_op_runs_from_its_public_function_to_the_launch() {
     let w = device.from_f32(TensorClass::Weights, &[1.0; 64], &[64]);
     let outputs = crate::rms_norm::forward(&x, &w, 1e-5);
     device.synchronize();
-    // 40 rows, eight a block; then rows, width and eps.
-    let launch = "rms_norm_forward [5 1 1] x 256, 32 bytes shared: memory memory memory memory \
+    // 40 rows, 32 a block; then rows, width and eps.
+    let launch = "rms_norm_forward [2 1 1] x 256, 128 bytes shared: memory memory memory memory \
                   0x28 0x40 0x3727c5ac\n";
     assert!(mock.said().contains(launch), "{}", mock.said());
     drop((x, w, outputs, device));
