@@ -1,11 +1,11 @@
-//! Rotary position embedding, half style, in place.
+//! Rotary position embedding, in place.
 //!
-//! The first `rotary_dim` elements of each head vector are rotated in pairs `(i, i + rotary_dim/2)`
-//! by the angle `position * theta^(-2i / rotary_dim)` (Su et al. 2021, arXiv 2104.09864, in the
-//! pairing of Hugging Face `rotate_half`); the others pass. Backward is the inverse rotation.
+//! The first `rotary_dim` elements of each head vector are rotated in pairs, the `i`-th by the angle
+//! `position * theta^(-2i / rotary_dim)` (Su et al. 2021, arXiv 2104.09864); the others pass. Which
+//! elements are a pair is a [`Pairing`]. Backward is the inverse rotation.
 //!
-//! A device implementation: elementwise over `[tokens, heads, d]`, from tables of cosines and sines
-//! that are made in f64 on the host and rounded once.
+//! A device implementation: elementwise over `[tokens, heads, d]`, from f32 tables of cosines and
+//! sines that are made in f64 on the host and rounded once.
 
 use moefold_profiles::{Op, Pass};
 
@@ -13,13 +13,34 @@ use crate::buffer::with;
 use crate::device::{Backend, Device, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
-/// Cosines and sines of the angles, one row a token.
+pub(crate) use cuda::programs;
+
+/// Which elements of a head vector are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// `(i, i + rotary_dim / 2)`: the half style, Hugging Face's `rotate_half`.
+    Halves,
+    /// `(2i, 2i + 1)`: the interleaved style of the paper.
+    Neighbours,
+}
+
+/// Cosines and sines of the angles, one row a token, and what they rotate.
 #[derive(Debug, Clone)]
 pub struct Rope {
     /// `[tokens, rotary_dim / 2]`.
     pub cos: Tensor,
     /// `[tokens, rotary_dim / 2]`.
     pub sin: Tensor,
+    /// What is a pair.
+    pub pairing: Pairing,
+}
+
+impl Rope {
+    /// The same angles for pairs of another kind.
+    #[must_use]
+    pub fn pairing(self, pairing: Pairing) -> Self {
+        Self { pairing, ..self }
+    }
 }
 
 /// The cost-table key for `x: [tokens, heads, d]`.
@@ -32,7 +53,7 @@ pub fn key(x: &Tensor, pass: Pass) -> Op {
     }
 }
 
-/// The tables for tokens at these positions.
+/// The tables for tokens at these positions, in the half style.
 ///
 /// # Panics
 /// When `rotary_dim` is odd.
@@ -55,6 +76,7 @@ pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) 
     Rope {
         cos: device.from_f32(TensorClass::Transient, &values(f64::cos), &dims),
         sin: device.from_f32(TensorClass::Transient, &values(f64::sin), &dims),
+        pairing: Pairing::Halves,
     }
 }
 
@@ -74,7 +96,7 @@ pub fn backward(dx: &Tensor, rope: &Rope) {
     rotate("rope::backward", dx, rope, -1.0);
 }
 
-fn rotate(op: &str, x: &Tensor, rope: &Rope, direction: f32) {
+fn rotate(op: &'static str, x: &Tensor, rope: &Rope, direction: f32) {
     let &[tokens, heads, d] = x.dims() else {
         panic!("{op}: x is {x:?}, expected [tokens, heads, d]")
     };
@@ -87,20 +109,16 @@ fn rotate(op: &str, x: &Tensor, rope: &Rope, direction: f32) {
     expect_dims(op, "cos", &rope.cos, &[tokens, half]);
     match &x.device().0.backend {
         Backend::Cpu(cpu) => with(op, [&rope.cos, &rope.sin], [x], |[cos, sin], [x]| {
-            cpu::rotate(
-                cpu,
-                x.f32(),
-                [tokens, heads, d],
-                cos.f32(),
-                sin.f32(),
-                direction,
-            );
+            let tables = (cos.f32(), sin.f32());
+            let dims = [tokens, heads, d];
+            cpu::rotate(cpu, x.f32(), dims, tables, rope.pairing, direction);
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("rope::rotate"),
+        Backend::Cuda(gpu) => cuda::rotate(gpu, op, x, rope, direction),
     }
 }
 
 mod cpu {
+    use super::Pairing;
     use crate::parallel::Cpu;
     use crate::simd::vectorized;
 
@@ -108,38 +126,34 @@ mod cpu {
         cpu: &Cpu,
         x: &mut [f32],
         [tokens, heads, d]: [usize; 3],
-        cos: &[f32],
-        sin: &[f32],
+        (cos, sin): (&[f32], &[f32]),
+        pairing: Pairing,
         direction: f32,
     ) {
         if tokens == 0 || cos.is_empty() {
             return;
         }
         let half = cos.len() / tokens;
+        let rotate_tokens = match pairing {
+            Pairing::Halves => rotate_halves,
+            Pairing::Neighbours => rotate_neighbours,
+        };
         cpu.rows(tokens, x.len(), [(x, heads * d)], |range, [x]| {
             let table = range.start * half..range.end * half;
-            rotate_tokens(
-                x,
-                heads,
-                d,
-                half,
-                &cos[table.clone()],
-                &sin[table],
-                direction,
-            );
+            let (cos, sin) = (&cos[table.clone()], &sin[table]);
+            rotate_tokens(x, [heads, d, half], cos, sin, direction);
         });
     }
 
     vectorized! {
-        fn rotate_tokens(
+        fn rotate_halves(
             x: &mut [f32],
-            heads: usize,
-            d: usize,
-            half: usize,
+            sizes: [usize; 3],
             cos: &[f32],
             sin: &[f32],
             direction: f32,
         ) {
+            let [heads, d, half] = sizes;
             let tables = cos.chunks_exact(half).zip(sin.chunks_exact(half));
             for (token, (cos, sin)) in x.chunks_exact_mut(heads * d).zip(tables) {
                 for head in token.chunks_exact_mut(d) {
@@ -154,6 +168,112 @@ mod cpu {
                 }
             }
         }
+    }
+
+    vectorized! {
+        fn rotate_neighbours(
+            x: &mut [f32],
+            sizes: [usize; 3],
+            cos: &[f32],
+            sin: &[f32],
+            direction: f32,
+        ) {
+            let [heads, d, half] = sizes;
+            let tables = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+            for (token, (cos, sin)) in x.chunks_exact_mut(heads * d).zip(tables) {
+                for head in token.chunks_exact_mut(d) {
+                    let (pairs, _) = head.as_chunks_mut::<2>();
+                    for ((pair, c), s) in pairs.iter_mut().zip(cos).zip(sin) {
+                        let ([a, b], s) = (*pair, s * direction);
+                        *pair = [a * c - b * s, b * c + a * s];
+                    }
+                }
+            }
+        }
+    }
+}
+
+mod cuda {
+    //! The launch.
+
+    use moefold_profiles::Dtype;
+
+    use super::{Pairing, Rope};
+    use crate::buffer::disjoint;
+    use crate::cuda::Cuda;
+    use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
+    use crate::tensor::Tensor;
+
+    const SOURCE: Source = source!("rope");
+
+    const THREADS: usize = 256;
+
+    /// Heads that a thread takes (`HEADS` in the source).
+    const HEADS: usize = 4;
+
+    fn program(dtype: Dtype, vec: usize, pairing: Pairing) -> Program {
+        SOURCE.with(&[
+            Define::dtype("T", dtype),
+            Define::int("VEC", vec),
+            Define::flag("NEIGHBOURS", pairing == Pairing::Neighbours),
+        ])
+    }
+
+    /// Elements of an access: 16 bytes where every head, its halves and the tables allow it.
+    fn vector(x: &Tensor, rope: &Rope) -> usize {
+        let wide = 16 / x.dtype().bytes(1).0 as usize;
+        let aligned = |t: &&Tensor| t.address().0.is_multiple_of(16);
+        let whole = x.width().is_multiple_of(wide) && rope.cos.width().is_multiple_of(wide);
+        if whole && [x, &rope.cos, &rope.sin].iter().all(aligned) {
+            wide
+        } else {
+            1
+        }
+    }
+
+    pub(super) fn rotate(gpu: &Cuda, op: &'static str, x: &Tensor, rope: &Rope, direction: f32) {
+        disjoint(op, &[&rope.cos, &rope.sin], &[x]);
+        let &[tokens, heads, d] = x.dims() else {
+            unreachable!("checked by the caller");
+        };
+        let (half, vec) = (rope.cos.width(), vector(x, rope));
+        let items = tokens * heads.div_ceil(HEADS) * (half / vec);
+        gpu.launch(
+            op,
+            &program(x.dtype(), vec, rope.pairing),
+            "rope_rotate",
+            Grid::linear(items.div_ceil(THREADS), THREADS as u32, 0),
+            &[
+                x.into(),
+                (&rope.cos).into(),
+                (&rope.sin).into(),
+                Arg::size(tokens),
+                Arg::size(heads),
+                Arg::size(d),
+                Arg::size(half),
+                Arg::F32(direction),
+            ],
+        );
+    }
+
+    /// What is launched, with its limits: for aligned heads.
+    pub(crate) fn programs() -> Vec<Listed> {
+        let mut programs = Vec::new();
+        for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+            for pairing in [Pairing::Halves, Pairing::Neighbours] {
+                programs.push(Listed {
+                    program: program(dtype, vec, pairing),
+                    needs: Needs::Sm80,
+                    entries: vec![Entry {
+                        name: "rope_rotate",
+                        registers: 80,
+                        shared: 0,
+                        shows: &[],
+                    }],
+                });
+            }
+        }
+        programs
     }
 }
 
