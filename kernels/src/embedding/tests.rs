@@ -1,17 +1,22 @@
 //! Tests of `embedding` against its f64 twin in plain loops.
 
 use super::*;
-use crate::testing::{Check, integers, oracle, tensor, wide};
+use crate::testing::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
 fn oracle_forward_and_backward() {
-    oracle(30, |device, rng| {
-        let (tokens, vocab, h) = (rng.size(0..=40), rng.size(1..=12), rng.size(1..=20));
+    oracle_everywhere(16, |device, rng| {
+        let h = [1, 7, 8, 33, 72][rng.size(0..=4)];
+        // More rows than one block sorts, and more tokens than a warp takes at a time.
+        let (tokens, vocab) = (rng.size(0..=40), [12, 900][rng.size(0..=1)]);
+        let tokens = if rng.size(0..=3) == 0 { 1500 } else { tokens };
         let start = rng.size(0..=5);
         // Ids below and above the shard's range too, and many equal ones.
-        let ids = rng.ids(tokens, vocab + 8);
+        let distinct = [1, 3, vocab + 8][rng.size(0..=2)];
+        let mut ids = rng.ids(tokens, distinct);
+        ids.iter_mut().step_by(7).for_each(|id| *id -= 1);
         let (table, dy) = (rng.values(vocab * h), rng.values(tokens * h));
-        let held = |id: i32| (start..start + vocab).contains(&(id as usize));
+        let held = |id: i32| (start as i32..(start + vocab) as i32).contains(&id);
         let mut y = vec![0.0; tokens * h];
         let mut dtable = wide(&table);
         for (t, &id) in ids.iter().enumerate().filter(|(_, id)| held(**id)) {
@@ -22,12 +27,37 @@ fn oracle_forward_and_backward() {
             }
         }
         let ids = integers(device, &ids, &[tokens]);
-        let dtable_t = tensor(device, &table, &[vocab, h]);
-        backward(&tensor(device, &dy, &[tokens, h]), &ids, &dtable_t, start);
-        let table = tensor(device, &table, &[vocab, h]);
+        let offset = 8 - rng.size(0..=1);
+        let kind = [tensor, statistic][rng.size(0..=1)];
+        let gradient = inside(&kind(device, &table, &[vocab, h]), offset);
+        let dy = inside(&tensor(device, &dy, &[tokens, h]), offset);
+        backward(&dy, &ids, &gradient, start);
+        let table = inside(&tensor(device, &table, &[vocab, h]), offset);
+        let rows = forward(&ids, &table, start);
+        assert_eq!(rows.dtype(), device.dtype());
         vec![
-            Check("forward", forward(&ids, &table, start), y),
-            Check("backward", dtable_t, dtable),
+            Check("forward", rows, y),
+            Check("backward", gradient, dtable),
         ]
     });
+}
+
+/// Sums in token order are the same numbers on every device.
+#[test]
+fn law_gradients_of_equal_ids_are_added_in_token_order() {
+    let mut rng = crate::testing::Rng::new(5);
+    let (tokens, h) = (70, 4);
+    let (ids, dy) = (rng.ids(tokens, 3), rng.values(tokens * h));
+    let mut devices = crate::testing::emulated(1);
+    devices.push(crate::Device::cpu(1));
+    let run = |device: &crate::Device| {
+        let dtable = statistic(device, &vec![0.0; 3 * h], &[3, h]);
+        let dy = statistic(device, &dy, &[tokens, h]);
+        backward(&dy, &integers(device, &ids, &[tokens]), &dtable, 0);
+        dtable.to_f32()
+    };
+    let want = run(&crate::Device::cpu(1));
+    for device in devices {
+        crate::testing::assert_bits("dtable", &run(&device), &want, 5);
+    }
 }
