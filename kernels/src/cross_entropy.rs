@@ -7,16 +7,23 @@
 //! 3. [`finish`]: `loss = ln(sum_exp) - target`, and the gradient `(softmax - onehot) * scale` in
 //!    place of the logits.
 //!
+//! [`row_statistics`] does step 1 and the sum of step 2 in one read of the logits, relative to this
+//! rank's own maximum; [`rebase`] then takes the sum to the maximum of the group, which reads of the
+//! logits the targets' alone.
+//!
 //! A negative target is ignored: its loss and gradient are zero. (The steps are those of
 //! Megatron-LM's vocabulary-parallel cross entropy, arXiv 1909.08053, section 3.)
 //!
-//! A device implementation: one block a row in each step, sums in f32 by a fixed tree.
+//! A device implementation: logits in the device's dtype, statistics in f32; one block a row in each
+//! step, sums in f32 by a fixed tree.
 
 use moefold_profiles::{Dtype, Op, Pass};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
+
+pub(crate) use cuda::programs;
 
 /// The cost-table key for `logits: [T, V]`: forward is steps 1 and 2, backward step 3.
 pub fn key(logits: &Tensor, pass: Pass) -> Op {
@@ -38,7 +45,7 @@ pub fn row_max(logits: &Tensor) -> Tensor {
         Backend::Cpu(cpu) => with("cross_entropy::row_max", [logits], [&top], |[x], [top]| {
             cpu::row_max(cpu, x.f32(), top.f32(), vocab);
         }),
-        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::row_max"),
+        Backend::Cuda(gpu) => cuda::row_max(gpu, logits, &top),
     }
     top
 }
@@ -76,7 +83,89 @@ pub fn sum_exp_and_target(
                 cpu::sum_exp(cpu, x, top, targets, place, sum_exp.f32(), target.f32());
             },
         ),
-        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::sum_exp_and_target"),
+        Backend::Cuda(gpu) => {
+            let inputs = [logits, top, targets];
+            cuda::sum_exp(gpu, inputs, vocab_start, &sum_exp, &target);
+        }
+    }
+    (sum_exp, target)
+}
+
+/// What one read of a rank's logits says of each row.
+#[derive(Debug, Clone)]
+pub struct Statistics {
+    /// The largest logit: `[T]`.
+    pub top: Tensor,
+    /// The sum of `exp(logit - top)`: `[T]`.
+    pub sum_exp: Tensor,
+}
+
+/// The largest logit of each row and the sum of `exp(logit - largest)`, in one read of
+/// `logits [T, V]`.
+pub fn row_statistics(logits: &Tensor) -> Statistics {
+    let device = logits.device();
+    let rows = [logits.num_rows()];
+    let top = device.empty(TensorClass::Transient, Dtype::F32, &rows);
+    let sum_exp = device.empty(TensorClass::Transient, Dtype::F32, &rows);
+    let vocab = logits.width();
+    match &device.0.backend {
+        Backend::Cpu(cpu) => with(
+            "cross_entropy::row_statistics",
+            [logits],
+            [&top, &sum_exp],
+            |[x], [top, sum_exp]| {
+                cpu::statistics(cpu, x.f32(), top.f32(), sum_exp.f32(), vocab);
+            },
+        ),
+        Backend::Cuda(gpu) => cuda::statistics(gpu, logits, &top, &sum_exp),
+    }
+    Statistics { top, sum_exp }
+}
+
+/// What [`sum_exp_and_target`] gives, from what [`row_statistics`] gave for the same logits:
+/// `sum_exp * exp(own top - top)`, where `top [T]` is at least the own one.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn rebase(
+    logits: &Tensor,
+    own: &Statistics,
+    top: &Tensor,
+    targets: &Tensor,
+    vocab_start: usize,
+) -> (Tensor, Tensor) {
+    let rows = logits.num_rows();
+    for (name, t) in [
+        ("own.top", &own.top),
+        ("own.sum_exp", &own.sum_exp),
+        ("top", top),
+    ] {
+        expect_dims("cross_entropy::rebase", name, t, &[rows]);
+    }
+    assert!(
+        targets.len() == rows,
+        "cross_entropy::rebase: targets is {targets:?}, expected [{rows}]"
+    );
+    let device = logits.device();
+    let sum_exp = device.empty(TensorClass::Transient, Dtype::F32, &[rows]);
+    let target = device.empty(TensorClass::Transient, Dtype::F32, &[rows]);
+    let vocab = logits.width();
+    match &device.0.backend {
+        Backend::Cpu(_) => with(
+            "cross_entropy::rebase",
+            [logits, &own.top, &own.sum_exp, top, targets],
+            [&sum_exp, &target],
+            |[x, own_top, own_sum, top, targets], [sum_exp, target]| {
+                let own = (own_top.f32(), own_sum.f32());
+                let (x, top, targets) = (x.f32(), top.f32(), targets.i32());
+                cpu::rebase(own, top, sum_exp.f32());
+                cpu::targets(x, top, targets, (vocab_start, vocab), target.f32());
+            },
+        ),
+        Backend::Cuda(gpu) => {
+            let inputs = [logits, &own.top, &own.sum_exp, top, targets];
+            cuda::rebase(gpu, inputs, vocab_start, &sum_exp, &target);
+        }
     }
     (sum_exp, target)
 }
@@ -139,7 +228,9 @@ pub fn finish(
                 );
             },
         ),
-        Backend::Cuda(gpu) => gpu.unwritten("cross_entropy::finish"),
+        Backend::Cuda(gpu) => {
+            cuda::finish(gpu, logits, reduced, targets, vocab_start, scale, &losses);
+        }
     }
     losses
 }
@@ -180,12 +271,54 @@ mod cpu {
         let outputs = [(sum_exp, 1), (target, 1)];
         cpu.rows(top.len(), x.len(), outputs, |range, [sum_exp, target]| {
             let x = &x[range.start * vocab..range.end * vocab];
-            sum_exp_rows(x, &top[range.clone()], sum_exp, vocab);
-            let rows = x.chunks_exact(vocab.max(1)).zip(&top[range.clone()]);
-            for ((target, &id), (x, top)) in target.iter_mut().zip(&targets[range]).zip(rows) {
-                *target = place(id, (vocab_start, vocab)).map_or(0.0, |i| x[i] - top);
-            }
+            let (top, ids) = (&top[range.clone()], &targets[range]);
+            sum_exp_rows(x, top, sum_exp, vocab);
+            self::targets(x, top, ids, (vocab_start, vocab), target);
         });
+    }
+
+    /// Each row's `logit - top` of its target, 0 where that is not here.
+    pub(super) fn targets(
+        x: &[f32],
+        top: &[f32],
+        ids: &[i32],
+        entries: (usize, usize),
+        target: &mut [f32],
+    ) {
+        let rows = x.chunks_exact(entries.1.max(1)).zip(top);
+        for ((target, &id), (x, top)) in target.iter_mut().zip(ids).zip(rows) {
+            *target = place(id, entries).map_or(0.0, |i| x[i] - top);
+        }
+    }
+
+    pub(super) fn statistics(
+        cpu: &Cpu,
+        x: &[f32],
+        top: &mut [f32],
+        sum_exp: &mut [f32],
+        vocab: usize,
+    ) {
+        let outputs = [(top, 1), (sum_exp, 1)];
+        cpu.rows(
+            outputs[0].0.len(),
+            x.len(),
+            outputs,
+            |range, [top, sum_exp]| {
+                let x = &x[range.start * vocab..range.end * vocab];
+                let rows = x.chunks(vocab.max(1));
+                for (x, (top, sum_exp)) in rows.zip(top.chunks_mut(1).zip(sum_exp.chunks_mut(1))) {
+                    max_rows(x, top, vocab);
+                    sum_exp_rows(x, top, sum_exp, vocab);
+                }
+            },
+        );
+    }
+
+    pub(super) fn rebase((own_top, own_sum): (&[f32], &[f32]), top: &[f32], sum_exp: &mut [f32]) {
+        let own = own_top.iter().zip(own_sum);
+        for ((sum_exp, top), (own_top, own_sum)) in sum_exp.iter_mut().zip(top).zip(own) {
+            *sum_exp = own_sum * exp(own_top - top);
+        }
     }
 
     vectorized! {
@@ -236,6 +369,8 @@ mod cpu {
         }
     }
 }
+
+mod cuda;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::elementwise::add_into;
-use crate::testing::{Check, differences, integers, oracle, tensor, wide};
+use crate::testing::{
+    Check, differences, inside, integers, oracle_everywhere, statistic, tensor, wide,
+};
 
 fn twin(logits: &[f64], target: i32) -> f64 {
     if target < 0 {
@@ -16,46 +18,69 @@ fn twin(logits: &[f64], target: i32) -> f64 {
 /// The vocabulary is split over one to three shards whose steps are reduced as a group would.
 #[test]
 fn oracle_loss_and_gradient_over_shards() {
-    oracle(25, |device, rng| {
-        let (tokens, shards, width) = (rng.size(1..=20), rng.size(1..=3), rng.size(1..=40));
+    oracle_everywhere(16, |device, rng| {
+        let (tokens, shards) = (rng.size(0..=12), rng.size(1..=3));
+        let width = [1, 7, 8, 33, 100, 700][rng.size(0..=5)];
         let vocab = shards * width;
-        let spread = [1.0, 30.0][rng.size(0..=1)];
-        let logits: Vec<f32> = rng
-            .values(tokens * vocab)
-            .iter()
-            .map(|x| x * spread)
-            .collect();
+        let spread = [1.0, 32.0][rng.size(0..=1)];
+        let values = rng.values(tokens * vocab);
+        let logits: Vec<f32> = values.iter().map(|x| x * spread).collect();
         let mut targets = rng.ids(tokens, vocab);
-        if rng.coin() {
+        if rng.coin() && tokens > 0 {
             targets[0] = -1;
         }
         let scale = 0.25;
         let rows = || logits.chunks(vocab).zip(&targets);
         let losses_want = rows().map(|(x, &t)| twin(&wide(x), t)).collect();
-        let gradient_want: Vec<f64> = rows()
-            .flat_map(|(x, &t)| differences(x, |x| f64::from(scale) * twin(x, t)))
-            .collect();
+        // What differences of the loss say at a tenth of their cost.
+        let gradient = |x: &[f32], target: i32| {
+            if target < 0 {
+                return vec![0.0; vocab];
+            }
+            let loss = twin(&wide(x), target) + f64::from(x[target as usize]);
+            let softmax = |(i, &x): (usize, &f32)| {
+                let one = f64::from(u8::from(i == target as usize));
+                f64::from(scale) * ((f64::from(x) - loss).exp() - one)
+            };
+            x.iter().enumerate().map(softmax).collect()
+        };
 
-        let targets = integers(device, &targets, &[tokens]);
+        let on_device = integers(device, &targets, &[tokens]);
+        let offset = 8 - rng.size(0..=1);
+        let columns = |shard: usize, values: &dyn Fn(usize) -> Vec<f64>| -> Vec<f64> {
+            let range = shard * width..(shard + 1) * width;
+            let row = |row| values(row)[range.clone()].to_vec();
+            (0..tokens).flat_map(row).collect()
+        };
+        let logit = |row: usize| wide(&logits[row * vocab..(row + 1) * vocab]);
         let pieces: Vec<Tensor> = (0..shards)
             .map(|s| {
-                let columns: Vec<f32> = logits
-                    .chunks(vocab)
-                    .flat_map(|row| row[s * width..(s + 1) * width].to_vec())
-                    .collect();
-                tensor(device, &columns, &[tokens, width])
+                let values: Vec<f32> = columns(s, &logit).iter().map(|&x| x as f32).collect();
+                inside(&tensor(device, &values, &[tokens, width]), offset)
             })
             .collect();
+        // In three steps, or in one read and a rebasing.
+        let own: Option<Vec<Statistics>> = rng
+            .coin()
+            .then(|| pieces.iter().map(row_statistics).collect());
         let mut top = vec![f32::NEG_INFINITY; tokens];
-        for piece in &pieces {
-            for (top, x) in top.iter_mut().zip(row_max(piece).to_f32()) {
+        for (s, piece) in pieces.iter().enumerate() {
+            let most = match &own {
+                Some(own) => own[s].top.clone(),
+                None => row_max(piece),
+            };
+            for (top, x) in top.iter_mut().zip(most.to_f32()) {
                 *top = top.max(x);
             }
         }
-        let top = tensor(device, &top, &[tokens]);
-        let (sum_exp, target) = sum_exp_and_target(&pieces[0], &top, &targets, 0);
-        for (s, piece) in pieces.iter().enumerate().skip(1) {
-            let (more_exp, more_target) = sum_exp_and_target(piece, &top, &targets, s * width);
+        let top = statistic(device, &top, &[tokens]);
+        let sums = |s: usize| match &own {
+            Some(own) => rebase(&pieces[s], &own[s], &top, &on_device, s * width),
+            None => sum_exp_and_target(&pieces[s], &top, &on_device, s * width),
+        };
+        let (sum_exp, target) = sums(0);
+        for s in 1..shards {
+            let (more_exp, more_target) = sums(s);
             add_into(&sum_exp, &more_exp);
             add_into(&target, &more_target);
         }
@@ -64,16 +89,53 @@ fn oracle_loss_and_gradient_over_shards() {
             sum_exp: &sum_exp,
             target: &target,
         };
-        let mut losses = None;
-        let gradient = tensor(device, &vec![0.0; tokens * vocab], &[tokens, vocab]);
+        let mut checks = Vec::new();
         for (s, piece) in pieces.iter().enumerate() {
-            losses = Some(finish(piece, reduced, &targets, s * width, scale));
-            crate::rows::scatter_columns(piece, &gradient, s * width..(s + 1) * width);
+            let losses = finish(piece, reduced, &on_device, s * width, scale);
+            if s == 0 {
+                checks.push(Check("losses", losses, Vec::clone(&losses_want)));
+            }
         }
-        let losses = losses.expect("there is a shard");
-        vec![
-            Check("losses", losses, losses_want),
-            Check("gradient", gradient, gradient_want),
-        ]
+        let slope = |row: usize| gradient(&logits[row * vocab..(row + 1) * vocab], targets[row]);
+        // Of all shards together: a shard may hold next to nothing of the gradient.
+        let all: Vec<f32> = pieces.iter().flat_map(Tensor::to_f32).collect();
+        let all = tensor(device, &all, &[shards, tokens * width]);
+        let want = (0..shards).flat_map(|s| columns(s, &slope)).collect();
+        checks.push(Check("gradient", all, want));
+        checks
     });
+}
+
+/// The gradient that [`finish`] leaves is the slope of the twin's loss.
+#[test]
+fn law_the_gradient_is_the_slope_of_the_loss() {
+    let device = crate::Device::cpu(1);
+    let logits = [0.5f32, -1.0, 2.0, 0.25, 1.5];
+    let piece = tensor(&device, &logits, &[1, 5]);
+    let targets = integers(&device, &[3], &[1]);
+    let top = row_max(&piece);
+    let (sum_exp, target) = sum_exp_and_target(&piece, &top, &targets, 0);
+    let reduced = Reduced {
+        top: &top,
+        sum_exp: &sum_exp,
+        target: &target,
+    };
+    finish(&piece, reduced, &targets, 0, 1.0);
+    let want = differences(&logits, |x| twin(x, 3));
+    assert!(crate::testing::error(&piece.to_f32(), &want) < 1e-6);
+}
+
+/// Entries masked by minus infinity add nothing, also where they come first.
+#[test]
+fn masked_entries_add_nothing() {
+    for device in crate::testing::emulated(1)
+        .into_iter()
+        .chain([crate::Device::cpu(1)])
+    {
+        let mut logits = vec![f32::NEG_INFINITY; 600];
+        (logits[500], logits[501]) = (1.0, 1.0);
+        let own = row_statistics(&tensor(&device, &logits, &[1, 600]));
+        assert_eq!(own.top.to_f32(), [1.0]);
+        assert_eq!(own.sum_exp.to_f32(), [2.0]);
+    }
 }

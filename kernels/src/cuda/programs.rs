@@ -9,13 +9,19 @@ use crate::cuda::program::Listed;
 /// The programs of all ops.
 pub(crate) fn programs() -> Vec<Listed> {
     [
+        crate::adamw::programs(),
+        crate::cross_entropy::programs(),
+        crate::elementwise::programs(),
+        crate::embedding::programs(),
         crate::gemm::cuda::programs(),
-        crate::rms_norm::programs(),
         crate::permute::cuda::programs(),
         crate::reduce::cuda::programs(),
+        crate::rms_norm::programs(),
+        crate::rope::programs(),
         crate::router::cuda::programs(),
         crate::rows::cuda::programs(),
         crate::swiglu::cuda::programs(),
+        crate::total::programs(),
     ]
     .concat()
 }
