@@ -8,16 +8,20 @@ use std::process::Command;
 
 use rayon::prelude::*;
 
+use crate::cuda::cache::Directory;
+use crate::cuda::compiler::Compiler;
 use crate::cuda::libraries::{Library, find};
+use crate::cuda::nvrtc::Cubin;
 use crate::cuda::nvrtc::report::{complaints, resources};
 use crate::cuda::nvrtc::tests::{nvrtc_or_skip, skip};
-use crate::cuda::nvrtc::{Cubin, Nvrtc};
 use crate::cuda::program::{Architecture, Entry, Listed, Needs, Source};
 use crate::cuda::programs::programs;
 
 #[test]
 fn law_every_program_compiles_within_its_limits() {
-    let Some(nvrtc) = nvrtc_or_skip() else { return };
+    let Some(compiler) = compiler_or_skip() else {
+        return;
+    };
     let jobs = programs();
     assert!(!jobs.is_empty(), "no op lists a program");
     let offences = jobs
@@ -26,14 +30,23 @@ fn law_every_program_compiles_within_its_limits() {
             let architectures = listed.needs.architectures().iter();
             architectures.map(move |&architecture| (listed, architecture))
         })
-        .flat_map_iter(|(listed, architecture)| offences(&nvrtc, listed, architecture))
+        .flat_map_iter(|(listed, architecture)| offences(&compiler, listed, architecture))
         .collect::<Vec<_>>();
     assert!(offences.is_empty(), "{}", offences.join("\n"));
 }
 
+/// Compiles what changed since the last test: the cache, in a folder beside the test itself, names
+/// machine code by all that it depends on and keeps the log with it.
+fn compiler_or_skip() -> Option<Compiler> {
+    let nvrtc = nvrtc_or_skip()?;
+    let test = std::env::current_exe().expect("a test is a file");
+    let cache = Directory(test.with_file_name("compiled-kernels"));
+    Some(Compiler::new(None, Some(cache), Ok(nvrtc)))
+}
+
 /// What is wrong with one program on one architecture.
-fn offences(nvrtc: &Nvrtc, listed: &Listed, architecture: Architecture) -> Vec<String> {
-    let cubin = match nvrtc.compile(&listed.program, architecture) {
+fn offences(compiler: &Compiler, listed: &Listed, architecture: Architecture) -> Vec<String> {
+    let cubin = match compiler.cubin(&listed.program, architecture) {
         Ok(cubin) => cubin,
         Err(error) => return vec![error.to_string()],
     };
@@ -159,7 +172,9 @@ fn mnemonics(listing: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn what_a_program_breaks_of_its_limits_is_said() {
-    let Some(nvrtc) = nvrtc_or_skip() else { return };
+    let Some(compiler) = compiler_or_skip() else {
+        return;
+    };
     let source = Source {
         stem: "planted",
         text: r#"
@@ -194,7 +209,7 @@ EXPORT(keeps_an_array)
             needs: Needs::Sm80,
             entries: entries.to_vec(),
         };
-        let found = offences(&nvrtc, &listed, Architecture::SM80);
+        let found = offences(&compiler, &listed, Architecture::SM80);
         assert_eq!(found.len(), expected.len(), "{found:#?}");
         for (found, expected) in found.iter().zip(expected) {
             assert!(found.starts_with("planted.cu for sm_80: "), "{found}");
