@@ -1,16 +1,19 @@
 //! `moefold kernels` as a user types it: the table, a pack, and what it says where NVRTC is missing.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use tempfile::tempdir;
 
-/// Runs the program with a cache of its own and the libraries of this machine.
-fn kernels(folder: &Path, arguments: &[&str]) -> Output {
+/// Runs the program with the libraries of this machine and a cache that tests keep: what did not
+/// change is not compiled again.
+fn kernels(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_moefold"))
         .arg("kernels")
         .args(arguments)
-        .env("MOEFOLD_CACHE", folder.join("cache"))
+        .env(
+            "MOEFOLD_CACHE",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/cubin"),
+        )
         .output()
         .expect("the program starts")
 }
@@ -20,7 +23,7 @@ fn kernels_are_compiled_shown_and_packed_or_it_is_said_what_to_install() {
     let folder = tempdir().expect("a folder");
     let pack = folder.path().join("kernels.pack");
     let out = pack.to_str().expect("a path in UTF-8");
-    let output = kernels(folder.path(), &["--json", "--arch", "sm_80", "--out", out]);
+    let output = kernels(&["--json", "--arch", "sm_80", "--out", out]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(1) {
         let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
@@ -43,9 +46,8 @@ fn kernels_are_compiled_shown_and_packed_or_it_is_said_what_to_install() {
 
 #[test]
 fn an_architecture_that_is_none_is_a_bad_request() {
-    let folder = tempdir().expect("a folder");
     for wrong in ["sm_70", "hopper"] {
-        let output = kernels(folder.path(), &["--arch", wrong]);
+        let output = kernels(&["--arch", wrong]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(
