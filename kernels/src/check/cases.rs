@@ -8,12 +8,12 @@ use crate::check::{Case, Inputs, Work, Written};
 use crate::device::TensorClass;
 use crate::gemm::{Trans, gemm};
 use crate::permute::RowMap;
-use crate::router::{RouterRule, Score};
+use crate::router::{Groups, RouterRule, Score};
 use crate::swiglu::Rule;
 use crate::tensor::Tensor;
 use crate::{
     adamw, attention, cross_entropy, elementwise, embedding, gemm, grad_norm, grouped_gemm,
-    permute, rms_norm, rope, router, rows, swiglu,
+    permute, reduce, rms_norm, rope, router, rows, swiglu,
 };
 
 /// Sizes of one layer's work on one device.
@@ -147,6 +147,7 @@ fn case(
 pub fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = linear(sizes, dtype);
     all.extend(experts(sizes, dtype));
+    all.extend(activation(sizes, dtype));
     all.extend(routing(sizes));
     all.extend(permutation(sizes, dtype));
     all.extend(attention_core(sizes, dtype));
@@ -305,31 +306,31 @@ fn experts(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 },
             ));
         }
-        let f = sizes.width;
-        let swiglu_op = |pass| Op::Swiglu {
-            rows: rows as u64,
-            dim: f as u64,
-            pass,
-            dtype,
-        };
-        if skewed {
-            continue;
-        }
-        all.push(case(
-            "swiglu::forward",
-            swiglu_op(Pass::Forward),
-            move |inputs| {
-                let x = inputs.tensor(&[rows, 2 * f], 2.0);
-                let probs = inputs.statistic(&[rows], 1.0);
-                Box::new(move || {
-                    vec![Written::new(
-                        "y",
-                        &swiglu::forward(&x, Some(&probs), &Rule::SWIGLU),
-                    )]
-                })
-            },
-        ));
-        all.push(case(
+    }
+    all
+}
+
+fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let rows = sizes.tokens * sizes.topk;
+    let f = sizes.width;
+    let swiglu_op = |pass| Op::Swiglu {
+        rows: rows as u64,
+        dim: f as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case("swiglu::forward", swiglu_op(Pass::Forward), move |inputs| {
+            let x = inputs.tensor(&[rows, 2 * f], 2.0);
+            let probs = inputs.statistic(&[rows], 1.0);
+            Box::new(move || {
+                vec![Written::new(
+                    "y",
+                    &swiglu::forward(&x, Some(&probs), &Rule::SWIGLU),
+                )]
+            })
+        }),
+        case(
             "swiglu::backward",
             swiglu_op(Pass::Backward),
             move |inputs| {
@@ -342,9 +343,31 @@ fn experts(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                     vec![Written::new("dx", &dx), Written::new("dprobs", &dprobs)]
                 })
             },
-        ));
-    }
-    all
+        ),
+        case(
+            "swiglu::forward clamped, interleaved",
+            swiglu_op(Pass::Forward),
+            move |inputs| {
+                let x = inputs.tensor(&[rows, 2 * f], 5.0);
+                Box::new(move || {
+                    let y = swiglu::forward(&x, None, &Rule::GPT_OSS);
+                    vec![Written::new("y", &y)]
+                })
+            },
+        ),
+        case(
+            "swiglu::backward clamped, interleaved",
+            swiglu_op(Pass::Backward),
+            move |inputs| {
+                let x = inputs.tensor(&[rows, 2 * f], 5.0);
+                let dy = inputs.tensor(&[rows, f], 1.0);
+                Box::new(move || {
+                    let (dx, _) = swiglu::backward(&dy, &x, None, &Rule::GPT_OSS);
+                    vec![Written::new("dx", &dx)]
+                })
+            },
+        ),
+    ]
 }
 
 fn rule() -> RouterRule {
@@ -404,7 +427,60 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
                 })
             },
         ),
+        deepseek_v3_choice(t),
+        case(
+            "router::backward sigmoid, balanced",
+            router_op(Pass::Backward),
+            move |inputs| {
+                let rule = RouterRule {
+                    score: Score::Sigmoid,
+                    ..rule()
+                };
+                let logits = inputs.statistic(&[t, e], 2.0);
+                let dprobs = inputs.statistic(&[t, topk], 1.0);
+                let dshares = inputs.statistic(&[t, e], 1.0);
+                let routing = router::forward(&logits, topk, &rule, None);
+                Box::new(move || {
+                    let dlogits = router::backward(&dprobs, &routing, &rule, Some(&dshares));
+                    vec![Written::new("dlogits", &dlogits)]
+                })
+            },
+        ),
     ]
+}
+
+/// The router of DeepSeek-V3. Scores differ in their last bits from device to device, and so may the
+/// order of two that are all but equal; probabilities do not feel it.
+fn deepseek_v3_choice(tokens: usize) -> Case {
+    const EXPERTS: usize = 256;
+    const TOPK: usize = 8;
+    let op = Op::Router {
+        rows: tokens as u64,
+        experts: EXPERTS as u64,
+        topk: TOPK as u64,
+        pass: Pass::Forward,
+    };
+    case("router::forward sigmoid, bias, groups", op, move |inputs| {
+        let rule = RouterRule {
+            score: Score::Sigmoid,
+            normalize: true,
+            scale: 2.5,
+            groups: Some(Groups {
+                groups: 8,
+                topk: 4,
+                scored_by: 2,
+            }),
+        };
+        let logits = inputs.statistic(&[tokens, EXPERTS], 2.0);
+        let bias = inputs.statistic(&[EXPERTS], 0.1);
+        Box::new(move || {
+            let routing = router::forward(&logits, TOPK, &rule, Some(&bias));
+            vec![
+                Written::new("probs", &routing.probs),
+                Written::new("scores", &routing.scores),
+            ]
+        })
+    })
 }
 
 fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
@@ -689,6 +765,12 @@ fn pointwise(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         len: len as u64,
         dtype,
     };
+    let copies = Op::Permute {
+        rows: t as u64,
+        dim: h as u64,
+        pass: Pass::Forward,
+        dtype,
+    };
     let step = Op::Adamw {
         len: len as u64,
         dtype: Dtype::F32,
@@ -703,6 +785,24 @@ fn pointwise(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             Box::new(move || {
                 elementwise::axpy(0.5, &x, &y);
                 vec![Written::new("y", &y)]
+            })
+        }),
+        case("reduce::sum_ordered", on(t * h, dtype), move |inputs| {
+            let (a, b) = (inputs.tensor(&[t, h], 1.0), inputs.tensor(&[t, h], 1.0));
+            let sum = inputs.tensor(&[t, h], 0.0);
+            Box::new(move || {
+                reduce::sum_ordered(&[&a, &b], &sum);
+                vec![Written::new("sum", &sum)]
+            })
+        }),
+        case("reduce::copy_all", copies, move |inputs| {
+            let (src, dst) = (inputs.tensor(&[t, h], 1.0), inputs.tensor(&[t, h], 0.0));
+            let cut = t / 3;
+            Box::new(move || {
+                let parts = |x: &Tensor, at| [x.rows(0..at), x.rows(at..t)];
+                let [[first, rest], [front, back]] = [parts(&src, cut), parts(&dst, t - cut)];
+                reduce::copy_all(&[(&first, &back), (&rest, &front)]);
+                vec![Written::new("copies", &dst)]
             })
         }),
         case("adamw::step", step, {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::Device;
 use crate::testing::{
-    Check, Rng, differences, inner, integers, oracle_everywhere, statistic, wide,
+    Check, Rng, assert_bits, differences, inner, integers, oracle_everywhere, statistic, wide,
 };
 
 const PLAIN: RouterRule = RouterRule {
@@ -229,6 +229,20 @@ fn oracle_edges() {
             &[1, 4],
         );
         assert_eq!(forward(&lost, 4, &SIGMOID, None).ids.to_i32(), [2, 1, 0, 3]);
+        Vec::new()
+    });
+}
+
+/// Whatever the order in which warps and blocks run, statistics have the same bits.
+#[test]
+fn oracle_statistics_are_the_same_every_time() {
+    oracle_everywhere(2, |device, rng| {
+        let logits = statistic(device, &rng.values(150 * 68), &[150, 68]);
+        let sums = || {
+            let (_, stats) = forward_with_stats(&logits, 3, &NORMALIZED, None);
+            stats.score_sums.to_f32()
+        };
+        assert_bits("score_sums", &sums(), &sums(), 0);
         Vec::new()
     });
 }
