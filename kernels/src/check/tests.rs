@@ -11,7 +11,8 @@ fn every_case_agrees_with_its_twin_on_every_device_of_a_test() {
     for device in devices {
         for sizes in Sizes::small() {
             for case in cases(&sizes, device.dtype()) {
-                let verdicts = agrees(&case, &device, &twin, 7);
+                let verdicts = crate::catch(|| agrees(&case, &device, &twin, 7))
+                    .unwrap_or_else(|error| panic!("{} on {device:?}: {error}", case.name));
                 assert!(!verdicts.is_empty(), "{}: nothing was compared", case.name);
                 for verdict in verdicts {
                     let (name, sizes) = (&case.name, sizes.name);
