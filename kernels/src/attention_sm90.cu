@@ -323,21 +323,29 @@ EXPORT(attention_forward)
 
 #ifdef BACKWARD
 
-// A block has 128 keys, 64 a warpgroup; a step is 64 queries of one head. Products are of keys for rows, except dq.
-constexpr int KEYS = 128, QUERIES = 64, STAGES = 2, DQ = DK / 2;
+// A block has 128 keys, 64 a warpgroup; a step is 64 queries of one head. Products are of keys for rows, except dq: its
+// columns are cut in PARTS of DQ, one for each warpgroup and a third, where there is one, for either in turn.
+constexpr int KEYS = 128, QUERIES = 64, STAGES = 2, PARTS = DK == 192 ? 3 : 2, DQ = DK / PARTS;
+// Where dk and dv take most registers and the tiles most of shared memory: probabilities are packed before their gradients
+// are computed, both by halves, and one buffer each has to do for what goes into and comes out of dq.
+constexpr bool LEAN = DK + DV > 256;
+constexpr int DQ_STAGES = LEAN ? 1 : 2;
+// Queries whose scores are computed at once.
+constexpr int WIDTH = LEAN ? 32 : QUERIES;
 constexpr int K_BYTES = PANELS_K * KEYS * 128, V_BYTES = PANELS_V * KEYS * 128;
 constexpr int Q_BYTES = PANELS_K * QUERIES * 128, O_BYTES = PANELS_V * QUERIES * 128;
 constexpr int DS_BYTES = KEYS * QUERIES * 2, SUM_BYTES = QUERIES * DK * 4, STAT_BYTES = QUERIES * 4;
 
 struct Barriers {
-  u64 kv_full, q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES], sum_full[STAGES], sum_empty[STAGES];
+  u64 kv_full, q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
+  u64 sum_full[DQ_STAGES], sum_empty[DQ_STAGES];
   u32 ticket;
 };
 
 struct Tiles {
   u8 k[K_BYTES], v[V_BYTES], q[STAGES][Q_BYTES], d_o[STAGES][O_BYTES];
-  u8 ds[STAGES][DS_BYTES];    // [key][query]
-  u8 sum[STAGES][SUM_BYTES];  // of dq: [warpgroup][tile of 8 columns][thread][4]
+  u8 ds[DQ_STAGES][DS_BYTES];    // [key][query]
+  u8 sum[DQ_STAGES][SUM_BYTES];  // of dq: [part][tile of 8 columns][thread][4]
   float lse[STAGES][QUERIES], delta[STAGES][QUERIES];
   Barriers bars;
 };
@@ -413,9 +421,9 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
 DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int group) {
   Barriers* bars = &tiles->bars;
   for (int step = 0; step < place.steps; step++) {
-    int stage = step % STAGES, pair = place.seq * heads + head_of(place, step, group);
+    int stage = step % DQ_STAGES, pair = place.seq * heads + head_of(place, step, group);
     int tile = pair * place.query_blocks + query_block_of(place, step, group);
-    mbar_wait(&bars->sum_full[stage], step / STAGES % 2);
+    mbar_wait(&bars->sum_full[stage], step / DQ_STAGES % 2);
     while (load_acquire(turns + tile) != (u32)place.block) {
     }
     fence_copies();
@@ -444,9 +452,6 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
   UNROLL for (int i = 0; i < DK / 2; i++) sum_k[i] = 0.f;
   UNROLL for (int i = 0; i < DV / 2; i++) sum_v[i] = 0.f;
   u64 keys = desc_sw128_k(tiles->k + me * 64 * 128), values = desc_sw128_k(tiles->v + me * 64 * 128);
-  // The half of the columns of dq that is this warpgroup's.
-  u64 columns = desc_sw128_mn(tiles->k + DQ * me / 64 * KEYS * 128 + DQ * me % 64 * 2, KEYS * 128);
-
   mbar_wait(&bars->kv_full, 0);
   mbar_wait(&bars->q_full[0], 0);
   for (int step = 0; step < place.steps; step++) {
@@ -454,63 +459,95 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
     const u8* q = tiles->q[stage];
     const u8* d_o = tiles->d_o[stage];
 
-    float s[QUERIES / 2], dp[QUERIES / 2];
     u32 p[QUERIES / 16][4], ds[QUERIES / 16][4];
-    wgmma_fence();
-    UNROLL for (int i = 0; i < DK / 16; i++)
-      wgmma<QUERIES, 0, 0>(s, keys + (i / 4 * KEYS * 128 + i % 4 * 32) / 16,
-                           desc_sw128_k(q) + (i / 4 * QUERIES * 128 + i % 4 * 32) / 16, i > 0);
-    wgmma_commit();
-    mbar_wait(&bars->do_full[stage], parity);
-    wgmma_fence();
-    UNROLL for (int i = 0; i < DV / 16; i++)
-      wgmma<QUERIES, 0, 0>(dp, values + (i / 4 * KEYS * 128 + i % 4 * 32) / 16,
-                           desc_sw128_k(d_o) + (i / 4 * QUERIES * 128 + i % 4 * 32) / 16, i > 0);
-    wgmma_commit();
-
-    wgmma_wait<1>();
-    settle(s);
+    float s[WIDTH / 2], dp[WIDTH / 2];
+    auto multiply_q = [&](int from) {
+      wgmma_fence();
+      UNROLL for (int i = 0; i < DK / 16; i++)
+        wgmma<WIDTH, 0, 0>(s, keys + (i / 4 * KEYS * 128 + i % 4 * 32) / 16,
+                           desc_sw128_k(q) + (i / 4 * QUERIES * 128 + from * 128 + i % 4 * 32) / 16, i > 0);
+      wgmma_commit();
+    };
+    auto multiply_do = [&](int from) {
+      wgmma_fence();
+      UNROLL for (int i = 0; i < DV / 16; i++)
+        wgmma<WIDTH, 0, 0>(dp, values + (i / 4 * KEYS * 128 + i % 4 * 32) / 16,
+                           desc_sw128_k(d_o) + (i / 4 * QUERIES * 128 + from * 128 + i % 4 * 32) / 16, i > 0);
+      wgmma_commit();
+    };
     int first_query = query_block_of(place, step, group) * QUERIES - place.block * KEYS;
     bool edge = CAUSAL ? first_query < KEYS : place.block * KEYS + KEYS > seq_len;
-    UNROLL for (int i = 0; i < QUERIES / 2; i += 2) {
-      const float* lse = tiles->lse[stage] + i / 4 * 8 + column;
-      if (i % 4 == 0) {
-        UNROLL for (int e = 0; e < 2; e++) {
-          s[i + e] = exp2_flush(fma_(s[i + e], slope, -lse[e]));
-          s[i + 2 + e] = exp2_flush(fma_(s[i + 2 + e], slope, -lse[e]));
+    multiply_q(0);
+    mbar_wait(&bars->do_full[stage], parity);
+    if (!LEAN) multiply_do(0);
+    UNROLL for (int from = 0; from < QUERIES; from += WIDTH) {
+      if (from > 0) multiply_q(from);
+      wgmma_wait<LEAN ? 0 : 1>();
+      settle(s);
+      UNROLL for (int i = 0; i < WIDTH / 8; i++) {
+        const float* lse = tiles->lse[stage] + from + 8 * i + column;
+        UNROLL for (int e = 0; e < 4; e++) s[4 * i + e] = exp2_flush(fma_(s[4 * i + e], slope, -lse[e % 2]));
+      }
+      if (edge) {
+        UNROLL for (int i = 0; i < WIDTH / 2; i++) {
+          int key = row + i % 4 / 2 * 8, query = from + i / 4 * 8 + column + i % 2;
+          if (CAUSAL ? key > first_query + query : place.block * KEYS + key >= seq_len) s[i] = 0.f;
         }
       }
+      UNROLL for (int i = 0; i < WIDTH / 16; i++)
+        UNROLL for (int j = 0; j < 4; j++) p[from / 16 + i][j] = pack_bf16(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
     }
-    if (edge) {
-      UNROLL for (int i = 0; i < QUERIES / 2; i++) {
-        int key = row + i % 4 / 2 * 8;
-        if (CAUSAL ? key > first_query + i / 4 * 8 + column + i % 2 : place.block * KEYS + key >= seq_len) s[i] = 0.f;
-      }
-    }
-    UNROLL for (int i = 0; i < QUERIES / 16; i++)
-      UNROLL for (int j = 0; j < 4; j++) p[i][j] = pack_bf16(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+    if (LEAN) multiply_do(0);
     wgmma_fence();
     UNROLL for (int i = 0; i < QUERIES / 16; i++)
       wgmma_rs<DV, 1>(sum_v, p[i], desc_sw128_mn(d_o, QUERIES * 128) + i * 2048 / 16, true);
     wgmma_commit();
 
-    wgmma_wait<1>();
-    settle(dp);
-    UNROLL for (int i = 0; i < QUERIES / 2; i++)
-      dp[i] = s[i] * (dp[i] - tiles->delta[stage][i / 4 * 8 + column + i % 2]);
-    UNROLL for (int i = 0; i < QUERIES / 16; i++) {
-      UNROLL for (int j = 0; j < 4; j++) ds[i][j] = pack_bf16(dp[8 * i + 2 * j], dp[8 * i + 2 * j + 1]);
-      int key = me * 64 + thread / 32 * 16 + lane % 16, chunk = 2 * i + lane / 16;
-      stmatrix_x4(tiles->ds[stage] + key * 128 + (chunk ^ key % 8) * 16, ds[i]);
+    u8* tile_ds = tiles->ds[step % DQ_STAGES];
+    UNROLL for (int from = 0; from < QUERIES; from += WIDTH) {
+      if (from == 0) {
+        wgmma_wait<1>();
+      } else {
+        multiply_do(from);
+        wgmma_wait<0>();
+      }
+      settle(dp);
+      UNROLL for (int i = 0; i < WIDTH / 2; i++) {
+        int at = from / 2 + i;
+        u32 pair = p[at / 8][at / 2 % 4];
+        float value = !LEAN ? s[at] : at % 2 ? upper_f32(pair) : lower_f32(pair);
+        dp[i] = value * (dp[i] - tiles->delta[stage][at / 4 * 8 + column + at % 2]);
+      }
+      // The other warpgroup may still read the last step's: there is another buffer, or it has said that it is done.
+      if (LEAN && step > 0 && from == 0) named_sync(2 + me, 256);
+      UNROLL for (int i = 0; i < WIDTH / 16; i++) {
+        int at = from / 16 + i;
+        UNROLL for (int j = 0; j < 4; j++) ds[at][j] = pack_bf16(dp[8 * i + 2 * j], dp[8 * i + 2 * j + 1]);
+        int key = me * 64 + thread / 32 * 16 + lane % 16, chunk = 2 * at + lane / 16;
+        stmatrix_x4(tile_ds + key * 128 + (chunk ^ key % 8) * 16, ds[at]);
+      }
     }
     fence_async();
-    named_sync(1, 256);  // both warpgroups have written theirs; two buffers, as the other may still read the last step's
+    named_sync(1, 256);  // both warpgroups have written theirs
 
     float dq[DQ / 2];
+    auto multiply_ds = [&](int part) {
+      const u8* columns = tiles->k + DQ * part / 64 * KEYS * 128 + DQ * part % 64 * 2;
+      wgmma_fence();
+      UNROLL for (int i = 0; i < KEYS / 16; i++)
+        wgmma<DQ, 1, 1>(dq, desc_sw128_mn(tile_ds, 0) + i * 2048 / 16, desc_sw128_mn(columns, KEYS * 128) + i * 2048 / 16,
+                        i > 0);
+      wgmma_commit();
+    };
+    struct alignas(16) Four {
+      float value[4];
+    };
+    auto hand_over = [&](int part) {
+      Four* sum = (Four*)tiles->sum[step % DQ_STAGES] + part * (DQ / 8) * 128 + thread;
+      UNROLL for (int i = 0; i < DQ / 8; i++) sum[i * 128] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+    };
+    multiply_ds(me);
     wgmma_fence();
-    UNROLL for (int i = 0; i < KEYS / 16; i++)
-      wgmma<DQ, 1, 1>(dq, desc_sw128_mn(tiles->ds[stage], 0) + i * 2048 / 16, columns + i * 2048 / 16, i > 0);
-    wgmma_commit();
     UNROLL for (int i = 0; i < QUERIES / 16; i++)
       wgmma_rs<DK, 1>(sum_k, ds[i], desc_sw128_mn(q, QUERIES * 128) + i * 2048 / 16, true);
     wgmma_commit();
@@ -518,17 +555,21 @@ DEV void compute(int me, Tiles* tiles, Place place, bf16* d_k, bf16* d_v, int se
     release(&bars->do_empty[stage]);
     wgmma_wait<1>();
     settle(dq);
-    mbar_wait(&bars->sum_empty[stage], parity ^ 1);
-    struct alignas(16) Four {
-      float value[4];
-    }* sum = (Four*)tiles->sum[stage] + me * (DQ / 8) * 128 + thread;
-    UNROLL for (int i = 0; i < DQ / 8; i++) sum[i * 128] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+    mbar_wait(&bars->sum_empty[step % DQ_STAGES], step / DQ_STAGES % 2 ^ 1);
+    hand_over(me);
+    if (PARTS == 3 && step % 2 == me) {
+      multiply_ds(2);
+      wgmma_wait<0>();
+      settle(dq);
+      hand_over(2);
+    }
     fence_async();
-    release(&bars->sum_full[stage]);
+    release(&bars->sum_full[step % DQ_STAGES]);
     // Before the wait for dk, as the assembler would move that ahead of the stores otherwise.
     if (step + 1 < place.steps) mbar_wait(&bars->q_full[(step + 1) % STAGES], (step + 1) / STAGES % 2);
     wgmma_wait<0>();
     release(&bars->q_empty[stage]);
+    if (LEAN && step + 1 < place.steps) named_arrive(3 - me, 256);
   }
   settle(sum_k);
   settle(sum_v);
@@ -557,6 +598,8 @@ attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST Te
       mbar_init(&bars->q_empty[i], 8);
       mbar_init(&bars->do_full[i], 1);
       mbar_init(&bars->do_empty[i], 8);
+    }
+    UNROLL for (int i = 0; i < DQ_STAGES; i++) {
       mbar_init(&bars->sum_full[i], 8);
       mbar_init(&bars->sum_empty[i], 1);
     }
@@ -577,20 +620,20 @@ attention_backward(GRID_CONST TensorMap q, GRID_CONST TensorMap k, GRID_CONST Te
 EXPORT(attention_backward)
 
 // The sums of dq as bf16: one tile a block.
-KERNEL(256, 1) attention_dq(const float* sums, bf16* d_q, int seq_len, int heads, int width, float scale) {
+KERNEL(128 * PARTS, 1) attention_dq(const float* sums, bf16* d_q, int seq_len, int heads, int width, float scale) {
   int query_blocks = (seq_len + QUERIES - 1) / QUERIES, pair = blockIdx.x / query_blocks, head = pair % heads;
-  int me = threadIdx.x / 128, thread = threadIdx.x % 128;
+  int part = threadIdx.x / 128, thread = threadIdx.x % 128;
   int row = blockIdx.x % query_blocks * QUERIES + thread / 32 * 16 + lane_id() / 4;
   struct alignas(16) Four {
     float value[4];
-  }* sum = (Four*)sums + ((u64)blockIdx.x * 2 + me) * (DQ / 8) * 128 + thread;
+  }* sum = (Four*)sums + ((u64)blockIdx.x * PARTS + part) * (DQ / 8) * 128 + thread;
   float d[DQ / 2], scales[2] = {scale, scale};
   UNROLL for (int i = 0; i < DQ / 8; i++) {
     Four four = sum[i * 128];
     UNROLL for (int e = 0; e < 4; e++) d[4 * i + e] = four.value[e];
   }
   u64 stride = (u64)heads * width, token = (u64)(pair / heads) * seq_len;
-  store_product<DQ>(d_q + token * stride + (u64)head * width + me * DQ, stride, row, seq_len, width - me * DQ, d, scales);
+  store_product<DQ>(d_q + token * stride + (u64)head * width + part * DQ, stride, row, seq_len, width - part * DQ, d, scales);
 }
 EXPORT(attention_dq)
 

@@ -8,19 +8,34 @@
 //! multiplies. Blocks stay on their multiprocessor and take tickets, so that the work evens out
 //! whatever else runs there, and the next tile's keys arrive while the last is finished.
 //!
-//! What limits it, for a step of 128 queries and 128 keys on one multiprocessor, in cycles (4096
-//! dense bf16 FLOPs, 16 exponentials and 128 other f32 operations each a cycle, 128 bytes of shared
-//! memory):
+//! Backward is one pass of five products over blocks of 128 keys (see [`super::cuda`] for why), two
+//! warpgroups of 64 keys each, 64 queries a step. Scores are computed transposed, keys for rows, so
+//! that probabilities and their gradients are first operands of dv and dk straight from registers.
+//! Each warpgroup has half of the columns of dq; a warp of its own adds them to the sums of the tile
+//! when the turn has come, while the next step is computed. A small kernel before it pads lse and
+//! delta to whole steps, one after it turns the sums into bf16.
 //!
-//! | heads | products | exponentials | other f32 | registers of a thread | shared memory |
+//! What limits them, counted, not measured: cycles of one multiprocessor for a step (4096 dense bf16
+//! FLOPs, 16 exponentials, 128 other f32 operations and 128 bytes of shared memory a cycle), in
+//! shared memory the operands of products, the tiles that arrive and what warps write.
+//!
+//! | forward | queries x keys | products | exponentials | other f32 | shared memory | accumulators of a thread | KiB |
+//! |---|---|---|---|---|---|---|---|
+//! | 64/64 | 192 x 128 | 1536 | 1536 | 670 | 1220 | 32 + 64, probabilities 32, of 160 | 88 |
+//! | 128/128 | 128 x 128 | 2048 | 1024 | 450 | 1792 | 64 + 64 + 32 of 240 | 160 |
+//! | 192/128 | 128 x 128 | 2560 | 1024 | 450 | 2304 | 64 + 64 + 32 of 240 | 208 |
+//!
+//! | backward | products | exponentials | shared memory | accumulators of a thread | KiB |
 //! |---|---|---|---|---|---|
-//! | 64/64 (192 queries) | 1536 | 1536 | 670 | 32 out + 64 scores + 32 probabilities, of 160 | 88 KiB |
-//! | 128/128 | 2048 | 1024 | 450 | 64 + 64 + 32 of 240 | 160 KiB |
-//! | 192/128 | 2560 | 1024 | 450 | 64 + 64 + 32 of 240 | 208 KiB |
+//! | 64/64 | 1280 | 512 | 1670 | dk 32 + dv 32, scores 32 + 32, of 240 | 128 |
+//! | 128/128 | 2560 | 512 | 2950 | 64 + 64 + 32 + 32 | 225 |
+//! | 192/128 | 3328 | 512 | 4550 | 96 + 64 + 16 + 16, scores by halves | 225 |
 //!
-//! So wide heads are bound by the tensor cores if the softmax stays hidden, and heads of 64 by
-//! tensor cores and exponentials alike. Keys and values come from the second-level cache (64 to 80
-//! KiB a step): tickets go through heads in sections that fit there.
+//! So forward is bound by the tensor cores as long as the softmax stays hidden (heads of 64 by
+//! exponentials alike), backward by shared memory: wgmma reads both operands of the scores from
+//! there for only 64 columns. Keys and values come from the second-level cache (64 to 80 KiB a step
+//! of forward, an f32 tile of dq on top in backward): tickets go through heads in sections that fit
+//! there.
 
 use moefold_profiles::Dtype;
 
@@ -181,24 +196,33 @@ impl Backward {
     /// Keys of a block and queries of a step.
     const KEYS: usize = 128;
     const QUERIES: usize = 64;
-    /// Steps whose tiles are in shared memory.
-    const STAGES: usize = 2;
 
     /// None where heads are too wide for dk and dv of a block to stay in registers.
     fn of(widths: [usize; 2]) -> Option<Self> {
-        let [dk, dv] = widths.map(|width| width.next_multiple_of(64));
-        (dk <= 128 && dv <= 128).then_some(Self { dk, dv })
+        match widths.map(|width| width.div_ceil(64)) {
+            [1 | 2, 1 | 2] => {
+                let [dk, dv] = widths.map(|width| width.next_multiple_of(64));
+                Some(Self { dk, dv })
+            }
+            [3, 1 | 2] => Some(Self { dk: 192, dv: 128 }),
+            _ => None,
+        }
+    }
+
+    /// Parts that the columns of dq are cut in.
+    fn parts(self) -> u32 {
+        if self.dk == 192 { 3 } else { 2 }
     }
 
     /// As `Tiles` has it.
     fn shared(self) -> usize {
-        let fixed = tile_bytes(Self::KEYS, self.dk) + tile_bytes(Self::KEYS, self.dv);
-        let stage = tile_bytes(Self::QUERIES, self.dk)
-            + tile_bytes(Self::QUERIES, self.dv)
-            + Self::KEYS * Self::QUERIES * 2
-            + Self::QUERIES * self.dk * 4
-            + Self::QUERIES * 8;
-        fixed + Self::STAGES * stage + 8 * (1 + 6 * Self::STAGES) + 8
+        let dq_stages = if self.dk + self.dv > 256 { 1 } else { 2 };
+        let dq_stage = Self::KEYS * Self::QUERIES * 2 + Self::QUERIES * self.dk * 4;
+        let block = tile_bytes(Self::KEYS, self.dk) + tile_bytes(Self::KEYS, self.dv);
+        let step = tile_bytes(Self::QUERIES, self.dk) + tile_bytes(Self::QUERIES, self.dv);
+        let stats = 2 * Self::QUERIES * 4;
+        let barriers = 8 * (1 + 4 * STAGES + 2 * dq_stages) + 8;
+        block + STAGES * (step + stats) + dq_stages * dq_stage + barriers
     }
 
     fn program(self) -> Program {
@@ -277,13 +301,8 @@ pub(super) fn backward(
     let mut args: Vec<Arg> = [&sums, dq].map(Arg::from).to_vec();
     args.extend([s.seq_len, s.heads, s.dk].map(Arg::size));
     args.push(Arg::F32(scale));
-    gpu.launch(
-        op,
-        &program,
-        "attention_dq",
-        Grid::linear(tiles, 256, 0),
-        &args,
-    );
+    let grid = Grid::linear(tiles, 128 * tiling.parts(), 0);
+    gpu.launch(op, &program, "attention_dq", grid, &args);
     true
 }
 

@@ -10,6 +10,7 @@ use crate::cuda::program::Listed;
 pub(crate) fn programs() -> Vec<Listed> {
     [
         crate::adamw::programs(),
+        crate::attention::cuda::programs(),
         crate::cross_entropy::programs(),
         crate::elementwise::programs(),
         crate::embedding::programs(),
