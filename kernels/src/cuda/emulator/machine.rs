@@ -12,7 +12,8 @@
 )]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::rc::Rc;
@@ -109,7 +110,7 @@ pub(super) enum Wait {
 pub(super) struct Queue {
     ready: Vec<u16>,
     /// Threads held back, and until which step.
-    asleep: Vec<(u64, u16)>,
+    asleep: BinaryHeap<Reverse<(u64, u16)>>,
     step: u64,
     /// Polls without success since something last happened.
     idle: u64,
@@ -296,7 +297,7 @@ impl<'m> Machine<'m> {
     fn sleep(&mut self, thread: usize) {
         let steps = 1 + self.random.below(2 * self.threads.len());
         let until = self.queue.step + steps as u64;
-        self.queue.asleep.push((until, thread as u16));
+        self.queue.asleep.push(Reverse((until, thread as u16)));
     }
 
     /// The running thread lets others go first, perhaps; one that waits already does so.
@@ -333,14 +334,11 @@ impl<'m> Machine<'m> {
             self.queue.step += 1;
             let step = self.queue.step;
             let queue = &mut self.queue;
-            if !queue.asleep.is_empty() {
-                let ready = &mut queue.ready;
-                queue.asleep.retain(|&(until, thread)| {
-                    if until <= step {
-                        ready.push(thread);
-                    }
-                    until > step
-                });
+            while let Some(&Reverse((until, thread))) = queue.asleep.peek()
+                && until <= step
+            {
+                queue.asleep.pop();
+                queue.ready.push(thread);
             }
             let nobody = queue.ready.is_empty();
             if self.copies.any() && (nobody || self.random.one_in(16)) {
@@ -356,7 +354,7 @@ impl<'m> Machine<'m> {
                 return None;
             }
             if nobody {
-                let Some(next) = self.queue.asleep.iter().map(|(until, _)| *until).min() else {
+                let Some(&Reverse((next, _))) = self.queue.asleep.peek() else {
                     self.fault = Some(self.deadlock("every thread waits"));
                     return None;
                 };

@@ -27,6 +27,9 @@ pub(super) struct Gate {
 #[derive(Default)]
 pub(super) struct Warp {
     pub(super) live: u32,
+    /// Lanes that have called, and the first that did.
+    arrived: u32,
+    first: usize,
     calls: [Option<Call>; 32],
 }
 
@@ -153,7 +156,7 @@ impl Machine<'_> {
             self.open(0);
         }
         let warp = self.current / 32;
-        let waiting = self.warps[warp].calls.iter().flatten().count() as u32;
+        let waiting = self.warps[warp].arrived;
         if waiting > 0 && waiting == self.warps[warp].live {
             self.perform(warp)?;
         }
@@ -163,22 +166,28 @@ impl Machine<'_> {
     /// The running thread's part in a collective; the last lane performs it for all.
     pub(super) fn collective(&mut self, call: Call) -> Result<(), Fault> {
         let (warp, lane) = (self.current / 32, self.current % 32);
-        let calls = &mut self.warps[warp].calls;
-        if let Some((other, theirs)) = calls
-            .iter()
-            .enumerate()
-            .find_map(|(lane, c)| c.filter(|c| c.what != call.what).map(|c| (lane, c)))
-        {
+        let Warp {
+            arrived,
+            first,
+            calls,
+            live,
+        } = &mut self.warps[warp];
+        if *arrived == 0 {
+            *first = lane;
+        }
+        let theirs = calls[*first].map_or(call.what, |first| first.what);
+        if theirs != call.what {
             let what = format!(
-                "calls {}, lane {other} of its warp calls {}",
-                call.what, theirs.what
+                "calls {}, lane {first} of its warp calls {theirs}",
+                call.what
             );
             return Err(self.fault(Kind::Divergence, call.site, what));
         }
         calls[lane] = Some(call);
-        let arrived = calls.iter().flatten().count() as u32;
+        *arrived += 1;
+        let all = arrived == live;
         self.wait(Wait::Collective(call.what), call.site);
-        if arrived == self.warps[warp].live {
+        if all {
             self.perform(warp)?;
         }
         Ok(())
@@ -186,6 +195,7 @@ impl Machine<'_> {
 
     fn perform(&mut self, warp: usize) -> Result<(), Fault> {
         let calls = std::mem::take(&mut self.warps[warp].calls);
+        self.warps[warp].arrived = 0;
         let lanes = || (0..32).filter_map(|lane| calls[lane].map(|call| (32 * warp + lane, call)));
         let (_, any) = lanes().next().expect("somebody called");
         match any.what {
