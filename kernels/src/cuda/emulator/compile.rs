@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::cuda::prelude;
 use crate::cuda::program::{Architecture, Program};
 
 /// The prelude on the CPU: names as included, and texts.
-const HEADERS: [(&str, &str); 4] = [
-    ("prelude.cuh", include_str!("../prelude.cuh")),
-    ("prelude/host.cuh", include_str!("../prelude/host.cuh")),
-    ("prelude/pieces.cuh", include_str!("../prelude/pieces.cuh")),
-    ("prelude/tiles.cuh", include_str!("../prelude/tiles.cuh")),
-];
+fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let shared = prelude::HEADERS.into_iter();
+    let shared = shared.filter(|(name, _)| *name != "prelude/gpu.cuh");
+    shared.chain([("prelude/host.cuh", include_str!("../prelude/host.cuh"))])
+}
 
 /// Optimized; instrumented so that every load and store is seen; no contraction or reordering of
 /// arithmetic, and no calls that hide accesses.
@@ -97,7 +97,7 @@ pub(super) fn library(
     let _ = write!(text, "#line 1 \"{stem}.cu\"\n{}", program.source.text);
     let mut hash = blake3::Hasher::new();
     let flags = FLAGS.join(" ");
-    let parts = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+    let parts = headers().flat_map(|(name, text)| [name, text]);
     for part in [command, version, flags.as_str(), &text]
         .into_iter()
         .chain(parts)
@@ -143,7 +143,7 @@ fn build(command: &str, text: &str, path: &Path) -> Result<(), String> {
     // One folder a build, so that builds of one library at the same time do not meet.
     let own = path.with_extension(format!("{}.building", std::process::id()));
     fs::create_dir_all(own.join("prelude")).map_err(failed)?;
-    for (name, text) in HEADERS {
+    for (name, text) in headers() {
         fs::write(own.join(name), text).map_err(failed)?;
     }
     let (source, object, library) = (
