@@ -8,7 +8,8 @@
 //!
 //! A device implementation: a matrix product with either operand transposed and any `beta`; C is
 //! not read where `beta` is 0 (it may hold NaN). An element of C must not depend on the number of
-//! rows of A, nor on the number of threads.
+//! rows of A, nor on the number of threads. (A vendor's library, where one does dense products, is
+//! free to sum in another order for another number of rows; the same shape has the same bits.)
 
 use moefold_profiles::{Dtype, Op, Pass};
 

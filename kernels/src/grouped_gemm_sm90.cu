@@ -172,6 +172,9 @@ DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const 
       wgmma_commit();
       // All but these are done, so the stage before may be filled again.
       wgmma_wait<1>();
+    } else {
+      // A lane that has not seen the stage arrive yet must not find it filled again.
+      syncwarp();
     }
     if (before >= 0) release(pipe, before);
     before = turn.stage;

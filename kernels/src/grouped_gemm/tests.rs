@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::testing::{
-    Check, Rng, assert_bits, integers, on_every_device, oracle, oracle_everywhere, statistic,
-    tensor, tensor_at, wide,
+    Check, Rng, assert_bits, emulated, integers, on_every_device, oracle, oracle_everywhere,
+    statistic, tensor, tensor_at, wide,
 };
-use crate::{Device, Dtype};
+use crate::{Device, Dtype, catch};
 
 #[test]
 fn oracle_three_products() {
@@ -184,5 +184,22 @@ fn law_a_row_does_not_depend_on_the_batch() {
             let y = forward(&tensor(&device, &x, &[rows, k]), &w, &counts).to_f32();
             assert_bits("row", &y[place * n..][..n], &want, rows as u64);
         }
+    }
+}
+
+/// Whole tiles and tiles half of which has nothing to compute, in turn, over more steps than are kept
+/// in flight, in several schedules.
+#[test]
+fn law_idle_halves_of_tiles_keep_up() {
+    for seed in 0..7 {
+        let Some(device) = emulated(seed).pop() else {
+            return;
+        };
+        let (counts, n, k) = ([131; 3], 136, 520);
+        let x = tensor(&device, &vec![1.0; 393 * k], &[393, k]);
+        let w = tensor(&device, &vec![0.5; 3 * n * k], &[3, n, k]);
+        let y = catch(|| forward(&x, &w, &counts).to_f32());
+        let y = y.unwrap_or_else(|error| panic!("{error}"));
+        assert!(y.iter().all(|&y| y == 260.0), "{y:?}, seed {seed}");
     }
 }

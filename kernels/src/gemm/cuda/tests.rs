@@ -67,7 +67,7 @@ fn law_bits_do_not_depend_on_the_tile() {
 }
 
 #[test]
-fn law_the_tile_is_wide_where_there_is_work_and_narrow_where_columns_would_be_wasted() {
+fn law_tiles_are_wide_where_there_is_work() {
     let Some(device) = emulated(1).into_iter().find(|d| d.dtype() == Dtype::Bf16) else {
         return;
     };
