@@ -6,6 +6,9 @@
 //! backward needs besides the inputs and o: it recomputes the scores (FlashAttention-2, arXiv
 //! 2307.08691, algorithms 1 and 2).
 //!
+//! That is [`Mask::Causal`]. With [`Mask::Full`] the sum is over all tokens of the sequence: what a
+//! rank of a ring computes against keys of an earlier one.
+//!
 //! Scores exist for one block of queries of one head a thread at a time, never for a whole sequence.
 //! A device implementation: a flash kernel with the same `lse`; gradients of k and v sum over the
 //! query heads of their group in a fixed order, those of q over the keys. `scale` is positive.
@@ -16,9 +19,19 @@ use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
+/// Which keys of its sequence a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    /// Those up to its own.
+    Causal,
+    /// All.
+    Full,
+}
+
 /// Sizes of one call.
 #[derive(Clone, Copy)]
 struct Sizes {
+    mask: Mask,
     seqs: usize,
     seq_len: usize,
     heads: usize,
@@ -29,7 +42,7 @@ struct Sizes {
 
 /// The cost-table key of attention over `seqs` sequences.
 pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
-    let s = sizes("attention::key", q, k, v, seqs);
+    let s = sizes("attention::key", q, k, v, seqs, Mask::Causal);
     Op::Attention {
         batch: s.seqs as u64,
         heads: s.heads as u64,
@@ -49,7 +62,22 @@ pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
 /// # Panics
 /// When the shapes do not agree or `seqs` does not divide the tokens.
 pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (Tensor, Tensor) {
-    let s = sizes("attention::forward", q, k, v, seqs);
+    forward_of(Mask::Causal, q, k, v, seqs, scale)
+}
+
+/// [`forward`] under any mask.
+///
+/// # Panics
+/// As [`forward`].
+pub fn forward_of(
+    mask: Mask,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    seqs: usize,
+    scale: f32,
+) -> (Tensor, Tensor) {
+    let s = sizes("attention::forward", q, k, v, seqs, mask);
     let (device, tokens) = (q.device(), s.seqs * s.seq_len);
     let o = device.empty(
         TensorClass::Activations,
@@ -98,7 +126,29 @@ pub fn backward(
     seqs: usize,
     scale: f32,
 ) -> (Tensor, Tensor, Tensor) {
-    let s = sizes("attention::backward", q, k, v, seqs);
+    backward_of(Mask::Causal, d_o, q, k, v, o, lse, seqs, scale)
+}
+
+/// [`backward`] under any mask.
+///
+/// # Panics
+/// As [`backward`].
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the inputs and outputs of forward, by name"
+)]
+pub fn backward_of(
+    mask: Mask,
+    d_o: &Tensor,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    seqs: usize,
+    scale: f32,
+) -> (Tensor, Tensor, Tensor) {
+    let s = sizes("attention::backward", q, k, v, seqs, mask);
     let tokens = s.seqs * s.seq_len;
     expect_dims("attention::backward", "o", o, &[tokens, s.heads, s.dv]);
     expect_dims("attention::backward", "do", d_o, &[tokens, s.heads, s.dv]);
@@ -129,7 +179,7 @@ pub fn backward(
     (dq, dk, dv)
 }
 
-fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize) -> Sizes {
+fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, mask: Mask) -> Sizes {
     let dims = |name: &str, t: &Tensor| -> [usize; 3] {
         t.dims()
             .try_into()
@@ -150,6 +200,7 @@ fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize) -> Sizes {
         "{op}: {tokens} tokens are not {seqs} equal sequences"
     );
     Sizes {
+        mask,
         seqs,
         seq_len: tokens / seqs,
         heads,
@@ -164,8 +215,9 @@ mod hopper;
 
 mod cpu {
     use std::cell::RefCell;
+    use std::ops::Range;
 
-    use super::Sizes;
+    use super::{Mask, Sizes};
     use crate::matrix::{Matrix, MatrixMut};
     use crate::parallel::Cpu;
     use crate::product::multiply;
@@ -209,6 +261,23 @@ mod cpu {
             tiles
         }
 
+        /// How many keys a block of queries sees together.
+        fn keys(&self, queries: &Range<usize>) -> usize {
+            match self.mask {
+                Mask::Causal => queries.end,
+                Mask::Full => self.seq_len,
+            }
+        }
+
+        /// How many keys the first query of a block sees; each after it one more, up to all of the
+        /// block's.
+        fn first(&self, queries: &Range<usize>) -> usize {
+            match self.mask {
+                Mask::Causal => queries.start + 1,
+                Mask::Full => self.seq_len,
+            }
+        }
+
         /// One such matrix of an input.
         fn tile<'a>(&self, data: &'a [f32], heads: usize, seq: usize, head: usize) -> Matrix<'a> {
             let tokens = self.seqs * self.seq_len;
@@ -224,7 +293,7 @@ mod cpu {
     }
 
     /// Blocks of queries of a sequence, as ranges.
-    fn blocks(seq_len: usize) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> {
+    fn blocks(seq_len: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
         (0..seq_len.div_ceil(BLOCK)).map(move |b| b * BLOCK..((b + 1) * BLOCK).min(seq_len))
     }
 
@@ -259,7 +328,7 @@ mod cpu {
                 let keys_t = turned(k.t(), turned_k);
 
                 for queries in blocks(s.seq_len) {
-                    let (rows, keys) = (queries.len(), queries.end);
+                    let (rows, keys) = (queries.len(), s.keys(&queries));
                     let scores = &mut scratch[..rows * keys];
                     let target = MatrixMut::new(scores, rows, keys);
                     multiply(
@@ -269,7 +338,7 @@ mod cpu {
                         0.0,
                         target,
                     );
-                    softmax(scores, keys, queries.start, &mut lse[queries.clone()]);
+                    softmax(scores, keys, s.first(&queries), &mut lse[queries.clone()]);
                     let probs = Matrix::new(scores, rows, keys);
                     let target = o.reborrow().rows(queries);
                     multiply(1.0, probs, v.rows(0..keys), 0.0, target);
@@ -279,10 +348,10 @@ mod cpu {
     }
 
     vectorized! {
-        /// Softmax of each row over the keys it sees (row `i` sees `first + i + 1`), zero beyond.
+        /// Softmax of each row over the keys it sees (row `i` sees `first + i`), zero beyond.
         fn softmax(scores: &mut [f32], keys: usize, first: usize, lse: &mut [f32]) {
             for i in 0..lse.len() {
-                let (row, hidden) = scores[i * keys..][..keys].split_at_mut(first + i + 1);
+                let (row, hidden) = scores[i * keys..][..keys].split_at_mut((first + i).min(keys));
                 hidden.fill(0.0);
                 let top = max(row);
                 let mut lanes = [0.0; LANES];
@@ -343,7 +412,7 @@ mod cpu {
                     let d_o = s.tile(d_o, s.heads, seq, head);
                     let lse = &lse[(head * s.seqs + seq) * s.seq_len..][..s.seq_len];
                     for queries in blocks(s.seq_len).rev() {
-                        let (rows, keys) = (queries.len(), queries.end);
+                        let (rows, keys) = (queries.len(), s.keys(&queries));
                         let (q, d_o) = (q.rows(queries.clone()), d_o.rows(queries.clone()));
                         let o = o.rows(queries.clone());
 
@@ -358,7 +427,8 @@ mod cpu {
                             *delta = d_o_dot_o(d_o.row(row), o.row(row));
                         }
                         let lse = &lse[queries.clone()];
-                        gradient(probs, dscores, keys, queries.start, lse, &delta, scale);
+                        let first = s.first(&queries);
+                        gradient(probs, dscores, keys, first, lse, &delta, scale);
                         let probs = Matrix::new(probs, rows, keys);
                         let dscores = Matrix::new(dscores, rows, keys);
                         multiply(
@@ -396,7 +466,7 @@ mod cpu {
             scale: f32,
         ) {
             for (i, &lse) in lse.iter().enumerate() {
-                let seen = first + i + 1;
+                let seen = (first + i).min(keys);
                 let (p, hidden) = scores[i * keys..][..keys].split_at_mut(seen);
                 hidden.fill(0.0);
                 let (d, hidden) = dprobs[i * keys..][..keys].split_at_mut(seen);

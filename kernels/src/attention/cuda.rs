@@ -25,7 +25,7 @@
 
 use moefold_profiles::Dtype;
 
-use super::{Sizes, hopper};
+use super::{Mask, Sizes, hopper};
 use crate::TensorClass;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
@@ -44,6 +44,7 @@ const WIDEST: usize = 256;
 /// every kernel without spills.
 #[derive(Clone, Copy)]
 struct Tiling {
+    mask: Mask,
     dtype: Dtype,
     /// Whether rows are aligned for accesses of 16 bytes.
     aligned: bool,
@@ -69,6 +70,7 @@ impl Tiling {
             .raise();
         }
         Self::of(
+            s.mask,
             gpu.dtype(),
             aligned,
             [s.dk, s.dv],
@@ -77,7 +79,7 @@ impl Tiling {
     }
 
     /// The widest tiles that registers and `shared` bytes of shared memory hold.
-    fn of(dtype: Dtype, aligned: bool, widths: [usize; 2], shared: usize) -> Self {
+    fn of(mask: Mask, dtype: Dtype, aligned: bool, widths: [usize; 2], shared: usize) -> Self {
         let [dk, dv] = widths.map(|width| width.next_multiple_of(16));
         let half = dtype == Dtype::Bf16;
         let (queries, keys) = match (half, dv) {
@@ -87,6 +89,7 @@ impl Tiling {
             (true, _) => (64, 64),
         };
         let mut tiling = Self {
+            mask,
             dtype,
             aligned,
             dk,
@@ -134,7 +137,7 @@ impl Tiling {
         let mut defines = vec![
             Define::dtype("T", self.dtype),
             Define::flag("VEC", self.aligned),
-            Define::flag("CAUSAL", true),
+            Define::flag("CAUSAL", self.mask == Mask::Causal),
             Define::int("DK", self.dk),
             Define::int("DV", self.dv),
         ];
@@ -262,7 +265,7 @@ pub(crate) fn programs() -> Vec<Listed> {
     ];
     let mut listed = Vec::new();
     for (dtype, widths) in cases {
-        let tiling = Tiling::of(dtype, true, widths, SHARED_SM80);
+        let tiling = Tiling::of(Mask::Causal, dtype, true, widths, SHARED_SM80);
         let shows: &[&str] = match dtype {
             Dtype::Bf16 => &["HMMA", "LDSM", "LDGSTS"],
             _ => &["FFMA"],

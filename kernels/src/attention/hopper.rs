@@ -39,7 +39,7 @@
 
 use moefold_profiles::Dtype;
 
-use super::Sizes;
+use super::{Mask, Sizes};
 use crate::TensorClass;
 use crate::cuda::Cuda;
 use crate::cuda::program::{
@@ -106,14 +106,14 @@ impl Forward {
         tile_bytes(self.queries(), self.dk) + STAGES * stage + barriers
     }
 
-    fn program(self) -> Program {
+    fn program(self, mask: Mask) -> Program {
         SOURCE.with(&[
             Define::int("DK", self.dk),
             Define::int("DV", self.dv),
             Define::int("GROUPS", self.groups),
             Define::int("KEYS", self.keys),
             Define::int("STAGES", STAGES),
-            Define::flag("CAUSAL", true),
+            Define::flag("CAUSAL", mask == Mask::Causal),
         ])
     }
 }
@@ -174,7 +174,7 @@ pub(super) fn forward(
     args.push(Arg::F32(scale));
     gpu.launch(
         op,
-        &tiling.program(),
+        &tiling.program(s.mask),
         "attention_forward",
         Grid::linear(
             tiles.min(gpu.multiprocessors() as usize),
@@ -225,12 +225,12 @@ impl Backward {
         block + STAGES * (step + stats) + dq_stages * dq_stage + barriers
     }
 
-    fn program(self) -> Program {
+    fn program(self, mask: Mask) -> Program {
         SOURCE.with(&[
             Define::int("DK", self.dk),
             Define::int("DV", self.dv),
             Define::flag("BACKWARD", true),
-            Define::flag("CAUSAL", true),
+            Define::flag("CAUSAL", mask == Mask::Causal),
         ])
     }
 }
@@ -247,7 +247,7 @@ pub(super) fn backward(
     let Some(tiling) = Backward::of([s.dk, s.dv]) else {
         return false;
     };
-    let program = tiling.program();
+    let program = tiling.program(s.mask);
     let pairs = s.heads * s.seqs;
     let query_blocks = s.seq_len.div_ceil(Backward::QUERIES);
     let (tiles, padded) = (query_blocks * pairs, query_blocks * Backward::QUERIES);
@@ -346,14 +346,14 @@ pub(super) fn programs() -> Vec<Listed> {
             forward.shared(),
             SHOWS,
         )];
-        all.push(listed(forward.program(), entries));
+        all.push(listed(forward.program(Mask::Causal), entries));
         if let Some(backward) = Backward::of(widths) {
             let entries = vec![
                 entry("attention_prepare", 64, 0, &[]),
                 entry("attention_backward", 168, backward.shared(), SHOWS),
                 entry("attention_dq", 64, 0, &[]),
             ];
-            all.push(listed(backward.program(), entries));
+            all.push(listed(backward.program(Mask::Causal), entries));
         }
     }
     all

@@ -6,13 +6,22 @@ use crate::testing::{
     Check, Rng, assert_bits, differences, emulated, inner, oracle_everywhere, tensor, wide,
 };
 
+/// The tokens whose keys token `t` sees.
+fn seen(s: Sizes, t: usize) -> std::ops::RangeInclusive<usize> {
+    let first = t / s.seq_len * s.seq_len;
+    match s.mask {
+        Mask::Causal => first..=t,
+        Mask::Full => first..=first + s.seq_len - 1,
+    }
+}
+
 /// Attention by definition, one score at a time: `(o [T,h,dv], lse [h,T])`.
 fn twin(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
     let tokens = s.seqs * s.seq_len;
     let mut o = vec![0.0; tokens * s.heads * s.dv];
     let mut lse = vec![0.0; s.heads * tokens];
     for t in 0..tokens {
-        let first = t / s.seq_len * s.seq_len;
+        let seen = seen(s, t);
         for h in 0..s.heads {
             let kv = h * s.kv_heads / s.heads;
             let score = |j: usize| {
@@ -22,8 +31,8 @@ fn twin(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
                 }
                 sum * scale
             };
-            let total: f64 = (first..=t).map(|j| score(j).exp()).sum();
-            for j in first..=t {
+            let total: f64 = seen.clone().map(|j| score(j).exp()).sum();
+            for j in seen.clone() {
                 for c in 0..s.dv {
                     o[(t * s.heads + h) * s.dv + c] +=
                         score(j).exp() / total * v[(j * s.kv_heads + kv) * s.dv + c];
@@ -73,6 +82,7 @@ impl Case {
     fn new(rng: &mut Rng, seq_len: usize, [dk, dv]: [usize; 2]) -> Self {
         let kv_heads = rng.size(1..=2);
         let sizes = Sizes {
+            mask: Mask::Causal,
             seqs: rng.size(1..=3),
             seq_len,
             heads: kv_heads * rng.size(1..=3),
@@ -110,7 +120,7 @@ impl Case {
         let inputs = inputs.each_ref().map(Vec::as_slice);
         let (o_want, lse_want) = twin(self.sizes, inputs, f64::from(self.scale));
         let [q, k, v] = self.tensors(device);
-        let (o, lse) = forward(&q, &k, &v, self.sizes.seqs, self.scale);
+        let (o, lse) = forward_of(self.sizes.mask, &q, &k, &v, self.sizes.seqs, self.scale);
         vec![Check("o", o, o_want), Check("lse", lse, lse_want)]
     }
 
@@ -119,8 +129,8 @@ impl Case {
         let s = self.sizes;
         let [q, k, v] = self.tensors(device);
         let d_o = tensor(device, d_o, &[s.seqs * s.seq_len, s.heads, s.dv]);
-        let (o, lse) = forward(&q, &k, &v, s.seqs, self.scale);
-        backward(&d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
+        let (o, lse) = forward_of(s.mask, &q, &k, &v, s.seqs, self.scale);
+        backward_of(s.mask, &d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
     }
 
     fn d_o(&self, rng: &mut Rng) -> Vec<f32> {
@@ -143,17 +153,16 @@ impl Case {
             for h in 0..s.heads {
                 let kv = h * s.kv_heads / s.heads;
                 let (at_q, at_o) = ((t * s.heads + h) * s.dk, (t * s.heads + h) * s.dv);
-                let first = t / s.seq_len * s.seq_len;
                 let mut probs = Vec::new();
                 let mut dprobs = Vec::new();
-                for j in first..=t {
+                for j in seen(s, t) {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let score: f64 = (0..s.dk).map(|c| q[at_q + c] * k[at_k + c]).sum();
                     probs.push((score * scale - lse[h * tokens + t]).exp());
                     dprobs.push((0..s.dv).map(|c| g[at_o + c] * v[at_v + c]).sum::<f64>());
                 }
                 let mean: f64 = probs.iter().zip(&dprobs).map(|(p, d)| p * d).sum();
-                for (i, j) in (first..=t).enumerate() {
+                for (i, j) in seen(s, t).enumerate() {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let ds = probs[i] * (dprobs[i] - mean) * scale;
                     for c in 0..s.dk {
@@ -184,7 +193,7 @@ impl Case {
 
 #[test]
 fn oracle_forward() {
-    oracle_everywhere(10, |device, rng| {
+    oracle_everywhere(8, |device, rng| {
         let heads = small_heads(device, rng);
         let seq_len = seq_len(rng);
         Case::new(rng, seq_len, heads).forward(device)
@@ -221,10 +230,22 @@ fn oracle_backward() {
 /// Sequences of several blocks, where differences of the whole would take too long.
 #[test]
 fn oracle_backward_over_blocks() {
-    oracle_everywhere(6, |device, rng| {
+    oracle_everywhere(5, |device, rng| {
         let heads = small_heads(device, rng);
         let seq_len = seq_len(rng);
         Case::new(rng, seq_len, heads).backward(device, rng)
+    });
+}
+
+#[test]
+fn oracle_of_full_blocks() {
+    oracle_everywhere(2, |device, rng| {
+        let seq_len = seq_len(rng);
+        let mut case = Case::new(rng, seq_len, [24, 16]);
+        case.sizes.mask = Mask::Full;
+        let mut checks = case.forward(device);
+        checks.extend(case.backward(device, rng));
+        checks
     });
 }
 
@@ -245,6 +266,7 @@ fn oracle_of_real_heads() {
         let mut checks = Vec::new();
         for &[dk, dv] in real_heads(device) {
             let sizes = Sizes {
+                mask: Mask::Causal,
                 seqs: 1,
                 seq_len: 140,
                 heads: 1,
@@ -278,6 +300,7 @@ fn bits_do_not_depend_on_the_order_of_blocks() {
         let run = |device: &Device| {
             let mut rng = Rng::new(7);
             let sizes = Sizes {
+                mask: Mask::Causal,
                 seqs: 1,
                 seq_len: 200,
                 heads: 2,
