@@ -57,6 +57,8 @@ pub(crate) enum Verb {
     Doctor,
     /// Compile the CUDA kernels on this machine, with or without a GPU
     Kernels(KernelsArgs),
+    /// Check every CUDA kernel on a GPU of this machine: right, and how fast
+    GpuCheck(GpuCheckArgs),
     /// Write a plan for another engine (not in this release)
     #[command(hide = true)]
     Export {
@@ -356,4 +358,44 @@ pub(crate) struct KernelsArgs {
     /// Write a pack here: with MOEFOLD_PACK naming it, `execute` needs no NVRTC
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// Programs that a GPU check runs beside its own cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Times of PyTorch at the same shapes
+    Torch,
+    /// The small cases under compute-sanitizer
+    Sanitizer,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GpuCheckArgs {
+    /// Folder for gpu-check.json and gpu-check.md
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Which GPU, as the driver numbers them
+    #[arg(long, default_value_t = 0)]
+    pub(crate) device: u32,
+    /// Only ops whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// Only the small sizes: right or wrong, no times
+    #[arg(long)]
+    pub(crate) small: bool,
+    /// Leave these out, comma separated
+    #[arg(long, value_delimiter = ',', value_name = "PEER")]
+    pub(crate) without: Vec<Peer>,
+    /// The Python that has PyTorch
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    pub(crate) python: String,
+    /// Seconds without an answer after which a case counts as hung
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub(crate) deadline_s: u64,
+    /// Put the CPU in the GPU's place, to try the command itself
+    #[arg(long, hide = true)]
+    pub(crate) rehearse: bool,
+    /// Run one part in this process
+    #[arg(long, hide = true, value_name = "JSON")]
+    pub(crate) part: Option<String>,
 }

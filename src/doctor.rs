@@ -36,7 +36,7 @@ pub(crate) fn run(output: Output) -> Result<(), Failure> {
 
 /// Everything that was seen.
 #[derive(Serialize)]
-struct Report {
+pub(crate) struct Report {
     version: u32,
     moefold: &'static str,
     /// Whether anything can run on a GPU.
@@ -120,7 +120,7 @@ struct Missing {
 }
 
 impl Report {
-    fn collect() -> Self {
+    pub(crate) fn collect() -> Self {
         let survey = Survey::take();
         let missing = missing(&survey);
         let environment = places::Environment::of_this_process();

@@ -7,6 +7,7 @@ mod compare;
 mod doctor;
 mod execute;
 mod failure;
+mod gpu_check;
 mod groups;
 mod kernels;
 mod models;
@@ -71,6 +72,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),
         Verb::Clusters(args) => clusters::run(&args, output),
+        Verb::GpuCheck(args) => gpu_check::run(&args, output),
         Verb::Bench(args) => bench::run(&args, output),
         Verb::Doctor => doctor::run(output),
         Verb::Kernels(args) => kernels::run(&args, output),

@@ -1,0 +1,309 @@
+//! `moefold gpu-check`: every kernel against its twin and against the clock on the GPU at hand.
+//!
+//! One command for a machine that is lent for minutes: it builds nothing, stops at nothing, and
+//! leaves `gpu-check.json` and `gpu-check.md` behind. The cases of each op run in a process of their
+//! own with a deadline, since a kernel that hangs or faults takes its process's context with it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use moefold_kernels::check::Sizes;
+use moefold_kernels::{Device, DeviceError, Dtype};
+use moefold_profiles::files::write_atomically;
+use serde::Serialize;
+
+use crate::cli::{GpuCheckArgs, Peer};
+use crate::doctor;
+use crate::failure::Failure;
+use crate::output::Output;
+use part::{CEILINGS, Ceilings, HARDWARE, Line, Outcome, Part, Said};
+use report::Report;
+
+mod part;
+mod peers;
+mod report;
+
+/// The device under test. A rehearsal puts the CPU in its place.
+const REHEARSAL: u32 = u32::MAX;
+
+fn open(index: u32, dtype: Dtype) -> Result<Device, DeviceError> {
+    if index == REHEARSAL {
+        return Ok(Device::cpu(1));
+    }
+    Device::cuda(index as usize, dtype)
+}
+
+pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
+    let device = if args.rehearse {
+        REHEARSAL
+    } else {
+        args.device
+    };
+    if let Some(part) = &args.part {
+        let part: Part = serde_json::from_str(part)
+            .map_err(|error| Failure::Request(anyhow!("--part: {error}")))?;
+        return part::run(&part, device);
+    }
+    let described = open(device, Dtype::F32)
+        .map(|device| format!("{device:?}"))
+        .map_err(|error| {
+            Failure::Runtime(anyhow!(
+                "{error}; `moefold doctor` says what this machine has and what is missing"
+            ))
+        })?;
+    fs::create_dir_all(&args.out)
+        .with_context(|| format!("--out {}: could not create it", args.out.display()))
+        .map_err(Failure::Runtime)?;
+    let before = report::clocks();
+    let begun = Instant::now();
+    let mut lines = Vec::new();
+    let mut ceilings = None;
+    let parts = parts(args);
+    for (done, part) in parts.iter().enumerate() {
+        output.say(&format!(
+            "[{}/{} {:>4.0} s] {} {} {}",
+            done + 1,
+            parts.len(),
+            begun.elapsed().as_secs_f64(),
+            part.op,
+            part.sizes,
+            part.dtype
+        ))?;
+        for said in run_apart(part, args)? {
+            match said {
+                Said::Ends(line) => lines.push(line),
+                Said::Ceilings(measured) => ceilings = Some(measured),
+                Said::Begins(_) => {}
+            }
+        }
+    }
+    let torch = (!args.rehearse && !args.without.contains(&Peer::Torch)).then(|| {
+        let sizes = Sizes::real();
+        peers::torch(&args.python, &sizes)
+    });
+    let sanitizer = (!args.rehearse && !args.without.contains(&Peer::Sanitizer)).then(|| {
+        let log = args.out.join("sanitizer.log");
+        let program = std::env::current_exe().unwrap_or_else(|_| "moefold".into());
+        sanitized(&program, args, &log)
+    });
+    let report = Report {
+        doctor: doctor::Report::collect(),
+        device: described,
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        clocks: [before, report::clocks()],
+        ceilings,
+        lines,
+        torch,
+        sanitizer,
+    };
+    let wrong = report.wrong();
+    write(&args.out.join("gpu-check.json"), &report.json()?)?;
+    write(&args.out.join("gpu-check.md"), &report.markdown())?;
+    output.answer(&report.summary(), || report.text())?;
+    if wrong > 0 {
+        return Err(Failure::Runtime(anyhow!(
+            "{wrong} of {} cases are wrong or failed; {} lists them",
+            report.lines.len(),
+            args.out.join("gpu-check.md").display()
+        )));
+    }
+    Ok(())
+}
+
+/// Parts in the order of what matters: right at small sizes, right at real ones, then how fast.
+fn parts(args: &GpuCheckArgs) -> Vec<Part> {
+    let special = |op: &str| Part {
+        sizes: "-".to_owned(),
+        dtype: Dtype::Bf16,
+        op: op.to_owned(),
+        timed: false,
+    };
+    let mut parts = Vec::new();
+    if !args.rehearse && args.only.is_none() {
+        parts.push(special(HARDWARE));
+    }
+    let mut ask = |sizes: &Sizes, dtype, timed| {
+        let all = Part {
+            sizes: sizes.name.to_owned(),
+            dtype,
+            op: String::new(),
+            timed,
+        };
+        for op in stems(sizes, dtype) {
+            if args.only.as_ref().is_none_or(|only| op.contains(only)) {
+                parts.push(Part { op, ..all.clone() });
+            }
+        }
+    };
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for sizes in Sizes::small() {
+            ask(&sizes, dtype, false);
+        }
+    }
+    if args.small {
+        return parts;
+    }
+    for sizes in Sizes::real() {
+        ask(&sizes, Dtype::Bf16, true);
+    }
+    parts.push(special(CEILINGS));
+    parts
+}
+
+fn stems(sizes: &Sizes, dtype: Dtype) -> Vec<String> {
+    let mut stems: Vec<String> = Vec::new();
+    for case in moefold_kernels::check::cases(sizes, dtype) {
+        let stem = part::stem(&case);
+        if !stems.iter().any(|known| known == stem) {
+            stems.push(stem.to_owned());
+        }
+    }
+    stems
+}
+
+/// Runs a part in a process of its own and returns what it said. Cases that it did not come to, or
+/// did not end, are lines too.
+fn run_apart(part: &Part, args: &GpuCheckArgs) -> Result<Vec<Said>, Failure> {
+    let program = std::env::current_exe()?;
+    let mut command = Command::new(program);
+    command
+        .arg("gpu-check")
+        .args([
+            "--part",
+            &serde_json::to_string(part).map_err(Failure::runtime)?,
+        ])
+        .args(["--device", &args.device.to_string()])
+        .arg("--out")
+        .arg(&args.out)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if args.rehearse {
+        command.arg("--rehearse");
+    }
+    let mut child = command.spawn()?;
+    let stdout = child.stdout.take().ok_or_else(no_pipe)?;
+    let stderr = child.stderr.take().ok_or_else(no_pipe)?;
+    let (send, receive) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let complaints = std::thread::spawn(move || {
+        let lines = BufReader::new(stderr).lines().map_while(Result::ok);
+        lines.last().unwrap_or_default()
+    });
+    let deadline = Duration::from_secs(args.deadline_s);
+    let mut said = Vec::new();
+    let mut why = None;
+    loop {
+        match receive.recv_timeout(deadline) {
+            Ok(line) => said.extend(serde_json::from_str::<Said>(&line)),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                why = Some(format!("no answer for {} s: killed", args.deadline_s));
+                // It may have ended in the meantime; either way it is gone.
+                let _ = child.kill();
+                break;
+            }
+        }
+    }
+    let status = child.wait()?;
+    let last = complaints.join().unwrap_or_default();
+    drop(receive);
+    let _ = reader.join();
+    if !status.success() || why.is_some() {
+        let why = why.unwrap_or_else(|| format!("{status}: {last}"));
+        said.extend(unfinished(part, &said, &why));
+    }
+    Ok(said)
+}
+
+fn no_pipe() -> Failure {
+    Failure::Runtime(anyhow!("a part's output could not be read"))
+}
+
+/// Lines for the cases of a part that ended early: the one it was in failed, or the first if it came
+/// to none; those after it were not come to.
+fn unfinished(part: &Part, said: &[Said], why: &str) -> Vec<Said> {
+    let ended = |case: &str| {
+        let of_case = |said: &&Said| matches!(said, Said::Ends(line) if line.case == case);
+        said.iter().any(|said| of_case(&said))
+    };
+    let mut why = Some(why.to_owned());
+    part::cases_of(part)
+        .into_iter()
+        .filter(|case| !ended(&case.name))
+        .map(|case| {
+            let why = why.take();
+            let why = why.unwrap_or_else(|| "not come to: an earlier case ended it".to_owned());
+            Said::Ends(Line {
+                sizes: part.sizes.clone(),
+                dtype: part.dtype,
+                flops: case.op.flops().0,
+                bytes: case.op.bytes().0 as f64,
+                matrix: case.op.is_matrix(),
+                case: case.name,
+                outcome: Outcome::Failed(why),
+            })
+        })
+        .collect()
+}
+
+/// The small sizes under compute-sanitizer, each op in the sanitizer's own process.
+fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> String {
+    let mut notes = Vec::new();
+    let Some(sizes) = Sizes::small().into_iter().next() else {
+        return String::new();
+    };
+    for op in stems(&sizes, Dtype::Bf16) {
+        let part = Part {
+            sizes: sizes.name.to_owned(),
+            dtype: Dtype::Bf16,
+            op: op.clone(),
+            timed: false,
+        };
+        let Ok(part) = serde_json::to_string(&part) else {
+            continue;
+        };
+        let arguments = [
+            "gpu-check",
+            "--part",
+            &part,
+            "--device",
+            &args.device.to_string(),
+            "--out",
+            &args.out.to_string_lossy(),
+        ]
+        .map(str::to_owned);
+        let log = log.with_file_name(format!("sanitizer-{op}.log"));
+        notes.push(format!(
+            "{op}: {}",
+            peers::sanitizer(program, &arguments, &log)
+        ));
+    }
+    notes.join("\n")
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    write_atomically(path, |file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("{}: could not write it", path.display()))
+        .map_err(Failure::Runtime)
+}
+
+/// The answer of the command.
+#[derive(Debug, Serialize)]
+struct Summary {
+    device: String,
+    cases: usize,
+    wrong: usize,
+    ceilings: Option<Ceilings>,
+}

@@ -1,0 +1,216 @@
+//! One part of a check, in a process of its own: a kernel that hangs or breaks the device's context
+//! ends that process and not the check.
+
+use std::io::Write as _;
+
+use moefold_kernels::check::{self, Case, Sizes};
+use moefold_kernels::cuda::model;
+use moefold_kernels::{Device, DeviceError, Dtype, catch};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::gpu_check::open;
+
+/// The part that measures what times are held against.
+pub(crate) const CEILINGS: &str = "ceilings";
+
+/// The part that confirms the emulator's model of the hardware.
+pub(crate) const HARDWARE: &str = "hardware";
+
+/// What a part covers: the cases of one op at one set of sizes in one dtype.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// Name of the sizes.
+    pub(crate) sizes: String,
+    pub(crate) dtype: Dtype,
+    /// The op's stem (`grouped_gemm`), or [`CEILINGS`] or [`HARDWARE`].
+    pub(crate) op: String,
+    /// Whether times are taken too.
+    pub(crate) timed: bool,
+}
+
+/// What became of one case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) case: String,
+    pub(crate) sizes: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) flops: f64,
+    pub(crate) bytes: f64,
+    pub(crate) matrix: bool,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// It ran; errors of its outputs against the twin, and its time where one was taken.
+    Ran {
+        outputs: Vec<Output>,
+        time: Option<Time>,
+    },
+    /// The device failed, or the process did.
+    Failed(String),
+}
+
+/// One output's distance from the twin's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Output {
+    pub(crate) name: String,
+    /// Null where it is no number.
+    pub(crate) error: Option<f64>,
+    pub(crate) tolerance: f64,
+    pub(crate) passes: bool,
+}
+
+/// Times of a case, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Time {
+    pub(crate) median_s: f64,
+    pub(crate) quartiles_s: [f64; 2],
+    pub(crate) runs: usize,
+}
+
+/// What the device reaches at most, as measured by the part `ceilings`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ceilings {
+    pub(crate) copy_bytes_per_s: f64,
+    pub(crate) dense_flops_per_s: f64,
+}
+
+/// What a part says, one JSON object a line, before each case and after it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Said {
+    Begins(String),
+    Ends(Line),
+    Ceilings(Ceilings),
+}
+
+/// Runs the part in this process and says on stdout how it goes.
+pub(crate) fn run(part: &Part, device: u32) -> Result<(), Failure> {
+    if part.op == CEILINGS {
+        let measured = catch(|| {
+            let device = open(device, part.dtype)?;
+            Ok(check::ceilings(&device, 1 << 30, 8192, 30))
+        });
+        let measured = measured.and_then(|inner| inner).map_err(Failure::runtime)?;
+        return say(&Said::Ceilings(Ceilings {
+            copy_bytes_per_s: measured.copy_bytes_per_s,
+            dense_flops_per_s: measured.dense_flops_per_s,
+        }));
+    }
+    if part.op == HARDWARE {
+        return hardware(part, device);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let twin = Device::cpu(cores);
+    for case in cases_of(part) {
+        say(&Said::Begins(case.name.clone()))?;
+        let outcome = catch(|| one(&case, part, device, &twin))
+            .and_then(|inner| inner)
+            .unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+        say(&Said::Ends(Line {
+            sizes: part.sizes.clone(),
+            dtype: part.dtype,
+            flops: case.op.flops().0,
+            bytes: case.op.bytes().0 as f64,
+            matrix: case.op.is_matrix(),
+            case: case.name,
+            outcome,
+        }))?;
+    }
+    Ok(())
+}
+
+/// Holds the device to what the emulator claims of the hardware, instruction by instruction.
+fn hardware(part: &Part, device: u32) -> Result<(), Failure> {
+    let opened = catch(|| open(device, part.dtype)).and_then(|inner| inner);
+    let opened = opened.map_err(Failure::runtime)?;
+    let Some(properties) = opened.properties() else {
+        return Ok(());
+    };
+    for case in model::cases(properties.architecture) {
+        say(&Said::Begins(case.name.clone()))?;
+        let outcome = match catch(|| case.run(&opened)) {
+            Err(error) => Outcome::Failed(error.to_string()),
+            Ok(words) => {
+                let differ = words.got.iter().zip(&words.want).filter(|(g, w)| g != w);
+                let missing = words.got.len().abs_diff(words.want.len());
+                let wrong = (differ.count() + missing) as f64;
+                Outcome::Ran {
+                    outputs: vec![Output {
+                        name: format!("{} words", words.want.len()),
+                        error: Some(wrong),
+                        tolerance: 0.0,
+                        passes: wrong == 0.0,
+                    }],
+                    time: None,
+                }
+            }
+        };
+        say(&Said::Ends(Line {
+            sizes: part.sizes.clone(),
+            dtype: part.dtype,
+            flops: 0.0,
+            bytes: 0.0,
+            matrix: false,
+            case: case.name,
+            outcome,
+        }))?;
+    }
+    Ok(())
+}
+
+/// The cases a part covers.
+pub(crate) fn cases_of(part: &Part) -> Vec<Case> {
+    let all = Sizes::small().into_iter().chain(Sizes::real());
+    let mut cases = Vec::new();
+    for sizes in all.filter(|sizes| sizes.name == part.sizes) {
+        cases.extend(check::cases(&sizes, part.dtype));
+        if part.timed {
+            cases.push(check::dense_peer(&sizes));
+        }
+    }
+    cases.retain(|case| stem(case) == part.op);
+    cases
+}
+
+/// The op of a case, without the function (`gemm` of `gemm::wgrad qkv`).
+pub(crate) fn stem(case: &Case) -> &str {
+    let end = case.name.find([':', ' ']).unwrap_or(case.name.len());
+    &case.name[..end]
+}
+
+fn one(case: &Case, part: &Part, device: u32, twin: &Device) -> Result<Outcome, DeviceError> {
+    let device = open(device, part.dtype)?;
+    let verdicts = check::agrees(case, &device, twin, 1);
+    let outputs: Vec<Output> = verdicts
+        .iter()
+        .map(|verdict| Output {
+            name: verdict.output.to_owned(),
+            error: verdict.error.is_finite().then_some(verdict.error),
+            tolerance: verdict.tolerance,
+            passes: verdict.passes(),
+        })
+        .collect();
+    let right = outputs.iter().all(|output| output.passes);
+    let time = (part.timed && right).then(|| {
+        let timing = check::time(case, &device, 5, 30);
+        Time {
+            median_s: timing.median_s,
+            quartiles_s: timing.quartiles_s,
+            runs: timing.runs,
+        }
+    });
+    Ok(Outcome::Ran { outputs, time })
+}
+
+fn say(said: &Said) -> Result<(), Failure> {
+    let mut line = serde_json::to_string(said).map_err(Failure::runtime)?;
+    line.push('\n');
+    let mut stdout = std::io::stdout();
+    stdout.write_all(line.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! What a check found, as JSON and as tables.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use moefold_reports::format;
+use moefold_reports::tables::Table;
+use serde_json::json;
+
+use crate::doctor;
+use crate::failure::Failure;
+use crate::gpu_check::Summary;
+use crate::gpu_check::part::{Ceilings, Line, Outcome, Time};
+use crate::gpu_check::peers::Torch;
+
+/// Everything a check found.
+pub(crate) struct Report {
+    /// What the machine has.
+    pub(crate) doctor: doctor::Report,
+    pub(crate) device: String,
+    pub(crate) command: String,
+    /// What the driver's tool said of clocks, temperature and power, before and after.
+    pub(crate) clocks: [Option<String>; 2],
+    pub(crate) ceilings: Option<Ceilings>,
+    pub(crate) lines: Vec<Line>,
+    pub(crate) torch: Option<Torch>,
+    pub(crate) sanitizer: Option<String>,
+}
+
+/// Clocks, temperature and power as `nvidia-smi` gives them, where it is there.
+pub(crate) fn clocks() -> Option<String> {
+    const FIELDS: &str = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,\
+                          power.draw,power.limit";
+    let output = Command::new("nvidia-smi")
+        .args([&format!("--query-gpu={FIELDS}"), "--format=csv,noheader"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+impl Line {
+    fn is_right(&self) -> bool {
+        match &self.outcome {
+            Outcome::Ran { outputs, .. } => outputs.iter().all(|output| output.passes),
+            Outcome::Failed(_) => false,
+        }
+    }
+
+    fn time(&self) -> Option<Time> {
+        match &self.outcome {
+            Outcome::Ran { time, .. } => *time,
+            Outcome::Failed(_) => None,
+        }
+    }
+
+    /// The least time this device could take, by its measured ceilings.
+    fn floor_s(&self, ceilings: Ceilings) -> f64 {
+        let moving = self.bytes / ceilings.copy_bytes_per_s;
+        if self.matrix {
+            moving.max(self.flops / ceilings.dense_flops_per_s)
+        } else {
+            moving
+        }
+    }
+
+    /// The output furthest from its twin, in words.
+    fn verdict(&self) -> String {
+        match &self.outcome {
+            Outcome::Failed(why) => format!("FAILED {why}"),
+            Outcome::Ran { outputs, .. } => {
+                let share = |o: &super::part::Output| match (o.error, o.tolerance) {
+                    (None, _) => f64::INFINITY,
+                    (Some(error), tolerance) if tolerance > 0.0 => error / tolerance,
+                    (Some(error), _) => error,
+                };
+                let worst = outputs.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
+                worst.map_or_else(
+                    || "FAILED nothing was compared".to_owned(),
+                    |worst| {
+                        let found = if worst.passes { "ok" } else { "WRONG" };
+                        let error = worst
+                            .error
+                            .map_or_else(|| "no number".to_owned(), |error| format!("{error:.1e}"));
+                        format!("{found} {} {error} of {:.0e}", worst.name, worst.tolerance)
+                    },
+                )
+            }
+        }
+    }
+}
+
+impl Report {
+    /// Cases that are not right.
+    pub(crate) fn wrong(&self) -> usize {
+        self.lines.iter().filter(|line| !line.is_right()).count()
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        Summary {
+            device: self.device.clone(),
+            cases: self.lines.len(),
+            wrong: self.wrong(),
+            ceilings: self.ceilings,
+        }
+    }
+
+    pub(crate) fn json(&self) -> Result<String, Failure> {
+        let document = json!({
+            "version": 1,
+            "moefold": env!("CARGO_PKG_VERSION"),
+            "device": self.device,
+            "command": self.command,
+            "written_unix_s": std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+            "clocks": { "before": self.clocks[0], "after": self.clocks[1] },
+            "doctor": self.doctor,
+            "ceilings": self.ceilings,
+            "cases": self.lines,
+            "torch": self.torch.as_ref().map(|torch| json!({
+                "note": torch.note,
+                "said": torch.said,
+            })),
+            "sanitizer": self.sanitizer,
+        });
+        serde_json::to_string_pretty(&document).map_err(Failure::runtime)
+    }
+
+    /// What a person reads at the end of the command.
+    pub(crate) fn text(&self) -> String {
+        let mut text = self.head("\n");
+        let _ = write!(text, "\n{}", self.correctness().text());
+        let times = self.times();
+        if !times.is_empty() {
+            let _ = write!(text, "\n{}", times.text());
+        }
+        let _ = write!(text, "\n{}\n", self.verdict());
+        text
+    }
+
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!("# gpu-check\n\n{}", self.head("\n\n"));
+        let _ = write!(
+            text,
+            "\n{}\n\n## Against the twin\n\n{}",
+            self.verdict(),
+            self.correctness().markdown()
+        );
+        let times = self.times();
+        if !times.is_empty() {
+            let _ = write!(
+                text,
+                "\n## Against the clock\n\nFloor: the larger of the bytes over the copy ceiling and, for \
+                 products, the FLOPs over the dense ceiling. Gap: time over floor. PyTorch: its time over \
+                 ours, so above 1 ours is faster.\n\n{}",
+                times.markdown()
+            );
+        }
+        text
+    }
+
+    fn head(&self, end: &str) -> String {
+        let mut lines = vec![
+            format!("device: {}", self.device),
+            format!("command: {}", self.command),
+        ];
+        for (when, clocks) in ["before", "after"].iter().zip(&self.clocks) {
+            if let Some(clocks) = clocks {
+                lines.push(format!("nvidia-smi {when}: {clocks}"));
+            }
+        }
+        if let Some(ceilings) = self.ceilings {
+            lines.push(format!(
+                "ceilings: copy {:.0} GB/s, dense product {:.1} TFLOP/s",
+                ceilings.copy_bytes_per_s / 1e9,
+                ceilings.dense_flops_per_s / 1e12
+            ));
+        }
+        if let Some(torch) = &self.torch {
+            lines.push(torch.note.clone());
+        }
+        lines.extend(self.sanitizer.clone());
+        lines.push(String::new());
+        lines.join(end)
+    }
+
+    fn verdict(&self) -> String {
+        let cases = self.lines.len();
+        match self.wrong() {
+            0 => format!("{cases} cases, all right"),
+            wrong => format!("{cases} cases, {wrong} WRONG or failed"),
+        }
+    }
+
+    /// One row a case.
+    fn correctness(&self) -> Table {
+        let mut table = Table::new(["case", "sizes", "dtype", "worst output"]);
+        for line in &self.lines {
+            table.row([
+                line.case.clone(),
+                line.sizes.clone(),
+                line.dtype.to_string(),
+                line.verdict(),
+            ]);
+        }
+        table
+    }
+
+    /// One row a case that was timed.
+    fn times(&self) -> Table {
+        let mut table = Table::new([
+            "case",
+            "sizes",
+            ">us",
+            ">spread",
+            ">TFLOP/s",
+            ">GB/s",
+            ">floor us",
+            ">gap",
+            ">PyTorch",
+        ]);
+        for line in &self.lines {
+            let Some(time) = line.time() else { continue };
+            let [fast, slow] = time.quartiles_s;
+            let floor = self.ceilings.map(|ceilings| line.floor_s(ceilings));
+            let peer = self.peer(line).map(|peer| peer / time.median_s);
+            let number = |value: Option<f64>, digits: usize| {
+                value.map_or_else(String::new, |value| format!("{value:.digits$}"))
+            };
+            table.row([
+                line.case.clone(),
+                line.sizes.clone(),
+                format!("{:.1}", time.median_s * 1e6),
+                format::percent((slow - fast) / time.median_s),
+                number(line.matrix.then(|| line.flops / time.median_s / 1e12), 1),
+                format!("{:.0}", line.bytes / time.median_s / 1e9),
+                number(floor.map(|floor| floor * 1e6), 1),
+                number(floor.map(|floor| time.median_s / floor), 2),
+                number(peer, 2),
+            ]);
+        }
+        table
+    }
+
+    fn peer(&self, line: &Line) -> Option<f64> {
+        let torch = self.torch.as_ref()?;
+        let same =
+            |peer: &&super::peers::PeerTime| peer.sizes == line.sizes && peer.case == line.case;
+        Some(torch.times.iter().find(same)?.median_s)
+    }
+}

@@ -1,0 +1,82 @@
+//! `moefold gpu-check` where there is no GPU: rehearsed on the CPU, and refused with a reason.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn moefold(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moefold"))
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+#[test]
+fn a_rehearsal_runs_every_op_and_writes_both_files() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().to_str().expect("the path is text");
+    let output = moefold(&["gpu-check", "--rehearse", "--small", "--out", out]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{complaint}");
+    assert!(text.contains("all right"), "{text}");
+    let json = std::fs::read_to_string(folder.path().join("gpu-check.json")).expect("written");
+    let document: Value = serde_json::from_str(&json).expect("it is JSON");
+    let cases = document["cases"].as_array().expect("cases are a list");
+    for op in [
+        "attention::backward",
+        "grouped_gemm::wgrad fc1 skewed",
+        "permute::map",
+    ] {
+        let ran = cases
+            .iter()
+            .filter(|line| line["case"] == op)
+            .any(|line| line["outcome"]["ran"]["outputs"][0]["passes"] == true);
+        assert!(ran, "{op} is not among the cases that ran");
+    }
+    let markdown = std::fs::read_to_string(folder.path().join("gpu-check.md")).expect("written");
+    assert!(markdown.contains("| attention::backward"), "{markdown}");
+}
+
+#[test]
+fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().to_str().expect("the path is text");
+    // No answer can come in no time at all.
+    let output = moefold(&[
+        "gpu-check",
+        "--rehearse",
+        "--small",
+        "--only",
+        "swiglu",
+        "--deadline-s",
+        "0",
+        "--out",
+        out,
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("FAILED"), "{text}");
+    assert!(text.contains("killed"), "{text}");
+}
+
+#[test]
+fn without_a_gpu_the_command_says_so() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("results");
+    let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
+        .args(["gpu-check", "--device", "63", "--out"])
+        .arg(&out)
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(1));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        complaint.starts_with("error: ") && complaint.contains("moefold doctor"),
+        "{complaint}"
+    );
+    assert!(
+        !out.exists(),
+        "nothing is written where nothing could be checked"
+    );
+}
