@@ -27,7 +27,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         seq_len: args.seq_len,
         global_batch: args.global_batch,
     };
-    let options = SearchOptions::parse(batch, &flags(args, &cluster)).map_err(refusal)?;
+    let mut options = SearchOptions::parse(batch, &flags(args, &cluster)).map_err(refusal)?;
+    // Only the machine-readable answer has room for every layout.
+    options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
     let mut found = find(&model, &cluster, gpus, &options, &profiles)?;
     if args.front {
@@ -128,6 +130,7 @@ fn add_front(
         let options = SearchOptions {
             memory_gib: Some(limit_gib * (1.0 - 1e-6)),
             top: 1,
+            survey: false,
             ..options.clone()
         };
         let next = match find(model, cluster, gpus, &options, profiles) {

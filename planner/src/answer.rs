@@ -111,9 +111,46 @@ pub struct SearchRecord {
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,
+    /// All layouts at a glance, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survey: Option<Survey>,
     /// Where the first plan's experts reach past one NVLink domain: what keeping them inside costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside_domain: Option<InsideDomain>,
+}
+
+/// Every legal layout worth trying, once: at the fastest recompute set that fits, under a split
+/// found in one pass, timed by a lower bound instead of a simulated step. Those that fit are counted
+/// in a grid of memory by speed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Survey {
+    /// Layouts looked at.
+    pub layouts: u64,
+    /// Those that fit.
+    pub fitting: u64,
+    /// Memory at the grid's right edge, GiB: what a device has.
+    pub capacity_gib: f64,
+    /// Step time at the grid's upper edge, seconds: the least bound.
+    pub fastest_s: f64,
+    /// Cells that hold a layout.
+    pub cells: Vec<SurveyCell>,
+}
+
+/// A cell of a [`Survey`]: column (memory from `column` to `column + 1` of [`Survey::CELLS`]-ths of
+/// the capacity), row (speed likewise, of the fastest), and the layouts in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurveyCell(pub u32, pub u32, pub u32);
+
+impl Survey {
+    /// Columns and rows of the grid.
+    pub const CELLS: u32 = 64;
+
+    /// The column or row of a share of the whole; the whole itself is in the last.
+    pub fn cell(share: f64) -> u32 {
+        let cell = (share * f64::from(Self::CELLS)).floor().max(0.0) as u32;
+        cell.min(Self::CELLS - 1)
+    }
 }
 
 /// The best layout whose experts (expert times expert tensor parallel ranks) stay inside one NVLink

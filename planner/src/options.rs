@@ -92,6 +92,8 @@ pub struct SearchOptions {
     pub top: usize,
     /// Memory a plan may fill on each device, GiB; `None` is all of it.
     pub memory_gib: Option<f64>,
+    /// Whether to look at every layout for a picture of them all, besides what the search needs.
+    pub survey: bool,
     /// What was asked for that this release does not price; refused with whatever else is wrong.
     pub unpriced: Vec<Illegal>,
 }
@@ -117,6 +119,7 @@ impl SearchOptions {
             objective: Objective::Throughput,
             top: 5,
             memory_gib: None,
+            survey: false,
             unpriced: Vec::new(),
         }
     }

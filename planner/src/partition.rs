@@ -67,6 +67,35 @@ pub fn uniform(layers: u32, pp: u32, vpp: u32) -> Option<Vec<Vec<u32>>> {
     Some((0..stages).map(stage).collect())
 }
 
+/// A cut into stages of about equal weight, in one pass: each stage ends where its share of the
+/// whole does. Good enough to judge a layout by; [`partition`] finds better ones. `None` where there
+/// are fewer layers than stages that need one.
+pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
+    let line = Line::new(weights, stages as usize)?;
+    let (layers, stages) = (line.layers(), line.stages);
+    let whole = line.weight(0, 0, layers).saturating_add(line.last);
+    let mut cuts = vec![0; stages + 1];
+    cuts[stages] = layers;
+    for stage in 1..stages {
+        let share = u128::from(whole) * stage as u128 / stages as u128;
+        // Layers for the stages behind must be left, and each before needs one.
+        let most = layers - (stages - 1 - stage) - line.last_needs;
+        let mut cut = cuts[stage - 1] + 1;
+        let middle = |at: usize| {
+            let before = u128::from(line.first) + u128::from(line.before[at]);
+            before + u128::from(line.before[at + 1] - line.before[at]) / 2
+        };
+        while cut < most && middle(cut) <= share {
+            cut += 1;
+        }
+        cuts[stage] = cut;
+    }
+    let held = cuts
+        .windows(2)
+        .map(|cut| (cut[0] as u32..cut[1] as u32).collect());
+    Some(held.collect())
+}
+
 /// Layers on a line, with prefix sums of their weights. Cuts are `stages + 1` positions: stage `s`
 /// holds the layers from `cuts[s]` to `cuts[s + 1]`.
 struct Line {

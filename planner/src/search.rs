@@ -14,6 +14,7 @@ mod predict;
 mod recompute;
 mod request;
 mod shape;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod visit;
@@ -37,6 +38,7 @@ use crate::stack::Stack;
 use predict::Priced;
 use request::{LeftOut, check_request};
 use shape::{Question, Shape};
+use survey::survey;
 use visit::{Found, Outcome, Tally, Unit, visit};
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
@@ -111,6 +113,7 @@ pub fn plan(
             .is_some_and(|best| best.split_is_exact(&question)),
         gap,
         feasible: tally.feasible,
+        survey: options.survey.then(|| survey(&question, &units)),
         inside_domain,
     };
     if ranking.is_empty() {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use moefold_planner::answer::{Candidate, SearchRecord};
+use moefold_planner::answer::{Candidate, SearchRecord, Survey};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{PlannedLayout, ProfileUsed, Recompute, Request};
 use moefold_profiles::Cluster;
@@ -71,6 +71,16 @@ pub(crate) struct Considered {
     pub(crate) profiles: Vec<ProfileUsed>,
 }
 
+/// All layouts of a search at a glance.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Surveyed {
+    pub(crate) survey: Survey,
+    /// Tokens a second on each GPU at the grid's upper edge.
+    pub(crate) fastest: f64,
+    /// Profiles that its prices came from.
+    pub(crate) profiles: Vec<ProfileUsed>,
+}
+
 /// Everything that is compared.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Comparison {
@@ -78,8 +88,15 @@ pub(crate) struct Comparison {
     pub(crate) subjects: Vec<Subject>,
     /// Layouts that fit, subjects left out.
     pub(crate) considered: Vec<Considered>,
+    /// Surveys of searches among the inputs.
+    pub(crate) surveys: Vec<Surveyed>,
     /// Records of the searches among the inputs, by input name.
     pub(crate) searches: Vec<(String, SearchRecord)>,
+}
+
+/// Tokens of a step on each GPU.
+fn tokens_of(planned: &PlannedLayout) -> f64 {
+    planned.predicted.tokens_per_s_per_gpu * planned.predicted.step_s
 }
 
 impl Setting {
@@ -224,6 +241,7 @@ impl Comparison {
                     request: answer.request,
                 };
                 let only = answer.plans.len() == 1;
+                let tokens_per_gpu = answer.plans.first().map(tokens_of);
                 for (i, planned) in answer.plans.into_iter().enumerate() {
                     let name = if only {
                         name.to_owned()
@@ -240,6 +258,15 @@ impl Comparison {
                 }
                 let mut record = answer.search;
                 record.feasible.clear();
+                if let Some((survey, tokens)) = record.survey.take().zip(tokens_per_gpu)
+                    && survey.fastest_s > 0.0
+                {
+                    self.surveys.push(Surveyed {
+                        fastest: tokens / survey.fastest_s,
+                        survey,
+                        profiles: answer.profiles,
+                    });
+                }
                 self.searches.push((name.to_owned(), record));
             }
         }
@@ -266,7 +293,7 @@ impl Comparison {
 
     /// Notes a candidate, whose tokens a step are those of a plan from the same search.
     fn consider(&mut self, candidate: &Candidate, of: &PlannedLayout, profiles: &[ProfileUsed]) {
-        let tokens_per_gpu = of.predicted.tokens_per_s_per_gpu * of.predicted.step_s;
+        let tokens_per_gpu = tokens_of(of);
         self.considered.push(Considered {
             layout: format::layout(&candidate.layout),
             details: recompute_words(&candidate.recompute),

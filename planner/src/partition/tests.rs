@@ -172,3 +172,36 @@ fn too_few_layers_are_refused() {
     assert!(partition(&weights(&[1; 3], true), 4, 1).is_some());
     assert!(partition(&weights(&[], true), 1, 1).is_none());
 }
+
+#[test]
+fn law_a_proportional_cut_holds_every_layer_and_is_near_the_best() {
+    for layers in 1..14_usize {
+        for stages in 1..=layers as u32 + 1 {
+            let line: Vec<u64> = (0..layers).map(|i| 10 + (i as u64 * 7) % 4).collect();
+            let weights = Weights {
+                layers: &line,
+                first: 3,
+                last: 8,
+                last_may_be_bare: true,
+            };
+            let best = partition(&weights, stages, 1);
+            let cut = proportional(&weights, stages);
+            assert_eq!(cut.is_some(), best.is_some(), "{layers} {stages}");
+            let Some((cut, best)) = cut.zip(best) else {
+                continue;
+            };
+            assert_eq!(cut.len(), stages as usize);
+            assert!(cut[..cut.len() - 1].iter().all(|held| !held.is_empty()));
+            let held: Vec<u32> = cut.concat();
+            assert!(held.into_iter().eq(0..layers as u32), "{cut:?}");
+            let weight = |(stage, held): (usize, &Vec<u32>)| -> u64 {
+                let ends = if stage == 0 { 3 } else { 0 };
+                let ends = ends + if stage + 1 == cut.len() { 8 } else { 0 };
+                ends + held.iter().map(|&i| line[i as usize]).sum::<u64>()
+            };
+            let heaviest = cut.iter().enumerate().map(weight).max().expect("a stage");
+            // One layer and the ends more, at most.
+            assert!(heaviest <= best.max_stage + 13 + 11, "{cut:?}");
+        }
+    }
+}

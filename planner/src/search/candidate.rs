@@ -10,7 +10,7 @@ use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::{self, Moment, RankMemory, StageMemory};
-use crate::mesh::{GroupKind, placement};
+use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
 use crate::shard::{self, Shard};
 use crate::simulate::{StageTimes, lower_bound};
@@ -46,18 +46,8 @@ pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> V
     if let Some(given) = &question.options.stages {
         return vec![Cut::new(question, layout, shape, given.stages().to_vec())];
     }
-    let nanoseconds = |kind: &Kind| Seconds(kind.forward_s + kind.backward_s[0]).to_span().0;
-    let layers: Vec<u64> = question
-        .kind_of
-        .iter()
-        .map(|&kind| nanoseconds(&shape.kinds[kind]))
-        .collect();
-    let weights = Weights {
-        layers: &layers,
-        first: nanoseconds(&shape.embedding),
-        last: nanoseconds(&shape.head),
-        last_may_be_bare: true,
-    };
+    let layers = layer_weights(question, shape);
+    let weights = weights(&layers, shape);
     let mut splits = Vec::with_capacity(2);
     splits.extend(partition::uniform(
         layers.len() as u32,
@@ -76,6 +66,37 @@ pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> V
         .collect()
 }
 
+/// A split good enough to judge a layout by, found in one pass: the given one, equal numbers of
+/// layers where they divide, or about equal times.
+pub(crate) fn likely_cut(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Option<Cut> {
+    let stages = if let Some(given) = &question.options.stages {
+        given.stages().to_vec()
+    } else {
+        let layers = layer_weights(question, shape);
+        partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
+            .or_else(|| partition::proportional(&weights(&layers, shape), layout.stages()))?
+    };
+    Some(Cut::new(question, layout, shape, stages))
+}
+
+fn nanoseconds(kind: &Kind) -> u64 {
+    Seconds(kind.forward_s + kind.backward_s[0]).to_span().0
+}
+
+fn layer_weights(question: &Question<'_>, shape: &Shape) -> Vec<u64> {
+    let kinds = question.kind_of.iter();
+    kinds.map(|&kind| nanoseconds(&shape.kinds[kind])).collect()
+}
+
+fn weights<'l>(layers: &'l [u64], shape: &Shape) -> Weights<'l> {
+    Weights {
+        layers,
+        first: nanoseconds(&shape.embedding),
+        last: nanoseconds(&shape.head),
+        last_may_be_bare: true,
+    }
+}
+
 impl Cut {
     fn new(question: &Question<'_>, layout: &Layout, shape: &Shape, stages: Vec<Vec<u32>>) -> Self {
         let counts: Vec<Vec<u32>> = stages
@@ -88,7 +109,6 @@ impl Cut {
                 count
             })
             .collect();
-        let pp = layout.pp() as usize;
         let mut cut = Self {
             times: StageTimes::new(
                 layout.pp(),
@@ -101,9 +121,7 @@ impl Cut {
             held: Vec::new(),
         };
         cut.hold(question, layout, shape);
-        cut.ends = (0..pp)
-            .map(|rank| cut.rank_end(question, layout, shape, rank))
-            .collect();
+        cut.ends = cut.rank_ends(question, layout, shape);
         cut.time(question, layout, shape);
         cut
     }
@@ -194,6 +212,12 @@ impl Cut {
             times.last_backward.clone_from(&times.backward);
         }
         times
+    }
+
+    /// The most that no recompute set changes, over all ranks.
+    pub(crate) fn held(&self) -> Bytes {
+        let totals = self.held.iter().map(RankMemory::total);
+        totals.max().unwrap_or(Bytes::ZERO)
     }
 
     /// No schedule runs a step in less.
@@ -339,13 +363,8 @@ impl Cut {
         shard
     }
 
-    fn rank_end(
-        &self,
-        question: &Question<'_>,
-        layout: &Layout,
-        shape: &Shape,
-        rank: usize,
-    ) -> RankEnd {
+    /// The end of the step on every rank; ranks that hold alike end alike.
+    fn rank_ends(&self, question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<RankEnd> {
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
         let groups = StepGroups {
@@ -353,38 +372,60 @@ impl Cut {
             edp: of(GroupKind::Edp),
             tp: of(GroupKind::Tp),
         };
-        let at_an_end = rank == 0 || rank + 1 == pp;
-        let pair = (question.model.tied_embeddings && pp > 1 && at_an_end).then(|| {
+        let tied = question.model.tied_embeddings && pp > 1;
+        let pair = tied.then(|| {
             let mut pair = of(GroupKind::Pp);
             pair.ranks_per_domain = pair.ranks_per_domain.min(2);
             pair.ranks_per_node = pair.ranks_per_node.min(2);
             pair.ranks = 2;
             pair
         });
-        let work = ends::step(
-            &self.shard(question, layout, shape, rank),
-            &groups,
-            question.options.grad_dtype,
-            weight_dtype(question),
-            pair,
-            shard::vocab(question.model, &shape.local) * question.model.hidden,
-        );
-        let seconds = |list: &[Collective]| -> f64 {
-            list.iter()
-                .map(|collective| question.costs.collective(collective).time.0)
-                .sum()
-        };
-        RankEnd {
-            reduce_s: seconds(&work.reduce),
-            gather_s: seconds(&work.gather),
-            exposed_s: seconds(&work.exposed),
-            update_s: work
-                .optimizer
-                .iter()
-                .map(|op| question.costs.op(op).time.0)
-                .sum(),
-            work,
+        let mut ends: Vec<RankEnd> = Vec::with_capacity(pp);
+        let mut before = None;
+        for rank in 0..pp {
+            let pair = pair.filter(|_| rank == 0 || rank + 1 == pp);
+            let held = (self.shard(question, layout, shape, rank), pair);
+            let end = match ends.last() {
+                Some(end) if before == Some(held) => end.clone(),
+                _ => rank_end(question, shape, &held.0, &groups, pair),
+            };
+            ends.push(end);
+            before = Some(held);
         }
+        ends
+    }
+}
+
+fn rank_end(
+    question: &Question<'_>,
+    shape: &Shape,
+    shard: &Shard,
+    groups: &StepGroups,
+    pair: Option<Placement>,
+) -> RankEnd {
+    let work = ends::step(
+        shard,
+        groups,
+        question.options.grad_dtype,
+        weight_dtype(question),
+        pair,
+        shard::vocab(question.model, &shape.local) * question.model.hidden,
+    );
+    let seconds = |list: &[Collective]| -> f64 {
+        list.iter()
+            .map(|collective| question.costs.collective(collective).time.0)
+            .sum()
+    };
+    RankEnd {
+        reduce_s: seconds(&work.reduce),
+        gather_s: seconds(&work.gather),
+        exposed_s: seconds(&work.exposed),
+        update_s: work
+            .optimizer
+            .iter()
+            .map(|op| question.costs.op(op).time.0)
+            .sum(),
+        work,
     }
 }
 

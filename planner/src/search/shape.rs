@@ -65,6 +65,8 @@ pub(crate) struct Shape {
     pub(crate) head: Kind,
     /// Buffers of the weight shapes of a set of kinds, the set as bits.
     buffers: Vec<Bytes>,
+    /// Recompute sets, the fastest over all layers first.
+    sets_by_time: Vec<usize>,
 }
 
 /// Models with more kinds of layer than this are charged for every kind on every rank.
@@ -117,6 +119,7 @@ impl Shape {
             dispatcher,
             local,
             buffers: buffers(question, &kinds),
+            sets_by_time: sets_by_time(question, &kinds),
             kinds,
             embedding: embedding(question, &setting),
             head: head(question, &setting),
@@ -138,12 +141,34 @@ impl Shape {
         (all + passes(&self.embedding) + passes(&self.head), lightest)
     }
 
+    /// Recompute sets, the fastest over all layers first.
+    pub(crate) fn sets_by_time(&self) -> &[usize] {
+        &self.sets_by_time
+    }
+
     /// What one weight of each shape of some kinds of layer takes (see
     /// [`Stack::weight_shape_buffer`]).
     pub(crate) fn shape_buffer(&self, kinds: u64) -> Bytes {
         let all = self.buffers.len() - 1;
         self.buffers[(kinds as usize).min(all)]
     }
+}
+
+fn sets_by_time(question: &Question<'_>, kinds: &[Kind]) -> Vec<usize> {
+    let mut layers = vec![0_u32; kinds.len()];
+    for &kind in &question.kind_of {
+        layers[kind] += 1;
+    }
+    let backward_s = |set: usize| -> f64 {
+        let each = kinds.iter().zip(&layers);
+        each.map(|(kind, &layers)| kind.backward_s[set] * f64::from(layers))
+            .sum()
+    };
+    let mut sets: Vec<(f64, usize)> = (0..question.sets.len())
+        .map(|set| (backward_s(set), set))
+        .collect();
+    sets.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    sets.into_iter().map(|(_, set)| set).collect()
 }
 
 fn buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {

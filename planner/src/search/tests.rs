@@ -33,7 +33,8 @@ fn small() -> (Model, Cluster, SearchOptions) {
 
 #[test]
 fn law_the_same_question_has_the_same_answer_on_any_number_of_threads() {
-    let (model, cluster, options) = small();
+    let (model, cluster, mut options) = small();
+    options.survey = true;
     let answer = |threads| {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -81,6 +82,36 @@ fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
             assert!(found.plans[0].predicted.step_s >= best.predicted.step_s);
         }
     }
+}
+
+/// One look at each layout tells those that fit as the whole search does, and changes nothing else.
+#[test]
+fn differential_a_survey_counts_the_layouts_that_fit() {
+    let (model, cluster, mut options) = small();
+    options.pins = "mbs=1,cp=1,vpp=1".parse().expect("degrees");
+    options.top = usize::MAX;
+    let all = run(&model, &cluster, 16, &options);
+    assert!(all.search.survey.is_none());
+    options.survey = true;
+    let mut surveyed = run(&model, &cluster, 16, &options);
+    let survey = surveyed.search.survey.take().expect("asked for");
+    assert_eq!(surveyed, all);
+    // Each plan is the best of its layout. Splits may differ, and fit where the other does not.
+    let (found, fitting) = (all.plans.len() as u64, survey.fitting);
+    assert!(
+        found > 10 && fitting.abs_diff(found) * 20 <= found,
+        "{fitting} {found}"
+    );
+    assert!(fitting <= survey.layouts);
+    let counted: u64 = survey.cells.iter().map(|cell| u64::from(cell.2)).sum();
+    assert_eq!(counted, fitting);
+    assert!(survey.cells.iter().all(|cell| cell.0 < 64 && cell.1 < 64));
+    assert!(
+        survey.cells.iter().any(|cell| cell.1 == 63),
+        "the fastest is at the edge"
+    );
+    let fastest = all.plans[0].predicted.step_s;
+    assert!(survey.fastest_s <= 1.02 * fastest && survey.fastest_s > 0.8 * fastest);
 }
 
 #[test]

@@ -269,7 +269,8 @@ impl Tally {
     }
 }
 
-fn peak(ranks: &[RankMemory]) -> Bytes {
+/// Memory of the fullest rank.
+pub(crate) fn peak(ranks: &[RankMemory]) -> Bytes {
     ranks
         .iter()
         .map(RankMemory::total)

@@ -1,5 +1,8 @@
-//! Speed against memory of the layouts priced that fit, with their Pareto front: what another GiB
-//! buys. A search for speed prices what may be fast, so slow small layouts are mostly not among them.
+//! Speed against memory of all layouts that fit, with the Pareto front of those priced: what another
+//! GiB buys. A search for speed prices what may be fast; the rest is shaded by a survey that gives
+//! each layout one look, at its memory and the speed that it cannot exceed.
+
+use moefold_planner::answer::{Survey, SurveyCell};
 
 use super::Plot;
 use crate::draw::axis::{self, BODY, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
@@ -7,7 +10,7 @@ use crate::draw::color::{MEASURED, PREDICTED, Paint};
 use crate::draw::font::{self, Weight};
 use crate::draw::scene::{Anchor, Form, Scene};
 use crate::format::{self, MemoryUnit};
-use crate::subject::Comparison;
+use crate::subject::{Comparison, Surveyed};
 
 /// Height of the data part.
 const HEIGHT: f64 = 380.0;
@@ -15,6 +18,14 @@ const HEIGHT: f64 = 380.0;
 const FEWEST: usize = 3;
 /// Capacity over the largest use at which it is still drawn to scale.
 const CAPACITY_ROOM: f64 = 2.0;
+
+/// Shades of a cell by how many layouts it holds, from this many on.
+const SHADES: [(u32, u32); 4] = [
+    (1, 0xe3_e8_f4),
+    (3, 0xc9_d3_ea),
+    (10, 0xa6_b6_dc),
+    (30, 0x7f_95_c9),
+];
 
 /// A layout as a point.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,14 +61,9 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         .reduce(f64::max)
         .filter(|&c| c >= largest && c <= CAPACITY_ROOM * largest);
     let mut scene = Scene::new(WIDTH, "Speed against memory");
-    let mut subtitle = vec![format!(
-        "{} layouts that were priced and fit; up is faster, left is smaller.",
-        format::grouped(predicted.len() as u64)
-    )];
-    if points.iter().any(|p| p.kind == Kind::Considered) {
-        subtitle.push("The search priced only what its bounds let be the fastest.".to_owned());
-    }
     let prices = comparison.best_prices();
+    let surveyed = comparison.surveys.iter().find(|s| s.profiles == prices);
+    let mut subtitle = subtitle(surveyed.map(|s| &s.survey), &points, predicted.len());
     if comparison.subjects.iter().any(|s| s.profiles != prices) {
         let names: Vec<&str> = prices.iter().map(|p| p.name.as_str()).collect();
         subtitle.push(format!(
@@ -70,7 +76,12 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         ));
     }
     let top = axis::heading(&mut scene, "Speed against memory", &subtitle);
-    let entries = legend(&points, !front.is_empty(), capacity.is_some());
+    let mut entries = legend(&points, !front.is_empty(), capacity.is_some());
+    if surveyed.is_some() {
+        let words = "all that fit, at most so fast (darker: more)".to_owned();
+        let (_, shade) = SHADES[2];
+        entries.insert(0, (Swatch::Square, Paint::Rgb(shade), words));
+    }
     let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
     let frame = Frame {
         left: MARGIN + 70.0,
@@ -78,12 +89,17 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         top: top + 12.0,
         bottom: top + 12.0 + HEIGHT,
     };
+    let cells: Vec<Cell> = surveyed.map(cells).unwrap_or_default();
     let x_values = points.iter().map(|p| p.gib).chain(capacity);
+    let x_values = x_values.chain(cells.iter().flat_map(|cell| [cell.gib.0, cell.gib.1]));
     let (low, high) = padded(x_values.map(|gib| gib * unit.per_gib()));
     let x = Scale::linear((low, high), frame.across());
-    let (low, high) = padded(points.iter().map(|p| p.speed));
+    let y_values = points.iter().map(|p| p.speed);
+    let y_values = y_values.chain(cells.iter().flat_map(|cell| [cell.speed.0, cell.speed.1]));
+    let (low, high) = padded(y_values);
     let y = Scale::linear((low, high), frame.upwards());
-    let at = |p: &Point| (x.at(p.gib * unit.per_gib()), y.at(p.speed));
+    let at = |gib: f64, speed: f64| (x.at(gib * unit.per_gib()), y.at(speed));
+    let place = |p: &Point| at(p.gib, p.speed);
     frame.x_axis(
         &mut scene,
         &x,
@@ -91,6 +107,12 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     );
     let rank = comparison.rank_word();
     frame.y_axis(&mut scene, &y, &format!("tokens per second per {rank}"));
+    for cell in &cells {
+        let (left, bottom) = at(cell.gib.0, cell.speed.0);
+        let (right, top) = at(cell.gib.1, cell.speed.1);
+        let size = (right - left, bottom - top);
+        scene.rect((left, top), size, cell.paint(), Some(cell.tip()));
+    }
     if let Some(capacity) = capacity {
         let x = x.at(capacity * unit.per_gib());
         let ends = vec![(x, frame.top), (x, frame.bottom)];
@@ -99,31 +121,108 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     for kind in [Kind::Considered, Kind::Predicted, Kind::Measured] {
         for point in points.iter().filter(|p| p.kind == kind) {
             let (radius, form, paint) = kind.mark();
-            scene.mark(at(point), radius, form, paint, Some(tip(point)));
+            scene.mark(place(point), radius, form, paint, Some(tip(point)));
         }
     }
-    scene.line(staircase(front.iter().map(|p| at(p))), Paint::Ink, 1.5);
+    scene.line(staircase(front.iter().map(|p| place(p))), Paint::Ink, 1.5);
     for point in &front {
-        scene.mark(at(point), 3.5, Form::Disc, Paint::Ink, Some(tip(point)));
+        scene.mark(place(point), 3.5, Form::Disc, Paint::Ink, Some(tip(point)));
     }
     if let Some(winner) = front.last() {
-        label_winner(&mut scene, &frame, at(winner), winner, rank);
+        label_winner(&mut scene, &frame, place(winner), winner, rank);
     }
     scene.height = frame.bottom + X_AXIS_HEIGHT;
     Some(Plot {
         stem: "speed-memory".to_owned(),
-        caption: "Of the layouts priced, only those on the line are worth choosing: for every \
-                  other one, some layout is both faster and smaller. Smaller ones than these may \
-                  exist: planning with --objective memory looks for them."
-            .to_owned(),
+        caption: caption(surveyed.is_some()).to_owned(),
         scene,
     })
+}
+
+/// What to look at.
+fn caption(surveyed: bool) -> &'static str {
+    if surveyed {
+        "Of the layouts priced, only those on the line are worth choosing: for every other one, some \
+         layout is both faster and smaller. Where shading reaches past the line to the left, smaller \
+         layouts fit that were not priced: planning with --front prices the best of them."
+    } else {
+        "Of the layouts priced, only those on the line are worth choosing: for every other one, some \
+         layout is both faster and smaller. Smaller ones than these may exist: planning with --front \
+         prices the best of them."
+    }
+}
+
+/// What the picture shows, in one or two sentences.
+fn subtitle(survey: Option<&Survey>, points: &[Point], predicted: usize) -> Vec<String> {
+    let priced = format::grouped(predicted as u64);
+    let Some(survey) = survey else {
+        let mut subtitle = vec![format!(
+            "{priced} layouts that were priced and fit; up is faster, left is smaller."
+        )];
+        if points.iter().any(|p| p.kind == Kind::Considered) {
+            subtitle.push("The search priced only what its bounds let be the fastest.".to_owned());
+        }
+        return subtitle;
+    };
+    vec![
+        format!(
+            "Shaded: all {} layouts that fit, of {} legal ones worth trying; up is faster, left is \
+             smaller.",
+            format::grouped(survey.fitting),
+            format::grouped(survey.layouts)
+        ),
+        format!(
+            "Each is counted once, at its fastest recompute set that fits and the speed a bound lets \
+             it have. Points: {priced} priced in full."
+        ),
+    ]
+}
+
+/// A cell of the survey's grid, in GiB and tokens per second.
+struct Cell {
+    gib: (f64, f64),
+    speed: (f64, f64),
+    layouts: u32,
+}
+
+fn cells(surveyed: &Surveyed) -> Vec<Cell> {
+    let Surveyed {
+        survey, fastest, ..
+    } = surveyed;
+    let edges = |cell: u32, whole: f64| {
+        let edge = |cell: u32| whole * f64::from(cell) / f64::from(Survey::CELLS);
+        (edge(cell), edge(cell + 1))
+    };
+    let cell = |&SurveyCell(column, row, layouts): &SurveyCell| Cell {
+        gib: edges(column, survey.capacity_gib),
+        speed: edges(row, *fastest),
+        layouts,
+    };
+    survey.cells.iter().map(cell).collect()
+}
+
+impl Cell {
+    fn paint(&self) -> Paint {
+        let reached = SHADES.iter().rev().find(|(from, _)| self.layouts >= *from);
+        Paint::Rgb(reached.unwrap_or(&SHADES[0]).1)
+    }
+
+    fn tip(&self) -> String {
+        format!(
+            "layouts that fit in {1} to {2}, at most {3} to {4} tokens/s each: {0}",
+            format::grouped(self.layouts.into()),
+            format::gib(self.gib.0),
+            format::gib(self.gib.1),
+            format::short_count(self.speed.0),
+            format::short_count(self.speed.1)
+        )
+    }
 }
 
 impl Kind {
     fn mark(self) -> (f64, Form, Paint) {
         match self {
-            Self::Considered => (3.0, Form::Disc, Paint::Rgb(0xa9_b1_bd)),
+            Self::Considered => (3.0, Form::Disc, Paint::Rgb(0x6a_73_82)),
             Self::Predicted => (5.0, Form::Disc, PREDICTED),
             Self::Measured => (7.0, Form::Diamond, MEASURED),
         }

@@ -1,0 +1,69 @@
+//! [`survey`]: every layout worth trying at a glance, for the picture of speed against memory.
+//!
+//! The search prices what may win and prunes the rest unseen. Here each layout gets one look: under
+//! the dispatcher of least work and a split found in one pass, the recompute set that is fastest
+//! among those that fit; its memory is the memory model's, its time the bound that pruning uses, not
+//! a simulated step. There may be a hundred thousand of them, so they are counted in a grid.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::units::Bytes;
+use rayon::prelude::*;
+
+use super::candidate::likely_cut;
+use super::shape::{Question, Shape};
+use super::visit::{Unit, peak};
+use crate::answer::{Survey, SurveyCell};
+
+/// Looks at all units of a search.
+pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
+    let seen: Vec<Option<(Bytes, f64)>> = units
+        .par_iter()
+        .with_min_len(64)
+        .map(|unit| glance(question, unit))
+        .collect();
+    let fitting = || seen.iter().flatten();
+    let fastest_s = fitting()
+        .map(|&(_, step_s)| step_s)
+        .fold(f64::INFINITY, f64::min);
+    let capacity_gib = question.capacity().gib();
+    let mut counts: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+    for &(memory, step_s) in fitting() {
+        let column = Survey::cell(memory.gib() / capacity_gib);
+        let row = Survey::cell(fastest_s / step_s);
+        *counts.entry((column, row)).or_default() += 1;
+    }
+    Survey {
+        layouts: units.len() as u64,
+        fitting: fitting().count() as u64,
+        capacity_gib,
+        fastest_s: if fastest_s.is_finite() {
+            fastest_s
+        } else {
+            0.0
+        },
+        cells: counts
+            .into_iter()
+            .map(|((column, row), layouts)| SurveyCell(column, row, layouts))
+            .collect(),
+    }
+}
+
+/// Peak memory and least time of a layout under the fastest recompute set that fits; `None` where
+/// none does.
+fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
+    let (layout, capacity) = (unit.layout, question.capacity());
+    let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
+    let (shape, _) = unit.shapes.iter().zip(&unit.floors).min_by(cheapest)?;
+    let cut = likely_cut(question, layout, shape)?;
+    if cut.held() > capacity {
+        return None;
+    }
+    let peak_of = |set: usize| peak(&cut.memory(question, layout, shape, set, unit.moments));
+    let (set, memory) = shape
+        .sets_by_time()
+        .iter()
+        .map(|&set| (set, peak_of(set)))
+        .find(|&(_, memory)| memory <= capacity)?;
+    Some((memory, cut.bound(layout, shape, set).seconds().0))
+}
