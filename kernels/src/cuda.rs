@@ -115,14 +115,6 @@ impl Cuda {
         Ok(module)
     }
 
-    /// An op that has no kernel yet.
-    pub(crate) fn unwritten(&self, op: &'static str) -> ! {
-        let device = &self.properties().name;
-        DeviceError::new("launch", format!("{device} has no kernel for this op"))
-            .during(op)
-            .raise()
-    }
-
     /// A tensor map as an argument.
     pub(crate) fn tensor_map(&self, op: &'static str, map: &TensorMap) -> Arg {
         Arg::Map(done(op, self.platform.encode(map)))
