@@ -96,7 +96,6 @@ impl Cuda {
         let launch = || {
             let module = self.module(program)?;
             self.platform.launch(&Launch {
-                op,
                 module,
                 entry,
                 grid,

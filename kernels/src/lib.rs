@@ -2,19 +2,18 @@
 //!
 //! A [`Device`] owns memory and runs ops; a [`Tensor`] is a typed, row-major view into one of its
 //! buffers. Every op is one module with one contract: shapes, what is overwritten and what is added
-//! to, and what an implementation on a device has to do. Today the only device is the CPU in f32;
-//! an op `match`es on the device's backend and calls its `cpu` half, so that another backend is
-//! another arm and no caller changes.
+//! to, and what an implementation on a device has to do. There are two kinds of device, the CPU in
+//! f32 and CUDA in f32 or bf16: an op `match`es on the device's backend and calls its `cpu` or its
+//! `cuda` half, and no caller knows which.
 //!
 //! What holds for all ops: the same inputs give the same bits at any number of threads; a row of a
-//! result does not depend on how many other rows there are; wrong shapes are programmer errors and
+//! result does not depend on how many other rows there are (but for dense products that the vendor's
+//! library does, which chooses its kernel by shape); wrong shapes are programmer errors and
 //! panic with the op, what was expected and what was found; memory read by an op never overlaps
 //! memory it writes unless the op says "in place".
 //!
 //! What is deliberately absent: ranks, layouts, autograd, streams in the interface. The crate knows
 //! shapes and dtypes, nothing of models.
-
-#![expect(dead_code, reason = "the CUDA platforms are the next thing to arrive")]
 
 mod bf16;
 mod buffer;

@@ -12,7 +12,6 @@ use moefold_profiles::units::Bytes;
 
 use crate::bf16;
 use crate::buffer::{Buffer, with};
-use crate::cuda::Cuda;
 use crate::cuda::platform::Address;
 use crate::device::{Backend, Device, TensorClass};
 
@@ -283,18 +282,6 @@ impl Tensor {
         self.buffer.address().offset(offset.0)
     }
 
-    /// The CUDA device that the tensor is on.
-    ///
-    /// # Panics
-    /// When it is on another.
-    pub(crate) fn cuda(&self) -> &Cuda {
-        match &self.device().0.backend {
-            Backend::Cuda(gpu) => gpu,
-            Backend::Cpu(_) => panic!("{self:?} is not on a CUDA device"),
-        }
-    }
-
-    /// Asserts the type of an op's argument.
     #[track_caller]
     pub(crate) fn expect_dtype(&self, op: &str, dtype: Dtype) {
         assert!(

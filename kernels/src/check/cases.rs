@@ -46,9 +46,24 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes at the edges of tiles and below one access: for correctness.
+    /// Sizes at the edges of tiles and below one access: for correctness. The odd ones are no
+    /// multiple of 16 bytes, so that they go to the portable kernels on any architecture.
     pub fn small() -> Vec<Self> {
         vec![
+            Self {
+                name: "odd",
+                tokens: 69,
+                seqs: 3,
+                hidden: 70,
+                heads: 3,
+                kv_heads: 1,
+                qk_dim: 60,
+                v_dim: 44,
+                experts: 5,
+                topk: 2,
+                width: 35,
+                vocab: 101,
+            },
             Self {
                 name: "ragged",
                 tokens: 130,

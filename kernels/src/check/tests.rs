@@ -34,17 +34,23 @@ fn a_wrong_output_does_not_pass() {
         let tensor = device.from_i32(TensorClass::Activations, values, &[values.len()]);
         Written::new("ids", &tensor)
     };
-    let passes = |got: &Written, want: &Written| {
-        Verdict {
-            output: got.name,
-            error: distance(got, want),
-            tolerance: tolerance(got.dtype(), Dtype::F32),
-        }
-        .passes()
-    };
+    let passes = |got: &Written, want: &Written| verdict(got, want, Dtype::F32).passes();
     let want = written(&[1.0, 2.0, 3.0]);
     assert!(passes(&written(&[1.0, 2.0, 3.0]), &want));
     assert!(!passes(&written(&[1.0, 2.0, 3.001]), &want));
     assert!(!passes(&written(&[1.0, f32::NAN, 3.0]), &want));
     assert!(!passes(&integers(&[1, 2, 4]), &integers(&[1, 2, 3])));
+}
+
+#[test]
+fn one_wrong_row_of_many_does_not_pass() {
+    let rows = 100_000;
+    let want: Vec<f64> = vec![1.0; 8 * rows];
+    let mut got = want.clone();
+    got[80..88].fill(0.0);
+    let (error, worst_row) = distance(&got, &want, 8);
+    assert!(error <= 1e-2, "{error}: the norm of all hardly moves");
+    assert!((worst_row - 1.0).abs() < 1e-9, "{worst_row}");
+    got[80] = f64::NAN;
+    assert!(distance(&got, &want, 8).1.is_nan());
 }

@@ -183,7 +183,6 @@ impl Value {
         match *arg {
             Arg::Address(address) => Self::Eight(address.0),
             Arg::I32(value) => Self::Four(value as u32),
-            Arg::U32(value) => Self::Four(value),
             Arg::U64(value) => Self::Eight(value),
             Arg::F32(value) => Self::Four(value.to_bits()),
             Arg::Map(map) => Self::Map(map),

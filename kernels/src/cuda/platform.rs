@@ -49,7 +49,6 @@ pub(crate) struct Module(pub(crate) usize);
 
 /// A kernel to run. Arguments are the kernel's parameters in order.
 pub(crate) struct Launch<'a> {
-    pub(crate) op: &'static str,
     pub(crate) module: Module,
     pub(crate) entry: &'static str,
     pub(crate) grid: Grid,

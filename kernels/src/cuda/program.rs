@@ -239,7 +239,6 @@ impl Grid {
 pub(crate) enum Arg {
     Address(Address),
     I32(i32),
-    U32(u32),
     U64(u64),
     F32(f32),
     Map(EncodedMap),
@@ -358,5 +357,9 @@ pub(crate) struct Entry {
     /// Bytes of dynamic shared memory that a launch asks for, at most.
     pub(crate) shared: u32,
     /// Instructions that its machine code must show, by the start of their names (`HGMMA`).
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "tests hold the machine code to it")
+    )]
     pub(crate) shows: &'static [&'static str],
 }

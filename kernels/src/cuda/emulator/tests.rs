@@ -26,7 +26,6 @@ fn run(
     let program = source.with(&[Define::int("FAULT", planted)]);
     let module = emulator.load(&program).expect("it compiles");
     let launch = Launch {
-        op: "test",
         module,
         entry,
         grid,

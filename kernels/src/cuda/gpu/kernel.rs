@@ -230,7 +230,6 @@ fn place(arg: &Arg) -> *mut c_void {
     let place: *const c_void = match arg {
         Arg::Address(value) => ptr::from_ref(&value.0).cast(),
         Arg::I32(value) => ptr::from_ref(value).cast(),
-        Arg::U32(value) => ptr::from_ref(value).cast(),
         Arg::U64(value) => ptr::from_ref(value).cast(),
         Arg::F32(value) => ptr::from_ref(value).cast(),
         Arg::Map(value) => ptr::from_ref(&value.0).cast(),
@@ -241,7 +240,7 @@ fn place(arg: &Arg) -> *mut c_void {
 
 fn size(arg: &Arg) -> usize {
     match arg {
-        Arg::I32(_) | Arg::U32(_) | Arg::F32(_) => 4,
+        Arg::I32(_) | Arg::F32(_) => 4,
         Arg::Address(_) | Arg::U64(_) => 8,
         Arg::Map(_) => 128,
     }

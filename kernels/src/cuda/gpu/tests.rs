@@ -87,7 +87,6 @@ fn launch(
     args: &[Arg],
 ) -> Result<(), DeviceError> {
     gpu.launch(&Launch {
-        op: "code::forward",
         module,
         entry,
         grid,

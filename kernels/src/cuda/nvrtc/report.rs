@@ -59,6 +59,7 @@ pub(crate) fn resources(log: &str) -> Vec<Resources> {
 
 /// Lines of a log that say something is wrong or slow: warnings, and the assembler's advice that a
 /// kernel's matrix products cannot overlap or its register hints were ignored (codes `C7...`).
+#[cfg(test)]
 pub(crate) fn complaints(log: &str) -> Vec<&str> {
     log.lines()
         .filter(|line| line.contains("warning") || line.contains("(C7"))
