@@ -1,7 +1,7 @@
 //! `moefold gpu-check`: every kernel against its twin and against the clock on the GPU at hand.
 //!
-//! One command for a machine that is lent for minutes: it builds nothing, stops at nothing, and
-//! leaves `gpu-check.json` and `gpu-check.md` behind. The cases of each op run in a process of their
+//! One command for a machine that is at hand for minutes: it builds nothing, and what it has found so
+//! far is in `gpu-check.json` and `gpu-check.md` after every part. The cases of each op run in a process of their
 //! own with a deadline, since a kernel that hangs or faults takes its process's context with it.
 
 use std::fs;
@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use moefold_kernels::check::Sizes;
-use moefold_kernels::{Device, DeviceError, Dtype};
-use moefold_profiles::files::write_atomically;
+use moefold_kernels::{Device, DeviceError, Dtype, Op};
 use serde::Serialize;
 
 use crate::cli::{GpuCheckArgs, Peer};
@@ -22,6 +21,7 @@ use crate::doctor;
 use crate::failure::Failure;
 use crate::output::Output;
 use part::{CEILINGS, Ceilings, HARDWARE, Line, Outcome, Part, Said};
+use peers::Sanitized;
 use report::Report;
 
 mod part;
@@ -61,9 +61,23 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
         .map_err(Failure::Runtime)?;
     let before = report::clocks();
     let begun = Instant::now();
-    let mut lines = Vec::new();
-    let mut ceilings = None;
     let parts = parts(args);
+    if !parts.iter().any(|part| part.op != CEILINGS) {
+        let only = args.only.as_deref().unwrap_or_default();
+        return Err(Failure::Request(anyhow!(
+            "--only {only}: no op has this in its name; gemm, grouped_gemm, attention, permute are some"
+        )));
+    }
+    let mut report = Report {
+        doctor: doctor::Report::collect(),
+        device: described,
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        clocks: [before, None],
+        ceilings: None,
+        lines: Vec::new(),
+        torch: None,
+        sanitizer: None,
+    };
     for (done, part) in parts.iter().enumerate() {
         output.say(&format!(
             "[{}/{} {:>4.0} s] {} {} {}",
@@ -76,34 +90,27 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
         ))?;
         for said in run_apart(part, args)? {
             match said {
-                Said::Ends(line) => lines.push(line),
-                Said::Ceilings(measured) => ceilings = Some(measured),
+                Said::Ends(line) => report.lines.push(line),
+                Said::Ceilings(measured) => report.ceilings = Some(measured),
                 Said::Begins(_) => {}
             }
         }
+        // Whatever ends this process, what was found so far stays.
+        report.write(&args.out)?;
     }
-    let torch = (!args.rehearse && !args.without.contains(&Peer::Torch)).then(|| {
-        let sizes = Sizes::real();
-        peers::torch(&args.python, &sizes)
-    });
-    let sanitizer = (!args.rehearse && !args.without.contains(&Peer::Sanitizer)).then(|| {
+    let whole = !args.rehearse && args.only.is_none();
+    if whole && !args.small && !args.without.contains(&Peer::Torch) {
+        report.torch = Some(peers::torch(&args.python, &Sizes::real()));
+        report.write(&args.out)?;
+    }
+    if whole && !args.without.contains(&Peer::Sanitizer) {
         let log = args.out.join("sanitizer.log");
         let program = std::env::current_exe().unwrap_or_else(|_| "moefold".into());
-        sanitized(&program, args, &log)
-    });
-    let report = Report {
-        doctor: doctor::Report::collect(),
-        device: described,
-        command: std::env::args().collect::<Vec<_>>().join(" "),
-        clocks: [before, report::clocks()],
-        ceilings,
-        lines,
-        torch,
-        sanitizer,
-    };
+        report.sanitizer = Some(sanitized(&program, args, &log));
+    }
+    report.clocks[1] = report::clocks();
+    report.write(&args.out)?;
     let wrong = report.wrong();
-    write(&args.out.join("gpu-check.json"), &report.json()?)?;
-    write(&args.out.join("gpu-check.md"), &report.markdown())?;
     output.answer(&report.summary(), || report.text())?;
     if wrong > 0 {
         return Err(Failure::Runtime(anyhow!(
@@ -122,10 +129,14 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
         dtype: Dtype::Bf16,
         op: op.to_owned(),
         timed: false,
+        skip: Vec::new(),
     };
     let mut parts = Vec::new();
     if !args.rehearse && args.only.is_none() {
         parts.push(special(HARDWARE));
+    }
+    if !args.small {
+        parts.push(special(CEILINGS));
     }
     let mut ask = |sizes: &Sizes, dtype, timed| {
         let all = Part {
@@ -133,6 +144,7 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
             dtype,
             op: String::new(),
             timed,
+            skip: Vec::new(),
         };
         for op in stems(sizes, dtype) {
             if args.only.as_ref().is_none_or(|only| op.contains(only)) {
@@ -151,7 +163,6 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
     for sizes in Sizes::real() {
         ask(&sizes, Dtype::Bf16, true);
     }
-    parts.push(special(CEILINGS));
     parts
 }
 
@@ -166,9 +177,59 @@ fn stems(sizes: &Sizes, dtype: Dtype) -> Vec<String> {
     stems
 }
 
-/// Runs a part in a process of its own and returns what it said. Cases that it did not come to, or
-/// did not end, are lines too.
+/// Runs a part in a process of its own, and what is left of it in another where a case ended that one.
+/// Every case is a line in the end; a part that died without a word is one too.
 fn run_apart(part: &Part, args: &GpuCheckArgs) -> Result<Vec<Said>, Failure> {
+    let mut part = part.clone();
+    let mut all = Vec::new();
+    loop {
+        let (said, why) = run_once(&part, args)?;
+        let (mut begun, mut ended) = (None, Vec::new());
+        for said in &said {
+            match said {
+                Said::Begins(case) => begun = Some(case.clone()),
+                Said::Ends(line) => {
+                    begun = None;
+                    ended.push(line.case.clone());
+                }
+                Said::Ceilings(_) => {}
+            }
+        }
+        all.extend(said);
+        let Some(why) = why else { return Ok(all) };
+        if let Some(case) = begun {
+            all.push(Said::Ends(failed(&part, &case, &why)));
+            ended.push(case);
+        }
+        if ended.is_empty() {
+            // It died before its first case, and would again.
+            all.push(Said::Ends(failed(&part, &part.op, &why)));
+            return Ok(all);
+        }
+        part.skip.extend(ended);
+    }
+}
+
+/// The line of a case that ended its process.
+fn failed(part: &Part, case: &str, why: &str) -> Line {
+    let known = part::cases_of(part);
+    let op = known
+        .iter()
+        .find(|known| known.name == case)
+        .map(|case| &case.op);
+    Line {
+        sizes: part.sizes.clone(),
+        dtype: part.dtype,
+        flops: op.map_or(0.0, |op| op.flops().0),
+        bytes: op.map_or(0.0, |op| op.bytes().0 as f64),
+        matrix: op.is_some_and(Op::is_matrix),
+        case: case.to_owned(),
+        outcome: Outcome::Failed(why.to_owned()),
+    }
+}
+
+/// Runs a part in one process: what it said, and why it ended early if it did.
+fn run_once(part: &Part, args: &GpuCheckArgs) -> Result<(Vec<Said>, Option<String>), Failure> {
     let program = std::env::current_exe()?;
     let mut command = Command::new(program);
     command
@@ -220,49 +281,21 @@ fn run_apart(part: &Part, args: &GpuCheckArgs) -> Result<Vec<Said>, Failure> {
     let last = complaints.join().unwrap_or_default();
     drop(receive);
     let _ = reader.join();
-    if !status.success() || why.is_some() {
-        let why = why.unwrap_or_else(|| format!("{status}: {last}"));
-        said.extend(unfinished(part, &said, &why));
+    if !status.success() {
+        why = why.or_else(|| Some(format!("{status}: {last}")));
     }
-    Ok(said)
+    Ok((said, why))
 }
 
 fn no_pipe() -> Failure {
     Failure::Runtime(anyhow!("a part's output could not be read"))
 }
 
-/// Lines for the cases of a part that ended early: the one it was in failed, or the first if it came
-/// to none; those after it were not come to.
-fn unfinished(part: &Part, said: &[Said], why: &str) -> Vec<Said> {
-    let ended = |case: &str| {
-        let of_case = |said: &&Said| matches!(said, Said::Ends(line) if line.case == case);
-        said.iter().any(|said| of_case(&said))
-    };
-    let mut why = Some(why.to_owned());
-    part::cases_of(part)
-        .into_iter()
-        .filter(|case| !ended(&case.name))
-        .map(|case| {
-            let why = why.take();
-            let why = why.unwrap_or_else(|| "not come to: an earlier case ended it".to_owned());
-            Said::Ends(Line {
-                sizes: part.sizes.clone(),
-                dtype: part.dtype,
-                flops: case.op.flops().0,
-                bytes: case.op.bytes().0 as f64,
-                matrix: case.op.is_matrix(),
-                case: case.name,
-                outcome: Outcome::Failed(why),
-            })
-        })
-        .collect()
-}
-
 /// The small sizes under compute-sanitizer, each op in the sanitizer's own process.
-fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> String {
+fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> Vec<Sanitized> {
     let mut notes = Vec::new();
     let Some(sizes) = Sizes::small().into_iter().next() else {
-        return String::new();
+        return notes;
     };
     for op in stems(&sizes, Dtype::Bf16) {
         let part = Part {
@@ -270,6 +303,7 @@ fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> String {
             dtype: Dtype::Bf16,
             op: op.clone(),
             timed: false,
+            skip: Vec::new(),
         };
         let Ok(part) = serde_json::to_string(&part) else {
             continue;
@@ -285,18 +319,9 @@ fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> String {
         ]
         .map(str::to_owned);
         let log = log.with_file_name(format!("sanitizer-{op}.log"));
-        notes.push(format!(
-            "{op}: {}",
-            peers::sanitizer(program, &arguments, &log)
-        ));
+        notes.push(peers::sanitizer(&op, program, &arguments, &log));
     }
-    notes.join("\n")
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    write_atomically(path, |file| file.write_all(text.as_bytes()))
-        .with_context(|| format!("{}: could not write it", path.display()))
-        .map_err(Failure::Runtime)
+    notes
 }
 
 /// The answer of the command.

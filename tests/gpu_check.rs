@@ -61,6 +61,16 @@ fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
 }
 
 #[test]
+fn an_op_that_there_is_not_is_a_bad_request() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().to_str().expect("the path is text");
+    let output = moefold(&["gpu-check", "--rehearse", "--only", "grupped", "--out", out]);
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("--only grupped"), "{complaint}");
+}
+
+#[test]
 fn without_a_gpu_the_command_says_so() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("results");

@@ -1,8 +1,10 @@
 //! Other programs of the same run: PyTorch at the same shapes, and compute-sanitizer.
 
-use std::io::Write as _;
+use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use moefold_kernels::check::Sizes;
 use serde_json::{Value, json};
@@ -50,9 +52,7 @@ fn ask(python: &str, sizes: &[Sizes]) -> Result<Torch, String> {
         // A script that ended early has closed its end; its own message says why.
         let _ = stdin.write_all(request.as_bytes());
     }
-    let output = child
-        .wait_with_output()
-        .map_err(|error| error.to_string())?;
+    let output = wait_at_most(child, TORCH_DEADLINE).map_err(|error| error.to_string())?;
     let said: Vec<Value> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
@@ -90,36 +90,87 @@ fn described(sizes: &Sizes) -> Value {
     })
 }
 
-/// Runs the small sizes under compute-sanitizer; returns one line for the report. What it printed is
-/// in `log`.
-pub(crate) fn sanitizer(program: &Path, arguments: &[String], log: &Path) -> String {
-    let Some(sanitizer) = on_path("compute-sanitizer") else {
-        return "compute-sanitizer is not on PATH: it was not run".to_owned();
+/// What compute-sanitizer said of one op.
+pub(crate) struct Sanitized {
+    /// One line for the report.
+    pub(crate) note: String,
+    /// Whether it found something wrong.
+    pub(crate) found_errors: bool,
+}
+
+/// Runs the small sizes of `op` under compute-sanitizer. What it printed is in `log`.
+pub(crate) fn sanitizer(op: &str, program: &Path, arguments: &[String], log: &Path) -> Sanitized {
+    let skipped = |why: String| Sanitized {
+        note: format!("{op}: compute-sanitizer was not run: {why}"),
+        found_errors: false,
     };
-    let output = Command::new(sanitizer)
+    let Some(sanitizer) = on_path("compute-sanitizer") else {
+        return skipped("it is not on PATH".to_owned());
+    };
+    let child = Command::new(sanitizer)
         .args(["--tool", "memcheck", "--error-exitcode", "9"])
         .arg(program)
         .args(arguments)
-        .output();
-    match output {
-        Err(error) => format!("compute-sanitizer could not be started: {error}"),
-        Ok(output) => {
-            let mut text = output.stdout;
-            text.extend(output.stderr);
-            let kept = std::fs::write(log, &text).map_err(|error| error.to_string());
-            let summary = String::from_utf8_lossy(&text)
-                .lines()
-                .rfind(|line| line.contains("ERROR SUMMARY"))
-                .map_or_else(
-                    || format!("no summary, {}", output.status),
-                    |line| line.trim_start_matches(['=', ' ']).to_owned(),
-                );
-            match kept {
-                Ok(()) => format!("compute-sanitizer memcheck: {summary}"),
-                Err(error) => format!("compute-sanitizer memcheck: {summary}; its log: {error}"),
-            }
-        }
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let output = match child.and_then(|child| wait_at_most(child, SANITIZER_DEADLINE)) {
+        Err(error) => return skipped(error.to_string()),
+        Ok(output) => output,
+    };
+    let mut text = output.stdout;
+    text.extend(output.stderr);
+    let kept = match std::fs::write(log, &text) {
+        Ok(()) => String::new(),
+        Err(error) => format!("; its log: {error}"),
+    };
+    let text = String::from_utf8_lossy(&text);
+    let summary = text.lines().rfind(|line| line.contains("ERROR SUMMARY"));
+    let summary = summary.map(|line| line.trim_start_matches(['=', ' ']));
+    match summary {
+        None => skipped(format!("no summary, {}{kept}", output.status)),
+        Some(summary) => Sanitized {
+            note: format!("{op}: compute-sanitizer memcheck: {summary}{kept}"),
+            found_errors: !summary.contains(" 0 errors"),
+        },
     }
+}
+
+const TORCH_DEADLINE: Duration = Duration::from_mins(5);
+const SANITIZER_DEADLINE: Duration = Duration::from_mins(2);
+
+/// What a process printed; one that takes longer is killed and an error.
+fn wait_at_most(mut child: Child, deadline: Duration) -> io::Result<Output> {
+    let pipes = (child.stdout.take(), child.stderr.take());
+    let read = |pipe: Option<Box<dyn Read + Send>>| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What came before a broken pipe is all there is.
+            let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+            bytes
+        })
+    };
+    let stdout = read(pipes.0.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
+    let stderr = read(pipes.1.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > deadline {
+            child.kill()?;
+            child.wait()?;
+            let why = format!("no end after {} s: killed", deadline.as_secs());
+            return Err(io::Error::other(why));
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    Ok(Output {
+        status,
+        stdout: stdout.join().unwrap_or_default(),
+        stderr: stderr.join().unwrap_or_default(),
+    })
 }
 
 fn on_path(name: &str) -> Option<PathBuf> {

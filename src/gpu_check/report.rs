@@ -1,8 +1,12 @@
 //! What a check found, as JSON and as tables.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::Command;
 
+use anyhow::Context as _;
+use moefold_kernels::cuda::libraries::{Answer, Library, find};
+use moefold_profiles::files::write_atomically;
 use moefold_reports::format;
 use moefold_reports::tables::Table;
 use serde_json::json;
@@ -10,8 +14,8 @@ use serde_json::json;
 use crate::doctor;
 use crate::failure::Failure;
 use crate::gpu_check::Summary;
-use crate::gpu_check::part::{Ceilings, Line, Outcome, Time};
-use crate::gpu_check::peers::Torch;
+use crate::gpu_check::part::{Ceilings, Line, Outcome, SEED, Time};
+use crate::gpu_check::peers::{Sanitized, Torch};
 
 /// Everything a check found.
 pub(crate) struct Report {
@@ -24,7 +28,7 @@ pub(crate) struct Report {
     pub(crate) ceilings: Option<Ceilings>,
     pub(crate) lines: Vec<Line>,
     pub(crate) torch: Option<Torch>,
-    pub(crate) sanitizer: Option<String>,
+    pub(crate) sanitizer: Option<Vec<Sanitized>>,
 }
 
 /// Clocks, temperature and power as `nvidia-smi` gives them, where it is there.
@@ -93,7 +97,24 @@ impl Line {
 impl Report {
     /// Cases that are not right.
     pub(crate) fn wrong(&self) -> usize {
-        self.lines.iter().filter(|line| !line.is_right()).count()
+        let cases = self.lines.iter().filter(|line| !line.is_right()).count();
+        let sanitized = self.sanitizer.iter().flatten();
+        cases + sanitized.filter(|one| one.found_errors).count()
+    }
+
+    /// Writes both files, replacing those of before.
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), Failure> {
+        let files = [
+            ("gpu-check.json", self.json()?),
+            ("gpu-check.md", self.markdown()),
+        ];
+        for (name, text) in files {
+            let path = folder.join(name);
+            write_atomically(&path, |file| file.write_all(text.as_bytes()))
+                .with_context(|| format!("{}: could not write it", path.display()))
+                .map_err(Failure::Runtime)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn summary(&self) -> Summary {
@@ -122,7 +143,10 @@ impl Report {
                 "note": torch.note,
                 "said": torch.said,
             })),
-            "sanitizer": self.sanitizer,
+            "sanitizer": self.sanitizer.as_ref().map(|all| {
+                all.iter().map(|one| &one.note).collect::<Vec<_>>()
+            }),
+            "seed": SEED,
         });
         serde_json::to_string_pretty(&document).map_err(Failure::runtime)
     }
@@ -180,7 +204,13 @@ impl Report {
         if let Some(torch) = &self.torch {
             lines.push(torch.note.clone());
         }
-        lines.extend(self.sanitizer.clone());
+        lines.push(match find(Library::CublasLt) {
+            Answer::Found(found) => format!("dense products: cuBLASLt of {}", found.path.display()),
+            _ => "dense products: moefold's own, for want of cuBLASLt; so is the dense ceiling"
+                .to_owned(),
+        });
+        let sanitized = self.sanitizer.iter().flatten();
+        lines.extend(sanitized.map(|one| one.note.clone()));
         lines.push(String::new());
         lines.join(end)
     }
