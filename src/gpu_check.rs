@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -104,9 +103,7 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
         report.write(&args.out)?;
     }
     if whole && !args.without.contains(&Peer::Sanitizer) {
-        let log = args.out.join("sanitizer.log");
-        let program = std::env::current_exe().unwrap_or_else(|_| "moefold".into());
-        report.sanitizer = Some(sanitized(&program, args, &log));
+        report.sanitizer = Some(sanitized(args)?);
     }
     report.clocks[1] = report::clocks();
     report.write(&args.out)?;
@@ -292,10 +289,11 @@ fn no_pipe() -> Failure {
 }
 
 /// The small sizes under compute-sanitizer, each op in the sanitizer's own process.
-fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> Vec<Sanitized> {
+fn sanitized(args: &GpuCheckArgs) -> Result<Vec<Sanitized>, Failure> {
+    let program = std::env::current_exe()?;
     let mut notes = Vec::new();
     let Some(sizes) = Sizes::small().into_iter().next() else {
-        return notes;
+        return Ok(notes);
     };
     for op in stems(&sizes, Dtype::Bf16) {
         let part = Part {
@@ -305,9 +303,7 @@ fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> Vec<Sanitized> 
             timed: false,
             skip: Vec::new(),
         };
-        let Ok(part) = serde_json::to_string(&part) else {
-            continue;
-        };
+        let part = serde_json::to_string(&part).map_err(Failure::runtime)?;
         let arguments = [
             "gpu-check",
             "--part",
@@ -318,10 +314,10 @@ fn sanitized(program: &Path, args: &GpuCheckArgs, log: &Path) -> Vec<Sanitized> 
             &args.out.to_string_lossy(),
         ]
         .map(str::to_owned);
-        let log = log.with_file_name(format!("sanitizer-{op}.log"));
-        notes.push(peers::sanitizer(&op, program, &arguments, &log));
+        let log = args.out.join(format!("sanitizer-{op}.log"));
+        notes.push(peers::sanitizer(&op, &program, &arguments, &log));
     }
-    notes
+    Ok(notes)
 }
 
 /// The answer of the command.

@@ -1,6 +1,6 @@
 //! Times of cases and the ceilings they are held against.
 
-use moefold_profiles::{Dtype, Op};
+use moefold_profiles::Dtype;
 
 use crate::check::{Case, cases};
 use crate::device::{Device, TensorClass};
@@ -25,19 +25,6 @@ pub struct Ceilings {
     pub copy_bytes_per_s: f64,
     /// FLOP/s of a dense product of 8192 cubed in the device's dtype, on random values.
     pub dense_flops_per_s: f64,
-}
-
-impl Ceilings {
-    /// The least time the device could take: the larger of moving each input and output once and of
-    /// doing the arithmetic.
-    pub fn floor_s(&self, op: &Op) -> f64 {
-        let moving = op.bytes().0 as f64 / self.copy_bytes_per_s;
-        if op.is_matrix() {
-            moving.max(op.flops().0 / self.dense_flops_per_s)
-        } else {
-            moving
-        }
-    }
 }
 
 /// Runs the case `runs` times after `warmup` untimed ones. Before each the device's caches are
