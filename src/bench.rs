@@ -2,6 +2,7 @@
 
 use anyhow::anyhow;
 use moefold_executor::bench::{BenchOptions, BenchResult, tokens_per_s};
+use moefold_executor::device::DeviceSpec;
 use moefold_profiles::Category;
 use moefold_profiles::units::Bytes;
 use moefold_reports::format;
@@ -20,7 +21,9 @@ pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
     }
     let options = BenchOptions {
         ranks: args.ranks,
-        threads_per_rank: args.threads,
+        device: DeviceSpec::Cpu {
+            threads_per_rank: args.threads,
+        },
         steps: u64::from(args.steps),
     };
     let result = tokens_per_s(&options).map_err(failure)?;

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use anyhow::anyhow;
 use moefold_executor::Error;
 use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
@@ -24,6 +25,11 @@ use crate::output::Output;
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
 const TRACED_STEPS: u64 = 3;
 
+/// This machine's cores, shared out among the ranks.
+pub(crate) const CPU: DeviceSpec = DeviceSpec::Cpu {
+    threads_per_rank: None,
+};
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -39,7 +45,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     }
     refuse_later(args)?;
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
-    support::check(&plan.planned, &plan.model).map_err(Failure::request)?;
+    support::check(&plan.planned, &plan.model, &CPU).map_err(Failure::request)?;
     let samples = samples(args, &plan)?;
     let options = options(&args.train, &args.init)?;
     let dir = match &args.out {
@@ -105,7 +111,7 @@ pub(crate) fn train_into(
     output: Output,
 ) -> Result<Trained, Failure> {
     let ranks = plan.request.gpus;
-    let threads = threads_per_rank(ranks);
+    let threads = options.device.threads_per_rank(ranks) as u32;
     let environment = Environment::detect(ranks, threads);
     let files = Mutex::new((
         RunDir::create(dir, plan, &environment).map_err(failure)?,
@@ -156,12 +162,6 @@ fn line(record: &StepRecord) -> String {
         "step {:>5}  loss {:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s",
         record.step, record.loss, record.grad_norm, record.step_s, record.tokens_per_s
     )
-}
-
-/// Cores of the machine for each rank, one at least.
-pub(crate) fn threads_per_rank(ranks: u32) -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    (cores / ranks.max(1)).max(1)
 }
 
 /// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.
@@ -243,7 +243,7 @@ fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
             "random" => Init::Random,
             folder => Init::HuggingFace(PathBuf::from(folder)),
         },
-        threads_per_rank: None,
+        device: CPU,
         traced_steps: first_traced..first_traced + TRACED_STEPS,
     })
 }

@@ -17,7 +17,7 @@ use moefold_reports::tables::Table;
 use serde::Serialize;
 
 use crate::cli::ProfileArgs;
-use crate::execute::{failure, threads_per_rank};
+use crate::execute::{CPU, failure};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         .transpose()
         .map_err(Failure::request)?;
     if let Some(plan) = &plan {
-        support::check(&plan.planned, &plan.model).map_err(Failure::request)?;
+        support::check(&plan.planned, &plan.model, &CPU).map_err(Failure::request)?;
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let ranks = match (args.ranks, &plan) {
@@ -95,7 +95,7 @@ pub(crate) fn measure(
     let options = ProfileOptions {
         keys,
         ranks,
-        threads_per_rank: threads_per_rank(ranks) as usize,
+        device: CPU,
         warmup: 1,
         repeats: REPEATS,
         budget: Duration::from_secs_f64(budget_s),

@@ -22,7 +22,7 @@ use moefold_reports::format;
 use serde::Serialize;
 
 use crate::cli::QuickstartArgs;
-use crate::execute::{failure, numbered, train_into};
+use crate::execute::{CPU, failure, numbered, train_into};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::plan::{Found, NamedProfile, find, load_profiles};
@@ -268,7 +268,7 @@ impl Stage<'_> {
             aux_loss_coef: AUX_LOSS_COEF,
             seed: self.args.seed,
             init: Init::Random,
-            threads_per_rank: None,
+            device: CPU,
             traced_steps: steps / 2..steps / 2 + 2,
         };
         let trained = train_into(

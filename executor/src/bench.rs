@@ -17,6 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use crate::data::{Order, Samples, Stream};
+use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
 use crate::optimizer::AdamOptions;
@@ -49,8 +50,8 @@ const WARMUP_STEPS: u64 = 3;
 pub struct BenchOptions {
     /// Rank threads: 1, 2 or 4.
     pub ranks: u32,
-    /// Threads of each rank; absent, the machine's cores are shared out.
-    pub threads_per_rank: Option<usize>,
+    /// What every rank computes on.
+    pub device: DeviceSpec,
     /// Timed steps.
     pub steps: u64,
 }
@@ -118,7 +119,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         aux_loss_coef: 0.0,
         seed: 1,
         init: Init::Random,
-        threads_per_rank: options.threads_per_rank,
+        device: options.device,
         traced_steps: 0..0,
     };
     let plan = planned(model, layout);
@@ -177,7 +178,9 @@ mod tests {
     fn ranks_must_share_the_batch() {
         let options = BenchOptions {
             ranks: 3,
-            threads_per_rank: None,
+            device: DeviceSpec::Cpu {
+                threads_per_rank: None,
+            },
             steps: 1,
         };
         let text = tokens_per_s(&options).expect_err("refused").to_string();
@@ -199,7 +202,9 @@ mod tests {
         let run = |ranks| {
             let options = BenchOptions {
                 ranks,
-                threads_per_rank: Some(1),
+                device: DeviceSpec::Cpu {
+                    threads_per_rank: Some(1),
+                },
                 steps: 1,
             };
             measure(&model, &options).expect("runs")

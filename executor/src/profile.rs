@@ -18,6 +18,7 @@ use moefold_profiles::directory::{Key, PROFILE_VERSION, Profile, Sample};
 
 pub use sweep::default_sweep;
 
+use crate::device::DeviceSpec;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::run::median;
@@ -35,8 +36,8 @@ pub struct ProfileOptions {
     pub keys: Vec<Key>,
     /// Rank threads that run at the same time.
     pub ranks: u32,
-    /// Threads of each rank.
-    pub threads_per_rank: usize,
+    /// What every rank measures.
+    pub device: DeviceSpec,
     /// Batches before the samples.
     pub warmup: usize,
     /// Samples of each key.
@@ -78,7 +79,7 @@ pub fn run(
     let (keys, skipped) = runnable(keys, options.ranks);
     let started = Instant::now();
     let per_rank = World::threads(options.ranks).run(|rank| {
-        let device = Device::cpu(options.threads_per_rank);
+        let device = options.device.open(0, options.ranks)?;
         let everyone: Vec<u32> = (0..rank.ranks()).collect();
         let world = rank.communicator("world", &everyone);
         let mut samples = Vec::with_capacity(keys.len());
@@ -100,7 +101,10 @@ pub fn run(
         Ok(samples)
     })?;
     let samples = per_rank.into_iter().next().expect("at least one rank");
-    let environment = Environment::detect(options.ranks, options.threads_per_rank as u32);
+    let environment = Environment::detect(
+        options.ranks,
+        options.device.threads_per_rank(options.ranks) as u32,
+    );
     Ok(Measured {
         profile: Profile {
             version: PROFILE_VERSION,
@@ -236,7 +240,9 @@ mod tests {
                 collective(CollectiveKind::SendRecv, 2),
             ],
             ranks: 4,
-            threads_per_rank: 1,
+            device: DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
             warmup: 0,
             repeats: 3,
             budget: Duration::ZERO,

@@ -9,7 +9,9 @@ use moefold_planner::model::{Feature, Model, features};
 use moefold_planner::plan::{
     Dispatcher, Offload, Optimizer, PlannedLayout, Recompute, ScheduleName,
 };
-use moefold_profiles::Precision;
+use moefold_profiles::{Dtype, Precision};
+
+use crate::device::DeviceSpec;
 
 /// Families whose checkpoints are known by tensor name.
 const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
@@ -40,9 +42,9 @@ impl fmt::Display for Unsupported {
     }
 }
 
-/// Refuses a plan or a model that this version cannot run.
-pub fn check(plan: &PlannedLayout, model: &Model) -> Result<(), Unsupported> {
-    let mut reasons = in_plan(plan);
+/// Refuses a plan or a model that this version cannot run on `device`.
+pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result<(), Unsupported> {
+    let mut reasons = in_plan(plan, device);
     reasons.extend(in_model(model));
     if reasons.is_empty() {
         Ok(())
@@ -51,7 +53,7 @@ pub fn check(plan: &PlannedLayout, model: &Model) -> Result<(), Unsupported> {
     }
 }
 
-fn in_plan(plan: &PlannedLayout) -> Vec<String> {
+fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
     let pipeline = degrees.pp > 1 || degrees.vpp > 1;
     let interleaved = !pipeline && plan.pipeline.schedule == ScheduleName::Interleaved;
@@ -88,11 +90,8 @@ fn in_plan(plan: &PlannedLayout) -> Vec<String> {
             "offloading is not implemented, use offload \"none\"".to_owned(),
         ),
         (
-            plan.precision != Precision::Fp32,
-            format!(
-                "precision \"{}\" is not implemented on the CPU, use \"fp32\"",
-                plan.precision
-            ),
+            plan.precision.compute() != device.dtype(),
+            precision(plan.precision, device),
         ),
         (
             plan.optimizer != Optimizer::Adam,
@@ -101,6 +100,22 @@ fn in_plan(plan: &PlannedLayout) -> Vec<String> {
     ];
     let refused = refusals.into_iter().filter(|(refused, _)| *refused);
     refused.map(|(_, reason)| reason).collect()
+}
+
+/// Why a precision is not that of `device`.
+fn precision(asked: Precision, device: &DeviceSpec) -> String {
+    match (device, asked.compute()) {
+        (_, Dtype::Fp8 | Dtype::Fp4) => {
+            format!("precision \"{asked}\" is not implemented, use \"bf16\" or \"fp32\"")
+        }
+        (DeviceSpec::Cpu { .. }, _) => format!(
+            "precision \"{asked}\" is not implemented on the CPU, use \"fp32\", or a CUDA device"
+        ),
+        (_, dtype) => format!(
+            "precision \"{asked}\" computes in {dtype}, the device was asked for {}",
+            device.dtype()
+        ),
+    }
 }
 
 fn in_model(model: &Model) -> Vec<String> {
@@ -124,13 +139,17 @@ mod tests {
     use super::*;
     use crate::testing;
 
+    const CPU: DeviceSpec = DeviceSpec::Cpu {
+        threads_per_rank: None,
+    };
+
     fn plan() -> PlannedLayout {
         testing::plan().planned
     }
 
     fn check_model(name: &str) -> Result<(), Unsupported> {
         let model = moefold_planner::model::presets::load(name).expect("a preset");
-        check(&plan(), &model)
+        check(&plan(), &model, &CPU)
     }
 
     #[test]
@@ -167,10 +186,35 @@ mod tests {
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model).expect_err("four reasons");
+        let refused = check(&asked, &model, &CPU).expect_err("four reasons");
         assert_eq!(refused.reasons.len(), 4, "{refused}");
         for part in ["cp=2", "pp=4", "bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
+        }
+    }
+
+    #[test]
+    fn a_precision_runs_where_a_device_stores_it() {
+        let cuda = |dtype| DeviceSpec::Cuda { dtype };
+        let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
+        let check = |precision, device: &DeviceSpec| {
+            let mut asked = plan();
+            asked.precision = precision;
+            check(&asked, &model, device).map_err(|refused| refused.to_string())
+        };
+        for device in [CPU, cuda(Dtype::F32)] {
+            assert_eq!(check(Precision::Fp32, &device), Ok(()));
+        }
+        assert_eq!(check(Precision::Bf16, &cuda(Dtype::Bf16)), Ok(()));
+        for (precision, device, part) in [
+            (Precision::Bf16, CPU, "use \"fp32\", or a CUDA device"),
+            (Precision::Bf16, cuda(Dtype::F32), "was asked for f32"),
+            (Precision::Fp32, cuda(Dtype::Bf16), "was asked for bf16"),
+            (Precision::Fp8, cuda(Dtype::Bf16), "use \"bf16\""),
+            (Precision::Nvfp4, CPU, "use \"bf16\""),
+        ] {
+            let refused = check(precision, &device).expect_err(part);
+            assert!(refused.contains(part), "{refused} lacks {part}");
         }
     }
 }

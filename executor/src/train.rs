@@ -7,9 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::thread;
 
-use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
@@ -19,6 +17,7 @@ use moefold_profiles::trace::{Origin, Trace, TraceSpan};
 use moefold_profiles::units::Bytes;
 
 use crate::data::Samples;
+use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
 use crate::model::{Holding, Shard, global_tensors};
@@ -59,8 +58,8 @@ pub struct TrainOptions {
     pub seed: u64,
     /// Initial weights.
     pub init: Init,
-    /// CPU threads of each rank; absent, the machine's cores are shared out evenly.
-    pub threads_per_rank: Option<usize>,
+    /// What every rank computes on.
+    pub device: DeviceSpec,
     /// Steps whose spans go into the trace one by one.
     pub traced_steps: Range<u64>,
 }
@@ -87,7 +86,7 @@ pub fn run(
     samples: &Samples,
     on_step: &(dyn Fn(&StepRecord) + Sync),
 ) -> Result<Trained, Error> {
-    support::check(plan, model)?;
+    support::check(plan, model, &options.device)?;
     let layout = prove(&plan.layout, model, batch)?;
     let weights = match &options.init {
         Init::Random => Source::Random {
@@ -99,7 +98,7 @@ pub fn run(
     let collector = Collector::new();
     let rank = |rank: &RankContext| {
         let recorder = rank.recorder();
-        let device = Device::cpu(threads_per_rank(&layout, options));
+        let device = options.device.open(0, layout.gpus())?;
         let cx = Context::join(rank, &layout, device, recorder);
         let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
         let report = |record: &StepRecord| {
@@ -127,7 +126,7 @@ pub fn run(
         &times,
         peaks,
         warmup_steps(options.steps),
-        cores_shared(&layout, options),
+        options.device.shares_cores(layout.gpus()),
     );
     Ok(Trained {
         summary,
@@ -332,21 +331,6 @@ fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, 
     })
 }
 
-/// The machine's cores, shared out; one at least.
-fn threads_per_rank(layout: &Layout, options: &TrainOptions) -> usize {
-    let shared_out = || (cores() / layout.gpus() as usize).max(1);
-    options.threads_per_rank.unwrap_or_else(shared_out)
-}
-
-/// Whether ranks take turns on the cores.
-fn cores_shared(layout: &Layout, options: &TrainOptions) -> bool {
-    layout.gpus() as usize * threads_per_rank(layout, options) > cores()
-}
-
-fn cores() -> usize {
-    thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -379,7 +363,9 @@ mod tests {
             aux_loss_coef: 0.0,
             seed: 1,
             init: Init::HuggingFace(fixture()),
-            threads_per_rank: Some(1),
+            device: DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
             traced_steps: 1..2,
         }
     }

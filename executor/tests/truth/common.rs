@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use moefold_executor::data::{Order, Samples, Stream};
+use moefold_executor::device::DeviceSpec;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
 use moefold_executor::optimizer::AdamOptions;
@@ -12,7 +13,6 @@ use moefold_executor::step::StepOutcome;
 use moefold_executor::train::{self, Init, TrainOptions, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
-use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -101,7 +101,9 @@ impl Fixture {
             aux_loss_coef: 0.0,
             seed: 0,
             init: Init::Random,
-            threads_per_rank: Some(1),
+            device: DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
             traced_steps: 0..0,
         }
     }
@@ -129,7 +131,7 @@ impl Fixture {
         let weights = self.weights();
         let ranks = World::threads(layout.gpus())
             .run(|rank| {
-                let device = Device::cpu(options.threads_per_rank.unwrap_or(1));
+                let device = options.device.open(0, layout.gpus())?;
                 device.poison(true);
                 let cx = Context::join(rank, &layout, device, rank.recorder());
                 let seq_len = self.golden.seq_len;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_executor::device::DeviceSpec;
 use moefold_executor::model::{Family, Holding, Shard};
 use moefold_executor::rank::Context;
 use moefold_executor::train::{self, TrainOptions, Trainer};
@@ -131,7 +132,9 @@ fn law_the_same_run_gives_the_same_bits_on_any_number_of_threads() {
     for layout in [degrees(1, 1, 1, 1, 12), degrees(4, 2, 4, 1, 2)] {
         let run = |threads| {
             let mut options = fixture.options();
-            options.threads_per_rank = Some(threads);
+            options.device = DeviceSpec::Cpu {
+                threads_per_rank: Some(threads),
+            };
             let trained = fixture.train(&layout, 3, &options);
             (trained.steps, trained.weights)
         };

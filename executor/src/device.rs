@@ -1,0 +1,114 @@
+//! [`DeviceSpec`]: which device the ranks of a run compute on.
+//!
+//! Said once, before any rank starts; every rank opens its own [`Device`] on its own thread, since a
+//! device is not `Send`. Ranks that are threads of one process share one GPU.
+
+use std::thread;
+
+use moefold_kernels::{Device, Dtype};
+
+use crate::error::Error;
+
+/// A kind of device, and how the ranks of this machine use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceSpec {
+    /// This machine's cores, in f32.
+    Cpu {
+        /// Threads of each rank; absent, the machine's cores are shared out evenly.
+        threads_per_rank: Option<usize>,
+    },
+    /// A GPU that stores weights and activations in f32 or bf16.
+    Cuda {
+        /// Which of the two.
+        dtype: Dtype,
+    },
+    /// CUDA made of software, as [`Device::emulated`].
+    #[cfg(test)]
+    Emulated {
+        /// The generation of GPU.
+        architecture: moefold_kernels::cuda::Architecture,
+        /// What weights and activations are stored in.
+        dtype: Dtype,
+        /// Where schedules are thrown from.
+        seed: u64,
+    },
+}
+
+impl DeviceSpec {
+    /// The device of one of `ranks` ranks that run on this machine; of several GPUs the one that the
+    /// driver counts as `ordinal`.
+    pub fn open(&self, ordinal: usize, ranks: u32) -> Result<Device, Error> {
+        match *self {
+            Self::Cpu { .. } => Ok(Device::cpu(self.threads_per_rank(ranks))),
+            Self::Cuda { dtype } => Device::cuda(ordinal, dtype).map_err(Error::Device),
+            #[cfg(test)]
+            Self::Emulated {
+                architecture,
+                dtype,
+                seed,
+            } => Device::emulated(architecture, dtype, seed).map_err(Error::Device),
+        }
+    }
+
+    /// The kind of device, as on the command line.
+    pub fn name(&self) -> &'static str {
+        if matches!(self, Self::Cpu { .. }) {
+            "cpu"
+        } else {
+            "cuda"
+        }
+    }
+
+    /// What weights and activations are stored in.
+    pub fn dtype(&self) -> Dtype {
+        match *self {
+            Self::Cpu { .. } => Dtype::F32,
+            Self::Cuda { dtype } => dtype,
+            #[cfg(test)]
+            Self::Emulated { dtype, .. } => dtype,
+        }
+    }
+
+    /// Threads of this machine that the ops of each of `ranks` ranks run on.
+    pub fn threads_per_rank(&self, ranks: u32) -> usize {
+        let Self::Cpu { threads_per_rank } = *self else {
+            return 1;
+        };
+        threads_per_rank.unwrap_or_else(|| (cores() / ranks.max(1) as usize).max(1))
+    }
+
+    /// Whether `ranks` ranks compute on cores of which there are too few for all at once.
+    pub fn shares_cores(&self, ranks: u32) -> bool {
+        matches!(self, Self::Cpu { .. }) && ranks as usize * self.threads_per_rank(ranks) > cores()
+    }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn law_cores_are_shared_out_and_never_run_out() {
+        let shared_out = DeviceSpec::Cpu {
+            threads_per_rank: None,
+        };
+        for ranks in 1..=2 * cores() as u32 {
+            let threads = shared_out.threads_per_rank(ranks);
+            assert!(threads >= 1);
+            assert_eq!(
+                shared_out.shares_cores(ranks),
+                threads * ranks as usize > cores()
+            );
+            let device = shared_out.open(0, ranks).expect("there is a CPU");
+            assert_eq!((device.name(), device.threads()), ("cpu", threads));
+        }
+        let asked = DeviceSpec::Cpu {
+            threads_per_rank: Some(3),
+        };
+        assert_eq!(asked.threads_per_rank(1000), 3);
+    }
+}
