@@ -47,6 +47,14 @@ impl Output {
         Ok(())
     }
 
+    /// Says on stderr what a user should know about the answer; silent with `--quiet`.
+    pub(crate) fn note(self, line: &str) -> Result<(), Failure> {
+        if !self.quiet {
+            writeln!(io::stderr(), "note: {line}")?;
+        }
+        Ok(())
+    }
+
     /// A progress bar on stderr; hidden unless stderr is a terminal.
     pub(crate) fn progress(self, length: u64, what: &'static str) -> ProgressBar {
         if self.quiet || !io::stderr().is_terminal() {

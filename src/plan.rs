@@ -31,9 +31,13 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
-    let mut found = find(&model, &cluster, gpus, &options, &profiles)?;
+    let question = Question::new(&model, &cluster, gpus, &profiles);
+    for note in question.costs.notes() {
+        output.note(note)?;
+    }
+    let mut found = question.ask(&options)?;
     if args.front {
-        add_front(&mut found, &model, &cluster, gpus, &options, &profiles)?;
+        question.add_front(&mut found, &options)?;
     }
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
@@ -79,79 +83,92 @@ impl Found {
     }
 }
 
-/// Searches, and says how long that took.
-pub(crate) fn find(
-    model: &Model,
-    cluster: &Cluster,
+/// What is to be planned, with its prices.
+pub(crate) struct Question<'a> {
+    model: &'a Model,
+    cluster: &'a Cluster,
     gpus: u32,
-    options: &SearchOptions,
-    profiles: &[NamedProfile],
-) -> Result<Found, Failure> {
-    let measured: Vec<Profile> = profiles.iter().map(|named| named.profile.clone()).collect();
-    let costs = Costs::for_cluster(cluster, &measured);
-    let started = Instant::now();
-    let result = search::plan(model, cluster, gpus, options, &costs).map_err(refusal)?;
-    let mut search = result.search;
-    search.elapsed_s = started.elapsed().as_secs_f64();
-    let used = |named: &NamedProfile| ProfileUsed {
-        name: named.name.clone(),
-        hash: named.profile.hash(),
-    };
-    Ok(Found {
-        answer: Answer {
-            plans: result.plans,
-            search,
-            model: Some(model.clone()),
-            cluster: Some(cluster.clone()),
-            request: Some(Request {
-                gpus,
-                batch: options.batch,
-                objective: options.objective,
-            }),
-            profiles: profiles.iter().map(used).collect(),
-        },
-        alternatives: result.alternatives,
-    })
+    profiles: &'a [NamedProfile],
+    costs: Costs,
 }
 
-/// Walks the front of speed against memory: from the winner on, the fastest layout that needs less
-/// memory than the one before, until nothing fits.
-fn add_front(
-    found: &mut Found,
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    profiles: &[NamedProfile],
-) -> Result<(), Failure> {
-    let mut limit_gib = found.answer.plans[0].predicted.peak_gib;
-    for _ in 0..FRONT_STEPS {
-        // Just below the last one, so that each search finds a smaller layout.
-        let options = SearchOptions {
-            memory_gib: Some(limit_gib * (1.0 - 1e-6)),
-            top: 1,
-            survey: false,
-            ..options.clone()
-        };
-        let next = match find(model, cluster, gpus, &options, profiles) {
-            Ok(next) => next,
-            Err(Failure::Infeasible(_)) => break,
-            Err(failure) => return Err(failure),
-        };
-        let plan = &next.answer.plans[0];
-        limit_gib = plan.predicted.peak_gib;
-        let candidate = Candidate {
-            layout: plan.layout,
-            recompute: plan.recompute.clone(),
-            step_s: plan.predicted.step_s,
-            peak_gib: limit_gib,
-        };
-        let feasible = &mut found.answer.search.feasible;
-        if !feasible.contains(&candidate) {
-            feasible.push(candidate);
+impl<'a> Question<'a> {
+    pub(crate) fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        gpus: u32,
+        profiles: &'a [NamedProfile],
+    ) -> Self {
+        let measured: Vec<Profile> = profiles.iter().map(|named| named.profile.clone()).collect();
+        Self {
+            model,
+            cluster,
+            gpus,
+            profiles,
+            costs: Costs::for_cluster(cluster, &measured),
         }
     }
-    Ok(())
+
+    /// Searches, and says how long that took.
+    pub(crate) fn ask(&self, options: &SearchOptions) -> Result<Found, Failure> {
+        let started = Instant::now();
+        let result = search::plan(self.model, self.cluster, self.gpus, options, &self.costs)
+            .map_err(refusal)?;
+        let mut search = result.search;
+        search.elapsed_s = started.elapsed().as_secs_f64();
+        let used = |named: &NamedProfile| ProfileUsed {
+            name: named.name.clone(),
+            hash: named.profile.hash(),
+        };
+        Ok(Found {
+            answer: Answer {
+                plans: result.plans,
+                search,
+                model: Some(self.model.clone()),
+                cluster: Some(self.cluster.clone()),
+                request: Some(Request {
+                    gpus: self.gpus,
+                    batch: options.batch,
+                    objective: options.objective,
+                }),
+                profiles: self.profiles.iter().map(used).collect(),
+            },
+            alternatives: result.alternatives,
+        })
+    }
+
+    /// Walks the front of speed against memory: from the winner on, the fastest layout that needs
+    /// less memory than the one before, until nothing fits.
+    fn add_front(&self, found: &mut Found, options: &SearchOptions) -> Result<(), Failure> {
+        let mut limit_gib = found.answer.plans[0].predicted.peak_gib;
+        for _ in 0..FRONT_STEPS {
+            // Just below the last one, so that each search finds a smaller layout.
+            let options = SearchOptions {
+                memory_gib: Some(limit_gib * (1.0 - 1e-6)),
+                top: 1,
+                survey: false,
+                ..options.clone()
+            };
+            let next = match self.ask(&options) {
+                Ok(next) => next,
+                Err(Failure::Infeasible(_)) => break,
+                Err(failure) => return Err(failure),
+            };
+            let plan = &next.answer.plans[0];
+            limit_gib = plan.predicted.peak_gib;
+            let candidate = Candidate {
+                layout: plan.layout,
+                recompute: plan.recompute.clone(),
+                step_s: plan.predicted.step_s,
+                peak_gib: limit_gib,
+            };
+            let feasible = &mut found.answer.search.feasible;
+            if !feasible.contains(&candidate) {
+                feasible.push(candidate);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Loads profile directories and refuses those of another device.

@@ -25,7 +25,7 @@ use crate::cli::QuickstartArgs;
 use crate::execute::{CPU, failure, numbered, train_into};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::plan::{Found, NamedProfile, find, load_profiles};
+use crate::plan::{Found, NamedProfile, Question, load_profiles};
 use crate::profile::{measure, plan_keys};
 
 /// English text in the public domain; see `quickstart/SOURCE.md`.
@@ -178,13 +178,7 @@ impl Stage<'_> {
             top,
             ..SearchOptions::new(BATCH, StackName::Moefold)
         };
-        find(
-            &self.model,
-            &self.cluster,
-            self.args.ranks,
-            &options,
-            profiles,
-        )
+        Question::new(&self.model, &self.cluster, self.args.ranks, profiles).ask(&options)
     }
 
     fn path(&self, name: &str) -> String {

@@ -410,6 +410,30 @@ fn quickstart_closes_the_loop() {
             > 0.9
     );
     self_contained(&out.join("report/report.html"));
+    // A profile of four ranks at a time is scaled for two, and the user is told.
+    let profile = out.join("profile");
+    let profile = profile.to_str().expect("UTF-8");
+    let planned = moefold(&[
+        "plan",
+        "--model",
+        "quickstart",
+        "--cluster",
+        "local",
+        "--gpus",
+        "2",
+        "--seq-len",
+        "128",
+        "--global-batch",
+        "4",
+        "--profile",
+        profile,
+        "--json",
+    ]);
+    let said = String::from_utf8_lossy(&planned.stderr);
+    assert!(
+        said.starts_with("note: ") && said.contains("4 ranks at a time"),
+        "{said}"
+    );
     // It is never written over.
     refused(&["quickstart", "--out", out_text], 2, &["not empty"]);
 }
