@@ -4,6 +4,7 @@
 // -DMODEL   type of the model's weights
 // -DWRITES  whether those are written
 // -DPIECE   elements of one access: 4 (16 bytes of f32), or 1
+// The gradient is scaled by `scale`, and by what lies at `factor` unless that is null.
 //
 // Floor, bytes of device memory for n weights: reads master, gradient and both moments, writes master, moments and
 // model: n (24 + GRAD + MODEL), 30 n with an f32 gradient and bf16 weights.
@@ -25,8 +26,9 @@ DEV void update(float& w, float g, float& m, float& v, const Numbers& n) {
 }
 
 KERNEL(THREADS, 4)
-adamw_step(const GRAD* grad, float* w, float* m, float* v, MODEL* model, u64 len, i32 head, float scale,
-           float beta1, float rest1, float beta2, float rest2, float keep, float rate, float root, float eps) {
+adamw_step(const GRAD* grad, float* w, float* m, float* v, MODEL* model, const float* factor, u64 len, i32 head,
+           float scale, float beta1, float rest1, float beta2, float rest2, float keep, float rate, float root, float eps) {
+  if (factor) scale *= *factor;
   Numbers numbers = {scale, beta1, rest1, beta2, rest2, keep, rate, root, eps};
   u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
   Flat flat = flat_pass<PIECE>(i, len, head);

@@ -12,6 +12,7 @@ use moefold_profiles::Op;
 use crate::buffer::with;
 use crate::device::Backend;
 use crate::elementwise;
+use crate::scalars::{Factor, Known};
 use crate::tensor::{Tensor, expect_dims};
 
 pub(crate) use cuda::programs;
@@ -63,6 +64,22 @@ pub fn step_into(
     rule: &Adamw,
     scale: f32,
 ) {
+    step_by(weights, grad, m, v, model, rule, &Factor::of(scale));
+}
+
+/// As [`step_into`], with a scale that may be known to the device alone.
+///
+/// # Panics
+/// When the shapes differ or the step is 0.
+pub fn step_by(
+    weights: &Tensor,
+    grad: &Tensor,
+    m: &Tensor,
+    v: &Tensor,
+    model: Option<&Tensor>,
+    rule: &Adamw,
+    scale: &Factor,
+) {
     for (name, t) in [("grad", grad), ("m", m), ("v", v)] {
         expect_dims("adamw::step", name, t, weights.dims());
     }
@@ -74,9 +91,17 @@ pub fn step_into(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
     );
+    let (scale, factor) = match &scale.0 {
+        Known::Host(scale) => (*scale, None),
+        Known::Device(factor) => (1.0, Some(factor)),
+    };
     let numbers = Numbers::of(rule, scale);
     match &weights.device().0.backend {
         Backend::Cpu(cpu) => {
+            assert!(
+                factor.is_none(),
+                "adamw::step: the scale is another device's"
+            );
             with(
                 "adamw::step",
                 [grad],
@@ -89,7 +114,7 @@ pub fn step_into(
                 elementwise::copy(weights, model);
             }
         }
-        Backend::Cuda(gpu) => cuda::step(gpu, grad, [weights, m, v], model, numbers),
+        Backend::Cuda(gpu) => cuda::step(gpu, grad, [weights, m, v], model, numbers, factor),
     }
 }
 
@@ -186,6 +211,7 @@ mod cuda {
         [weights, m, v]: [&Tensor; 3],
         model: Option<&Tensor>,
         n: Numbers,
+        factor: Option<&Tensor>,
     ) {
         let mut written = vec![weights, m, v];
         for (name, t) in [("weights", weights), ("m", m), ("v", v)] {
@@ -195,7 +221,8 @@ mod cuda {
             );
         }
         written.extend(model);
-        disjoint("adamw::step", &[grad], &written);
+        let read: Vec<&Tensor> = [grad].into_iter().chain(factor).collect();
+        disjoint("adamw::step", &read, &written);
         written.push(grad);
         let flat = Flat::of(&written);
         gpu.launch(
@@ -209,6 +236,7 @@ mod cuda {
                 m.into(),
                 v.into(),
                 Arg::optional(model),
+                Arg::optional(factor),
                 flat.len(),
                 flat.head(),
                 Arg::F32(n.scale),

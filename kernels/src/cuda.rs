@@ -8,7 +8,7 @@
 //! What is deliberately absent: streams and events in the interface of ops (they queue on the
 //! compute stream), and results (see [`error`] for how failures travel).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -17,6 +17,7 @@ use moefold_profiles::Dtype;
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
+use crate::moment::Moment;
 use crate::tensor::Tensor;
 
 pub mod ahead;
@@ -46,6 +47,8 @@ pub(crate) struct Cuda {
     platform: Rc<dyn Platform>,
     dtype: Dtype,
     modules: RefCell<HashMap<Program, Module>>,
+    /// Copies to the host so far.
+    downloads: Cell<u64>,
 }
 
 impl Cuda {
@@ -62,6 +65,7 @@ impl Cuda {
             platform,
             dtype,
             modules: RefCell::default(),
+            downloads: Cell::new(0),
         }
     }
 
@@ -128,7 +132,9 @@ impl Cuda {
         done(op, self.platform.upload(dst.address(), bytes));
     }
 
+    /// Copies the bytes of `src` to the host, which waits for them.
     pub(crate) fn download(&self, op: &'static str, src: &Tensor, bytes: &mut [u8]) {
+        self.downloads.set(self.downloads.get() + 1);
         done(op, self.platform.download(src.address(), bytes));
     }
 
@@ -167,6 +173,19 @@ impl Cuda {
     /// Lets what is asked from now on wait for what `queue` was asked.
     pub(crate) fn join(&self, queue: Queue) {
         done("join", self.platform.after(queue));
+    }
+
+    /// How often [`Cuda::download`] was called.
+    pub(crate) fn downloads(&self) -> u64 {
+        self.downloads.get()
+    }
+
+    pub(crate) fn moment(&self) -> Moment {
+        done("moment", self.platform.moment())
+    }
+
+    pub(crate) fn wait_for(&self, moment: &Moment) {
+        done("wait_for", self.platform.wait_for(moment));
     }
 
     pub(crate) fn synchronize(&self) {

@@ -21,6 +21,7 @@ use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::program::Architecture;
 use crate::cuda::{Cuda, Properties, Queue};
+use crate::moment::Moment;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
@@ -294,6 +295,33 @@ impl Device {
         self.0.beside.set(open);
         if open == 0 {
             self.0.arena.borrow_mut().release();
+        }
+    }
+
+    /// How far the device has come with what it was asked for: a place in the queue that ops go to
+    /// now, and its time. The time now on a device whose ops are done when they return.
+    pub fn moment(&self) -> Moment {
+        match &self.0.backend {
+            Backend::Cpu(_) => Moment::host(),
+            Backend::Cuda(gpu) => gpu.moment(),
+        }
+    }
+
+    /// Lets what the current queue is asked for from now on wait for a moment, of this device or of
+    /// another rank's on the same GPU. The host does not wait.
+    pub fn wait_for(&self, moment: &Moment) {
+        match &self.0.backend {
+            Backend::Cpu(_) => {}
+            Backend::Cuda(gpu) => gpu.wait_for(moment),
+        }
+    }
+
+    /// How often the host has read the device's memory so far, and with that waited for it. 0 on the
+    /// CPU, whose memory is the host's.
+    pub fn host_reads(&self) -> u64 {
+        match &self.0.backend {
+            Backend::Cpu(_) => 0,
+            Backend::Cuda(gpu) => gpu.downloads(),
         }
     }
 

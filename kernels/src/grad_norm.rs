@@ -1,4 +1,4 @@
-//! Sums of squares for the gradient norm, in f64 on the host.
+//! Sums of squares for the gradient norm, in f64 on the host ([`crate::scalars`] keeps them on the device).
 //!
 //! A device implementation: partial sums of fixed blocks, then the blocks in order; the result comes
 //! to the host (see `total.rs`).

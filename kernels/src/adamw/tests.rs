@@ -1,6 +1,8 @@
 //! Tests of `adamw` against its f64 twin in plain loops.
 
 use super::*;
+use crate::device::TensorClass;
+use crate::scalars::Scalars;
 use crate::testing::{Check, inside, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
@@ -30,7 +32,13 @@ fn oracle_several_steps() {
                 step: t,
             };
             let g = inside(&kind(device, &grad, &[len]), offset + apart);
-            if writes {
+            let known = Scalars::zeros(device, TensorClass::Transient, 1);
+            known.write(&[4.0]);
+            if t == 3 {
+                // The same scale, known to the device alone: clipped from 1 by a norm of 2.
+                let factor = Factor::clipped(&known, 0, 1.0, Some(1.0 + 5e-7));
+                step_by(&w, &g, &m, &v, writes.then_some(&model), &rule, &factor);
+            } else if writes {
                 step_into(&w, &g, &m, &v, Some(&model), &rule, scale);
             } else {
                 step(&w, &g, &m, &v, &rule, scale);

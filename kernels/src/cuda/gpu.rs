@@ -9,7 +9,10 @@
 //! Every function comes from [`driver::Driver`], resolved with the signatures of `cuda.h` from a
 //! library that stays open. Handles are owned by values that destroy them once, on drop, and keep
 //! the context they belong to alive; a context is made current on the thread before any call that
-//! needs one, and nothing here is `Send`. Addresses and sizes of device memory are checked by the
+//! needs one. What goes to other threads is a [`Mark`]: an event that was recorded before it is shared
+//! and a hold on its context, which the driver lets every thread of the process use; a stream may wait
+//! for an event of another thread's stream, as ranks of one GPU share its primary context, and the
+//! event is destroyed (or used again) when the last of them lets go. Nothing else here is `Send`. Addresses and sizes of device memory are checked by the
 //! tensors above; the device cannot write host memory but for [`Gpu::download`], which waits. What a
 //! kernel is handed is checked against what it takes, where the driver tells.
 #![expect(
@@ -19,7 +22,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::c_uint;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
@@ -34,8 +37,10 @@ use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties, Queue};
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
+use crate::moment::{self, Moment};
 
-use context::{Context, Event, Stream, call};
+pub(crate) use context::Mark;
+use context::{Context, Event, Marks, Stream, call};
 use driver::Driver;
 use kernel::Loaded;
 use staging::Staging;
@@ -59,10 +64,11 @@ pub(crate) struct Gpu {
     /// By queue, as the two below.
     staging: RefCell<[Staging; 3]>,
     /// Where a queue was when another was last told to wait for it.
-    marks: [Event; 3],
+    joins: [Event; 3],
+    marks: Arc<Marks>,
     streams: [Stream; 3],
     queue: Cell<Queue>,
-    context: Rc<Context>,
+    context: Arc<Context>,
     properties: Properties,
     compiler: Compiler,
     cublaslt: Option<cublaslt::Functions>,
@@ -76,13 +82,13 @@ pub(crate) fn count() -> Result<usize, DeviceError> {
 impl Gpu {
     /// The GPU of this number.
     pub(crate) fn open(index: usize) -> Result<Self, DeviceError> {
-        let driver = Rc::new(Driver::open()?);
+        let driver = Arc::new(Driver::open()?);
         let compiler = Compiler::from_environment()?;
         Self::new(driver, compiler, cublaslt::Functions::find(), index)
     }
 
     fn new(
-        driver: Rc<Driver>,
+        driver: Arc<Driver>,
         compiler: Compiler,
         cublaslt: Option<cublaslt::Functions>,
         index: usize,
@@ -100,12 +106,13 @@ impl Gpu {
                 ),
             ));
         }
-        let (mark, stream) = (|| Event::new(&context), || Stream::new(&context));
+        let (join, stream) = (|| Event::new(&context), || Stream::new(&context));
         Ok(Self {
             dense: OnceCell::new(),
             modules: RefCell::default(),
             staging: RefCell::new(Queue::ALL.map(|_| Staging::new(&context, SEGMENT_BYTES))),
-            marks: [mark()?, mark()?, mark()?],
+            joins: [join()?, join()?, join()?],
+            marks: Marks::new(&context),
             streams: [stream()?, stream()?, stream()?],
             queue: Cell::new(Queue::Compute),
             context,
@@ -278,9 +285,24 @@ impl Platform for Gpu {
 
     fn after(&self, queue: Queue) -> Result<(), DeviceError> {
         self.driver()?;
-        let mark = &self.marks[queue as usize];
-        mark.record(&self.streams[queue as usize])?;
-        self.stream().wait(mark)
+        let join = &self.joins[queue as usize];
+        join.record(&self.streams[queue as usize])?;
+        self.stream().wait(join)
+    }
+
+    fn moment(&self) -> Result<Moment, DeviceError> {
+        self.driver()?;
+        let mark = self.marks.record(self.stream())?;
+        Ok(Moment(moment::Kind::Gpu(Arc::new(mark))))
+    }
+
+    fn wait_for(&self, moment: &Moment) -> Result<(), DeviceError> {
+        let moment::Kind::Gpu(mark) = &moment.0 else {
+            // What the host has seen done is done.
+            return Ok(());
+        };
+        self.driver()?;
+        self.stream().wait(mark.event())
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {

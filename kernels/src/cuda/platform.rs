@@ -12,6 +12,7 @@ use moefold_profiles::units::Bytes;
 
 use crate::cuda::error::DeviceError;
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Program, TensorMap};
+use crate::moment::Moment;
 
 /// An address in device memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -147,6 +148,17 @@ pub(crate) trait Platform {
 
     /// Lets what is asked from now on wait for what `queue` was asked so far.
     fn after(&self, _queue: Queue) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// How far the current queue's work has come.
+    fn moment(&self) -> Result<Moment, DeviceError> {
+        Ok(Moment::host())
+    }
+
+    /// Lets what the current queue is asked from now on wait for a moment, which may be another
+    /// platform's on the same device. The host does not wait.
+    fn wait_for(&self, _moment: &Moment) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -21,6 +21,7 @@ pub(crate) fn programs() -> Vec<Listed> {
         crate::rope::programs(),
         crate::router::cuda::programs(),
         crate::rows::cuda::programs(),
+        crate::scalars::programs(),
         crate::swiglu::cuda::programs(),
         crate::total::programs(),
     ]

@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags,
@@ -36,14 +36,20 @@ pub(super) use call;
 
 /// The device's primary context, which all libraries of the process share, retained until drop.
 pub(super) struct Context {
-    pub(super) driver: Rc<Driver>,
+    pub(super) driver: Arc<Driver>,
     device: CUdevice,
     raw: CUcontext,
 }
 
+// SAFETY: a context may be used from every thread of the process, and the driver's functions from
+// several at once (CUDA programming guide, "Driver API"); what is current is kept a thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
 impl Context {
     /// The context of the device of this number, made current.
-    pub(super) fn retain(driver: Rc<Driver>, index: usize) -> Result<Rc<Self>, DeviceError> {
+    pub(super) fn retain(driver: Arc<Driver>, index: usize) -> Result<Arc<Self>, DeviceError> {
         let count = count(&driver)?;
         if index >= count {
             return Err(DeviceError::new(
@@ -65,11 +71,13 @@ impl Context {
                 "GPU {index}: another process may hold it alone (compute mode), or its memory is full"
             )?;
         }
-        let context = Rc::new(Self {
+        let context = Arc::new(Self {
             driver,
             device,
             raw,
         });
+        // What this thread had may have ended on another: the last hold is let go of anywhere.
+        CURRENT.set(ptr::null_mut());
         context.enter()?;
         Ok(context)
     }
@@ -168,13 +176,13 @@ pub(super) fn count(driver: &Driver) -> Result<usize, DeviceError> {
 
 /// Work in order.
 pub(super) struct Stream {
-    context: Rc<Context>,
+    context: Arc<Context>,
     pub(super) raw: CUstream,
 }
 
 impl Stream {
     /// A stream that does not wait for the default one.
-    pub(super) fn new(context: &Rc<Context>) -> Result<Self, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: a place to write to.
@@ -186,7 +194,7 @@ impl Stream {
             )?;
         };
         Ok(Self {
-            context: Rc::clone(context),
+            context: Arc::clone(context),
             raw,
         })
     }
@@ -225,22 +233,28 @@ impl Drop for Stream {
 
 /// A point in a stream's work.
 pub(super) struct Event {
-    context: Rc<Context>,
+    context: Arc<Context>,
     raw: CUevent,
 }
 
+// SAFETY: an event is a handle that the driver takes from every thread of the process, its functions
+// from several at once; it is destroyed when nobody else holds it.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
 impl Event {
     /// A point to wait for.
-    pub(super) fn new(context: &Rc<Context>) -> Result<Self, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         Self::of(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// A point whose time is noted.
-    pub(super) fn timed(context: &Rc<Context>) -> Result<Self, DeviceError> {
+    pub(super) fn timed(context: &Arc<Context>) -> Result<Self, DeviceError> {
         Self::of(context, CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn of(context: &Rc<Context>, flags: CUevent_flags) -> Result<Self, DeviceError> {
+    fn of(context: &Arc<Context>, flags: CUevent_flags) -> Result<Self, DeviceError> {
         let mut raw = ptr::null_mut();
         // SAFETY: a place to write to.
         unsafe {
@@ -251,7 +265,7 @@ impl Event {
             )?;
         }
         Ok(Self {
-            context: Rc::clone(context),
+            context: Arc::clone(context),
             raw,
         })
     }
@@ -297,20 +311,82 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        // Perhaps on another thread than it was made on.
+        let _ = self.context.enter();
         // SAFETY: made once, destroyed here alone.
         unsafe { (self.context.driver.cuEventDestroy_v2)(self.raw) };
     }
 }
 
+/// Events that note their time, kept for reuse: a step marks thousands of places.
+pub(super) struct Marks {
+    context: Arc<Context>,
+    idle: Mutex<Vec<Event>>,
+}
+
+/// A point that was recorded once. Its event is used again when it is dropped, on any thread: what
+/// was told to wait for it by then waits for the point, not for the event's next use.
+pub(crate) struct Mark {
+    /// Leaves on drop alone.
+    event: Option<Event>,
+    home: Arc<Marks>,
+}
+
+impl Marks {
+    pub(super) fn new(context: &Arc<Context>) -> Arc<Self> {
+        Arc::new(Self {
+            context: Arc::clone(context),
+            idle: Mutex::default(),
+        })
+    }
+
+    /// The point after what is queued on `stream` now.
+    pub(super) fn record(self: &Arc<Self>, stream: &Stream) -> Result<Mark, DeviceError> {
+        let idle = lock(&self.idle).pop();
+        let event = match idle {
+            Some(event) => event,
+            None => Event::timed(&self.context)?,
+        };
+        event.record(stream)?;
+        Ok(Mark {
+            event: Some(event),
+            home: Arc::clone(self),
+        })
+    }
+}
+
+impl Mark {
+    pub(super) fn event(&self) -> &Event {
+        self.event.as_ref().expect("the event leaves on drop alone")
+    }
+
+    /// Seconds from `start` to this point. Both have been reached.
+    pub(crate) fn seconds_since(&self, start: &Self) -> Result<f64, DeviceError> {
+        self.home.context.enter()?;
+        self.event().seconds_since(start.event())
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        lock(&self.home.idle).extend(self.event.take());
+    }
+}
+
+/// Nothing panics while one is held.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Host memory that the copy engines read by themselves.
 pub(super) struct Pinned {
-    context: Rc<Context>,
+    context: Arc<Context>,
     base: *mut c_void,
     bytes: usize,
 }
 
 impl Pinned {
-    pub(super) fn new(context: &Rc<Context>, bytes: usize) -> Result<Self, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, DeviceError> {
         let mut base = ptr::null_mut();
         // SAFETY: a place to write to.
         unsafe {
@@ -321,7 +397,7 @@ impl Pinned {
             )?;
         }
         Ok(Self {
-            context: Rc::clone(context),
+            context: Arc::clone(context),
             base,
             bytes,
         })

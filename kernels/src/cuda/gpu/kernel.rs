@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
 use moefold_profiles::units::Bytes;
@@ -24,7 +24,7 @@ const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
 /// A program on the device.
 pub(super) struct Loaded {
-    context: Rc<Context>,
+    context: Arc<Context>,
     raw: CUmodule,
     program: String,
     kernels: HashMap<&'static str, Kernel>,
@@ -43,7 +43,7 @@ struct Kernel {
 
 impl Loaded {
     pub(super) fn new(
-        context: &Rc<Context>,
+        context: &Arc<Context>,
         program: &Program,
         image: &[u8],
     ) -> Result<Self, DeviceError> {
@@ -58,7 +58,7 @@ impl Loaded {
             )?;
         }
         Ok(Self {
-            context: Rc::clone(context),
+            context: Arc::clone(context),
             raw,
             program: program.to_string(),
             kernels: HashMap::new(),

@@ -8,7 +8,7 @@
     reason = "calls into the driver; see the documentation of `gpu`"
 )]
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::context::{Context, Event, Pinned, Stream, call};
 use crate::cuda::error::DeviceError;
@@ -18,7 +18,7 @@ const SEGMENTS: usize = 4;
 
 /// The ring, on first use.
 pub(super) struct Staging {
-    context: Rc<Context>,
+    context: Arc<Context>,
     segment_bytes: usize,
     ring: Option<Ring>,
 }
@@ -32,9 +32,9 @@ struct Ring {
 }
 
 impl Staging {
-    pub(super) fn new(context: &Rc<Context>, segment_bytes: usize) -> Self {
+    pub(super) fn new(context: &Arc<Context>, segment_bytes: usize) -> Self {
         Self {
-            context: Rc::clone(context),
+            context: Arc::clone(context),
             segment_bytes,
             ring: None,
         }
@@ -78,7 +78,7 @@ impl Staging {
 }
 
 impl Ring {
-    fn new(context: &Rc<Context>, segment_bytes: usize) -> Result<Self, DeviceError> {
+    fn new(context: &Arc<Context>, segment_bytes: usize) -> Result<Self, DeviceError> {
         let event = || Event::new(context);
         Ok(Self {
             pinned: Pinned::new(context, SEGMENTS * segment_bytes)?,

@@ -6,6 +6,7 @@
 )]
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::driver::Driver;
 use super::{Gpu, SEGMENT_BYTES};
@@ -20,6 +21,7 @@ use crate::cuda::platform::{Address, Launch, Module, Platform, Queue};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Source, Swizzle, TensorMap};
 use crate::cuda::programs::programs;
 use crate::device::{Backend, Device, TensorClass};
+use crate::moment::Moment;
 use mock::Mock;
 use moefold_profiles::Dtype;
 
@@ -52,9 +54,9 @@ fn compiler(image: &str) -> Compiler {
 
 const IMAGE: &str = "kernel scale 256 8 4\nkernel wide 128 8 128\n";
 
-fn driver(mock: Mock) -> Result<Rc<Driver>, DeviceError> {
+fn driver(mock: Mock) -> Result<Arc<Driver>, DeviceError> {
     // SAFETY: the mock has the driver's signatures and stays loaded.
-    unsafe { Driver::new(|name| mock.find(name)) }.map(Rc::new)
+    unsafe { Driver::new(|name| mock.find(name)) }.map(Arc::new)
 }
 
 fn open(mock: Mock, index: usize) -> Result<Gpu, DeviceError> {
@@ -164,7 +166,7 @@ fn a_driver_without_a_function_is_refused_where_it_is_needed() {
     );
 
     let driver = without("cuTensorMapEncodeTiled").expect("it is not always needed");
-    let gpu = Gpu::new(Rc::new(driver), compiler(IMAGE), None, 0).expect("it opens");
+    let gpu = Gpu::new(Arc::new(driver), compiler(IMAGE), None, 0).expect("it opens");
     let error = gpu.encode(&map()).expect_err("it is needed");
     let said = error.to_string();
     assert!(said.contains("cuTensorMapEncodeTiled: the driver has no such function"));
@@ -417,7 +419,11 @@ fn scenario(mock: Mock) -> Result<(), DeviceError> {
             device.zeros(TensorClass::Transient, Dtype::F32, &[1000])
         });
         device.join(Queue::Copies);
+        let start = device.moment();
+        device.beside(Queue::Communication, || device.wait_for(&start));
+        let end = device.moment();
         device.synchronize();
+        assert!(end.seconds_since(&start) >= 0.0);
     })?;
     let module = gpu.load(&CODE.with(&[]))?;
     let grid = Grid::linear(4, 128, 64 << 10);
@@ -570,6 +576,99 @@ fn queues_wait_for_each_other_only_where_they_are_told_to() {
     gpu.free(from, 100);
     gpu.free(to, 100);
     drop(gpu);
+    mock.assert_clean();
+}
+
+/// Two ranks on one GPU, each with a context and streams of its own, on threads of their own.
+#[test]
+fn a_queue_waits_for_a_moment_of_another_rank_and_the_host_does_not() {
+    let Some(mock) = Mock::driver() else { return };
+    let reader = open(mock, 0).expect("it opens");
+    let [from, to] = [(); 2].map(|()| reader.allocate(100).expect("memory"));
+    let written = |byte: u8| -> Moment {
+        let on_its_thread = move || {
+            let writer = open(mock, 0).expect("it opens");
+            writer.fill(from, byte, 100).expect("it is queued");
+            let moment = writer.moment().expect("it is recorded");
+            // Work that is still queued when the rank ends would be done then.
+            std::mem::forget(writer);
+            moment
+        };
+        let thread = std::thread::scope(|scope| scope.spawn(on_its_thread).join());
+        thread.expect("no panic")
+    };
+    let mut moments = Vec::new();
+    let mut copied = |waits: bool, byte: u8| {
+        let moment = written(byte);
+        moments.push(moment.clone());
+        let before = mock.said().len();
+        if waits {
+            reader.wait_for(&moment).expect("it is queued");
+        }
+        reader.copy(from, to, 100).expect("it is queued");
+        let said = mock.said();
+        assert!(!said[before..].contains("Synchronize"), "the host waited");
+        let mut back = [0; 100];
+        reader.download(to, &mut back).expect("it is copied");
+        back == [byte; 100]
+    };
+    assert!(copied(true, 1));
+    assert!(!copied(false, 2), "the mock does not tell streams apart");
+    assert!(copied(true, 3));
+    for moment in &moments {
+        reader.wait_for(moment).expect("it is queued");
+    }
+    reader.free(from, 100);
+    reader.free(to, 100);
+    assert_eq!(mock.wrong(), "");
+}
+
+#[test]
+fn a_moment_outlives_its_device_and_its_event_is_used_again() {
+    let Some(mock) = Mock::driver() else { return };
+    let gpu = open(mock, 0).expect("it opens");
+    let made = || mock.said().matches("cuEventCreate").count();
+    let before = made();
+    for _ in 0..5 {
+        let start = gpu.moment().expect("it is recorded");
+        gpu.synchronize().expect("all is done");
+        let end = gpu.moment().expect("it is recorded");
+        gpu.synchronize().expect("all is done");
+        assert!(end.seconds_since(&start) > 0.0);
+    }
+    assert_eq!(made() - before, 2, "two moments were alive at once");
+
+    let kept = gpu.moment().expect("it is recorded");
+    gpu.synchronize().expect("all is done");
+    drop(gpu);
+    assert_eq!(mock.wrong(), "");
+    assert!(mock.alive() > 0, "the event and its context");
+    std::thread::spawn(move || drop(kept))
+        .join()
+        .expect("no panic");
+    mock.assert_clean();
+    // The thread's context is gone, although it was not this thread that let go of it.
+    let gpu = open(mock, 0).expect("it opens again");
+    let memory = gpu.allocate(8).expect("memory");
+    gpu.free(memory, 8);
+    drop(gpu);
+    mock.assert_clean();
+}
+
+#[test]
+fn a_time_that_is_not_known_yet_is_a_failure_and_so_is_one_across_clocks() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    let (start, end) = (device.moment(), device.moment());
+    let error = catch(|| end.seconds_since(&start)).expect_err("nothing was waited for");
+    assert_eq!(error.call, "cuEventElapsedTime");
+    assert_eq!(error.op, Some("seconds_since"));
+    device.synchronize();
+    assert!(end.seconds_since(&start) > 0.0);
+    let host = Device::cpu(1).moment();
+    let mixed = std::panic::catch_unwind(|| end.seconds_since(&host));
+    assert!(mixed.is_err(), "clocks that have nothing in common");
+    drop((start, end, device));
     mock.assert_clean();
 }
 

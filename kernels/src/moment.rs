@@ -1,0 +1,63 @@
+//! [`Moment`]: how far the work of a device's queue had come when it was asked for.
+//!
+//! Where a device has queues, a moment is an event in one: another queue's work can wait for it
+//! ([`Device::wait_for`]) without the host waiting, and it notes the device's time. Elsewhere work is
+//! done when it was asked for, so a moment is the host's time and waiting for it is nothing.
+//!
+//! Moments go to other threads: that is how ranks of one GPU tell each other how far they are. What
+//! they hold of the GPU (an event and a hold on the context) may be used from any thread; see
+//! [`crate::cuda::gpu`].
+//!
+//! [`Device::wait_for`]: crate::Device::wait_for
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::cuda::gpu::Mark;
+
+/// A place in the work of a queue. Clones are the same place.
+#[derive(Clone)]
+pub struct Moment(pub(crate) Kind);
+
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// The host's clock: all that was asked for is done.
+    Host(Instant),
+    /// An event of a GPU.
+    Gpu(Arc<Mark>),
+}
+
+impl Moment {
+    /// Now, by the host's clock.
+    pub(crate) fn host() -> Self {
+        Self(Kind::Host(Instant::now()))
+    }
+
+    /// Seconds from `earlier` to this moment, by the clock of the device: to about half a
+    /// microsecond, and to seven digits. Both have been reached: the device was synchronized since.
+    /// Moments of several ranks on one GPU share its clock.
+    ///
+    /// # Panics
+    /// When one is of a GPU's clock and the other of the host's.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        match (&self.0, &earlier.0) {
+            (Kind::Host(end), Kind::Host(start)) => {
+                end.saturating_duration_since(*start).as_secs_f64()
+            }
+            (Kind::Gpu(end), Kind::Gpu(start)) => end
+                .seconds_since(start)
+                .unwrap_or_else(|error| error.during("seconds_since").raise()),
+            _ => panic!("seconds_since: one moment is of a GPU's clock and the other is not"),
+        }
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Kind::Host(_) => "Moment of the host",
+            Kind::Gpu(_) => "Moment of a GPU",
+        })
+    }
+}
