@@ -4,7 +4,8 @@
 //! over all tokens of the step, so both are scaled by `1 / (DP * CP)` (Megatron-Core: an expert's
 //! gradient already holds the tokens of every rank that sends to it). The global norm counts every
 //! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
-//! first of them. Weights are f32 and serve as their own master copy.
+//! first of them. Weights of f32 are their own masters; of narrower weights every shard has masters in
+//! f32, which begin as the initial values before rounding and are what is saved at the end.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use moefold_kernels::{Dtype, Tensor, TensorClass, elementwise, grad_norm};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
-use crate::model::{Family, Shard, Spread};
+use crate::model::{Family, Parameter, Shard, Slice, Spread};
 use crate::rank::Context;
 use crate::store::Store;
 use crate::transport::{Communicator, Pending};
@@ -53,13 +54,18 @@ pub struct ZeroAdam {
 /// The part of one family that this rank updates.
 #[derive(Debug)]
 struct FamilyShard {
+    family: Family,
     group: Communicator,
+    /// Where in the family's buffers the shard lies.
+    range: Range<usize>,
     /// The whole family's buffers.
     all_weights: Tensor,
     all_grads: Tensor,
     /// The shard's part of them.
     weights: Tensor,
     grads: Tensor,
+    /// The weights in f32; the same memory where they are f32 themselves.
+    masters: Tensor,
     first_moment: Tensor,
     second_moment: Tensor,
     segments: Vec<Segment>,
@@ -87,6 +93,21 @@ impl ZeroAdam {
             families,
             steps: 0,
         }
+    }
+
+    /// The masters here of a slice of a parameter, with which of its elements they are, row by row.
+    pub fn masters(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
+        let of = self
+            .families
+            .iter()
+            .find(|f| f.family == parameter.family)?;
+        let at = parameter.offset + slice.at;
+        let start = of.range.start.max(at);
+        let end = of.range.end.min(at + slice.len());
+        (start < end).then(|| {
+            let masters = view(&of.masters, &(start - of.range.start..end - of.range.start));
+            (start - at..end - at, masters)
+        })
     }
 
     /// Sums the gradients over their groups, so that every shard is complete.
@@ -146,11 +167,12 @@ impl ZeroAdam {
                 };
                 let of = |tensor| view(tensor, &segment.range);
                 cx.op(Category::Optimizer, "adamw", || {
-                    adamw::step(
-                        &of(&family.weights),
+                    adamw::step_into(
+                        &of(&family.masters),
                         &of(&family.grads),
                         &of(&family.first_moment),
                         &of(&family.second_moment),
+                        Some(&of(&family.weights)),
                         &rule,
                         scale as f32,
                     );
@@ -188,16 +210,23 @@ impl FamilyShard {
         let flat = store.flat(family);
         let len = flat.weights.len() / group.size();
         let range = group.index() * len..(group.index() + 1) * len;
-        let moment = || cx.device.zeros(TensorClass::Optimizer, Dtype::F32, &[len]);
+        let state = || cx.device.zeros(TensorClass::Optimizer, Dtype::F32, &[len]);
+        let weights = view(&flat.weights, &range);
         Self {
+            family,
+            masters: match weights.dtype() {
+                Dtype::F32 => weights.clone(),
+                _ => state(),
+            },
             all_weights: flat.weights.clone(),
             all_grads: flat.grads.clone(),
-            weights: view(&flat.weights, &range),
+            weights,
             grads: view(&flat.grads, &range),
-            first_moment: moment(),
-            second_moment: moment(),
+            first_moment: state(),
+            second_moment: state(),
             segments: segments(&store.shard, family, &range),
             group,
+            range,
         }
     }
 }

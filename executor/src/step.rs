@@ -46,8 +46,9 @@ pub struct StepOutcome {
 pub struct Stepper {
     /// Weights and gradients.
     pub store: Store,
+    /// States and masters of the rank's shards.
+    pub optimizer: ZeroAdam,
     stages: BTreeMap<Stage, StageModel>,
-    optimizer: ZeroAdam,
     actions: Vec<Action>,
     rope: Rope,
     seq_len: usize,
@@ -64,7 +65,6 @@ struct Progress {
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
     reduced_stages: usize,
-    outcome: Option<StepOutcome>,
 }
 
 impl Stepper {
@@ -81,8 +81,8 @@ impl Stepper {
         let sequences = cx.layout.mbs() as usize;
         Self {
             store,
-            stages,
             optimizer,
+            stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
             seq_len,
@@ -97,57 +97,90 @@ impl Stepper {
         microbatches: &[HostTokens],
         lr: f64,
     ) -> Result<StepOutcome, Error> {
+        let mut outcome = None;
         let mut progress = Progress::default();
         for action in self.actions.clone() {
-            match action {
-                Action::Forward(stage, microbatch) => {
-                    cx.recorder.at_microbatch(Some(microbatch.0));
-                    let tokens = self.tokens(cx, microbatches, microbatch);
-                    self.forward(cx, &mut progress, stage, microbatch, &tokens)?;
-                }
-                Action::Backward(stage, microbatch) => {
-                    cx.recorder.at_microbatch(Some(microbatch.0));
-                    let tokens = self.tokens(cx, microbatches, microbatch);
-                    let kept = progress.kept.remove(&(stage, microbatch));
-                    let kept = kept.expect("a schedule runs a stage forward before backward");
-                    self.stages[&stage].backward(cx, None, &tokens, kept)?;
-                }
-                Action::ReduceGradients(_) => {
-                    cx.recorder.at_microbatch(None);
-                    // The flat buffers hold all stages of the rank, so the last one reduces them.
-                    progress.reduced_stages += 1;
-                    if progress.reduced_stages == self.stages.len() {
-                        self.optimizer.reduce_gradients(cx, &self.store)?;
-                    }
-                }
-                Action::OptimizerStep => {
-                    cx.recorder.at_microbatch(None);
-                    let outcome = self.globally(cx, &mut progress)?;
-                    // The same on every rank, so all stop here with their weights as they were.
-                    if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
-                        return Err(Error::Diverged {
-                            loss: outcome.loss,
-                            grad_norm: outcome.grad_norm,
-                        });
-                    }
-                    self.optimizer.step(cx, lr, outcome.grad_norm)?;
-                    progress.outcome = Some(outcome);
-                }
-                Action::RecvActivation(..)
-                | Action::SendActivation(..)
-                | Action::RecvGradient(..)
-                | Action::SendGradient(..) => {
-                    unreachable!("support::check refuses plans with a pipeline")
-                }
+            if action == Action::OptimizerStep {
+                outcome = Some(self.update(cx, &progress, lr)?);
+            } else {
+                self.accumulate(cx, &mut progress, microbatches, action)?;
             }
         }
         assert!(
             progress.kept.is_empty(),
             "a schedule runs every forward backward"
         );
-        Ok(progress
-            .outcome
-            .expect("a schedule ends in an optimizer step"))
+        Ok(outcome.expect("a schedule ends in an optimizer step"))
+    }
+
+    /// Runs one step up to the update: leaves the gradients in the store, each shard complete where
+    /// it is updated, and gives how many tokens of this rank went to each expert. For tests.
+    pub fn gradients(
+        &self,
+        cx: &Context,
+        microbatches: &[HostTokens],
+    ) -> Result<Vec<Vec<u64>>, Error> {
+        let mut progress = Progress::default();
+        for &action in self.actions.iter().filter(|&&a| a != Action::OptimizerStep) {
+            self.accumulate(cx, &mut progress, microbatches, action)?;
+        }
+        Ok(progress.load)
+    }
+
+    /// An action that adds to gradients or completes them.
+    fn accumulate(
+        &self,
+        cx: &Context,
+        progress: &mut Progress,
+        microbatches: &[HostTokens],
+        action: Action,
+    ) -> Result<(), Error> {
+        match action {
+            Action::Forward(stage, microbatch) => {
+                cx.recorder.at_microbatch(Some(microbatch.0));
+                let tokens = self.tokens(cx, microbatches, microbatch);
+                self.forward(cx, progress, stage, microbatch, &tokens)
+            }
+            Action::Backward(stage, microbatch) => {
+                cx.recorder.at_microbatch(Some(microbatch.0));
+                let tokens = self.tokens(cx, microbatches, microbatch);
+                let kept = progress.kept.remove(&(stage, microbatch));
+                let kept = kept.expect("a schedule runs a stage forward before backward");
+                self.stages[&stage].backward(cx, None, &tokens, kept)?;
+                Ok(())
+            }
+            Action::ReduceGradients(_) => {
+                cx.recorder.at_microbatch(None);
+                // The flat buffers hold all stages of the rank, so the last one reduces them.
+                progress.reduced_stages += 1;
+                if progress.reduced_stages == self.stages.len() {
+                    self.optimizer.reduce_gradients(cx, &self.store)?;
+                }
+                Ok(())
+            }
+            Action::OptimizerStep => unreachable!("an update is not an accumulation"),
+            Action::RecvActivation(..)
+            | Action::SendActivation(..)
+            | Action::RecvGradient(..)
+            | Action::SendGradient(..) => {
+                unreachable!("support::check refuses plans with a pipeline")
+            }
+        }
+    }
+
+    /// The optimizer's step on complete gradients, and what all ranks are to know of the step.
+    fn update(&mut self, cx: &Context, progress: &Progress, lr: f64) -> Result<StepOutcome, Error> {
+        cx.recorder.at_microbatch(None);
+        let outcome = self.globally(cx, progress)?;
+        // The same on every rank, so all stop here with their weights as they were.
+        if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
+            return Err(Error::Diverged {
+                loss: outcome.loss,
+                grad_norm: outcome.grad_norm,
+            });
+        }
+        self.optimizer.step(cx, lr, outcome.grad_norm)?;
+        Ok(outcome)
     }
 
     /// Runs one stage forward and gives what it keeps, with nothing recorded: for tests of what is
@@ -191,7 +224,7 @@ impl Stepper {
     }
 
     /// Sums over all ranks what every rank has to know.
-    fn globally(&self, cx: &Context, progress: &mut Progress) -> Result<StepOutcome, Error> {
+    fn globally(&self, cx: &Context, progress: &Progress) -> Result<StepOutcome, Error> {
         let mut sums = vec![
             progress.loss,
             progress.aux_loss,

@@ -1,21 +1,19 @@
 //! [`Store`]: the flat buffers that a rank's weights and gradients rest in.
 //!
-//! One buffer of weights and one of gradients for each [`Family`]; layers hold views into them
-//! ([`Weight`]), the optimizer and the data-parallel collectives use them whole. Optimizer states
-//! are not here but in [`crate::optimizer`].
+//! One buffer of weights, in the device's dtype, and one of f32 gradients for each [`Family`]; layers
+//! hold views into them ([`Weight`]), the optimizer and the data-parallel collectives use them whole.
+//! Optimizer states, f32 masters of narrower weights among them, are in [`crate::optimizer`].
 
 use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 
-use crate::error::Error;
 use crate::model::{Family, Parameter, Part, Shard, Slice};
-use crate::weights::Source;
 
 /// A parameter in place: its weight and where its gradient is summed.
 #[derive(Debug, Clone)]
 pub struct Weight {
     /// The weight.
     pub value: Tensor,
-    /// Its gradient, to be added to.
+    /// Its gradient, to be added to; f32 whatever the weight is.
     pub grad: Tensor,
 }
 
@@ -24,7 +22,7 @@ pub struct Weight {
 pub struct Flat {
     /// All weights, one dimension.
     pub weights: Tensor,
-    /// All gradients, in the same places.
+    /// All gradients, in the same places, f32.
     pub grads: Tensor,
 }
 
@@ -43,7 +41,7 @@ impl Store {
         let flat = |family| {
             let len = [shard.buffer_len(family)];
             Flat {
-                weights: device.zeros(TensorClass::Weights, Dtype::F32, &len),
+                weights: device.zeros(TensorClass::Weights, device.dtype(), &len),
                 grads: device.zeros(TensorClass::Gradients, Dtype::F32, &len),
             }
         };
@@ -78,16 +76,5 @@ impl Store {
         let dims = [slice.rows.len(), slice.cols.len()];
         let flat = self.flat(parameter.family);
         flat.weights.view(parameter.offset + slice.at, &dims)
-    }
-
-    /// Fills every slice with what `source` has for it.
-    pub fn fill(&self, source: &Source) -> Result<(), Error> {
-        for parameter in &self.shard.parameters {
-            for slice in &parameter.slices {
-                let values = source.read(&slice.region())?;
-                self.slice(parameter, slice).copy_from_f32(&values);
-            }
-        }
-        Ok(())
     }
 }

@@ -1,12 +1,26 @@
-//! A plan for tests: one rank, no search.
+//! A plan for tests (one rank, no search), and whether there is an emulator.
 
+use std::io::Write as _;
 use std::path::Path;
 
 use moefold_planner::layout::Batch;
 use moefold_planner::model::hf;
 use moefold_planner::plan::{LayoutRecord, Objective, PLAN_VERSION, Plan, Request};
 
+use crate::device::DeviceSpec;
 use crate::unpriced::planned;
+
+/// Whether an emulated device can be opened; said where not, and a failure where `MOEFOLD_REQUIRE`
+/// names the emulator.
+pub(crate) fn is_at_hand(device: &DeviceSpec) -> bool {
+    let made = device.open(0, 1);
+    if let Err(missing) = &made {
+        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+        assert!(!required.contains("emulator"), "{missing}");
+        let _ = writeln!(std::io::stderr(), "not tested on CUDA: {missing}");
+    }
+    made.is_ok()
+}
 
 /// The tiny Mixtral of the fixtures on one rank.
 pub(crate) fn plan() -> Plan {

@@ -203,13 +203,13 @@ impl Trainer {
         let holding = Holding::whole(model);
         let shard = Shard::new(model, &cx.layout, &cx.at, &holding);
         let store = Store::new(&cx.device, shard);
-        store.fill(weights)?;
         let aux = (options.aux_loss_coef > 0.0).then(|| AuxLoss {
             coefficient: options.aux_loss_coef,
             microbatches: cx.layout.microbatches(),
         });
         let stage = StageModel::new(model, &store, &holding, aux);
         let optimizer = ZeroAdam::new(&cx, &store, options.adam);
+        fill(&store, &optimizer, weights)?;
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stages = BTreeMap::from([(Stage(0), stage)]);
@@ -235,15 +235,22 @@ impl Trainer {
         &self.stepper
     }
 
-    /// Puts every slice of the model that this rank answers for.
+    /// Puts what this rank is the master of, in f32.
     pub fn collect(&self, collector: &Collector) {
-        let store = &self.stepper.store;
-        for parameter in &store.shard.parameters {
-            let replica = self.cx.replicas(parameter.family).index();
-            if replica == 0 && parameter.counted {
-                for slice in &parameter.slices {
-                    let values = store.slice(parameter, slice).to_f32();
-                    collector.put(&slice.region(), &values);
+        let Stepper {
+            store, optimizer, ..
+        } = &self.stepper;
+        for parameter in store.shard.parameters.iter().filter(|p| p.counted) {
+            for slice in &parameter.slices {
+                let Some((elements, masters)) = optimizer.masters(parameter, slice) else {
+                    continue;
+                };
+                let values = masters.to_f32();
+                let mut values = values.as_slice();
+                for part in slice.region().parts(elements) {
+                    let (own, rest) = values.split_at(part.len());
+                    collector.put(&part, own);
+                    values = rest;
                 }
             }
         }
@@ -280,6 +287,20 @@ impl Trainer {
             dropped: 0,
         })
     }
+}
+
+/// Gives weights and masters their initial values; only the former are rounded.
+fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Error> {
+    for parameter in &store.shard.parameters {
+        for slice in &parameter.slices {
+            let values = source.read(&slice.region())?;
+            store.slice(parameter, slice).copy_from_f32(&values);
+            if let Some((elements, masters)) = optimizer.masters(parameter, slice) {
+                masters.copy_from_f32(&values[elements]);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The microbatches of a rank in a step: microbatch `m` of data-parallel rank `d` takes the samples
@@ -337,7 +358,9 @@ mod tests {
     use std::path::Path;
     use std::sync::Mutex;
 
+    use moefold_kernels::Dtype;
     use moefold_planner::plan::Plan;
+    use moefold_profiles::Precision;
 
     use super::*;
     use crate::data::{Order, Stream};
@@ -432,6 +455,67 @@ mod tests {
             let error = (found.loss / expected.loss - 1.0).abs();
             assert!(error < 1e-5, "{} and {}", found.loss, expected.loss);
         }
+    }
+
+    #[test]
+    fn what_bf16_weights_are_rounded_from_is_what_is_kept() {
+        let mut plan = testing::plan();
+        plan.request.batch.global_batch = 2;
+        plan.planned.layout.microbatches = 2;
+        let weights_of = |precision, device: DeviceSpec| {
+            let mut planned = plan.planned.clone();
+            planned.precision = precision;
+            let options = TrainOptions {
+                steps: 1,
+                device,
+                ..options()
+            };
+            let batch = &plan.request.batch;
+            run(
+                &planned,
+                &plan.model,
+                batch,
+                &options,
+                &samples(&plan),
+                &|_| (),
+            )
+            .map(|trained| {
+                let tensors = trained.weights.tensors().into_iter();
+                let values = tensors.flat_map(|tensor| trained.weights.get(&tensor));
+                (trained.steps[0].loss, values.collect::<Vec<f32>>())
+            })
+        };
+        let emulated = DeviceSpec::Emulated {
+            architecture: moefold_kernels::cuda::Architecture::SM80,
+            dtype: Dtype::Bf16,
+            seed: 1,
+        };
+        if !testing::is_at_hand(&emulated) {
+            return;
+        }
+        let (loss, weights) = weights_of(Precision::Bf16, emulated).expect("trains");
+        let (cpu_loss, cpu_weights) =
+            weights_of(Precision::Fp32, options().device).expect("trains");
+        assert!(
+            (loss / cpu_loss - 1.0).abs() < 1e-2,
+            "{loss} and {cpu_loss}"
+        );
+        // The first step of Adam moves every weight by about the learning rate, less than half the
+        // distance of bf16 numbers around 1; so weights kept in bf16 would show.
+        let rounded = |w: &&f32| w.to_bits().trailing_zeros() >= 16;
+        let num_rounded = weights.iter().filter(rounded).count();
+        assert!(
+            num_rounded < weights.len() / 100,
+            "{num_rounded} of {}",
+            weights.len()
+        );
+        let same = |(a, b): &(&f32, &f32)| (**a - **b).abs() < 1e-5;
+        let num_same = weights.iter().zip(&cpu_weights).filter(same).count();
+        assert!(
+            num_same > weights.len() * 8 / 10,
+            "{num_same} of {}",
+            weights.len()
+        );
     }
 
     #[test]

@@ -89,6 +89,29 @@ impl Region<'_> {
         self.len() == 0
     }
 
+    /// The rectangles that elements `range` of this one form, in order; it counts row by row.
+    pub fn parts(&self, range: Range<usize>) -> Vec<Self> {
+        let width = self.cols.len();
+        let mut parts = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let (row, col, left) = (at / width, at % width, range.end - at);
+            let (rows, cols) = if col == 0 && left >= width {
+                (left / width, width)
+            } else {
+                (1, left.min(width - col))
+            };
+            let (row, col) = (self.rows.start + row, self.cols.start + col);
+            parts.push(Self {
+                rows: row..row + rows,
+                cols: col..col + cols,
+                ..self.clone()
+            });
+            at += rows * cols;
+        }
+        parts
+    }
+
     /// Columns of the global tensor.
     fn width(&self) -> usize {
         self.dims.get(1).copied().unwrap_or(1)
@@ -131,6 +154,36 @@ impl Source {
                     fill_normal(*seed, region.tensor, first as u64, *std, values);
                 }
                 Ok(values)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn law_parts_of_a_range_are_its_elements_in_order() {
+        let region = Region {
+            tensor: "w",
+            dims: &[9, 7],
+            rows: 2..6,
+            cols: 1..6,
+        };
+        let places = |region: &Region<'_>| -> Vec<(usize, usize)> {
+            let cols = || region.cols.clone();
+            let rows = region.rows.clone();
+            rows.flat_map(|row| cols().map(move |col| (row, col)))
+                .collect()
+        };
+        let all = places(&region);
+        for start in 0..=all.len() {
+            for end in start..=all.len() {
+                let parts = region.parts(start..end);
+                let found: Vec<_> = parts.iter().flat_map(places).collect();
+                assert_eq!(found, all[start..end], "{start}..{end}");
+                assert!(parts.len() <= 3, "{start}..{end}: {parts:?}");
             }
         }
     }

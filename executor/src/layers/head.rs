@@ -2,7 +2,8 @@
 //!
 //! The logits exist only on the rank that computes them: the softmax over the whole vocabulary needs
 //! one maximum and two sums a token from the other TP ranks (Megatron-LM's vocabulary-parallel cross
-//! entropy). The gradient replaces the logits in place, so one buffer serves both.
+//! entropy). Both are of the dtype of activations, the statistics of f32. The gradient replaces the
+//! logits in place, so one buffer serves both.
 
 use moefold_kernels::cross_entropy::{self, Reduced};
 use moefold_kernels::{Tensor, TensorClass, elementwise};
@@ -73,8 +74,8 @@ impl Head {
     ) -> Result<(f64, HeadKept), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &normed)?;
-        let logits =
-            linear::forward_as(cx, CATEGORY, TensorClass::Logits, &all, &self.matrix.value);
+        let kind = (TensorClass::Logits, all.dtype());
+        let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value);
         drop(all);
         let max = cx.op(CATEGORY, "cross_entropy", || {
             cross_entropy::row_max(&logits)

@@ -1,27 +1,25 @@
 //! The three products of a linear layer, `y = x Wᵀ` with `W` `[out, in]` as checkpoints store it.
 
 use moefold_kernels::gemm::{Trans, gemm};
-use moefold_kernels::{Tensor, TensorClass};
+use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
 use crate::rank::Context;
 
-/// `x [T, in] -> [T, out]`.
+/// `x [T, in] -> [T, out]`, of the dtype of `x`.
 pub fn forward(cx: &Context, category: Category, x: &Tensor, w: &Tensor) -> Tensor {
-    forward_as(cx, category, TensorClass::Activations, x, w)
+    forward_as(cx, category, (TensorClass::Activations, x.dtype()), x, w)
 }
 
-/// [`forward`] into a tensor of another class.
+/// [`forward`] into a tensor of another class or dtype.
 pub fn forward_as(
     cx: &Context,
     category: Category,
-    class: TensorClass,
+    (class, dtype): (TensorClass, Dtype),
     x: &Tensor,
     w: &Tensor,
 ) -> Tensor {
-    let y = cx
-        .device
-        .empty(class, x.dtype(), &[x.dims()[0], w.dims()[0]]);
+    let y = cx.device.empty(class, dtype, &[x.dims()[0], w.dims()[0]]);
     cx.op(category, "gemm", || {
         gemm(x, Trans::No, w, Trans::Yes, &y, 0.0);
     });

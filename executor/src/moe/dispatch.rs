@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use moefold_kernels::permute::RowMap;
-use moefold_kernels::{Tensor, TensorClass, elementwise, rows};
+use moefold_kernels::{Tensor, TensorClass, elementwise, reduce, rows};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
@@ -253,13 +253,16 @@ impl Dispatch {
             cx.etp
                 .all_to_all(&parts, &self.etp_rows, &received, &arriving)
         })?;
-        let sum = received.rows(0..own);
-        for peer in 1..peers {
-            let part = received.rows(peer * own..(peer + 1) * own);
-            cx.op(Category::TpComm, "add", || {
-                elementwise::add_into(&sum, &part);
-            });
-        }
+        let dims = [own, received.width()];
+        let sum = cx
+            .device
+            .empty(TensorClass::Activations, received.dtype(), &dims);
+        let parts: Vec<Tensor> = (0..peers)
+            .map(|peer| received.rows(peer * own..(peer + 1) * own))
+            .collect();
+        cx.op(Category::TpComm, "add", || {
+            reduce::sum_ordered(&parts.iter().collect::<Vec<_>>(), &sum);
+        });
         Ok(sum)
     }
 }

@@ -1,8 +1,9 @@
-//! The router: logits, scores, the chosen experts, and the load-balancing loss.
+//! The router: logits, scores, the chosen experts, and the load-balancing loss. All of it is f32,
+//! whatever the tokens and the matrix are.
 
 use moefold_kernels::permute::{self, RowMap};
 use moefold_kernels::router::{self, RouterRule, Routing, Stats};
-use moefold_kernels::{Tensor, TensorClass};
+use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
 
@@ -85,7 +86,8 @@ impl Router {
         cx: &Context,
         x: &Tensor,
     ) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
-        let logits = linear::forward(cx, CATEGORY, x, &self.matrix.value);
+        let kind = (TensorClass::Activations, Dtype::F32);
+        let logits = linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value);
         let (routing, stats) = cx.op(CATEGORY, "router", || {
             let (topk, rule) = (self.topk, &self.rule);
             if self.aux.is_none() {

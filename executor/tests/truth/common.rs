@@ -13,6 +13,7 @@ use moefold_executor::step::StepOutcome;
 use moefold_executor::train::{self, Init, TrainOptions, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
+use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -76,6 +77,12 @@ impl Fixture {
         }
     }
 
+    /// The fixture with fewer sequences a step.
+    pub(crate) fn with_batch(mut self, global_batch: u64) -> Self {
+        self.golden.global_batch = global_batch;
+        self
+    }
+
     pub(crate) fn batch(&self) -> Batch {
         Batch {
             seq_len: self.golden.seq_len,
@@ -127,11 +134,27 @@ impl Fixture {
         options: &TrainOptions,
         look: impl Fn(&Trainer) -> T + Sync,
     ) -> (Trained, Vec<T>) {
+        let open = || {
+            let ranks = degrees.gpus;
+            options.device.open(0, ranks).expect("a CPU")
+        };
+        self.train_on(open, degrees, steps, options, look)
+    }
+
+    /// [`Fixture::train_with`] on devices of the caller's, one a rank.
+    pub(crate) fn train_on<T: Send>(
+        &self,
+        open: impl Fn() -> Device + Sync,
+        degrees: &Degrees,
+        steps: u64,
+        options: &TrainOptions,
+        look: impl Fn(&Trainer) -> T + Sync,
+    ) -> (Trained, Vec<T>) {
         let layout = self.layout(degrees);
         let weights = self.weights();
         let ranks = World::threads(layout.gpus())
             .run(|rank| {
-                let device = options.device.open(0, layout.gpus())?;
+                let device = open();
                 device.poison(true);
                 let cx = Context::join(rank, &layout, device, rank.recorder());
                 let seq_len = self.golden.seq_len;

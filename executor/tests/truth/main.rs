@@ -1,6 +1,7 @@
 //! What makes the executor's training real: it equals a reference, whatever the layout.
 
 mod common;
+mod cuda;
 mod dispatch;
 mod huggingface;
 mod kept;

@@ -1,0 +1,214 @@
+//! The same training on CUDA: emulated devices against the CPU, in f32 and in bf16.
+//!
+//! An emulated kernel takes about a thousand times as long as one of the CPU, so batches are a few
+//! sequences of 16 tokens and runs a few steps; the kernels' own tests cover their shapes.
+
+use std::io::Write as _;
+
+use moefold_executor::rank::Context;
+use moefold_executor::train::{self, Trainer};
+use moefold_executor::transport::World;
+use moefold_kernels::cuda::Architecture;
+use moefold_kernels::{Device, Dtype};
+use moefold_planner::layout::Degrees;
+
+use crate::common::{Fixture, Tensors, assert_close};
+
+/// A kind of emulated device.
+#[derive(Debug, Clone, Copy)]
+struct Emulated {
+    architecture: Architecture,
+    dtype: Dtype,
+}
+
+const F32: Emulated = Emulated {
+    architecture: Architecture::SM80,
+    dtype: Dtype::F32,
+};
+const BF16: Emulated = Emulated {
+    architecture: Architecture::SM80,
+    dtype: Dtype::Bf16,
+};
+const HOPPER: Emulated = Emulated {
+    architecture: Architecture::SM90,
+    dtype: Dtype::Bf16,
+};
+
+/// Where schedules are thrown from: `MOEFOLD_SEED`, or one.
+fn seed() -> u64 {
+    let given = std::env::var("MOEFOLD_SEED").ok();
+    given.and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+impl Emulated {
+    /// Whether kernels can be compiled here. Said once where not, and a failure where
+    /// `MOEFOLD_REQUIRE` names the emulator.
+    fn is_there(self) -> bool {
+        let made = Device::emulated(self.architecture, self.dtype, 1);
+        if let Err(missing) = &made {
+            let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+            assert!(!required.contains("emulator"), "{missing}");
+            let _ = writeln!(std::io::stderr(), "CUDA training is not tested: {missing}");
+        }
+        made.is_ok()
+    }
+
+    fn open(self) -> Device {
+        let device = Device::emulated(self.architecture, self.dtype, seed()).expect("as before");
+        device.poison(true);
+        device
+    }
+}
+
+/// One rank, two microbatches of a sequence each.
+const ONE: Degrees = Degrees {
+    gpus: 1,
+    tp: 1,
+    cp: 1,
+    pp: 1,
+    vpp: 1,
+    ep: 1,
+    etp: 1,
+    mbs: 1,
+};
+
+fn fixture(name: &'static str) -> Fixture {
+    Fixture::load(name).with_batch(2)
+}
+
+/// What one rank computes of a step's samples from the initial weights.
+struct Pass {
+    /// By tensor.
+    gradients: Tensors,
+    /// Tokens of each expert `[MoE layers, experts]`.
+    load: Vec<Vec<u64>>,
+}
+
+fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pass {
+    let layout = fixture.layout(&ONE);
+    let (options, weights) = (fixture.options(), fixture.weights());
+    World::threads(1)
+        .run(|rank| {
+            let cx = Context::join(rank, &layout, device(), rank.recorder());
+            let seq_len = fixture.golden.seq_len;
+            let trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let batch = fixture.batch();
+            let tokens = train::microbatches(&fixture.samples, &trainer.cx, &batch, step)?;
+            let load = trainer.stepper().gradients(&trainer.cx, &tokens)?;
+            let store = &trainer.stepper().store;
+            let mut gradients = Tensors::new();
+            for parameter in &store.shard.parameters {
+                let grads = &store.flat(parameter.family).grads;
+                for slice in &parameter.slices {
+                    let grad = grads.view(parameter.offset + slice.at, &[slice.len()]);
+                    gradients.insert(slice.tensor.clone(), grad.to_f32());
+                }
+            }
+            Ok(Pass { gradients, load })
+        })
+        .unwrap_or_else(|error| panic!("MOEFOLD_SEED={}: {error}", seed()))
+        .swap_remove(0)
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Norms of the errors of `found`, each over the norm of what it should be, the largest last.
+fn errors(found: &Tensors, expected: &Tensors) -> Vec<(f64, String)> {
+    assert_eq!(found.len(), expected.len());
+    let mut errors: Vec<(f64, String)> = expected
+        .iter()
+        .map(|(tensor, expected)| {
+            let pairs = found[tensor].iter().zip(expected);
+            let of_all = norm(expected.iter().copied());
+            // An expert that no token chose has no gradient, nor may it get one.
+            let error = norm(pairs.map(|(a, b)| a - b)) / of_all.max(f64::MIN_POSITIVE);
+            (error, tensor.clone())
+        })
+        .collect();
+    errors.sort_by(|a, b| a.0.total_cmp(&b.0));
+    errors
+}
+
+/// Largest errors of gradients that are seen as those of the arithmetic: of the worst tensor, and of
+/// the median one.
+struct Bound {
+    worst: f64,
+    median: f64,
+}
+
+/// The order of sums alone differs.
+const SAME: Bound = Bound {
+    worst: 1e-5,
+    median: 1e-6,
+};
+
+/// A bf16 has a relative error of up to 2^-9 = 0.002, and between a weight and the loss every value
+/// is rounded some ten times a layer, forward and backward: 0.002 * sqrt(3 * 10 * 2) is 0.015, what
+/// is seen at the median. Gradients of query and key norms are small differences of large terms, for
+/// the rows of a softmax's gradient sum to zero; the worst of them is seen at 0.054.
+const ROUNDED: Bound = Bound {
+    worst: 0.1,
+    median: 0.03,
+};
+
+/// Compares the gradients of a step whose tokens choose the same experts on both devices: one that
+/// stands between two, and is rounded to the other, changes the gradients of both by all it adds.
+fn check_gradients(name: &'static str, step: u64, on: Emulated, bound: &Bound) {
+    if !on.is_there() {
+        return;
+    }
+    let fixture = fixture(name);
+    let found = pass(&fixture, step, || on.open());
+    let expected = pass(&fixture, step, || Device::cpu(1));
+    let what = format!("{name}, step {step} on {on:?}, MOEFOLD_SEED={}", seed());
+    assert_eq!(found.load, expected.load, "{what}: choose another step");
+    let errors = errors(&found.gradients, &expected.gradients);
+    let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
+    assert!(
+        worst.0 <= bound.worst && median.0 <= bound.median,
+        "{what}: worst {worst:?}, median {median:?}"
+    );
+}
+
+/// Trains some steps and compares losses, and gradient norms with ten times the tolerance: they sum
+/// over every parameter.
+fn check_steps(name: &'static str, on: Emulated, steps: u64, tolerance: f64) {
+    if !on.is_there() {
+        return;
+    }
+    let fixture = fixture(name);
+    let options = fixture.options();
+    let (found, _) = fixture.train_on(|| on.open(), &ONE, steps, &options, |_| ());
+    let expected = fixture.train(&ONE, steps, &options);
+    for (step, (found, expected)) in found.steps.iter().zip(&expected.steps).enumerate() {
+        let what = |value| format!("{name} on {on:?}, step {step}, {value}");
+        assert_close(found.loss, expected.loss, tolerance, &what("loss"));
+        let norms = (found.grad_norm, expected.grad_norm);
+        assert_close(norms.0, norms.1, 10.0 * tolerance, &what("grad_norm"));
+    }
+}
+
+#[test]
+fn oracle_gradients_in_f32_are_those_of_the_cpu() {
+    for name in ["mixtral", "qwen3_moe"] {
+        check_gradients(name, 0, F32, &SAME);
+    }
+}
+
+#[test]
+fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
+    check_gradients("mixtral", 2, BF16, &ROUNDED);
+    check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
+}
+
+#[test]
+fn oracle_twenty_steps_in_f32_are_those_of_the_cpu() {
+    check_steps("qwen3_moe_raw", F32, 20, 1e-4);
+}
+
+#[test]
+fn oracle_twenty_steps_in_bf16_are_those_of_the_cpu_but_for_rounding() {
+    check_steps("qwen3_moe_raw", BF16, 20, 1e-2);
+}
