@@ -56,8 +56,18 @@ pub struct MoeKept {
 pub struct RoutingStats {
     /// Local tokens sent to each expert.
     pub load: Vec<u64>,
-    /// This rank's part of the load-balancing loss, coefficient included; 0 when off.
-    pub aux_loss: f64,
+    /// What this rank's part of the load-balancing loss is made of; absent when off.
+    pub balance: Option<Balance>,
+}
+
+/// The load-balancing loss of one microbatch, not multiplied out: the inner product of the two, times
+/// the microbatches of the step.
+#[derive(Debug, Clone)]
+pub struct Balance {
+    /// Sums of the scores of every expert over this rank's tokens `[E]`.
+    pub score_sums: Tensor,
+    /// The gradient of the step's loss by every score of an expert `[E]`.
+    pub gradient: Tensor,
 }
 
 impl Keeps for MoeKept {

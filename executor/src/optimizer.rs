@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
-use moefold_kernels::{Dtype, Tensor, TensorClass, elementwise, grad_norm};
+use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
@@ -127,28 +127,27 @@ impl ZeroAdam {
         Ok(())
     }
 
-    /// The sum of squares of the gradients this rank counts, scaled as the update will scale them.
-    /// The sum over all ranks is the square of the global norm.
-    pub fn sum_squares(&self, cx: &Context) -> f64 {
-        let sum: f64 = self
-            .families
-            .iter()
-            .flat_map(|family| family.segments.iter().map(move |segment| (family, segment)))
-            .filter(|(_, segment)| segment.counted)
-            .map(|(family, segment)| {
+    /// Adds to number `i` of `sums` the squares of the gradients that this rank counts, scaled as the
+    /// update will scale them. The sum over all ranks is the square of the global norm.
+    pub fn add_squares(&self, cx: &Context, sums: &Scalars, i: usize) {
+        let factor = gradient_scale(cx).powi(2);
+        for family in &self.families {
+            for segment in family.segments.iter().filter(|segment| segment.counted) {
                 let grads = view(&family.grads, &segment.range);
                 cx.op(Category::Optimizer, "grad_norm", || {
-                    grad_norm::sum_squares(&grads)
-                })
-            })
-            .sum();
-        sum * gradient_scale(cx).powi(2)
+                    sums.add_squares(i, factor, &grads);
+                });
+            }
+        }
     }
 
-    /// Clips by the global norm, updates the shards, gathers the weights and clears the gradients.
-    pub fn step(&mut self, cx: &Context, lr: f64, grad_norm: f64) -> Result<(), Error> {
+    /// Clips by the global norm, whose square is number `i` of `sums`, updates the shards, gathers
+    /// the weights and clears the gradients.
+    pub fn step(&mut self, cx: &Context, lr: f64, sums: &Scalars, i: usize) -> Result<(), Error> {
         self.steps += 1;
-        let scale = gradient_scale(cx) * self.clip_coefficient(grad_norm);
+        let scale = cx.op(Category::Optimizer, "grad_norm", || {
+            Factor::clipped(sums, i, gradient_scale(cx), self.options.clip)
+        });
         let mut pending: Vec<Pending> = Vec::new();
         for family in &self.families {
             for segment in &family.segments {
@@ -167,14 +166,14 @@ impl ZeroAdam {
                 };
                 let of = |tensor| view(tensor, &segment.range);
                 cx.op(Category::Optimizer, "adamw", || {
-                    adamw::step_into(
+                    adamw::step_by(
                         &of(&family.masters),
                         &of(&family.grads),
                         &of(&family.first_moment),
                         &of(&family.second_moment),
                         Some(&of(&family.weights)),
                         &rule,
-                        scale as f32,
+                        &scale,
                     );
                 });
             }
@@ -193,14 +192,6 @@ impl ZeroAdam {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
         }
         Ok(())
-    }
-
-    /// Factor on gradients whose global norm exceeds the limit, as PyTorch's `clip_grad_norm_`.
-    fn clip_coefficient(&self, grad_norm: f64) -> f64 {
-        match self.options.clip {
-            Some(limit) => (limit / (grad_norm + 1e-6)).min(1.0),
-            None => 1.0,
-        }
     }
 }
 

@@ -83,6 +83,16 @@ impl Context {
         self.recorder.span(category, stem, work)
     }
 
+    /// Runs what may make the host wait for the device, as a span of that name, and counts how often
+    /// it did. Nothing else in a step does.
+    pub fn to_host<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
+        let before = self.device.host_reads();
+        let result = self.recorder.span(Category::Host, name, work);
+        let reads = self.device.host_reads() - before;
+        self.recorder.count_host_reads(name, reads);
+        result
+    }
+
     /// Runs a collective, or the wait for one, as a span of the communication lane. What passes
     /// until the other ranks are there is set apart from the exchange itself.
     pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {

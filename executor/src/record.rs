@@ -32,6 +32,7 @@ struct Inner {
     sums: RefCell<BTreeMap<(Lane, Category, &'static str), u64>>,
     /// Part of the communication sums that was waiting for other ranks.
     waits: RefCell<BTreeMap<Category, u64>>,
+    host_reads: RefCell<BTreeMap<&'static str, f64>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +63,8 @@ pub struct StepTime {
     pub waited: TimeByCategory,
     /// Exclusive seconds by lane and span name, without waiting.
     pub busy: BTreeMap<(Lane, &'static str), f64>,
+    /// How often the host waited to read the device's memory, by span name.
+    pub host_reads: BTreeMap<&'static str, f64>,
 }
 
 impl Recorder {
@@ -82,6 +85,7 @@ impl Recorder {
             spans: RefCell::default(),
             sums: RefCell::default(),
             waits: RefCell::default(),
+            host_reads: RefCell::default(),
         })))
     }
 
@@ -148,6 +152,15 @@ impl Recorder {
         }
     }
 
+    /// Counts reads of device memory that the host waited for, under the name of their span.
+    pub fn count_host_reads(&self, name: &'static str, reads: u64) {
+        if let Some(inner) = &self.0
+            && reads > 0
+        {
+            *inner.host_reads.borrow_mut().entry(name).or_default() += reads as f64;
+        }
+    }
+
     /// Begins a step: forgets sums from before it, and says whether its spans are kept one by one
     /// (a trace of every step of a long run would not open in a viewer).
     pub fn begin_step(&self, step: u32, keep_spans: bool) {
@@ -160,6 +173,7 @@ impl Recorder {
             inner.nested_ns.set(0);
             inner.sums.borrow_mut().clear();
             inner.waits.borrow_mut().clear();
+            inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(elapsed_ns(inner.epoch));
         }
     }
@@ -190,6 +204,7 @@ impl Recorder {
         let step_ns = elapsed_ns(inner.epoch) - inner.step_start_ns.get();
         let mut result = StepTime {
             step: seconds(step_ns),
+            host_reads: inner.host_reads.take(),
             ..StepTime::default()
         };
         let mut covered_ns = 0;

@@ -160,6 +160,11 @@ pub fn summarize(
             .iter()
             .map(|(&(_, name), seconds)| (name.to_owned(), seconds * scale))
             .collect(),
+        host_reads: busiest
+            .host_reads
+            .iter()
+            .map(|(&name, &reads)| (name.to_owned(), reads))
+            .collect(),
         peak_by_rank,
         final_loss: records.last().map_or(f64::NAN, |r| r.loss),
     }
@@ -200,6 +205,7 @@ fn charge_waits(time: &StepTime) -> StepTime {
     let factor = (work + waited) / work;
     let mut charged = StepTime {
         step: time.step,
+        host_reads: time.host_reads.clone(),
         ..StepTime::default()
     };
     for category in Category::ALL {
@@ -227,6 +233,7 @@ fn mean_time(steps: &[StepTime]) -> StepTime {
     let mut time = TimeByCategory::default();
     let mut waited = TimeByCategory::default();
     let mut busy = BTreeMap::new();
+    let mut host_reads = BTreeMap::new();
     for step in steps {
         for category in Category::ALL {
             time.add(category, Seconds(step.time.get(category).0 * share));
@@ -235,12 +242,16 @@ fn mean_time(steps: &[StepTime]) -> StepTime {
         for (&key, seconds) in &step.busy {
             *busy.entry(key).or_default() += seconds * share;
         }
+        for (&name, reads) in &step.host_reads {
+            *host_reads.entry(name).or_default() += reads * share;
+        }
     }
     StepTime {
         step: time.total(),
         time,
         waited,
         busy,
+        host_reads,
     }
 }
 
@@ -288,6 +299,7 @@ mod tests {
                 ((Lane::Compute, "gemm"), attention),
                 ((Lane::Communication, "all_to_all"), wait),
             ]),
+            host_reads: BTreeMap::from([("counts_to_host", 3.0)]),
         }
     }
 
@@ -315,6 +327,7 @@ mod tests {
         assert!((summary.time_s.get(Category::Attention).0 - 0.75).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
+        assert!((summary.host_reads["counts_to_host"] - 3.0).abs() < 1e-12);
         // Shorter than its warm-up: everything counts.
         let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3, false);
         assert_eq!((short.warmup_steps, short.step_s), (0, 9.0));

@@ -62,8 +62,8 @@ pub struct Tokens<'a> {
 pub enum StageOutput {
     /// The residual stream `[t, h]`, for the next stage.
     Hidden(Tensor),
-    /// The sum of token losses, from the last stage.
-    Loss(f64),
+    /// The loss of every token `[T]`, from the last stage.
+    Losses(Tensor),
 }
 
 /// What a stage keeps of one microbatch.
@@ -198,12 +198,12 @@ impl StageModel {
         let Some(head) = &self.head else {
             return Ok((StageOutput::Hidden(x), StageKept { layers, head: None }));
         };
-        let (loss, kept) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
+        let (losses, kept) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
         let kept = StageKept {
             layers,
             head: Some(kept),
         };
-        Ok((StageOutput::Loss(loss), kept))
+        Ok((StageOutput::Losses(losses), kept))
     }
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage

@@ -2,18 +2,20 @@
 //!
 //! The order of work is data: this module does what each [`Action`] says and decides nothing. What a
 //! stage keeps between an action's forward and its backward is an explicit value here, by stage and
-//! microbatch. Sends and receives between pipeline ranks are refused by [`crate::support`] so far.
+//! microbatch. Losses and the gradient's norm stay on the device, where the update reads them, until
+//! the step has been asked for in full: within a step only row counts come to the host. Sends and receives between pipeline ranks are refused by [`crate::support`] so far.
 
 use std::collections::BTreeMap;
 
-use moefold_kernels::TensorClass;
+use moefold_kernels::cuda::Queue;
 use moefold_kernels::rope::{self, Rope};
+use moefold_kernels::{Scalars, Tensor, TensorClass};
 use moefold_planner::model::{Mixer, Model};
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
-use crate::moe::RoutingStats;
+use crate::moe::{Balance, RoutingStats};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::stage::{StageKept, StageModel, StageOutput, Tokens};
@@ -51,20 +53,34 @@ pub struct Stepper {
     stages: BTreeMap<Stage, StageModel>,
     actions: Vec<Action>,
     rope: Rope,
+    /// What a step sums up: see [`LOSS`] and the others.
+    sums: Scalars,
     seq_len: usize,
     sequences: usize,
 }
+
+/// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, and the squares
+/// of the gradients.
+const LOSS: usize = 0;
+const AUX_LOSS: usize = 1;
+const SQUARES: usize = 2;
 
 /// What the actions of one step have gathered so far.
 #[derive(Debug, Default)]
 struct Progress {
     kept: BTreeMap<(Stage, Microbatch), StageKept>,
-    /// Sum of the token losses this rank accounts for.
-    loss: f64,
-    aux_loss: f64,
+    /// By microbatch.
+    tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
     reduced_stages: usize,
+}
+
+/// Ids and targets of one microbatch on the device.
+#[derive(Debug)]
+struct DeviceTokens {
+    ids: Tensor,
+    targets: Tensor,
 }
 
 impl Stepper {
@@ -85,6 +101,7 @@ impl Stepper {
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
+            sums: Scalars::zeros(&cx.device, TensorClass::Transient, 3),
             seq_len,
             sequences,
         }
@@ -98,12 +115,12 @@ impl Stepper {
         lr: f64,
     ) -> Result<StepOutcome, Error> {
         let mut outcome = None;
-        let mut progress = Progress::default();
+        let mut progress = self.begin(cx, microbatches);
         for action in self.actions.clone() {
             if action == Action::OptimizerStep {
                 outcome = Some(self.update(cx, &progress, lr)?);
             } else {
-                self.accumulate(cx, &mut progress, microbatches, action)?;
+                self.accumulate(cx, &mut progress, action)?;
             }
         }
         assert!(
@@ -120,11 +137,20 @@ impl Stepper {
         cx: &Context,
         microbatches: &[HostTokens],
     ) -> Result<Vec<Vec<u64>>, Error> {
-        let mut progress = Progress::default();
+        let mut progress = self.begin(cx, microbatches);
         for &action in self.actions.iter().filter(|&&a| a != Action::OptimizerStep) {
-            self.accumulate(cx, &mut progress, microbatches, action)?;
+            self.accumulate(cx, &mut progress, action)?;
         }
         Ok(progress.load)
+    }
+
+    /// A step without any action done: nothing summed, its tokens on their way to the device.
+    fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Progress {
+        self.sums.clear();
+        Progress {
+            tokens: self.upload(cx, microbatches),
+            ..Progress::default()
+        }
     }
 
     /// An action that adds to gradients or completes them.
@@ -132,18 +158,16 @@ impl Stepper {
         &self,
         cx: &Context,
         progress: &mut Progress,
-        microbatches: &[HostTokens],
         action: Action,
     ) -> Result<(), Error> {
         match action {
             Action::Forward(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
-                let tokens = self.tokens(cx, microbatches, microbatch);
-                self.forward(cx, progress, stage, microbatch, &tokens)
+                self.forward(cx, progress, stage, microbatch)
             }
             Action::Backward(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
-                let tokens = self.tokens(cx, microbatches, microbatch);
+                let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
                 let kept = progress.kept.remove(&(stage, microbatch));
                 let kept = kept.expect("a schedule runs a stage forward before backward");
                 self.stages[&stage].backward(cx, None, &tokens, kept)?;
@@ -171,22 +195,25 @@ impl Stepper {
     /// The optimizer's step on complete gradients, and what all ranks are to know of the step.
     fn update(&mut self, cx: &Context, progress: &Progress, lr: f64) -> Result<StepOutcome, Error> {
         cx.recorder.at_microbatch(None);
-        let outcome = self.globally(cx, progress)?;
-        // The same on every rank, so all stop here with their weights as they were.
+        self.optimizer.add_squares(cx, &self.sums, SQUARES);
+        self.sum_over_ranks(cx)?;
+        self.optimizer.step(cx, lr, &self.sums, SQUARES)?;
+        let outcome = self.outcome(cx, progress)?;
+        // The same on every rank, so all stop here, with weights that are of no use any more.
         if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
             return Err(Error::Diverged {
                 loss: outcome.loss,
                 grad_norm: outcome.grad_norm,
             });
         }
-        self.optimizer.step(cx, lr, outcome.grad_norm)?;
         Ok(outcome)
     }
 
     /// Runs one stage forward and gives what it keeps, with nothing recorded: for tests of what is
     /// kept and for measurements.
     pub fn forward_only(&self, cx: &Context, tokens: &HostTokens) -> Result<Vec<StageKept>, Error> {
-        let tokens = self.tokens(cx, std::slice::from_ref(tokens), Microbatch(0));
+        let tokens = self.upload(cx, std::slice::from_ref(tokens));
+        let tokens = self.tokens(cx, &tokens[0]);
         let mut all = Vec::with_capacity(self.stages.len());
         for stage in self.stages.values() {
             all.push(stage.forward(cx, None, &tokens, |_| ())?.1);
@@ -200,62 +227,104 @@ impl Stepper {
         progress: &mut Progress,
         stage: Stage,
         microbatch: Microbatch,
-        tokens: &Tokens<'_>,
     ) -> Result<(), Error> {
         let mut layer = 0;
+        let load = &mut progress.load;
         let routed = |stats: RoutingStats| {
-            if progress.load.len() == layer {
-                progress.load.push(vec![0; stats.load.len()]);
+            if load.len() == layer {
+                load.push(vec![0; stats.load.len()]);
             }
-            let sums = progress.load[layer].iter_mut();
+            let sums = load[layer].iter_mut();
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
-            progress.aux_loss += stats.aux_loss;
+            if let Some(Balance {
+                score_sums,
+                gradient,
+            }) = &stats.balance
+            {
+                let factor = f64::from(cx.layout.microbatches());
+                cx.op(Category::RouterPermute, "router", || {
+                    self.sums
+                        .add_products(AUX_LOSS, factor, score_sums, gradient);
+                });
+            }
             layer += 1;
         };
-        let (output, kept) = self.stages[&stage].forward(cx, None, tokens, routed)?;
+        let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+        let (output, kept) = self.stages[&stage].forward(cx, None, &tokens, routed)?;
         progress.kept.insert((stage, microbatch), kept);
         match output {
-            // TP ranks compute the same loss; one of them accounts for it.
-            StageOutput::Loss(loss) if cx.tp.index() == 0 => progress.loss += loss,
-            StageOutput::Loss(_) => {}
+            // TP ranks compute the same losses; one of them accounts for them.
+            StageOutput::Losses(losses) if cx.tp.index() == 0 => {
+                cx.op(Category::Dense, "cross_entropy", || {
+                    self.sums.add_sum(LOSS, 1.0, &losses);
+                });
+            }
+            StageOutput::Losses(_) => {}
             StageOutput::Hidden(_) => unreachable!("support::check refuses plans with a pipeline"),
         }
         Ok(())
     }
 
-    /// Sums over all ranks what every rank has to know.
-    fn globally(&self, cx: &Context, progress: &Progress) -> Result<StepOutcome, Error> {
-        let mut sums = vec![
-            progress.loss,
-            progress.aux_loss,
-            self.optimizer.sum_squares(cx),
-        ];
-        sums.extend(progress.load.iter().flatten().map(|&count| count as f64));
+    /// Makes the sums those of all ranks, where they are.
+    fn sum_over_ranks(&self, cx: &Context) -> Result<(), Error> {
+        if cx.world.is_solo() {
+            return Ok(());
+        }
         cx.comm(Category::DpComm, "all_reduce", || {
-            cx.world.all_reduce_f64(&mut sums)
+            if let Some(sums) = self.sums.tensor() {
+                return cx.world.all_reduce(sums);
+            }
+            let mut sums = self.sums.read();
+            cx.world.all_reduce_f64(&mut sums)?;
+            self.sums.write(&sums);
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// What all ranks are to know of the step, from sums over all of them.
+    fn outcome(&self, cx: &Context, progress: &Progress) -> Result<StepOutcome, Error> {
+        let sums = cx.to_host("sums_to_host", || self.sums.read());
+        let counts = progress.load.iter().flatten();
+        let mut counts: Vec<f64> = counts.map(|&count| count as f64).collect();
+        cx.comm(Category::DpComm, "all_reduce", || {
+            cx.world.all_reduce_f64(&mut counts)
         })?;
 
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
         let tokens = microbatches * (self.sequences * self.seq_len) as f64;
-        let mut counts = sums[3..].iter().map(|&count| count as u64);
+        let mut counts = counts.iter().map(|&count| count as u64);
         let load = progress.load.iter();
         Ok(StepOutcome {
-            loss: sums[0] / tokens,
-            aux_loss: sums[1] / microbatches,
-            grad_norm: sums[2].sqrt(),
+            loss: sums[LOSS] / tokens,
+            aux_loss: sums[AUX_LOSS] / microbatches,
+            grad_norm: sums[SQUARES].sqrt(),
             expert_load: load
                 .map(|layer| counts.by_ref().take(layer.len()).collect())
                 .collect(),
         })
     }
 
-    fn tokens(&self, cx: &Context, all: &[HostTokens], microbatch: Microbatch) -> Tokens<'_> {
-        let host = &all[microbatch.0 as usize];
+    /// Sends ids and targets to the device, beside what it is doing.
+    fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let len = self.sequences * self.seq_len;
         let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &[len]);
+        let tokens = cx.device.beside(Queue::Copies, || {
+            let upload = |host: &HostTokens| DeviceTokens {
+                ids: tensor(&host.ids),
+                targets: tensor(&host.targets),
+            };
+            microbatches.iter().map(upload).collect()
+        });
+        cx.device.join(Queue::Copies);
+        tokens
+    }
+
+    fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
+        let len = self.sequences * self.seq_len;
         Tokens {
-            ids: tensor(&host.ids),
-            targets: tensor(&host.targets),
+            ids: tokens.ids.clone(),
+            targets: tokens.targets.clone(),
             sequences: self.sequences,
             rope: &self.rope,
             loss_scale: 1.0 / (len as f32 * cx.layout.microbatches() as f32),

@@ -138,6 +138,8 @@ pub(crate) struct Inner {
     poison: Cell<bool>,
     /// Queues that work beside the compute queue, a bit each.
     beside: Cell<u8>,
+    /// Pieces of memory taken from the system so far.
+    allocations: Cell<u64>,
 }
 
 /// A device: memory and the ops on it. Clones are handles on the same device.
@@ -191,6 +193,7 @@ impl Device {
             leased: Cell::new(false),
             poison: Cell::new(cfg!(debug_assertions)),
             beside: Cell::new(0),
+            allocations: Cell::new(0),
         }))
     }
 
@@ -246,6 +249,14 @@ impl Device {
     /// Bytes of freed buffers kept for reuse.
     pub fn cached(&self) -> Bytes {
         self.0.arena.borrow().cached()
+    }
+
+    /// How often memory was taken from the system so far, where none of its size was free. Steps that
+    /// ask for the same sizes take none after the first. Sizes that vary from step to step (rows routed
+    /// to an expert) are rounded up to one of eight an octave, so they take new memory only until each
+    /// of those few has been met.
+    pub fn allocations(&self) -> u64 {
+        self.0.allocations.get()
     }
 
     /// Gives freed buffers back to the system.
@@ -395,6 +406,7 @@ impl Device {
         if let Some(storage) = self.0.arena.borrow_mut().recycle(lines) {
             return Ok(storage);
         }
+        self.0.allocations.set(self.0.allocations.get() + 1);
         match &self.0.backend {
             Backend::Cpu(_) => Ok(Storage::cpu(lines)),
             Backend::Cuda(gpu) => {

@@ -72,11 +72,41 @@ pub fn unpermute_key(y: &Tensor, pass: Pass) -> Op {
     }
 }
 
+/// A map whose counts only the device knows so far.
+#[derive(Debug)]
+pub struct Sorted(RowMap);
+
+impl Sorted {
+    /// The map, with the counts brought to the host, which waits for the device.
+    ///
+    /// # Panics
+    /// When an id was not below the number of experts.
+    pub fn counted(self) -> RowMap {
+        let Self(map) = self;
+        let ends = map.offsets.to_i32();
+        assert!(
+            ends.last() == Some(&(map.num_rows() as i32)),
+            "permute::map: ids that are not among {} experts",
+            ends.len() - 1
+        );
+        let counts = ends.windows(2).map(|at| (at[1] - at[0]) as usize).collect();
+        RowMap { counts, ..map }
+    }
+}
+
 /// The map for the choices `ids [T, K]` among `experts`. Brings the counts to the host.
 ///
 /// # Panics
 /// When an id is not below `experts`, or the experts are more than the device takes.
 pub fn map(ids: &Tensor, experts: usize) -> RowMap {
+    sort(ids, experts).counted()
+}
+
+/// As [`map`], with the counts left on the device.
+///
+/// # Panics
+/// When the experts are more than the device takes.
+pub fn sort(ids: &Tensor, experts: usize) -> Sorted {
     let &[tokens, slots] = ids.dims() else {
         panic!("permute::map: ids is {ids:?}, expected [tokens, topk]")
     };
@@ -101,21 +131,15 @@ pub fn map(ids: &Tensor, experts: usize) -> RowMap {
             cuda::map(gpu, ids, [&row_of, &slot_of, &token_of], &offsets);
         }
     }
-    let ends = offsets.to_i32();
-    assert!(
-        ends.last() == Some(&(n as i32)),
-        "permute::map: {ids:?} has ids that are not among {experts} experts"
-    );
-    let counts = ends.windows(2).map(|at| (at[1] - at[0]) as usize).collect();
-    RowMap {
+    Sorted(RowMap {
         row_of,
         slot_of,
         token_of,
         offsets,
-        counts,
+        counts: Vec::new(),
         tokens,
         slots,
-    }
+    })
 }
 
 /// `x [T, h]` to `[N, h]`: each token's row copied to each of its rows.

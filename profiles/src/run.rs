@@ -69,6 +69,10 @@ pub struct RunSummary {
     /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the
     /// same keys as `predicted.busy_s` of the plan.
     pub busy_s: BTreeMap<String, f64>,
+    /// Times a step that the host waited to read the device's memory, by the name of the span; empty
+    /// where that memory is the host's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub host_reads: BTreeMap<String, f64>,
     /// Peak memory of every rank, in the order of ranks.
     pub peak_by_rank: Vec<RankPeak>,
     /// Loss of the last step; NaN where no step ran.

@@ -6,7 +6,7 @@
 //! logits in place, so one buffer serves both.
 
 use moefold_kernels::cross_entropy::{self, Reduced};
-use moefold_kernels::{Tensor, TensorClass, elementwise};
+use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
@@ -63,15 +63,15 @@ impl Head {
         }
     }
 
-    /// `x [t, h], targets [T] -> sum of token losses`, whose gradient is prepared for a loss of
-    /// `gradient_scale` times that sum.
+    /// `x [t, h], targets [T] -> token losses [T]`; their gradient is prepared for a loss of
+    /// `gradient_scale` times their sum.
     pub fn forward(
         &self,
         cx: &Context,
         x: &Tensor,
         targets: &Tensor,
         gradient_scale: f32,
-    ) -> Result<(f64, HeadKept), Error> {
+    ) -> Result<(Tensor, HeadKept), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &normed)?;
         let kind = (TensorClass::Logits, all.dtype());
@@ -95,15 +95,13 @@ impl Head {
                 sums.wait()
             })?;
         }
-        let loss = cx.op(CATEGORY, "cross_entropy", || {
+        let losses = cx.op(CATEGORY, "cross_entropy", || {
             let reduced = Reduced {
                 top: &max,
                 sum_exp: &sum,
                 target: &target,
             };
-            let losses =
-                cross_entropy::finish(&logits, reduced, targets, self.vocab_start, gradient_scale);
-            elementwise::sum(&losses)
+            cross_entropy::finish(&logits, reduced, targets, self.vocab_start, gradient_scale)
         });
         let kept = HeadKept {
             input: x.clone(),
@@ -111,7 +109,7 @@ impl Head {
             norm_output: normed,
             logits_gradient: logits,
         };
-        Ok((loss, kept))
+        Ok((losses, kept))
     }
 
     /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights.

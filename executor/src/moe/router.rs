@@ -7,7 +7,7 @@ use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
 
-use super::RoutingStats;
+use super::{Balance, RoutingStats};
 use crate::error::Error;
 use crate::layers::linear;
 use crate::rank::Context;
@@ -96,32 +96,34 @@ impl Router {
             let (routing, stats) = router::forward_with_stats(&logits, topk, rule, None);
             (routing, Some(stats))
         });
-        let map = cx.op(CATEGORY, "permute", || {
-            permute::map(&routing.ids, self.num_experts)
+        let sorted = cx.op(CATEGORY, "permute", || {
+            permute::sort(&routing.ids, self.num_experts)
         });
-        let (balance, aux_loss) = match (&self.aux, stats) {
-            (Some(aux), Some(stats)) => {
-                let (gradient, loss) = self.balance(cx, aux, &stats, &map)?;
-                (Some(gradient), loss)
-            }
-            _ => (None, 0.0),
+        let map = cx.to_host("counts_to_host", || sorted.counted());
+        let balance = match (&self.aux, stats) {
+            (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
+            _ => None,
+        };
+        let kept = RouterKept {
+            routing,
+            balance: balance.as_ref().map(|balance| balance.gradient.clone()),
         };
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
-            aux_loss,
+            balance,
         };
-        Ok((RouterKept { routing, balance }, map, stats))
+        Ok((kept, map, stats))
     }
 
-    /// The balancing loss of the microbatch: its gradient by the scores, the same for every token,
-    /// and this rank's part of its value. The counts are the map's, which the host has already.
+    /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.
+    /// The counts are the map's, which the host has already.
     fn balance(
         &self,
         cx: &Context,
         aux: &AuxLoss,
-        stats: &Stats,
+        stats: Stats,
         map: &RowMap,
-    ) -> Result<(Tensor, f64), Error> {
+    ) -> Result<Balance, Error> {
         let mut counts: Vec<f64> = map.counts.iter().map(|&count| count as f64).collect();
         if !cx.tp.is_solo() {
             cx.comm(Category::TpComm, "all_reduce", || {
@@ -131,15 +133,15 @@ impl Router {
         let tokens = counts.iter().sum::<f64>() / self.topk as f64;
         let factor =
             aux.coefficient * self.num_experts as f64 / (self.topk as f64 * tokens * tokens);
-        let scores = stats.score_sums.to_f32();
-        let products = scores.iter().zip(&counts).map(|(&p, c)| f64::from(p) * c);
-        let loss = factor * products.sum::<f64>();
         let share = factor / f64::from(aux.microbatches);
         let gradient: Vec<f32> = counts.iter().map(|c| (share * c) as f32).collect();
         let gradient = cx
             .device
             .from_f32(TensorClass::Activations, &gradient, &[self.num_experts]);
-        Ok((gradient, loss))
+        Ok(Balance {
+            score_sums: stats.score_sums,
+            gradient,
+        })
     }
 
     /// From the gradient of the chosen probabilities `dprobs [t, K]`: adds to the gradient of the

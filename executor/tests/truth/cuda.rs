@@ -212,3 +212,81 @@ fn oracle_twenty_steps_in_f32_are_those_of_the_cpu() {
 fn oracle_twenty_steps_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_steps("qwen3_moe_raw", BF16, 20, 1e-2);
 }
+
+/// What one step on one rank cost besides time.
+#[derive(Debug, PartialEq)]
+struct Cost {
+    /// Reads of device memory by the host, as the device counts them.
+    host_reads: u64,
+    /// The same, as the recorder sums them up.
+    counted: f64,
+    /// Spans of the trace that say they are such reads.
+    named: usize,
+    /// Pieces of memory taken from the system.
+    allocations: u64,
+}
+
+/// Takes `steps` steps that change no weight, on the tokens of the step that `tokens` says, and gives
+/// the costs of every rank by step.
+fn costs(
+    fixture: &Fixture,
+    on: Emulated,
+    degrees: &Degrees,
+    steps: u32,
+    tokens: impl Fn(u32) -> u64 + Sync,
+) -> Vec<Vec<Cost>> {
+    let layout = fixture.layout(degrees);
+    let mut options = fixture.options();
+    options.aux_loss_coef = 0.01;
+    let weights = fixture.weights();
+    World::threads(layout.gpus())
+        .run(|rank| {
+            let cx = Context::join(rank, &layout, on.open(), rank.recorder());
+            let (device, recorder) = (cx.device.clone(), cx.recorder.clone());
+            let seq_len = fixture.golden.seq_len;
+            let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let mut costs = Vec::new();
+            for step in 0..steps {
+                let (samples, batch) = (&fixture.samples, fixture.batch());
+                let mine = train::microbatches(samples, &trainer.cx, &batch, tokens(step))?;
+                let before = (device.host_reads(), device.allocations());
+                recorder.begin_step(step, true);
+                trainer.step(&mine, 0.0)?;
+                let spans = recorder.end_step();
+                let named = recorder.take_spans();
+                costs.push(Cost {
+                    host_reads: device.host_reads() - before.0,
+                    counted: spans.host_reads.values().sum(),
+                    named: named
+                        .iter()
+                        .filter(|s| s.name.ends_with("_to_host"))
+                        .count(),
+                    allocations: device.allocations() - before.1,
+                });
+            }
+            Ok(costs)
+        })
+        .unwrap_or_else(|error| panic!("{degrees:?}, MOEFOLD_SEED={}: {error}", seed()))
+}
+
+#[test]
+fn law_the_host_waits_only_where_the_trace_says_so() {
+    for on in [F32, HOPPER] {
+        if !on.is_there() {
+            return;
+        }
+        let fixture = fixture("qwen3_moe");
+        // Row counts of two MoE layers in each of two microbatches, and the sums at the end.
+        let expected = |allocations| Cost {
+            host_reads: 5,
+            counted: 5.0,
+            named: 5,
+            allocations,
+        };
+        for steps in costs(&fixture, on, &ONE, 2, |_| 0) {
+            assert!(steps[0].allocations > 0, "{steps:?}");
+            assert_eq!(steps[0], expected(steps[0].allocations));
+            assert_eq!(steps[1], expected(0), "of the second step");
+        }
+    }
+}
