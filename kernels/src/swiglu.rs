@@ -132,10 +132,12 @@ fn sizes(op: &str, x: &Tensor, probs: Option<&Tensor>) -> [usize; 2] {
     [rows, width / 2]
 }
 
+/// Every slice that a loop indexes is cut to `f` before it: a bound that is checked inside keeps the
+/// loop from being vectorized.
 mod cpu {
     use super::Rule;
     use crate::parallel::Cpu;
-    use crate::simd::{sigmoid, sum2, vectorized};
+    use crate::simd::{sigmoid, sum, vectorized};
 
     pub(super) fn forward(
         cpu: &Cpu,
@@ -157,7 +159,8 @@ mod cpu {
             for row in 0..y.len() / f.max(1) {
                 let prob = probs.map_or(1.0, |p| p[row]);
                 let (gate, up) = in_halves(&x[row * 2 * f..][..2 * f], &mut halves);
-                let (up, y) = (&up[..f], &mut y[row * f..][..f]);
+                let (gate, up) = (&gate[..f], &up[..f]);
+                let y = &mut y[row * f..][..f];
                 for i in 0..f {
                     let (g, u) = clamp(gate[i], up[i], rule);
                     y[i] = g * sigmoid(rule.alpha * g) * u * prob;
@@ -209,29 +212,26 @@ mod cpu {
             let width = (2 * f).max(1);
             let mut halves = scratch(f, rule);
             let mut gradients = scratch(f, rule);
+            let mut terms = vec![0.0; f];
             let rows = dy.chunks_exact(f.max(1)).zip(x.chunks_exact(width));
             for (row, ((dy, x), dx)) in rows.zip(dx.chunks_exact_mut(width)).enumerate() {
                 let prob = probs.map_or(1.0, |p| p[row]);
                 let (gate, up) = in_halves(x, &mut halves);
                 let by_halves = if rule.interleaved { &mut gradients[..] } else { &mut *dx };
                 let (dgate, dup) = by_halves.split_at_mut(f);
-                let (dy, up, dup) = (&dy[..f], &up[..f], &mut dup[..f]);
+                let (dy, gate, up, dup) = (&dy[..f], &gate[..f], &up[..f], &mut dup[..f]);
                 for i in 0..f {
                     let (g, u) = clamp(gate[i], up[i], rule);
                     let s = sigmoid(rule.alpha * g);
                     let silu = g * s;
                     let slope = s + rule.alpha * silu * (1.0 - s);
-                    let free = if gate[i] > rule.limit { 0.0 } else { prob };
-                    dgate[i] = dy[i] * free * u * slope;
-                    // Used below as it is, then scaled in place.
-                    dup[i] = dy[i] * silu;
+                    let free = |x: f32| if x > rule.limit { 0.0 } else { prob };
+                    dgate[i] = dy[i] * free(gate[i]) * u * slope;
+                    dup[i] = dy[i] * silu * free(up[i].abs());
+                    terms[i] = dy[i] * silu * u;
                 }
                 if probs.is_some() {
-                    dprobs[row] = sum2(dup, up, |d, up| d * clamp(0.0, up, rule).1);
-                }
-                for i in 0..f {
-                    let free = if up[i].abs() > rule.limit { 0.0 } else { prob };
-                    dup[i] *= free;
+                    dprobs[row] = sum(&terms, |term| term);
                 }
                 if rule.interleaved {
                     for (i, pair) in dx.chunks_exact_mut(2).enumerate() {
