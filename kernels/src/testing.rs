@@ -97,6 +97,22 @@ pub(crate) struct Check(
     pub(crate) Vec<f64>,
 );
 
+impl Check {
+    /// Sums whose terms may cancel: what a sum may be off by is a part of its terms, not of itself, so
+    /// the norm of its terms (`scales`, one a sum) stands beside it, on both sides the same.
+    pub(crate) fn of_sums(
+        name: &'static str,
+        sums: &Tensor,
+        want: Vec<f64>,
+        scales: impl Iterator<Item = f64>,
+    ) -> Self {
+        let scales: Vec<f32> = scales.map(|scale| scale as f32).collect();
+        let got = [sums.to_f32(), scales.clone()].concat();
+        let got = Device::cpu(1).from_f32(TensorClass::Activations, &got, &[got.len()]);
+        Self(name, got, [want, wide(&scales)].concat())
+    }
+}
+
 /// Runs `case` with random shapes on a CPU of one thread and one of three, which share even the
 /// smallest work, with poisoned outputs; results agree with the twin, and bit for bit with each
 /// other.

@@ -69,6 +69,13 @@ fn oracle_forward_and_backward() {
                 })
                 .collect();
             let dprobs_want = differences(&probs, |p| inner(&twin(&wide(&x), p, f, rule), &dy));
+            let activations = twin(&wide(&x), &vec![1.0; rows], f, rule);
+            let terms: Vec<f64> = activations
+                .iter()
+                .zip(&dy)
+                .map(|(y, &dy)| y * f64::from(dy))
+                .collect();
+            let norm = |terms: &[f64]| terms.iter().map(|t| t * t).sum::<f64>().sqrt();
             let x = tensor(device, &x, &[rows, 2 * f]);
             let dy = tensor(device, &dy, &[rows, f]);
             let probs = with_probs.then(|| statistic(device, &probs, &[rows]));
@@ -76,7 +83,9 @@ fn oracle_forward_and_backward() {
             let (dx, dprobs) = backward(&dy, &x, probs.as_ref(), rule);
             assert_eq!(dprobs.is_some(), with_probs);
             let mut checks = vec![Check("y", y, y_want), Check("dx", dx, dx_want)];
-            checks.extend(dprobs.map(|d| Check("dprobs", d, dprobs_want)));
+            checks.extend(dprobs.map(|sums| {
+                Check::of_sums("dprobs", &sums, dprobs_want, terms.chunks(f).map(norm))
+            }));
             checks
         });
     }
