@@ -260,12 +260,7 @@ mod cuda {
                 programs.push(Listed {
                     program: program(grad, model, Define::int("PIECE", 4)),
                     needs: Needs::Sm80,
-                    entries: vec![Entry {
-                        name: "adamw_step",
-                        registers: 48,
-                        shared: 0,
-                        shows: &[],
-                    }],
+                    entries: vec![Entry::plain("adamw_step", 48, 0)],
                 });
             }
         }

@@ -276,16 +276,10 @@ mod cuda {
             for to in [Dtype::F32, Dtype::Bf16] {
                 let narrow = (from, to) == (Dtype::Bf16, Dtype::Bf16);
                 let piece = Define::int("PIECE", if narrow { 8 } else { 4 });
-                let entry = |name| Entry {
-                    name,
-                    registers: 64,
-                    shared: 0,
-                    shows: &[],
-                };
                 programs.push(Listed {
                     program: program(from, to, piece),
                     needs: Needs::Sm80,
-                    entries: NAMES.map(entry).to_vec(),
+                    entries: NAMES.map(|name| Entry::plain(name, 64, 0)).to_vec(),
                 });
             }
         }

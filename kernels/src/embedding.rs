@@ -240,12 +240,6 @@ mod cuda {
     /// What is launched, with its limits: for aligned rows, up to a million of them.
     pub(crate) fn programs() -> Vec<Listed> {
         let rows = (1usize << 20) / BUCKETS;
-        let entry = |name, registers, shared: usize| Entry {
-            name,
-            registers,
-            shared: shared as u32,
-            shows: &[],
-        };
         let mut programs = Vec::new();
         for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
             for gradient in [Dtype::F32, Dtype::Bf16] {
@@ -253,9 +247,9 @@ mod cuda {
                     program: program(dtype, gradient, vec),
                     needs: Needs::Sm80,
                     entries: vec![
-                        entry("embedding_forward", 48, 0),
-                        entry("embedding_order", 64, shared(rows)),
-                        entry("embedding_backward", 80, 0),
+                        Entry::plain("embedding_forward", 48, 0),
+                        Entry::plain("embedding_order", 64, shared(rows)),
+                        Entry::plain("embedding_backward", 80, 0),
                     ],
                 });
             }

@@ -264,12 +264,7 @@ mod cuda {
                 programs.push(Listed {
                     program: program(dtype, vec, pairing),
                     needs: Needs::Sm80,
-                    entries: vec![Entry {
-                        name: "rope_rotate",
-                        registers: 80,
-                        shared: 0,
-                        shows: &[],
-                    }],
+                    entries: vec![Entry::plain("rope_rotate", 80, 0)],
                 });
             }
         }

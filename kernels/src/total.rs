@@ -100,12 +100,7 @@ pub(crate) fn programs() -> Vec<Listed> {
             programs.push(Listed {
                 program: program(dtype, Define::int("PIECE", piece), power),
                 needs: Needs::Sm80,
-                entries: vec![Entry {
-                    name: "total",
-                    registers: 64,
-                    shared: 8 * THREADS,
-                    shows: &[],
-                }],
+                entries: vec![Entry::plain("total", 64, 8 * THREADS as usize)],
             });
         }
     }

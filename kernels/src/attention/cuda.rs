@@ -271,15 +271,13 @@ pub(crate) fn programs() -> Vec<Listed> {
             _ => &["FFMA"],
         };
         // A warp holds as much of the products as registers allow.
-        let entry = |name, registers, shared: usize, shows| Entry {
-            name,
-            registers,
-            shared: shared as u32,
+        let product = |name, shared| Entry {
             shows,
+            ..Entry::plain(name, 255, shared)
         };
-        let forward = entry("attention_forward", 255, tiling.forward_shared(), shows);
-        let delta = entry("attention_delta", 160, 0, &[]);
-        let backward = entry("attention_backward", 255, tiling.backward_shared(), shows);
+        let forward = product("attention_forward", tiling.forward_shared());
+        let delta = Entry::plain("attention_delta", 160, 0);
+        let backward = product("attention_backward", tiling.backward_shared());
         listed.push(Listed {
             program: tiling.forward_program(),
             needs: Needs::Sm80,

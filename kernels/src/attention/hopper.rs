@@ -329,29 +329,22 @@ pub(super) fn programs() -> Vec<Listed> {
         needs: Needs::Wgmma,
         entries,
     };
-    let entry = |name, registers, shared: usize, shows| Entry {
-        name,
-        registers,
-        shared: shared as u32,
-        shows,
+    let product = |name, registers, shared| Entry {
+        shows: SHOWS,
+        ..Entry::plain(name, registers, shared)
     };
     let mut all = Vec::new();
     for widths in [[64, 64], [128, 128], [192, 128], [256, 256]] {
         let forward = Forward::of(widths);
         // An equal share of 65536, shared out again among the roles once the kernel runs.
         let registers = if forward.groups == 2 { 168 } else { 128 };
-        let entries = vec![entry(
-            "attention_forward",
-            registers,
-            forward.shared(),
-            SHOWS,
-        )];
+        let entries = vec![product("attention_forward", registers, forward.shared())];
         all.push(listed(forward.program(Mask::Causal), entries));
         if let Some(backward) = Backward::of(widths) {
             let entries = vec![
-                entry("attention_prepare", 64, 0, &[]),
-                entry("attention_backward", 168, backward.shared(), SHOWS),
-                entry("attention_dq", 64, 0, &[]),
+                Entry::plain("attention_prepare", 64, 0),
+                product("attention_backward", 168, backward.shared()),
+                Entry::plain("attention_dq", 64, 0),
             ];
             all.push(listed(backward.program(Mask::Causal), entries));
         }

@@ -147,22 +147,16 @@ pub(super) fn finish(
 
 /// What is launched, with its limits.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |(name, shared)| Entry {
-        name,
-        registers: 64,
-        shared,
-        shows: &[],
-    };
     let entries = [
-        ("cross_entropy_row_max", SCRATCH as u32),
-        ("cross_entropy_sum_exp", SCRATCH as u32),
-        ("cross_entropy_statistics", SCRATCH as u32),
-        ("cross_entropy_rebase", 0),
-        ("cross_entropy_finish", SCRATCH as u32),
+        Entry::plain("cross_entropy_row_max", 64, SCRATCH),
+        Entry::plain("cross_entropy_sum_exp", 64, SCRATCH),
+        Entry::plain("cross_entropy_statistics", 64, SCRATCH),
+        Entry::plain("cross_entropy_rebase", 64, 0),
+        Entry::plain("cross_entropy_finish", 64, SCRATCH),
     ];
     Vec::from([Dtype::F32, Dtype::Bf16].map(|dtype| Listed {
         program: program(dtype),
         needs: Needs::Sm80,
-        entries: entries.map(entry).to_vec(),
+        entries: entries.to_vec(),
     }))
 }

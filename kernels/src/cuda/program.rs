@@ -363,3 +363,15 @@ pub(crate) struct Entry {
     )]
     pub(crate) shows: &'static [&'static str],
 }
+
+impl Entry {
+    /// An entry that is about no instruction in particular; `shared` in bytes.
+    pub(crate) fn plain(name: &'static str, registers: u32, shared: usize) -> Self {
+        Self {
+            name,
+            registers,
+            shared: shared as u32,
+            shows: &[],
+        }
+    }
+}

@@ -28,27 +28,21 @@ fn rows_program(dtype: Dtype, vector: usize) -> Program {
 
 /// Every specialization for rows of whole 16-byte pieces.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |name, registers, shared: usize| Entry {
-        name,
-        registers,
-        shared: shared as u32,
-        shows: &[],
-    };
     let rows = |dtype, vector| Listed {
         program: rows_program(dtype, vector),
         needs: Needs::Sm80,
         entries: vec![
-            entry("permute_forward", 64, 0),
-            entry("permute_sum", 96, 0),
-            entry("permute_spread", 112, 0),
+            Entry::plain("permute_forward", 64, 0),
+            Entry::plain("permute_sum", 96, 0),
+            Entry::plain("permute_spread", 112, 0),
         ],
     };
     let map = Listed {
         program: MAP.with(&[]),
         needs: Needs::Sm80,
         entries: vec![
-            entry("permute_count", 64, 4 * MAX_EXPERTS),
-            entry("permute_place", 64, 4 * (1 + WARPS) * MAX_EXPERTS),
+            Entry::plain("permute_count", 64, 4 * MAX_EXPERTS),
+            Entry::plain("permute_place", 64, 4 * (1 + WARPS) * MAX_EXPERTS),
         ],
     };
     vec![map, rows(Dtype::Bf16, 8), rows(Dtype::F32, 4)]

@@ -29,16 +29,13 @@ fn program([src, dst]: [Dtype; 2], vector: usize) -> Program {
 
 /// Every pair of types, for lengths of whole 16-byte pieces.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |name, registers| Entry {
-        name,
-        registers,
-        shared: 0,
-        shows: &[],
-    };
     let list = |types| Listed {
         program: program(types, widest(types)),
         needs: Needs::Sm80,
-        entries: vec![entry("reduce_sum", 96), entry("reduce_copy", 64)],
+        entries: vec![
+            Entry::plain("reduce_sum", 96, 0),
+            Entry::plain("reduce_copy", 64, 0),
+        ],
     };
     [
         [Dtype::Bf16, Dtype::Bf16],

@@ -177,12 +177,6 @@ pub(crate) fn programs() -> Vec<Listed> {
         needs: Needs::Sm80,
         entries,
     };
-    let entry = |name, registers, shared: usize| Entry {
-        name,
-        registers,
-        shared: shared as u32,
-        shows: &[],
-    };
     let mut programs = Vec::new();
     for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
         for (lanes, pieces) in DEALS {
@@ -190,14 +184,18 @@ pub(crate) fn programs() -> Vec<Listed> {
             programs.push(listed(
                 Deal { vec, lanes, pieces }.program(dtype, dtype),
                 vec![
-                    entry("rms_norm_forward", 64, SCRATCH),
-                    entry("rms_norm_backward", 128, SCRATCH.max(columns)),
+                    Entry::plain("rms_norm_forward", 64, SCRATCH),
+                    Entry::plain("rms_norm_backward", 128, SCRATCH.max(columns)),
                 ],
             ));
         }
         programs.push(listed(
             weight_program(dtype),
-            vec![entry("rms_norm_weight", 64, 4 * WEIGHT_THREADS as usize)],
+            vec![Entry::plain(
+                "rms_norm_weight",
+                64,
+                4 * WEIGHT_THREADS as usize,
+            )],
         ));
     }
     programs

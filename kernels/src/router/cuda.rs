@@ -71,19 +71,13 @@ const MODELS: [(Score, usize, &[usize]); 5] = [
 
 /// Every specialization that [`MODELS`] launch.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |name, registers, words: usize| Entry {
-        name,
-        registers,
-        shared: 4 * words as u32,
-        shows: &[],
-    };
     let list = |score, scored_by, experts| Listed {
         program: Specialized::new(experts, 4, score, scored_by).program(),
         needs: Needs::Sm80,
         entries: vec![
-            entry("router_forward", 128, (1 + WARPS) * experts),
-            entry("router_totals", 64, 2048),
-            entry("router_backward", 96, WARPS * experts),
+            Entry::plain("router_forward", 128, 4 * (1 + WARPS) * experts),
+            Entry::plain("router_totals", 64, 4 * 2048),
+            Entry::plain("router_backward", 96, 4 * WARPS * experts),
         ],
     };
     let of_models = MODELS.into_iter().flat_map(|(score, scored_by, all)| {

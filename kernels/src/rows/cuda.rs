@@ -24,16 +24,13 @@ fn program(unit: usize) -> Program {
 
 /// Every specialization.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |name| Entry {
-        name,
-        registers: 64,
-        shared: 0,
-        shows: &[],
-    };
     let list = |unit| Listed {
         program: program(unit),
         needs: Needs::Sm80,
-        entries: vec![entry("rows_copy"), entry("rows_chunks")],
+        entries: vec![
+            Entry::plain("rows_copy", 64, 0),
+            Entry::plain("rows_chunks", 64, 0),
+        ],
     };
     UNITS.map(list).into()
 }

@@ -25,16 +25,13 @@ fn program(dtype: Dtype, vector: usize, interleaved: bool) -> Program {
 
 /// Every specialization for rows of whole 16-byte pieces.
 pub(crate) fn programs() -> Vec<Listed> {
-    let entry = |name, registers| Entry {
-        name,
-        registers,
-        shared: 0,
-        shows: &[],
-    };
     let list = |(dtype, vector, interleaved)| Listed {
         program: program(dtype, vector, interleaved),
         needs: Needs::Sm80,
-        entries: vec![entry("swiglu_forward", 48), entry("swiglu_backward", 72)],
+        entries: vec![
+            Entry::plain("swiglu_forward", 48, 0),
+            Entry::plain("swiglu_backward", 72, 0),
+        ],
     };
     let all = [
         (Dtype::Bf16, 8, false),
