@@ -15,28 +15,6 @@ constexpr int PANELS_K = (DK + 63) / 64, PANELS_V = (DV + 63) / 64;
 
 DEV float infinity() { return f32_of_bits(0x7f800000u); }
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-// Without the detour that gives results below 2^-126: they are zero.
-DEV float exp2_flush(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-// What was computed before stays before, and no use of these moves ahead: after the wait for a product of its
-// accumulators, and before one of what is to be computed while it runs.
-template <int N>
-DEV void settle(float (&d)[N]) {
-  UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-// Between plain accesses to device memory and those of bulk copies.
-DEV void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-#else
-DEV void fence_copies() {}
-DEV float exp2_flush(float x) { return exp2_(x); }
-template <int N>
-DEV void settle(float (&)[N]) {}
-#endif
-
 // One of the arrivals that `bar` counts, of a whole warp.
 DEV void release(u64* bar) {
   syncwarp();
@@ -417,7 +395,8 @@ DEV void load(const TensorMap* q, const TensorMap* k, const TensorMap* v, const 
   }
 }
 
-// Adds a step's dq to the sums when all blocks of earlier keys have; the first of them overwrites.
+// Adds a step's dq to the sums when all blocks of earlier keys have; the first of them overwrites. Blocks hand over by
+// plain accesses, and what they hand over was written by bulk copies: a fence between the two on either side.
 DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int heads, int group) {
   Barriers* bars = &tiles->bars;
   for (int step = 0; step < place.steps; step++) {
@@ -426,14 +405,14 @@ DEV void add(const TensorMap* sums, u32* turns, Tiles* tiles, Place place, int h
     mbar_wait(&bars->sum_full[stage], step / DQ_STAGES % 2);
     while (load_acquire(turns + tile) != (u32)place.block) {
     }
-    fence_copies();
+    fence_async_global();
     if (place.block == 0)
       tma_store_2d(sums, tiles->sum[stage], 0, tile * (DK / 2));
     else
       tma_reduce_add_2d(sums, tiles->sum[stage], 0, tile * (DK / 2));
     bulk_commit();
     bulk_wait<0>();
-    fence_copies();
+    fence_async_global();
     thread_fence();
     store_release(turns + tile, place.block + 1);
     mbar_arrive(&bars->sum_empty[stage]);

@@ -11,8 +11,8 @@
 //! sanitizer, which this crate provides itself. So it reports, by kernel, block, thread and line:
 //! reads of uninitialized shared or global memory, accesses out of bounds, misaligned ones, data races
 //! inside a block and between blocks (by happens-before, so mostly whatever the order of this run),
-//! plain writes that a bulk copy or wgmma reads without `fence_async`, registers and shared memory
-//! touched while an operation on them is in flight, misused barriers, divergent collectives and
+//! plain writes that a bulk copy or wgmma reads without `fence_async` (in device memory, touches without
+//! `fence_async_global`), registers and shared memory touched while an operation on them is in flight, misused barriers, divergent collectives and
 //! deadlocks. The memory model is the documented one, not what hardware happens to do: shuffles order
 //! nothing, atomics order only with fences.
 //!

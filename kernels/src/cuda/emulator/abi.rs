@@ -247,6 +247,7 @@ unsafe extern "C-unwind" fn fence(kind: u32, _: Site) {
             0 => m.thread_fence(),
             1 => m.mbar_fence_init(),
             2 => m.fence_async(),
+            3 => m.fence_async_global(),
             _ => m.wgmma_fence(),
         }
         Ok(())

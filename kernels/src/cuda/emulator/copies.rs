@@ -17,7 +17,7 @@ use moefold_profiles::Dtype;
 use crate::bf16;
 use crate::cuda::emulator::clock::{Agent, Clock, Moment, join};
 use crate::cuda::emulator::fault::{Fault, Kind};
-use crate::cuda::emulator::machine::{Machine, State, Wait};
+use crate::cuda::emulator::machine::{Machine, Operation, State, Wait};
 use crate::cuda::emulator::shadow::Access;
 use crate::cuda::emulator::tensor_map::Map;
 
@@ -75,6 +75,7 @@ pub(super) struct BulkCopy {
     reads: (Agent, u32),
     writes: (Agent, u32),
     clock: Rc<Clock>,
+    device_fence: Option<Rc<Clock>>,
     pub(super) site: u32,
 }
 
@@ -436,7 +437,9 @@ impl Machine<'_> {
         } else {
             self.copies.agent()
         };
-        let moment = &mut self.threads[self.current].moment;
+        let thread = &mut self.threads[self.current];
+        let device_fence = thread.device_fence.clone();
+        let moment = &mut thread.moment;
         let clock = moment.clock.with(&[(moment.who, moment.now)]);
         moment.tick();
         self.copies.number += 1;
@@ -452,6 +455,7 @@ impl Machine<'_> {
             reads,
             writes,
             clock,
+            device_fence,
             site,
         });
         if direction != Direction::Load {
@@ -495,6 +499,13 @@ impl Machine<'_> {
         };
         let (reader, writer) = (as_agent(copy.reads), as_agent(copy.writes));
         let (issuer, site) = (copy.issuer, copy.site);
+        let operation = |moment| Operation {
+            issuer,
+            moment,
+            device_fence: copy.device_fence.as_deref(),
+            site,
+        };
+        let (reading, writing) = (operation(&reader), operation(&writer));
         let base = self.shared.base() as u64;
         let mut outcome = Ok(());
         copy.map
@@ -505,13 +516,13 @@ impl Machine<'_> {
                 let inside = (global + valid.start as u64, valid.len());
                 let on_chip = base + u64::from(shared);
                 outcome = if copy.direction == Direction::Load {
-                    self.load_piece(issuer, &reader, shared, on_chip, inside, valid.start, site)
+                    self.load_piece(&reading, shared, on_chip, inside, valid.start)
                 } else if valid.is_empty() {
                     Ok(())
                 } else {
                     let from = on_chip + valid.start as u64;
                     let add = (copy.direction == Direction::ReduceAdd).then_some(copy.map.dtype);
-                    self.store_piece(issuer, [&reader, &writer], from, inside, add, site)
+                    self.store_piece([&reading, &writing], from, inside, add)
                 };
             });
         outcome?;
@@ -543,47 +554,39 @@ impl Machine<'_> {
         Ok(())
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "both sides of a copy, and who makes it"
-    )]
     fn load_piece(
         &mut self,
-        issuer: usize,
-        agent: &Moment,
+        operation: &Operation<'_>,
         shared: u32,
         on_chip: u64,
         (global, bytes): (u64, usize),
         skip: usize,
-        site: u32,
     ) -> Result<(), Fault> {
         let mut chunk = [0; 16];
         if bytes > 0 {
-            self.access_async(issuer, agent, global, bytes, Access::Read, site)?;
+            self.access_async(operation, global, bytes, Access::Read)?;
             // SAFETY: the range was found to lie in a live allocation just now.
             unsafe { (global as *const u8).copy_to(chunk[skip..].as_mut_ptr(), bytes) };
         }
-        self.access_async(issuer, agent, on_chip, 16, Access::Write, site)?;
+        self.access_async(operation, on_chip, 16, Access::Write)?;
         self.shared.set_chunk(shared, chunk);
         Ok(())
     }
 
     fn store_piece(
         &mut self,
-        issuer: usize,
-        [reader, writer]: [&Moment; 2],
+        [reading, writing]: [&Operation<'_>; 2],
         from: u64,
         (to, bytes): (u64, usize),
         add: Option<Dtype>,
-        site: u32,
     ) -> Result<(), Fault> {
         let access = if add.is_some() {
             Access::Atomic
         } else {
             Access::Write
         };
-        self.access_async(issuer, reader, from, bytes, Access::Read, site)?;
-        self.access_async(issuer, writer, to, bytes, access, site)?;
+        self.access_async(reading, from, bytes, Access::Read)?;
+        self.access_async(writing, to, bytes, access)?;
         let (from, to) = (from as *const u8, to as *mut u8);
         // SAFETY: both ranges were found to lie in live memory just now, and do not overlap.
         unsafe {

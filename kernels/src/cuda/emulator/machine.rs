@@ -24,7 +24,7 @@ use crate::cuda::emulator::copies::{Copies, CpAsync, Group, Mbarrier};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::memory::Memory;
 use crate::cuda::emulator::random::Random;
-use crate::cuda::emulator::shadow::{Access, Conflict, Previous, Shadow, View};
+use crate::cuda::emulator::shadow::{Access, Conflict, Fences, Previous, Shadow, View};
 use crate::cuda::emulator::sync::{Collective, Gate, Warp};
 use crate::cuda::emulator::tensor_core::Wgmma;
 
@@ -62,6 +62,8 @@ pub(super) struct Machine<'m> {
     /// Counts at which each thread called `fence_async`, and `mbar_fence_init`.
     pub(super) fences: Vec<Vec<u32>>,
     pub(super) init_fences: Vec<Vec<u32>>,
+    /// The same of `fence_async_global`, over all blocks so far.
+    device_fences: Vec<Vec<u32>>,
     /// What was told to whoever reads an address by atomics.
     published: HashMap<u64, Vec<Foreign>>,
     pub(super) joiner: Joiner,
@@ -83,8 +85,20 @@ pub(super) struct Thread {
     pub(super) wgmma: Wgmma,
     /// What it knew at its last `thread_fence`.
     fence: Option<Moment>,
+    /// What it knew at its last `fence_async_global`, and what it had done.
+    pub(super) device_fence: Option<Rc<Clock>>,
     /// Addresses it read by atomics since, and how many moments were published there.
     seen: Vec<(u64, usize)>,
+}
+
+/// An asynchronous operation, as it touches memory.
+pub(super) struct Operation<'a> {
+    /// The thread that started it.
+    pub(super) issuer: usize,
+    pub(super) moment: &'a Moment,
+    /// [`Thread::device_fence`] of that thread when it did.
+    pub(super) device_fence: Option<&'a Clock>,
+    pub(super) site: u32,
 }
 
 /// What a thread is about.
@@ -226,6 +240,7 @@ impl<'m> Machine<'m> {
             copies: Copies::default(),
             fences: vec![Vec::new(); threads],
             init_fences: vec![Vec::new(); threads],
+            device_fences: vec![Vec::new(); threads],
             published: HashMap::new(),
             joiner: Joiner::default(),
             fault: None,
@@ -579,28 +594,37 @@ impl<'m> Machine<'m> {
         Ok(())
     }
 
-    /// An access of an asynchronous agent that `thread` started.
+    /// An access of an asynchronous operation.
     pub(super) fn access_async(
         &mut self,
-        thread: usize,
-        moment: &Moment,
+        operation: &Operation<'_>,
         address: u64,
         bytes: usize,
         access: Access,
-        site: u32,
     ) -> Result<(), Fault> {
+        let Operation {
+            issuer,
+            moment,
+            device_fence,
+            site,
+        } = *operation;
+        let fences = if self.shared.offset(address).is_some() {
+            Fences::Shared(&self.fences)
+        } else {
+            Fences::Device(&self.device_fences, device_fence)
+        };
         let view = View {
             who: moment.who,
             now: moment.now,
             clock: &moment.clock,
             turns: &self.turns,
-            fences: Some(&self.fences),
+            fences: Some(fences),
             site,
             coin: self.random.next() & 1 == 1,
         };
         let outcome = checked(&mut self.shared, self.memory, address, bytes, access, &view);
         outcome
-            .map_err(|wrong| self.explain(wrong, thread, moment.who, address, bytes, access, site))
+            .map_err(|wrong| self.explain(wrong, issuer, moment.who, address, bytes, access, site))
     }
 
     #[expect(clippy::too_many_arguments, reason = "a report has this many sides")]
@@ -651,14 +675,16 @@ impl<'m> Machine<'m> {
                 };
                 (Kind::Race, format!("it was {}; {remedy}", previous(p)))
             }
-            Conflict::Unfenced(p) => (
-                Kind::Unfenced,
-                format!(
-                    "it was {} without fence_async between that write and the barrier that let this \
-                     copy or wgmma start",
-                    previous(p)
-                ),
-            ),
+            Conflict::Unfenced(p) => {
+                let remedy = if self.shared.offset(at as u64).is_some() {
+                    "fence_async between that write and the barrier that let this copy or wgmma start"
+                } else {
+                    "fence_async_global between that write and the start of this copy, by one of the \
+                     two threads"
+                };
+                let what = format!("it was {} without {remedy}", previous(p));
+                (Kind::Unfenced, what)
+            }
         };
         self.fault_of(thread, kind, site, format!("{head} {rest}"))
     }
@@ -776,6 +802,14 @@ impl<'m> Machine<'m> {
         moment.tick();
     }
 
+    pub(super) fn fence_async_global(&mut self) {
+        let thread = &mut self.threads[self.current];
+        let moment = &mut thread.moment;
+        thread.device_fence = Some(moment.clock.with(&[(moment.who, moment.now)]));
+        self.device_fences[self.current].push(moment.now);
+        moment.tick();
+    }
+
     pub(super) fn mbar_fence_init(&mut self) {
         let now = self.threads[self.current].moment.now;
         self.init_fences[self.current].push(now);
@@ -825,6 +859,7 @@ impl Thread {
             bulk_groups: VecDeque::new(),
             wgmma: Wgmma::default(),
             fence: None,
+            device_fence: None,
             seen: Vec::new(),
         }
     }

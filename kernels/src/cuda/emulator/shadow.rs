@@ -66,12 +66,29 @@ pub(super) struct View<'a> {
     /// The first count of every block of this launch so far, the running one last. Shared memory
     /// knows the running block only.
     pub(super) turns: &'a [u32],
-    /// For an access by the asynchronous proxy: the counts at which each thread fenced.
-    pub(super) fences: Option<&'a [Vec<u32>]>,
+    /// For an access by the asynchronous proxy.
+    pub(super) fences: Option<Fences<'a>>,
     /// Where in the kernel.
     pub(super) site: u32,
     /// A random bit.
     pub(super) coin: bool,
+}
+
+/// What lets the asynchronous proxy see plain writes.
+#[derive(Clone, Copy)]
+pub(super) enum Fences<'a> {
+    /// Shared memory: the counts at which each thread fenced.
+    Shared(&'a [Vec<u32>]),
+    /// Device memory: the same, over all blocks of this launch, and what the thread that started the
+    /// operation had learned when it last fenced before.
+    Device(&'a [Vec<u32>], Option<&'a Clock>),
+}
+
+impl<'a> Fences<'a> {
+    fn of_threads(self) -> &'a [Vec<u32>] {
+        let (Self::Shared(fences) | Self::Device(fences, _)) = self;
+        fences
+    }
 }
 
 impl View<'_> {
@@ -84,34 +101,54 @@ impl View<'_> {
         if when >= self.block() {
             // Copies of one slot follow each other only as far as they know of each other.
             let own = who == self.who && (usize::from(who) < self.threads() || when == self.now);
-            own || self.clock.known(who) >= when
-        } else if when < self.turns[0] {
-            true
-        } else {
-            let turn = self.turns.partition_point(|&start| start <= when) - 1;
-            self.clock.knows_foreign(turn, who, when)
+            if own {
+                return true;
+            }
         }
+        self.known(self.clock, who, when)
+    }
+
+    /// Whether a clock of the running block knows of an agent's count, in this block or another.
+    fn known(&self, clock: &Clock, who: Agent, when: u32) -> bool {
+        if when >= self.block() {
+            clock.known(who) >= when
+        } else {
+            when < self.turns[0] || clock.knows_foreign(self.turn(when), who, when)
+        }
+    }
+
+    /// The block of a count, of this launch.
+    fn turn(&self, when: u32) -> usize {
+        self.turns.partition_point(|&start| start <= when) - 1
     }
 
     fn threads(&self) -> usize {
-        self.fences.map_or(AGENTS_MAX, <[_]>::len)
+        self.fences
+            .map_or(AGENTS_MAX, |fences| fences.of_threads().len())
     }
 
-    /// Whether the asynchronous proxy sees this write: one of its own, or fenced by its thread, with
-    /// the fence known.
+    /// Whether the asynchronous proxy sees this write: one of its own, one fenced by its thread with
+    /// the fence known, or, in device memory, one known when the operation's own thread fenced.
     fn fenced(&self, write: Touch) -> bool {
+        let (who, when) = (write.who(), write.when);
         let Some(fences) = self.fences else {
             return true;
         };
-        let Some(of_writer) = fences.get(usize::from(write.who())) else {
+        let Some(of_writer) = fences.of_threads().get(usize::from(who)) else {
             return true;
         };
-        if write.when < self.block() {
+        if when < self.turns[0] {
             return true;
         }
-        let next = of_writer.partition_point(|&fence| fence < write.when);
-        let known = self.clock.known(write.who());
-        of_writer.get(next).is_some_and(|&fence| fence <= known)
+        if let Fences::Device(_, Some(then)) = fences
+            && self.known(then, who, when)
+        {
+            return true;
+        }
+        let next = of_writer.partition_point(|&fence| fence < when);
+        of_writer.get(next).is_some_and(|&fence| {
+            self.turn(fence) == self.turn(when) && self.known(self.clock, who, fence)
+        })
     }
 }
 
@@ -254,7 +291,8 @@ fn step(mut cell: Cell, bytes: u16, access: Access, view: &View<'_>) -> Result<C
         if !view.ordered(write) {
             return Err(Conflict::Race(previous(write, Some(cell.site))));
         }
-        if access == Access::Read && !view.fenced(write) {
+        let crosses = access == Access::Read || matches!(view.fences, Some(Fences::Device(..)));
+        if crosses && !view.fenced(write) {
             return Err(Conflict::Unfenced(previous(write, Some(cell.site))));
         }
     }

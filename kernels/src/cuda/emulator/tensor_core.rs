@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use crate::cuda::emulator::clock::{Agent, Clock, Moment, join};
 use crate::cuda::emulator::fault::{Fault, Kind};
-use crate::cuda::emulator::machine::Machine;
+use crate::cuda::emulator::machine::{Machine, Operation};
 use crate::cuda::emulator::matrix::{self, COLUMNS_MAX, DEPTH, Descriptor, ROWS};
 use crate::cuda::emulator::shadow::Access;
 
@@ -281,6 +281,12 @@ impl Machine<'_> {
         let one = parts[0][number].clone();
         let columns = one.shape.columns;
         let first = 32 * warp;
+        let operation = Operation {
+            issuer: first,
+            moment,
+            device_fence: None,
+            site: one.site,
+        };
         let a = match one.a {
             A::Registers(..) => matrix::gather_a(|lane| match parts[lane][number].a {
                 A::Registers(words) => words,
@@ -296,7 +302,7 @@ impl Machine<'_> {
                     first: rows,
                     count: ROWS,
                 };
-                self.operand(first, &elements, moment, one.site, |row, k, value| {
+                self.operand(&operation, &elements, |row, k, value| {
                     a[row][k] = value;
                 })?;
                 a
@@ -309,7 +315,7 @@ impl Machine<'_> {
             first: 0,
             count: columns,
         };
-        self.operand(first, &elements, moment, one.site, |column, k, value| {
+        self.operand(&operation, &elements, |column, k, value| {
             b[k * columns + column] = value;
         })?;
         let mut d = [0.0; ROWS * COLUMNS_MAX];
@@ -342,10 +348,8 @@ impl Machine<'_> {
     /// Reads an operand from shared memory as row (or column), position along K, value.
     fn operand(
         &mut self,
-        thread: usize,
+        operation: &Operation<'_>,
         elements: &Elements,
-        moment: &Moment,
-        site: u32,
         mut put: impl FnMut(usize, usize, f32),
     ) -> Result<(), Fault> {
         let Elements {
@@ -368,7 +372,7 @@ impl Machine<'_> {
                 };
                 let offset = descriptor.chunk(mn_major, from_row, from_piece);
                 let address = self.shared.base() as u64 + u64::from(offset);
-                self.access_async(thread, moment, address, 16, Access::Read, site)?;
+                self.access_async(operation, address, 16, Access::Read)?;
                 let values = matrix::widen_chunk(self.shared.chunk(offset));
                 for (i, value) in values.into_iter().enumerate() {
                     if mn_major {

@@ -240,6 +240,46 @@ fn bulk_stores() {
 }
 
 #[test]
+fn bulk_copies_of_what_was_written_to_device_memory() {
+    let blocks = 4;
+    let planted = [1, 2, 3, 4, 5].map(|number| (number, &[Kind::Unfenced][..]));
+    check(&planted, |emulator, number| {
+        let tiles = || {
+            let address = emulator.allocate(1024 * blocks as u64).expect("memory");
+            let map = TensorMap {
+                address,
+                dtype: Dtype::Bf16,
+                dims: vec![64, 8 * blocks as u64],
+                strides: vec![128],
+                tile: vec![64, 8],
+                swizzle: Swizzle::None,
+            };
+            (address, Arg::Map(emulator.encode(&map).expect("a map")))
+        };
+        let [(own, own_map), (handed, handed_map)] = [tiles(), tiles()];
+        let turn = input(emulator, &[0u32, 0]);
+        let out = emulator.allocate(2048 * blocks as u64).expect("memory");
+        let [own, handed, turn, to] = [own, handed, turn, out].map(Arg::Address);
+        run(
+            emulator,
+            source!("relay", "tests/relay.cu"),
+            number,
+            "relay",
+            Grid::linear(blocks, 32, 2048 + 8),
+            &[own_map, handed_map, own, handed, turn, to],
+        )?;
+        let got: Vec<u16> = output(emulator, out, 1024 * blocks);
+        for (i, got) in got.into_iter().enumerate() {
+            let (block, tile, at) = (i / 1024, i / 512 % 2, i % 512);
+            // Its own tile, and what was handed on from the first block, a tile further each time.
+            let want = at + 512 * block + usize::from(tile == 1) * 7;
+            assert_eq!(usize::from(got), want, "element {i}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_pipeline_of_bulk_loads_and_wgmma() {
     let (m, n, k) = (100, 72, 264);
     let values = |count: usize, step: usize| -> Vec<u16> {
@@ -247,7 +287,7 @@ fn a_pipeline_of_bulk_loads_and_wgmma() {
         (0..count).map(|i| bf16::narrow(value(i))).collect()
     };
     let (a, b) = (values(m * k, 7), values(n * k, 5));
-    let planted: [(usize, &[Kind]); 8] = [
+    let planted: [(usize, &[Kind]); 9] = [
         (1, &[Kind::Race]),
         (2, &[Kind::Deadlock]),
         (3, &[Kind::Unfenced]),
@@ -256,6 +296,7 @@ fn a_pipeline_of_bulk_loads_and_wgmma() {
         (6, &[Kind::Race, Kind::Uninitialized]),
         (7, &[Kind::Race, Kind::Uninitialized]),
         (8, &[Kind::Race, Kind::Barrier]),
+        (9, &[Kind::InFlight]),
     ];
     check(&planted, |emulator, number| {
         let map = |values: &[u16], rows: usize| {

@@ -28,6 +28,12 @@ DEV float exp2_(float x) {
   asm("ex2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+// Without the detour that gives results below 2^-126: they are zero.
+DEV float exp2_flush(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 DEV float exp_(float x) { return expf(x); }
 DEV float log2_(float x) { return log2f(x); }
 DEV float log_(float x) { return logf(x); }
@@ -273,10 +279,12 @@ template <int N>
 DEV void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// Makes this thread's plain writes of shared memory visible to bulk copies and wgmma (of all memory would
-// be a fence of the whole GPU, and no kernel copies what it wrote to device memory). The writing thread calls it,
+// Makes this thread's plain writes of shared memory visible to bulk copies and wgmma. The writing thread calls it,
 // before the barrier that lets another thread start the copy.
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Between plain writes of device memory and bulk copies of what was written: on the side of the writer, before it lets
+// another thread know, or on that of the thread that starts the copy, after it was let know.
+DEV void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 template <int N>
 DEV void reg_dec() {
@@ -297,6 +305,13 @@ DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "m
 template <int N>
 DEV void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// What was computed before stays before, and no use of these moves ahead: after the wait for a product of its
+// accumulators, and before one of what is to be computed while it runs.
+template <int N>
+DEV void settle(float (&d)[N]) {
+  UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 // The accumulators' places in the instruction, ten at a time: %p0 to %p9.

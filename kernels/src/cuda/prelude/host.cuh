@@ -120,6 +120,10 @@ DEV u32 pack_bf16(float lower, float upper) {
   return (u32)to_bf16(lower).bits | (u32)to_bf16(upper).bits << 16;
 }
 DEV float exp2_(float x) { return __builtin_exp2f(x); }
+DEV float exp2_flush(float x) {
+  float y = __builtin_exp2f(x);
+  return y < 0x1p-126f ? 0.f : y;
+}
 DEV float exp_(float x) { return __builtin_expf(x); }
 DEV float log2_(float x) { return __builtin_log2f(x); }
 DEV float log_(float x) { return __builtin_logf(x); }
@@ -154,7 +158,7 @@ HOST_ i32 atomic_cas(i32* p, i32 expected, i32 v) {
 }
 HOST_ u32 atomic_cas(u32* p, u32 expected, u32 v) { return model_().atomic(ATOMIC_CAS_, p, v, expected, SITE_); }
 
-enum Fence_ : u32 { FENCE_DEVICE_, FENCE_MBARRIER_INIT_, FENCE_ASYNC_, FENCE_WGMMA_ };
+enum Fence_ : u32 { FENCE_DEVICE_, FENCE_MBARRIER_INIT_, FENCE_ASYNC_, FENCE_ASYNC_GLOBAL_, FENCE_WGMMA_ };
 HOST_ void thread_fence() { model_().fence(FENCE_DEVICE_, SITE_); }
 HOST_ u32 load_acquire(const u32* p) { return model_().load_acquire(p, SITE_); }
 HOST_ void store_release(u32* p, u32 v) { model_().store_release(p, v, SITE_); }
@@ -274,6 +278,7 @@ HOST_ void bulk_wait_read() {
   model_().wait(BULK_READ_, N, SITE_);
 }
 HOST_ void fence_async() { model_().fence(FENCE_ASYNC_, SITE_); }
+HOST_ void fence_async_global() { model_().fence(FENCE_ASYNC_GLOBAL_, SITE_); }
 
 template <int N>
 HOST_ void reg_dec() {
@@ -295,6 +300,11 @@ HOST_ void wgmma_commit() { model_().commit(WGMMA_, SITE_); }
 template <int N>
 HOST_ void wgmma_wait() {
   model_().wait(WGMMA_, N, SITE_);
+}
+// Here all happens in the order of the source; what is left to see is that no product is under way.
+template <int N>
+HOST_ void settle(float (&d)[N]) {
+  model_().read(d, sizeof(d), alignof(float), SITE_);
 }
 // The shape is N, with the transpositions of a and b in the bits above.
 template <int N, int TransA, int TransB>

@@ -66,8 +66,13 @@ KERNEL(256, 1) gemm(GRID_CONST TensorMap a, GRID_CONST TensorMap b, float* c, i3
       d[0] += 1.f;
       wgmma_wait<0>();
       mbar_arrive(empty + s);
+#elif FAULT == 9
+      settle(d);
+      wgmma_wait<0>();
+      mbar_arrive(empty + s);
 #else
       wgmma_wait<0>();
+      settle(d);
       mbar_arrive(empty + s);
 #endif
     }
