@@ -4,6 +4,7 @@
 // -DVEC     elements of one access: 16 bytes where the host found every row aligned for it, else one
 // `pieces` is the width of a row in accesses. 2^shift threads share a token.
 #include "prelude.cuh"
+#include "prelude/pieces.cuh"
 
 #define THREADS 256
 // Accesses of a copy that a thread has in flight.
@@ -11,21 +12,19 @@
 // Rows of a sum that a thread has in flight.
 #define SLOTS 4
 
-struct alignas(VEC * sizeof(T)) Piece {
-  T value[VEC];
-};
+using Part = Piece<T, VEC>;
 
 // Reads each token's row once and writes it to each of its rows.
-KERNEL(THREADS, 4) permute_forward(const Piece* x, Piece* y, const i32* row_of, i32 tokens, i32 topk, i32 pieces, i32 shift) {
+KERNEL(THREADS, 4) permute_forward(const Part* x, Part* y, const i32* row_of, i32 tokens, i32 topk, i32 pieces, i32 shift) {
   i32 token = blockIdx.x * (THREADS >> shift) + (threadIdx.x >> shift), lanes = 1 << shift;
   if (token >= tokens) return;
-  const Piece* from = x + (u64)token * pieces;
+  const Part* from = x + (u64)token * pieces;
   const i32* rows = row_of + (u64)token * topk;
   for (i32 i = threadIdx.x & (lanes - 1); i < pieces; i += HELD * lanes) {
-    Piece held[HELD];
+    Part held[HELD];
     UNROLL for (i32 j = 0; j < HELD; j++) if (i + j * lanes < pieces) held[j] = from[i + j * lanes];
     for (i32 slot = 0; slot < topk; slot++) {
-      Piece* to = y + (u64)rows[slot] * pieces;
+      Part* to = y + (u64)rows[slot] * pieces;
       UNROLL for (i32 j = 0; j < HELD; j++) if (i + j * lanes < pieces) to[i + j * lanes] = held[j];
     }
   }
@@ -33,7 +32,7 @@ KERNEL(THREADS, 4) permute_forward(const Piece* x, Piece* y, const i32* row_of, 
 EXPORT(permute_forward)
 
 // Sums the rows of each token in slot order, times their weights where there are any.
-KERNEL(THREADS, 2) permute_sum(const Piece* y, const float* weights, Piece* x, const i32* row_of, i32 tokens, i32 topk,
+KERNEL(THREADS, 2) permute_sum(const Part* y, const float* weights, Part* x, const i32* row_of, i32 tokens, i32 topk,
                                i32 pieces, i32 shift) {
   i32 token = blockIdx.x * (THREADS >> shift) + (threadIdx.x >> shift), lanes = 1 << shift;
   if (token >= tokens) return;
@@ -42,49 +41,54 @@ KERNEL(THREADS, 2) permute_sum(const Piece* y, const float* weights, Piece* x, c
     float sum[VEC];
     UNROLL for (i32 e = 0; e < VEC; e++) sum[e] = 0.f;
     for (i32 slot = 0; slot < topk; slot += SLOTS) {
-      Piece held[SLOTS];
+      Part held[SLOTS];
       float weight[SLOTS];
       UNROLL for (i32 j = 0; j < SLOTS; j++) if (slot + j < topk) {
         held[j] = y[(u64)row_of[first + slot + j] * pieces + i];
         weight[j] = weights ? weights[first + slot + j] : 1.f;
       }
       UNROLL for (i32 j = 0; j < SLOTS; j++) if (slot + j < topk) {
-        UNROLL for (i32 e = 0; e < VEC; e++) sum[e] = fma_(to_f32(held[j].value[e]), weight[j], sum[e]);
+        float row[VEC];
+        widen(held[j], row);
+        UNROLL for (i32 e = 0; e < VEC; e++) sum[e] = fma_(row[e], weight[j], sum[e]);
       }
     }
-    Piece piece;
-    UNROLL for (i32 e = 0; e < VEC; e++) piece.value[e] = from_f32<T>(sum[e]);
-    x[(u64)token * pieces + i] = piece;
+    Part out;
+    narrow(out, sum);
+    x[(u64)token * pieces + i] = out;
   }
 }
 EXPORT(permute_sum)
 
 // The gradient of the weighted sum. A warp has a token, whose dx it reads once: dy = dx * weight to each of
 // its rows, and the scalar product of dx with each of its y, which lane `slot` collects.
-KERNEL(THREADS, 2) permute_spread(const Piece* dx, const Piece* y, const float* weights, const i32* row_of, Piece* dy,
+KERNEL(THREADS, 2) permute_spread(const Part* dx, const Part* y, const float* weights, const i32* row_of, Part* dy,
                                   float* dweights, i32 tokens, i32 topk, i32 pieces) {
   i32 token = blockIdx.x * (THREADS / 32) + warp_id(), lane = lane_id();
   if (token >= tokens) return;
   u64 first = (u64)token * topk;
   i32 own_row = lane < topk ? row_of[first + lane] : 0;
   float own_weight = lane < topk ? weights[first + lane] : 0.f, product = 0.f;
-  const Piece* from = dx + (u64)token * pieces;
+  const Part* from = dx + (u64)token * pieces;
   for (i32 start = 0; start < pieces; start += HELD * 32) {
     i32 i = start + lane;
-    Piece d[HELD];
+    Part d[HELD];
     UNROLL for (i32 j = 0; j < HELD; j++) if (i + 32 * j < pieces) d[j] = from[i + 32 * j];
     for (i32 slot = 0; slot < topk; slot++) {
       u64 row = (u64)shfl(own_row, slot) * pieces;
       float weight = shfl(own_weight, slot), sum = 0.f;
-      Piece held[HELD];
+      Part held[HELD];
       UNROLL for (i32 j = 0; j < HELD; j++) if (i + 32 * j < pieces) held[j] = y[row + i + 32 * j];
       UNROLL for (i32 j = 0; j < HELD; j++) if (i + 32 * j < pieces) {
-        Piece out;
+        float g[VEC], of_y[VEC];
+        widen(d[j], g);
+        widen(held[j], of_y);
         UNROLL for (i32 e = 0; e < VEC; e++) {
-          float g = to_f32(d[j].value[e]);
-          sum = fma_(g, to_f32(held[j].value[e]), sum);
-          out.value[e] = from_f32<T>(g * weight);
+          sum = fma_(g[e], of_y[e], sum);
+          g[e] *= weight;
         }
+        Part out;
+        narrow(out, g);
         dy[row + i + 32 * j] = out;
       }
       sum = warp_sum(sum);

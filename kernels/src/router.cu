@@ -7,6 +7,7 @@
 // A warp has a token; lane l has experts l * PER_LANE on, so that the lowest of several lanes has the lowest
 // expert.
 #include "prelude.cuh"
+#include "prelude/pieces.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
@@ -20,16 +21,12 @@
 #define TINY 1e-20f
 #define LOWEST (-3.402823466e38f)
 
-struct alignas(4 * VEC) Piece {
-  float value[VEC];
-};
-
 // The lane's experts of a row; 0 where there are no more.
 DEV void load_row(const float* row, i32 experts, float (&own)[PER_LANE]) {
   i32 first = lane_id() * PER_LANE;
   UNROLL for (i32 i = 0; i < PER_LANE; i += VEC) {
     if (first + i < experts) {
-      Piece piece = *(const Piece*)(row + first + i);
+      Piece<float, VEC> piece = *(const Piece<float, VEC>*)(row + first + i);
       UNROLL for (i32 e = 0; e < VEC; e++) own[i + e] = piece.value[e];
     } else {
       UNROLL for (i32 e = 0; e < VEC; e++) own[i + e] = 0.f;
@@ -40,9 +37,9 @@ DEV void store_row(float* row, i32 experts, const float (&own)[PER_LANE]) {
   i32 first = lane_id() * PER_LANE;
   UNROLL for (i32 i = 0; i < PER_LANE; i += VEC) {
     if (first + i < experts) {
-      Piece piece;
+      Piece<float, VEC> piece;
       UNROLL for (i32 e = 0; e < VEC; e++) piece.value[e] = own[i + e];
-      *(Piece*)(row + first + i) = piece;
+      *(Piece<float, VEC>*)(row + first + i) = piece;
     }
   }
 }

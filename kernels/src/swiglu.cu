@@ -5,24 +5,21 @@
 // -DINTERLEAVED  whether gate and up alternate in a row of x, or are its halves
 // A warp has a row. `pieces` is the width of y in accesses.
 #include "prelude.cuh"
+#include "prelude/pieces.cuh"
 
 #define THREADS 256
-
-struct alignas(VEC * sizeof(T)) Piece {
-  T value[VEC];
-};
 
 // Where the gates and ups of VEC elements of y lie: a piece of either half, or two pieces side by side.
 #if INTERLEAVED
 #define FIRST(i) (2 * (i))
 #define SECOND(i) (2 * (i) + 1)
-#define GATE(first, second, e) (2 * (e) < VEC ? first.value[2 * (e) % VEC] : second.value[2 * (e) % VEC])
-#define UP(first, second, e) (2 * (e) + 1 < VEC ? first.value[(2 * (e) + 1) % VEC] : second.value[(2 * (e) + 1) % VEC])
+#define GATE(first, second, e) (2 * (e) < VEC ? first[2 * (e) % VEC] : second[2 * (e) % VEC])
+#define UP(first, second, e) (2 * (e) + 1 < VEC ? first[(2 * (e) + 1) % VEC] : second[(2 * (e) + 1) % VEC])
 #else
 #define FIRST(i) (i)
 #define SECOND(i) (pieces + (i))
-#define GATE(first, second, e) first.value[e]
-#define UP(first, second, e) second.value[e]
+#define GATE(first, second, e) first[e]
+#define UP(first, second, e) second[e]
 #endif
 
 // To about 1e-6 in five instructions of arithmetic and two of the special unit, without the branch of an exact
@@ -37,49 +34,51 @@ DEV float clamp_gate(float gate, float limit) { return gate > limit ? limit : ga
 DEV float clamp_up(float up, float limit) { return up > limit ? limit : up < -limit ? -limit : up; }
 
 // y = g sigmoid(alpha g) (u + offset) prob, g and u clamped.
-KERNEL(THREADS, 4) swiglu_forward(const Piece* x, const float* probs, Piece* y, i32 rows, i32 pieces, float alpha,
+KERNEL(THREADS, 4) swiglu_forward(const T* x, const float* probs, T* y, i32 rows, i32 pieces, float alpha,
                                   float offset, float limit) {
   i32 row = blockIdx.x * (THREADS / 32) + warp_id();
   if (row >= rows) return;
-  const Piece* from = x + 2 * (u64)row * pieces;
-  Piece* to = y + (u64)row * pieces;
+  u64 of_x = 2 * (u64)row * pieces, of_y = (u64)row * pieces;
   float prob = probs ? probs[row] : 1.f;
 
   for (i32 i = lane_id(); i < pieces; i += 32) {
-    Piece first = from[FIRST(i)], second = from[SECOND(i)], out;
+    float first[VEC], second[VEC], out[VEC];
+    widen(load_piece<VEC>(x, of_x + FIRST(i)), first);
+    widen(load_piece<VEC>(x, of_x + SECOND(i)), second);
     UNROLL for (i32 e = 0; e < VEC; e++) {
-      float g = clamp_gate(to_f32(GATE(first, second, e)), limit);
-      float u = clamp_up(to_f32(UP(first, second, e)), limit) + offset;
-      out.value[e] = from_f32<T>(g * logistic(alpha * g) * u * prob);
+      float g = clamp_gate(GATE(first, second, e), limit), u = clamp_up(UP(first, second, e), limit) + offset;
+      out[e] = g * logistic(alpha * g) * u * prob;
     }
-    to[i] = out;
+    store_piece<VEC>(y, of_y + i, out);
   }
 }
 EXPORT(swiglu_forward)
 
 // With g', u' the gradients by the clamped values, which are those by x where nothing was clamped, else 0:
 // g' = dy prob (u + offset) (s + alpha g s (1 - s)), u' = dy prob g s, dprob = sum of dy g s (u + offset).
-KERNEL(THREADS, 3) swiglu_backward(const Piece* dy, const Piece* x, const float* probs, Piece* dx, float* dprobs,
+KERNEL(THREADS, 3) swiglu_backward(const T* dy, const T* x, const float* probs, T* dx, float* dprobs,
                                    i32 rows, i32 pieces, float alpha, float offset, float limit) {
   i32 row = blockIdx.x * (THREADS / 32) + warp_id();
   if (row >= rows) return;
-  const Piece *from = x + 2 * (u64)row * pieces, *upstream = dy + (u64)row * pieces;
-  Piece* to = dx + 2 * (u64)row * pieces;
+  u64 of_x = 2 * (u64)row * pieces, of_y = (u64)row * pieces;
   float prob = probs ? probs[row] : 1.f, dprob = 0.f;
   for (i32 i = lane_id(); i < pieces; i += 32) {
-    Piece first = from[FIRST(i)], second = from[SECOND(i)], d = upstream[i], dfirst, dsecond;
+    float first[VEC], second[VEC], upstream[VEC], dfirst[VEC], dsecond[VEC];
+    widen(load_piece<VEC>(x, of_x + FIRST(i)), first);
+    widen(load_piece<VEC>(x, of_x + SECOND(i)), second);
+    widen(load_piece<VEC>(dy, of_y + i), upstream);
     UNROLL for (i32 e = 0; e < VEC; e++) {
-      float gate = to_f32(GATE(first, second, e)), up = to_f32(UP(first, second, e));
+      float gate = GATE(first, second, e), up = UP(first, second, e);
       float g = clamp_gate(gate, limit), u = clamp_up(up, limit) + offset;
-      float s = logistic(alpha * g), silu = g * s, dout = to_f32(d.value[e]);
+      float s = logistic(alpha * g), silu = g * s, dout = upstream[e];
       dprob = fma_(dout * silu, u, dprob);
       dout *= prob;
       float dgate = dout * u * fma_(alpha * silu, 1.f - s, s), dup = dout * silu;
-      GATE(dfirst, dsecond, e) = from_f32<T>(gate > limit ? 0.f : dgate);
-      UP(dfirst, dsecond, e) = from_f32<T>(abs_(up) > limit ? 0.f : dup);
+      GATE(dfirst, dsecond, e) = gate > limit ? 0.f : dgate;
+      UP(dfirst, dsecond, e) = abs_(up) > limit ? 0.f : dup;
     }
-    to[FIRST(i)] = dfirst;
-    to[SECOND(i)] = dsecond;
+    store_piece<VEC>(dx, of_x + FIRST(i), dfirst);
+    store_piece<VEC>(dx, of_x + SECOND(i), dsecond);
   }
   dprob = warp_sum(dprob);
   if (dprobs && lane_id() == 0) dprobs[row] = dprob;
