@@ -50,96 +50,60 @@ KERNEL(32, 1) model_lanes(u32* out) {
 }
 EXPORT(model_lanes)
 
-#if ARCH >= 90
-// 512 bytes of shared memory after stmatrix of registers [lane][register].
-KERNEL(32, 1) model_stmatrix(const u32* registers, u32* plain, u32* trans) {
-  DYN_SMEM(shared);
-  u32 r[4];
-  for (i32 i = 0; i < 4; i++) r[i] = registers[4 * lane_id() + i];
-  stmatrix_x4(shared + 16 * lane_id(), r);
-  dump_shared(plain, shared, 512);
-  __syncthreads();
-  stmatrix_x4_trans(shared + 16 * lane_id(), r);
-  dump_shared(trans, shared, 512);
+// What numbers become, [number][which]: 2^x without subnormals, as bf16, the larger and the smaller of it and 1.
+KERNEL(32, 1) model_numbers(const float* x, u32* out) {
+  float own = x[lane_id()];
+  u32* to = out + 4 * lane_id();
+  to[0] = bits_of_f32(exp2_flush(own));
+  to[1] = pack_bf16(own, 1.f);
+  to[2] = bits_of_f32(max_(own, 1.f));
+  to[3] = bits_of_f32(min_(own, 1.f));
 }
-EXPORT(model_stmatrix)
+EXPORT(model_numbers)
 
-// Shared memory after a bulk load of one tile.
-KERNEL(128, 1) model_load(GRID_CONST TensorMap map, u32* out, i32 bytes, i32 x, i32 y, i32 z) {
+// Shared memory after lane l copied l % 17 of 16 bytes.
+KERNEL(32, 1) model_copy(const u32* from, u32* out) {
   DYN_SMEM(shared);
-  u64* bar = (u64*)(shared + bytes);
-  if (threadIdx.x == 0) {
-    mbar_init(bar, 1);
-    mbar_fence_init();
-    mbar_expect(bar, bytes);
-#if RANK == 2
-    tma_load_2d(shared, &map, bar, x, y);
-#else
-    tma_load_3d(shared, &map, bar, x, y, z);
-#endif
-  }
-  __syncthreads();
-  mbar_wait(bar, 0);
-  dump_shared(out, shared, bytes);
+  cp_async16(shared + 16 * lane_id(), from + 4 * lane_id(), lane_id() % 17);
+  cp_async_commit();
+  cp_async_wait<0>();
+  dump_shared(out, shared, 512);
 }
-EXPORT(model_load)
+EXPORT(model_copy)
 
-// A bulk store, or addition, of one tile that lies in shared memory as it lies in `from`.
-KERNEL(128, 1) model_store(GRID_CONST TensorMap map, const u32* from, i32 bytes, i32 x, i32 y, i32 z) {
-  DYN_SMEM(shared);
-  for (i32 i = threadIdx.x; i < bytes / 4; i += blockDim.x) ((u32*)shared)[i] = from[i];
-  fence_async();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-#if RANK == 2 && ADD
-    tma_reduce_add_2d(&map, shared, x, y);
-#elif RANK == 2
-    tma_store_2d(&map, shared, x, y);
-#elif ADD
-    tma_reduce_add_3d(&map, shared, x, y, z);
-#else
-    tma_store_3d(&map, shared, x, y, z);
-#endif
-    bulk_commit();
-    bulk_wait<0>();
+// What atomics of one thread give back and leave behind.
+KERNEL(32, 1) model_atomics(u32* words, u32* out) {
+  if (lane_id() == 0) {
+    out[0] = atomic_add(words, 5u);
+    out[1] = atomic_add((i32*)words, -7);
+    out[2] = bits_of_f32(atomic_add((float*)words + 1, 0.5f));
+    out[3] = atomic_max((i32*)words + 2, 3);
+    out[4] = atomic_max(words + 2, 0xfffffff0u);
+    out[5] = atomic_exch(words + 3, 9u);
+    out[6] = atomic_cas(words + 3, 8u, 1u);
+    out[7] = atomic_cas(words + 3, 9u, 2u);
+    store_release(words + 4, 11);
+    out[8] = load_acquire(words + 4);
+    for (i32 i = 0; i < 5; i++) out[9 + i] = load_acquire(words + i);
   }
 }
-EXPORT(model_store)
-#endif
+EXPORT(model_atomics)
 
-#if ARCH == 90
-// Accumulators [thread][register] of `steps` wgmma on operands that lie in shared memory as in `a` and
-// `b`, their descriptors `step` bytes further each time.
-KERNEL(128, 1) model_wgmma(const u32* a, i32 a_bytes, i32 a_leading, i32 a_stride, i32 a_step, const u32* b,
-                           i32 b_bytes, i32 b_leading, i32 b_stride, i32 b_step, i32 swizzle, i32 steps,
-                           float* out) {
-  DYN_SMEM(shared);
-  u8* shared_b = shared + (a_bytes + 1023) / 1024 * 1024;
-  for (i32 i = threadIdx.x; i < a_bytes / 4; i += 128) ((u32*)shared)[i] = a[i];
-  for (i32 i = threadIdx.x; i < b_bytes / 4; i += 128) ((u32*)shared_b)[i] = b[i];
-  fence_async();
-  __syncthreads();
-  float d[COLUMNS / 2];
-  UNROLL
-  for (i32 i = 0; i < COLUMNS / 2; i++) d[i] = 1.f;
-#if A_REGISTERS
-  u32 registers[4];
-  for (i32 i = 0; i < 4; i++) registers[i] = a[4 * threadIdx.x + i];
-#endif
-  wgmma_fence();
-  for (i32 k = 0; k < steps; k++) {
-    u64 from_b = descriptor(shared_b + k * b_step, b_leading, b_stride, (Swizzle)swizzle);
-#if A_REGISTERS
-    wgmma_rs<COLUMNS, TRANSPOSE_B>(d, registers, from_b, true);
-#else
-    u64 from_a = descriptor(shared + k * a_step, a_leading, a_stride, (Swizzle)swizzle);
-    wgmma<COLUMNS, TRANSPOSE_A, TRANSPOSE_B>(d, from_a, from_b, true);
-#endif
+// y = 2 x: one warpgroup hands to another through a named barrier, and is told through a second when it may go on.
+KERNEL(256, 1) model_hand_over(const u32* x, u32* y, i32 rounds) {
+  DYN_SMEM(memory);
+  u32* shared = (u32*)memory;
+  u32 t = threadIdx.x % 128;
+  for (i32 round = 0; round < rounds; round++) {
+    if (threadIdx.x < 128) {
+      if (round > 0) named_sync(2, 256);
+      shared[t] = x[128 * round + t];
+      named_arrive(1, 256);
+    } else {
+      named_sync(1, 256);
+      y[128 * round + t] = 2 * shared[127 - t];
+      if (round + 1 < rounds) named_arrive(2, 256);
+    }
   }
-  wgmma_commit();
-  wgmma_wait<0>();
-  UNROLL
-  for (i32 i = 0; i < COLUMNS / 2; i++) out[threadIdx.x * (COLUMNS / 2) + i] = d[i];
 }
-EXPORT(model_wgmma)
-#endif
+EXPORT(model_hand_over)

@@ -12,6 +12,7 @@ pub(crate) fn programs() -> Vec<Listed> {
         crate::adamw::programs(),
         crate::attention::cuda::programs(),
         crate::cross_entropy::programs(),
+        crate::cuda::model::programs(),
         crate::elementwise::programs(),
         crate::embedding::programs(),
         crate::gemm::cuda::programs(),
