@@ -2,8 +2,8 @@
 //!
 //! The same `.cu` that NVRTC compiles for a GPU is compiled by the C++ compiler into a shared library
 //! (`compile`), with `prelude/host.cuh` in place of `prelude/gpu.cuh`, so that every instruction of
-//! the hardware is a call (`abi`) into a model of it in Rust (`machine` and its parts `sync`, `copies`,
-//! `tensor_core`; pure tables in `matrix` and `tensor_map`). A thread of a block is a fiber (`launch`).
+//! the hardware is a call (`abi`) into a model of it in Rust (`machine` and its parts `access`, `sync`,
+//! `copies`, `mbarrier`, `tensor_core`; pure tables in `matrix` and `tensor_map`). A thread of a block is a fiber (`launch`).
 //! Which one runs next, when a bulk copy happens and in which order blocks come is thrown from a seed:
 //! what no instruction orders is met in many orders.
 //!
@@ -41,6 +41,7 @@ use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
 
 mod abi;
+mod access;
 mod clock;
 mod compile;
 mod copies;
@@ -48,9 +49,12 @@ mod fault;
 mod launch;
 mod machine;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod random;
+mod report;
 mod shadow;
+mod shared;
 mod sync;
 mod tensor_core;
 mod tensor_map;

@@ -1,4 +1,4 @@
-//! Asynchronous copies: cp.async, bulk tensor copies, and the mbarriers that bulk loads report to.
+//! Asynchronous copies: cp.async and bulk tensor copies.
 //!
 //! A cp.async happens when its thread waits for it, which is the latest that it may. A bulk copy
 //! happens some random time after it was started, all of it at once, in no order with others; what it
@@ -9,13 +9,12 @@
               found to lie in a live allocation by the access check just before"
 )]
 
-use std::fmt;
 use std::rc::Rc;
 
 use moefold_profiles::Dtype;
 
 use crate::bf16;
-use crate::cuda::emulator::clock::{Agent, Clock, Moment, join};
+use crate::cuda::emulator::clock::{Agent, Clock, Moment};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Operation, State, Wait};
 use crate::cuda::emulator::shadow::Access;
@@ -28,30 +27,6 @@ pub(super) struct CpAsync {
     from: u64,
     valid: u32,
     site: u32,
-}
-
-/// A barrier in shared memory.
-pub(super) struct Mbarrier {
-    arrivals: u32,
-    pending: u32,
-    /// Bytes announced and not yet arrived.
-    bytes: i64,
-    parity: u32,
-    moments: Vec<Moment>,
-    /// What those knew who completed the last phase.
-    finished: Option<Rc<Clock>>,
-    waiting: Vec<usize>,
-    init: Moment,
-}
-
-impl fmt::Display for Mbarrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "in a phase of parity {} it lacks {} of {} arrivals and {} bytes",
-            self.parity, self.pending, self.arrivals, self.bytes
-        )
-    }
 }
 
 /// Direction of a bulk copy.
@@ -232,157 +207,6 @@ impl Machine<'_> {
         Ok(())
     }
 
-    // ---- mbarriers ----
-
-    /// The offset of a barrier's address, checked.
-    fn barrier_at(&self, address: u64, site: u32) -> Result<u32, Fault> {
-        match self.shared.offset(address) {
-            Some(offset) if offset + 8 <= self.shared.bytes && offset.is_multiple_of(8) => {
-                Ok(offset as u32)
-            }
-            Some(offset) if !offset.is_multiple_of(8) => {
-                let what = format!("an mbarrier at shared memory + {offset}, no multiple of 8");
-                Err(self.fault(Kind::Misaligned, site, what))
-            }
-            _ => {
-                let what = format!("an mbarrier at {}", self.describe_address(address));
-                Err(self.fault(Kind::OutOfBounds, site, what))
-            }
-        }
-    }
-
-    pub(super) fn mbar_init(
-        &mut self,
-        address: u64,
-        arrivals: u32,
-        site: u32,
-    ) -> Result<(), Fault> {
-        let at = self.barrier_at(address, site)?;
-        if arrivals == 0 || arrivals > (1 << 20) - 1 {
-            let what = format!("mbar_init with {arrivals} arrivals, 1 to 2^20 - 1 are possible");
-            return Err(self.fault(Kind::Barrier, site, what));
-        }
-        if self
-            .mbarriers
-            .remove(&at)
-            .is_some_and(|old| !old.waiting.is_empty())
-        {
-            let what = format!("mbar_init of shared memory + {at} while threads wait on it");
-            return Err(self.fault(Kind::Barrier, site, what));
-        }
-        self.access_as(self.current, address, 8, Access::Write, site)?;
-        let init = self.threads[self.current].moment.clone();
-        self.mbarriers.insert(
-            at,
-            Mbarrier {
-                arrivals,
-                pending: arrivals,
-                bytes: 0,
-                parity: 0,
-                moments: Vec::new(),
-                finished: None,
-                waiting: Vec::new(),
-                init,
-            },
-        );
-        Ok(())
-    }
-
-    /// The barrier, initialized as far as the running thread can know.
-    fn barrier(&mut self, address: u64, site: u32) -> Result<u32, Fault> {
-        let at = self.barrier_at(address, site)?;
-        let Some(barrier) = self.mbarriers.get(&at) else {
-            let what = format!("shared memory + {at} is no initialized mbarrier");
-            return Err(self.fault(Kind::Barrier, site, what));
-        };
-        let (moment, init) = (&self.threads[self.current].moment, &barrier.init);
-        if moment.who != init.who && moment.clock.known(init.who) < init.now {
-            let what = format!(
-                "uses the mbarrier at shared memory + {at}, and nothing orders that after its \
-                 mbar_init by thread {}",
-                init.who
-            );
-            return Err(self.fault(Kind::Race, site, what));
-        }
-        Ok(at)
-    }
-
-    /// Arrives, after announcing `bytes`.
-    pub(super) fn mbar_arrive(&mut self, address: u64, bytes: u32, site: u32) -> Result<(), Fault> {
-        let at = self.barrier(address, site)?;
-        let barrier = self.mbarriers.get_mut(&at).expect("found just now");
-        if barrier.pending == 0 {
-            let what = format!(
-                "an arrival more than the {} that the mbarrier at shared memory + {at} was \
-                 initialized with, while it still waits for {} bytes",
-                barrier.arrivals, barrier.bytes
-            );
-            return Err(self.fault(Kind::Barrier, site, what));
-        }
-        barrier.bytes += i64::from(bytes);
-        barrier.pending -= 1;
-        let moment = &mut self.threads[self.current].moment;
-        barrier.moments.push(moment.clone());
-        moment.tick();
-        if barrier.bytes >= 1 << 20 {
-            let what = format!(
-                "{} bytes announced, an mbarrier counts below 2^20",
-                barrier.bytes
-            );
-            return Err(self.fault(Kind::Barrier, site, what));
-        }
-        self.settle(at);
-        self.pause(8);
-        Ok(())
-    }
-
-    /// Ends the phase of a barrier that everything has arrived at.
-    fn settle(&mut self, at: u32) {
-        let barrier = self.mbarriers.get_mut(&at).expect("the caller found it");
-        if barrier.pending > 0 || barrier.bytes != 0 {
-            return;
-        }
-        barrier.parity ^= 1;
-        barrier.pending = barrier.arrivals;
-        let moments = std::mem::take(&mut barrier.moments);
-        barrier.finished = Some(join(moments.iter()));
-        for thread in std::mem::take(&mut barrier.waiting) {
-            self.wake(thread);
-        }
-    }
-
-    /// Whether the phase of this parity is over; if not and `until_done`, the thread is put to wait
-    /// and has to ask again.
-    pub(super) fn mbar_wait(
-        &mut self,
-        address: u64,
-        parity: u32,
-        until_done: bool,
-        site: u32,
-    ) -> Result<bool, Fault> {
-        let at = self.barrier(address, site)?;
-        if parity > 1 {
-            let what = format!("a wait for parity {parity}; there are 0 and 1");
-            return Err(self.fault(Kind::Operand, site, what));
-        }
-        let barrier = self.mbarriers.get_mut(&at).expect("found just now");
-        if barrier.parity != parity {
-            // Of a barrier that no phase has ended on yet, nothing is to be learned.
-            if let Some(finished) = barrier.finished.clone() {
-                let clock = &self.threads[self.current].moment.clock;
-                self.threads[self.current].moment.clock = self.joiner.join(clock, &finished);
-            }
-            return Ok(true);
-        }
-        if until_done {
-            barrier.waiting.push(self.current);
-            self.wait(Wait::Mbarrier { at, parity }, site);
-        } else {
-            self.poll_again();
-        }
-        Ok(false)
-    }
-
     // ---- Bulk tensor copies ----
 
     /// Starts a copy; `kind` as numbered in the prelude.
@@ -472,21 +296,6 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The copy engine sees a barrier whose initialization was fenced.
-    fn check_init_fenced(&self, at: u32, site: u32) -> Result<(), Fault> {
-        let init = &self.mbarriers[&at].init;
-        let who = usize::from(init.who);
-        let mut fences = self.fences[who].iter().chain(&self.init_fences[who]);
-        if fences.any(|&fence| fence >= init.now) {
-            return Ok(());
-        }
-        let what = format!(
-            "a bulk copy reports to the mbarrier at shared memory + {at}, whose mbar_init was not \
-             followed by mbar_fence_init"
-        );
-        Err(self.fault(Kind::Unfenced, site, what))
-    }
-
     /// Some copy in flight happens.
     pub(super) fn complete_one(&mut self) -> Result<(), Fault> {
         let index = self.random.below(self.copies.flying.len());
@@ -527,14 +336,11 @@ impl Machine<'_> {
             });
         outcome?;
         if let Some(at) = copy.barrier {
-            let Some(barrier) = self.mbarriers.get_mut(&at) else {
+            if !self.mbar_complete(at, copy.map.box_bytes(), writer) {
                 let what =
                     format!("the mbarrier at shared memory + {at} is gone before its bulk copy");
                 return Err(self.fault_of(issuer, Kind::Barrier, site, what));
-            };
-            barrier.bytes -= i64::from(copy.map.box_bytes());
-            barrier.moments.push(writer);
-            self.settle(at);
+            }
             return Ok(());
         }
         let thread = &mut self.threads[issuer];
