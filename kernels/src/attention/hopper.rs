@@ -36,6 +36,21 @@
 //! there for only 64 columns. Keys and values come from the second-level cache (64 to 80 KiB a step
 //! of forward, an f32 tile of dq on top in backward): tickets go through heads in sections that fit
 //! there.
+//!
+//! What would lift backward's bounds, counted in the same way:
+//!
+//! - At 192/128 a step moves 582 KB of shared memory: scores 147 (their keys twice, for registers hold
+//!   only half of the queries), gradients of probabilities 98 (values twice), dv 33, dk 49, dq 98; ds 16,
+//!   sums of dq 49 in and 49 out, arriving tiles 41. Sums that go from registers to device memory
+//!   (`red.global.add.v4.f32`, when the turn has come) would take 98 off, 4550 cycles to 3780, and free
+//!   the 48 KiB of their buffer; the products alone take 3328. Keys and values read once would take off
+//!   another 82, but want 32 more registers of a thread than there are.
+//! - Work ends with its longest block. In causal attention the first block of keys meets all queries,
+//!   the mean one half of them; so where there are about as many blocks as multiprocessors (2 sequences
+//!   of 2048 tokens with 4 key/value heads: 128), half of the time is idle: 32 steps of a head for the
+//!   longest, 17 for the mean. From twice as many blocks on tickets even that out. Blocks of a part of the
+//!   group's heads would be as many times more and shorter (two parts here: 132 steps for 256), for f32
+//!   sums of dk and dv by part and a pass over them.
 
 use moefold_profiles::Dtype;
 

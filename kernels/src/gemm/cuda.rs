@@ -9,6 +9,11 @@
 //! C once through memory where few rows meet a weight; in between, operands come from the level-two
 //! cache (rows + columns of a tile) / (rows * columns) times per element of C and step of k, which
 //! is what [`Tile::best`] keeps low.
+//!
+//! A product of fewer tiles than multiprocessors leaves the others idle: the gradient of a weight of 512
+//! by 2048 is 64 tiles of 128 by 128, half of an H100, however many tokens are summed over. The library
+//! cuts that sum in parts. Here parts would have to follow from the shape alone, for bits not to depend
+//! on the device, and cost 8 bytes of memory traffic per part and element of C; it is not done.
 
 use moefold_profiles::Dtype;
 
