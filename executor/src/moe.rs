@@ -118,7 +118,7 @@ impl Moe {
         let dispatch = Dispatch::plan(cx, map)?;
         let (rows, row_probs) = dispatch.to_experts_with(cx, &sent, &sent_probs)?;
         drop((sent, sent_probs));
-        let (rows, experts) = self.experts.forward(cx, rows, row_probs, &dispatch.counts);
+        let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
         let rows = dispatch.from_experts(cx, rows)?;
         let y = cx.op(Category::RouterPermute, "unpermute", || {
             permute::unpermute(&rows, &dispatch.map, None)
@@ -145,7 +145,7 @@ impl Moe {
         drop(sent);
         let (drows, drow_probs) = self
             .experts
-            .backward(cx, drows, kept.experts, &dispatch.counts);
+            .backward(cx, drows, kept.experts, dispatch.rows());
         let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, &drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);

@@ -5,14 +5,24 @@
 //! one. A recorder that is off costs one branch a span. Spans may nest; [`Recorder::end_step`] counts
 //! each moment once, for the innermost span, and what no span covers for the host, so the categories
 //! of a step sum to its wall time. It measures time only; bytes are the device's business.
+//!
+//! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
+//! [`Moment`]s of the queue, which are resolved together at the end of the step. Lanes then overlap, and
+//! each moment counts for a compute span if one is running, else for a communication span, else for the
+//! host ([`sweep`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time;
 
+use moefold_kernels::{Device, Moment};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
+
+use self::sweep::{Timed, sweep};
+
+mod sweep;
 
 /// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
 #[derive(Clone, Debug)]
@@ -33,6 +43,31 @@ struct Inner {
     /// Part of the communication sums that was waiting for other ranks.
     waits: RefCell<BTreeMap<Category, u64>>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
+    /// Spans by the device's clock, where that is not the host's.
+    queued: Option<Queued>,
+}
+
+/// Spans of a step on a device whose ops are queued.
+#[derive(Debug)]
+struct Queued {
+    device: Device,
+    /// When the step began; what was asked for before it was done then.
+    origin: RefCell<Moment>,
+    /// In the order in which they ended.
+    spans: RefCell<Vec<QueuedSpan>>,
+    num_begun: Cell<usize>,
+}
+
+#[derive(Debug)]
+struct QueuedSpan {
+    /// Its number among the step's, in the order in which they began.
+    number: usize,
+    lane: Lane,
+    category: Category,
+    name: &'static str,
+    start: Moment,
+    end: Moment,
+    place: Place,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,7 +121,30 @@ impl Recorder {
             sums: RefCell::default(),
             waits: RefCell::default(),
             host_reads: RefCell::default(),
+            queued: None,
         })))
+    }
+
+    /// A recorder for spans of work on `device`: this one, or where ops are queued one that measures by
+    /// the device's clock and begins anew.
+    #[must_use]
+    pub fn on(self, device: &Device) -> Self {
+        let Some(inner) = self.0.as_ref().filter(|_| device.is_queued()) else {
+            return self;
+        };
+        let Self(new) = Self::new(inner.rank, inner.epoch);
+        let queued = Queued {
+            device: device.clone(),
+            origin: RefCell::new(device.moment()),
+            spans: RefCell::default(),
+            num_begun: Cell::new(0),
+        };
+        Self(new.and_then(Rc::into_inner).map(|new| {
+            Rc::new(Inner {
+                queued: Some(queued),
+                ..new
+            })
+        }))
     }
 
     /// Whether anything is recorded.
@@ -120,6 +178,9 @@ impl Recorder {
         let Some(inner) = &self.0 else {
             return work();
         };
+        if let Some(queued) = &inner.queued {
+            return queued.span(lane, category, name, inner.place.get(), work);
+        }
         let nested_before = inner.nested_ns.replace(0);
         let start_ns = elapsed_ns(inner.epoch);
         let result = work();
@@ -144,9 +205,12 @@ impl Recorder {
         result
     }
 
-    /// Sets part of the innermost open span apart as waiting for other ranks.
+    /// Sets part of the innermost open span apart as waiting for other ranks. Nothing where the device
+    /// has a clock of its own: what the host waits for there is not time of the device.
     pub fn waited(&self, category: Category, ns: u64) {
-        if let Some(inner) = &self.0 {
+        if let Some(inner) = &self.0
+            && inner.queued.is_none()
+        {
             inner.nested_ns.set(inner.nested_ns.get() + ns);
             *inner.waits.borrow_mut().entry(category).or_default() += ns;
         }
@@ -175,6 +239,9 @@ impl Recorder {
             inner.waits.borrow_mut().clear();
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(elapsed_ns(inner.epoch));
+            if let Some(queued) = &inner.queued {
+                queued.begin();
+            }
         }
     }
 
@@ -201,12 +268,28 @@ impl Recorder {
         let Some(inner) = &self.0 else {
             return StepTime::default();
         };
+        let timed = inner.queued.as_ref().map(Queued::resolve);
         let step_ns = elapsed_ns(inner.epoch) - inner.step_start_ns.get();
         let mut result = StepTime {
             step: seconds(step_ns),
             host_reads: inner.host_reads.take(),
             ..StepTime::default()
         };
+        if let Some(timed) = timed {
+            let swept = sweep(step_ns, &timed);
+            for (category, ns) in swept.time {
+                result.time.add(category, seconds(ns));
+            }
+            for (key, ns) in swept.busy {
+                result.busy.insert(key, seconds(ns).0);
+            }
+            if inner.keep.get() {
+                let start_ns = inner.step_start_ns.get();
+                let kept = timed.iter().map(|span| span.kept(start_ns));
+                inner.spans.borrow_mut().extend(kept);
+            }
+            return result;
+        }
         let mut covered_ns = 0;
         for (&category, &ns) in inner.waits.borrow().iter() {
             covered_ns += ns;
@@ -244,6 +327,58 @@ impl Recorder {
                 step: kept.place.step,
             })
             .collect()
+    }
+}
+
+impl Queued {
+    fn begin(&self) {
+        // Moments of before are reached, so that the host's clock and the device's can be told apart.
+        self.device.synchronize();
+        self.spans.borrow_mut().clear();
+        self.num_begun.set(0);
+        *self.origin.borrow_mut() = self.device.moment();
+    }
+
+    fn span<T>(
+        &self,
+        lane: Lane,
+        category: Category,
+        name: &'static str,
+        place: Place,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        let number = self.num_begun.get();
+        self.num_begun.set(number + 1);
+        let start = self.device.moment();
+        let result = work();
+        self.spans.borrow_mut().push(QueuedSpan {
+            number,
+            lane,
+            category,
+            name,
+            start,
+            end: self.device.moment(),
+            place,
+        });
+        result
+    }
+
+    /// The spans in the order in which they began, in nanoseconds from the begin of the step.
+    fn resolve(&self) -> Vec<Timed> {
+        self.device.synchronize();
+        let origin = self.origin.borrow();
+        let ns = |moment: &Moment| (moment.seconds_since(&origin) * 1e9).max(0.0) as u64;
+        let mut spans = self.spans.take();
+        spans.sort_by_key(|span| span.number);
+        let timed = |span: &QueuedSpan| Timed {
+            lane: span.lane,
+            category: span.category,
+            name: span.name,
+            start_ns: ns(&span.start),
+            end_ns: ns(&span.end),
+            place: span.place,
+        };
+        spans.iter().map(timed).collect()
     }
 }
 

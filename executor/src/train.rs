@@ -458,15 +458,16 @@ mod tests {
     }
 
     #[test]
-    fn what_bf16_weights_are_rounded_from_is_what_is_kept() {
+    fn a_bf16_run_says_where_the_host_waits_and_keeps_what_weights_are_rounded_from() {
         let mut plan = testing::plan();
         plan.request.batch.global_batch = 2;
         plan.planned.layout.microbatches = 2;
-        let weights_of = |precision, device: DeviceSpec| {
+        let trained = |precision, device: DeviceSpec| {
             let mut planned = plan.planned.clone();
             planned.precision = precision;
             let options = TrainOptions {
                 steps: 1,
+                traced_steps: 0..1,
                 device,
                 ..options()
             };
@@ -479,11 +480,7 @@ mod tests {
                 &samples(&plan),
                 &|_| (),
             )
-            .map(|trained| {
-                let tensors = trained.weights.tensors().into_iter();
-                let values = tensors.flat_map(|tensor| trained.weights.get(&tensor));
-                (trained.steps[0].loss, values.collect::<Vec<f32>>())
-            })
+            .expect("trains")
         };
         let emulated = DeviceSpec::Emulated {
             architecture: moefold_kernels::cuda::Architecture::SM80,
@@ -493,13 +490,33 @@ mod tests {
         if !testing::is_at_hand(&emulated) {
             return;
         }
-        let (loss, weights) = weights_of(Precision::Bf16, emulated).expect("trains");
-        let (cpu_loss, cpu_weights) =
-            weights_of(Precision::Fp32, options().device).expect("trains");
+        let found = trained(Precision::Bf16, emulated);
+        let expected = trained(Precision::Fp32, options().device);
+        let (loss, cpu_loss) = (found.steps[0].loss, expected.steps[0].loss);
         assert!(
             (loss / cpu_loss - 1.0).abs() < 1e-2,
             "{loss} and {cpu_loss}"
         );
+
+        let summary = &found.summary;
+        assert!((summary.time_s.total().0 / summary.step_s - 1.0).abs() < 1e-6);
+        // Two layers in each of two microbatches.
+        let reads = [("counts_to_host", 4.0), ("sums_to_host", 1.0)];
+        for (name, times) in reads {
+            assert_eq!(summary.host_reads[name], times);
+            let spans = found.trace.spans.iter().filter(|span| span.name == name);
+            assert_eq!(spans.count() as f64, times);
+        }
+        assert_eq!(summary.host_reads.len(), reads.len());
+        assert!(expected.summary.host_reads.is_empty());
+
+        let weights = |trained: &Trained| -> Vec<f32> {
+            let tensors = trained.weights.tensors().into_iter();
+            tensors
+                .flat_map(|tensor| trained.weights.get(&tensor))
+                .collect()
+        };
+        let (weights, cpu_weights) = (weights(&found), weights(&expected));
         // The first step of Adam moves every weight by about the learning rate, less than half the
         // distance of bf16 numbers around 1; so weights kept in bf16 would show.
         let rounded = |w: &&f32| w.to_bits().trailing_zeros() >= 16;

@@ -213,6 +213,11 @@ impl Device {
         }
     }
 
+    /// Whether ops are queued and done later, rather than done when they return.
+    pub fn is_queued(&self) -> bool {
+        matches!(self.0.backend, Backend::Cuda(_))
+    }
+
     /// What weights and activations are stored in; f32 on the CPU.
     pub fn dtype(&self) -> Dtype {
         match &self.0.backend {

@@ -126,7 +126,8 @@ impl Stack {
             fragmentation: 0.0,
             overlap: Overlap::default(),
             dispatchers: &[Dispatcher::Alltoall],
-            precisions: &[Precision::Fp32],
+            // bf16 needs a GPU.
+            precisions: &[Precision::Fp32, Precision::Bf16],
             max_cp: Some(1),
             max_pp: Some(1),
             recomputes: false,
@@ -178,22 +179,28 @@ impl Stack {
     }
 
     /// Logits of `tokens` rows of `vocab` between the head's forward and backward.
-    pub fn logits(&self, tokens: u64, vocab: u64) -> Bytes {
+    pub fn logits(&self, tokens: u64, vocab: u64, precision: Precision) -> Bytes {
         match self.name {
             // Transformer Engine's cross entropy turns wide logits into their gradient in place.
             StackName::Megatron => Bytes(2 * tokens * vocab),
-            // f32, turned into their gradient in place.
-            StackName::Moefold => Bytes(4 * tokens * vocab),
+            // As activations are, turned into their gradient in place.
+            StackName::Moefold => precision.activation().bytes(tokens * vocab),
         }
     }
 
     /// Working set of the head's backward: its input gathered, the gradient of that, and (Megatron)
     /// an unused weight gradient in bf16 that keeps autograd's hooks firing
     /// (`megatron/core/tensor_parallel/layers.py`).
-    pub fn head_backward(&self, tokens: u64, hidden: u64, vocab: u64) -> Bytes {
+    pub fn head_backward(
+        &self,
+        tokens: u64,
+        hidden: u64,
+        vocab: u64,
+        precision: Precision,
+    ) -> Bytes {
         match self.name {
             StackName::Megatron => Bytes(2 * vocab * hidden + 4 * tokens * hidden),
-            StackName::Moefold => Bytes(8 * tokens * hidden),
+            StackName::Moefold => precision.activation().bytes(2 * tokens * hidden),
         }
     }
 

@@ -187,6 +187,7 @@ impl Attention {
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);
         drop(dy_all);
+        let all = tokens::start_gather(cx, &norm_output)?;
 
         let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, "attention", || {
             let doutput = doutput.reshape(output.dims());
@@ -207,7 +208,7 @@ impl Attention {
         }
         let (dquery, dkey, dvalue) = (flat(&dquery), flat(&dkey), flat(&dvalue));
 
-        let all = tokens::gather(cx, &norm_output)?;
+        let all = all.finish(cx)?;
         linear::wgrad(cx, CATEGORY, &dquery, &all, &self.query.grad);
         linear::wgrad(cx, CATEGORY, &dkey, &all, &self.key.grad);
         linear::wgrad(cx, CATEGORY, &dvalue, &all, &self.value.grad);

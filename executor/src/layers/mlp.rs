@@ -97,11 +97,12 @@ impl Mlp {
         let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
         drop((dy_all, activation));
+        let all = tokens::start_gather(cx, &norm_output)?;
         let (dgate_up, _) = cx.op(CATEGORY, "swiglu", || {
             swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
         });
         drop((dactivation, gate_up));
-        let all = tokens::gather(cx, &norm_output)?;
+        let all = all.finish(cx)?;
         linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
         drop((all, norm_output));
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);

@@ -8,16 +8,45 @@ use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::rank::Context;
+use crate::transport::Pending;
 
 /// `[t, w] -> [T, w]`: every rank's rows.
 pub fn gather(cx: &Context, x: &Tensor) -> Result<Tensor, Error> {
+    start_gather(cx, x)?.finish(cx)
+}
+
+/// Starts [`gather`], beside what is asked for until its rows are needed.
+pub fn start_gather(cx: &Context, x: &Tensor) -> Result<Gathering, Error> {
     if cx.tp.is_solo() {
-        return Ok(x.clone());
+        let all = x.clone();
+        return Ok(Gathering { all, pending: None });
     }
     let dims = [x.dims()[0] * cx.tp.size(), x.dims()[1]];
     let all = cx.device.empty(TensorClass::Transient, x.dtype(), &dims);
-    cx.comm(Category::TpComm, "all_gather", || cx.tp.all_gather(x, &all))?;
-    Ok(all)
+    let pending = cx.comm(Category::TpComm, "all_gather", || {
+        cx.tp.start_all_gather(x, &all)
+    })?;
+    Ok(Gathering {
+        all,
+        pending: Some(pending),
+    })
+}
+
+/// Every rank's rows, under way.
+#[derive(Debug)]
+pub struct Gathering {
+    all: Tensor,
+    pending: Option<Pending>,
+}
+
+impl Gathering {
+    /// The rows `[T, w]`.
+    pub fn finish(self, cx: &Context) -> Result<Tensor, Error> {
+        if let Some(pending) = self.pending {
+            cx.comm(Category::TpComm, "all_gather", || pending.wait())?;
+        }
+        Ok(self.all)
+    }
 }
 
 /// `[T, w] -> [t, w]`: the sum over ranks of their parts, at this rank's rows.

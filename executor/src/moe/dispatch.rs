@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use moefold_kernels::grouped_gemm::Rows;
 use moefold_kernels::permute::RowMap;
 use moefold_kernels::{Tensor, TensorClass, elementwise, reduce, rows};
 use moefold_profiles::trace::Category;
@@ -24,6 +25,9 @@ pub struct Dispatch {
     pub map: RowMap,
     /// Rows of each expert held here, all senders together.
     pub counts: Vec<usize>,
+    /// First row of each of them, and the number of rows, on the device: `[held + 1]` i32; absent
+    /// where those of the map are the same.
+    offsets: Option<Tensor>,
     /// Rows to each EP peer.
     send_rows: Vec<usize>,
     /// Rows from each EP peer.
@@ -69,6 +73,10 @@ impl Dispatch {
                 arrival.push(start..end);
             }
         }
+        let counts: Vec<usize> = (0..held)
+            .map(|e| arrival.iter().skip(e).step_by(held).map(Range::len).sum())
+            .collect();
+        let offsets = (!cx.tp_ep.is_solo()).then(|| offsets(cx, &counts));
         let in_order = held == 1 || etp * ep == 1;
         let by_expert = (0..held).flat_map(|e| arrival.iter().skip(e).step_by(held).cloned());
         Ok(Self {
@@ -77,9 +85,8 @@ impl Dispatch {
             } else {
                 by_expert.collect()
             },
-            counts: (0..held)
-                .map(|e| arrival.iter().skip(e).step_by(held).map(Range::len).sum())
-                .collect(),
+            counts,
+            offsets,
             send_rows: (0..ep).map(|peer| to_holder(me, holder, peer)).collect(),
             recv_rows: (0..ep).map(|peer| to_holder(me, peer, holder)).collect(),
             etp_rows: (0..etp)
@@ -91,12 +98,19 @@ impl Dispatch {
 
     /// Every tensor kept, with its name in the declaration.
     pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
+        let mut list = vec![
             ("row_of", &self.map.row_of),
             ("slot_of", &self.map.slot_of),
             ("token_of", &self.map.token_of),
             ("expert_offsets", &self.map.offsets),
-        ]
+        ];
+        list.extend(self.offsets.iter().map(|t| ("held_offsets", t)));
+        list
+    }
+
+    /// Which rows the experts here process.
+    pub fn rows(&self) -> Rows<'_> {
+        Rows::Offsets(self.offsets.as_ref().unwrap_or(&self.map.offsets))
     }
 
     /// Rows that the experts here process.
@@ -287,6 +301,17 @@ impl Moving<'_> {
         }
         Ok(self.tensor)
     }
+}
+
+/// Where the rows of each expert start, and where the last ones end.
+fn offsets(cx: &Context, counts: &[usize]) -> Tensor {
+    let mut ends = vec![0];
+    ends.extend(counts.iter().scan(0, |end, &count| {
+        *end += i32::try_from(count).expect("rows are counted in i32");
+        Some(*end)
+    }));
+    let dims = [ends.len()];
+    cx.device.from_i32(TensorClass::Activations, &ends, &dims)
 }
 
 fn as_column(numbers: &Tensor) -> Tensor {

@@ -4,8 +4,9 @@
 //! is [`super::dispatch`]'s business. With ETP the rank holds a slice of every expert's width and its
 //! outputs are parts of a sum.
 
+use moefold_kernels::Tensor;
+use moefold_kernels::grouped_gemm::{self, Rows};
 use moefold_kernels::swiglu::{self, Rule};
-use moefold_kernels::{Tensor, grouped_gemm};
 use moefold_profiles::trace::Category;
 
 use crate::rank::Context;
@@ -53,22 +54,22 @@ impl Experts {
         Self { gate_up, down }
     }
 
-    /// `x [N, h], p [N] -> [N, h]`, rows in expert order with `counts` rows an expert.
+    /// `x [N, h], p [N] -> [N, h]`, rows in expert order.
     pub fn forward(
         &self,
         cx: &Context,
         x: Tensor,
         row_probs: Tensor,
-        counts: &[usize],
+        rows: Rows<'_>,
     ) -> (Tensor, ExpertsKept) {
         let gate_up = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::forward(&x, &self.gate_up.value, counts)
+            grouped_gemm::forward_of(&x, &self.gate_up.value, rows)
         });
         let activation = cx.op(CATEGORY, "swiglu", || {
             swiglu::forward(&gate_up, Some(&row_probs), &Rule::SWIGLU)
         });
         let y = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::forward(&activation, &self.down.value, counts)
+            grouped_gemm::forward_of(&activation, &self.down.value, rows)
         });
         let kept = ExpertsKept {
             input: x,
@@ -85,11 +86,11 @@ impl Experts {
         cx: &Context,
         dy: Tensor,
         kept: ExpertsKept,
-        counts: &[usize],
+        rows: Rows<'_>,
     ) -> (Tensor, Tensor) {
         let dactivation = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::wgrad(&dy, &kept.activation, counts, &self.down.grad);
-            grouped_gemm::dgrad(&dy, &self.down.value, counts)
+            grouped_gemm::wgrad_of(&dy, &kept.activation, rows, &self.down.grad);
+            grouped_gemm::dgrad_of(&dy, &self.down.value, rows)
         });
         drop(dy);
         drop(kept.activation);
@@ -103,8 +104,8 @@ impl Experts {
         });
         drop(dactivation);
         let dx = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::wgrad(&dgate_up, &kept.input, counts, &self.gate_up.grad);
-            grouped_gemm::dgrad(&dgate_up, &self.gate_up.value, counts)
+            grouped_gemm::wgrad_of(&dgate_up, &kept.input, rows, &self.gate_up.grad);
+            grouped_gemm::dgrad_of(&dgate_up, &self.gate_up.value, rows)
         });
         (dx, dprobs.expect("probabilities went in"))
     }

@@ -12,24 +12,28 @@ use moefold_kernels::cuda::Architecture;
 use moefold_kernels::{Device, Dtype};
 use moefold_planner::layout::Degrees;
 
-use crate::common::{Fixture, Tensors, assert_close};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::common::{Fixture, Tensors, assert_close, degrees};
+use crate::layouts::legal;
 
 /// A kind of emulated device.
 #[derive(Debug, Clone, Copy)]
-struct Emulated {
+pub(crate) struct Emulated {
     architecture: Architecture,
     dtype: Dtype,
 }
 
-const F32: Emulated = Emulated {
+pub(crate) const F32: Emulated = Emulated {
     architecture: Architecture::SM80,
     dtype: Dtype::F32,
 };
-const BF16: Emulated = Emulated {
+pub(crate) const BF16: Emulated = Emulated {
     architecture: Architecture::SM80,
     dtype: Dtype::Bf16,
 };
-const HOPPER: Emulated = Emulated {
+pub(crate) const HOPPER: Emulated = Emulated {
     architecture: Architecture::SM90,
     dtype: Dtype::Bf16,
 };
@@ -43,7 +47,7 @@ fn seed() -> u64 {
 impl Emulated {
     /// Whether kernels can be compiled here. Said once where not, and a failure where
     /// `MOEFOLD_REQUIRE` names the emulator.
-    fn is_there(self) -> bool {
+    pub(crate) fn is_there(self) -> bool {
         let made = Device::emulated(self.architecture, self.dtype, 1);
         if let Err(missing) = &made {
             let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
@@ -53,7 +57,7 @@ impl Emulated {
         made.is_ok()
     }
 
-    fn open(self) -> Device {
+    pub(crate) fn open(self) -> Device {
         let device = Device::emulated(self.architecture, self.dtype, seed()).expect("as before");
         device.poison(true);
         device
@@ -289,4 +293,50 @@ fn law_the_host_waits_only_where_the_trace_says_so() {
             assert_eq!(steps[1], expected(0), "of the second step");
         }
     }
+}
+
+/// A fixture for several ranks: four sequences a step.
+fn shared(name: &'static str) -> Fixture {
+    Fixture::load(name).with_batch(4)
+}
+
+/// Layouts of 2, 4 and 8 ranks, drawn from the seed among all legal ones of the fixture.
+fn drawn(fixture: &Fixture, draw: u64) -> Vec<Degrees> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed() + draw);
+    let gpus = [2, 4, 8].into_iter();
+    gpus.map(|gpus| {
+        let all = legal(fixture, gpus);
+        all[random.random_range(0..all.len())]
+    })
+    .collect()
+}
+
+/// Trains under layouts of rank threads on one emulated GPU, and compares with one rank on the CPU.
+fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance: f64) {
+    if !on.is_there() {
+        return;
+    }
+    let (options, steps) = (fixture.options(), 2);
+    let expected = fixture.train(&ONE, steps, &options);
+    for degrees in layouts {
+        let (found, _) = fixture.train_on(|| on.open(), degrees, steps, &options, |_| ());
+        let what = format!("{degrees:?} on {on:?}, MOEFOLD_SEED={}", seed());
+        for (found, expected) in found.steps.iter().zip(&expected.steps) {
+            assert_close(found.loss, expected.loss, tolerance, &what);
+            let norms = (found.grad_norm, expected.grad_norm);
+            assert_close(norms.0, norms.1, 10.0 * tolerance, &what);
+        }
+    }
+}
+
+/// All kinds of layers, attention and experts divided differently.
+#[test]
+fn oracle_a_folded_layout_in_f32_equals_one_rank() {
+    check_layouts(&shared("qwen3_moe"), F32, &[degrees(4, 2, 4, 1, 2)], 1e-4);
+}
+
+#[test]
+fn oracle_layouts_in_f32_equal_one_rank() {
+    let fixture = shared("qwen3_moe_raw");
+    check_layouts(&fixture, F32, &drawn(&fixture, 0), 1e-4);
 }

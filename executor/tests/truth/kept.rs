@@ -1,18 +1,21 @@
 //! What modules keep for backward is what the planner prices, tensor by tensor, and nothing else
-//! stays alive.
+//! stays alive; weights, gradients and optimizer states take what it prices. On the CPU, and on
+//! emulated GPUs in f32 and bf16.
 
+use moefold_executor::model::Family;
 use moefold_executor::rank::Context;
 use moefold_executor::stage::NamedTensor;
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
-use moefold_kernels::Device;
+use moefold_kernels::{Device, Dtype, TensorClass};
 use moefold_planner::kept::{self, Kept, Local};
 use moefold_planner::layout::{Degrees, Layout};
-use moefold_planner::plan::{Recompute, StackName};
-use moefold_planner::stack::moefold;
+use moefold_planner::plan::{Optimizer, Recompute, StackName};
+use moefold_planner::stack::{Stack, moefold};
 use moefold_profiles::Precision;
 
 use crate::common::{Fixture, degrees};
+use crate::cuda;
 
 /// Module, name and bytes of every tensor, sorted.
 type Listing = Vec<(String, String, u64)>;
@@ -38,11 +41,39 @@ fn declared(kept: &[Kept]) -> Listing {
     list
 }
 
+fn precision(device: &Device) -> Precision {
+    match device.dtype() {
+        Dtype::Bf16 => Precision::Bf16,
+        _ => Precision::Fp32,
+    }
+}
+
+/// Compares what a rank holds before its first step.
+fn compare_state(trainer: &Trainer) {
+    let cx = &trainer.cx;
+    let bytes =
+        Stack::of(StackName::Moefold).state(precision(&cx.device), Optimizer::Adam, Dtype::F32);
+    let memory = cx.device.memory();
+    let held = |class| memory.live(class).0 as f64;
+    let shard = &trainer.stepper().store.shard;
+    let families = [Family::Dense, Family::Expert];
+    let sum = |of: fn(usize, usize) -> usize| -> f64 {
+        let of = families.map(|f| of(shard.buffer_len(f), cx.replicas(f).size()) as f64);
+        of.iter().sum()
+    };
+    let all = sum(|len, _| len);
+    assert_eq!(held(TensorClass::Weights), bytes.weight * all);
+    assert_eq!(held(TensorClass::Gradients), bytes.gradient * all);
+    let sharded = sum(|len, replicas| len / replicas);
+    assert_eq!(held(TensorClass::Optimizer), bytes.sharded * sharded);
+}
+
 /// Compares one rank after its forward pass.
 fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
     let model = &fixture.model;
     let cx = &trainer.cx;
     let tokens = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0).expect("tokens");
+    let precision = precision(&cx.device);
     let before = cx.device.memory().live_total();
     let kept = trainer
         .stepper()
@@ -63,7 +94,7 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
             model,
             layer,
             &local,
-            Precision::Fp32,
+            precision,
             &Recompute::None,
         );
         assert_eq!(
@@ -75,7 +106,7 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
         );
         total += expected.iter().map(|kept| kept.bytes().0).sum::<u64>();
     }
-    let head = moefold::kept_by_head(model, &local);
+    let head = moefold::kept_by_head(model, &local, precision);
     assert_eq!(
         actual(tensors.iter().filter(|t| t.layer.is_none())),
         declared(&head)
@@ -88,16 +119,16 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
     );
 }
 
-fn check(name: &'static str, degrees: &Degrees) {
-    let fixture = Fixture::load(name);
+fn check(fixture: &Fixture, degrees: &Degrees, open: impl Fn() -> Device + Sync) {
     let layout = fixture.layout(degrees);
     let (options, weights) = (fixture.options(), fixture.weights());
     World::threads(layout.gpus())
         .run(|rank| {
-            let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
+            let cx = Context::join(rank, &layout, open(), rank.recorder());
             let seq_len = fixture.golden.seq_len;
             let trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
-            compare(&fixture, &layout, &trainer);
+            compare_state(&trainer);
+            compare(fixture, &layout, &trainer);
             Ok(())
         })
         .expect("ranks run");
@@ -106,12 +137,27 @@ fn check(name: &'static str, degrees: &Degrees) {
 #[test]
 fn law_modules_keep_what_they_declare() {
     for name in ["mixtral", "qwen3_moe"] {
-        check(name, &degrees(1, 1, 1, 1, 4));
-        check(name, &degrees(2, 2, 1, 1, 4));
-        check(name, &degrees(2, 1, 2, 1, 4));
-        check(name, &degrees(4, 2, 2, 2, 2));
-        check(name, &degrees(4, 2, 4, 1, 2));
-        check(name, &degrees(4, 1, 1, 4, 1));
-        check(name, &degrees(8, 2, 4, 2, 1));
+        let fixture = Fixture::load(name);
+        for degrees in [
+            degrees(1, 1, 1, 1, 4),
+            degrees(2, 2, 1, 1, 4),
+            degrees(2, 1, 2, 1, 4),
+            degrees(4, 2, 2, 2, 2),
+            degrees(4, 2, 4, 1, 2),
+            degrees(4, 1, 1, 4, 1),
+            degrees(8, 2, 4, 2, 1),
+        ] {
+            check(&fixture, &degrees, || Device::cpu(1));
+        }
+    }
+}
+
+#[test]
+fn law_modules_keep_what_they_declare_on_cuda() {
+    for on in [cuda::F32, cuda::BF16, cuda::HOPPER] {
+        if on.is_there() {
+            let fixture = Fixture::load("qwen3_moe").with_batch(2);
+            check(&fixture, &degrees(1, 1, 1, 1, 2), || on.open());
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::common::{Fixture, Trained, assert_close, degrees};
 const TOLERANCE: f64 = 1e-6;
 
 /// Every legal layout of `gpus` ranks without context or pipeline parallelism, one rank to eight.
-fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
+pub(crate) fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
     let mut all = Vec::new();
     for tp in 1..=gpus {
         for ep in 1..=gpus {

@@ -263,10 +263,12 @@ fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
         shard: shard::head(model, local),
         // Input and output of the final norm.
         kept: wide.bytes(2 * width),
-        logits: question.stack.logits(local.tokens, vocab),
+        logits: question
+            .stack
+            .logits(local.tokens, vocab, setting.precision),
         head: question
             .stack
-            .head_backward(local.tokens, model.hidden, vocab),
+            .head_backward(local.tokens, model.hidden, vocab, setting.precision),
         ..StageMemory::default()
     };
     let mut memory = vec![end; question.sets.len()];
@@ -281,7 +283,9 @@ fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
             // Two norms' inputs, the projection's input of twice the width, the final norm's two;
             // the depth's logits wait, as the main head's, for the backward pass.
             end.kept += wide.bytes(6 * width);
-            end.logits += question.stack.logits(local.tokens, vocab);
+            end.logits += question
+                .stack
+                .logits(local.tokens, vocab, setting.precision);
         }
     }
     question.kind(lowered, memory)

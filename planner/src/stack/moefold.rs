@@ -1,4 +1,5 @@
-//! What this project's executor keeps for the backward pass: f32 on the CPU, nothing recomputed.
+//! What this project's executor keeps for the backward pass; nothing is recomputed. Activations are of
+//! the precision's dtype, statistics of rows, scores and probabilities f32.
 //!
 //! Its modules hold exactly these tensors between forward and backward; a test of the executor
 //! compares the bytes. Sequence parallelism keeps the local slice of a block's input and gathers it
@@ -26,7 +27,7 @@ pub fn kept(
     let block_input = local.tokens_local * model.hidden;
     if let Some(mixer) = &layer.mixer {
         list.float("attention", "input", block_input);
-        list.float("attention", "rstd", local.tokens_local);
+        list.single("attention", "rstd", local.tokens_local);
         list.float("attention", "norm_output", block_input);
         if let Mixer::Gqa(gqa) = mixer {
             list.gqa(gqa, local);
@@ -35,13 +36,13 @@ pub fn kept(
     match &layer.ffn {
         Some(Ffn::Dense(mlp)) => {
             list.float("mlp", "input", block_input);
-            list.float("mlp", "rstd", local.tokens_local);
+            list.single("mlp", "rstd", local.tokens_local);
             list.float("mlp", "norm_output", block_input);
             list.mlp("mlp", mlp, local);
         }
         Some(Ffn::Moe(moe)) => {
             list.float("moe", "input", block_input);
-            list.float("moe", "rstd", local.tokens_local);
+            list.single("moe", "rstd", local.tokens_local);
             list.float("moe", "norm_output", block_input);
             list.moe(model, moe, local);
         }
@@ -51,14 +52,14 @@ pub fn kept(
 }
 
 /// What final norm, head and loss keep: the gradient by the logits lies where they were.
-pub fn kept_by_head(model: &Model, local: &Local) -> Vec<Kept> {
+pub fn kept_by_head(model: &Model, local: &Local, precision: Precision) -> Vec<Kept> {
     let mut list = List {
         kept: Vec::with_capacity(4),
-        dtype: Dtype::F32,
+        dtype: precision.activation(),
     };
     let stream = local.tokens_local * model.hidden;
     list.float("head", "input", stream);
-    list.float("head", "rstd", local.tokens_local);
+    list.single("head", "rstd", local.tokens_local);
     list.float("head", "norm_output", stream);
     let vocab = model.vocab_size.div_ceil(local.tp);
     list.float("head", "logits_gradient", local.tokens * vocab);
@@ -67,12 +68,19 @@ pub fn kept_by_head(model: &Model, local: &Local) -> Vec<Kept> {
 
 struct List {
     kept: Vec<Kept>,
+    /// Of activations.
     dtype: Dtype,
 }
 
 impl List {
+    /// A tensor of the precision's dtype.
     fn float(&mut self, module: &'static str, name: &'static str, elements: u64) {
         self.push(module, name, elements, self.dtype);
+    }
+
+    /// A tensor that is f32 under every precision.
+    fn single(&mut self, module: &'static str, name: &'static str, elements: u64) {
+        self.push(module, name, elements, Dtype::F32);
     }
 
     fn push(&mut self, module: &'static str, name: &'static str, elements: u64, dtype: Dtype) {
@@ -98,7 +106,7 @@ impl List {
         self.float("attention", "key", kv);
         self.float("attention", "value", kv);
         self.float("attention", "output", q);
-        self.float("attention", "log_sum_exp", local.tokens * heads);
+        self.single("attention", "log_sum_exp", local.tokens * heads);
     }
 
     fn mlp(&mut self, module: &'static str, mlp: &Mlp, local: &Local) {
@@ -109,17 +117,20 @@ impl List {
 
     fn moe(&mut self, model: &Model, moe: &Moe, local: &Local) {
         let chosen = local.tokens_local * moe.topk;
-        self.float("moe", "scores", local.tokens_local * moe.experts);
+        self.single("moe", "scores", local.tokens_local * moe.experts);
         self.push("moe", "expert_ids", chosen, Dtype::I32);
-        self.float("moe", "probabilities", chosen);
+        self.single("moe", "probabilities", chosen);
         for map in ["row_of", "slot_of", "token_of"] {
             self.push("moe", map, chosen, Dtype::I32);
         }
         self.push("moe", "expert_offsets", moe.experts + 1, Dtype::I32);
+        if local.ep * local.etp > 1 {
+            self.push("moe", "held_offsets", local.experts_local + 1, Dtype::I32);
+        }
         let rows = local.expert_rows;
         let width = moe.expert.width / local.etp;
         self.float("moe", "dispatched", rows * model.hidden);
-        self.float("moe", "row_probabilities", rows);
+        self.single("moe", "row_probabilities", rows);
         self.float("moe", "fc1_output", rows * 2 * width);
         self.float("moe", "activation", rows * width);
         if let Some(shared) = &moe.shared {
@@ -130,9 +141,9 @@ impl List {
 
 fn list_qk_norm(list: &mut List, q: u64, kv: u64, q_rows: u64, kv_rows: u64) {
     list.float("attention", "query_before_norm", q);
-    list.float("attention", "query_rstd", q_rows);
+    list.single("attention", "query_rstd", q_rows);
     list.float("attention", "key_before_norm", kv);
-    list.float("attention", "key_rstd", kv_rows);
+    list.single("attention", "key_rstd", kv_rows);
 }
 
 /// Peak working set of one layer besides what it keeps: forward, backward.
@@ -144,12 +155,21 @@ pub fn transient(
 ) -> (Bytes, Bytes) {
     let bytes = |elements: u64| precision.activation().bytes(elements);
     let hidden = model.hidden;
-    let mixer = match &layer.mixer {
+    let (mixer, sums) = match &layer.mixer {
         Some(Mixer::Gqa(gqa)) => {
-            let heads = 2 * gqa.heads / local.tp + 2 * local.kv_heads(gqa.kv_heads);
-            local.tokens * (hidden + heads * gqa.head_dim)
+            let query = gqa.heads / local.tp;
+            let heads = 2 * query + 2 * local.kv_heads(gqa.kv_heads);
+            (
+                local.tokens * (hidden + heads * gqa.head_dim),
+                local.tokens * query * gqa.head_dim,
+            )
         }
-        _ => 0,
+        _ => (0, 0),
+    };
+    // A GPU adds the gradient of the queries up in f32; that precision may be the CPU's.
+    let sums = match precision {
+        Precision::Fp32 => Bytes::ZERO,
+        _ => Dtype::F32.bytes(sums),
     };
     let ffn = match &layer.ffn {
         Some(Ffn::Dense(mlp)) => local.tokens * (hidden + 3 * mlp.width / local.tp),
@@ -160,5 +180,5 @@ pub fn transient(
         None => 0,
     };
     let forward = local.tokens * hidden + local.expert_rows * hidden;
-    (bytes(forward), bytes(mixer.max(ffn)))
+    (bytes(forward), (bytes(mixer) + sums).max(bytes(ffn)))
 }

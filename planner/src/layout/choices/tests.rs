@@ -65,9 +65,9 @@ fn each_rule_of_a_choice_has_its_message() {
     );
     check(
         "",
-        "--stack moefold --precision bf16",
+        "--stack moefold --precision fp8",
         "stack_precision",
-        &["--precision bf16", "it runs fp32"],
+        &["--precision fp8", "it runs fp32, bf16"],
     );
     check(
         "",
@@ -150,6 +150,7 @@ fn choices_that_go_together_break_nothing() {
         ("", "--overlap grad-reduce,param-gather"),
         ("pp=4,vpp=7", "--pipeline-layout E(tt|)*27ttL"),
         ("tp=8", "--stack moefold"),
+        ("tp=8", "--stack moefold --precision bf16"),
     ] {
         let broken = broken("mixtral-8x22b", degrees, words);
         assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");
