@@ -32,7 +32,7 @@ KERNEL(THREADS, 4) permute_forward(const Part* x, Part* y, const i32* row_of, i3
 EXPORT(permute_forward)
 
 // Sums the rows of each token in slot order, times their weights where there are any.
-KERNEL(THREADS, 2) permute_sum(const Part* y, const float* weights, Part* x, const i32* row_of, i32 tokens, i32 topk,
+KERNEL(THREADS, 4) permute_sum(const Part* y, const float* weights, Part* x, const i32* row_of, i32 tokens, i32 topk,
                                i32 pieces, i32 shift) {
   i32 token = blockIdx.x * (THREADS >> shift) + (threadIdx.x >> shift), lanes = 1 << shift;
   if (token >= tokens) return;
@@ -62,7 +62,7 @@ EXPORT(permute_sum)
 
 // The gradient of the weighted sum. A warp has a token, whose dx it reads once: dy = dx * weight to each of
 // its rows, and the scalar product of dx with each of its y, which lane `slot` collects.
-KERNEL(THREADS, 2) permute_spread(const Part* dx, const Part* y, const float* weights, const i32* row_of, Part* dy,
+KERNEL(THREADS, 4) permute_spread(const Part* dx, const Part* y, const float* weights, const i32* row_of, Part* dy,
                                   float* dweights, i32 tokens, i32 topk, i32 pieces) {
   i32 token = blockIdx.x * (THREADS / 32) + warp_id(), lane = lane_id();
   if (token >= tokens) return;

@@ -56,7 +56,7 @@ EXPORT(swiglu_forward)
 
 // With g', u' the gradients by the clamped values, which are those by x where nothing was clamped, else 0:
 // g' = dy prob (u + offset) (s + alpha g s (1 - s)), u' = dy prob g s, dprob = sum of dy g s (u + offset).
-KERNEL(THREADS, 3) swiglu_backward(const T* dy, const T* x, const float* probs, T* dx, float* dprobs,
+KERNEL(THREADS, 4) swiglu_backward(const T* dy, const T* x, const float* probs, T* dx, float* dprobs,
                                    i32 rows, i32 pieces, float alpha, float offset, float limit) {
   i32 row = blockIdx.x * (THREADS / 32) + warp_id();
   if (row >= rows) return;

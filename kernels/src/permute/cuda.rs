@@ -33,8 +33,8 @@ pub(crate) fn programs() -> Vec<Listed> {
         needs: Needs::Sm80,
         entries: vec![
             Entry::plain("permute_forward", 64, 0),
-            Entry::plain("permute_sum", 96, 0),
-            Entry::plain("permute_spread", 112, 0),
+            Entry::plain("permute_sum", 64, 0),
+            Entry::plain("permute_spread", 64, 0),
         ],
     };
     let map = Listed {

@@ -30,7 +30,7 @@ pub(crate) fn programs() -> Vec<Listed> {
         needs: Needs::Sm80,
         entries: vec![
             Entry::plain("swiglu_forward", 48, 0),
-            Entry::plain("swiglu_backward", 72, 0),
+            Entry::plain("swiglu_backward", 64, 0),
         ],
     };
     let all = [
