@@ -59,6 +59,8 @@ pub struct BenchOptions {
 /// What it measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BenchResult {
+    /// Kind of device, `cpu` or `cuda`.
+    pub device: &'static str,
     /// Rank threads.
     pub ranks: u32,
     /// Timed steps.
@@ -132,6 +134,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
     let summary = trained.summary;
     let scale = step_s / summary.step_s;
     Ok(BenchResult {
+        device: options.device.name(),
         ranks,
         steps: timed.len() as u64,
         tokens_per_s,

@@ -3,10 +3,15 @@
 //! A number without provenance is not a sample. What the system does not say is left out, never
 //! guessed.
 
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use moefold_kernels::cuda::libraries::{Library, driver_version, find};
+use moefold_kernels::cuda::survey::Survey;
 use moefold_profiles::presets::Machine;
 use serde::Serialize;
+
+use crate::device::DeviceSpec;
 
 /// Version of the format of `env.json`.
 pub const ENV_VERSION: u32 = 1;
@@ -18,8 +23,11 @@ pub struct Environment {
     pub version: u32,
     /// Version of this program.
     pub moefold: String,
-    /// Kind of device.
+    /// Kind of device: `cpu` or `cuda`.
     pub device: String,
+    /// Where that is `cuda`: the GPUs this process sees, and the libraries it calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<CudaEnvironment>,
     /// The processor's name, where the system says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processor: Option<String>,
@@ -41,16 +49,89 @@ pub struct Environment {
     pub threads_per_rank: u32,
 }
 
+/// GPUs and CUDA's libraries, as they say it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CudaEnvironment {
+    /// Every GPU.
+    pub gpus: Vec<GpuEnvironment>,
+    /// The driver's release, the CUDA it speaks, and each library with its version.
+    pub versions: Vec<String>,
+    /// Clocks, temperature and power when this was asked, where the driver's tool is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clocks: Option<String>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuEnvironment {
+    /// The vendor's name of it.
+    pub name: String,
+    /// Compute capability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capability: Option<String>,
+    /// Memory in all, bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// What was taken of it when the run began, bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<u64>,
+}
+
+impl CudaEnvironment {
+    /// Asks driver and libraries; nothing is set up on a GPU.
+    pub fn detect() -> Self {
+        let survey = Survey::take();
+        let release = survey.release.map(|release| format!("driver {release}"));
+        let cuda = driver_version().map(|version| format!("CUDA {version}"));
+        let libraries = Library::ALL
+            .into_iter()
+            .filter(|&library| library != Library::Driver)
+            .filter_map(|library| {
+                let version = find(library).found()?.version?;
+                Some(format!("{} {version}", library.name()))
+            });
+        Self {
+            gpus: survey
+                .devices
+                .into_iter()
+                .map(|device| GpuEnvironment {
+                    name: device.name,
+                    capability: device
+                        .capability
+                        .map(|(major, minor)| format!("{major}.{minor}")),
+                    memory_bytes: device.memory.map(|bytes| bytes.0),
+                    memory_used_bytes: device.memory_used.map(|bytes| bytes.0),
+                })
+                .collect(),
+            versions: release.into_iter().chain(cuda).chain(libraries).collect(),
+            clocks: gpu_clocks(),
+        }
+    }
+}
+
+/// Clocks, temperature and power of the GPUs as `nvidia-smi` gives them, where it is there.
+pub fn gpu_clocks() -> Option<String> {
+    const FIELDS: &str = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,\
+                          power.draw,power.limit";
+    let output = Command::new("nvidia-smi")
+        .args([&format!("--query-gpu={FIELDS}"), "--format=csv,noheader"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
 impl Environment {
-    /// This process, now, on the CPU.
-    pub fn detect(ranks: u32, threads_per_rank: u32) -> Self {
+    /// This process, now, with `ranks` ranks on `device`.
+    pub fn detect(ranks: u32, device: &DeviceSpec) -> Self {
         let machine = Machine::detect();
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = [std::env::consts::OS, kernel.trim(), std::env::consts::ARCH];
         Self {
             version: ENV_VERSION,
             moefold: env!("CARGO_PKG_VERSION").to_owned(),
-            device: "cpu".to_owned(),
+            device: device.name().to_owned(),
+            cuda: (device.name() == "cuda").then(CudaEnvironment::detect),
             processor: std::fs::read_to_string("/proc/cpuinfo")
                 .ok()
                 .and_then(|text| processor_name(&text)),
@@ -65,8 +146,15 @@ impl Environment {
             date: rfc3339(SystemTime::now()),
             command: std::env::args().collect(),
             ranks,
-            threads_per_rank,
+            threads_per_rank: device.threads_per_rank(ranks) as u32,
         }
+    }
+
+    /// This program and the libraries it calls, `name version` each.
+    pub fn versions(&self) -> Vec<String> {
+        let own = format!("moefold {}", self.moefold);
+        let cuda = self.cuda.iter().flat_map(|cuda| cuda.versions.clone());
+        [own].into_iter().chain(cuda).collect()
     }
 
     /// The host in words, for a profile.
@@ -171,7 +259,12 @@ mod tests {
 
     #[test]
     fn this_machine_says_what_it_is() {
-        let environment = Environment::detect(4, 1);
+        let environment = Environment::detect(
+            4,
+            &DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
+        );
         assert!(environment.cores > 0 && environment.memory_bytes > 0);
         assert!(!environment.command.is_empty());
         assert_eq!(

@@ -270,6 +270,11 @@ mod tests {
     use moefold_profiles::units::Bytes;
 
     use super::*;
+    use crate::device::DeviceSpec;
+
+    const CPU: DeviceSpec = DeviceSpec::Cpu {
+        threads_per_rank: Some(1),
+    };
 
     fn record(step: u64, step_s: f64) -> StepRecord {
         StepRecord {
@@ -358,7 +363,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("steps.jsonl"), "").expect("writes");
         let plan = crate::testing::plan();
-        let environment = Environment::detect(1, 1);
+        let environment = Environment::detect(1, &CPU);
         let refused = RunDir::create(folder.path(), &plan, &environment).expect_err("in use");
         assert!(refused.to_string().contains("is not empty"), "{refused}");
         assert!(refused.is_bad_request());
@@ -369,7 +374,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = folder.path().join("runs/first");
         let plan = crate::testing::plan();
-        let environment = Environment::detect(1, 1);
+        let environment = Environment::detect(1, &CPU);
         let mut run = RunDir::create(&dir, &plan, &environment).expect("begins");
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).expect("is there");
         let names = || std::fs::read_dir(&dir).expect("is there").count();

@@ -87,7 +87,7 @@ impl LayerBill {
             // Communication beside the core is hidden again when the core runs again.
             if !work.beside_core {
                 bill.again[work.part as usize] += cost_of(work, costs).time.0;
-                bill.again_launches[work.part as usize] += launches(work);
+                bill.again_launches[work.part as usize] += launches(work, stack);
             }
         }
         bill
@@ -148,7 +148,7 @@ pub fn price(
     for work in list {
         let cost = cost_of(work, costs);
         each(work, cost);
-        bill.launches += launches(work);
+        bill.launches += launches(work, stack);
         if let Task::Op(Op::Router { .. }) = work.task {
             bill.launches += f64::from(stack.router_kernels) / 2.0;
             // Dropless routing reads the counts back before it can size the exchange.
@@ -177,10 +177,11 @@ pub fn price(
     bill
 }
 
-/// Kernels launched: one an op, one a group for the experts' products.
-fn launches(work: &Work) -> f64 {
+/// Kernels launched: one an op; one a group for the experts' products where the stack has no kernel
+/// for them all.
+fn launches(work: &Work, stack: &Stack) -> f64 {
     match work.task {
-        Task::Op(Op::GroupedGemm { groups, .. }) => groups as f64,
+        Task::Op(Op::GroupedGemm { groups, .. }) if !stack.grouped => groups as f64,
         _ => 1.0,
     }
 }

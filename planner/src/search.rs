@@ -262,7 +262,7 @@ fn question<'a>(
     costs: &'a Costs,
     rules: &Rules,
 ) -> Result<Question<'a>, PlanError> {
-    let stack = Stack::of(options.stack);
+    let stack = Stack::on(options.stack, cluster, costs.host());
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if gpus == 0 {
         return unable(

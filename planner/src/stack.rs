@@ -9,7 +9,7 @@ pub mod megatron;
 pub mod moefold;
 
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
-use moefold_profiles::{Dtype, Precision};
+use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use crate::kept::Local;
 use crate::model::{Layer, Model};
@@ -47,7 +47,17 @@ pub struct Stack {
     pub max_pp: Option<u32>,
     /// Whether it can recompute.
     pub recomputes: bool,
+    /// Whether the experts' products are one launch; else one a group.
+    pub grouped: bool,
 }
+
+/// Device memory that this project's executor is taken to need beside its tensors where no profile
+/// says: a CUDA context with the kernels of one model, and a workspace of 32 MiB for cuBLASLt.
+pub const ASSUMED_OVERHEAD: Bytes = Bytes(600 * MIB);
+
+/// What this project's executor gives cuBLASLt to work in, for each rank: what NVIDIA recommends for
+/// Hopper (cuBLAS documentation, `cublasSetWorkspace`).
+pub const WORKSPACE: Bytes = Bytes(32 * MIB);
 
 /// Bytes a parameter takes on a rank, by what divides them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,6 +76,24 @@ impl Stack {
         match name {
             StackName::Megatron => Self::megatron(),
             StackName::Moefold => Self::moefold(),
+        }
+    }
+
+    /// The stack of a name on the devices of a cluster, with what was measured of their host: of this
+    /// project's executor on GPUs, what no profile says is assumed.
+    pub fn on(name: StackName, cluster: &Cluster, host: &HostTimes) -> Self {
+        let stack = Self::of(name);
+        if name == StackName::Megatron || cluster.gpu.is_cpu() {
+            return stack;
+        }
+        let megatron = Self::megatron();
+        Self {
+            // An op is about one kernel; that of the other runtime where nothing was measured.
+            launch: host.launch.unwrap_or(megatron.launch),
+            sync: host.read.unwrap_or(megatron.sync),
+            context: host.overhead.unwrap_or(ASSUMED_OVERHEAD),
+            communicator: megatron.communicator,
+            ..stack
         }
     }
 
@@ -110,6 +138,7 @@ impl Stack {
             max_cp: None,
             max_pp: None,
             recomputes: true,
+            grouped: false,
         }
     }
 
@@ -131,6 +160,7 @@ impl Stack {
             max_cp: Some(1),
             max_pp: Some(1),
             recomputes: false,
+            grouped: true,
         }
     }
 

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::files::write_atomically;
+use crate::host::HostCost;
 use crate::op::Op;
-use crate::units::Seconds;
+use crate::units::{Bytes, Seconds};
 
 /// Version of the format of `profile.json`.
 pub const PROFILE_VERSION: u32 = 1;
@@ -28,6 +29,19 @@ pub enum Key {
     Op(Op),
     /// A collective.
     Collective(Collective),
+    /// Something between the device and its host.
+    Host(HostCost),
+}
+
+impl Key {
+    /// The name in tables and traces.
+    pub fn stem(&self) -> &'static str {
+        match self {
+            Self::Op(op) => op.stem(),
+            Self::Collective(collective) => collective.kind.stem(),
+            Self::Host(cost) => cost.stem(),
+        }
+    }
 }
 
 /// Repeated timings of one key.
@@ -36,6 +50,10 @@ pub enum Key {
 pub struct Sample {
     /// What was timed.
     pub key: Key,
+    /// Rows of the fullest group over the mean, where a grouped product was given uneven groups. Such
+    /// samples show what skew costs; prices come from the even ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew: Option<f64>,
     /// Raw timings after warm-up, seconds each; of a collective, the slowest rank's.
     pub seconds: Vec<f64>,
 }
@@ -48,6 +66,16 @@ pub struct Profile {
     pub version: u32,
     /// The device, as [`crate::Gpu::name`] has it (`cpu`, `h100`).
     pub device: String,
+    /// What its vendor calls it, where it is not the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_name: Option<String>,
+    /// Whether all ranks ran on one device. Its collectives are copies within one memory then, which
+    /// says nothing of links, and no price comes from them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_device: bool,
+    /// What a rank's device took of its memory beside tensors, where it is not the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<OverheadBytes>,
     /// The host: processor, memory, system, in words.
     pub machine: String,
     /// Cores the process could use.
@@ -64,6 +92,25 @@ pub struct Profile {
     pub command: String,
     /// Raw samples.
     pub samples: Vec<Sample>,
+}
+
+/// Device memory beside the tensors of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverheadBytes {
+    /// Context and loaded kernels.
+    pub context: Bytes,
+    /// Workspaces that libraries were given.
+    pub workspaces: Bytes,
+    /// The rest of what is gone: libraries' own memory, and other programs'.
+    pub other: Bytes,
+}
+
+impl OverheadBytes {
+    /// All of it.
+    pub fn total(&self) -> Bytes {
+        self.context + self.workspaces + self.other
+    }
 }
 
 /// Why a profile was refused.
@@ -264,6 +311,9 @@ mod tests {
         Profile {
             version: PROFILE_VERSION,
             device: "cpu".into(),
+            device_name: None,
+            shared_device: false,
+            overhead: None,
             machine: "a processor, 20 GiB".into(),
             cores: 2,
             concurrent_ranks: 4,
@@ -279,6 +329,7 @@ mod tests {
                         pass: Pass::Forward,
                         dtype: Dtype::F32,
                     }),
+                    skew: None,
                     seconds: vec![3e-6, 1e-6, 2e-6, 10e-6],
                 },
                 Sample {
@@ -288,6 +339,7 @@ mod tests {
                         ranks: 4,
                         ranks_per_domain: 4,
                     }),
+                    skew: Some(2.5),
                     seconds: vec![5e-6],
                 },
             ],

@@ -134,6 +134,32 @@ pub fn describe(name_or_path: &str) -> Result<Description, ClusterError> {
     Ok(Description { cluster, measured })
 }
 
+/// The name that presets and profiles have for what its vendor calls `vendor_name`: `h200` for
+/// "NVIDIA H200". A GPU that no preset describes keeps its own name, in lower case and with dashes.
+pub fn gpu_name(vendor_name: &str) -> String {
+    let lower = vendor_name.to_lowercase();
+    let words: Vec<&str> = lower
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .collect();
+    let has = |word: &str| words.contains(&word);
+    let plain = gpu_names().into_iter().find(|name| has(name));
+    // Cards that share a name with a preset and are another thing: other memory, other links.
+    let other = has("nvl") || has("40gb") || has("64gb") || has("96gb");
+    match plain.filter(|_| !other) {
+        Some(name) if has("pcie") => {
+            let pcie = format!("{name}-pcie");
+            if gpu_names().contains(&pcie.as_str()) {
+                pcie
+            } else {
+                words.join("-")
+            }
+        }
+        Some(name) => name.to_owned(),
+        None => words.join("-"),
+    }
+}
+
 fn find_gpu(name: &str) -> Result<&'static PricedGpu, ClusterError> {
     let found = GPUS
         .iter()

@@ -32,7 +32,8 @@ use network::Network;
 use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::cost::{Cost, Source};
-use crate::directory::Profile;
+use crate::directory::{Key, Profile, Sample};
+use crate::host::{HostCost, HostTimes};
 use crate::op::Op;
 use crate::units::{Bytes, Seconds};
 
@@ -41,6 +42,7 @@ use crate::units::{Bytes, Seconds};
 pub struct Costs {
     shipped: Shipped,
     local: Local,
+    host: HostTimes,
     notes: Vec<String>,
 }
 
@@ -68,12 +70,14 @@ impl Costs {
         };
         let mut notes = Vec::new();
         let scaled = applicable(cluster, profiles, &mut notes);
+        let host = host_times(&scaled);
         let local = Local::new(&scaled, &|op| shipped.op(op).0, &|collective| {
             shipped.network.price(collective).0
         });
         Self {
             shipped,
             local,
+            host,
             notes,
         }
     }
@@ -81,6 +85,11 @@ impl Costs {
     /// What a user should know about how profiles were used, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What was measured between the devices and their host.
+    pub fn host(&self) -> &HostTimes {
+        &self.host
     }
 
     /// The price of an op.
@@ -162,7 +171,17 @@ fn applicable<'a>(
     let mut fitting = Vec::new();
     for profile in profiles {
         match profile.check(cluster) {
-            Ok(()) => fitting.push(profile),
+            Ok(()) => {
+                let collective = |sample: &Sample| matches!(sample.key, Key::Collective(_));
+                if profile.shared_device && profile.samples.iter().any(collective) {
+                    notes.push(format!(
+                        "the profile of {} measured collectives among ranks on one device: they are \
+                         left out, since they say nothing of links between devices",
+                        profile.date
+                    ));
+                }
+                fitting.push(profile);
+            }
             Err(error) => notes.push(error.to_string()),
         }
     }
@@ -195,6 +214,22 @@ fn applicable<'a>(
         scaled.push(Scaled { profile, factor });
     }
     scaled
+}
+
+/// Medians over the profiles; of memory, the most that one of them saw.
+fn host_times(profiles: &[Scaled<'_>]) -> HostTimes {
+    let median = |cost: HostCost| {
+        let samples = profiles.iter().flat_map(|scaled| &scaled.profile.samples);
+        let of_cost = samples.filter(|sample| sample.key == Key::Host(cost));
+        let seconds: Vec<f64> = of_cost.flat_map(|sample| sample.seconds.clone()).collect();
+        (!seconds.is_empty()).then(|| Seconds(local::median(seconds)))
+    };
+    let overheads = profiles.iter().filter_map(|scaled| scaled.profile.overhead);
+    HostTimes {
+        launch: median(HostCost::Launch),
+        read: median(HostCost::Read),
+        overhead: overheads.map(|overhead| overhead.total()).max(),
+    }
 }
 
 /// Cores one of `ranks` rank threads has to itself, as [`crate::presets::local_on`] divides them.

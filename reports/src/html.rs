@@ -306,14 +306,24 @@ fn facts(subject: &Subject) -> Vec<(String, String)> {
             ),
         );
         for (key, value) in &measured.env {
-            let text = match value {
-                serde_json::Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            fact(key, text);
+            fact(key, words(value));
         }
     }
     facts
+}
+
+/// A value as a person reads it: lists and objects without their brackets.
+fn words(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(words).collect::<Vec<_>>().join(", "),
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| format!("{key}: {}", words(value));
+            fields.iter().map(field).collect::<Vec<_>>().join("; ")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Plans and measurements for other programs; `<` is written so that no text ends the element.

@@ -1,9 +1,10 @@
 //! Collectives, ready to be timed: the world is cut into groups of the key's size, and all groups
 //! exchange at the same time, as they do in training.
 
-use moefold_kernels::{Device, Dtype, TensorClass};
+use moefold_kernels::{Device, Dtype};
 use moefold_profiles::{Collective, CollectiveKind};
 
+use super::ops;
 use crate::transport::{RankContext, TransportError};
 
 /// Why a collective cannot be measured among `ranks` ranks of this process.
@@ -33,7 +34,7 @@ pub(super) fn prepare(
     let size = size as usize;
     // Whole shards; a buffer smaller than one element a rank is rounded up to that.
     let shard = (collective.bytes.0 as usize / 4).div_ceil(size).max(1);
-    let tensor = |len: usize| device.zeros(TensorClass::Transient, Dtype::F32, &[len]);
+    let tensor = |len: usize| ops::random(device, Dtype::F32, &[len], rank.rank().into());
     let (whole, part) = (tensor(shard * size), tensor(shard));
     match collective.kind {
         CollectiveKind::AllReduce => Box::new(move || group.all_reduce(&whole)),

@@ -1,30 +1,57 @@
 //! Ops by key, ready to be timed: each with operands of its shape in several places of memory, used
 //! in turn.
 
+use std::ops::Range;
+
 use moefold_kernels::cross_entropy::{self, Reduced};
 use moefold_kernels::gemm::{self, Trans};
 use moefold_kernels::router::{self, RouterRule, Score};
+use moefold_kernels::scalars::Scalars;
 use moefold_kernels::swiglu::Rule;
 use moefold_kernels::{
-    Device, TensorClass, adamw, attention, elementwise, embedding, grad_norm, grouped_gemm,
-    permute, rms_norm, rope, swiglu,
+    Device, TensorClass, adamw, attention, elementwise, embedding, grouped_gemm, permute, rms_norm,
+    rope, swiglu,
 };
 use moefold_kernels::{Dtype, Tensor};
 use moefold_profiles::{Op, Pass};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 
 /// Operands are spread over at least this much memory, beyond the caches of one core, ...
 const SPREAD_BYTES: u64 = 32 << 20;
 /// ... but over no more places than this.
 const PLACES_MAX: u64 = 8;
+/// An op's operands may take this part of a device's memory: there are several places of them, and
+/// results.
+const MEMORY_SHARE: u64 = 16;
 /// Experts that rows are spread over where the key does not say.
 const EXPERTS: usize = 8;
 /// Entries of a vocabulary where the key does not say.
 const VOCAB: usize = 4096;
 
-/// Why an op cannot be measured on this device.
-pub(super) fn refusal(op: &Op) -> Option<&'static str> {
-    if op.dtype() != Dtype::F32 {
-        return Some("the CPU computes in f32");
+/// Why an op cannot be measured on `device`.
+pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
+    let stored = device.dtype();
+    // What every device keeps in f32: statistics, gradients, masters, logits.
+    let wide = matches!(
+        op,
+        Op::Router { .. }
+            | Op::GradNorm { .. }
+            | Op::CrossEntropy { .. }
+            | Op::Add { .. }
+            | Op::Adamw { .. }
+    );
+    if op.dtype() != stored && !(wide && op.dtype() == Dtype::F32) {
+        return Some(match (device.properties(), stored) {
+            (None, _) => "the CPU computes in f32",
+            (_, Dtype::Bf16) => "the device was opened in bf16",
+            _ => "the device was opened in f32",
+        });
+    }
+    if let Some(properties) = device.properties()
+        && op.bytes().0 > properties.memory.0 / MEMORY_SHARE
+    {
+        return Some("its operands take too much of the device's memory");
     }
     match *op {
         Op::LinearAttention { .. } => Some("linear attention is not executed"),
@@ -46,36 +73,81 @@ pub(super) fn prepare(device: &Device, op: &Op) -> Box<dyn FnMut()> {
     let places = SPREAD_BYTES
         .div_ceil(op.bytes().0.max(1))
         .clamp(1, PLACES_MAX);
-    let mut runs: Vec<Run> = (0..places)
-        .map(|place| one_place(&Operands { device, place }, op))
-        .collect();
+    let mut runs = self::places(device, op, false, 0..places);
     Box::new(move || {
         runs[0]();
         runs.rotate_left(1);
     })
 }
 
+/// The op on operands in each of these places of memory.
+pub(super) fn places(device: &Device, op: &Op, skewed: bool, places: Range<u64>) -> Vec<Run> {
+    places
+        .map(|place| {
+            let dtype = op.dtype();
+            one_place(
+                &Operands {
+                    device,
+                    dtype,
+                    skewed,
+                    place,
+                },
+                op,
+            )
+        })
+        .collect()
+}
+
+/// Values of a device's speed: a matrix product of zeros takes less power, and so less time, than
+/// one of numbers. Uniform in -1..1.
+pub(super) fn random_values(len: usize, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..len).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+/// A tensor of random numbers; of many, the first block over and over.
+pub(super) fn random(device: &Device, dtype: Dtype, dims: &[usize], seed: u64) -> Tensor {
+    let tensor = device.empty(TensorClass::Transient, dtype, dims);
+    let len = tensor.len();
+    let mut filled = len.min(RANDOM_BLOCK);
+    tensor
+        .view(0, &[filled])
+        .copy_from_f32(&random_values(filled, seed));
+    while filled < len {
+        let more = filled.min(len - filled);
+        elementwise::copy(&tensor.view(0, &[more]), &tensor.view(filled, &[more]));
+        filled += more;
+    }
+    tensor
+}
+
+/// Numbers drawn for a tensor.
+const RANDOM_BLOCK: usize = 1 << 16;
+
 /// Makes the operands of one place.
 struct Operands<'a> {
     device: &'a Device,
+    /// What the op multiplies or moves.
+    dtype: Dtype,
+    /// Whether groups are uneven.
+    skewed: bool,
     place: u64,
 }
 
 impl Operands<'_> {
-    /// Finite numbers of ordinary size; different ones where there are not too many.
+    /// Weights or activations.
     fn tensor(&self, dims: &[u64]) -> Tensor {
+        self.of(self.dtype, dims)
+    }
+
+    /// What is f32 on every device: statistics, probabilities, gradients of weights.
+    fn wide(&self, dims: &[u64]) -> Tensor {
+        self.of(Dtype::F32, dims)
+    }
+
+    fn of(&self, dtype: Dtype, dims: &[u64]) -> Tensor {
         let dims: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
-        let len: usize = dims.iter().product();
-        if len > 1 << 16 {
-            let tensor = self.device.empty(TensorClass::Transient, Dtype::F32, &dims);
-            elementwise::fill(&tensor, 0.01);
-            return tensor;
-        }
-        let first = self.place as usize * 7;
-        let values: Vec<f32> = (first..first + len)
-            .map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0)
-            .collect();
-        self.device.from_f32(TensorClass::Transient, &values, &dims)
+        random(self.device, dtype, &dims, self.place)
     }
 
     /// Ids below `bound`, spread evenly.
@@ -87,7 +159,7 @@ impl Operands<'_> {
 }
 
 /// One run of an op on one place's operands.
-type Run = Box<dyn Fn()>;
+pub(super) type Run = Box<dyn FnMut()>;
 
 fn one_place(at: &Operands<'_>, op: &Op) -> Run {
     match *op {
@@ -129,27 +201,28 @@ fn one_place(at: &Operands<'_>, op: &Op) -> Run {
         }
         Op::Adamw { len, .. } => update(at, len),
         Op::GradNorm { len } => {
-            let x = at.tensor(&[len]);
-            Box::new(move || {
-                std::hint::black_box(grad_norm::sum_squares(&x));
-            })
+            let x = at.wide(&[len]);
+            let sum = Scalars::zeros(at.device, TensorClass::Transient, 1);
+            Box::new(move || sum.add_squares(0, 1e-6, &x))
         }
         Op::LinearAttention { .. } => unreachable!("refused before"),
     }
 }
 
 fn matrix_product(at: &Operands<'_>, [m, n, k]: [u64; 3], pass: Pass) -> Run {
-    let c = at.tensor(&[m, n]);
     match pass {
         Pass::Wgrad => {
+            let c = at.wide(&[m, n]);
             let (dy, x) = (at.tensor(&[k, m]), at.tensor(&[k, n]));
             Box::new(move || gemm::gemm(&dy, Trans::Yes, &x, Trans::No, &c, 1.0))
         }
         Pass::Dgrad | Pass::Backward => {
+            let c = at.tensor(&[m, n]);
             let (dy, w) = (at.tensor(&[m, k]), at.tensor(&[k, n]));
             Box::new(move || gemm::gemm(&dy, Trans::No, &w, Trans::No, &c, 0.0))
         }
         Pass::Forward => {
+            let c = at.tensor(&[m, n]);
             let (x, w) = (at.tensor(&[m, k]), at.tensor(&[n, k]));
             Box::new(move || gemm::gemm(&x, Trans::No, &w, Trans::Yes, &c, 0.0))
         }
@@ -168,24 +241,39 @@ fn grouped_product(at: &Operands<'_>, op: &Op) -> Run {
     else {
         unreachable!("{op:?} is no grouped product")
     };
-    let counts: Vec<usize> = (0..groups)
-        .map(|e| ((e + 1) * rows / groups - e * rows / groups) as usize)
-        .collect();
-    let w = at.tensor(&[groups, n, k]);
+    let counts = group_rows(rows, groups, at.skewed);
     match pass {
         Pass::Wgrad => {
+            let dw = at.wide(&[groups, n, k]);
             let (dy, x) = (at.tensor(&[rows, n]), at.tensor(&[rows, k]));
-            Box::new(move || grouped_gemm::wgrad(&dy, &x, &counts, &w))
+            Box::new(move || grouped_gemm::wgrad(&dy, &x, &counts, &dw))
         }
         Pass::Dgrad | Pass::Backward => {
+            let w = at.tensor(&[groups, n, k]);
             let dy = at.tensor(&[rows, n]);
             Box::new(move || drop(grouped_gemm::dgrad(&dy, &w, &counts)))
         }
         Pass::Forward => {
+            let w = at.tensor(&[groups, n, k]);
             let x = at.tensor(&[rows, k]);
             Box::new(move || drop(grouped_gemm::forward(&x, &w, &counts)))
         }
     }
+}
+
+/// Rows of each group: as equal as may be; or falling as 1, 1/2, 1/3 with the last group empty.
+pub(super) fn group_rows(rows: u64, groups: u64, skewed: bool) -> Vec<usize> {
+    if !skewed || groups < 2 {
+        return (0..groups)
+            .map(|e| ((e + 1) * rows / groups - e * rows / groups) as usize)
+            .collect();
+    }
+    let shares: Vec<f64> = (1..groups).map(|nth| 1.0 / nth as f64).collect();
+    let all: f64 = shares.iter().sum();
+    let share = |share: &f64| (rows as f64 * share / all) as usize;
+    let mut counts: Vec<usize> = shares.iter().map(share).chain([0]).collect();
+    counts[0] += rows as usize - counts.iter().sum::<usize>();
+    counts
 }
 
 fn attention_core(at: &Operands<'_>, op: &Op) -> Run {
@@ -223,7 +311,7 @@ fn norm(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
         return Box::new(move || drop(rms_norm::forward(&x, &w, 1e-6)));
     }
     let (dy, rstd) = rms_norm::forward(&x, &w, 1e-6);
-    let dw = at.tensor(&[dim]);
+    let dw = at.wide(&[dim]);
     Box::new(move || drop(rms_norm::backward(&dy, &x, &w, &rstd, &dw)))
 }
 
@@ -242,7 +330,7 @@ fn rotation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
 }
 
 fn activation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
-    let (x, probs) = (at.tensor(&[rows, 2 * dim]), at.tensor(&[rows]));
+    let (x, probs) = (at.tensor(&[rows, 2 * dim]), at.wide(&[rows]));
     if pass == Pass::Forward {
         return Box::new(move || drop(swiglu::forward(&x, Some(&probs), &Rule::SWIGLU)));
     }
@@ -251,7 +339,7 @@ fn activation(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
 }
 
 fn routing(at: &Operands<'_>, [rows, experts, topk]: [u64; 3], pass: Pass) -> Run {
-    let logits = at.tensor(&[rows, experts]);
+    let logits = at.wide(&[rows, experts]);
     let rule = RouterRule {
         score: Score::SoftmaxThenTopk,
         normalize: true,
@@ -262,7 +350,7 @@ fn routing(at: &Operands<'_>, [rows, experts, topk]: [u64; 3], pass: Pass) -> Ru
         return Box::new(move || drop(router::forward(&logits, topk as usize, &rule, None)));
     }
     let routing = router::forward(&logits, topk as usize, &rule, None);
-    let dprobs = at.tensor(&[rows, topk]);
+    let dprobs = at.wide(&[rows, topk]);
     Box::new(move || drop(router::backward(&dprobs, &routing, &rule, None)))
 }
 
@@ -281,13 +369,13 @@ fn permutation(at: &Operands<'_>, rows: u64, dim: u64, copies: bool) -> Run {
 }
 
 fn lookup(at: &Operands<'_>, rows: u64, dim: u64, pass: Pass) -> Run {
-    let table = at.tensor(&[VOCAB as u64, dim]);
     let ids = at.ids(&[rows as usize], VOCAB);
     if pass == Pass::Forward {
+        let table = at.tensor(&[VOCAB as u64, dim]);
         return Box::new(move || drop(embedding::forward(&ids, &table, 0)));
     }
-    let dy = at.tensor(&[rows, dim]);
-    Box::new(move || embedding::backward(&dy, &ids, &table, 0))
+    let (dy, dtable) = (at.tensor(&[rows, dim]), at.wide(&[VOCAB as u64, dim]));
+    Box::new(move || embedding::backward(&dy, &ids, &dtable, 0))
 }
 
 fn loss(at: &Operands<'_>, rows: u64, vocab: u64, pass: Pass) -> Run {
@@ -314,7 +402,9 @@ fn loss(at: &Operands<'_>, rows: u64, vocab: u64, pass: Pass) -> Run {
 }
 
 fn update(at: &Operands<'_>, len: u64) -> Run {
-    let [w, g, m] = [0; 3].map(|_| at.tensor(&[len]));
+    let [w, g, m] = [0; 3].map(|_| at.wide(&[len]));
+    // Narrow weights have masters, which the step rounds.
+    let model = (at.dtype != Dtype::F32).then(|| at.tensor(&[len]));
     let v = at
         .device
         .zeros(TensorClass::Transient, Dtype::F32, &[len as usize]);
@@ -326,7 +416,7 @@ fn update(at: &Operands<'_>, len: u64) -> Run {
         weight_decay: 0.1,
         step: 10,
     };
-    Box::new(move || adamw::step(&w, &g, &m, &v, &rule, 1.0))
+    Box::new(move || adamw::step_into(&w, &g, &m, &v, model.as_ref(), &rule, 1.0))
 }
 
 #[cfg(test)]

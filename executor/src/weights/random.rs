@@ -4,11 +4,32 @@
 //! the seed and the tensor's name, by the transform of Box and Muller (1958). ChaCha can be set to
 //! any word, so each rank makes its own part of a tensor and all parts fit.
 
+use std::num::NonZero;
+use std::thread;
+
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+/// Numbers that are worth a thread of their own.
+const PART: usize = 1 << 22;
+
 /// Fills `values` with elements `first..` of the tensor `name`: normal, mean 0, deviation `std`.
+/// Parts of a large tensor are made beside each other.
 pub fn fill_normal(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let part = values.len().div_ceil(cores).max(PART);
+    if part >= values.len() {
+        return fill_part(seed, name, first, std, values);
+    }
+    thread::scope(|scope| {
+        for (index, values) in values.chunks_mut(part).enumerate() {
+            let first = first + (index * part) as u64;
+            scope.spawn(move || fill_part(seed, name, first, std, values));
+        }
+    });
+}
+
+fn fill_part(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
     let mut hash = blake3::Hasher::new();
     hash.update(&seed.to_le_bytes());
     hash.update(name.as_bytes());
@@ -59,6 +80,16 @@ mod tests {
                     "{first} + {len}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn law_a_tensor_made_in_parts_equals_its_parts() {
+        let (first, len) = (3, 2 * PART + 5);
+        let whole = normal(7, "w", first, len);
+        for at in [0, PART - 1, PART, len / 2, len / 2 + 1, len - 3] {
+            let some = normal(7, "w", first + at as u64, 3);
+            assert_eq!(some, whole[at..at + 3], "{at}");
         }
     }
 

@@ -134,13 +134,7 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
         };
         let keys = keys(&job, &layout);
-        let stems: std::collections::BTreeSet<&str> = keys
-            .iter()
-            .map(|key| match key {
-                Key::Op(op) => op.stem(),
-                Key::Collective(collective) => collective.kind.stem(),
-            })
-            .collect();
+        let stems: std::collections::BTreeSet<&str> = keys.iter().map(Key::stem).collect();
         for stem in [
             "gemm",
             "grouped_gemm",

@@ -361,3 +361,68 @@ fn golden_deepseek_v3_on_1024_h100_is_folded_and_justified() {
         found.search.gap
     );
 }
+
+/// What a profile says of the device's host reaches time and memory of the executor's plans.
+#[test]
+fn launches_reads_and_overhead_are_priced_as_measured() {
+    use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
+    use moefold_profiles::host::HostCost;
+    use moefold_profiles::units::{Bytes, GIB};
+
+    let batch = Batch {
+        seq_len: 128,
+        global_batch: 4,
+    };
+    let model = presets::load("quickstart").expect("a preset");
+    let cluster = cluster("dgx-h200");
+    let options = SearchOptions {
+        pins: "mbs=1".parse().expect("degrees"),
+        ..SearchOptions::new(batch, StackName::Moefold)
+    };
+    let profile = |launch: f64, read: f64| Profile {
+        version: PROFILE_VERSION,
+        device: "h200".to_owned(),
+        device_name: Some("NVIDIA H200".to_owned()),
+        shared_device: false,
+        overhead: Some(OverheadBytes {
+            context: Bytes(2 * GIB),
+            workspaces: Bytes(GIB),
+            other: Bytes(0),
+        }),
+        machine: String::new(),
+        cores: 1,
+        concurrent_ranks: 1,
+        versions: Vec::new(),
+        clocks: String::new(),
+        date: String::new(),
+        command: String::new(),
+        samples: [(HostCost::Launch, launch), (HostCost::Read, read)]
+            .map(|(cost, seconds)| Sample {
+                key: Key::Host(cost),
+                skew: None,
+                seconds: vec![seconds],
+            })
+            .to_vec(),
+    };
+    let predicted = |profiles: &[Profile]| {
+        let costs = Costs::for_cluster(&cluster, profiles);
+        let found = plan(&model, &cluster, 1, &options, &costs).expect("feasible");
+        found.plans[0].predicted.clone()
+    };
+    let assumed = predicted(&[]);
+    assert!((assumed.memory_gib.overhead - 600.0 / 1024.0).abs() < 1e-9);
+    let fast = predicted(&[profile(1e-9, 1e-9)]);
+    assert!((fast.memory_gib.overhead - 3.0).abs() < 1e-9);
+    let slow = predicted(&[profile(1e-3, 1e-9)]);
+    assert!(
+        slow.step_s > 0.2 && slow.step_s > 5.0 * fast.step_s,
+        "{} {}",
+        slow.step_s,
+        fast.step_s
+    );
+    // Half a read a router and pass: four layers, four microbatches.
+    let reading = predicted(&[profile(1e-9, 1e-3)]);
+    let layers = model.num_moe_layers() as f64;
+    let more = reading.step_s - fast.step_s;
+    assert!((more - 4.0 * layers * 1e-3).abs() < 1e-4, "{more}");
+}

@@ -163,3 +163,21 @@ fn a_description_says_what_was_measured() {
     let json = serde_json::to_value(&described).expect("serializes");
     assert_eq!(json["cluster"]["gpu"]["name"], "h100");
 }
+
+#[test]
+fn golden_names_that_vendors_give() {
+    for (vendor, name) in [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia-a100-sxm4-40gb"),
+        ("NVIDIA H200 NVL", "nvidia-h200-nvl"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GH200 480GB", "nvidia-gh200-480gb"),
+        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090"),
+    ] {
+        assert_eq!(gpu_name(vendor), name, "{vendor}");
+    }
+}

@@ -51,11 +51,18 @@ impl Local {
         let mut ops: BTreeMap<Op, Vec<f64>> = BTreeMap::new();
         let mut messages: BTreeMap<Collective, Vec<f64>> = BTreeMap::new();
         for Scaled { profile, factor } in profiles {
-            for Sample { key, seconds } in &profile.samples {
+            let even = profile
+                .samples
+                .iter()
+                .filter(|sample| sample.skew.is_none());
+            for Sample { key, seconds, .. } in even {
                 let seconds = seconds.iter().map(|seconds| seconds * factor);
                 match key {
                     Key::Op(key) => ops.entry(*key).or_default().extend(seconds),
+                    // Copies within one device say nothing of the links between devices.
+                    Key::Collective(_) if profile.shared_device => {}
                     Key::Collective(key) => messages.entry(*key).or_default().extend(seconds),
+                    Key::Host(_) => {}
                 }
             }
         }
@@ -188,7 +195,7 @@ impl Local {
 }
 
 /// The median of timings.
-fn median(mut seconds: Vec<f64>) -> f64 {
+pub(super) fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     let middle = seconds.len() / 2;
     if seconds.len() % 2 == 1 {

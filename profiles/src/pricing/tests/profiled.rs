@@ -8,6 +8,7 @@ fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -
     let costs = Costs::for_cluster(&local(ranks), &[]);
     let sample = |key, time: f64| crate::directory::Sample {
         key,
+        skew: None,
         seconds: vec![slower * time, slower * time * 1.01, slower * time * 0.99],
     };
     let ops = ops
@@ -19,6 +20,9 @@ fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -
     Profile {
         version: crate::directory::PROFILE_VERSION,
         device: "cpu".into(),
+        device_name: None,
+        shared_device: false,
+        overhead: None,
         machine: String::new(),
         cores: 2,
         concurrent_ranks: ranks,
@@ -92,6 +96,7 @@ fn law_a_profiled_machine_is_monotone_too() {
         let noise = 0.2 + sampler.size(100.0) as f64 / 50.0;
         profile.samples.push(crate::directory::Sample {
             key: Key::Op(op),
+            skew: None,
             seconds: vec![shipped.op(&op).time.0 * noise],
         });
     }
@@ -119,7 +124,7 @@ fn profiles_of_another_device_or_concurrency() {
     let profile = measured_here(&[op], &[], 4, 0.5);
     let measured = match profile.samples[0].key {
         Key::Op(_) => profile.samples[0].median().0,
-        Key::Collective(_) => unreachable!("one op was sampled"),
+        Key::Collective(_) | Key::Host(_) => unreachable!("one op was sampled"),
     };
     let h100 = presets::cluster("dgx-h100").expect("a preset");
     let costs = Costs::for_cluster(&h100, std::slice::from_ref(&profile));
@@ -139,5 +144,76 @@ fn profiles_of_another_device_or_concurrency() {
         costs.op(&op).time.0,
         right.samples[0].median().0,
         1e-6,
+    );
+}
+
+/// A profile of one H200, its ops `slower` than shipped.
+fn measured_on_a_gpu(ops: &[Op], slower: f64) -> Profile {
+    let costs = Costs::for_cluster(&h200(), &[]);
+    let sample = |key, seconds: f64| crate::directory::Sample {
+        key,
+        skew: None,
+        seconds: vec![seconds],
+    };
+    let times = ops.iter().map(|op| (op, slower * costs.op(op).time.0));
+    Profile {
+        device: presets::gpu_name("NVIDIA H200"),
+        device_name: Some("NVIDIA H200".to_owned()),
+        overhead: Some(crate::directory::OverheadBytes {
+            context: Bytes(500 << 20),
+            workspaces: Bytes(32 << 20),
+            other: Bytes(10 << 20),
+        }),
+        samples: times.map(|(op, time)| sample(Key::Op(*op), time)).collect(),
+        ..measured_here(&[], &[], 1, 1.0)
+    }
+}
+
+fn h200() -> Cluster {
+    presets::cluster("dgx-h200").expect("a preset")
+}
+
+#[test]
+fn golden_a_profile_of_a_gpu_prices_its_ops_and_its_host() {
+    let ops: Vec<Op> = every_op(1024);
+    let shipped = Costs::for_cluster(&h200(), &[]);
+    assert_eq!(shipped.host(), &HostTimes::default());
+    let mut profile = measured_on_a_gpu(&ops, 1.7);
+    for (cost, seconds) in [(HostCost::Launch, 4e-6), (HostCost::Read, 11e-6)] {
+        profile.samples.push(crate::directory::Sample {
+            key: Key::Host(cost),
+            skew: None,
+            seconds: vec![seconds, 2.0 * seconds, 0.5 * seconds],
+        });
+    }
+    let costs = Costs::for_cluster(&h200(), &[profile]);
+    for op in &ops {
+        assert_eq!(costs.op(op).source, Source::Measured, "{op:?}");
+        let (own, other) = (costs.op(op).time.0, shipped.op(op).time.0);
+        check_within(&format!("{op:?}"), own, 1.7 * other, 0.1);
+    }
+    let host = costs.host();
+    assert_eq!(host.launch, Some(Seconds(4e-6)));
+    assert_eq!(host.read, Some(Seconds(11e-6)));
+    assert_eq!(host.overhead, Some(Bytes(542 << 20)));
+}
+
+#[test]
+fn collectives_of_ranks_on_one_device_price_nothing() {
+    let message = collective(CollectiveKind::AllReduce, 1 << 20, 8, 8);
+    let mut profile = measured_on_a_gpu(&[], 1.0);
+    profile.shared_device = true;
+    profile.samples.push(crate::directory::Sample {
+        key: Key::Collective(message),
+        skew: None,
+        seconds: vec![1e-9],
+    });
+    let shipped = Costs::for_cluster(&h200(), &[]);
+    let costs = Costs::for_cluster(&h200(), &[profile]);
+    assert_eq!(costs.collective(&message), shipped.collective(&message));
+    assert!(
+        costs.notes()[0].contains("one device"),
+        "{:?}",
+        costs.notes()
     );
 }
