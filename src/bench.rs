@@ -2,13 +2,13 @@
 
 use anyhow::anyhow;
 use moefold_executor::bench::{BenchOptions, BenchResult, tokens_per_s};
-use moefold_executor::device::DeviceSpec;
-use moefold_profiles::Category;
 use moefold_profiles::units::Bytes;
+use moefold_profiles::{Category, Dtype};
 use moefold_reports::format;
 use moefold_reports::tables::Table;
 
 use crate::cli::BenchArgs;
+use crate::device;
 use crate::execute::failure;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -21,9 +21,7 @@ pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
     }
     let options = BenchOptions {
         ranks: args.ranks,
-        device: DeviceSpec::Cpu {
-            threads_per_rank: args.threads,
-        },
+        device: device::choose(args.device, output)?.spec(Dtype::F32, args.threads),
         steps: u64::from(args.steps),
     };
     let result = tokens_per_s(&options).map_err(failure)?;
@@ -34,7 +32,7 @@ fn text(result: &BenchResult) -> String {
     let [slow, fast] = result.tokens_per_s_quartiles;
     let mut text = format!(
         "Qwen3-MoE, hidden 512, 4 layers, 16 experts top-2, width 256, vocabulary 8192, f32;\n\
-         4 sequences of 256 tokens a step, {} steps on {} rank(s)\n\n\
+         4 sequences of 256 tokens a step, {} steps on {} rank(s), {}\n\n\
          tokens/s     {:.0} at the median step ({slow:.0} to {fast:.0} at the quartiles)\n\
          GFLOP/s      {:.1} of model work\n\
          step         {:.1} ms\n\
@@ -42,6 +40,7 @@ fn text(result: &BenchResult) -> String {
          last loss    {}\n\n",
         result.steps,
         result.ranks,
+        result.device,
         result.tokens_per_s,
         result.model_gflops,
         result.step_s * 1e3,

@@ -57,7 +57,7 @@ pub(crate) enum Verb {
     Doctor,
     /// Compile the CUDA kernels on this machine, with or without a GPU
     Kernels(KernelsArgs),
-    /// Check every CUDA kernel on a GPU of this machine: right, and how fast
+    /// Check every CUDA kernel and training itself on a GPU of this machine: right, and how fast
     GpuCheck(GpuCheckArgs),
     /// Write a plan for another engine (not in this release)
     #[command(hide = true)]
@@ -91,7 +91,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) global_batch: u64,
     /// Precision of the matrix products: fp32, bf16, fp8 (a current scale for each tensor),
-    /// fp8-delayed, fp8-blockwise, mxfp8 or nvfp4 [default: bf16; fp32 with --stack moefold]
+    /// fp8-delayed, fp8-blockwise, mxfp8 or nvfp4 [default: bf16; fp32 on a CPU cluster]
     #[arg(long)]
     pub(crate) precision: Option<String>,
     /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched
@@ -250,8 +250,17 @@ pub(crate) enum Device {
     Auto,
     /// CPU, in f32
     Cpu,
-    /// CUDA; this release has none
+    /// CUDA: f32 or bf16, as the plan says
     Cuda,
+}
+
+/// What a GPU stores weights and activations in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stored {
+    /// bf16, with f32 masters
+    Bf16,
+    /// f32 throughout
+    Fp32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -275,9 +284,16 @@ pub(crate) struct ProfileArgs {
     /// Tokens a sequence, with --model
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
-    /// Rank threads that run at the same time [default: one a core; those of the plan with --plan]
+    /// Rank threads that run at the same time [default: on the CPU one a core, or those of the plan;
+    /// on a GPU one]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ranks: Option<u32>,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+    /// Precision to measure a GPU in; a plan says its own [default: bf16]
+    #[arg(long, value_enum, conflicts_with = "plan")]
+    pub(crate) precision: Option<Stored>,
     /// Stop adding repetitions after this many seconds
     #[arg(long, default_value_t = 60.0)]
     pub(crate) budget_s: f64,
@@ -342,7 +358,10 @@ pub(crate) struct BenchArgs {
     /// Rank threads
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
-    /// Threads of each rank [default: cores / ranks]
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+    /// Threads of each rank on the CPU [default: cores / ranks]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
     /// Timed steps
@@ -360,29 +379,37 @@ pub(crate) struct KernelsArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// Programs that a GPU check runs beside its own cases.
+/// What a GPU check does beside its own cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// Times of PyTorch at the same shapes
     Torch,
     /// The small cases under compute-sanitizer
     Sanitizer,
+    /// Training, profiles and models
+    Trials,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GpuCheckArgs {
-    /// Folder for gpu-check.json and gpu-check.md
+    /// Folder for gpu-check.json, gpu-check.md and what the trials leave
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Which GPU, as the driver numbers them
     #[arg(long, default_value_t = 0)]
     pub(crate) device: u32,
-    /// Only ops whose name contains this
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) only: Option<String>,
-    /// Only the small sizes: right or wrong, no times
+    /// Only ops and trials (curve, layouts, profile, models) whose name contains one of these, comma
+    /// separated
+    #[arg(long, value_delimiter = ',', value_name = "TEXT")]
+    pub(crate) only: Vec<String>,
+    /// Only the small sizes and the shortest trials: right or wrong, no times
     #[arg(long)]
     pub(crate) small: bool,
+    /// A Python script that trains the cut models with PyTorch, to be timed beside: it takes --config,
+    /// --seq-len, --micro-batch, --steps, --device, --dtype, --experts, --compile and prints JSON with
+    /// step_ms
+    #[arg(long, value_name = "SCRIPT")]
+    pub(crate) beside: Option<PathBuf>,
     /// Leave these out, comma separated
     #[arg(long, value_delimiter = ',', value_name = "PEER")]
     pub(crate) without: Vec<Peer>,

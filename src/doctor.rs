@@ -41,6 +41,8 @@ pub(crate) struct Report {
     moefold: &'static str,
     /// Whether anything can run on a GPU.
     gpu: bool,
+    /// What `--device auto` takes: `cuda` or `cpu`.
+    auto_device: &'static str,
     host: Host,
     /// The CUDA that the driver speaks.
     cuda: Option<String>,
@@ -112,11 +114,87 @@ struct PassedOver {
 
 /// Something that is not there or does not work.
 #[derive(Debug, Serialize)]
-struct Missing {
-    what: String,
-    found: String,
+pub(crate) struct Missing {
+    pub(crate) what: String,
+    pub(crate) found: String,
     costs: &'static str,
-    remedy: String,
+    pub(crate) remedy: String,
+}
+
+impl Missing {
+    /// Whether there is no trace of it, rather than one that does not work.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.found == NOT_FOUND
+    }
+
+    fn library(costs: &'static str, unusable: Unusable) -> Self {
+        Self {
+            what: unusable.library.name().to_owned(),
+            found: unusable.why,
+            costs,
+            remedy: unusable.remedy,
+        }
+    }
+}
+
+/// Whether ranks can train on this machine's GPUs, the first of which all rank threads share; else
+/// what stands in the way first. What `--device auto` goes by.
+pub(crate) fn usable(survey: &Survey) -> Result<(), Missing> {
+    if let Err(no_gpu) = &survey.driver {
+        return Err(no_driver(no_gpu));
+    }
+    if let Some(first) = survey.devices.first()
+        && let Some(mut missing) = too_old(first)
+    {
+        let newer = survey.devices.iter().find(|gpu| too_old(gpu).is_none());
+        if let Some(newer) = newer {
+            missing.remedy = format!("start with CUDA_VISIBLE_DEVICES={}", newer.ordinal);
+        }
+        return Err(missing);
+    }
+    let compiled = std::env::var_os("MOEFOLD_PACK").is_some_and(|pack| !pack.is_empty())
+        || survey.cache.as_deref().is_some_and(|folder| {
+            std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+        });
+    match no_compiler() {
+        Some(missing) if !compiled => Err(missing),
+        _ => Ok(()),
+    }
+}
+
+fn no_driver(no_gpu: &NoGpu) -> Missing {
+    Missing {
+        what: match no_gpu {
+            NoGpu::NoDriver(_) => "driver",
+            NoGpu::Init { .. } | NoGpu::NoDevice => "GPU",
+        }
+        .to_owned(),
+        found: match no_gpu {
+            NoGpu::NoDriver(unusable) => unusable.why.clone(),
+            NoGpu::Init { .. } | NoGpu::NoDevice => no_gpu.to_string(),
+        },
+        costs: "nothing runs on a GPU",
+        remedy: no_gpu.remedy(),
+    }
+}
+
+fn too_old(device: &Surveyed) -> Option<Missing> {
+    let (major, minor) = device.capability?;
+    ((major, minor) < OLDEST_CAPABILITY).then(|| Missing {
+        what: format!("GPU {}", device.ordinal),
+        found: format!("{} has compute capability {major}.{minor}", device.name),
+        costs: "nothing runs on this GPU",
+        remedy: "kernels need 8.0 or newer (A100, H100, B200, RTX 30 and later)".to_owned(),
+    })
+}
+
+/// What is missing of NVRTC, which makes the kernels that neither the cache nor a pack has.
+fn no_compiler() -> Option<Missing> {
+    let costs = "no kernel can be compiled; those in the cache or a pack still run";
+    match Nvrtc::get() {
+        Err(unusable) => Some(Missing::library(costs, unusable)),
+        Ok(found) => too_new(Library::Nvrtc, found.version().major, costs),
+    }
 }
 
 impl Report {
@@ -128,6 +206,11 @@ impl Report {
             version: VERSION,
             moefold: env!("CARGO_PKG_VERSION"),
             gpu: survey.driver.is_ok(),
+            auto_device: if usable(&survey).is_ok() {
+                "cuda"
+            } else {
+                "cpu"
+            },
             host: Host::detect(),
             cuda: driver_version().map(|version| version.to_string()),
             driver_release: survey.release,
@@ -224,47 +307,12 @@ impl LibraryRow {
 /// needs.
 fn missing(survey: &Survey) -> Vec<Missing> {
     let mut missing = Vec::new();
-    if let Err(no_gpu) = &survey.driver {
-        missing.push(Missing {
-            what: match no_gpu {
-                NoGpu::NoDriver(_) => "driver",
-                NoGpu::Init { .. } | NoGpu::NoDevice => "GPU",
-            }
-            .to_owned(),
-            found: match no_gpu {
-                NoGpu::NoDriver(unusable) => unusable.why.clone(),
-                NoGpu::Init { .. } | NoGpu::NoDevice => no_gpu.to_string(),
-            },
-            costs: "nothing runs on a GPU",
-            remedy: no_gpu.remedy(),
-        });
-    }
-    for device in &survey.devices {
-        if let Some((major, minor)) = device.capability
-            && (major, minor) < OLDEST_CAPABILITY
-        {
-            missing.push(Missing {
-                what: format!("GPU {}", device.ordinal),
-                found: format!("{} has compute capability {major}.{minor}", device.name),
-                costs: "nothing runs on this GPU",
-                remedy: "kernels need 8.0 or newer (A100, H100, B200, RTX 30 and later)".to_owned(),
-            });
-        }
-    }
-    let library = |costs, unusable: Unusable| Missing {
-        what: unusable.library.name().to_owned(),
-        found: unusable.why,
-        costs,
-        remedy: unusable.remedy,
-    };
-    let nvrtc = "no kernel can be compiled; those in the cache or a pack still run";
-    match Nvrtc::get() {
-        Err(unusable) => missing.push(library(nvrtc, unusable)),
-        Ok(found) => missing.extend(too_new(Library::Nvrtc, found.version().major, nvrtc)),
-    }
-    let cublas = "no dense matrix products on a GPU";
+    missing.extend(survey.driver.as_ref().err().map(no_driver));
+    missing.extend(survey.devices.iter().filter_map(too_old));
+    missing.extend(no_compiler());
+    let cublas = "dense matrix products are left to moefold's own kernels";
     match CublasLt::get() {
-        Err(unusable) => missing.push(library(cublas, unusable)),
+        Err(unusable) => missing.push(Missing::library(cublas, unusable)),
         Ok(found) => {
             let major = found.version().map_or(0, |version| version.major);
             missing.extend(too_new(Library::CublasLt, major, cublas));

@@ -13,12 +13,13 @@ use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::run::RunDir;
 use moefold_executor::train::{self, Init, TrainOptions, Trained};
-use moefold_executor::{support, weights};
+use moefold_executor::weights;
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
-use crate::cli::{Device, ExecuteArgs, Launch, LrSchedule, TrainArgs};
+use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs};
+use crate::device;
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -38,16 +39,11 @@ struct Answer<'a> {
 }
 
 pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
-    if args.device == Device::Cuda {
-        return Err(Failure::Request(anyhow!(
-            "--device cuda: this release runs on the CPU only; use --device cpu"
-        )));
-    }
     refuse_later(args)?;
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
-    support::check(&plan.planned, &plan.model, &CPU).map_err(Failure::request)?;
+    let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
     let samples = samples(args, &plan)?;
-    let options = options(&args.train, &args.init)?;
+    let options = options(&args.train, &args.init, device)?;
     let dir = match &args.out {
         Some(dir) => dir.clone(),
         None => numbered(Path::new("runs"), "run"),
@@ -111,8 +107,7 @@ pub(crate) fn train_into(
     output: Output,
 ) -> Result<Trained, Failure> {
     let ranks = plan.request.gpus;
-    let threads = options.device.threads_per_rank(ranks) as u32;
-    let environment = Environment::detect(ranks, threads);
+    let environment = Environment::detect(ranks, &options.device);
     let files = Mutex::new((
         RunDir::create(dir, plan, &environment).map_err(failure)?,
         Ok(()),
@@ -195,7 +190,7 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
     .map_err(failure)
 }
 
-fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
+fn options(args: &TrainArgs, init: &str, device: DeviceSpec) -> Result<TrainOptions, Failure> {
     let not_negative = [
         ("--lr", args.lr),
         ("--eps", args.eps),
@@ -243,7 +238,7 @@ fn options(args: &TrainArgs, init: &str) -> Result<TrainOptions, Failure> {
             "random" => Init::Random,
             folder => Init::HuggingFace(PathBuf::from(folder)),
         },
-        device: CPU,
+        device,
         traced_steps: first_traced..first_traced + TRACED_STEPS,
     })
 }

@@ -1,8 +1,10 @@
-//! `moefold gpu-check`: every kernel against its twin and against the clock on the GPU at hand.
+//! `moefold gpu-check`: every kernel against its twin and against the clock on the GPU at hand, then
+//! training itself.
 //!
 //! One command for a machine that is at hand for minutes: it builds nothing, and what it has found so
-//! far is in `gpu-check.json` and `gpu-check.md` after every part. The cases of each op run in a process of their
-//! own with a deadline, since a kernel that hangs or faults takes its process's context with it.
+//! far is in `gpu-check.json` and `gpu-check.md` after every part. The cases of each op, and each
+//! command of a trial ([`trials`]), run in a process of their own with a deadline, since a kernel that
+//! hangs or faults takes its process's context with it.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,6 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
+use moefold_executor::environment::gpu_clocks;
 use moefold_kernels::check::Sizes;
 use moefold_kernels::{Device, DeviceError, Dtype, Op};
 use serde::Serialize;
@@ -22,10 +25,12 @@ use crate::output::Output;
 use part::{CEILINGS, Ceilings, HARDWARE, Line, Outcome, Part, Said};
 use peers::Sanitized;
 use report::Report;
+use trials::Verdict;
 
 mod part;
 mod peers;
 mod report;
+mod trials;
 
 /// The device under test. A rehearsal puts the CPU in its place.
 const REHEARSAL: u32 = u32::MAX;
@@ -48,8 +53,11 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
             .map_err(|error| Failure::Request(anyhow!("--part: {error}")))?;
         return part::run(&part, device);
     }
-    let described = open(device, Dtype::F32)
-        .map(|device| format!("{device:?}"))
+    let (described, gpu) = open(device, Dtype::F32)
+        .map(|device| {
+            let name = device.properties().map(|gpu| gpu.name.clone());
+            (format!("{device:?}"), name)
+        })
         .map_err(|error| {
             Failure::Runtime(anyhow!(
                 "{error}; `moefold doctor` says what this machine has and what is missing"
@@ -58,14 +66,23 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
     fs::create_dir_all(&args.out)
         .with_context(|| format!("--out {}: could not create it", args.out.display()))
         .map_err(Failure::Runtime)?;
-    let before = report::clocks();
+    let before = gpu_clocks();
     let begun = Instant::now();
-    let parts = parts(args);
+    let mut parts = parts(args);
+    let trials = trials::NAMES
+        .into_iter()
+        .filter(|name| is_wanted(name, args) && !args.without.contains(&Peer::Trials))
+        .collect::<Vec<_>>();
     if !parts.iter().any(|part| part.op != CEILINGS) {
-        let only = args.only.as_deref().unwrap_or_default();
-        return Err(Failure::Request(anyhow!(
-            "--only {only}: no op has this in its name; gemm, grouped_gemm, attention, permute are some"
-        )));
+        if trials.is_empty() {
+            let only = args.only.join(",");
+            return Err(Failure::Request(anyhow!(
+                "--only {only}: no op or trial has this in its name; gemm, grouped_gemm, attention, \
+                 permute are some ops, the trials are {}",
+                trials::NAMES.join(", ")
+            )));
+        }
+        parts.clear();
     }
     let mut report = Report {
         doctor: doctor::Report::collect(),
@@ -76,6 +93,7 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
         lines: Vec::new(),
         torch: None,
         sanitizer: None,
+        trials: Vec::new(),
     };
     for (done, part) in parts.iter().enumerate() {
         output.say(&format!(
@@ -97,7 +115,7 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
         // Whatever ends this process, what was found so far stays.
         report.write(&args.out)?;
     }
-    let whole = !args.rehearse && args.only.is_none();
+    let whole = !args.rehearse && args.only.is_empty();
     if whole && !args.small && !args.without.contains(&Peer::Torch) {
         report.torch = Some(peers::torch(&args.python, &Sizes::real()));
         report.write(&args.out)?;
@@ -105,18 +123,31 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
     if whole && !args.without.contains(&Peer::Sanitizer) {
         report.sanitizer = Some(sanitized(args)?);
     }
-    report.clocks[1] = report::clocks();
+    for name in trials {
+        let seconds = begun.elapsed().as_secs_f64();
+        output.say(&format!("[trial {seconds:>4.0} s] {name}"))?;
+        report
+            .trials
+            .push(trials::make(name, args, gpu.as_deref())?);
+        report.write(&args.out)?;
+    }
+    report.clocks[1] = gpu_clocks();
     report.write(&args.out)?;
     let wrong = report.wrong();
     output.answer(&report.summary(), || report.text())?;
     if wrong > 0 {
         return Err(Failure::Runtime(anyhow!(
-            "{wrong} of {} cases are wrong or failed; {} lists them",
-            report.lines.len(),
+            "{wrong} of {} cases and trials are wrong or failed; {} lists them",
+            report.lines.len() + report.trials.len(),
             args.out.join("gpu-check.md").display()
         )));
     }
     Ok(())
+}
+
+/// Whether an op or a trial was asked for.
+fn is_wanted(name: &str, args: &GpuCheckArgs) -> bool {
+    args.only.is_empty() || args.only.iter().any(|only| name.contains(only))
 }
 
 /// Parts in the order of what matters: right at small sizes, right at real ones, then how fast.
@@ -129,7 +160,7 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
         skip: Vec::new(),
     };
     let mut parts = Vec::new();
-    if !args.rehearse && args.only.is_none() {
+    if !args.rehearse && args.only.is_empty() {
         parts.push(special(HARDWARE));
     }
     if !args.small {
@@ -144,7 +175,7 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
             skip: Vec::new(),
         };
         for op in stems(sizes, dtype) {
-            if args.only.as_ref().is_none_or(|only| op.contains(only)) {
+            if is_wanted(&op, args) {
                 parts.push(Part { op, ..all.clone() });
             }
         }
@@ -327,4 +358,5 @@ struct Summary {
     cases: usize,
     wrong: usize,
     ceilings: Option<Ceilings>,
+    trials: Vec<(&'static str, Verdict)>,
 }

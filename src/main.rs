@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod clusters;
 mod compare;
+mod device;
 mod doctor;
 mod execute;
 mod failure;

@@ -226,10 +226,13 @@ fn gpus(cluster: &Cluster, asked: Option<u32>) -> Result<u32, Failure> {
 
 fn flags(args: &PlanArgs, cluster: &Cluster) -> Flags {
     let default_stack = cluster.gpu.is_cpu().then(|| "moefold".to_owned());
+    let stack = args.stack.clone().or(default_stack);
+    // On GPUs every stack trains in bf16 unless told otherwise.
+    let default_precision = (!cluster.gpu.is_cpu()).then(|| "bf16".to_owned());
     Flags {
-        precision: args.precision.clone(),
+        precision: args.precision.clone().or(default_precision),
         layout: args.layout.clone(),
-        stack: args.stack.clone().or(default_stack),
+        stack,
         dispatcher: args.dispatcher.clone(),
         schedule: args.schedule.clone(),
         recompute: args.recompute.clone(),

@@ -305,7 +305,7 @@ impl Stage<'_> {
         self.output.say(&format!(
             "Measuring every op and collective of the likely layouts, for {PROFILE_BUDGET_S:.0} s or so."
         ))?;
-        let measured = measure(keys, self.args.ranks, PROFILE_BUDGET_S, self.output)?;
+        let measured = measure(keys, self.args.ranks, CPU, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
         measured
             .profile

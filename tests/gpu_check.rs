@@ -36,6 +36,38 @@ fn a_rehearsal_runs_every_op_and_writes_both_files() {
     }
     let markdown = std::fs::read_to_string(folder.path().join("gpu-check.md")).expect("written");
     assert!(markdown.contains("| attention::backward"), "{markdown}");
+
+    // Trials: training is right, and what it leaves can be looked at.
+    let trials = document["trials"].as_array().expect("trials are a list");
+    let verdicts: Vec<(&str, &str)> = trials
+        .iter()
+        .filter_map(|trial| trial["name"].as_str().zip(trial["verdict"].as_str()))
+        .collect();
+    let expected = [
+        ("curve", "right"),
+        ("layouts", "right"),
+        ("profile", "right"),
+        ("models", "right"),
+        ("resume", "seen"),
+    ];
+    assert_eq!(verdicts, expected, "{text}");
+    assert_eq!(
+        trials[0]["data"]["losses"]["gpu-fp32"]
+            .as_array()
+            .map(Vec::len),
+        Some(6)
+    );
+    for file in [
+        "curve/cpu-fp32/summary.json",
+        "profile/quickstart/profile.json",
+        "models/quickstart-plan.json",
+        "models/quickstart-run/trace.json",
+        "models/quickstart-report/report.html",
+    ] {
+        assert!(folder.path().join(file).is_file(), "no {file}\n{text}");
+    }
+    assert!(markdown.contains("## curve: ok"), "{markdown}");
+    assert!(markdown.contains("| quickstart"), "{markdown}");
 }
 
 #[test]

@@ -194,10 +194,21 @@ fn searched(report: &Report) -> String {
     joined(&[heading].into_iter().chain(places).collect::<Vec<_>>())
 }
 
+/// What `--device auto` takes.
+fn auto(report: &Report) -> String {
+    match report.devices.first() {
+        Some(device) if report.auto_device == "cuda" => format!(
+            "--device auto trains on GPU {} ({}).",
+            device.ordinal, device.name
+        ),
+        _ => "--device auto trains on the CPU.".to_owned(),
+    }
+}
+
 /// What can be done here; then each missing thing: what was found and costs, and the remedy.
 fn verdict(report: &Report, verbose: bool) -> String {
     let heading = match (report.gpu, report.missing.is_empty()) {
-        (true, true) => return "Ready: nothing is missing.\n".to_owned(),
+        (true, true) => return format!("Ready: nothing is missing. {}\n", auto(report)),
         (true, false) => "There are GPUs, and something is missing:\n",
         (false, _) => "CPU only: planning, and training on the CPU, work as they are. For GPUs:\n",
     };
@@ -218,6 +229,9 @@ fn verdict(report: &Report, verbose: bool) -> String {
             lines.push(format!("  {name:width$}  {line}"));
             name = "";
         }
+    }
+    if report.gpu {
+        lines.push(format!("\n{}", auto(report)));
     }
     if !verbose {
         lines.push("\n-v lists where libraries are looked for.".to_owned());

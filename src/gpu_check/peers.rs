@@ -141,7 +141,7 @@ const TORCH_DEADLINE: Duration = Duration::from_mins(5);
 const SANITIZER_DEADLINE: Duration = Duration::from_mins(2);
 
 /// What a process printed; one that takes longer is killed and an error.
-fn wait_at_most(mut child: Child, deadline: Duration) -> io::Result<Output> {
+pub(super) fn wait_at_most(mut child: Child, deadline: Duration) -> io::Result<Output> {
     let pipes = (child.stdout.take(), child.stderr.take());
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Context as _;
 use moefold_kernels::cuda::libraries::{Answer, Library, find};
@@ -16,6 +15,7 @@ use crate::failure::Failure;
 use crate::gpu_check::Summary;
 use crate::gpu_check::part::{Ceilings, Line, Outcome, SEED, Time};
 use crate::gpu_check::peers::{Sanitized, Torch};
+use crate::gpu_check::trials::{Trial, Verdict};
 
 /// Everything a check found.
 pub(crate) struct Report {
@@ -29,18 +29,17 @@ pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
     pub(crate) torch: Option<Torch>,
     pub(crate) sanitizer: Option<Vec<Sanitized>>,
+    pub(crate) trials: Vec<Trial>,
 }
 
-/// Clocks, temperature and power as `nvidia-smi` gives them, where it is there.
-pub(crate) fn clocks() -> Option<String> {
-    const FIELDS: &str = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,\
-                          power.draw,power.limit";
-    let output = Command::new("nvidia-smi")
-        .args([&format!("--query-gpu={FIELDS}"), "--format=csv,noheader"])
-        .output()
-        .ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    (output.status.success() && !text.is_empty()).then_some(text)
+/// A trial's name, verdict and time.
+fn heading(trial: &Trial) -> String {
+    let verdict = match trial.verdict {
+        Verdict::Right => "ok",
+        Verdict::Wrong => "WRONG",
+        Verdict::Seen => "seen",
+    };
+    format!("{}: {verdict}, {:.0} s", trial.name, trial.seconds)
 }
 
 impl Line {
@@ -99,7 +98,12 @@ impl Report {
     pub(crate) fn wrong(&self) -> usize {
         let cases = self.lines.iter().filter(|line| !line.is_right()).count();
         let sanitized = self.sanitizer.iter().flatten();
-        cases + sanitized.filter(|one| one.found_errors).count()
+        let trials = self.trials.iter();
+        cases
+            + sanitized.filter(|one| one.found_errors).count()
+            + trials
+                .filter(|trial| trial.verdict == Verdict::Wrong)
+                .count()
     }
 
     /// Writes both files, replacing those of before.
@@ -123,6 +127,11 @@ impl Report {
             cases: self.lines.len(),
             wrong: self.wrong(),
             ceilings: self.ceilings,
+            trials: self
+                .trials
+                .iter()
+                .map(|trial| (trial.name, trial.verdict))
+                .collect(),
         }
     }
 
@@ -146,6 +155,7 @@ impl Report {
             "sanitizer": self.sanitizer.as_ref().map(|all| {
                 all.iter().map(|one| &one.note).collect::<Vec<_>>()
             }),
+            "trials": self.trials,
             "seed": SEED,
         });
         serde_json::to_string_pretty(&document).map_err(Failure::runtime)
@@ -154,10 +164,22 @@ impl Report {
     /// What a person reads at the end of the command.
     pub(crate) fn text(&self) -> String {
         let mut text = self.head("\n");
-        let _ = write!(text, "\n{}", self.correctness().text());
+        let correctness = self.correctness();
+        if !correctness.is_empty() {
+            let _ = write!(text, "\n{}", correctness.text());
+        }
         let times = self.times();
         if !times.is_empty() {
             let _ = write!(text, "\n{}", times.text());
+        }
+        for trial in &self.trials {
+            let _ = write!(text, "\n{}\n", heading(trial));
+            for (title, table) in &trial.tables {
+                let _ = write!(text, "\n{title}\n\n{}", table.text());
+            }
+            for note in &trial.notes {
+                let _ = writeln!(text, "- {note}");
+            }
         }
         let _ = write!(text, "\n{}\n", self.verdict());
         text
@@ -165,12 +187,11 @@ impl Report {
 
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!("# gpu-check\n\n{}", self.head("\n\n"));
-        let _ = write!(
-            text,
-            "\n{}\n\n## Against the twin\n\n{}",
-            self.verdict(),
-            self.correctness().markdown()
-        );
+        let _ = write!(text, "\n{}\n", self.verdict());
+        let correctness = self.correctness();
+        if !correctness.is_empty() {
+            let _ = write!(text, "\n## Against the twin\n\n{}", correctness.markdown());
+        }
         let times = self.times();
         if !times.is_empty() {
             let _ = write!(
@@ -180,6 +201,16 @@ impl Report {
                  ours, so above 1 ours is faster.\n\n{}",
                 times.markdown()
             );
+        }
+        for trial in &self.trials {
+            let _ = write!(text, "\n## {}\n", heading(trial));
+            for (title, table) in &trial.tables {
+                let _ = write!(text, "\n{title}:\n\n{}", table.markdown());
+            }
+            for note in &trial.notes {
+                let _ = write!(text, "\n- {note}");
+            }
+            text.push('\n');
         }
         text
     }
@@ -216,10 +247,20 @@ impl Report {
     }
 
     fn verdict(&self) -> String {
-        let cases = self.lines.len();
+        let counted = |count: usize, what: &str| match count {
+            0 => None,
+            1 => Some(format!("1 {what}")),
+            count => Some(format!("{count} {what}s")),
+        };
+        let made = [
+            counted(self.lines.len(), "case"),
+            counted(self.trials.len(), "trial"),
+        ];
+        let made = made.into_iter().flatten().collect::<Vec<_>>();
+        let made = made.join(" and ");
         match self.wrong() {
-            0 => format!("{cases} cases, all right"),
-            wrong => format!("{cases} cases, {wrong} WRONG or failed"),
+            0 => format!("{made}, all right"),
+            wrong => format!("{made}, {wrong} WRONG or failed"),
         }
     }
 

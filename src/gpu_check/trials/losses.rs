@@ -1,0 +1,271 @@
+//! Is training right: a loss curve against the CPU's, and every layout against one rank.
+
+use moefold_reports::tables::Table;
+use serde_json::json;
+
+use super::{Bench, Trial, minutes};
+
+/// Losses of f32 on two devices, or of two layouts, may differ by this much of themselves.
+const F32_TOLERANCE: f64 = 1e-4;
+/// Over how many steps: later ones follow from what rounding made of the first.
+const F32_STEPS: usize = 20;
+/// Losses in bf16 may differ from those in f32 by this much of themselves.
+const BF16_TOLERANCE: f64 = 1e-2;
+
+/// Degrees of up to eight ranks; attention and experts divide the same ranks differently.
+const LAYOUTS: [(u32, &str); 8] = [
+    (2, "tp=2,ep=1,etp=2,mbs=1"),
+    (2, "tp=1,ep=2,etp=1,mbs=1"),
+    (4, "tp=1,ep=2,etp=2,mbs=1"),
+    (4, "tp=2,ep=4,etp=1,mbs=1"),
+    (8, "tp=1,ep=8,etp=1,mbs=1"),
+    (8, "tp=2,ep=4,etp=2,mbs=1"),
+    (8, "tp=4,ep=8,etp=1,mbs=1"),
+    (8, "tp=4,ep=2,etp=2,mbs=1"),
+];
+
+/// One run: its plan's ranks, layout and precision, and where it runs.
+struct Run<'a> {
+    name: &'a str,
+    gpus: u32,
+    layout: &'a str,
+    precision: &'a str,
+    device: &'a str,
+    steps: usize,
+}
+
+impl Run<'_> {
+    /// Plans and trains the quickstart model on English text; its losses.
+    fn losses(&self, bench: &Bench<'_>) -> Result<Vec<f64>, String> {
+        let plan = bench.path(&format!("{}.json", self.name));
+        let gpus = self.gpus.to_string();
+        bench.moefold(
+            &format!("{}-plan", self.name),
+            &[
+                "plan",
+                "--model",
+                "quickstart",
+                "--cluster",
+                &bench.cluster,
+                "--gpus",
+                &gpus,
+                "--seq-len",
+                "128",
+                "--global-batch",
+                "16",
+                "--stack",
+                "moefold",
+                "--precision",
+                self.precision,
+                "--layout",
+                self.layout,
+                "--out",
+                &plan,
+            ],
+            minutes(1),
+        )?;
+        let text = bench.text()?;
+        let (steps, warmup) = (self.steps.to_string(), (self.steps / 10).to_string());
+        bench.moefold(
+            self.name,
+            &[
+                "execute",
+                &plan,
+                "--text",
+                &text,
+                "--device",
+                self.device,
+                "--steps",
+                &steps,
+                "--lr",
+                "3e-3",
+                "--lr-schedule",
+                "cosine",
+                "--warmup",
+                &warmup,
+                "--aux-loss-coef",
+                "0.01",
+                "--out",
+                &bench.path(self.name),
+            ],
+            minutes(5),
+        )?;
+        let steps = bench.steps(self.name)?;
+        Ok(steps.into_iter().map(|step| step.loss).collect())
+    }
+}
+
+/// The largest relative difference of losses over the first `steps`; of different counts, infinite.
+fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
+    if found.len() != expected.len() {
+        return f64::INFINITY;
+    }
+    let pairs = found.iter().zip(expected).take(steps);
+    pairs
+        .map(|(found, expected)| (found / expected - 1.0).abs())
+        // NaN is the worst of all, which `f64::max` would drop.
+        .fold(0.0, |worst, next| {
+            if next > worst || next.is_nan() {
+                next
+            } else {
+                worst
+            }
+        })
+}
+
+/// The same steps on the CPU in f32, on the GPU in f32 and in bf16.
+pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
+    let steps = if bench.args.small { 6 } else { 200 };
+    let run = |name, precision, device| Run {
+        name,
+        gpus: 1,
+        layout: "tp=1,ep=1,etp=1,mbs=16",
+        precision,
+        device,
+        steps,
+    };
+    let reference = match run("cpu-fp32", "fp32", "cpu").losses(bench) {
+        Ok(losses) => losses,
+        Err(why) => return trial.failed(why),
+    };
+    let mut table = Table::new([
+        "run",
+        ">first",
+        ">last",
+        ">worst of first 20",
+        ">worst",
+        ">limit",
+    ]);
+    let figure = |value: f64| match value {
+        0.0 => "0".to_owned(),
+        value => format!("{value:.1e}"),
+    };
+    let ends = |losses: &[f64]| {
+        [losses.first(), losses.last()]
+            .map(|loss| loss.map_or_else(String::new, |loss| format!("{loss:.4}")))
+    };
+    let [first, last] = ends(&reference);
+    let none = String::new;
+    table.row(["CPU, f32".to_owned(), first, last, none(), none(), none()]);
+    let mut curves = vec![("cpu-fp32", reference.clone())];
+    for (name, precision, limit, over) in [
+        ("gpu-fp32", "fp32", F32_TOLERANCE, F32_STEPS),
+        ("gpu-bf16", "bf16", BF16_TOLERANCE, steps),
+    ] {
+        if bench.args.rehearse && precision == "bf16" {
+            trial.notes.push("a rehearsal has no bf16".to_owned());
+            continue;
+        }
+        let losses = match run(name, precision, bench.device()).losses(bench) {
+            Ok(losses) => losses,
+            Err(why) => {
+                trial.failed(why);
+                continue;
+            }
+        };
+        trial.judge(deviation(&losses, &reference, over) <= limit);
+        let [first, last] = ends(&losses);
+        table.row([
+            format!("GPU, {precision}"),
+            first,
+            last,
+            figure(deviation(&losses, &reference, F32_STEPS)),
+            figure(deviation(&losses, &reference, steps)),
+            format!("{limit:.0e} over {over} steps"),
+        ]);
+        curves.push((name, losses));
+    }
+    let title = format!("Losses over {steps} steps on English text");
+    trial.tables.push((title, table));
+    trial.data = json!({
+        "steps": steps,
+        "losses": curves.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+    });
+}
+
+/// Layouts of rank threads on the one GPU against one rank there.
+pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
+    let steps = 5;
+    let layouts = if bench.args.small {
+        &LAYOUTS[3..4]
+    } else {
+        &LAYOUTS[..]
+    };
+    let mut table = Table::new([
+        ">ranks",
+        "layout",
+        "precision",
+        ">worst loss",
+        ">limit",
+        "found",
+    ]);
+    let mut records = Vec::new();
+    for (precision, limit) in [("fp32", F32_TOLERANCE), ("bf16", BF16_TOLERANCE)] {
+        if bench.args.rehearse && precision == "bf16" {
+            continue;
+        }
+        let device = bench.device();
+        let one = Run {
+            name: &format!("one-rank-{precision}"),
+            gpus: 1,
+            layout: "tp=1,ep=1,etp=1,mbs=1",
+            precision,
+            device,
+            steps,
+        };
+        let reference = match one.losses(bench) {
+            Ok(losses) => losses,
+            Err(why) => {
+                trial.failed(why);
+                continue;
+            }
+        };
+        for (gpus, layout) in layouts {
+            let degrees = layout.replace(['=', ','], "");
+            let run = Run {
+                name: &format!("{gpus}-ranks-{degrees}-{precision}"),
+                gpus: *gpus,
+                layout,
+                ..one
+            };
+            let found = run.losses(bench);
+            let worst = found
+                .as_ref()
+                .map(|found| deviation(found, &reference, steps));
+            let right = worst.as_ref().is_ok_and(|worst| *worst <= limit);
+            table.row([
+                gpus.to_string(),
+                (*layout).to_owned(),
+                precision.to_owned(),
+                worst
+                    .as_ref()
+                    .map_or_else(|_| "-".to_owned(), |worst| format!("{worst:.1e}")),
+                format!("{limit:.0e}"),
+                if right { "ok" } else { "WRONG" }.to_owned(),
+            ]);
+            records.push(json!({
+                "ranks": gpus, "layout": layout, "precision": precision, "limit": limit,
+                "worst": worst.ok().filter(|worst| worst.is_finite()), "losses": found.as_ref().ok(),
+            }));
+            trial.judge(right);
+            trial.notes.extend(found.err());
+        }
+    }
+    let title = format!("Losses over {steps} steps of rank threads on one GPU, against one rank");
+    trial.tables.push((title, table));
+    trial.data = json!(records);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_difference_is_relative_and_nan_is_worst() {
+        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-12;
+        assert!(close(deviation(&[2.0, 1.1], &[2.0, 1.0], 2), 0.1));
+        assert!(close(deviation(&[2.0, 1.1], &[2.0, 1.0], 1), 0.0));
+        assert!(deviation(&[f64::NAN, 1.0], &[2.0, 1.0], 2).is_nan());
+        assert_eq!(deviation(&[2.0], &[2.0, 1.0], 1), f64::INFINITY);
+    }
+}

@@ -1,0 +1,268 @@
+//! `--device` as a user meets it, on machines with and without a GPU: stub libraries stand in for
+//! CUDA's, with a GPU of any size.
+#![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
+
+#[path = "../kernels/tests/stubs/mod.rs"]
+mod stubs;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// A machine: a folder with the CUDA libraries it has.
+struct Machine(tempfile::TempDir);
+
+/// An NVRTC of CUDA `major`.0.
+fn nvrtc(major: u32) -> String {
+    format!(
+        "int nvrtcVersion(int *a, int *b) {{ *a = {major}; *b = 0; return 0; }}
+         int nvrtcGetErrorString, nvrtcCreateProgram, nvrtcDestroyProgram, nvrtcCompileProgram,
+             nvrtcGetProgramLogSize, nvrtcGetProgramLog, nvrtcGetCUBINSize, nvrtcGetCUBIN;"
+    )
+}
+
+impl Machine {
+    /// None where stubs cannot be tried: no compiler, or CUDA of the machine's own beside them.
+    fn with(libraries: &[(&str, String)]) -> Option<Self> {
+        let machine = Self(tempfile::tempdir().expect("a temporary folder"));
+        if !libraries.is_empty() && !stubs::can_compile() {
+            return None;
+        }
+        let (_, report, _) = machine.run(&["doctor", "--json"]);
+        let report: Value = serde_json::from_str(&report).expect("one JSON document");
+        let own = report["libraries"].as_array().expect("a list");
+        if own.iter().any(|library| library["state"] != "absent") {
+            println!("skipped: this machine has CUDA of its own");
+            return None;
+        }
+        for (name, source) in libraries {
+            stubs::compile(machine.0.path(), name, source);
+        }
+        Some(machine)
+    }
+
+    /// One H200, or as much of one as this many bytes.
+    fn with_gpu(bytes: u64) -> Option<Self> {
+        let driver = stubs::driver(13000, 0, 1).replace("150754820096", &bytes.to_string());
+        Self::with(&[
+            ("libcuda.so.1", driver),
+            ("libnvrtc-builtins.so.13.0", String::new()),
+            ("libnvrtc.so.13", nvrtc(13)),
+        ])
+    }
+
+    /// Runs the program; its exit code, standard output and standard error.
+    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
+            .args(arguments)
+            .env_clear()
+            .env("MOEFOLD_CUDA", self.0.path())
+            .env("MOEFOLD_CACHE", self.0.path().join("kept"))
+            .output()
+            .expect("the program starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let code = output.status.code().expect("no signal ended it");
+        (code, text(&output.stdout), text(&output.stderr))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// Writes a plan for this project's executor on H200s.
+    fn plan(&self, rest: &[&str]) -> String {
+        let plan = self.path("plan.json");
+        let stack = [
+            "plan",
+            "--cluster",
+            "dgx-h200",
+            "--stack",
+            "moefold",
+            "--out",
+        ];
+        let (code, _, errors) = self.run(&[&stack[..], &[&plan], rest].concat());
+        assert_eq!(code, 0, "{errors}");
+        plan
+    }
+
+    /// What `execute` says of a plan; it leaves nothing behind.
+    fn refused(&self, rest: &[&str]) -> String {
+        let text = self.path("text.txt");
+        fs::write(&text, "a text ".repeat(4000)).expect("writes");
+        let (plan, out) = (self.path("plan.json"), self.path("run"));
+        let execute = [
+            "execute", &plan, "--text", &text, "--out", &out, "--steps", "1",
+        ];
+        let (code, _, errors) = self.run(&[&execute, rest].concat());
+        assert_eq!(code, 2, "{errors}");
+        assert!(!Path::new(&out).exists(), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "one line: {errors}");
+        errors
+    }
+}
+
+fn check(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+const TINY: [&str; 8] = [
+    "--model",
+    "quickstart",
+    "--gpus",
+    "1",
+    "--seq-len",
+    "64",
+    "--global-batch",
+    "2",
+];
+
+#[test]
+fn without_a_gpu_auto_is_the_cpu_and_cuda_is_refused_with_what_would_help() {
+    let Some(machine) = Machine::with(&[]) else {
+        return;
+    };
+    machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
+    let refusal = machine.refused(&["--device", "cuda"]);
+    check(
+        &refusal,
+        &[
+            "--device cuda: driver: not found",
+            "install NVIDIA's driver",
+        ],
+    );
+    let (plan, text) = (machine.path("plan.json"), machine.path("text.txt"));
+    let arguments = ["execute", &plan, "--text", &text, "--steps", "1", "--out"];
+    let (code, _, errors) = machine.run(&[&arguments[..], &[&machine.path("cpu-run")]].concat());
+    // Nobody expects a GPU of a machine without a driver.
+    assert_eq!((code, errors.as_str()), (0, ""));
+    let environment = fs::read_to_string(machine.path("cpu-run/env.json")).expect("written");
+    check(&environment, &["\"device\": \"cpu\""]);
+    // bf16 is what plans for GPUs are made in.
+    machine.plan(&TINY);
+    let refusal = machine.refused(&[]);
+    check(
+        &refusal,
+        &[
+            "precision \"bf16\" is not implemented on the CPU",
+            "moefold doctor",
+        ],
+    );
+}
+
+#[test]
+fn a_gpu_that_cannot_be_used_is_named_where_auto_leaves_it() {
+    let Some(machine) = Machine::with(&[
+        ("libcuda.so.1", stubs::driver(12040, 0, 1)),
+        ("libnvrtc-builtins.so.13.0", String::new()),
+        ("libnvrtc.so.13", nvrtc(13)),
+    ]) else {
+        return;
+    };
+    let (code, doctor, _) = machine.run(&["doctor"]);
+    assert_eq!(code, 0);
+    check(&doctor, &["--device auto trains on the CPU.\n"]);
+    machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
+    let (text, plan) = (machine.path("text.txt"), machine.path("plan.json"));
+    fs::write(&text, "a text ".repeat(40)).expect("writes");
+    let arguments = ["execute", &plan, "--text", &text, "--steps", "1", "--out"];
+    let (code, _, errors) = machine.run(&[&arguments[..], &[&machine.path("run")]].concat());
+    assert_eq!(code, 0, "{errors}");
+    check(
+        &errors,
+        &[
+            "note: device cpu, since of NVRTC this was found: it is of CUDA 13",
+            "nvidia-cuda-nvrtc-cu12==12.4.*",
+        ],
+    );
+}
+
+#[test]
+fn a_usable_gpu_is_what_doctor_and_auto_take() {
+    let Some(machine) = Machine::with_gpu(150_754_820_096) else {
+        return;
+    };
+    let (_, doctor, _) = machine.run(&["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&doctor).expect("JSON");
+    assert_eq!(report["auto_device"], "cuda");
+    let (_, doctor, _) = machine.run(&["doctor"]);
+    check(&doctor, &["--device auto trains on GPU 0 (Stub H200).\n"]);
+    // The stub has no memory to give: what is asked of it fails, after it was picked.
+    machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
+    let (text, plan) = (machine.path("text.txt"), machine.path("plan.json"));
+    fs::write(&text, "a text ".repeat(40)).expect("writes");
+    let arguments = ["execute", &plan, "--text", &text, "--out"];
+    let (code, _, errors) = machine.run(&[&arguments[..], &[&machine.path("run")]].concat());
+    assert_eq!(code, 1, "{errors}");
+    check(&errors, &["note: device cuda: GPU 0 (Stub H200)\n"]);
+}
+
+#[test]
+fn a_plan_for_more_memory_than_there_is_hears_what_fits() {
+    let Some(machine) = Machine::with_gpu(2 << 30) else {
+        return;
+    };
+    let job = [
+        "--model",
+        "quickstart",
+        "--gpus",
+        "1",
+        "--seq-len",
+        "1024",
+        "--global-batch",
+        "64",
+        "--precision",
+        "fp32",
+        "--layout",
+    ];
+    machine.plan(&[&job[..], &["mbs=64"]].concat());
+    let refusal = machine.refused(&["--device", "cuda"]);
+    check(
+        &refusal,
+        &[
+            "on GPU 0 (Stub H200), which has 2.00 GiB free of 2.00 GiB",
+            "1 rank of ",
+            "what fits: the same layout with --layout tp=1,cp=1,pp=1,vpp=1,ep=1,etp=1,mbs=",
+        ],
+    );
+    // What it said fits is not refused for its size.
+    let fits = refusal.split("--layout ").nth(1).expect("a layout");
+    let fits = fits.split(' ').next().expect("degrees");
+    machine.plan(&[&job[..], &[fits]].concat());
+    let (text, plan) = (machine.path("text.txt"), machine.path("plan.json"));
+    let arguments = [
+        "execute", &plan, "--text", &text, "--device", "cuda", "--out",
+    ];
+    let (_, _, errors) = machine.run(&[&arguments[..], &[&machine.path("run")]].concat());
+    assert!(!errors.contains("the plan needs"), "{errors}");
+}
+
+#[test]
+fn ranks_that_share_a_gpu_are_counted_together_and_more_gpus_are_named() {
+    let Some(machine) = Machine::with_gpu(150_754_820_096) else {
+        return;
+    };
+    machine.plan(&[
+        "--model",
+        "mixtral-8x7b",
+        "--gpus",
+        "8",
+        "--seq-len",
+        "4096",
+        "--global-batch",
+        "8",
+        "--precision",
+        "fp32",
+    ]);
+    let refusal = machine.refused(&["--device", "cuda"]);
+    check(
+        &refusal,
+        &[
+            "8 ranks of ",
+            "8 such GPUs, a rank each, would do (--layout tp=",
+        ],
+    );
+}
