@@ -32,8 +32,8 @@ use std::rc::Rc;
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
-use crate::cuda::Allocation;
 use crate::cuda::platform::Address;
+use crate::cuda::{Adopted, Allocation};
 use crate::device::{Device, Memory, TensorClass};
 use crate::tensor::Tensor;
 
@@ -66,6 +66,8 @@ impl CpuMemory {
 pub(crate) enum Storage {
     Cpu(CpuMemory),
     Cuda(Allocation),
+    /// Another rank's, which no arena has an account of.
+    Adopted(Adopted),
 }
 
 impl Storage {
@@ -96,15 +98,18 @@ impl Arena {
 
     fn give(&mut self, class: TensorClass, bytes: usize, storage: Storage) {
         self.memory.remove(class, bytes as u64);
-        self.held.push((lines_for(bytes), storage));
-        if !self.holding {
-            self.release();
+        let lines = lines_for(bytes);
+        if self.holding {
+            self.held.push((lines, storage));
+        } else {
+            self.free.entry(lines).or_default().push(storage);
         }
     }
 
-    /// From now on what is freed is not given out again, until [`Arena::release`].
-    pub(crate) fn hold(&mut self) {
-        self.holding = true;
+    /// Whether what is freed from now on is not given out again before [`Arena::release`]; whether it
+    /// was so before.
+    pub(crate) fn hold(&mut self, holding: bool) -> bool {
+        std::mem::replace(&mut self.holding, holding)
     }
 
     /// Nothing that was freed is in use any more.
@@ -167,10 +172,17 @@ impl Buffer {
         self.storage.as_ref().expect("memory leaves only on drop")
     }
 
+    /// Whether the memory is another rank's, to be read alone.
+    fn is_adopted(&self) -> bool {
+        matches!(self.storage(), Storage::Adopted(_))
+    }
+
     fn base(&self) -> *mut u32 {
         match self.storage() {
             Storage::Cpu(memory) => memory.base(),
-            Storage::Cuda(_) => panic!("memory of {:?} is not the host's", self.device),
+            Storage::Cuda(_) | Storage::Adopted(_) => {
+                panic!("memory of {:?} is not the host's", self.device)
+            }
         }
     }
 
@@ -178,6 +190,7 @@ impl Buffer {
     pub(crate) fn address(&self) -> Address {
         match self.storage() {
             Storage::Cuda(allocation) => allocation.address(),
+            Storage::Adopted(adopted) => adopted.address(),
             Storage::Cpu(_) => panic!("memory of {:?} has no device address", self.device),
         }
     }
@@ -185,12 +198,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(storage) = self.storage.take() {
-            self.device
-                .0
-                .arena
-                .borrow_mut()
-                .give(self.class, self.bytes, storage);
+        match self.storage.take() {
+            None | Some(Storage::Adopted(_)) => {}
+            Some(storage) => {
+                let mut arena = self.device.0.arena.borrow_mut();
+                arena.give(self.class, self.bytes, storage);
+            }
         }
     }
 }
@@ -278,7 +291,8 @@ impl Drop for Lease<'_> {
 /// Checks the arguments of an op and returns their device.
 ///
 /// # Panics
-/// When an output overlaps another argument, or when the tensors are of several devices.
+/// When an output overlaps another argument or is memory of another rank, or when the tensors are of
+/// several devices.
 pub(crate) fn disjoint<'a>(op: &str, inputs: &[&'a Tensor], outputs: &[&'a Tensor]) -> &'a Device {
     let mut arguments = inputs.iter().chain(outputs);
     let device = arguments.next().expect("an op has arguments").device();
@@ -287,6 +301,10 @@ pub(crate) fn disjoint<'a>(op: &str, inputs: &[&'a Tensor], outputs: &[&'a Tenso
         "{op}: arguments are of several devices"
     );
     for (i, output) in outputs.iter().enumerate() {
+        assert!(
+            !output.buffer().is_adopted(),
+            "{op}: an output {output:?} is another rank's memory, which may only be read"
+        );
         let mut others = inputs.iter().chain(&outputs[..i]);
         if let Some(other) = others.find(|other| output.overlaps(other)) {
             panic!("{op}: an output {output:?} overlaps another argument {other:?}");

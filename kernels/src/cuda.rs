@@ -13,9 +13,10 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
 
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Launch, Module, Platform};
+use crate::cuda::platform::{Address, Dense, Launch, Lent, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::moment::Moment;
 use crate::tensor::Tensor;
@@ -39,7 +40,7 @@ mod programs;
 pub mod survey;
 mod table;
 
-pub use platform::{Properties, Queue};
+pub use platform::{Overhead, Properties, Queue};
 pub use program::Architecture;
 
 /// A CUDA device as the ops see it.
@@ -158,6 +159,28 @@ impl Cuda {
     /// # Panics
     /// Inside another such call.
     pub(crate) fn beside<R>(&self, queue: Queue, body: impl FnOnce() -> R) -> R {
+        self.on_queue(queue, |platform| platform.after(Queue::Compute), body)
+    }
+
+    /// Runs `body` with its work on `queue`, after `moment`.
+    ///
+    /// # Panics
+    /// Inside another such call.
+    pub(crate) fn beside_since<R>(
+        &self,
+        queue: Queue,
+        moment: &Moment,
+        body: impl FnOnce() -> R,
+    ) -> R {
+        self.on_queue(queue, |platform| platform.wait_for(moment), body)
+    }
+
+    fn on_queue<R>(
+        &self,
+        queue: Queue,
+        ordered: impl FnOnce(&dyn Platform) -> Result<(), DeviceError>,
+        body: impl FnOnce() -> R,
+    ) -> R {
         struct Back<'a>(&'a dyn Platform, Queue);
         impl Drop for Back<'_> {
             fn drop(&mut self) {
@@ -166,7 +189,7 @@ impl Cuda {
         }
         let back = Back(&*self.platform, self.platform.switch(queue));
         assert!(back.1 == Queue::Compute, "beside: called inside another");
-        done("beside", self.platform.after(Queue::Compute));
+        done("beside", ordered(&*self.platform));
         body()
     }
 
@@ -196,6 +219,29 @@ impl Cuda {
         done("timed", self.platform.timed(work))
     }
 
+    pub(crate) fn memory_info(&self) -> Option<(Bytes, Bytes)> {
+        done("memory_info", self.platform.memory_info())
+    }
+
+    pub(crate) fn overhead(&self) -> Option<Overhead> {
+        done("overhead", self.platform.overhead())
+    }
+
+    /// See [`Platform::lend`].
+    pub(crate) fn lend(&self, src: &Tensor) -> Lent {
+        let lent = self.platform.lend(src.address(), src.bytes().0);
+        done("offer", lent)
+    }
+
+    /// Another rank's memory, until it is dropped.
+    pub(crate) fn adopt(&self, address: Address, lent: &Lent) -> Adopted {
+        done("accept", self.platform.adopt(lent));
+        Adopted {
+            address,
+            platform: Rc::clone(&self.platform),
+        }
+    }
+
     /// Memory of at least `bytes`.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Allocation, DeviceError> {
         Ok(Allocation {
@@ -209,6 +255,24 @@ impl Cuda {
 /// The value, or the failure on its way to whoever started the rank.
 fn done<T>(op: &'static str, outcome: Result<T, DeviceError>) -> T {
     outcome.unwrap_or_else(|error| error.during(op).raise())
+}
+
+/// Device memory of another rank, let go of on drop.
+pub(crate) struct Adopted {
+    address: Address,
+    platform: Rc<dyn Platform>,
+}
+
+impl Adopted {
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        self.platform.disown(self.address);
+    }
 }
 
 /// Device memory, given back on drop.

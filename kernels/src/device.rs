@@ -20,7 +20,7 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::program::Architecture;
-use crate::cuda::{Cuda, Properties, Queue};
+use crate::cuda::{Cuda, Overhead, Properties, Queue};
 use crate::moment::Moment;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
@@ -140,6 +140,9 @@ pub(crate) struct Inner {
     beside: Cell<u8>,
     /// Pieces of memory taken from the system so far.
     allocations: Cell<u64>,
+    /// Whether the current queue has not waited for all that the compute queue was asked for, so that
+    /// freed memory may still be in use there.
+    ahead: Cell<bool>,
 }
 
 /// A device: memory and the ops on it. Clones are handles on the same device.
@@ -194,6 +197,7 @@ impl Device {
             poison: Cell::new(cfg!(debug_assertions)),
             beside: Cell::new(0),
             allocations: Cell::new(0),
+            ahead: Cell::new(false),
         }))
     }
 
@@ -246,6 +250,23 @@ impl Device {
         self.0.arena.borrow().memory
     }
 
+    /// Free bytes of the GPU's memory and all of them, whoever holds the rest; none where the device is
+    /// not a GPU.
+    pub fn memory_info(&self) -> Option<(Bytes, Bytes)> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(gpu) => gpu.memory_info(),
+        }
+    }
+
+    /// What of the GPU's memory is taken beside tensors; none where the device is not a GPU.
+    pub fn overhead(&self) -> Option<Overhead> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(gpu) => gpu.overhead(),
+        }
+    }
+
     /// Peaks start again from what is alive now.
     pub fn reset_peak(&self) {
         self.0.arena.borrow_mut().memory.reset_peak();
@@ -295,10 +316,34 @@ impl Device {
             Backend::Cuda(gpu) => {
                 let beside = &self.0.beside;
                 beside.set(beside.get() | queue.bit());
-                self.0.arena.borrow_mut().hold();
+                self.0.arena.borrow_mut().hold(true);
                 gpu.beside(queue, body)
             }
         }
+    }
+
+    /// As [`Device::beside`], but only after `moment`: what was asked for since then goes on beside it
+    /// too. What `body` reads and writes has to live until the join.
+    ///
+    /// # Panics
+    /// Inside another such call.
+    pub fn beside_since<R>(&self, queue: Queue, moment: &Moment, body: impl FnOnce() -> R) -> R {
+        struct Back<'a>(&'a Device, bool);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.0.arena.borrow_mut().hold(self.1);
+                self.0.0.ahead.set(false);
+            }
+        }
+        let Backend::Cuda(gpu) = &self.0.backend else {
+            return body();
+        };
+        let beside = &self.0.beside;
+        beside.set(beside.get() | queue.bit());
+        // What `body` itself frees may be in use until the join; the rest is the compute queue's.
+        let _back = Back(self, self.0.arena.borrow_mut().hold(true));
+        self.0.ahead.set(true);
+        gpu.beside_since(queue, moment, body)
     }
 
     /// Lets what is asked for from now on see what `queue` was asked for.
@@ -408,6 +453,11 @@ impl Device {
     /// there is no more, freed memory of other sizes is given back first.
     fn storage(&self, bytes: usize) -> Result<Storage, DeviceError> {
         let lines = lines_for(bytes);
+        if let Backend::Cuda(gpu) = &self.0.backend
+            && self.0.ahead.replace(false)
+        {
+            gpu.join(Queue::Compute);
+        }
         if let Some(storage) = self.0.arena.borrow_mut().recycle(lines) {
             return Ok(storage);
         }

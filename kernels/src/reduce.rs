@@ -1,4 +1,4 @@
-//! What collectives between ranks of one device are made of: ordered sums, and copies of many ranges.
+//! What collectives between ranks of one device are made of: ordered sums, maxima, and copies of many ranges.
 //!
 //! A sum is taken in the order of its sources, in f32 whatever is stored, so that every rank that sums the
 //! same parts gets the same bits, and gets them again. Storage may differ between what is read and what is
@@ -9,23 +9,59 @@
 //! wider type at a time where all addresses and lengths allow.
 
 use crate::buffer::with;
-use crate::device::Backend;
+use crate::device::{Backend, TensorClass};
+use crate::elementwise;
 use crate::tensor::Tensor;
 
-/// `dst = srcs[0] + srcs[1] + ..`, in that order.
+/// `dst = srcs[0] + srcs[1] + ..`, in that order. `dst` may be one of the sources.
 ///
 /// # Panics
 /// When there is no source, or one has another length than dst.
 pub fn sum_ordered(srcs: &[&Tensor], dst: &Tensor) {
-    const OP: &str = "reduce::sum_ordered";
-    assert!(!srcs.is_empty(), "{OP}: no sources for {dst:?}");
+    reduce(How::Sum, srcs, dst);
+}
+
+/// `dst = max(srcs[0], srcs[1], ..)`, element by element; the number where the other is NaN. `dst` may be
+/// one of the sources.
+///
+/// # Panics
+/// When there is no source, or one has another length than dst.
+pub fn maximum(srcs: &[&Tensor], dst: &Tensor) {
+    reduce(How::Max, srcs, dst);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Sum,
+    Max,
+}
+
+impl How {
+    fn op(self) -> &'static str {
+        match self {
+            Self::Sum => "reduce::sum_ordered",
+            Self::Max => "reduce::maximum",
+        }
+    }
+}
+
+fn reduce(how: How, srcs: &[&Tensor], dst: &Tensor) {
+    let op = how.op();
+    assert!(!srcs.is_empty(), "{op}: no sources for {dst:?}");
     for src in srcs {
-        expect_len(OP, src, dst);
+        expect_len(op, src, dst);
     }
     match &dst.device().0.backend {
         Backend::Cpu(cpu) => {
-            for (rank, src) in srcs.iter().enumerate() {
-                with(OP, [src], [dst], |[src], [dst]| {
+            // The loop below writes `dst` before it has read all sources.
+            let own = srcs.iter().find(|src| src.same_memory(dst));
+            let own = own.map(|own| elementwise::duplicate(own, TensorClass::Transient));
+            for (rank, &src) in srcs.iter().enumerate() {
+                let src = match &own {
+                    Some(own) if src.same_memory(dst) => own,
+                    _ => src,
+                };
+                with(op, [src], [dst], |[src], [dst]| {
                     let src = src.f32();
                     cpu.rows(
                         src.len(),
@@ -34,15 +70,17 @@ pub fn sum_ordered(srcs: &[&Tensor], dst: &Tensor) {
                         |range, [dst]| {
                             if rank == 0 {
                                 dst.copy_from_slice(&src[range]);
-                            } else {
+                            } else if how == How::Sum {
                                 cpu::add(&src[range], dst);
+                            } else {
+                                cpu::max(&src[range], dst);
                             }
                         },
                     );
                 });
             }
         }
-        Backend::Cuda(gpu) => cuda::sum_ordered(gpu, srcs, dst),
+        Backend::Cuda(gpu) => cuda::reduce(gpu, how, srcs, dst),
     }
 }
 
@@ -86,6 +124,14 @@ mod cpu {
         pub(super) fn add(src: &[f32], dst: &mut [f32]) {
             for (dst, &src) in dst.iter_mut().zip(src) {
                 *dst += src;
+            }
+        }
+    }
+
+    vectorized! {
+        pub(super) fn max(src: &[f32], dst: &mut [f32]) {
+            for (dst, &src) in dst.iter_mut().zip(src) {
+                *dst = dst.max(src);
             }
         }
     }

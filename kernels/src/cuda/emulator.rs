@@ -29,6 +29,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
+use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 
 use moefold_profiles::units::Bytes;
 
@@ -37,7 +38,7 @@ use crate::cuda::emulator::fault::Fault;
 use crate::cuda::emulator::machine::{Machine, Setup};
 use crate::cuda::emulator::memory::Memory;
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties};
+use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
 
 mod abi;
@@ -50,7 +51,7 @@ mod launch;
 mod machine;
 mod matrix;
 mod mbarrier;
-mod memory;
+pub(crate) mod memory;
 mod random;
 mod report;
 mod shadow;
@@ -160,19 +161,45 @@ impl Emulator {
             addresses: addresses.collect(),
             seed: self.seed,
         };
-        let mut memory = self.memory.borrow_mut();
-        if self.count.get() > COUNT_MAX {
-            memory.forget_accesses();
-            self.count.set(1);
-        }
         let number = self.launches.replace(self.launches.get() + 1);
         let dice = launch::dice(self.seed, number);
-        let mut machine = Machine::new(&setup, &mut memory, dice, self.count.get());
         let pointers: Vec<*mut c_void> = values.iter().map(Value::pointer).collect();
-        let outcome = launch::run(&mut machine, &kernel, &pointers);
-        self.count.set(machine.next_count());
-        Ok(outcome)
+        self.touching(|memory| {
+            if self.count.get() > COUNT_MAX {
+                memory.forget_accesses();
+                self.count.set(1);
+            }
+            let mut machine = Machine::new(&setup, memory, dice, self.count.get());
+            let outcome = launch::run(&mut machine, &kernel, &pointers);
+            self.count.set(machine.next_count());
+            Ok(outcome)
+        })
     }
+
+    /// Runs what touches memory, while no other rank writes what is read or reads what is written.
+    fn touching<R>(&self, work: impl FnOnce(&mut Memory) -> R) -> R {
+        let mut memory = self.memory.borrow_mut();
+        let gates = memory.gates();
+        let _held: Vec<Held<'_>> = gates
+            .iter()
+            .map(|(gate, alone)| {
+                // A rank that panicked has left no more than wrong numbers.
+                if *alone {
+                    Held::Alone(gate.write().unwrap_or_else(PoisonError::into_inner))
+                } else {
+                    Held::Together(gate.read().unwrap_or_else(PoisonError::into_inner))
+                }
+            })
+            .collect();
+        work(&mut memory)
+    }
+}
+
+/// A gate that was entered.
+#[expect(dead_code, reason = "held, and let go of on drop")]
+enum Held<'a> {
+    Alone(RwLockWriteGuard<'a, ()>),
+    Together(RwLockReadGuard<'a, ()>),
 }
 
 /// An argument as the kernel reads it.
@@ -229,21 +256,21 @@ impl Platform for Emulator {
     }
 
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
-        let mut memory = self.memory.borrow_mut();
-        let to = memory.host(dst.0, bytes.len());
-        let to =
-            to.ok_or_else(|| failed(format!("upload of {} bytes out of bounds", bytes.len())))?;
-        to.copy_from_slice(bytes);
-        Ok(())
+        self.touching(|memory| {
+            let to = memory.host(dst.0, bytes.len());
+            let out = || failed(format!("upload of {} bytes out of bounds", bytes.len()));
+            to.ok_or_else(out)?.copy_from_slice(bytes);
+            Ok(())
+        })
     }
 
     fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        let mut memory = self.memory.borrow_mut();
-        let from = memory.host_read(src.0, bytes.len());
-        let from =
-            from.ok_or_else(|| failed(format!("download of {} bytes out of bounds", bytes.len())))?;
-        bytes.copy_from_slice(from);
-        Ok(())
+        self.touching(|memory| {
+            let from = memory.host_read(src.0, bytes.len());
+            let out = || failed(format!("download of {} bytes out of bounds", bytes.len()));
+            bytes.copy_from_slice(from.ok_or_else(out)?);
+            Ok(())
+        })
     }
 
     fn copy(&self, src: Address, dst: Address, bytes: u64) -> Result<(), DeviceError> {
@@ -253,11 +280,12 @@ impl Platform for Emulator {
     }
 
     fn fill(&self, dst: Address, byte: u8, bytes: u64) -> Result<(), DeviceError> {
-        let mut memory = self.memory.borrow_mut();
-        let to = memory.host(dst.0, bytes as usize);
-        to.ok_or_else(|| failed(format!("fill of {bytes} bytes out of bounds")))?
-            .fill(byte);
-        Ok(())
+        self.touching(|memory| {
+            let to = memory.host(dst.0, bytes as usize);
+            to.ok_or_else(|| failed(format!("fill of {bytes} bytes out of bounds")))?
+                .fill(byte);
+            Ok(())
+        })
     }
 
     fn forget(&self, dst: Address, bytes: u64) {
@@ -282,6 +310,25 @@ impl Platform for Emulator {
 
     fn dense(&self, _: &Dense) -> Result<bool, DeviceError> {
         Ok(false)
+    }
+
+    fn lend(&self, address: Address, bytes: u64) -> Result<platform::Lent, DeviceError> {
+        let lent = self.memory.borrow_mut().lend(address.0, bytes as usize);
+        let lent = lent.ok_or_else(|| failed(format!("{bytes} bytes lent out of bounds")))?;
+        Ok(platform::Lent::Emulator(lent))
+    }
+
+    fn adopt(&self, lent: &platform::Lent) -> Result<(), DeviceError> {
+        let mut memory = self.memory.borrow_mut();
+        match lent {
+            platform::Lent::Emulator(lent) if memory.adopt(lent) => Ok(()),
+            platform::Lent::Emulator(_) => Err(failed("the memory offered is the rank's own")),
+            platform::Lent::Gpu { .. } => Err(failed("the memory offered is a GPU's")),
+        }
+    }
+
+    fn disown(&self, address: Address) {
+        self.memory.borrow_mut().disown(address.0);
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {

@@ -35,7 +35,9 @@ use cudarc::driver::sys::{
 use crate::cuda::compiler::Compiler;
 use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Launch, Module, Platform, Properties, Queue};
+use crate::cuda::platform::{
+    Address, Dense, Launch, Lent, Module, Overhead, Platform, Properties, Queue,
+};
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 use crate::moment::{self, Moment};
 
@@ -140,7 +142,11 @@ impl Gpu {
         };
         let workspace = self.allocate(WORKSPACE_BYTES as u64)?;
         match CublasLt::new(functions, workspace, WORKSPACE_BYTES) {
-            Ok(library) => Ok(Some(library)),
+            Ok(library) => {
+                let bytes = WORKSPACE_BYTES as u64;
+                self.context.usage(|usage| usage.workspaces += bytes);
+                Ok(Some(library))
+            }
             Err(error) => {
                 self.free(workspace, WORKSPACE_BYTES as u64);
                 Err(error)
@@ -168,10 +174,12 @@ impl Platform for Gpu {
                 format!("asked for {asked}")
             }
         })?;
+        self.context.usage(|usage| usage.allocated += bytes);
         Ok(Address(address))
     }
 
-    fn free(&self, address: Address, _bytes: u64) {
+    fn free(&self, address: Address, bytes: u64) {
+        self.context.usage(|usage| usage.allocated -= bytes);
         let Ok(driver) = self.driver() else {
             return;
         };
@@ -296,6 +304,40 @@ impl Platform for Gpu {
         Ok(Moment(moment::Kind::Gpu(Arc::new(mark))))
     }
 
+    fn memory_info(&self) -> Result<Option<(Bytes, Bytes)>, DeviceError> {
+        self.driver()?;
+        Ok(Some(self.context.memory_info()?))
+    }
+
+    fn overhead(&self) -> Result<Option<Overhead>, DeviceError> {
+        self.driver()?;
+        let (free, total) = self.context.memory_info()?;
+        let usage = self.context.usage(|usage| *usage);
+        let known = usage.at_first + usage.allocated;
+        Ok(Some(Overhead {
+            context: Bytes(usage.at_first),
+            workspaces: Bytes(usage.workspaces),
+            other: Bytes((total.0 - free.0).saturating_sub(known)),
+        }))
+    }
+
+    fn lend(&self, _address: Address, _bytes: u64) -> Result<Lent, DeviceError> {
+        let context = self.context.number();
+        Ok(Lent::Gpu { context })
+    }
+
+    fn adopt(&self, lent: &Lent) -> Result<(), DeviceError> {
+        if matches!(lent, Lent::Gpu { context } if *context == self.context.number()) {
+            return Ok(());
+        }
+        Err(DeviceError::new(
+            "accept",
+            "the memory offered is of another device; ranks that share memory are threads on one GPU",
+        ))
+    }
+
+    fn disown(&self, _address: Address) {}
+
     fn wait_for(&self, moment: &Moment) -> Result<(), DeviceError> {
         let moment::Kind::Gpu(mark) = &moment.0 else {
             // What the host has seen done is done.
@@ -326,7 +368,9 @@ impl Drop for Gpu {
         // What is dropped next is in use until then.
         let _ = self.synchronize();
         if let Some(Some(library)) = self.dense.take() {
-            self.free(library.workspace(), WORKSPACE_BYTES as u64);
+            let bytes = WORKSPACE_BYTES as u64;
+            self.free(library.workspace(), bytes);
+            self.context.usage(|usage| usage.workspaces -= bytes);
         }
     }
 }

@@ -44,6 +44,21 @@ pub struct Properties {
     pub l2: Bytes,
 }
 
+/// Memory of a GPU beside the tensors on it, over all that the process has open there: several ranks on
+/// one GPU share it and see the same. What is taken of the GPU is the sum of these and of the tensors'
+/// memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overhead {
+    /// Taken when the GPU had been opened and nothing allocated: the CUDA context, what the driver
+    /// reserves, and what other processes held.
+    pub context: Bytes,
+    /// What libraries were given to work in.
+    pub workspaces: Bytes,
+    /// Taken since by other means: code of kernels and what they spill, memory that libraries allocate
+    /// themselves, what allocations are rounded up by, and whatever other processes took.
+    pub other: Bytes,
+}
+
 /// A loaded program, known by the number its platform gave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Module(pub(crate) usize);
@@ -98,6 +113,17 @@ impl Queue {
     pub(crate) fn bit(self) -> u8 {
         1 << self as u8
     }
+}
+
+/// Memory of one rank that others on the same device may read: what they need to know of it besides
+/// its address.
+#[derive(Clone)]
+pub(crate) enum Lent {
+    /// Memory of the process's one context on a GPU, which is known by its handle.
+    Gpu { context: usize },
+    /// Memory of another emulator.
+    #[cfg(any(test, feature = "emulator"))]
+    Emulator(crate::cuda::emulator::memory::Lent),
 }
 
 /// The machine below the ops.
@@ -161,6 +187,25 @@ pub(crate) trait Platform {
     fn wait_for(&self, _moment: &Moment) -> Result<(), DeviceError> {
         Ok(())
     }
+
+    /// Free bytes of device memory and all of them; none where there is no telling.
+    fn memory_info(&self) -> Result<Option<(Bytes, Bytes)>, DeviceError> {
+        Ok(None)
+    }
+
+    /// What is taken beside tensors; none where there is no telling.
+    fn overhead(&self) -> Result<Option<Overhead>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Lets other ranks on this device read a range of its memory.
+    fn lend(&self, address: Address, bytes: u64) -> Result<Lent, DeviceError>;
+
+    /// Makes what another rank lent readable, until [`Platform::disown`].
+    fn adopt(&self, lent: &Lent) -> Result<(), DeviceError>;
+
+    /// Lets go of a range adopted, by an address in it.
+    fn disown(&self, address: Address);
 
     /// Waits for all work of all queues.
     fn synchronize(&self) -> Result<(), DeviceError>;

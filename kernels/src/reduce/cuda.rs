@@ -1,8 +1,9 @@
-//! Launches of `reduce.cu`. Up to eight sources travel as arguments of the kernel; more, and the ranges of
-//! copies, in a table in device memory.
+//! Launches of `reduce.cu`. Up to eight sources, and eight pairs of copies, travel as arguments of the
+//! kernel; sources of more in a table in device memory, pairs of more in a further launch.
 
 use moefold_profiles::Dtype;
 
+use super::How;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::platform::Address;
@@ -12,7 +13,7 @@ use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("reduce", "../reduce.cu");
 const THREADS: u32 = 256;
-/// Sources that are arguments of the kernel.
+/// Sources, or pairs of copies, that are arguments of the kernel.
 const NEAR: usize = 8;
 /// Accesses of a range that one block copies.
 const TILE: usize = 1024;
@@ -34,6 +35,7 @@ pub(crate) fn programs() -> Vec<Listed> {
         needs: Needs::Sm80,
         entries: vec![
             Entry::plain("reduce_sum", 96, 0),
+            Entry::plain("reduce_max", 96, 0),
             Entry::plain("reduce_copy", 64, 0),
         ],
     };
@@ -81,11 +83,13 @@ fn upload(near: &Tensor, words: &[u64]) -> Tensor {
     device.from_i32(TensorClass::Transient, &halves, &[halves.len()])
 }
 
-pub(super) fn sum_ordered(gpu: &Cuda, srcs: &[&Tensor], dst: &Tensor) {
-    const OP: &str = "reduce::sum_ordered";
-    disjoint(OP, srcs, &[dst]);
+pub(super) fn reduce(gpu: &Cuda, how: How, srcs: &[&Tensor], dst: &Tensor) {
+    let op = how.op();
+    let mut others = srcs.to_vec();
+    others.retain(|src| !src.same_memory(dst));
+    disjoint(op, &others, &[dst]);
     for src in srcs {
-        src.expect_dtype(OP, srcs[0].dtype());
+        src.expect_dtype(op, srcs[0].dtype());
     }
     let types = [srcs[0].dtype(), dst.dtype()];
     let (program, vector) = specialized(types, srcs.iter().copied().chain([dst]));
@@ -104,7 +108,11 @@ pub(super) fn sum_ordered(gpu: &Cuda, srcs: &[&Tensor], dst: &Tensor) {
     let blocks = length.div_ceil(THREADS as usize);
     let blocks = blocks.min(RESIDENT * gpu.multiprocessors() as usize);
     let grid = Grid::linear(blocks, THREADS, 0);
-    gpu.launch(OP, &program, "reduce_sum", grid, &arguments);
+    let entry = match how {
+        How::Sum => "reduce_sum",
+        How::Max => "reduce_max",
+    };
+    gpu.launch(op, &program, entry, grid, &arguments);
 }
 
 pub(super) fn copy_all(gpu: &Cuda, pairs: &[(&Tensor, &Tensor)]) {
@@ -116,20 +124,30 @@ pub(super) fn copy_all(gpu: &Cuda, pairs: &[(&Tensor, &Tensor)]) {
         src.expect_dtype(OP, types[0]);
         dst.expect_dtype(OP, types[1]);
     }
+    // Integers are copied as the bits they are: as floats of their size, which nothing converts.
+    let types = if types == [Dtype::I32; 2] {
+        [Dtype::F32; 2]
+    } else {
+        types
+    };
     let (program, vector) = specialized(types, srcs.iter().chain(&dsts).copied());
-    let (mut table, mut tiles) = (Vec::new(), 0);
-    for (src, dst) in pairs.iter().filter(|(src, _)| !src.is_empty()) {
-        let length = src.len() / vector;
-        let (from, to) = (src.address().0, dst.address().0);
-        table.extend([from, to, length as u64, tiles as u64]);
-        tiles += length.div_ceil(TILE);
+    let full: Vec<_> = pairs.iter().filter(|(src, _)| !src.is_empty()).collect();
+    for pairs in full.chunks(NEAR) {
+        let column = |of: &dyn Fn(&(&Tensor, &Tensor)) -> Arg, absent: Arg| {
+            let mut column: Vec<Arg> = pairs.iter().map(|&pair| of(pair)).collect();
+            column.resize(NEAR, absent);
+            column
+        };
+        let length = |pair: &(&Tensor, &Tensor)| pair.0.len() / vector;
+        let arguments = [
+            column(&|pair| pair.0.into(), Arg::Address(Address::NULL)),
+            column(&|pair| pair.1.into(), Arg::Address(Address::NULL)),
+            column(&|pair| Arg::U64(length(pair) as u64), Arg::U64(0)),
+        ]
+        .concat();
+        let longest = pairs.iter().map(|&pair| length(pair)).max().unwrap_or(0);
+        let mut grid = Grid::linear(longest.div_ceil(TILE), THREADS, 0);
+        grid.blocks[1] = pairs.len() as u32;
+        gpu.launch(OP, &program, "reduce_copy", grid, &arguments);
     }
-    if table.is_empty() {
-        return;
-    }
-    let lines = table.len() / 4;
-    let table = upload(dsts[0], &table);
-    let grid = Grid::linear(tiles, THREADS, 0);
-    let arguments = [(&table).into(), Arg::size(lines)];
-    gpu.launch(OP, &program, "reduce_copy", grid, &arguments);
 }

@@ -1,7 +1,9 @@
 //! Tests of ordered sums and copies of ranges against plain loops.
 
 use super::*;
-use crate::testing::{Check, oracle_everywhere, statistic, tensor, wide};
+use crate::testing::{
+    Check, integers, on_every_device, oracle_everywhere, statistic, tensor, wide,
+};
 
 #[test]
 fn oracle_sum_in_order() {
@@ -36,6 +38,56 @@ fn oracle_sum_in_order() {
     });
 }
 
+#[test]
+fn oracle_maxima_also_over_one_of_the_sources() {
+    oracle_everywhere(8, |device, rng| {
+        let sources = [1, rng.size(2..=8), rng.size(9..=11)][rng.size(0..=2)];
+        let len = [0, rng.size(1..=40), 8 * rng.size(1..=60)][rng.size(0..=2)];
+        let mut values: Vec<Vec<f32>> = (0..sources).map(|_| rng.values(len)).collect();
+        if sources > 1 && len > 0 {
+            // A number wins over NaN.
+            values[rng.size(0..=sources - 1)][len / 2] = f32::NAN;
+        }
+        let max = |i: usize| values.iter().map(|v| v[i]).fold(f32::NAN, f32::max);
+        let largest: Vec<f32> = (0..len).map(max).collect();
+        let total = |i: usize| values.iter().map(|v| f64::from(v[i])).sum::<f64>();
+        let want: Vec<f64> = (0..len).filter(|&i| i != len / 2).map(total).collect();
+        let place = rng.size(0..=sources - 1);
+        let over = |op: fn(&[&Tensor], &Tensor)| {
+            let kind = |v: &[f32]| statistic(device, v, &[len]);
+            let tensors: Vec<Tensor> = values.iter().map(|v| kind(v)).collect();
+            op(&tensors.iter().collect::<Vec<_>>(), &tensors[place]);
+            tensors[place].clone()
+        };
+        let sum = over(sum_ordered);
+        let mut finite = sum.to_f32();
+        if len > 0 {
+            finite.remove(len / 2);
+        }
+        vec![
+            Check("max", over(maximum), wide(&largest)),
+            Check("sum", statistic(device, &finite, &[finite.len()]), want),
+        ]
+    });
+}
+
+#[test]
+fn integers_are_copied_as_they_are() {
+    on_every_device(2, |device| {
+        // Bits that are no floats worth keeping, among them.
+        let ids = [0, -1, i32::MAX, i32::MIN, 0x7f80_0001, 7, 8, 9, 1 << 23];
+        let (from, to) = (
+            integers(device, &ids, &[9]),
+            integers(device, &[5; 9], &[9]),
+        );
+        copy_all(&[
+            (&from.view(0, &[8]), &to.view(0, &[8])),
+            (&from.view(8, &[1]), &to.view(8, &[1])),
+        ]);
+        assert_eq!(to.to_i32(), ids);
+    });
+}
+
 /// The order is that of the sources: this sum is 1 in it, and 0 in any other order.
 #[test]
 fn oracle_sums_are_not_reordered() {
@@ -53,7 +105,7 @@ fn oracle_copies_of_ranges() {
     oracle_everywhere(16, |device, rng| {
         // Ranges of one tensor, some empty, to places in another in the opposite order.
         let unit = [1, 8][rng.size(0..=1)];
-        let lens: Vec<usize> = (0..rng.size(1..=6))
+        let lens: Vec<usize> = (0..rng.size(1..=10))
             .map(|_| unit * [0, rng.size(1..=30), rng.size(1..=600)][rng.size(0..=2)])
             .collect();
         let total: usize = lens.iter().sum();

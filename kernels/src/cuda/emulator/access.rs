@@ -259,6 +259,9 @@ fn checked(
         (&mut shared.shadow, offset, View { turns, ..*view })
     } else {
         let (allocation, offset) = memory.find(address, bytes).ok_or(None)?;
+        if access.writes() && allocation.is_adopted() {
+            return Err(Some((address as usize, Conflict::Adopted)));
+        }
         (&mut allocation.shadow, offset, View { ..*view })
     };
     shadow

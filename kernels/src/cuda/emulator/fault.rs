@@ -15,7 +15,8 @@ pub(crate) struct Fault {
 pub(crate) enum Kind {
     /// Bytes were read that nobody wrote.
     Uninitialized,
-    /// An address in no allocation, or not of the kind that the access needs.
+    /// An address in no allocation, or not of the kind that the access needs, or in memory of another
+    /// rank where it is written.
     OutOfBounds,
     /// An address that is no multiple of what the access needs.
     Misaligned,

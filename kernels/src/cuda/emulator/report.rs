@@ -168,6 +168,10 @@ impl Machine<'_> {
         };
         let (kind, rest) = match conflict {
             Conflict::Uninitialized => (Kind::Uninitialized, "nothing was ever written".to_owned()),
+            Conflict::Adopted => {
+                let rest = "it is another rank's memory, which may only be read";
+                (Kind::OutOfBounds, rest.to_owned())
+            }
             Conflict::Race(p) => {
                 let remedy = if p.elsewhere {
                     "nothing orders the two: blocks of a launch are ordered by thread_fence and an \

@@ -91,6 +91,12 @@ impl<'a> Fences<'a> {
     }
 }
 
+impl Access {
+    pub(super) fn writes(self) -> bool {
+        !matches!(self, Self::Read | Self::AtomicRead)
+    }
+}
+
 impl View<'_> {
     fn block(&self) -> u32 {
         *self.turns.last().expect("a block runs")
@@ -161,6 +167,8 @@ pub(super) enum Conflict {
     Unfenced(Previous),
     /// Never written since it was given out.
     Uninitialized,
+    /// Another rank's memory, which is to be read alone.
+    Adopted,
 }
 
 /// The access before.
@@ -175,6 +183,7 @@ pub(super) struct Previous {
 }
 
 /// The shadow of a range of memory.
+#[derive(Clone)]
 pub(super) struct Shadow {
     /// One every two bytes; none as long as no kernel has touched any.
     cells: Vec<Cell>,
@@ -212,6 +221,27 @@ impl Shadow {
                 self.written[word] &= !mask;
             }
             at += count;
+        }
+    }
+
+    /// As of memory of which only this range was ever written, as far as it was, and nobody touched any.
+    pub(super) fn part(&self, start: usize, bytes: usize) -> Self {
+        let mut part = Self {
+            cells: Vec::new(),
+            bytes: self.bytes,
+            written: self.written.clone(),
+        };
+        let end = start + bytes;
+        let whole = 64 * part.written.len();
+        part.set_written(0, start, false);
+        part.set_written(end, whole - end, false);
+        part
+    }
+
+    /// What another shadow of the same memory has as written is.
+    pub(super) fn learn(&mut self, other: &Self) {
+        for (word, other) in self.written.iter_mut().zip(&other.written) {
+            *word |= other;
         }
     }
 
@@ -285,7 +315,6 @@ fn step(mut cell: Cell, bytes: u16, access: Access, view: &View<'_>) -> Result<C
         site,
         elsewhere: touch.when < view.block(),
     };
-    let writes = !matches!(access, Access::Read | Access::AtomicRead);
     let write = cell.write;
     if write.meets(bytes, atomic) {
         if !view.ordered(write) {
@@ -304,7 +333,7 @@ fn step(mut cell: Cell, bytes: u16, access: Access, view: &View<'_>) -> Result<C
         when: view.now,
         tag,
     };
-    if writes {
+    if access.writes() {
         for read in cell.reads {
             if read.meets(bytes, atomic) && !view.ordered(read) {
                 return Err(Conflict::Race(previous(read, None)));

@@ -5,6 +5,7 @@
 )]
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,22 @@ thread_local! {
     /// The context that this thread's calls go to.
     static CURRENT: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
 }
+
+/// What the process has of one context's memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Usage {
+    /// Bytes taken on the device when the context was there and nothing in it.
+    pub(super) at_first: u64,
+    /// Bytes allocated in it, workspaces among them.
+    pub(super) allocated: u64,
+    /// Bytes of workspaces.
+    pub(super) workspaces: u64,
+    /// Times that the context is retained.
+    holders: usize,
+}
+
+/// By context: threads that open a GPU share its context.
+static USAGE: Mutex<BTreeMap<usize, Usage>> = Mutex::new(BTreeMap::new());
 
 /// A call into the driver, checked: `call!(driver, cuMemFree_v2(address), "what for")`.
 macro_rules! call {
@@ -78,8 +95,23 @@ impl Context {
         });
         // What this thread had may have ended on another: the last hold is let go of anywhere.
         CURRENT.set(ptr::null_mut());
+        // Measured by who comes first, before anybody can allocate.
+        let mut all = lock(&USAGE);
+        let usage = all.entry(context.number()).or_default();
+        usage.holders += 1;
+        let first = usage.holders == 1;
         context.enter()?;
+        if first {
+            let (free, total) = context.memory();
+            usage.at_first = total.0 - free.0;
+        }
+        drop(all);
         Ok(context)
+    }
+
+    /// Its handle, as a number: the same in all threads that retain it, and no other GPU's.
+    pub(super) fn number(&self) -> usize {
+        self.raw as usize
     }
 
     /// Makes the context this thread's.
@@ -145,6 +177,25 @@ impl Context {
         Ok(value.unsigned_abs())
     }
 
+    /// Reads or changes what the process knows of the context's memory.
+    pub(super) fn usage<R>(&self, with: impl FnOnce(&mut Usage) -> R) -> R {
+        with(lock(&USAGE).entry(self.number()).or_default())
+    }
+
+    /// Free bytes of device memory, and all of them.
+    pub(super) fn memory_info(&self) -> Result<(Bytes, Bytes), DeviceError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: places to write to.
+        unsafe {
+            call!(
+                &self.driver,
+                cuMemGetInfo_v2(&raw mut free, &raw mut total),
+                "what memory is free"
+            )?;
+        }
+        Ok((Bytes(free as u64), Bytes(total as u64)))
+    }
+
     /// Free bytes of device memory, and all of them; zeros where the driver does not say.
     pub(super) fn memory(&self) -> (Bytes, Bytes) {
         let (mut free, mut total) = (0, 0);
@@ -161,6 +212,14 @@ impl Drop for Context {
             // SAFETY: no context is a valid one to have.
             unsafe { (self.driver.cuCtxSetCurrent)(ptr::null_mut()) };
         }
+        let mut all = lock(&USAGE);
+        if let Some(usage) = all.get_mut(&self.number()) {
+            usage.holders -= 1;
+            if usage.holders == 0 {
+                all.remove(&self.number());
+            }
+        }
+        drop(all);
         // SAFETY: retained once, released here alone.
         unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }

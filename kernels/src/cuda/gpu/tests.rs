@@ -17,13 +17,16 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::libraries::Version;
 use crate::cuda::nvrtc::Cubin;
-use crate::cuda::platform::{Address, Launch, Module, Platform, Queue};
+use crate::cuda::platform::{Address, Launch, Module, Overhead, Platform, Queue};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Source, Swizzle, TensorMap};
 use crate::cuda::programs::programs;
 use crate::device::{Backend, Device, TensorClass};
+use crate::elementwise;
 use crate::moment::Moment;
+use crate::testing::emulated;
 use mock::Mock;
 use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
 
 pub(crate) mod mock;
 
@@ -366,6 +369,51 @@ fn where_memory_runs_out_the_error_says_what_was_asked_and_what_is_free() {
 }
 
 #[test]
+fn what_is_taken_beside_tensors_is_told_apart_and_shared_by_ranks() {
+    const GIB: u64 = 1 << 30;
+    let Some(mock) = Mock::driver() else { return };
+    let first = device(mock, IMAGE);
+    let told = |context, workspaces, other| Overhead {
+        context: Bytes(context),
+        workspaces: Bytes(workspaces),
+        other: Bytes(other),
+    };
+    assert_eq!(first.memory_info(), Some((Bytes(GIB), Bytes(4 * GIB))));
+    assert_eq!(first.overhead(), Some(told(3 * GIB, 0, 0)));
+    let tensor = first.empty(TensorClass::Weights, Dtype::F32, &[1 << 20]);
+    let free = Bytes(GIB - (4 << 20));
+    assert_eq!(first.memory_info(), Some((free, Bytes(4 * GIB))));
+    assert_eq!(first.overhead(), Some(told(3 * GIB, 0, 0)));
+
+    // A rank that comes later: what is there is no context of its own.
+    let gpu = open(mock, 0).expect("it opens");
+    gpu.load(&CODE.with(&[])).expect("it loads");
+    assert_eq!(gpu.overhead(), Ok(Some(told(3 * GIB, 0, 1 << 20))));
+    assert_eq!(first.overhead(), Some(told(3 * GIB, 0, 1 << 20)));
+    drop(gpu);
+    drop(tensor);
+    // Freed memory that is kept for reuse is the tensors'.
+    assert_eq!(first.overhead(), Some(told(3 * GIB, 0, 0)));
+
+    mock.fail(1, 999, "cuMemGetInfo_v2");
+    let error = catch(|| first.overhead()).expect_err("it is told");
+    assert_eq!(
+        (error.call, error.op),
+        ("cuMemGetInfo_v2", Some("overhead"))
+    );
+    mock.fail(1, 999, "cuMemGetInfo_v2");
+    assert!(catch(|| first.memory_info()).is_err());
+    drop(first);
+    mock.assert_clean();
+    for other in [Some(Device::cpu(1)), emulated(1).pop()]
+        .into_iter()
+        .flatten()
+    {
+        assert_eq!((other.memory_info(), other.overhead()), (None, None));
+    }
+}
+
+#[test]
 fn freed_memory_of_other_sizes_makes_room() {
     let Some(mock) = Mock::driver() else { return };
     let device = device(mock, IMAGE);
@@ -420,7 +468,11 @@ fn scenario(mock: Mock) -> Result<(), DeviceError> {
         });
         device.join(Queue::Copies);
         let start = device.moment();
-        device.beside(Queue::Communication, || device.wait_for(&start));
+        let theirs = device.beside_since(Queue::Communication, &start, || {
+            device.accept(&tensor.offer())
+        });
+        drop(theirs);
+        device.join(Queue::Communication);
         let end = device.moment();
         device.synchronize();
         assert!(end.seconds_since(&start) >= 0.0);
@@ -621,6 +673,75 @@ fn a_queue_waits_for_a_moment_of_another_rank_and_the_host_does_not() {
     reader.free(from, 100);
     reader.free(to, 100);
     assert_eq!(mock.wrong(), "");
+}
+
+/// The reader's queue waits for the owner's, and the owner's for the reader's, before it writes again.
+#[test]
+fn what_one_rank_offers_another_reads_in_time() {
+    let Some(mock) = Mock::driver() else { return };
+    let (owner, reader) = (device(mock, IMAGE), device(mock, IMAGE));
+    let x = owner.from_f32(TensorClass::Weights, &[1.0; 50], &[50]);
+    let y = reader.zeros(TensorClass::Weights, Dtype::F32, &[50]);
+    let started = reader.moment();
+    let before = mock.said().len();
+    let offer = x.offer();
+    let read = reader.beside_since(Queue::Communication, &started, || {
+        let theirs = reader.accept(&offer);
+        elementwise::copy(&theirs, &y);
+        reader.moment()
+    });
+    owner.wait_for(&read);
+    x.copy_from_f32(&[2.0; 50]);
+    assert!(
+        !mock.said()[before..].contains("Synchronize"),
+        "a host waited"
+    );
+    // The owner's write is done first if nothing holds it up.
+    assert_eq!(x.to_f32(), [2.0; 50]);
+    reader.join(Queue::Communication);
+    assert_eq!(y.to_f32(), [1.0; 50]);
+
+    let other = Gpu::new(driver(mock).expect("a driver"), compiler(IMAGE), None, 1);
+    let other = Device::on(Backend::Cuda(Cuda::new(
+        Rc::new(other.expect("a GPU")),
+        Dtype::F32,
+    )));
+    let error = catch(|| other.accept(&offer)).expect_err("it is of another GPU");
+    assert!(error.detail.contains("of another device"), "{error}");
+    drop((offer, read, started, x, y, owner, reader, other));
+    mock.assert_clean();
+}
+
+/// What is asked for after the moment that a queue waits for goes on beside it, until memory that may
+/// still be in use is given out there.
+#[test]
+fn work_since_a_moment_goes_on_beside_a_queue_that_takes_no_memory() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    device.poison(false);
+    let tensor = || device.empty(TensorClass::Weights, Dtype::F32, &[50]);
+    let [a, b, c] = [tensor(), tensor(), tensor()];
+    a.copy_from_f32(&[1.0; 50]);
+    let copied = |takes: bool| {
+        let since = device.moment();
+        elementwise::copy(&a, &b);
+        device.beside_since(Queue::Communication, &since, || {
+            if takes {
+                drop(tensor());
+            }
+            elementwise::copy(&b, &c);
+            c.to_f32()
+        })
+    };
+    b.copy_from_f32(&[3.0; 50]);
+    assert_eq!(copied(false), [3.0; 50], "the copy to b waits for nobody");
+    device.join(Queue::Communication);
+    assert_eq!(b.to_f32(), [1.0; 50]);
+    b.copy_from_f32(&[3.0; 50]);
+    assert_eq!(copied(true), [1.0; 50]);
+    device.join(Queue::Communication);
+    drop((a, b, c, device));
+    mock.assert_clean();
 }
 
 #[test]

@@ -215,7 +215,10 @@ int cuMemGetInfo_v2(size_t *available, size_t *total) {
   ENTER(cuMemGetInfo_v2);
   IN_CONTEXT();
   *total = (size_t)total_gib << 30;
+  // A module takes a MiB.
   *available = (size_t)1 << 30;
+  for (Thing *thing = things; thing; thing = thing->next)
+    if (thing->context == current) *available -= thing->kind == MODULE ? 1 << 20 : thing->kind == MEMORY ? thing->bytes : 0;
   return OK;
 }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
