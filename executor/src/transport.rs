@@ -2,10 +2,11 @@
 //!
 //! A [`World`] runs the ranks; each gets a [`RankContext`], asks it for a [`Communicator`] per process
 //! group, and calls collectives on tensors, blocking or started and awaited. What carries them is a
-//! [`Transport`]: rank threads of this process exchanging posts in a mailbox, or the recording one
+//! [`Transport`]: rank threads of this process exchanging posts in a mailbox (values of the CPU's tensors,
+//! offers of a GPU's memory), or the recording one
 //! that tests wrap around it. Groups of one carry nothing: their collectives are local copies.
 //!
-//! Sums are taken in rank order whatever the timing, so results are bit-equal from run to run. The
+//! Sums are taken in rank order, in f32 whatever is stored, whatever the timing, so results are bit-equal from run to run. The
 //! group decides nothing about layout: which ranks form it is the mesh's business.
 
 mod communicator;
@@ -33,13 +34,13 @@ pub enum Reduce {
     Max,
 }
 
-/// One collective with its tensors. The handles share memory with the caller's; inputs are read
-/// when the collective is started, outputs are written when it is awaited.
+/// One collective with its tensors. The handles share memory with the caller's. Between start and wait
+/// inputs are read and outputs written, at any time: the caller writes neither, and reads no output.
 #[derive(Debug, Clone)]
 pub enum Exchange {
     /// `tensor` becomes the reduction of all members' tensors.
     AllReduce {
-        /// In and out, f32.
+        /// In and out, of floats.
         tensor: Tensor,
         /// How.
         reduce: Reduce,
@@ -53,7 +54,7 @@ pub enum Exchange {
     },
     /// `dst` becomes this member's shard of the sum of all `src`.
     ReduceScatter {
-        /// `size` times as long as `dst`, f32.
+        /// `size` times as long as `dst`, of floats.
         src: Tensor,
         /// This member's shard.
         dst: Tensor,
@@ -79,6 +80,16 @@ pub enum Exchange {
 }
 
 impl Exchange {
+    /// The tensor that this member sends from, or would.
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => tensor,
+            Self::AllGather { src, .. }
+            | Self::ReduceScatter { src, .. }
+            | Self::AllToAll { src, .. } => src,
+        }
+    }
+
     /// The name in traces and tables.
     pub fn stem(&self) -> &'static str {
         use moefold_profiles::CollectiveKind as Kind;

@@ -4,8 +4,10 @@
 //! for the collective collects the posts of all members. Nothing is overwritten and nothing is shared
 //! mutably, so safe Rust suffices and a started collective needs no progress thread. A failed rank,
 //! a rank that left, a mismatched call and a deadline each end every wait with an error that says
-//! who, where and what. It moves vectors of numbers and knows no tensors (see
-//! [`super::threads`]).
+//! who, where and what. It moves vectors of numbers, and what ranks of one GPU tell each other of its
+//! memory, and knows no tensors (see [`super::threads`]). A collective on a GPU meets several times,
+//! each time at a [`Step`] of its own; who waits for one looks ([`Mailbox::look`]) and listens
+//! ([`Mailbox::listen`]), so that it can go on with others meanwhile.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,14 +15,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use moefold_kernels::{Moment, Offer};
+
 use super::{Place, TransportError};
 
-/// Numbers on their way between ranks.
-#[derive(Debug, Clone, PartialEq)]
+/// What is on its way between ranks.
+#[derive(Debug, Clone)]
 pub(super) enum Payload {
     F32(Vec<f32>),
     I32(Vec<i32>),
     U64(Vec<u64>),
+    /// Memory of the GPU that the ranks share.
+    Offer(Offer),
+    /// How far the member has come there.
+    Moment(Moment),
+}
+
+/// Where members of a group meet: at a collective, and at which of its meetings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Step {
+    /// The collective's number in its group.
+    pub(super) sequence: u64,
+    /// From 0; only collectives on a GPU meet more than once.
+    pub(super) meeting: u32,
+}
+
+impl From<u64> for Step {
+    /// The first meeting of a collective.
+    fn from(sequence: u64) -> Self {
+        Self {
+            sequence,
+            meeting: 0,
+        }
+    }
 }
 
 /// What a member asks of its group; equal at all members, or the collective is refused.
@@ -75,7 +102,7 @@ pub(super) struct GroupKey {
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) key: GroupKey,
-    slots: Mutex<HashMap<u64, Slot>>,
+    slots: Mutex<HashMap<Step, Slot>>,
     changed: Condvar,
 }
 
@@ -100,6 +127,9 @@ pub(super) struct Mailbox {
     failure: OnceLock<Failure>,
     left: Vec<AtomicBool>,
     deadline: Duration,
+    /// How often something happened that somebody may wait for.
+    events: Mutex<u64>,
+    happened: Condvar,
 }
 
 impl Mailbox {
@@ -109,6 +139,8 @@ impl Mailbox {
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             deadline,
+            events: Mutex::default(),
+            happened: Condvar::new(),
         }
     }
 
@@ -149,6 +181,26 @@ impl Mailbox {
             drop(lock(&group.slots));
             group.changed.notify_all();
         }
+        self.ring();
+    }
+
+    /// What [`Mailbox::listen`] goes by.
+    pub(super) fn events(&self) -> u64 {
+        *lock(&self.events)
+    }
+
+    fn ring(&self) {
+        *lock(&self.events) += 1;
+        self.happened.notify_all();
+    }
+
+    /// Waits until something happens that had not when there were `heard` events, or, where nothing
+    /// does, until who has waited for so long has to give up.
+    pub(super) fn listen(&self, heard: u64, waited: Duration) {
+        let rest = self.deadline.saturating_sub(waited);
+        let events = lock(&self.events);
+        let quiet = |events: &mut u64| *events == heard;
+        drop(self.happened.wait_timeout_while(events, rest, quiet));
     }
 
     /// Posts one member's part of collective `sequence`. Never blocks on other ranks.
@@ -159,9 +211,20 @@ impl Mailbox {
         member: usize,
         post: Post,
     ) -> Result<(), TransportError> {
+        self.post_at(group, sequence.into(), member, post)
+    }
+
+    /// Posts one member's part of one meeting.
+    pub(super) fn post_at(
+        &self,
+        group: &Group,
+        step: Step,
+        member: usize,
+        post: Post,
+    ) -> Result<(), TransportError> {
         let size = group.key.ranks.len();
         let mut slots = lock(&group.slots);
-        let slot = slots.entry(sequence).or_insert_with(|| Slot {
+        let slot = slots.entry(step).or_insert_with(|| Slot {
             posts: vec![None; size],
             shards: Arc::new((0..size).map(|_| OnceLock::new()).collect()),
             num_collected: 0,
@@ -175,7 +238,7 @@ impl Mailbox {
                 place: Place {
                     op: post.call.to_string(),
                     group: group.key.to_string(),
-                    sequence,
+                    sequence: step.sequence,
                 },
                 other_rank: group.key.ranks[other],
                 other_call: theirs.call.to_string(),
@@ -186,14 +249,16 @@ impl Mailbox {
         }
         assert!(
             slot.posts[member].is_none(),
-            "member {member} of {} posts collective {sequence} twice",
-            group.key
+            "member {member} of {} posts collective {} twice",
+            group.key,
+            step.sequence
         );
         slot.posts[member] = Some(Arc::new(post));
         let complete = slot.posts.iter().all(Option::is_some);
         drop(slots);
         if complete {
             group.changed.notify_all();
+            self.ring();
         }
         Ok(())
     }
@@ -207,75 +272,104 @@ impl Mailbox {
         call: &Call,
     ) -> Result<Collected, TransportError> {
         let start = Instant::now();
-        let rank = group.key.ranks[member];
         let mut slots = lock(&group.slots);
         loop {
-            // Whether a rank has left is read before what it posted: it posts first, then leaves.
-            let left: Vec<bool> = group
-                .key
-                .ranks
-                .iter()
-                .map(|&r| self.left[r as usize].load(Ordering::SeqCst))
-                .collect();
-            let slot = slots
-                .get_mut(&sequence)
-                .expect("a member waits only for what it has posted");
-            let missing: Vec<usize> = (0..slot.posts.len())
-                .filter(|&i| slot.posts[i].is_none())
-                .collect();
-            if missing.is_empty() {
-                let collected = Collected {
-                    posts: slot.posts.iter().flatten().cloned().collect(),
-                    shards: Arc::clone(&slot.shards),
-                };
-                slot.num_collected += 1;
-                if slot.num_collected == slot.posts.len() {
-                    slots.remove(&sequence);
-                }
-                return Ok(collected);
-            }
-            let place = || Place {
-                op: call.to_string(),
-                group: group.key.to_string(),
-                sequence,
-            };
-            let ranks_of =
-                |members: &[usize]| members.iter().map(|&i| group.key.ranks[i]).collect();
-            if let Some(failure) = self.failure.get() {
-                return Err(TransportError::Stopped {
-                    rank,
-                    place: place(),
-                    failed_rank: failure.rank,
-                    failure: failure.message.clone(),
-                });
-            }
-            let gone: Vec<usize> = missing.iter().copied().filter(|&i| left[i]).collect();
             let waited = start.elapsed();
-            let error = match self.deadline.checked_sub(waited) {
-                _ if !gone.is_empty() => TransportError::Absent {
-                    rank,
-                    place: place(),
-                    missing: ranks_of(&gone),
-                },
-                None => TransportError::Deadline {
-                    rank,
-                    place: place(),
-                    waited_s: waited.as_secs_f64(),
-                    missing: ranks_of(&missing),
-                },
-                Some(rest) => {
-                    slots = group
-                        .changed
-                        .wait_timeout(slots, rest)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
-                    continue;
+            match self.examine(&mut slots, group, sequence.into(), member, call, waited) {
+                Ok(Some(collected)) => return Ok(collected),
+                Ok(None) => {
+                    let rest = self.deadline.saturating_sub(waited);
+                    let waiting = group.changed.wait_timeout(slots, rest);
+                    slots = waiting.unwrap_or_else(PoisonError::into_inner).0;
                 }
-            };
-            drop(slots);
-            self.poison(rank, error.to_string());
-            return Err(error);
+                Err(error) => {
+                    drop(slots);
+                    self.poison(group.key.ranks[member], error.to_string());
+                    return Err(error);
+                }
+            }
         }
+    }
+
+    /// All members' parts of a meeting, if they have posted them; an error where this member has
+    /// waited for too long, or some cannot come any more.
+    pub(super) fn look(
+        &self,
+        group: &Group,
+        step: Step,
+        member: usize,
+        call: &Call,
+        waited: Duration,
+    ) -> Result<Option<Collected>, TransportError> {
+        let found = self.examine(&mut lock(&group.slots), group, step, member, call, waited);
+        found.inspect_err(|error| self.poison(group.key.ranks[member], error.to_string()))
+    }
+
+    fn examine(
+        &self,
+        slots: &mut HashMap<Step, Slot>,
+        group: &Group,
+        step: Step,
+        member: usize,
+        call: &Call,
+        waited: Duration,
+    ) -> Result<Option<Collected>, TransportError> {
+        let rank = group.key.ranks[member];
+        // Whether a rank has left is read before what it posted: it posts first, then leaves.
+        let left: Vec<bool> = group
+            .key
+            .ranks
+            .iter()
+            .map(|&r| self.left[r as usize].load(Ordering::SeqCst))
+            .collect();
+        let slot = slots
+            .get_mut(&step)
+            .expect("a member waits only for what it has posted");
+        let missing: Vec<usize> = (0..slot.posts.len())
+            .filter(|&i| slot.posts[i].is_none())
+            .collect();
+        if missing.is_empty() {
+            let collected = Collected {
+                posts: slot.posts.iter().flatten().cloned().collect(),
+                shards: Arc::clone(&slot.shards),
+            };
+            slot.num_collected += 1;
+            if slot.num_collected == slot.posts.len() {
+                slots.remove(&step);
+            }
+            return Ok(Some(collected));
+        }
+        let place = || Place {
+            op: call.to_string(),
+            group: group.key.to_string(),
+            sequence: step.sequence,
+        };
+        let ranks_of = |members: &[usize]| members.iter().map(|&i| group.key.ranks[i]).collect();
+        if let Some(failure) = self.failure.get() {
+            return Err(TransportError::Stopped {
+                rank,
+                place: place(),
+                failed_rank: failure.rank,
+                failure: failure.message.clone(),
+            });
+        }
+        let gone: Vec<usize> = missing.iter().copied().filter(|&i| left[i]).collect();
+        if !gone.is_empty() {
+            return Err(TransportError::Absent {
+                rank,
+                place: place(),
+                missing: ranks_of(&gone),
+            });
+        }
+        if waited >= self.deadline {
+            return Err(TransportError::Deadline {
+                rank,
+                place: place(),
+                waited_s: waited.as_secs_f64(),
+                missing: ranks_of(&missing),
+            });
+        }
+        Ok(None)
     }
 }
 

@@ -4,7 +4,8 @@ use std::panic::resume_unwind;
 use std::thread::sleep;
 use std::time::Duration;
 
-use moefold_kernels::{Device, DeviceError, Tensor, TensorClass};
+use moefold_kernels::cuda::Architecture;
+use moefold_kernels::{Device, DeviceError, Tensor, TensorClass, elementwise};
 use moefold_profiles::Dtype;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -13,6 +14,56 @@ use super::*;
 use crate::error::Error;
 
 const CLASS: TensorClass = TensorClass::Activations;
+
+/// What the ranks of a test compute on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Cpu,
+    /// CUDA made of software, every rank with one of its own, as threads of one GPU.
+    Emulated(Dtype),
+}
+
+impl Kind {
+    fn open(self) -> Device {
+        match self {
+            Self::Cpu => Device::cpu(1),
+            Self::Emulated(dtype) => {
+                Device::emulated(Architecture::SM80, dtype, 11).expect("there was one")
+            }
+        }
+    }
+}
+
+/// The devices at hand: without a C++ compiler none is emulated.
+fn kinds() -> Vec<Kind> {
+    let emulated = Device::emulated(Architecture::SM80, Dtype::F32, 0);
+    if let Err(missing) = &emulated {
+        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+        assert!(!required.contains("emulator"), "{missing}");
+    }
+    let emulated = emulated
+        .ok()
+        .map(|_| [Dtype::F32, Dtype::Bf16].map(Kind::Emulated));
+    [Kind::Cpu]
+        .into_iter()
+        .chain(emulated.into_iter().flatten())
+        .collect()
+}
+
+/// `lens` on the CPU; on a device made of software those of them that do not take long.
+fn lens(device: &Device, lens: &[usize]) -> Vec<usize> {
+    let longest = if device.name() == "cpu" {
+        usize::MAX
+    } else {
+        150
+    };
+    lens.iter().copied().filter(|&len| len <= longest).collect()
+}
+
+/// The values as the device stores them.
+fn stored(device: &Device, values: &[f32]) -> Vec<f32> {
+    tensor(device, values).to_f32()
+}
 
 /// Numbers that only `rank` would send, with rounding that shows the order of a sum.
 fn data(rank: u32, len: usize) -> Vec<f32> {
@@ -35,34 +86,43 @@ fn all_ranks(world: u32) -> Vec<u32> {
 }
 
 fn tensor(device: &Device, values: &[f32]) -> Tensor {
-    device.from_f32(CLASS, values, &[values.len()])
+    matrix(device, values, &[values.len()])
+}
+
+fn matrix(device: &Device, values: &[f32], dims: &[usize]) -> Tensor {
+    let tensor = device.empty(CLASS, device.dtype(), dims);
+    tensor.copy_from_f32(values);
+    tensor
 }
 
 fn zeros(device: &Device, dims: &[usize]) -> Tensor {
-    device.zeros(CLASS, Dtype::F32, dims)
+    device.zeros(CLASS, device.dtype(), dims)
 }
 
-/// Runs `body` on every rank of worlds of 1 to 8 with a group of all ranks.
+/// Runs `body` on every rank of worlds of 1 to 8, on every kind of device, with a group of all ranks.
 fn on_worlds(body: impl Fn(&RankContext, &Communicator, &Device) -> Result<(), Error> + Sync) {
-    for world in 1..=8 {
-        World::threads(world)
-            .deadline(Duration::from_secs(20))
-            .run(|rank| {
-                let group = rank.communicator("all", &all_ranks(world));
-                body(rank, &group, &Device::cpu(1))
-            })
-            .expect("every rank finishes");
+    for kind in kinds() {
+        for world in 1..=8 {
+            World::threads(world)
+                .deadline(Duration::from_mins(1))
+                .run(|rank| {
+                    let group = rank.communicator("all", &all_ranks(world));
+                    body(rank, &group, &kind.open())
+                })
+                .unwrap_or_else(|error| panic!("{world} ranks on {kind:?}: {error}"));
+        }
     }
 }
 
 #[test]
 fn oracle_all_reduce_sums_in_rank_order_and_takes_the_maximum() {
     on_worlds(|rank, group, device| {
-        for len in [0, 1, 5, 64, 1001] {
-            let parts: Vec<_> = (0..rank.ranks()).map(|r| data(r, len)).collect();
+        for len in lens(device, &[0, 1, 5, 150, 1001]) {
+            let part = |r| stored(device, &data(r, len));
+            let parts: Vec<_> = (0..rank.ranks()).map(part).collect();
             let sum = tensor(device, &data(rank.rank(), len));
             group.all_reduce(&sum)?;
-            assert_eq!(sum.to_f32(), sum_in_rank_order(&parts));
+            assert_eq!(sum.to_f32(), stored(device, &sum_in_rank_order(&parts)));
             let max = tensor(device, &data(rank.rank(), len));
             group.all_reduce_max(&max)?;
             let expected: Vec<f32> = (0..len)
@@ -78,19 +138,28 @@ fn oracle_all_reduce_sums_in_rank_order_and_takes_the_maximum() {
 fn oracle_gather_scatter_and_broadcast() {
     on_worlds(|rank, group, device| {
         let (size, me) = (group.size(), group.index());
-        for len in [1, 7, 256] {
-            let shards: Vec<_> = (0..rank.ranks()).map(|r| data(r, len)).collect();
+        for len in lens(device, &[1, 7, 24, 256]) {
+            let shard = |r| stored(device, &data(r, len));
+            let shards: Vec<_> = (0..rank.ranks()).map(shard).collect();
             let gathered = zeros(device, &[size * len]);
             group.all_gather(&tensor(device, &shards[me]), &gathered)?;
             assert_eq!(gathered.to_f32(), shards.concat());
 
-            let wholes: Vec<_> = (0..rank.ranks()).map(|r| data(r, size * len)).collect();
+            let whole = |r| stored(device, &data(r, size * len));
+            let wholes: Vec<_> = (0..rank.ranks()).map(whole).collect();
             let shard = zeros(device, &[len]);
-            group.reduce_scatter(&tensor(device, &wholes[me]), &shard)?;
-            assert_eq!(
-                shard.to_f32(),
-                sum_in_rank_order(&wholes)[me * len..(me + 1) * len]
-            );
+            let src = tensor(device, &wholes[me]);
+            group.reduce_scatter(&src, &shard)?;
+            let sum = stored(device, &sum_in_rank_order(&wholes));
+            let own = me * len..(me + 1) * len;
+            assert_eq!(shard.to_f32(), sum[own.clone()]);
+            assert_eq!(src.to_f32(), wholes[me], "a source is left as it is");
+
+            // A shard in its place of the whole, as the optimizer keeps it.
+            group.reduce_scatter(&src, &src.view(own.start, &[len]))?;
+            assert_eq!(src.to_f32()[own.clone()], sum[own]);
+            group.all_gather(&src.view(me * len, &[len]), &src)?;
+            assert_eq!(src.to_f32(), sum);
 
             let root = len % size;
             let copied = tensor(device, &data(rank.rank(), len));
@@ -127,7 +196,7 @@ fn oracle_ragged_all_to_all_delivers_rows_with_their_provenance() {
         let receive: Vec<usize> = (0..size).map(|from| rows_between(from, me)).collect();
         let sent: Vec<f32> = (0..size).flat_map(|to| rows(me, to)).collect();
         let expected: Vec<f32> = (0..size).flat_map(|from| rows(from, me)).collect();
-        let src = device.from_f32(CLASS, &sent, &[send.iter().sum(), WIDTH]);
+        let src = matrix(device, &sent, &[send.iter().sum(), WIDTH]);
         let dst = zeros(device, &[receive.iter().sum(), WIDTH]);
         group.all_to_all(&src, &send, &dst, &receive)?;
         assert_eq!(dst.to_f32(), expected);
@@ -160,63 +229,163 @@ fn oracle_host_numbers() {
 #[test]
 fn started_collectives_of_several_groups_interleave_and_end_in_any_order() {
     const WORLD: u32 = 4;
-    World::threads(WORLD)
-        .deadline(Duration::from_secs(20))
-        .run(|rank| {
-            let device = Device::cpu(1);
-            let me = rank.rank();
-            let pair = rank.communicator("tp", &[me & !1, me | 1]);
-            let stride = rank.communicator("dp", &[me % 2, me % 2 + 2]);
-            let world = rank.communicator("world", &all_ranks(WORLD));
-            let groups = [&pair, &stride, &world, &pair];
-            let tensors: Vec<Tensor> = (0..4)
-                .map(|i| tensor(&device, &data(10 * i + me, 100)))
-                .collect();
-            let mut pending: Vec<(usize, Pending)> = Vec::new();
-            for (i, group) in groups.iter().enumerate() {
-                pending.push((i, group.start_all_reduce(&tensors[i])?));
-            }
-            // A blocking one in between, and every rank awaits in another order.
-            world.barrier()?;
-            pending.rotate_left(me as usize);
-            for (i, pending) in pending {
-                pending.wait()?;
-                let parts: Vec<_> = groups[i]
-                    .ranks()
-                    .iter()
-                    .map(|r| data(10 * i as u32 + r, 100))
+    let run = |kind: Kind| {
+        World::threads(WORLD)
+            .deadline(Duration::from_mins(1))
+            .run(|rank| {
+                let device = kind.open();
+                let me = rank.rank();
+                let pair = rank.communicator("tp", &[me & !1, me | 1]);
+                let stride = rank.communicator("dp", &[me % 2, me % 2 + 2]);
+                let world = rank.communicator("world", &all_ranks(WORLD));
+                let groups = [&pair, &stride, &world, &pair];
+                let tensors: Vec<Tensor> = (0..4)
+                    .map(|i| tensor(&device, &data(10 * i + me, 100)))
                     .collect();
-                assert_eq!(tensors[i].to_f32(), sum_in_rank_order(&parts));
+                let mut pending: Vec<(usize, Pending)> = Vec::new();
+                for (i, group) in groups.iter().enumerate() {
+                    pending.push((i, group.start_all_reduce(&tensors[i])?));
+                }
+                // A blocking one in between, and every rank awaits in another order.
+                world.barrier()?;
+                pending.rotate_left(me as usize);
+                for (i, pending) in pending {
+                    pending.wait()?;
+                    let parts: Vec<_> = groups[i]
+                        .ranks()
+                        .iter()
+                        .map(|r| stored(&device, &data(10 * i as u32 + r, 100)))
+                        .collect();
+                    let sum = stored(&device, &sum_in_rank_order(&parts));
+                    assert_eq!(tensors[i].to_f32(), sum);
+                }
+                Ok(())
+            })
+    };
+    for kind in kinds() {
+        let ended = run(kind);
+        ended.unwrap_or_else(|error| panic!("no order of waiting deadlocks on {kind:?}: {error}"));
+    }
+}
+
+/// A rank that goes on to write what it has sent does so after the others have read it, however late
+/// they come to that.
+#[test]
+fn what_was_sent_is_written_again_only_when_all_have_read_it() {
+    let run = |kind: Kind, late: u32| {
+        World::threads(3)
+            .deadline(Duration::from_mins(1))
+            .run(|rank| {
+                let (device, group) = (kind.open(), rank.communicator("all", &all_ranks(3)));
+                let nap = || {
+                    if rank.rank() == late {
+                        sleep(Duration::from_millis(30));
+                    }
+                };
+                let mine = tensor(&device, &[rank.rank() as f32; 20]);
+                let all = zeros(&device, &[60]);
+                let gathered = group.start_all_gather(&mine, &all)?;
+                nap();
+                gathered.wait()?;
+                elementwise::fill(&mine, 9.0);
+                let expected: Vec<f32> = (0..60u8).map(|i| f32::from(i / 20)).collect();
+                assert_eq!(
+                    all.to_f32(),
+                    expected,
+                    "all_gather on {kind:?}, {late} is late"
+                );
+
+                let sum = tensor(&device, &[1.0; 40]);
+                let summed = group.start_all_reduce(&sum)?;
+                nap();
+                summed.wait()?;
+                let seen = elementwise::duplicate(&sum, CLASS);
+                elementwise::fill(&sum, 9.0);
+                group.barrier()?;
+                assert_eq!(
+                    seen.to_f32(),
+                    [3.0; 40],
+                    "all_reduce on {kind:?}, {late} is late"
+                );
+
+                let copied = tensor(&device, &[rank.rank() as f32; 10]);
+                let sent = group.start_broadcast(&copied, 1)?;
+                nap();
+                sent.wait()?;
+                let seen = elementwise::duplicate(&copied, CLASS);
+                elementwise::fill(&copied, 9.0);
+                assert_eq!(
+                    seen.to_f32(),
+                    [1.0; 10],
+                    "broadcast on {kind:?}, {late} is late"
+                );
+                Ok(())
+            })
+    };
+    for kind in kinds() {
+        for late in 0..3 {
+            run(kind, late).expect("every rank finishes");
+        }
+    }
+}
+
+/// Collectives on a device leave its account and the memory it holds as they are, and the host reads
+/// nothing.
+#[test]
+fn collectives_on_a_device_take_no_memory_and_no_read_by_the_host() {
+    for kind in kinds().into_iter().filter(|&kind| kind != Kind::Cpu) {
+        let run = World::threads(4).run(|rank| {
+            let (device, group) = (kind.open(), rank.communicator("all", &all_ranks(4)));
+            let [sum, max, whole, all] = [20, 7, 40, 80].map(|len| tensor(&device, &data(1, len)));
+            let (shard, rows) = (zeros(&device, &[10]), zeros(&device, &[4, 5]));
+            let back = zeros(&device, &[4, 5]);
+            device.reset_peak();
+            let before = (device.memory(), device.cached(), device.host_reads());
+            for _ in 0..2 {
+                let started = group.start_all_reduce(&sum)?;
+                group.all_reduce_max(&max)?;
+                group.reduce_scatter(&whole, &shard)?;
+                group.all_gather(&sum, &all)?;
+                group.all_to_all(&rows, &[1; 4], &back, &[1; 4])?;
+                group.broadcast(&sum.view(0, &[0]), 2)?;
+                started.wait()?;
             }
+            let after = (device.memory(), device.cached(), device.host_reads());
+            assert_eq!(after, before, "on {kind:?}");
             Ok(())
-        })
-        .expect("no order of waiting deadlocks");
+        });
+        run.expect("every rank finishes");
+    }
 }
 
 #[test]
 fn communicators_of_one_name_and_ranks_are_separate() {
-    World::threads(2)
-        .deadline(Duration::from_secs(20))
-        .run(|rank| {
-            let first = rank.communicator("ep", &[0, 1]);
-            let second = rank.communicator("ep", &[0, 1]);
-            let word = u64::from(rank.rank());
-            // Rank 0 and rank 1 use them in opposite orders: one stream of calls would mismatch.
-            let device = Device::cpu(1);
-            let t = tensor(&device, &[1.0]);
-            if word == 0 {
-                let pending = first.start_all_reduce(&t)?;
-                second.exchange_counts(&[word])?;
-                pending.wait()?;
-            } else {
-                let pending = second.exchange_counts(&[word]);
-                first.all_reduce(&t)?;
-                pending?;
-            }
-            assert_eq!(t.to_f32(), [2.0]);
-            Ok(())
-        })
-        .expect("both finish");
+    let run = |kind: Kind| {
+        World::threads(2)
+            .deadline(Duration::from_mins(1))
+            .run(|rank| {
+                let first = rank.communicator("ep", &[0, 1]);
+                let second = rank.communicator("ep", &[0, 1]);
+                let word = u64::from(rank.rank());
+                // Rank 0 and rank 1 use them in opposite orders: one stream of calls would mismatch.
+                let device = kind.open();
+                let t = tensor(&device, &[1.0]);
+                if word == 0 {
+                    let pending = first.start_all_reduce(&t)?;
+                    second.exchange_counts(&[word])?;
+                    pending.wait()?;
+                } else {
+                    let pending = second.exchange_counts(&[word]);
+                    first.all_reduce(&t)?;
+                    pending?;
+                }
+                assert_eq!(t.to_f32(), [2.0]);
+                Ok(())
+            })
+    };
+    for kind in kinds() {
+        run(kind).expect("both finish");
+    }
 }
 
 #[test]
@@ -225,15 +394,20 @@ fn law_the_same_bits_under_random_delays() {
         .ok()
         .and_then(|s| s.parse().ok())
         .unwrap_or(20);
-    let run = |delays: u64| {
+    let run = |kind: Kind, delays: u64| {
         World::threads(5)
             .run(|rank| {
-                let device = Device::cpu(1);
+                let device = kind.open();
                 let group = rank.communicator("all", &all_ranks(5));
                 let mut random =
                     ChaCha8Rng::seed_from_u64(seed ^ delays ^ (u64::from(rank.rank()) << 32));
-                let t = tensor(&device, &data(rank.rank(), 333));
-                for _ in 0..20 {
+                let (len, rounds) = if kind == Kind::Cpu {
+                    (333, 20)
+                } else {
+                    (43, 5)
+                };
+                let t = tensor(&device, &data(rank.rank(), len));
+                for _ in 0..rounds {
                     sleep(Duration::from_micros(random.random_range(0..300)));
                     group.all_reduce(&t)?;
                     let scaled: Vec<f32> = t.to_f32().iter().map(|x| x / 4.9).collect();
@@ -243,10 +417,16 @@ fn law_the_same_bits_under_random_delays() {
             })
             .expect("finishes")
     };
-    let first = run(1);
-    assert!(first.iter().all(|rank| *rank == first[0]));
-    for delays in 2..6 {
-        assert_eq!(run(delays), first, "SEED={seed}, delays {delays}");
+    for kind in kinds() {
+        let first = run(kind, 1);
+        assert!(first.iter().all(|rank| *rank == first[0]));
+        for delays in 2..if kind == Kind::Cpu { 6 } else { 4 } {
+            assert_eq!(
+                run(kind, delays),
+                first,
+                "SEED={seed}, delays {delays}, {kind:?}"
+            );
+        }
     }
 }
 
@@ -352,21 +532,65 @@ fn a_rank_that_returns_early_is_named_at_once() {
     );
 }
 
+/// On a device a rank may have started a collective and never go on with it.
+#[test]
+fn a_rank_that_starts_a_collective_on_a_device_and_leaves_or_lingers_is_named() {
+    for kind in kinds().into_iter().filter(|&kind| kind != Kind::Cpu) {
+        let run = |deadline, stays: Duration| {
+            let world = World::threads(3).deadline(deadline);
+            let run = world.run(|rank| {
+                let group = rank.communicator("tp", &all_ranks(3));
+                let pending = group.start_all_reduce(&zeros(&kind.open(), &[4]))?;
+                if rank.rank() == 1 {
+                    sleep(stays);
+                    return Ok(());
+                }
+                pending.wait()?;
+                Ok(())
+            });
+            run.expect_err("rank 1 does not wait").to_string()
+        };
+        let absent = run(Duration::from_mins(1), Duration::ZERO);
+        assert!(
+            absent.contains("all_reduce of 4") && absent.contains("number 0 of group tp [0, 1, 2]"),
+            "{absent}"
+        );
+        assert!(
+            absent.contains("for ranks [1], which have finished without it"),
+            "{absent}"
+        );
+        let late = run(Duration::from_millis(200), Duration::from_secs(2));
+        assert!(late.contains("for ranks [1], which did not come"), "{late}");
+    }
+}
+
 #[test]
 fn mismatched_collectives_are_refused_with_both_calls() {
+    for kind in kinds() {
+        refuses_mismatches(kind);
+    }
+}
+
+fn refuses_mismatches(kind: Kind) {
+    let element = match kind {
+        Kind::Cpu => Dtype::F32,
+        Kind::Emulated(dtype) => dtype,
+    };
     let run = |call: fn(&Communicator, &Device, u32) -> Result<(), TransportError>| {
         World::threads(2)
             .run(|rank| {
                 let group = rank.communicator("edp", &[0, 1]);
-                call(&group, &Device::cpu(1), rank.rank())?;
+                call(&group, &kind.open(), rank.rank())?;
                 Ok(())
             })
             .expect_err("refused")
             .to_string()
     };
     let sizes = run(|group, device, rank| group.all_reduce(&zeros(device, &[4 + rank as usize])));
-    assert!(sizes.contains("all_reduce of 4 f32"), "{sizes}");
-    assert!(sizes.contains("all_reduce of 5 f32"), "{sizes}");
+    for size in [4, 5] {
+        let call = format!("all_reduce of {size} {element}");
+        assert!(sizes.contains(&call), "{sizes}");
+    }
     assert!(sizes.contains("number 0 of group edp [0, 1]"), "{sizes}");
 
     let kinds = run(|group, device, rank| match rank {
@@ -374,7 +598,9 @@ fn mismatched_collectives_are_refused_with_both_calls() {
         _ => group.broadcast(&zeros(device, &[4]), 0),
     });
     assert!(
-        kinds.contains("all_reduce of 4 f32") && kinds.contains("broadcast of 4 f32"),
+        ["all_reduce", "broadcast"]
+            .iter()
+            .all(|call| kinds.contains(&format!("{call} of 4 {element}"))),
         "{kinds}"
     );
 
@@ -385,8 +611,10 @@ fn mismatched_collectives_are_refused_with_both_calls() {
     });
     assert_eq!(
         rows,
-        "rank 1 expects 2 rows from rank 1 in all_to_all of 8 f32 (number 0 of group edp [0, 1]), \
-         which sends 1"
+        format!(
+            "rank 1 expects 2 rows from rank 1 in all_to_all of 8 {element} (number 0 of group edp \
+             [0, 1]), which sends 1"
+        )
     );
 }
 

@@ -1,4 +1,5 @@
-//! The transport between rank threads: tensors into posts of the mailbox and back.
+//! The transport between rank threads: tensors into posts of the mailbox and back. Those in memory of a
+//! GPU stay there ([`device`]); of the CPU's the values travel.
 //!
 //! A reduction is cut into one shard a member. Whoever waits computes every shard that nobody has
 //! begun, its own first, each as the sum of the posts in rank order: the members share the work, the
@@ -9,13 +10,17 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moefold_kernels::Tensor;
 use moefold_profiles::Dtype;
 
-use super::mailbox::{Call, Collected, Group, GroupKey, Mailbox, Payload, Post};
+use super::mailbox::{Call, Collected, Group, GroupKey, Mailbox, Payload, Post, Step};
 use super::{Exchange, Pending, Place, Reduce, Transport, TransportError};
+
+mod device;
+
+pub(super) use device::Flights;
 
 /// One member's end of a group of rank threads.
 #[derive(Debug)]
@@ -26,6 +31,8 @@ pub(super) struct Threads {
     next: Cell<u64>,
     last_call: Rc<RefCell<Option<String>>>,
     waited_ns: Rc<Cell<u64>>,
+    /// Collectives of the rank on a GPU, of all its groups.
+    flights: Flights,
 }
 
 impl Threads {
@@ -35,6 +42,7 @@ impl Threads {
         member: usize,
         last_call: Rc<RefCell<Option<String>>>,
         waited_ns: Rc<Cell<u64>>,
+        flights: Flights,
     ) -> Self {
         Self {
             group: mailbox.group(key),
@@ -43,6 +51,7 @@ impl Threads {
             next: Cell::new(0),
             last_call,
             waited_ns,
+            flights,
         }
     }
 
@@ -57,6 +66,7 @@ impl Threads {
             sequence,
             call: call.clone(),
             waited_ns: Rc::clone(&self.waited_ns),
+            flights: self.flights.clone(),
         };
         *self.last_call.borrow_mut() = Some(started.place().to_string());
         let post = Post { call, data, rows };
@@ -68,20 +78,12 @@ impl Threads {
 
 impl Transport for Threads {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        let call = |what, tensor: &Tensor, size, root| Call {
-            what,
-            element: element(tensor),
-            size,
-            root,
-        };
-        let stem = exchange.stem();
+        if exchange.tensor().device().properties().is_some() {
+            return device::start(self, exchange);
+        }
+        let call = call_of(&exchange);
         let pending = match exchange {
             Exchange::AllReduce { tensor, reduce } => {
-                let what = match reduce {
-                    Reduce::Sum => stem,
-                    Reduce::Max => "all_reduce (max)",
-                };
-                let call = call(what, &tensor, tensor.len(), 0);
                 let started = self.post(call, read(&tensor), Vec::new())?;
                 Pending::new(move || {
                     let all = started.collect()?;
@@ -97,7 +99,6 @@ impl Transport for Threads {
                 })
             }
             Exchange::AllGather { src, dst } => {
-                let call = call(stem, &src, src.len(), 0);
                 let started = self.post(call, read(&src), Vec::new())?;
                 let len = src.len();
                 Pending::new(move || {
@@ -108,7 +109,6 @@ impl Transport for Threads {
                 })
             }
             Exchange::ReduceScatter { src, dst } => {
-                let call = call(stem, &src, src.len(), 0);
                 let started = self.post(call, read(&src), Vec::new())?;
                 let own = started.member * dst.len();
                 Pending::new(move || {
@@ -124,8 +124,7 @@ impl Transport for Threads {
                 dst,
                 recv_rows,
             } => {
-                let width = src.dims()[1..].iter().product();
-                let call = call(stem, &src, width, 0);
+                let width: usize = src.dims()[1..].iter().product();
                 let started = self.post(call, read(&src), send_rows)?;
                 Pending::new(move || {
                     let all = started.collect()?;
@@ -144,7 +143,6 @@ impl Transport for Threads {
                 })
             }
             Exchange::Broadcast { tensor, root } => {
-                let call = call(stem, &tensor, tensor.len(), root);
                 let data = if self.member == root {
                     read(&tensor)
                 } else {
@@ -189,6 +187,7 @@ struct Started {
     sequence: u64,
     call: Call,
     waited_ns: Rc<Cell<u64>>,
+    flights: Flights,
 }
 
 impl Started {
@@ -207,12 +206,53 @@ impl Started {
     /// All members' posts; what it takes until the last is there counts as waiting.
     fn collect(&self) -> Result<Collected, TransportError> {
         let begun = Instant::now();
-        let collected = self
-            .mailbox
-            .collect(&self.group, self.sequence, self.member, &self.call);
+        let collected = if self.flights.is_empty() {
+            self.mailbox
+                .collect(&self.group, self.sequence, self.member, &self.call)
+        } else {
+            self.collect_in_flight()
+        };
         let waited_ns = begun.elapsed().as_nanos() as u64;
         self.waited_ns.set(self.waited_ns.get() + waited_ns);
         collected
+    }
+
+    /// The same, going on with what is in flight meanwhile: others may wait for that before they come.
+    fn collect_in_flight(&self) -> Result<Collected, TransportError> {
+        let begun = Instant::now();
+        loop {
+            let heard = self.mailbox.events();
+            self.flights.advance()?;
+            let waited = begun.elapsed();
+            if let Some(collected) = self.look(0, waited)? {
+                return Ok(collected);
+            }
+            self.mailbox.listen(heard, waited);
+        }
+    }
+
+    /// All members' posts of one meeting, if they are there.
+    fn look(&self, meeting: u32, waited: Duration) -> Result<Option<Collected>, TransportError> {
+        let step = Step {
+            sequence: self.sequence,
+            meeting,
+        };
+        self.mailbox
+            .look(&self.group, step, self.member, &self.call, waited)
+    }
+
+    /// Posts this member's part of a later meeting.
+    fn meet(&self, meeting: u32, data: Payload) -> Result<(), TransportError> {
+        let post = Post {
+            call: self.call.clone(),
+            data,
+            rows: Vec::new(),
+        };
+        let step = Step {
+            sequence: self.sequence,
+            meeting,
+        };
+        self.mailbox.post_at(&self.group, step, self.member, post)
     }
 
     fn refuse(&self, other: usize, expected_rows: usize, sent_rows: usize) -> TransportError {
@@ -259,8 +299,38 @@ fn combine(all: &Collected, range: Range<usize>, reduce: Reduce) -> Vec<f32> {
 fn element(tensor: &Tensor) -> &'static str {
     match tensor.dtype() {
         Dtype::F32 => "f32",
+        Dtype::Bf16 => "bf16",
         Dtype::I32 => "i32",
-        other => unreachable!("the CPU device has no {other} tensors"),
+        other => unreachable!("no device has {other} tensors"),
+    }
+}
+
+/// What this member asks of its group.
+fn call_of(exchange: &Exchange) -> Call {
+    let tensor = exchange.tensor();
+    let call = Call {
+        what: exchange.stem(),
+        element: element(tensor),
+        size: tensor.len(),
+        root: 0,
+    };
+    match exchange {
+        Exchange::AllReduce { reduce, .. } => Call {
+            what: match reduce {
+                Reduce::Sum => call.what,
+                Reduce::Max => "all_reduce (max)",
+            },
+            ..call
+        },
+        Exchange::AllGather { .. } | Exchange::ReduceScatter { .. } => call,
+        Exchange::AllToAll { src, .. } => Call {
+            size: src.dims()[1..].iter().product(),
+            ..call
+        },
+        Exchange::Broadcast { root, .. } => Call {
+            root: *root,
+            ..call
+        },
     }
 }
 
@@ -280,7 +350,7 @@ fn write(tensor: &Tensor, at: usize, data: &Payload, range: Range<usize>) {
                 tensor.view(at, &[range.len()]).copy_from_i32(&data[range]);
             }
         }
-        Payload::U64(_) => unreachable!("words do not travel in tensors"),
+        other => unreachable!("{other:?} is not what a tensor holds"),
     }
 }
 

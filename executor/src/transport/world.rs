@@ -15,7 +15,7 @@ use moefold_kernels::DeviceError;
 
 use super::mailbox::{GroupKey, Mailbox};
 use super::recording::{CallLog, Recording};
-use super::threads::Threads;
+use super::threads::{Flights, Threads};
 use super::{Communicator, Transport};
 use crate::error::Error;
 use crate::record::Recorder;
@@ -135,6 +135,7 @@ where
         instances: Rc::default(),
         last_call: Rc::default(),
         waited_ns: Rc::default(),
+        flights: Flights::default(),
         log: None,
     };
     // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
@@ -179,6 +180,7 @@ pub struct RankContext {
     instances: Rc<RefCell<Instances>>,
     last_call: Rc<RefCell<Option<String>>>,
     waited_ns: Rc<Cell<u64>>,
+    flights: Flights,
     log: Option<CallLog>,
 }
 
@@ -243,6 +245,7 @@ impl RankContext {
             index,
             Rc::clone(&self.last_call),
             Rc::clone(&self.waited_ns),
+            self.flights.clone(),
         );
         let transport: Rc<dyn Transport> = match &self.log {
             None => Rc::new(threads),
