@@ -306,20 +306,25 @@ fn facts(subject: &Subject) -> Vec<(String, String)> {
             ),
         );
         for (key, value) in &measured.env {
-            fact(key, words(value));
+            // A command is typed with spaces.
+            let separator = if key == "command" { " " } else { ", " };
+            fact(key, words(value, separator));
         }
     }
     facts
 }
 
 /// A value as a person reads it: lists and objects without their brackets.
-fn words(value: &serde_json::Value) -> String {
+fn words(value: &serde_json::Value, separator: &str) -> String {
     use serde_json::Value;
     match value {
         Value::String(text) => text.clone(),
-        Value::Array(items) => items.iter().map(words).collect::<Vec<_>>().join(", "),
+        Value::Array(items) => {
+            let items = items.iter().map(|item| words(item, ", "));
+            items.collect::<Vec<_>>().join(separator)
+        }
         Value::Object(fields) => {
-            let field = |(key, value): (&String, &Value)| format!("{key}: {}", words(value));
+            let field = |(key, value): (&String, &Value)| format!("{key}: {}", words(value, ", "));
             fields.iter().map(field).collect::<Vec<_>>().join("; ")
         }
         other => other.to_string(),

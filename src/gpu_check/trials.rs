@@ -124,10 +124,16 @@ impl<'a> Bench<'a> {
             .and_then(|()| fs::create_dir_all(&folder))
             .with_context(|| format!("{}: cannot be written", folder.display()))
             .map_err(Failure::Runtime)?;
+        let cluster = match gpu {
+            None => Ok("local".to_owned()),
+            Some(gpu) => cluster_of(gpu, &folder),
+        }
+        .with_context(|| format!("{}: cannot be written", folder.display()))
+        .map_err(Failure::Runtime)?;
         Ok(Self {
             args,
             folder,
-            cluster: gpu.map_or_else(|| "local".to_owned(), cluster_of),
+            cluster,
         })
     }
 
@@ -209,16 +215,39 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The first cluster preset made of a GPU; that of H100 for a GPU that none is made of.
-fn cluster_of(vendor_name: &str) -> String {
+/// The first cluster preset made of a GPU; for a GPU that none is made of, a file that says what an
+/// H100 is under its name, so that its profile applies.
+fn cluster_of(vendor_name: &str, folder: &Path) -> std::io::Result<String> {
     let gpu = presets::gpu_name(vendor_name);
     let known = presets::cluster_names()
         .into_iter()
         .find(|name| presets::cluster(name).is_ok_and(|cluster| cluster.gpu.name == gpu));
-    known.unwrap_or("dgx-h100").to_owned()
+    if let Some(known) = known {
+        return Ok(known.to_owned());
+    }
+    let path = folder.join("cluster.toml");
+    let text =
+        format!("version = 1\nbase = \"dgx-h100\"\n[gpu]\nbase = \"h100\"\nname = \"{gpu}\"\n");
+    fs::write(&path, text)?;
+    Ok(path.display().to_string())
 }
 
 /// Seconds that are plenty for a command that takes some.
 fn minutes(count: u64) -> Duration {
     Duration::from_mins(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_planned_for_under_its_own_name() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for (vendor, name) in [("NVIDIA H200", "h200"), ("NVIDIA L40S", "nvidia-l40s")] {
+            let cluster = cluster_of(vendor, folder.path()).expect("written");
+            let cluster = presets::resolve(&cluster).expect("a cluster");
+            assert_eq!(cluster.gpu.name, name);
+        }
+    }
 }

@@ -125,7 +125,8 @@ fn profiled(name: &str, profile: &Profile, took: Duration) -> [String; 8] {
     ]
 }
 
-/// Published models, cut to their first layers, planned with the profile of this GPU and trained.
+/// Published models, cut to their first layers, planned with what was measured of their ops and
+/// trained.
 pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Failure> {
     let models = if bench.args.small {
         &REHEARSED[..]
@@ -200,7 +201,6 @@ struct Cut {
     config: String,
     layers: u64,
     batch: Batch,
-    profile: String,
 }
 
 struct Ran {
@@ -245,13 +245,6 @@ fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Failure> {
         config: path.display().to_string(),
         layers,
         batch,
-        profile: bench
-            .args
-            .out
-            .join("profile")
-            .join(name)
-            .display()
-            .to_string(),
     })
 }
 
@@ -280,7 +273,7 @@ fn room(bench: &Bench<'_>) -> Bytes {
 
 /// Tensors of one rank that trains the model, by the planner.
 fn tensors(model: &Model, batch: Batch, cluster: &str, precision: Precision) -> Bytes {
-    let Ok(mut cluster) = clusters::cluster(cluster) else {
+    let Ok(mut cluster) = clusters::resolve(cluster) else {
         return Bytes(u64::MAX);
     };
     cluster.gpu.memory_gib = 1e9;
@@ -321,20 +314,13 @@ fn tokens(prefix: &Path, vocabulary: u64, batch: Batch) -> Result<(), Failure> {
 }
 
 impl Cut {
-    /// Plans with the profile that the trial before made, and trains.
-    fn run(&self, bench: &Bench<'_>) -> Result<Ran, String> {
-        let name = &self.name;
-        let (plan, run) = (
-            bench.path(&format!("{name}-plan.json")),
-            bench.path(&format!("{name}-run")),
-        );
-        let (seq_len, batch) = (
-            self.batch.seq_len.to_string(),
-            self.batch.global_batch.to_string(),
-        );
+    /// Plans the layout of one rank and one microbatch.
+    fn plan(&self, bench: &Bench<'_>, log: &str, rest: &[&str]) -> Result<(), String> {
+        let seq_len = self.batch.seq_len.to_string();
+        let batch = self.batch.global_batch.to_string();
         let layout = format!("mbs={batch}");
         let precision = precision(bench).to_string();
-        let mut arguments = vec![
+        let asked = [
             "plan",
             "--model",
             &self.config,
@@ -352,13 +338,35 @@ impl Cut {
             &batch,
             "--layout",
             &layout,
-            "--out",
-            &plan,
         ];
-        if Path::new(&self.profile).exists() {
-            arguments.extend(["--profile", &self.profile]);
-        }
-        bench.moefold(&format!("{name}-plan"), &arguments, minutes(1))?;
+        let arguments = [&asked[..], rest].concat();
+        bench.moefold(&format!("{}-{log}", self.name), &arguments, minutes(1))
+    }
+
+    /// Plans, measures what the plan runs, plans again with that, and trains.
+    fn run(&self, bench: &Bench<'_>) -> Result<Ran, String> {
+        let name = &self.name;
+        let path = |what: &str| bench.path(&format!("{name}-{what}"));
+        let (first, plan) = (path("unmeasured-plan.json"), path("plan.json"));
+        let (profile, run, report) = (path("profile"), path("run"), path("report"));
+        self.plan(bench, "unmeasured-plan", &["--out", &first])?;
+        let budget = if bench.args.small { "1" } else { "30" };
+        bench.moefold(
+            &format!("{name}-profile"),
+            &[
+                "profile",
+                "--plan",
+                &first,
+                "--device",
+                bench.device(),
+                "--budget-s",
+                budget,
+                "--out",
+                &profile,
+            ],
+            minutes(4),
+        )?;
+        self.plan(bench, "plan", &["--profile", &profile, "--out", &plan])?;
         let (data, steps) = (bench.path(name), STEPS.to_string());
         bench.moefold(
             &format!("{name}-run"),
@@ -380,7 +388,6 @@ impl Cut {
             minutes(6),
         )?;
         // The page says where the two differ, op by op.
-        let report = bench.path(&format!("{name}-report"));
         bench.moefold(
             &format!("{name}-compare"),
             &["compare", &run, "--out", &report],
