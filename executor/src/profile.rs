@@ -18,7 +18,7 @@ mod sweep;
 use std::time::{Duration, Instant};
 
 use moefold_kernels::Device;
-use moefold_profiles::directory::{Key, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
 use moefold_profiles::{Op, presets};
 
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
@@ -125,10 +125,16 @@ pub fn run(
         let name = device
             .properties()
             .map(|properties| properties.name.clone());
-        Ok((samples, skipped, name))
+        // Of the rank whose device ran everything, after it did.
+        let overhead = device.overhead().map(|taken| OverheadBytes {
+            context: taken.context,
+            workspaces: taken.workspaces,
+            other: taken.other,
+        });
+        Ok((samples, skipped, name, overhead))
     })?;
     let first = per_rank.into_iter().next().expect("at least one rank");
-    let (samples, skipped, device_name) = first;
+    let (samples, skipped, device_name, overhead) = first;
     let environment = Environment::detect(options.ranks, &options.device);
     let on_gpu = device_name.is_some();
     let clocks = [("before", before), ("after", clocks(&options.device))]
@@ -144,7 +150,7 @@ pub fn run(
                 .map_or_else(|| "cpu".to_owned(), presets::gpu_name),
             device_name,
             shared_device: on_gpu && options.ranks > 1,
-            overhead: None,
+            overhead,
             machine: environment.machine(),
             cores: environment.cores,
             concurrent_ranks: options.ranks,
@@ -515,5 +521,40 @@ mod tests {
             assert_eq!(costs.op(op).source, Source::Measured, "{op:?}");
         }
         assert!(costs.host().launch.is_some() && costs.host().read.is_some());
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_measure_their_collectives() {
+        let device = DeviceSpec::Emulated {
+            architecture: moefold_kernels::cuda::Architecture::SM80,
+            dtype: Dtype::F32,
+            seed: 2,
+        };
+        if device.open(0, 1).is_err() {
+            return;
+        }
+        let gemm = Key::Op(Op::Gemm {
+            m: 8,
+            n: 8,
+            k: 8,
+            pass: Pass::Forward,
+            dtype: Dtype::F32,
+        });
+        let options = ProfileOptions {
+            keys: vec![
+                gemm,
+                collective(CollectiveKind::AllReduce, 2),
+                collective(CollectiveKind::AllToAll, 2),
+            ],
+            ranks: 2,
+            device,
+            warmup: 0,
+            repeats: 1,
+            budget: Duration::ZERO,
+        };
+        let measured = run(&options, &|_| ()).expect("measures");
+        assert!(measured.skipped.is_empty(), "{:?}", measured.skipped);
+        assert!(measured.profile.shared_device);
+        assert_eq!(measured.profile.samples.len(), 3);
     }
 }

@@ -11,11 +11,11 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use moefold_kernels::{Memory, TensorClass};
+use moefold_kernels::{Device, TensorClass};
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
-use moefold_profiles::units::Seconds;
+use moefold_profiles::units::{Bytes, Seconds};
 
 use crate::environment::Environment;
 use crate::error::Error;
@@ -88,8 +88,10 @@ impl RunDir {
     }
 }
 
-/// The peak of a rank, from its device's account.
-pub fn rank_peak(rank: u32, pp_rank: u32, memory: &Memory) -> RankPeak {
+/// The peak of a rank, from its device's account, and what is taken of the device beside tensors:
+/// ranks that share a GPU share that, and each tells all of it.
+pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device) -> RankPeak {
+    let memory = device.memory();
     let at = |class| memory.at_peak(class);
     RankPeak {
         rank,
@@ -101,7 +103,9 @@ pub fn rank_peak(rank: u32, pp_rank: u32, memory: &Memory) -> RankPeak {
             activations: at(TensorClass::Activations),
             transient: at(TensorClass::Transient),
             logits: at(TensorClass::Logits),
-            ..PeakBytes::default()
+            overhead: device.overhead().map_or(Bytes::ZERO, |overhead| {
+                overhead.context + overhead.workspaces + overhead.other
+            }),
         },
     }
 }
@@ -267,8 +271,6 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::units::Bytes;
-
     use super::*;
     use crate::device::DeviceSpec;
 

@@ -177,7 +177,7 @@ fn train(
     let record = RankRecord {
         times,
         spans: cx.recorder.take_spans(),
-        peak: rank_peak(cx.rank, cx.at.pp, &cx.device.memory()),
+        peak: rank_peak(cx.rank, cx.at.pp, &cx.device),
     };
     Ok((records, record))
 }
