@@ -16,7 +16,7 @@ use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Launch, Lent, Module, Platform};
+use crate::cuda::platform::{Address, Dense, Grouped, Launch, Lent, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::moment::Moment;
 use crate::tensor::Tensor;
@@ -50,6 +50,8 @@ pub(crate) struct Cuda {
     modules: RefCell<HashMap<Program, Module>>,
     /// Copies to the host so far.
     downloads: Cell<u64>,
+    prefers_library: Cell<bool>,
+    library_products: Cell<u64>,
 }
 
 impl Cuda {
@@ -67,6 +69,8 @@ impl Cuda {
             dtype,
             modules: RefCell::default(),
             downloads: Cell::new(0),
+            prefers_library: Cell::new(false),
+            library_products: Cell::new(0),
         }
     }
 
@@ -127,6 +131,30 @@ impl Cuda {
     /// A dense product by the vendor's library; false where it has to be done otherwise.
     pub(crate) fn dense(&self, product: &Dense) -> bool {
         done(product.op, self.platform.dense(product))
+    }
+
+    /// See [`crate::Device::prefer_library`].
+    pub(crate) fn prefer_library(&self, prefer: bool) -> bool {
+        self.prefers_library
+            .set(prefer && self.platform.has_grouped());
+        self.prefers_library.get()
+    }
+
+    pub(crate) fn prefers_library(&self) -> bool {
+        self.prefers_library.get()
+    }
+
+    /// Products of groups by the vendor's library; false where they have to be done otherwise.
+    pub(crate) fn grouped(&self, product: &Grouped) -> bool {
+        let did = done(product.op, self.platform.grouped(product));
+        let count = self.library_products.get();
+        self.library_products.set(count + u64::from(did));
+        did
+    }
+
+    /// Products of groups that the vendor's library did so far.
+    pub(crate) fn library_products(&self) -> u64 {
+        self.library_products.get()
     }
 
     pub(crate) fn upload(&self, op: &'static str, dst: &Tensor, bytes: &[u8]) {

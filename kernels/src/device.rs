@@ -238,6 +238,27 @@ impl Device {
         }
     }
 
+    /// Whether the products of experts ([`crate::grouped_gemm`]) are the vendor's library's from now on,
+    /// where it does them: bf16 whose rows start at multiples of 16 bytes, in a version that is trusted
+    /// with it. What comes back is whether there is such a library; without one nothing changes.
+    ///
+    /// Off from the start: the kernels of this crate do them, until a measurement on the device says
+    /// that the library is faster (`moefold gpu-check` takes both).
+    pub fn prefer_library(&self, prefer: bool) -> bool {
+        match &self.0.backend {
+            Backend::Cpu(_) => false,
+            Backend::Cuda(gpu) => gpu.prefer_library(prefer),
+        }
+    }
+
+    /// Grouped products that the vendor's library did so far.
+    pub(crate) fn library_products(&self) -> u64 {
+        match &self.0.backend {
+            Backend::Cpu(_) => 0,
+            Backend::Cuda(gpu) => gpu.library_products(),
+        }
+    }
+
     /// Whether what [`Device::empty`] returns is filled with NaN (f32) or -1 (i32) from now on, so
     /// that an op that leaves a part of its output unwritten is found out. On from the start where
     /// debug assertions are.

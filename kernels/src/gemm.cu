@@ -1,7 +1,8 @@
 // Matrix products of bf16 on any tensor cores (mma.sync), dense and grouped; see gemm.rs and
 // grouped_gemm.rs for what is computed, prelude/tiles.cuh for how groups are cut into tiles.
 //
-//   C = op(A) op(B) + beta C, a product per group.
+//   C = op(A) op(B) + bias + beta C, a product per group; the bias may be null. Rows of a matrix lie its
+//   pitch apart, matrices of groups one behind the other.
 // -DTRANS_A  0: A is [m, k] and the rows of A and C are grouped, B is a matrix per group;
 //            1: A is [k, m] and what is summed over is grouped, C is a matrix per group
 // -DTRANS_B  0: B is [k, n], 1: B is [n, k]
@@ -87,7 +88,8 @@ DEV void fragments_b(u32 (&low)[2], u32 (&high)[2], const u8* tile, u32 column, 
 }
 
 KERNEL(THREADS, 2)
-gemm(const bf16* a, const bf16* b, TYPE_C* c, const i32* offsets, i32 groups, i32 m, i32 n, i32 k, float beta) {
+gemm(const bf16* a, const bf16* b, TYPE_C* c, const bf16* bias, const i32* offsets, i32 groups, i32 m, i32 n, i32 k,
+     i32 pitch_a, i32 pitch_b, i32 pitch_c, float beta) {
   DYN_SMEM(shared);
   i32* starts = (i32*)(shared + POOL_BYTES);
 #if TRANS_A
@@ -105,15 +107,15 @@ gemm(const bf16* a, const bf16* b, TYPE_C* c, const i32* offsets, i32 groups, i3
 #if TRANS_A
     i32 first = group_start(offsets, k, tile.group), depth = group_start(offsets, k, tile.group + 1) - first;
     i32 height = m - row;
-    const bf16* from_a = a + (i64)first * m + row;
-    const bf16* from_b = TRANS_B ? b + (i64)column * k + first : b + (i64)first * n + column;
-    TYPE_C* to = c + (group * m + row) * n + column;
+    const bf16* from_a = a + (i64)first * pitch_a + row;
+    const bf16* from_b = TRANS_B ? b + (i64)column * pitch_b + first : b + (i64)first * pitch_b + column;
+    TYPE_C* to = c + (group * m + row) * pitch_c + column;
 #else
     row += group_start(offsets, m, tile.group);
     i32 height = group_start(offsets, m, tile.group + 1) - row, depth = k;
-    const bf16* from_a = a + (i64)row * k;
-    const bf16* from_b = b + group * n * k + (TRANS_B ? (i64)column * k : (i64)column);
-    TYPE_C* to = c + (i64)row * n + column;
+    const bf16* from_a = a + (i64)row * pitch_a;
+    const bf16* from_b = b + (group * (TRANS_B ? n : k) + (TRANS_B ? column : 0)) * pitch_b + (TRANS_B ? 0 : column);
+    TYPE_C* to = c + (i64)row * pitch_c + column;
 #endif
     i32 steps = ceil_div(depth, TILE_K);
 
@@ -122,13 +124,13 @@ gemm(const bf16* a, const bf16* b, TYPE_C* c, const i32* offsets, i32 groups, i3
         u8* stage = shared + step % STAGES * STAGE_BYTES;
         i32 at = step * TILE_K, left = depth - at;
         if (TRANS_A)
-          load<TILE_K, TILE_M>(stage, from_a + (i64)at * m, m, left, height);
+          load<TILE_K, TILE_M>(stage, from_a + (i64)at * pitch_a, pitch_a, left, height);
         else
-          load<TILE_M, TILE_K>(stage, from_a + at, k, height, left);
+          load<TILE_M, TILE_K>(stage, from_a + at, pitch_a, height, left);
         if (TRANS_B)
-          load<TILE_N, TILE_K>(stage + BYTES_A, from_b + at, k, width, left);
+          load<TILE_N, TILE_K>(stage + BYTES_A, from_b + at, pitch_b, width, left);
         else
-          load<TILE_K, TILE_N>(stage + BYTES_A, from_b + (i64)at * n, n, left, width);
+          load<TILE_K, TILE_N>(stage + BYTES_A, from_b + (i64)at * pitch_b, pitch_b, left, width);
       }
       // A group of copies a step, empty ones too, so that waiting can count them.
       cp_async_commit();
@@ -171,15 +173,17 @@ gemm(const bf16* a, const bf16* b, TYPE_C* c, const i32* offsets, i32 groups, i3
     for (i32 at = threadIdx.x; at < TILE_M * (i32)(TILE_N / OUT_VEC); at += THREADS) {
       i32 y = at / (i32)(TILE_N / OUT_VEC), x = at % (i32)(TILE_N / OUT_VEC) * (i32)OUT_VEC;
       if (y < height && x < width) {
-        Piece* place = (Piece*)(to + (i64)y * n + x);
+        Piece* place = (Piece*)(to + (i64)y * pitch_c + x);
         Piece piece;
+        float value[OUT_VEC];
+        UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++) value[e] = out[y * PITCH + x + e];
+        if (bias)
+          UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++) value[e] += to_f32(bias[column + x + e]);
         if (beta != 0.f) {
           piece = *place;
-          UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++)
-            piece.value[e] = from_f32<TYPE_C>(fma_(beta, to_f32(piece.value[e]), out[y * PITCH + x + e]));
-        } else {
-          UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++) piece.value[e] = from_f32<TYPE_C>(out[y * PITCH + x + e]);
+          UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++) value[e] = fma_(beta, to_f32(piece.value[e]), value[e]);
         }
+        UNROLL for (i32 e = 0; e < (i32)OUT_VEC; e++) piece.value[e] = from_f32<TYPE_C>(value[e]);
         *place = piece;
       }
     }

@@ -2,7 +2,7 @@
 // is computed, prelude/tiles.cuh for how groups are cut into tiles. For f32 precision, and for small
 // products of f32 with bf16 (the router's), which keep all their bits here.
 //
-//   C = op(A) op(B) + beta C, a product per group.
+//   C = op(A) op(B) + bias + beta C, a product per group, as in gemm.cu; the bias is of B's type.
 // -DTRANS_A, -DTRANS_B        as in gemm.cu
 // -DTYPE_A, -DTYPE_B, -DTYPE_C  types of the three
 //
@@ -53,7 +53,8 @@ DEV void keep(float* to, const float (&r)[PER_THREAD]) {
 }
 
 KERNEL(THREADS, 1)
-gemm_f32(const TYPE_A* a, const TYPE_B* b, TYPE_C* c, const i32* offsets, i32 groups, i32 m, i32 n, i32 k, float beta) {
+gemm_f32(const TYPE_A* a, const TYPE_B* b, TYPE_C* c, const TYPE_B* bias, const i32* offsets, i32 groups, i32 m, i32 n,
+         i32 k, i32 pitch_a, i32 pitch_b, i32 pitch_c, float beta) {
   DYN_SMEM(shared);
   float* pool = (float*)shared;
   i32* starts = (i32*)(pool + 4 * OPERAND);
@@ -72,21 +73,20 @@ gemm_f32(const TYPE_A* a, const TYPE_B* b, TYPE_C* c, const i32* offsets, i32 gr
 #if TRANS_A
     i32 first = group_start(offsets, k, tile.group), depth = group_start(offsets, k, tile.group + 1) - first;
     i32 height = m - row;
-    const TYPE_A* from_a = a + (i64)first * m + row;
-    const TYPE_B* from_b = TRANS_B ? b + (i64)column * k + first : b + (i64)first * n + column;
-    TYPE_C* to = c + (group * m + row) * n + column;
+    const TYPE_A* from_a = a + (i64)first * pitch_a + row;
+    const TYPE_B* from_b = TRANS_B ? b + (i64)column * pitch_b + first : b + (i64)first * pitch_b + column;
+    TYPE_C* to = c + (group * m + row) * pitch_c + column;
 #else
     row += group_start(offsets, m, tile.group);
     i32 height = group_start(offsets, m, tile.group + 1) - row, depth = k;
-    const TYPE_A* from_a = a + (i64)row * k;
-    const TYPE_B* from_b = b + group * n * k + (TRANS_B ? (i64)column * k : (i64)column);
-    TYPE_C* to = c + (i64)row * n + column;
+    const TYPE_A* from_a = a + (i64)row * pitch_a;
+    const TYPE_B* from_b = b + (group * (TRANS_B ? n : k) + (TRANS_B ? column : 0)) * pitch_b + (TRANS_B ? 0 : column);
+    TYPE_C* to = c + (i64)row * pitch_c + column;
 #endif
-    i32 pitch_a = TRANS_A ? m : k, pitch_b = TRANS_B ? k : n;
     float next_a[PER_THREAD], next_b[PER_THREAD];
     auto fetch = [&](i32 at) {
-      load<!TRANS_A>(next_a, from_a + (TRANS_A ? (i64)at * m : (i64)at), pitch_a, depth - at, height);
-      load<TRANS_B>(next_b, from_b + (TRANS_B ? (i64)at : (i64)at * n), pitch_b, depth - at, width);
+      load<!TRANS_A>(next_a, from_a + (TRANS_A ? (i64)at * pitch_a : (i64)at), pitch_a, depth - at, height);
+      load<TRANS_B>(next_b, from_b + (TRANS_B ? (i64)at : (i64)at * pitch_b), pitch_b, depth - at, width);
     };
 
     float sum[8][8];
@@ -118,8 +118,10 @@ gemm_f32(const TYPE_A* a, const TYPE_B* b, TYPE_C* c, const i32* offsets, i32 gr
       UNROLL for (i32 j = 0; j < 8; j++) {
         i32 x = j / 4 * (TILE / 2) + x0 + j % 4;
         if (y < height && x < width) {
-          TYPE_C* place = to + (i64)y * n + x;
-          *place = from_f32<TYPE_C>(beta == 0.f ? sum[i][j] : fma_(beta, to_f32(*place), sum[i][j]));
+          TYPE_C* place = to + (i64)y * pitch_c + x;
+          float value = sum[i][j];
+          if (bias) value += to_f32(bias[column + x]);
+          *place = from_f32<TYPE_C>(beta == 0.f ? value : fma_(beta, to_f32(*place), value));
         }
       }
     }

@@ -203,9 +203,10 @@ mod cuda {
     pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, offsets: &Tensor, y: &Tensor) {
         Product {
             op: "grouped_gemm::forward",
-            a: (x, Trans::No),
-            b: (w, Trans::Yes),
-            c: y,
+            a: (x.into(), Trans::No),
+            b: (w.into(), Trans::Yes),
+            c: y.into(),
+            bias: None,
             sizes: [x.num_rows(), y.width(), x.width()],
             beta: 0.0,
             offsets: Some(offsets),
@@ -216,9 +217,10 @@ mod cuda {
     pub(super) fn dgrad(gpu: &Cuda, dy: &Tensor, w: &Tensor, offsets: &Tensor, dx: &Tensor) {
         Product {
             op: "grouped_gemm::dgrad",
-            a: (dy, Trans::No),
-            b: (w, Trans::No),
-            c: dx,
+            a: (dy.into(), Trans::No),
+            b: (w.into(), Trans::No),
+            c: dx.into(),
+            bias: None,
             sizes: [dy.num_rows(), dx.width(), dy.width()],
             beta: 0.0,
             offsets: Some(offsets),
@@ -229,9 +231,10 @@ mod cuda {
     pub(super) fn wgrad(gpu: &Cuda, dy: &Tensor, x: &Tensor, offsets: &Tensor, dw: &Tensor) {
         Product {
             op: "grouped_gemm::wgrad",
-            a: (dy, Trans::Yes),
-            b: (x, Trans::No),
-            c: dw,
+            a: (dy.into(), Trans::Yes),
+            b: (x.into(), Trans::No),
+            c: dw.into(),
+            bias: None,
             sizes: [dy.width(), x.width(), x.num_rows()],
             beta: 1.0,
             offsets: Some(offsets),

@@ -1,7 +1,7 @@
 // Matrix products of bf16 on Hopper, grouped and dense; see gemm.rs and grouped_gemm.rs for what is
 // computed, prelude/tiles.cuh for how groups are cut into tiles.
 //
-//   C = op(A) op(B), or C += where ADD, a product per group.
+//   C = op(A) op(B) + bias, or C += where ADD, a product per group; the bias may be null.
 // -DTRANS_A  0: A is [m, k] and the rows of A and C are grouped, B is a matrix per group;
 //            1: A is [k, m] and what is summed over is grouped, C is a matrix per group
 // -DTRANS_B  0: B is [k, n], 1: B is [n, k]
@@ -184,13 +184,25 @@ DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const 
   if (before >= 0) release(pipe, before);
 }
 
+DEV void add_bias(float (&sum)[TILE_N / 2], const bf16* bias, i32 column, i32 n) {
+  i32 x = column + lane_id() % 4 * 2;
+  UNROLL for (i32 j = 0; j < TILE_N / 8; j++)
+    if (x + 8 * j < n) {
+      UNROLL for (i32 e = 0; e < 2; e++) {
+        float value = to_f32(bias[x + 8 * j + e]);
+        sum[4 * j + e] += value, sum[4 * j + 2 + e] += value;
+      }
+    }
+}
+
 // From registers, 8 rows by 8 columns of a warp at a time; rows from `height` on are not there.
-DEV void store_rows(TypeC* c, const float (&sum)[TILE_N / 2], const Work& work, i32 half, i32 m, i32 n) {
+DEV void store_rows(TypeC* c, const float (&sum)[TILE_N / 2], const Work& work, i32 half, i32 m, i32 n,
+                    i32 pitch) {
   i32 y = 64 * half + warp_id() % 4 * 16 + lane_id() / 4, x = work.column + lane_id() % 4 * 2;
   UNROLL for (i32 lower = 0; lower < 2; lower++) {
     i32 at = y + 8 * lower;
     if (at >= work.height) continue;
-    TypeC* line = c + ((i64)work.slice_c * m + work.row + at) * n;
+    TypeC* line = c + ((i64)work.slice_c * m + work.row + at) * pitch;
     UNROLL for (i32 j = 0; j < TILE_N / 8; j++)
       if (x + 8 * j < n) {
         Pair* place = (Pair*)(line + x + 8 * j);
@@ -259,7 +271,7 @@ DEV void store_panels(const TensorMap* map_c, u8* panels, const float (&sum)[TIL
 
 KERNEL(THREADS, 1)
 grouped_gemm_sm90(GRID_CONST TensorMap map_a, GRID_CONST TensorMap map_b, GRID_CONST TensorMap map_c, TypeC* c,
-                  const i32* offsets, i32 groups, i32 m, i32 n, i32 k) {
+                  const bf16* bias, const i32* offsets, i32 groups, i32 m, i32 n, i32 k, i32 pitch) {
   DYN_SMEM(shared);
   u8* panels = shared + STAGES * STAGE_BYTES;
   Pipe pipe = {shared, (u64*)(panels + OUT_BYTES), (u64*)(panels + OUT_BYTES) + STAGES};
@@ -298,6 +310,7 @@ grouped_gemm_sm90(GRID_CONST TensorMap map_a, GRID_CONST TensorMap map_b, GRID_C
       multiply(sum, pipe, turn, work, half);
       i32 height = work.height - 64 * half;
       if (height <= 0) continue;
+      if (bias) add_bias(sum, bias, work.column, n);
 #if BULK_OUT
       // Copies end where C does; only groups of rows end inside of it.
       if (TRANS_A || height >= 64) {
@@ -305,7 +318,7 @@ grouped_gemm_sm90(GRID_CONST TensorMap map_a, GRID_CONST TensorMap map_b, GRID_C
         continue;
       }
 #endif
-      store_rows(c, sum, work, half, m, n);
+      store_rows(c, sum, work, half, m, n, pitch);
     }
     // Shared memory is given up only once it has been read.
     if (threadIdx.x % 128 == 0) bulk_wait<0>();

@@ -14,7 +14,7 @@ use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
-pub(crate) use cuda::programs;
+pub(crate) use cuda::{add_blocks, programs};
 
 /// The cost-table key of a norm of `x`.
 pub fn key(x: &Tensor, pass: Pass) -> Op {

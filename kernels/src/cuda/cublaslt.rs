@@ -22,12 +22,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
     cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasLtReductionScheme_t,
-    cublasStatus_t, cudaDataType,
+    cublasStatus_t,
 };
 use moefold_profiles::Dtype;
 
@@ -35,6 +34,11 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::libraries::gate;
 use crate::cuda::platform::{Address, Dense, Matrix};
 use crate::cuda::table::table;
+
+use descriptors::{Choice, Description, Layout, PreferenceOf, data_type};
+
+mod descriptors;
+mod grouped;
 
 /// Results are numbers: see [`crate::cuda::table`].
 type Code = c_uint;
@@ -54,6 +58,7 @@ const _: () = assert!(size_of::<Heuristic>() == size_of::<cublasLtMatmulHeuristi
 table! {
     /// What is called of cuBLASLt.
     Functions {
+        cublasLtGetVersion: fn() -> usize;
         cublasLtCreate: fn(*mut cublasLtHandle_t) -> Code;
         cublasLtDestroy: fn(cublasLtHandle_t) -> Code;
         cublasLtMatmulDescCreate: fn(*mut cublasLtMatmulDesc_t, c_uint, c_uint) -> Code;
@@ -85,7 +90,15 @@ table! {
             *const cublasLtMatmulAlgo_t, *mut c_void, usize, *mut c_void,
         ) -> Code;
     }
-    optional {}
+    optional {
+        cublasLtGroupedMatrixLayoutCreate: fn(
+            *mut cublasLtMatrixLayout_t, c_uint, c_int,
+            *const c_void, *const c_void, *const c_void,
+        ) -> Code;
+        cublasLtMatrixLayoutSetAttribute: fn(
+            cublasLtMatrixLayout_t, c_uint, *const c_void, usize,
+        ) -> Code;
+    }
 }
 
 impl Functions {
@@ -104,6 +117,7 @@ const PLANS: usize = 4096;
 pub(super) struct CublasLt {
     /// Dropped before the handle they were made with.
     plans: RefCell<HashMap<Key, Option<Plan>>>,
+    grouped: RefCell<HashMap<grouped::Key, Option<Choice>>>,
     handle: Rc<Handle>,
     workspace: Address,
     workspace_bytes: usize,
@@ -115,6 +129,7 @@ struct Key {
     sizes: [usize; 3],
     operands: [Operand; 3],
     adds: bool,
+    has_bias: bool,
 }
 
 /// The layout of a matrix.
@@ -152,6 +167,7 @@ impl CublasLt {
         check("cublasLtCreate", code, || "a handle".to_owned())?;
         Ok(Self {
             plans: RefCell::default(),
+            grouped: RefCell::default(),
             handle: Rc::new(Handle { functions, raw }),
             workspace,
             workspace_bytes,
@@ -175,6 +191,7 @@ impl CublasLt {
             sizes: [m, n, k],
             operands: matrices.map(Operand::new),
             adds: product.beta != 0.0,
+            has_bias: product.bias.is_some(),
         };
         let mut plans = self.plans.borrow_mut();
         if plans.len() >= PLANS && !plans.contains_key(&key) {
@@ -209,8 +226,7 @@ impl Drop for Handle {
 
 /// How one product runs. Its first operand is B, its second A: see the module documentation.
 struct Plan {
-    algorithm: cublasLtMatmulAlgo_t,
-    workspace_bytes: usize,
+    choice: Choice,
     description: Description,
     first: Layout,
     second: Layout,
@@ -236,6 +252,14 @@ impl Plan {
             return Ok(None);
         }
         let description = Description::new(handle, b.transposed, a.transposed)?;
+        if key.has_bias {
+            // Along the rows of what is C here, columns there.
+            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as c_uint;
+            description.set(
+                cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &epilogue,
+            )?;
+        }
         let stored = |rows: usize, columns: usize, transposed: bool| {
             if transposed {
                 (columns, rows)
@@ -247,17 +271,7 @@ impl Plan {
         let first = Layout::new(handle, input, stored(k, n, b.transposed), b.row_stride)?;
         let second = Layout::new(handle, input, stored(m, k, a.transposed), a.row_stride)?;
         let result = Layout::new(handle, output, (m, n), c.row_stride)?;
-        let preference = PreferenceOf::new(handle)?;
-        preference.set(
-            Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-            &workspace_bytes,
-        )?;
-        // Partial sums of a product split along k stay f32, whatever C is.
-        let reduction = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as c_uint;
-        preference.set(
-            Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            &reduction,
-        )?;
+        let preference = preference(handle, workspace_bytes)?;
         for (attribute, operand) in [
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
@@ -266,41 +280,12 @@ impl Plan {
         ] {
             preference.set(attribute, &operand.alignment)?;
         }
-        let mut best = Heuristic {
-            algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspace: 0,
-            status: 0,
-            waves: 0.0,
-            reserved: [0; 4],
-        };
-        let mut found = 0;
-        // SAFETY: descriptors are alive; room for the one result asked for.
-        let code = unsafe {
-            (handle.functions.cublasLtMatmulAlgoGetHeuristic)(
-                handle.raw,
-                description.raw,
-                first.raw,
-                second.raw,
-                result.raw,
-                result.raw,
-                preference.raw,
-                1,
-                &raw mut best,
-                &raw mut found,
-            )
-        };
-        if code == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as Code {
-            return Ok(None);
-        }
-        check("cublasLtMatmulAlgoGetHeuristic", code, || {
+        let layouts = [&first, &second, &result];
+        let choice = preference.ask(&description, layouts, || {
             format!("a product of [{m}, {k}] and [{k}, {n}]")
         })?;
-        if found == 0 || best.status != 0 {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            algorithm: best.algorithm,
-            workspace_bytes: best.workspace,
+        Ok(choice.map(|choice| Self {
+            choice,
             description,
             first,
             second,
@@ -318,6 +303,10 @@ impl Plan {
         let pointer = |matrix: &Matrix| matrix.address.0 as *mut c_void;
         let c = pointer(&product.c);
         let handle = &self.description.handle;
+        if let Some(bias) = product.bias {
+            let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.description.set(attribute, &bias.0)?;
+        }
         // SAFETY: descriptors are alive and describe the matrices; the scalars live until after the
         // call, which reads them; the stream is alive.
         let code = unsafe {
@@ -334,9 +323,9 @@ impl Plan {
                 self.result.raw,
                 c,
                 self.result.raw,
-                &raw const self.algorithm,
+                &raw const self.choice.algorithm,
                 workspace.0 as *mut c_void,
-                self.workspace_bytes,
+                self.choice.workspace_bytes,
                 stream,
             )
         };
@@ -344,157 +333,21 @@ impl Plan {
     }
 }
 
-/// What is multiplied how.
-struct Description {
-    handle: Rc<Handle>,
-    raw: cublasLtMatmulDesc_t,
-}
-
-impl Description {
-    fn new(
-        handle: &Rc<Handle>,
-        first_transposed: bool,
-        second_transposed: bool,
-    ) -> Result<Self, DeviceError> {
-        use cublasLtMatmulDescAttributes_t as Attribute;
-        let functions = &handle.functions;
-        let mut raw = ptr::null_mut();
-        // SAFETY: a place to write to.
-        let code = unsafe {
-            (functions.cublasLtMatmulDescCreate)(
-                &raw mut raw,
-                cublasComputeType_t::CUBLAS_COMPUTE_32F as c_uint,
-                cudaDataType::CUDA_R_32F as c_uint,
-            )
-        };
-        check("cublasLtMatmulDescCreate", code, String::new)?;
-        let description = Self {
-            handle: Rc::clone(handle),
-            raw,
-        };
-        for (attribute, transposed) in [
-            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, first_transposed),
-            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, second_transposed),
-        ] {
-            let operation = if transposed {
-                cublasOperation_t::CUBLAS_OP_T
-            } else {
-                cublasOperation_t::CUBLAS_OP_N
-            } as c_uint;
-            // SAFETY: a value of the size said, read during the call.
-            let code = unsafe {
-                (functions.cublasLtMatmulDescSetAttribute)(
-                    description.raw,
-                    attribute as c_uint,
-                    ptr::from_ref(&operation).cast(),
-                    size_of_val(&operation),
-                )
-            };
-            check("cublasLtMatmulDescSetAttribute", code, || {
-                format!("{attribute:?}")
-            })?;
-        }
-        Ok(description)
-    }
-}
-
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: made once, destroyed here alone.
-        unsafe { (self.handle.functions.cublasLtMatmulDescDestroy)(self.raw) };
-    }
-}
-
-/// How a matrix lies in memory.
-struct Layout {
-    handle: Rc<Handle>,
-    raw: cublasLtMatrixLayout_t,
-}
-
-impl Layout {
-    /// A row-major matrix of these rows and columns: column-major, its transpose.
-    fn new(
-        handle: &Rc<Handle>,
-        dtype: cudaDataType,
-        (rows, columns): (usize, usize),
-        row_stride: usize,
-    ) -> Result<Self, DeviceError> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: a place to write to.
-        let code = unsafe {
-            (handle.functions.cublasLtMatrixLayoutCreate)(
-                &raw mut raw,
-                dtype as c_uint,
-                columns as u64,
-                rows as u64,
-                row_stride as i64,
-            )
-        };
-        check("cublasLtMatrixLayoutCreate", code, || {
-            format!("[{rows}, {columns}] with {row_stride} elements from row to row")
-        })?;
-        Ok(Self {
-            handle: Rc::clone(handle),
-            raw,
-        })
-    }
-}
-
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: made once, destroyed here alone.
-        unsafe { (self.handle.functions.cublasLtMatrixLayoutDestroy)(self.raw) };
-    }
-}
-
-/// What an algorithm may need.
-struct PreferenceOf<'a> {
-    handle: &'a Handle,
-    raw: cublasLtMatmulPreference_t,
-}
-
-impl<'a> PreferenceOf<'a> {
-    fn new(handle: &'a Handle) -> Result<Self, DeviceError> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: a place to write to.
-        let code = unsafe { (handle.functions.cublasLtMatmulPreferenceCreate)(&raw mut raw) };
-        check("cublasLtMatmulPreferenceCreate", code, String::new)?;
-        Ok(Self { handle, raw })
-    }
-
-    fn set<T: Copy>(
-        &self,
-        attribute: cublasLtMatmulPreferenceAttributes_t,
-        value: &T,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: a value of the size said, read during the call.
-        let code = unsafe {
-            (self.handle.functions.cublasLtMatmulPreferenceSetAttribute)(
-                self.raw,
-                attribute as c_uint,
-                ptr::from_ref(value).cast(),
-                size_of::<T>(),
-            )
-        };
-        check("cublasLtMatmulPreferenceSetAttribute", code, || {
-            format!("{attribute:?}")
-        })
-    }
-}
-
-impl Drop for PreferenceOf<'_> {
-    fn drop(&mut self) {
-        // SAFETY: made once, destroyed here alone.
-        unsafe { (self.handle.functions.cublasLtMatmulPreferenceDestroy)(self.raw) };
-    }
-}
-
-fn data_type(dtype: Dtype) -> Option<cudaDataType> {
-    match dtype {
-        Dtype::F32 => Some(cudaDataType::CUDA_R_32F),
-        Dtype::Bf16 => Some(cudaDataType::CUDA_R_16BF),
-        Dtype::I32 | Dtype::Fp8 | Dtype::Fp4 => None,
-    }
+/// What any product may use.
+fn preference(handle: &Handle, workspace_bytes: usize) -> Result<PreferenceOf<'_>, DeviceError> {
+    use cublasLtMatmulPreferenceAttributes_t as Preference;
+    let preference = PreferenceOf::new(handle)?;
+    preference.set(
+        Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        &workspace_bytes,
+    )?;
+    // Partial sums of a product split along k stay f32, whatever C is.
+    let reduction = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as c_uint;
+    preference.set(
+        Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        &reduction,
+    )?;
+    Ok(preference)
 }
 
 fn check(

@@ -36,7 +36,7 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{
-    Address, Dense, Launch, Lent, Module, Overhead, Platform, Properties, Queue,
+    Address, Dense, Grouped, Launch, Lent, Module, Overhead, Platform, Properties, Queue,
 };
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 use crate::moment::{self, Moment};
@@ -133,6 +133,20 @@ impl Gpu {
     /// The stream that work goes to now.
     fn stream(&self) -> &Stream {
         &self.streams[self.queue.get() as usize]
+    }
+
+    /// cuBLASLt, where it is found and may be used now.
+    fn library(&self) -> Result<Option<&CublasLt>, DeviceError> {
+        if self.queue.get() != Queue::Compute {
+            // The workspace is the compute queue's.
+            return Ok(None);
+        }
+        self.driver()?;
+        if self.dense.get().is_none() {
+            let library = self.open_cublaslt()?;
+            self.dense.get_or_init(|| library);
+        }
+        Ok(self.dense.get().and_then(Option::as_ref))
     }
 
     /// cuBLASLt with its workspace, where it is found.
@@ -272,18 +286,24 @@ impl Platform for Gpu {
     }
 
     fn dense(&self, product: &Dense) -> Result<bool, DeviceError> {
-        if self.queue.get() != Queue::Compute {
-            // The workspace is the compute queue's.
-            return Ok(false);
-        }
-        self.driver()?;
-        if self.dense.get().is_none() {
-            let library = self.open_cublaslt()?;
-            self.dense.get_or_init(|| library);
-        }
-        match self.dense.get().and_then(Option::as_ref) {
+        match self.library()? {
             Some(library) => library.dense(self.stream().raw.cast(), product),
             None => Ok(false),
+        }
+    }
+
+    fn has_grouped(&self) -> bool {
+        let architecture = self.properties.architecture;
+        self.cublaslt
+            .is_some_and(|functions| functions.has_grouped(architecture))
+    }
+
+    fn grouped(&self, product: &Grouped) -> Result<bool, DeviceError> {
+        match self.library()? {
+            Some(library) if self.has_grouped() => {
+                library.grouped(self.stream().raw.cast(), product)
+            }
+            _ => Ok(false),
         }
     }
 

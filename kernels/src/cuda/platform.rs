@@ -81,7 +81,7 @@ pub(crate) struct Matrix {
     pub(crate) transposed: bool,
 }
 
-/// `C[m,n] = op(A)[m,k] op(B)[k,n] + beta C`, accumulated in f32.
+/// `C[m,n] = op(A)[m,k] op(B)[k,n] + bias[n] + beta C`, accumulated in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dense {
     pub(crate) op: &'static str,
@@ -91,7 +91,56 @@ pub(crate) struct Dense {
     pub(crate) a: Matrix,
     pub(crate) b: Matrix,
     pub(crate) c: Matrix,
+    /// Of C's dtype.
+    pub(crate) bias: Option<Address>,
     pub(crate) beta: f32,
+}
+
+/// `C_g = op(A_g) op(B_g) + beta C_g` for every group, accumulated in f32: matrices whose addresses and
+/// sizes lie on the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grouped {
+    pub(crate) op: &'static str,
+    pub(crate) groups: usize,
+    /// An array of `groups` 64-bit numbers for each [`Field`], one behind the other.
+    pub(crate) tables: Address,
+    /// m, n and k of a group on average, about.
+    pub(crate) average: [usize; 3],
+    /// Of A and of B.
+    pub(crate) transposed: [bool; 2],
+    /// Of A and B.
+    pub(crate) input: Dtype,
+    /// Of C.
+    pub(crate) output: Dtype,
+    pub(crate) beta: f32,
+}
+
+impl Grouped {
+    /// Where the array of a field starts.
+    pub(crate) fn array(&self, field: Field) -> Address {
+        self.tables
+            .offset((field as usize * self.groups * 8) as u64)
+    }
+}
+
+/// What is known of a group on the device: addresses of its matrices, sizes, and elements from row to
+/// row, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Field {
+    A,
+    B,
+    C,
+    M,
+    N,
+    K,
+    PitchA,
+    PitchB,
+    PitchC,
+}
+
+impl Field {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 9;
 }
 
 /// A queue of a device. Work of one is done in order, works of several beside each other.
@@ -165,6 +214,16 @@ pub(crate) trait Platform {
     /// Runs a dense product by the vendor's library; false where there is none, or none that does
     /// this one.
     fn dense(&self, product: &Dense) -> Result<bool, DeviceError>;
+
+    /// Whether the vendor's library does products of groups that only the device knows.
+    fn has_grouped(&self) -> bool {
+        false
+    }
+
+    /// Runs them by the vendor's library; false where it has none, or none that does these.
+    fn grouped(&self, _product: &Grouped) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
 
     /// Sends what is asked from now on to `queue`; the queue before. A machine that does everything
     /// at once has one queue.

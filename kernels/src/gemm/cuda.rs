@@ -17,30 +17,32 @@
 
 use moefold_profiles::Dtype;
 
-use super::Trans;
+use super::{Trans, View};
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
-use crate::cuda::platform::{Dense, Matrix};
-use crate::cuda::program::{
-    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
-};
+use crate::cuda::platform::Address;
+use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::tensor::Tensor;
 
+pub(crate) mod bias;
 mod hopper;
+mod library;
 
 const TENSOR_CORES: Source = source!("gemm", "../gemm.cu");
 const F32: Source = source!("gemm_f32", "../gemm_f32.cu");
 
-/// `C = op(A) op(B) + beta C`, once or per group of rows.
+/// `C = op(A) op(B) + bias + beta C`, once or per group of rows.
 ///
 /// With groups, where A is not transposed its rows and those of C are grouped and B is a matrix per
 /// group; where A is transposed the rows summed over are grouped and C is a matrix per group. Groups
 /// without rows then keep their C (`beta` is 1).
 pub(crate) struct Product<'a> {
     pub(crate) op: &'static str,
-    pub(crate) a: (&'a Tensor, Trans),
-    pub(crate) b: (&'a Tensor, Trans),
-    pub(crate) c: &'a Tensor,
+    pub(crate) a: (View<'a>, Trans),
+    pub(crate) b: (View<'a>, Trans),
+    pub(crate) c: View<'a>,
+    /// One for every column of C, of B's dtype; of a product without groups.
+    pub(crate) bias: Option<&'a Tensor>,
     /// m, n and k; of the grouped one, all rows.
     pub(crate) sizes: [usize; 3],
     pub(crate) beta: f32,
@@ -48,52 +50,61 @@ pub(crate) struct Product<'a> {
     pub(crate) offsets: Option<&'a Tensor>,
 }
 
+impl View<'_> {
+    fn dtype(&self) -> Dtype {
+        self.tensor.dtype()
+    }
+
+    fn address(&self) -> Address {
+        let bytes = self.dtype().bytes(self.first as u64).0;
+        self.tensor.address().offset(bytes)
+    }
+
+    /// Elements from row to row.
+    fn pitch(&self) -> usize {
+        self.tensor.width()
+    }
+
+    /// Whether it is made of 16-byte pieces that are aligned to as much.
+    fn is_wide(&self) -> bool {
+        let bytes = |elements: usize| self.dtype().bytes(elements as u64).0;
+        [self.address().0, bytes(self.pitch()), bytes(self.width)]
+            .iter()
+            .all(|at| at.is_multiple_of(16))
+    }
+}
+
 impl Product<'_> {
     pub(crate) fn run(&self, gpu: &Cuda) {
-        disjoint(self.op, &[self.a.0, self.b.0], &[self.c]);
-        if self.c.is_empty() {
+        let [a, b, c] = self.views().map(|view| view.tensor);
+        let bias = self.bias.into_iter();
+        disjoint(
+            self.op,
+            &[a, b].into_iter().chain(bias).collect::<Vec<_>>(),
+            &[c],
+        );
+        if c.is_empty() || self.c.width == 0 {
             return;
         }
-        if self.offsets.is_none() && self.library(gpu) {
+        if self.library(gpu) {
             return;
         }
         let processors = gpu.multiprocessors() as usize;
         if hopper::can(gpu, self) {
             hopper::launch(gpu, self, Tile::best(&hopper::TILES, self, processors));
-        } else if [self.a.0, self.b.0].map(Tensor::dtype) == [Dtype::Bf16; 2] {
+        } else if [self.a.0, self.b.0].map(|view| view.dtype()) == [Dtype::Bf16; 2] {
             self.on_tensor_cores(gpu, Tile::best(&TILES, self, 2 * processors));
         } else {
             self.in_f32(gpu);
         }
     }
 
-    /// Hands a dense product to the vendor's library; false where that does not do it.
-    fn library(&self, gpu: &Cuda) -> bool {
-        let [m, n, k] = self.sizes;
-        let (a, b) = (self.a.0, self.b.0);
-        if k == 0 || a.dtype() != b.dtype() {
-            return false;
-        }
-        let matrix = |t: &Tensor, trans| Matrix {
-            address: t.address(),
-            dtype: t.dtype(),
-            row_stride: t.width(),
-            transposed: trans == Trans::Yes,
-        };
-        gpu.dense(&Dense {
-            op: self.op,
-            m,
-            n,
-            k,
-            a: matrix(a, self.a.1),
-            b: matrix(b, self.b.1),
-            c: matrix(self.c, Trans::No),
-            beta: self.beta,
-        })
+    fn views(&self) -> [View<'_>; 3] {
+        [self.a.0, self.b.0, self.c]
     }
 
     fn on_tensor_cores(&self, gpu: &Cuda, tile: Tile) {
-        let wide = vector(&[self.a.0, self.b.0]) > 1 && vector(&[self.c]) > 1;
+        let wide = self.views().iter().all(View::is_wide);
         let program = tensor_cores(self.a.1, self.b.1, self.c.dtype(), wide, tile);
         let shared = tensor_cores_shared(tile) + self.table_bytes();
         let grid = self.grid(gpu, tile, 2, 128, shared);
@@ -101,18 +112,21 @@ impl Product<'_> {
     }
 
     fn in_f32(&self, gpu: &Cuda) {
-        let [a, b, c] = [self.a.0, self.b.0, self.c].map(Tensor::dtype);
-        let program = f32_units(self.a.1, self.b.1, [a, b, c]);
+        let types = self.views().map(|view| view.dtype());
+        let program = f32_units(self.a.1, self.b.1, types);
         let grid = self.grid(gpu, TILES[0], 1, 256, F32_SHARED + self.table_bytes());
         gpu.launch(self.op, &program, "gemm_f32", grid, &self.arguments());
     }
 
-    fn arguments(&self) -> [Arg; 9] {
+    fn arguments(&self) -> [Arg; 13] {
         let [m, n, k] = self.sizes.map(Arg::size);
-        let (a, b) = (self.a.0.into(), self.b.0.into());
+        let [a, b, c] = self.views().map(|view| Arg::Address(view.address()));
+        let [pitch_a, pitch_b, pitch_c] = self.views().map(|view| Arg::size(view.pitch()));
+        let (bias, beta) = (Arg::optional(self.bias), Arg::F32(self.beta));
         let (offsets, groups) = (Arg::optional(self.offsets), Arg::size(self.groups()));
-        let beta = Arg::F32(self.beta);
-        [a, b, self.c.into(), offsets, groups, m, n, k, beta]
+        [
+            a, b, c, bias, offsets, groups, m, n, k, pitch_a, pitch_b, pitch_c, beta,
+        ]
     }
 
     fn groups(&self) -> usize {
@@ -227,7 +241,7 @@ pub(crate) fn programs() -> Vec<Listed> {
             shows,
         }],
     };
-    let mut listed = Vec::new();
+    let mut listed = [bias::programs(), library::programs()].concat();
     for (a, b, c) in LAYER {
         for tile in TILES {
             let shared = tensor_cores_shared(tile);

@@ -210,3 +210,119 @@ fn oracle_mixed_dtypes() {
         ]
     });
 }
+
+/// Products of some columns of wider tensors, at aligned and at odd places, with a bias or without: what
+/// is beside the columns of C stays what it was.
+#[test]
+fn oracle_columns_and_bias() {
+    oracle(20, columns_and_bias);
+    oracle_everywhere(10, columns_and_bias);
+}
+
+fn columns_and_bias(device: &Device, rng: &mut Rng) -> Vec<Check> {
+    let eights = rng.coin();
+    let size = |rng: &mut Rng, most: usize| {
+        if eights {
+            8 * rng.size(1..=most.div_ceil(8))
+        } else {
+            rng.size(1..=most)
+        }
+    };
+    let rows = [1, 9, 70, 131][rng.size(0..=3)];
+    let (m, n, k) = (rows, size(rng, 140), size(rng, 70));
+    let (ta, tb) = (eights && rng.coin(), rng.coin());
+    // A transposed operand has m columns, which must be whole pieces for the wide kernels.
+    let m = if ta { size(rng, 140) } else { m };
+    let has_bias = rng.coin();
+    let beta = [0.0, 1.0, -0.5][rng.size(0..=2)];
+    let stored = |t, rows, columns| if t { (columns, rows) } else { (rows, columns) };
+    let fused = |rng: &mut Rng, (rows, columns): (usize, usize)| {
+        let (before, after) = (size(rng, 24), size(rng, 24));
+        let pitch = before + columns + after;
+        let values = rng.values(rows * pitch);
+        (
+            tensor(device, &values, &[rows, pitch]),
+            wide(&values),
+            before..before + columns,
+        )
+    };
+    let (a, aw, columns_a) = fused(rng, stored(ta, m, k));
+    let (b, bw, columns_b) = fused(rng, stored(tb, k, n));
+    let (c, mut want, columns_c) = fused(rng, (m, n));
+    let bias = rng.values(n);
+    let bias_t = tensor(device, &bias, &[n]);
+    let at = |data: &[f64],
+              (tensor, columns): (&Tensor, &Range<usize>),
+              row: usize,
+              column: usize| { data[row * tensor.width() + columns.start + column] };
+    for i in 0..m {
+        for j in 0..n {
+            let product: f64 = (0..k)
+                .map(|l| {
+                    let (ra, ca) = stored(ta, i, l);
+                    let (rb, cb) = stored(tb, l, j);
+                    at(&aw, (&a, &columns_a), ra, ca) * at(&bw, (&b, &columns_b), rb, cb)
+                })
+                .sum();
+            let place = i * c.width() + columns_c.start + j;
+            let bias = if has_bias { f64::from(bias[j]) } else { 0.0 };
+            want[place] = product + bias + f64::from(beta) * want[place];
+        }
+    }
+    let trans = |t| if t { Trans::Yes } else { Trans::No };
+    let (view_a, view_b) = (View::columns(&a, columns_a), View::columns(&b, columns_b));
+    let view_c = View::columns(&c, columns_c);
+    if has_bias {
+        gemm_bias(view_a, trans(ta), view_b, trans(tb), &bias_t, view_c, beta);
+    } else {
+        gemm(view_a, trans(ta), view_b, trans(tb), view_c, beta);
+    }
+    vec![Check("columns", c, want)]
+}
+
+/// The layer with a bias: its output, and the bias's gradient from all columns of dy and from some.
+#[test]
+fn oracle_bias_of_a_layer() {
+    oracle(10, bias_of_a_layer);
+    oracle_everywhere(6, bias_of_a_layer);
+}
+
+fn bias_of_a_layer(device: &Device, rng: &mut Rng) -> Vec<Check> {
+    let t = [0, 1, 63, 70, 200][rng.size(0..=4)];
+    let (n, k) = (rng.size(1..=40) * [1, 8][rng.size(0..=1)], rng.size(1..=40));
+    let (x, w, bias) = (rng.values(t * k), rng.values(n * k), rng.values(n));
+    let (dy, db, db_all) = (rng.values(t * n), rng.values(n), rng.values(n));
+    let (xw, ww, dyw) = (wide(&x), wide(&w), wide(&dy));
+    let product = product(|i, l| xw[i * k + l], |l, j| ww[j * k + l], [t, n, k]);
+    let biased = product.iter().zip(bias.iter().cycle());
+    let y_want = biased.map(|(y, b)| y + f64::from(*b)).collect();
+    let sum = |j: usize| -> f64 { (0..t).map(|i| dyw[i * n + j]).sum() };
+    let first = rng.size(0..=n - 1);
+    let of = |before: &[f32], columns: Range<usize>| -> Vec<f64> {
+        columns
+            .zip(before)
+            .map(|(j, b)| f64::from(*b) + sum(j))
+            .collect()
+    };
+    let (all_want, some_want) = (of(&db_all, 0..n), of(&db, first..n));
+    let dy = tensor(device, &dy, &[t, n]);
+    let db_all = statistic(device, &db_all, &[n]);
+    let db = tensor(device, &db[..n - first], &[n - first]);
+    bias_grad(&dy, &db_all);
+    bias_grad(View::columns(&dy, first..n), &db);
+    let (x, w) = (tensor(device, &x, &[t, k]), tensor(device, &w, &[n, k]));
+    let bias = tensor(device, &bias, &[n]);
+    vec![
+        Check("forward", forward_bias(&x, &w, &bias), y_want),
+        Check("gradient", db_all, all_want),
+        Check("gradient of some", db, some_want),
+    ]
+}
+
+#[test]
+#[should_panic(expected = "a bias")]
+fn law_a_bias_is_as_long_as_a_row() {
+    let device = Device::cpu(1);
+    let x = tensor(&device, &[1.0; 6], &[2, 3]);
+    forward_bias(&x, &x, &tensor(&device, &[0.0; 3], &[3]));
+}

@@ -145,8 +145,14 @@ pub(super) fn backward(gpu: &Cuda, [dy, x, w, rstd]: [&Tensor; 4], dw: &Tensor, 
             Arg::size(rows_per_block),
         ],
     );
+    add_blocks(gpu, "rms_norm::backward", &partial, dw);
+}
+
+/// Adds the sum over the rows of `partial: [blocks, width]` to `dw`, in a fixed order.
+pub(crate) fn add_blocks(gpu: &Cuda, op: &'static str, partial: &Tensor, dw: &Tensor) {
+    let (blocks, width) = (partial.num_rows(), partial.width());
     gpu.launch(
-        "rms_norm::backward",
+        op,
         &weight_program(dw.dtype()),
         "rms_norm_weight",
         Grid::linear(
@@ -155,7 +161,7 @@ pub(super) fn backward(gpu: &Cuda, [dy, x, w, rstd]: [&Tensor; 4], dw: &Tensor, 
             4 * WEIGHT_THREADS as usize,
         ),
         &[
-            (&partial).into(),
+            partial.into(),
             dw.into(),
             Arg::size(blocks),
             Arg::size(width),

@@ -97,6 +97,8 @@ impl Stored {
     }
 }
 
+mod grouped;
+
 fn dense([m, n, k]: [usize; 3], a: &Stored, b: &Stored, c: &Stored, beta: f32) -> Dense {
     Dense {
         op: "gemm::forward",
@@ -106,6 +108,7 @@ fn dense([m, n, k]: [usize; 3], a: &Stored, b: &Stored, c: &Stored, beta: f32) -
         a: a.matrix(),
         b: b.matrix(),
         c: c.matrix(),
+        bias: None,
         beta,
     }
 }
@@ -137,6 +140,41 @@ fn oracle_every_layout_gives_the_product() {
                 assert_eq!(found, expected, "{m} {n} {k}, {ta} {tb} {adds}, {output}");
             }
         }
+    }
+    drop(library);
+    mock.assert_clean();
+}
+
+/// The bias is one of C's columns; two biases of one shape are one question, and another than none.
+#[test]
+fn oracle_a_bias_is_added_to_every_row() {
+    let Some(mock) = mock() else { return };
+    let library = open(mock);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let [m, n, k] = [3, 5, 4];
+        let a = Stored::new(m, k, dtype, false, 1);
+        let b = Stored::new(k, n, dtype, true, 2);
+        let c = Stored::new(m, n, dtype, false, 5);
+        let before = mock.said().matches("GetHeuristic").count();
+        for seed in [None, Some(3), Some(4)] {
+            let bias = seed.map(|seed| Stored::new(1, n, dtype, false, seed));
+            for beta in [0.0, 1.0] {
+                let mut product = dense([m, n, k], &a, &b, &c, beta);
+                product.bias = bias.as_ref().map(|bias| bias.matrix().address);
+                let mut expected = Vec::new();
+                for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                    let sum: f32 = (0..k).map(|p| a.get(i, p) * b.get(p, j)).sum();
+                    let bias = bias.as_ref().map_or(0.0, |bias| bias.get(0, j));
+                    expected.push(sum + bias + beta * c.get(i, j));
+                }
+                assert!(library.dense(STREAM, &product).expect("nothing fails"));
+                let found = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
+                let found = found.map(|(i, j)| c.get(i, j)).collect::<Vec<_>>();
+                assert_eq!(found, expected, "{dtype} {seed:?} {beta}");
+            }
+        }
+        let asked = mock.said().matches("GetHeuristic").count() - before;
+        assert_eq!(asked, 4, "with and without a bias, adding and not");
     }
     drop(library);
     mock.assert_clean();
@@ -235,7 +273,9 @@ fn law_whichever_call_fails_it_is_told_and_nothing_is_left_behind() {
     let a = Stored::new(3, 4, Dtype::F32, false, 1);
     let b = Stored::new(4, 2, Dtype::F32, true, 2);
     let c = Stored::new(3, 2, Dtype::F32, false, 3);
-    let product = dense([3, 2, 4], &a, &b, &c, 1.0);
+    let bias = Stored::new(1, 2, Dtype::F32, false, 4);
+    let mut product = dense([3, 2, 4], &a, &b, &c, 1.0);
+    product.bias = Some(bias.matrix().address);
     let scenario = || {
         let library = CublasLt::new(functions, WORKSPACE, WORKSPACE_BYTES)?;
         library.dense(STREAM, &product)

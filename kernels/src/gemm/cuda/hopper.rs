@@ -2,11 +2,10 @@
 
 use moefold_profiles::Dtype;
 
-use super::{Product, Tile, trans};
+use super::{Product, Tile, View, trans};
 use crate::cuda::Cuda;
-use crate::cuda::program::{Arg, Define, Program, Source, Swizzle, TensorMap, source, vector};
+use crate::cuda::program::{Arg, Define, Program, Source, Swizzle, TensorMap, source};
 use crate::gemm::Trans;
-use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("grouped_gemm_sm90", "../../grouped_gemm_sm90.cu");
 
@@ -32,11 +31,9 @@ pub(super) const SHARED: usize = PANELS * PANEL_BYTES + BARRIER_BYTES;
 /// Whether the kernel does this product on this device: bf16 whose rows all start at multiples of 16
 /// bytes, as bulk copies need, and groups whose table fits beside the operands.
 pub(super) fn can(gpu: &Cuda, product: &Product) -> bool {
-    let (a, b, c) = (product.a.0, product.b.0, product.c);
     gpu.architecture().has_wgmma()
-        && [a, b].map(Tensor::dtype) == [Dtype::Bf16; 2]
-        && vector(&[a, b]) > 1
-        && vector(&[c]) > 1
+        && [product.a.0, product.b.0].map(|view| view.dtype()) == [Dtype::Bf16; 2]
+        && product.views().iter().all(View::is_wide)
         && !product.sizes.contains(&0)
         && [0.0, 1.0].contains(&product.beta)
         && (SHARED + product.table_bytes()) as u64 <= gpu.properties().shared_per_block.0
@@ -73,12 +70,14 @@ pub(super) fn launch(gpu: &Cuda, product: &Product, tile: Tile) {
             encode(a),
             encode(b),
             encode(c),
-            product.c.into(),
+            Arg::Address(product.c.address()),
+            Arg::optional(product.bias),
             Arg::optional(product.offsets),
             Arg::size(groups),
             Arg::size(m),
             Arg::size(n),
             Arg::size(k),
+            Arg::size(product.c.pitch()),
         ],
     );
 }
@@ -93,13 +92,13 @@ pub(super) fn program(a: Trans, b: Trans, c: Dtype, add: bool, tile: Tile) -> Pr
     ])
 }
 
-/// A tensor as rows of `dims[0]` elements, `dims[1]` of them, and so many times that; its tiles have
+/// A matrix as rows of `dims[0]` elements, `dims[1]` of them, and so many times that; its tiles have
 /// 128 bytes a row, swizzled.
-fn map(tensor: &Tensor, dims: [usize; 2], slices: Option<usize>, tile: [usize; 2]) -> TensorMap {
-    let row_bytes = dims[0] as u64 * tensor.dtype().bytes(1).0;
+fn map(view: View<'_>, dims: [usize; 2], slices: Option<usize>, tile: [usize; 2]) -> TensorMap {
+    let row_bytes = view.dtype().bytes(view.pitch() as u64).0;
     let mut map = TensorMap {
-        address: tensor.address(),
-        dtype: tensor.dtype(),
+        address: view.address(),
+        dtype: view.dtype(),
         dims: dims.map(|dim| dim as u64).to_vec(),
         strides: vec![row_bytes],
         tile: tile.map(|size| size as u32).to_vec(),

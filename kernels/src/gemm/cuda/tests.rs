@@ -38,9 +38,10 @@ fn law_bits_do_not_depend_on_the_tile() {
                 c.fill_zero();
                 let product = Product {
                     op: "test",
-                    a: (&a, ta),
-                    b: (&b, tb),
-                    c: &c,
+                    a: ((&a).into(), ta),
+                    b: ((&b).into(), tb),
+                    c: (&c).into(),
+                    bias: None,
                     sizes: [m, n, k],
                     beta: if ta == Trans::Yes { 1.0 } else { 0.0 },
                     offsets: Some(&offsets),
@@ -76,9 +77,10 @@ fn law_tiles_are_wide_where_there_is_work() {
         let (a, b, c) = (empty(&[m, 8]), empty(&[n, 8]), empty(&[m, n]));
         let product = Product {
             op: "test",
-            a: (&a, Trans::No),
-            b: (&b, Trans::Yes),
-            c: &c,
+            a: ((&a).into(), Trans::No),
+            b: ((&b).into(), Trans::Yes),
+            c: (&c).into(),
+            bias: None,
             sizes: [m, n, 8],
             beta: 0.0,
             offsets: None,
@@ -92,4 +94,73 @@ fn law_tiles_are_wide_where_there_is_work() {
         128,
         "sixteen tiles for 132 multiprocessors"
     );
+}
+
+/// What the library reads of groups, whichever side of the product they are on.
+#[test]
+fn oracle_tables_of_groups() {
+    on_every_device(1, |device| {
+        let Backend::Cuda(gpu) = &device.0.backend else {
+            return;
+        };
+        let offsets = integers(device, &[0, 3, 3, 7], &[4]);
+        let dtype = device.dtype();
+        let size = dtype.bytes(1).0;
+        let empty = |dims: &[usize]| device.empty(TensorClass::Activations, dtype, dims);
+        let [m, n, k] = [9, 16, 8];
+        for (ta, tb) in [
+            (Trans::No, Trans::Yes),
+            (Trans::No, Trans::No),
+            (Trans::Yes, Trans::No),
+        ] {
+            let sums = ta == Trans::Yes;
+            let (a, b, c) = match (sums, tb) {
+                (false, Trans::Yes) => (empty(&[m, k]), empty(&[3, n, k]), empty(&[m, n])),
+                (false, Trans::No) => (empty(&[m, k]), empty(&[3, k, n]), empty(&[m, n])),
+                (true, _) => (empty(&[k, m]), empty(&[k, n]), empty(&[3, m, n])),
+            };
+            let product = Product {
+                op: "test",
+                a: ((&a).into(), ta),
+                b: ((&b).into(), tb),
+                c: (&c).into(),
+                bias: None,
+                sizes: [m, n, k],
+                beta: 0.0,
+                offsets: Some(&offsets),
+            };
+            let tables = product.tables(gpu, &offsets).to_i32();
+            let word = |at: usize| u64::from(tables[at] as u32);
+            let read = |at: usize| word(2 * at) | word(2 * at + 1) << 32;
+            for (group, (first, count)) in [(0, 3), (3, 0), (3, 4)].into_iter().enumerate() {
+                let at = |t: &Tensor, elements: usize| t.address().0 + elements as u64 * size;
+                let wanted = if sums {
+                    [
+                        at(&a, first * m),
+                        at(&b, first * n),
+                        at(&c, group * m * n),
+                        m as u64,
+                        n as u64,
+                        count as u64,
+                    ]
+                } else {
+                    [
+                        at(&a, first * k),
+                        at(&b, group * n * k),
+                        at(&c, first * n),
+                        count as u64,
+                        n as u64,
+                        k as u64,
+                    ]
+                };
+                let pitches = [&a, &b, &c].map(|t| t.width() as u64);
+                let found: Vec<u64> = (0..9).map(|field| read(field * 3 + group)).collect();
+                assert_eq!(
+                    found,
+                    [&wanted[..], &pitches].concat(),
+                    "{ta:?} {tb:?} {group}"
+                );
+            }
+        }
+    });
 }
