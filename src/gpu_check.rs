@@ -32,28 +32,37 @@ mod peers;
 mod report;
 mod trials;
 
-/// The device under test. A rehearsal puts the CPU in its place.
-const REHEARSAL: u32 = u32::MAX;
+/// The device under test.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    /// The GPU of this number.
+    Gpu(u32),
+    /// The CPU in its place.
+    Rehearsal,
+}
 
-fn open(index: u32, dtype: Dtype) -> Result<Device, DeviceError> {
-    if index == REHEARSAL {
-        return Ok(Device::cpu(1));
+impl Target {
+    fn open(self, dtype: Dtype) -> Result<Device, DeviceError> {
+        match self {
+            Self::Gpu(index) => Device::cuda(index as usize, dtype),
+            Self::Rehearsal => Ok(Device::cpu(1)),
+        }
     }
-    Device::cuda(index as usize, dtype)
 }
 
 pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
-    let device = if args.rehearse {
-        REHEARSAL
+    let target = if args.rehearse {
+        Target::Rehearsal
     } else {
-        args.device
+        Target::Gpu(args.device)
     };
     if let Some(part) = &args.part {
         let part: Part = serde_json::from_str(part)
             .map_err(|error| Failure::Request(anyhow!("--part: {error}")))?;
-        return part::run(&part, device);
+        return part::run(&part, target);
     }
-    let (described, gpu) = open(device, Dtype::F32)
+    let (described, gpu) = target
+        .open(Dtype::F32)
         .map(|device| {
             let name = device.properties().map(|gpu| gpu.name.clone());
             (format!("{device:?}"), name)
@@ -241,15 +250,13 @@ fn run_apart(part: &Part, args: &GpuCheckArgs) -> Result<Vec<Said>, Failure> {
 /// The line of a case that ended its process.
 fn failed(part: &Part, case: &str, why: &str) -> Line {
     let known = part::cases_of(part);
-    let op = known
-        .iter()
-        .find(|known| known.name == case)
-        .map(|case| &case.op);
+    let known = known.iter().find(|known| known.name == case);
+    let op = known.map(|case| &case.op);
     Line {
         sizes: part.sizes.clone(),
         dtype: part.dtype,
         flops: op.map_or(0.0, |op| op.flops().0),
-        bytes: op.map_or(0.0, |op| op.bytes().0 as f64),
+        bytes: known.map_or(0.0, |case| case.bytes() as f64),
         matrix: op.is_some_and(Op::is_matrix),
         case: case.to_owned(),
         outcome: Outcome::Failed(why.to_owned()),

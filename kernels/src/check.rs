@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 mod cases;
 mod clock;
 
-pub use cases::{Sizes, cases, dense_peer};
+pub use cases::{Sizes, cases, dense_peer, loads};
 pub use clock::{Ceilings, Timing, ceilings, time};
 
 /// One call of an op.
@@ -25,6 +25,10 @@ pub struct Case {
     pub name: String,
     /// What it computes and moves.
     pub op: Op,
+    /// What it moves, where the op counts another function's bytes.
+    bytes: Option<u64>,
+    /// Whether it is a grouped product for the vendor's library.
+    by_library: bool,
     prepare: Box<dyn Fn(&mut Inputs<'_>) -> Work>,
 }
 
@@ -172,7 +176,36 @@ impl fmt::Display for Verdict {
 }
 
 impl Case {
+    /// Bytes that it must move.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or_else(|| self.op.bytes().0)
+    }
+
+    /// Whether the device has what the case is about: for some the vendor's library, which is tried.
+    pub fn is_for(&self, device: &Device) -> bool {
+        if !self.by_library {
+            return true;
+        }
+        let before = device.library_products();
+        self.work(device, device.dtype(), 1)();
+        device.library_products() > before
+    }
+
     fn work(&self, device: &Device, rounding: Dtype, seed: u64) -> Work {
+        let inner = self.prepared(device, rounding, seed);
+        if !self.by_library {
+            return inner;
+        }
+        let device = device.clone();
+        Box::new(move || {
+            device.prefer_library(true);
+            let written = inner();
+            device.prefer_library(false);
+            written
+        })
+    }
+
+    fn prepared(&self, device: &Device, rounding: Dtype, seed: u64) -> Work {
         (self.prepare)(&mut Inputs {
             device,
             rounding,

@@ -9,7 +9,7 @@ use moefold_kernels::{Device, DeviceError, Dtype, catch};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::gpu_check::open;
+use crate::gpu_check::Target;
 
 /// What inputs are drawn from.
 pub(crate) const SEED: u64 = 1;
@@ -100,10 +100,10 @@ pub(crate) enum Said {
 }
 
 /// Runs the part in this process and says on stdout how it goes.
-pub(crate) fn run(part: &Part, device: u32) -> Result<(), Failure> {
+pub(crate) fn run(part: &Part, target: Target) -> Result<(), Failure> {
     if part.op == CEILINGS {
         let measured = catch(|| {
-            let device = open(device, part.dtype)?;
+            let device = target.open(part.dtype)?;
             Ok(check::ceilings(&device, 1 << 30, 8192, 30))
         });
         let measured = measured.and_then(|inner| inner).map_err(Failure::runtime)?;
@@ -113,21 +113,24 @@ pub(crate) fn run(part: &Part, device: u32) -> Result<(), Failure> {
         }));
     }
     if part.op == HARDWARE {
-        return hardware(part, device);
+        return hardware(part, target);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let twin = Device::cpu(cores);
     for case in cases_of(part) {
         say(&Said::Begins(case.name.clone()))?;
-        let outcome = catch(|| one(&case, part, device, &twin))
+        let outcome = catch(|| one(&case, part, target, &twin))
             .and_then(|inner| inner)
-            .unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+            .unwrap_or_else(|error| Some(Outcome::Failed(error.to_string())));
+        let Some(outcome) = outcome else {
+            continue;
+        };
         let failed = matches!(outcome, Outcome::Failed(_));
         say(&Said::Ends(Line {
             sizes: part.sizes.clone(),
             dtype: part.dtype,
             flops: case.op.flops().0,
-            bytes: case.op.bytes().0 as f64,
+            bytes: case.bytes() as f64,
             matrix: case.op.is_matrix(),
             case: case.name,
             outcome,
@@ -141,8 +144,8 @@ pub(crate) fn run(part: &Part, device: u32) -> Result<(), Failure> {
 }
 
 /// Holds the device to what the emulator claims of the hardware, instruction by instruction.
-fn hardware(part: &Part, device: u32) -> Result<(), Failure> {
-    let opened = catch(|| open(device, part.dtype)).and_then(|inner| inner);
+fn hardware(part: &Part, target: Target) -> Result<(), Failure> {
+    let opened = catch(|| target.open(part.dtype)).and_then(|inner| inner);
     let opened = opened.map_err(Failure::runtime)?;
     let Some(properties) = opened.properties() else {
         return Ok(());
@@ -189,7 +192,7 @@ pub(crate) fn cases_of(part: &Part) -> Vec<Case> {
     for sizes in all.filter(|sizes| sizes.name == part.sizes) {
         cases.extend(check::cases(&sizes, part.dtype));
         if part.timed {
-            cases.push(check::dense_peer(&sizes));
+            cases.push(check::dense_peer(&sizes, part.dtype));
         }
     }
     cases.retain(|case| stem(case) == part.op && !part.skips(&case.name));
@@ -202,8 +205,17 @@ pub(crate) fn stem(case: &Case) -> &str {
     &case.name[..end]
 }
 
-fn one(case: &Case, part: &Part, device: u32, twin: &Device) -> Result<Outcome, DeviceError> {
-    let device = open(device, part.dtype)?;
+/// What becomes of one case; nothing where the device lacks what it is about.
+fn one(
+    case: &Case,
+    part: &Part,
+    target: Target,
+    twin: &Device,
+) -> Result<Option<Outcome>, DeviceError> {
+    let device = target.open(part.dtype)?;
+    if !case.is_for(&device) {
+        return Ok(None);
+    }
     device.poison(true);
     let verdicts = check::agrees(case, &device, twin, SEED);
     device.poison(false);
@@ -226,7 +238,7 @@ fn one(case: &Case, part: &Part, device: u32, twin: &Device) -> Result<Outcome, 
             runs: timing.runs,
         }
     });
-    Ok(Outcome::Ran { outputs, time })
+    Ok(Some(Outcome::Ran { outputs, time }))
 }
 
 fn say(said: &Said) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moefold_kernels::check::Sizes;
+use moefold_kernels::check::{Sizes, loads};
 use serde_json::{Value, json};
 
 const SCRIPT: &str = include_str!("torch.py");
@@ -86,7 +86,7 @@ fn described(sizes: &Sizes) -> Value {
         "name": sizes.name, "tokens": sizes.tokens, "seqs": sizes.seqs, "hidden": sizes.hidden,
         "heads": sizes.heads, "kv_heads": sizes.kv_heads, "qk_dim": sizes.qk_dim,
         "v_dim": sizes.v_dim, "experts": sizes.experts, "topk": sizes.topk, "width": sizes.width,
-        "vocab": sizes.vocab,
+        "vocab": sizes.vocab, "loads": loads(sizes),
     })
 }
 

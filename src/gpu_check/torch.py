@@ -35,14 +35,6 @@ def random(*dims, dtype=BF16, grad=False):
     return torch.randn(*dims, device=DEVICE, dtype=dtype).requires_grad_(grad)
 
 
-def counts(rows, experts, skewed):
-    """Rows of each expert, as moefold deals them."""
-    weights = [(1 / (e + 1) if e + 1 < experts else 0) if skewed else 1 for e in range(experts)]
-    dealt = [int(rows * w / sum(weights)) for w in weights]
-    dealt[0] += rows - sum(dealt)
-    return dealt
-
-
 def backward_of(outputs, inputs, grad):
     """A step that runs the backward of a graph made once."""
     return lambda: torch.autograd.grad(outputs, inputs, grad, retain_graph=True)
@@ -63,8 +55,8 @@ def dense(s):
 def experts(s):
     grouped = getattr(F, "grouped_mm", None) or torch._grouped_mm
     rows, e = s["tokens"] * s["topk"], s["experts"]
-    for load in ("even", "skewed"):
-        ends = torch.tensor(counts(rows, e, load == "skewed"), device=DEVICE).cumsum(0).to(torch.int32)
+    for load, counts in s["loads"]:
+        ends = torch.tensor(counts, device=DEVICE).cumsum(0).to(torch.int32)
         for name, n, k in (("fc1", 2 * s["width"], s["hidden"]), ("fc2", s["hidden"], s["width"])):
             x, w, dy = random(rows, k), random(e, n, k), random(rows, n)
             yield f"grouped_gemm::forward {name} {load}", lambda: grouped(x, w.transpose(1, 2), offs=ends)

@@ -63,7 +63,7 @@ fn flush_buffer(device: &Device) -> crate::Tensor {
 /// Measures the ceilings: a copy of `copy_bytes`, a product of `side` cubed.
 pub fn ceilings(device: &Device, copy_bytes: usize, side: usize, runs: usize) -> Ceilings {
     let copy = time(&cases::copy(copy_bytes / 4), device, 2, runs);
-    let dense = cases::dense("ceiling", side, side, side);
+    let dense = cases::dense("ceiling", side, side, side, device.dtype());
     let product = time(&dense, device, 2, runs);
     Ceilings {
         copy_bytes_per_s: 2.0 * copy_bytes as f64 / copy.median_s,

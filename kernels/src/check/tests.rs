@@ -11,6 +11,9 @@ fn every_case_agrees_with_its_twin_on_every_device_of_a_test() {
     for device in devices {
         for sizes in Sizes::small() {
             for case in cases(&sizes, device.dtype()) {
+                if !case.is_for(&device) {
+                    continue;
+                }
                 let verdicts = crate::catch(|| agrees(&case, &device, &twin, 7))
                     .unwrap_or_else(|error| panic!("{} on {device:?}: {error}", case.name));
                 assert!(!verdicts.is_empty(), "{}: nothing was compared", case.name);
@@ -53,4 +56,70 @@ fn one_wrong_row_of_many_does_not_pass() {
     assert!((worst_row - 1.0).abs() < 1e-9, "{worst_row}");
     got[80] = f64::NAN;
     assert!(distance(&got, &want, 8).1.is_nan());
+}
+
+/// Functions that are no ops: keys of cost tables, and tables that the host makes.
+const NO_OPS: [&str; 3] = ["key", "unpermute_key", "table"];
+
+/// An op that is not called by any case never meets its twin on a GPU.
+#[test]
+fn every_public_op_has_a_case() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let read = |path: &std::path::Path| {
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let folder = source.join("check/cases");
+    let files = std::fs::read_dir(&folder).expect("cases are in a folder");
+    let called: String = files
+        .map(|file| read(&file.expect("a file").path()))
+        .collect();
+    let library = read(&source.join("lib.rs"));
+    let no_ops = ["check", "cuda", "device", "tensor"];
+    let modules = library
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
+        .filter(|module| !no_ops.contains(module));
+    let (mut ops, mut without) = (0, Vec::new());
+    for module in modules {
+        let text = read(&source.join(format!("{module}.rs")));
+        let functions = text.lines().filter_map(|line| line.strip_prefix("pub fn "));
+        for function in functions {
+            let name = function.split(['(', '<']).next().unwrap_or_default();
+            if NO_OPS.contains(&name) {
+                continue;
+            }
+            ops += 1;
+            if !called.contains(&format!("{module}::{name}(")) {
+                without.push(format!("{module}::{name}"));
+            }
+        }
+    }
+    assert!(ops > 50, "{ops} ops were found");
+    assert!(without.is_empty(), "no case calls {}", without.join(", "));
+}
+
+#[test]
+fn names_of_cases_are_their_own_and_start_with_the_op() {
+    for sizes in Sizes::small().into_iter().chain(Sizes::real()) {
+        let mut names: Vec<String> = cases(&sizes, Dtype::Bf16)
+            .into_iter()
+            .map(|case| case.name)
+            .collect();
+        let all = names.len();
+        assert!(names.iter().all(|name| name.contains("::")), "{names:?}");
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all, "two cases of {} share a name", sizes.name);
+    }
+}
+
+#[test]
+fn loads_deal_every_row() {
+    for sizes in Sizes::small().into_iter().chain(Sizes::real()) {
+        for (name, counts) in loads(&sizes) {
+            assert_eq!(counts.len(), sizes.experts, "{name}");
+            assert_eq!(counts.iter().sum::<usize>(), sizes.tokens * sizes.topk);
+            assert_eq!(counts.contains(&0), name == "skewed");
+        }
+    }
 }

@@ -1,0 +1,322 @@
+//! What happens between the router's logits and the experts, and inside of experts.
+
+use moefold_profiles::{Dtype, Op, Pass};
+
+use super::{Sizes, case};
+use crate::check::{Case, Inputs, Written};
+use crate::permute::{self, RowMap};
+use crate::router::{self, Groups, RouterRule, Score};
+use crate::swiglu::{self, Rule};
+
+pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let mut all = activation(sizes, dtype);
+    all.extend(routing(sizes));
+    all.extend(permutation(sizes, dtype));
+    all.extend(unpermutation(sizes, dtype));
+    all.extend(slots(sizes));
+    all
+}
+
+fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let rows = sizes.tokens * sizes.topk;
+    let f = sizes.width;
+    let swiglu_op = |pass| Op::Swiglu {
+        rows: rows as u64,
+        dim: f as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case("swiglu::forward", swiglu_op(Pass::Forward), move |inputs| {
+            let x = inputs.tensor(&[rows, 2 * f], 2.0);
+            let probs = inputs.statistic(&[rows], 1.0);
+            Box::new(move || {
+                vec![Written::new(
+                    "y",
+                    &swiglu::forward(&x, Some(&probs), &Rule::SWIGLU),
+                )]
+            })
+        }),
+        case(
+            "swiglu::backward",
+            swiglu_op(Pass::Backward),
+            move |inputs| {
+                let x = inputs.tensor(&[rows, 2 * f], 2.0);
+                let dy = inputs.tensor(&[rows, f], 1.0);
+                let probs = inputs.statistic(&[rows], 1.0);
+                Box::new(move || {
+                    let (dx, dprobs) = swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU);
+                    let dprobs = dprobs.expect("probabilities were given");
+                    vec![Written::new("dx", &dx), Written::new("dprobs", &dprobs)]
+                })
+            },
+        ),
+        case(
+            "swiglu::forward clamped, interleaved",
+            swiglu_op(Pass::Forward),
+            move |inputs| {
+                let x = inputs.tensor(&[rows, 2 * f], 5.0);
+                Box::new(move || {
+                    let y = swiglu::forward(&x, None, &Rule::GPT_OSS);
+                    vec![Written::new("y", &y)]
+                })
+            },
+        ),
+        case(
+            "swiglu::backward clamped, interleaved",
+            swiglu_op(Pass::Backward),
+            move |inputs| {
+                let x = inputs.tensor(&[rows, 2 * f], 5.0);
+                let dy = inputs.tensor(&[rows, f], 1.0);
+                Box::new(move || {
+                    let (dx, _) = swiglu::backward(&dy, &x, None, &Rule::GPT_OSS);
+                    vec![Written::new("dx", &dx)]
+                })
+            },
+        ),
+    ]
+}
+
+fn rule() -> RouterRule {
+    RouterRule {
+        score: Score::SoftmaxThenTopk,
+        normalize: true,
+        scale: 1.0,
+        groups: None,
+    }
+}
+
+fn routing(sizes: &Sizes) -> Vec<Case> {
+    let (t, e, topk) = (sizes.tokens, sizes.experts, sizes.topk);
+    let router_op = |pass| Op::Router {
+        rows: t as u64,
+        experts: e as u64,
+        topk: topk as u64,
+        pass,
+    };
+    vec![
+        case("router::forward", router_op(Pass::Forward), move |inputs| {
+            let logits = inputs.statistic(&[t, e], 2.0);
+            Box::new(move || {
+                let routing = router::forward(&logits, topk, &rule(), None);
+                vec![
+                    Written::new("ids", &routing.ids),
+                    Written::new("probs", &routing.probs),
+                    Written::new("scores", &routing.scores),
+                ]
+            })
+        }),
+        case(
+            "router::forward_with_stats",
+            router_op(Pass::Forward),
+            move |inputs| {
+                let logits = inputs.statistic(&[t, e], 2.0);
+                Box::new(move || {
+                    let (routing, stats) = router::forward_with_stats(&logits, topk, &rule(), None);
+                    vec![
+                        Written::new("probs", &routing.probs),
+                        Written::new("scores", &stats.score_sums),
+                        Written::new("counts", &stats.counts),
+                    ]
+                })
+            },
+        ),
+        case(
+            "router::backward",
+            router_op(Pass::Backward),
+            move |inputs| {
+                let logits = inputs.statistic(&[t, e], 2.0);
+                let dprobs = inputs.statistic(&[t, topk], 1.0);
+                let routing = router::forward(&logits, topk, &rule(), None);
+                Box::new(move || {
+                    let dlogits = router::backward(&dprobs, &routing, &rule(), None);
+                    vec![Written::new("dlogits", &dlogits)]
+                })
+            },
+        ),
+        deepseek_v3_choice(t),
+        case(
+            "router::backward sigmoid, balanced",
+            router_op(Pass::Backward),
+            move |inputs| {
+                let rule = RouterRule {
+                    score: Score::Sigmoid,
+                    ..rule()
+                };
+                let logits = inputs.statistic(&[t, e], 2.0);
+                let dprobs = inputs.statistic(&[t, topk], 1.0);
+                let dshares = inputs.statistic(&[t, e], 1.0);
+                let routing = router::forward(&logits, topk, &rule, None);
+                Box::new(move || {
+                    let dlogits = router::backward(&dprobs, &routing, &rule, Some(&dshares));
+                    vec![Written::new("dlogits", &dlogits)]
+                })
+            },
+        ),
+    ]
+}
+
+/// The router of DeepSeek-V3. Scores differ in their last bits from device to device, and so may the
+/// order of two that are all but equal; probabilities do not feel it.
+fn deepseek_v3_choice(tokens: usize) -> Case {
+    const EXPERTS: usize = 256;
+    const TOPK: usize = 8;
+    let op = Op::Router {
+        rows: tokens as u64,
+        experts: EXPERTS as u64,
+        topk: TOPK as u64,
+        pass: Pass::Forward,
+    };
+    case("router::forward sigmoid, bias, groups", op, move |inputs| {
+        let rule = RouterRule {
+            score: Score::Sigmoid,
+            normalize: true,
+            scale: 2.5,
+            groups: Some(Groups {
+                groups: 8,
+                topk: 4,
+                scored_by: 2,
+            }),
+        };
+        let logits = inputs.statistic(&[tokens, EXPERTS], 2.0);
+        let bias = inputs.statistic(&[EXPERTS], 0.1);
+        Box::new(move || {
+            let routing = router::forward(&logits, TOPK, &rule, Some(&bias));
+            vec![
+                Written::new("probs", &routing.probs),
+                Written::new("scores", &routing.scores),
+            ]
+        })
+    })
+}
+
+/// How rows go to experts, as the device's router has it.
+fn map(inputs: &mut Inputs<'_>, sizes: [usize; 3]) -> RowMap {
+    let [t, e, topk] = sizes;
+    let logits = inputs.statistic(&[t, e], 2.0);
+    permute::map(&router::forward(&logits, topk, &rule(), None).ids, e)
+}
+
+fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let (t, e, topk, h) = (sizes.tokens, sizes.experts, sizes.topk, sizes.hidden);
+    let rows = t * topk;
+    let permute_op = |pass| Op::Permute {
+        rows: rows as u64,
+        dim: h as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case("permute::map", permute_op(Pass::Forward), move |inputs| {
+            let logits = inputs.statistic(&[t, e], 2.0);
+            let ids = router::forward(&logits, topk, &rule(), None).ids;
+            Box::new(move || {
+                let map = permute::map(&ids, e);
+                vec![
+                    Written::new("row_of_slot", &map.row_of),
+                    Written::new("slot_of_row", &map.slot_of),
+                    Written::new("token_of_row", &map.token_of),
+                    Written::new("offsets", &map.offsets),
+                ]
+            })
+        }),
+        case(
+            "permute::forward",
+            permute_op(Pass::Forward),
+            move |inputs| {
+                let (map, x) = (map(inputs, [t, e, topk]), inputs.tensor(&[t, h], 1.0));
+                Box::new(move || vec![Written::new("y", &permute::forward(&x, &map))])
+            },
+        ),
+        case(
+            "permute::backward",
+            permute_op(Pass::Backward),
+            move |inputs| {
+                let (map, dy) = (map(inputs, [t, e, topk]), inputs.tensor(&[rows, h], 1.0));
+                Box::new(move || vec![Written::new("dx", &permute::backward(&dy, &map))])
+            },
+        ),
+    ]
+}
+
+fn unpermutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let (t, e, topk, h) = (sizes.tokens, sizes.experts, sizes.topk, sizes.hidden);
+    let rows = t * topk;
+    let unpermute_op = |pass| Op::Unpermute {
+        rows: rows as u64,
+        dim: h as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case(
+            "permute::unpermute weighted",
+            unpermute_op(Pass::Forward),
+            move |inputs| {
+                let (map, y) = (map(inputs, [t, e, topk]), inputs.tensor(&[rows, h], 1.0));
+                let weights = inputs.statistic(&[t, topk], 1.0);
+                Box::new(move || {
+                    let x = permute::unpermute(&y, &map, Some(&weights));
+                    vec![Written::new("x", &x)]
+                })
+            },
+        ),
+        case(
+            "permute::unpermute_weighted_backward",
+            unpermute_op(Pass::Backward),
+            move |inputs| {
+                let (map, y) = (map(inputs, [t, e, topk]), inputs.tensor(&[rows, h], 1.0));
+                let dx = inputs.tensor(&[t, h], 1.0);
+                let weights = inputs.statistic(&[t, topk], 1.0);
+                Box::new(move || {
+                    let (dy, dweights) =
+                        permute::unpermute_weighted_backward(&dx, &map, &y, &weights);
+                    vec![Written::new("dy", &dy), Written::new("dweights", &dweights)]
+                })
+            },
+        ),
+        case(
+            "permute::unpermute",
+            unpermute_op(Pass::Forward),
+            move |inputs| {
+                let (map, y) = (map(inputs, [t, e, topk]), inputs.tensor(&[rows, h], 1.0));
+                Box::new(move || vec![Written::new("x", &permute::unpermute(&y, &map, None))])
+            },
+        ),
+        case(
+            "permute::unpermute_backward",
+            unpermute_op(Pass::Backward),
+            move |inputs| {
+                let (map, dx) = (map(inputs, [t, e, topk]), inputs.tensor(&[t, h], 1.0));
+                Box::new(move || vec![Written::new("dy", &permute::unpermute_backward(&dx, &map))])
+            },
+        ),
+    ]
+}
+
+/// One number a slot, which travels with its row.
+fn slots(sizes: &Sizes) -> Vec<Case> {
+    let (t, e, topk) = (sizes.tokens, sizes.experts, sizes.topk);
+    let rows = t * topk;
+    let slots_op = Op::Permute {
+        rows: rows as u64,
+        dim: 1,
+        pass: Pass::Forward,
+        dtype: Dtype::F32,
+    };
+    vec![
+        case("permute::permute_slots", slots_op, move |inputs| {
+            let (map, values) = (map(inputs, [t, e, topk]), inputs.statistic(&[t, topk], 1.0));
+            Box::new(move || vec![Written::new("rows", &permute::permute_slots(&values, &map))])
+        }),
+        case("permute::unpermute_slots", slots_op, move |inputs| {
+            let (map, values) = (map(inputs, [t, e, topk]), inputs.statistic(&[rows], 1.0));
+            Box::new(move || {
+                vec![Written::new(
+                    "slots",
+                    &permute::unpermute_slots(&values, &map),
+                )]
+            })
+        }),
+    ]
+}

@@ -1,0 +1,237 @@
+//! What works on rows: norms, the head's loss, embeddings, and moves of rows and columns.
+
+use moefold_profiles::{Dtype, Op, Pass};
+
+use super::{Sizes, bytes, case, moving};
+use crate::check::{Case, Written};
+use crate::{cross_entropy, elementwise, embedding, rms_norm, rows};
+
+pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let mut all = norms(sizes, dtype);
+    all.extend(head(sizes, dtype));
+    all.extend(lookup(sizes, dtype));
+    all.extend(moves(sizes, dtype));
+    all
+}
+
+fn norms(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let norm = |pass, rows: usize, dim: usize| Op::RmsNorm {
+        rows: rows as u64,
+        dim: dim as u64,
+        pass,
+        dtype,
+    };
+    let heads = sizes.tokens * sizes.heads;
+    let shapes = [
+        ("hidden", sizes.tokens, sizes.hidden),
+        ("head", heads, sizes.qk_dim),
+    ];
+    let mut all = Vec::new();
+    for (name, rows, dim) in shapes {
+        all.push(case(
+            format!("rms_norm::forward {name}"),
+            norm(Pass::Forward, rows, dim),
+            move |inputs| {
+                let (x, w) = (inputs.tensor(&[rows, dim], 1.0), inputs.tensor(&[dim], 1.0));
+                Box::new(move || {
+                    let (y, rstd) = rms_norm::forward(&x, &w, 1e-6);
+                    vec![Written::new("y", &y), Written::new("rstd", &rstd)]
+                })
+            },
+        ));
+        all.push(case(
+            format!("rms_norm::backward {name}"),
+            norm(Pass::Backward, rows, dim),
+            move |inputs| {
+                let (x, w) = (inputs.tensor(&[rows, dim], 1.0), inputs.tensor(&[dim], 1.0));
+                let (dy, dw) = (
+                    inputs.tensor(&[rows, dim], 1.0),
+                    inputs.statistic(&[dim], 1.0),
+                );
+                let (_, rstd) = rms_norm::forward(&x, &w, 1e-6);
+                Box::new(move || {
+                    let dx = rms_norm::backward(&dy, &x, &w, &rstd, &dw);
+                    vec![Written::new("dx", &dx), Written::new("dw", &dw)]
+                })
+            },
+        ));
+    }
+    all
+}
+
+fn head(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let (t, vocab) = (sizes.tokens, sizes.vocab);
+    let cross = |pass| Op::CrossEntropy {
+        rows: t as u64,
+        vocab: vocab as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case(
+            "cross_entropy::sum_exp_and_target",
+            cross(Pass::Forward),
+            move |inputs| {
+                let logits = inputs.tensor(&[t, vocab], 4.0);
+                let targets = inputs.ids(&[t], vocab);
+                Box::new(move || {
+                    let top = cross_entropy::row_max(&logits);
+                    let (sum_exp, target) =
+                        cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
+                    vec![
+                        Written::new("top", &top),
+                        Written::new("sum_exp", &sum_exp),
+                        Written::new("target", &target),
+                    ]
+                })
+            },
+        ),
+        case(
+            "cross_entropy::finish",
+            cross(Pass::Backward),
+            move |inputs| {
+                let logits = inputs.tensor(&[t, vocab], 4.0);
+                let targets = inputs.ids(&[t], vocab);
+                let top = cross_entropy::row_max(&logits);
+                let (sum_exp, target) =
+                    cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
+                Box::new(move || {
+                    let reduced = cross_entropy::Reduced {
+                        top: &top,
+                        sum_exp: &sum_exp,
+                        target: &target,
+                    };
+                    let loss = cross_entropy::finish(&logits, reduced, &targets, 0, 1.0);
+                    vec![
+                        Written::new("loss", &loss),
+                        Written::new("dlogits", &logits),
+                    ]
+                })
+            },
+        ),
+        moving(
+            bytes(dtype, t * vocab),
+            case(
+                "cross_entropy::row_statistics",
+                cross(Pass::Forward),
+                move |inputs| {
+                    let logits = inputs.tensor(&[t, vocab], 4.0);
+                    Box::new(move || {
+                        let own = cross_entropy::row_statistics(&logits);
+                        vec![
+                            Written::new("top", &own.top),
+                            Written::new("sum_exp", &own.sum_exp),
+                        ]
+                    })
+                },
+            ),
+        ),
+        moving(
+            24 * t,
+            case(
+                "cross_entropy::rebase",
+                cross(Pass::Forward),
+                move |inputs| {
+                    let logits = inputs.tensor(&[t, vocab], 4.0);
+                    // The largest logit is in another rank's part, and so are targets.
+                    let top = inputs.statistic(&[t], 1.0);
+                    elementwise::fill(&top, 5.0);
+                    let targets = inputs.ids(&[t], 2 * vocab);
+                    let own = cross_entropy::row_statistics(&logits);
+                    Box::new(move || {
+                        let (sum_exp, target) =
+                            cross_entropy::rebase(&logits, &own, &top, &targets, vocab / 2);
+                        vec![
+                            Written::new("sum_exp", &sum_exp),
+                            Written::new("target", &target),
+                        ]
+                    })
+                },
+            ),
+        ),
+    ]
+}
+
+fn lookup(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let (t, h, vocab) = (sizes.tokens, sizes.hidden, sizes.vocab);
+    let embed = |pass| Op::Embedding {
+        rows: t as u64,
+        dim: h as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        case("embedding::forward", embed(Pass::Forward), move |inputs| {
+            let (ids, table) = (inputs.ids(&[t], vocab), inputs.tensor(&[vocab, h], 1.0));
+            Box::new(move || vec![Written::new("y", &embedding::forward(&ids, &table, 0))])
+        }),
+        case(
+            "embedding::backward",
+            embed(Pass::Backward),
+            move |inputs| {
+                let (ids, dy) = (inputs.ids(&[t], vocab), inputs.tensor(&[t, h], 1.0));
+                let dtable = inputs.statistic(&[vocab, h], 1.0);
+                Box::new(move || {
+                    embedding::backward(&dy, &ids, &dtable, 0);
+                    vec![Written::new("dtable", &dtable)]
+                })
+            },
+        ),
+    ]
+}
+
+fn moves(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let (t, h, rows) = (sizes.tokens, sizes.hidden, sizes.tokens * sizes.topk);
+    let op = |rows: usize| Op::Permute {
+        rows: rows as u64,
+        dim: h as u64,
+        pass: Pass::Forward,
+        dtype,
+    };
+    // Chunks out of order, one of them empty, as ranks send them.
+    let chunks = [t / 2..t, 0..0, 0..t / 5, t / 5..t / 2];
+    let scattered = chunks.clone();
+    // The queries of a fused projection.
+    let (before, columns) = (sizes.kv_heads * sizes.qk_dim, sizes.heads * sizes.qk_dim);
+    let (width, taken) = (2 * before + columns, before..before + columns);
+    let put = taken.clone();
+    let moved = 2 * bytes(dtype, t * columns);
+    vec![
+        case("rows::gather", op(rows), move |inputs| {
+            let x = inputs.tensor(&[t, h], 1.0);
+            let index = inputs.ids(&[rows], t);
+            Box::new(move || vec![Written::new("y", &rows::gather(&x, &index))])
+        }),
+        case("rows::gather_chunks", op(t), move |inputs| {
+            let (x, chunks) = (inputs.tensor(&[t, h], 1.0), chunks.clone());
+            Box::new(move || vec![Written::new("y", &rows::gather_chunks(&x, &chunks))])
+        }),
+        case("rows::scatter_chunks", op(t), move |inputs| {
+            let (y, chunks) = (inputs.tensor(&[t, h], 1.0), scattered.clone());
+            Box::new(move || vec![Written::new("x", &rows::scatter_chunks(&y, &chunks))])
+        }),
+        moving(
+            moved,
+            case("rows::gather_columns", op(t), move |inputs| {
+                let (x, columns) = (inputs.tensor(&[t, width], 1.0), taken.clone());
+                Box::new(move || {
+                    vec![Written::new(
+                        "y",
+                        &rows::gather_columns(&x, columns.clone()),
+                    )]
+                })
+            }),
+        ),
+        moving(
+            moved,
+            case("rows::scatter_columns", op(t), move |inputs| {
+                let (x, range) = (inputs.tensor(&[t, width], 1.0), put.clone());
+                let y = inputs.tensor(&[t, columns], 1.0);
+                Box::new(move || {
+                    rows::scatter_columns(&y, &x, range.clone());
+                    vec![Written::new("x", &x)]
+                })
+            }),
+        ),
+    ]
+}
