@@ -256,10 +256,17 @@ mod cuda {
     pub(crate) fn programs() -> Vec<Listed> {
         let mut programs = Vec::new();
         for grad in [Dtype::F32, Dtype::Bf16] {
-            for model in [None, Some(Dtype::Bf16)] {
+            for (model, piece, needs) in [
+                (None, 4, Needs::Sm80),
+                (Some(Dtype::Bf16), 4, Needs::Sm80),
+                (Some(Dtype::F32), 4, Needs::Odd),
+                (None, 1, Needs::Odd),
+                (Some(Dtype::Bf16), 1, Needs::Odd),
+                (Some(Dtype::F32), 1, Needs::Odd),
+            ] {
                 programs.push(Listed {
-                    program: program(grad, model, Define::int("PIECE", 4)),
-                    needs: Needs::Sm80,
+                    program: program(grad, model, Define::int("PIECE", piece)),
+                    needs,
                     entries: vec![Entry::plain("adamw_step", 48, 0)],
                 });
             }

@@ -275,12 +275,14 @@ mod cuda {
         for from in [Dtype::F32, Dtype::Bf16] {
             for to in [Dtype::F32, Dtype::Bf16] {
                 let narrow = (from, to) == (Dtype::Bf16, Dtype::Bf16);
-                let piece = Define::int("PIECE", if narrow { 8 } else { 4 });
-                programs.push(Listed {
-                    program: program(from, to, piece),
-                    needs: Needs::Sm80,
-                    entries: NAMES.map(|name| Entry::plain(name, 64, 0)).to_vec(),
-                });
+                let wide = if narrow { 8 } else { 4 };
+                for (piece, needs) in [(wide, Needs::Sm80), (1, Needs::Odd)] {
+                    programs.push(Listed {
+                        program: program(from, to, Define::int("PIECE", piece)),
+                        needs,
+                        entries: NAMES.map(|name| Entry::plain(name, 64, 0)).to_vec(),
+                    });
+                }
             }
         }
         programs

@@ -241,11 +241,16 @@ mod cuda {
     pub(crate) fn programs() -> Vec<Listed> {
         let rows = (1usize << 20) / BUCKETS;
         let mut programs = Vec::new();
-        for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+        for (dtype, vec, needs) in [
+            (Dtype::F32, 4, Needs::Sm80),
+            (Dtype::Bf16, 8, Needs::Sm80),
+            (Dtype::F32, 1, Needs::Odd),
+            (Dtype::Bf16, 1, Needs::Odd),
+        ] {
             for gradient in [Dtype::F32, Dtype::Bf16] {
                 programs.push(Listed {
                     program: program(dtype, gradient, vec),
-                    needs: Needs::Sm80,
+                    needs,
                     entries: vec![
                         Entry::plain("embedding_forward", 48, 0),
                         Entry::plain("embedding_order", 64, shared(rows)),

@@ -259,11 +259,16 @@ mod cuda {
     /// What is launched, with its limits: for aligned heads.
     pub(crate) fn programs() -> Vec<Listed> {
         let mut programs = Vec::new();
-        for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+        for (dtype, vec, needs) in [
+            (Dtype::F32, 4, Needs::Sm80),
+            (Dtype::Bf16, 8, Needs::Sm80),
+            (Dtype::F32, 1, Needs::Odd),
+            (Dtype::Bf16, 1, Needs::Odd),
+        ] {
             for pairing in [Pairing::Halves, Pairing::Neighbours] {
                 programs.push(Listed {
                     program: program(dtype, vec, pairing),
-                    needs: Needs::Sm80,
+                    needs,
                     entries: vec![Entry::plain("rope_rotate", 80, 0)],
                 });
             }

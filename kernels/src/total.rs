@@ -95,11 +95,16 @@ fn program(dtype: Dtype, piece: Define, power: usize) -> Program {
 /// What is launched, with its limits.
 pub(crate) fn programs() -> Vec<Listed> {
     let mut programs = Vec::new();
-    for (dtype, piece) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+    for (dtype, piece, needs) in [
+        (Dtype::F32, 4, Needs::Sm80),
+        (Dtype::Bf16, 8, Needs::Sm80),
+        (Dtype::F32, 1, Needs::Odd),
+        (Dtype::Bf16, 1, Needs::Odd),
+    ] {
         for power in [0, 1, 2] {
             programs.push(Listed {
                 program: program(dtype, Define::int("PIECE", piece), power),
-                needs: Needs::Sm80,
+                needs,
                 entries: vec![Entry::plain("total", 64, 8 * THREADS as usize)],
             });
         }

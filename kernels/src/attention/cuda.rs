@@ -254,18 +254,26 @@ pub(super) fn backward(
 /// Shared memory of a block of an A100, the least of the GPUs that the list is compiled for.
 const SHARED_SM80: usize = 163 * 1024;
 
+/// Widths of queries and keys, and of values, in the models.
+pub(super) const WIDTHS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
+
+/// Whether a program of this op is for heads that no model has: of other widths, of rows that are not
+/// aligned, or of f32 but for one width. There is one for every width, so not all are listed.
+#[cfg(any(test, feature = "emulator"))]
+pub(crate) fn is_unlike_models(program: &Program) -> bool {
+    let widths = ["DK", "DV"].map(|name| program.int(name).unwrap_or(0) as usize);
+    let in_f32 = program.define("T") == Some(Define::dtype("T", Dtype::F32).value);
+    !WIDTHS.contains(&widths) || program.int("VEC") == Some(0) || (in_f32 && widths != [128, 128])
+}
+
 /// What the models of today launch: heads of 64, 128 and 256, MLA's 192 and 128, and f32.
 pub(crate) fn programs() -> Vec<Listed> {
-    let cases = [
-        (Dtype::Bf16, [64, 64]),
-        (Dtype::Bf16, [128, 128]),
-        (Dtype::Bf16, [192, 128]),
-        (Dtype::Bf16, [256, 256]),
-        (Dtype::F32, [128, 128]),
-    ];
+    let bf16 = WIDTHS.map(|widths| (Dtype::Bf16, widths));
+    let cases = bf16.into_iter().chain([(Dtype::F32, [128, 128])]);
+    let masks = [(Mask::Causal, Needs::Sm80), (Mask::Full, Needs::Odd)];
     let mut listed = Vec::new();
-    for (dtype, widths) in cases {
-        let tiling = Tiling::of(Mask::Causal, dtype, true, widths, SHARED_SM80);
+    for ((dtype, widths), (mask, needs)) in cases.flat_map(|case| masks.map(|mask| (case, mask))) {
+        let tiling = Tiling::of(mask, dtype, true, widths, SHARED_SM80);
         let shows: &[&str] = match dtype {
             Dtype::Bf16 => &["HMMA", "LDSM", "LDGSTS"],
             _ => &["FFMA"],
@@ -280,12 +288,12 @@ pub(crate) fn programs() -> Vec<Listed> {
         let backward = product("attention_backward", tiling.backward_shared());
         listed.push(Listed {
             program: tiling.forward_program(),
-            needs: Needs::Sm80,
+            needs,
             entries: vec![forward],
         });
         listed.push(Listed {
             program: tiling.backward_program(),
-            needs: Needs::Sm80,
+            needs,
             entries: vec![delta, backward],
         });
     }

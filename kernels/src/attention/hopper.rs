@@ -54,6 +54,7 @@
 
 use moefold_profiles::Dtype;
 
+use super::cuda::WIDTHS;
 use super::{Mask, Sizes};
 use crate::TensorClass;
 use crate::cuda::Cuda;
@@ -349,19 +350,23 @@ pub(super) fn programs() -> Vec<Listed> {
         ..Entry::plain(name, registers, shared)
     };
     let mut all = Vec::new();
-    for widths in [[64, 64], [128, 128], [192, 128], [256, 256]] {
+    let masks = [Mask::Causal, Mask::Full];
+    let cases = WIDTHS
+        .into_iter()
+        .flat_map(|widths| masks.map(|mask| (widths, mask)));
+    for (widths, mask) in cases {
         let forward = Forward::of(widths);
         // An equal share of 65536, shared out again among the roles once the kernel runs.
         let registers = if forward.groups == 2 { 168 } else { 128 };
         let entries = vec![product("attention_forward", registers, forward.shared())];
-        all.push(listed(forward.program(Mask::Causal), entries));
+        all.push(listed(forward.program(mask), entries));
         if let Some(backward) = Backward::of(widths) {
             let entries = vec![
                 Entry::plain("attention_prepare", 64, 0),
                 product("attention_backward", 168, backward.shared()),
                 Entry::plain("attention_dq", 64, 0),
             ];
-            all.push(listed(backward.program(Mask::Causal), entries));
+            all.push(listed(backward.program(mask), entries));
         }
     }
     all

@@ -9,7 +9,7 @@ use crate::cuda::error::DeviceError;
 use crate::cuda::libraries::Version;
 use crate::cuda::nvrtc::report::resources;
 use crate::cuda::nvrtc::{Cubin, Nvrtc};
-use crate::cuda::program::{Architecture, Entry, Program};
+use crate::cuda::program::{Architecture, Entry, Listed, Needs, Program};
 use crate::cuda::programs::programs;
 
 pub use crate::cuda::nvrtc::Resources;
@@ -46,7 +46,8 @@ pub fn compile(architectures: &[Architecture]) -> Result<Compiled, DeviceError> 
     let nvrtc = compiler.version()?;
     let mut jobs = Vec::new();
     let mut entries: Vec<Vec<Entry>> = Vec::new();
-    for listed in programs() {
+    let packed = |listed: &Listed| listed.needs != Needs::Odd;
+    for listed in programs().into_iter().filter(packed) {
         let claimed = listed.needs.architectures().to_vec();
         let wanted = if architectures.is_empty() {
             claimed

@@ -40,6 +40,7 @@ use crate::cuda::emulator::memory::Memory;
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
+use crate::cuda::programs::expect_listed;
 
 mod abi;
 mod access;
@@ -293,6 +294,7 @@ impl Platform for Emulator {
     }
 
     fn load(&self, program: &Program) -> Result<Module, DeviceError> {
+        expect_listed(program);
         let library = compile::library(program, self.properties.architecture).map_err(failed)?;
         let mut modules = self.modules.borrow_mut();
         modules.push((library, program.to_string()));

@@ -122,6 +122,23 @@ pub(crate) struct Program {
     pub(crate) defines: Vec<Define>,
 }
 
+#[cfg(any(test, feature = "emulator"))]
+impl Program {
+    /// What a define of this name stands for.
+    pub(crate) fn define(&self, name: &str) -> Option<Value> {
+        let define = self.defines.iter().find(|define| define.name == name)?;
+        Some(define.value)
+    }
+
+    /// The number that a define of this name stands for.
+    pub(crate) fn int(&self, name: &str) -> Option<i64> {
+        match self.define(name)? {
+            Value::Int(value) => Some(value),
+            Value::Name(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.cu", self.source.stem)?;
@@ -326,6 +343,10 @@ pub(crate) struct Listed {
 pub(crate) enum Needs {
     /// Every one from sm_80 on.
     Sm80,
+    /// Every one from sm_80 on, but only for what published models rarely ask for: views that start
+    /// anywhere, rows of no whole 16 bytes, types mixed. No pack has it; it is compiled when it is
+    /// first launched, and checked on the oldest architecture.
+    Odd,
     /// Hopper alone.
     Wgmma,
 }
@@ -334,7 +355,7 @@ impl Needs {
     /// Whether a program runs on this architecture.
     pub(crate) fn includes(self, architecture: Architecture) -> bool {
         match self {
-            Self::Sm80 => architecture >= Architecture::SM80,
+            Self::Sm80 | Self::Odd => architecture >= Architecture::SM80,
             Self::Wgmma => architecture.has_wgmma(),
         }
     }
@@ -343,6 +364,7 @@ impl Needs {
     pub(crate) fn architectures(self) -> &'static [Architecture] {
         match self {
             Self::Sm80 => &[Architecture::SM80, Architecture::SM90, Architecture::SM100],
+            Self::Odd => &[Architecture::SM80],
             Self::Wgmma => &[Architecture::SM90],
         }
     }

@@ -208,13 +208,41 @@ fn f32_units(a: Trans, b: Trans, [type_a, type_b, type_c]: [Dtype; 3]) -> Progra
 /// Two sides of two operands, 16 along k in padded rows.
 const F32_SHARED: usize = 4 * 16 * (128 + 4) * 4;
 
-/// What layers of bf16 ask for: forward and dgrad, wgrad into main gradients of either dtype.
-const LAYER: [(Trans, Trans, Dtype); 4] = [
-    (Trans::No, Trans::Yes, Dtype::Bf16),
-    (Trans::No, Trans::No, Dtype::Bf16),
-    (Trans::Yes, Trans::No, Dtype::F32),
-    (Trans::Yes, Trans::No, Dtype::Bf16),
+/// What layers of bf16 ask for: forward, the router's into f32, dgrad, wgrad into main gradients of
+/// either dtype; and whether the wgmma kernel adds to C.
+const LAYER: [(Trans, Trans, Dtype, &[bool]); 5] = [
+    (Trans::No, Trans::Yes, Dtype::Bf16, &[false]),
+    (Trans::No, Trans::No, Dtype::Bf16, &[false, true]),
+    (Trans::Yes, Trans::No, Dtype::F32, &[true]),
+    (Trans::Yes, Trans::No, Dtype::Bf16, &[true]),
+    (Trans::No, Trans::Yes, Dtype::F32, &[false]),
 ];
+
+/// Whether a program of these ops is for a product that no layer asks for: another choice of transposes,
+/// types and adding. The kernels do them all.
+#[cfg(any(test, feature = "emulator"))]
+pub(crate) fn is_unlike_models(program: &Program) -> bool {
+    let flag = |name| program.int(name) == Some(1);
+    let is = |name, dtype| program.define(name) == Some(Define::dtype(name, dtype).value);
+    let trans = |trans: Trans| trans == Trans::Yes;
+    let transposed = |a, b| flag("TRANS_A") == trans(a) && flag("TRANS_B") == trans(b);
+    let in_f32 = IN_F32.iter().any(|&(a, b, types)| {
+        let names = ["TYPE_A", "TYPE_B", "TYPE_C"];
+        transposed(a, b)
+            && names
+                .into_iter()
+                .zip(types)
+                .all(|(name, dtype)| is(name, dtype))
+    });
+    let layer = LAYER.iter().any(|&(a, b, c, adds)| {
+        let same_c = match program.int("F32_C") {
+            Some(f32_c) => (c == Dtype::F32) == (f32_c == 1) && adds.contains(&flag("ADD")),
+            None => program.int("TILE_M").is_some() && is("TYPE_C", c),
+        };
+        transposed(a, b) && same_c
+    });
+    !in_f32 && !layer
+}
 
 /// What is computed in f32: layers of f32, and the router's gradients, which are of f32 and bf16.
 const IN_F32: [(Trans, Trans, [Dtype; 3]); 5] = [
@@ -242,15 +270,21 @@ pub(crate) fn programs() -> Vec<Listed> {
         }],
     };
     let mut listed = [bias::programs(), library::programs()].concat();
-    for (a, b, c) in LAYER {
+    for (a, b, c, adds) in LAYER {
         for tile in TILES {
             let shared = tensor_cores_shared(tile);
-            let program = tensor_cores(a, b, c, true, tile);
-            let shows = &["HMMA", "LDGSTS"];
-            listed.push(one(program, Needs::Sm80, "gemm", 255, shared, shows));
+            let mut push = |wide, needs, shows| {
+                let program = tensor_cores(a, b, c, wide, tile);
+                listed.push(one(program, needs, "gemm", 255, shared, shows));
+            };
+            push(true, Needs::Sm80, &["HMMA", "LDGSTS"]);
+            push(false, Needs::Odd, &["HMMA"]);
         }
-        for tile in hopper::TILES {
-            let program = hopper::program(a, b, c, a == Trans::Yes, tile);
+        for (tile, &add) in hopper::TILES
+            .into_iter()
+            .flat_map(|tile| adds.iter().map(move |add| (tile, add)))
+        {
+            let program = hopper::program(a, b, c, add, tile);
             let shows = &["HGMMA", "UTMALDG"];
             let entry = one(
                 program,

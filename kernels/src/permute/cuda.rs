@@ -28,9 +28,9 @@ fn rows_program(dtype: Dtype, vector: usize) -> Program {
 
 /// Every specialization for rows of whole 16-byte pieces.
 pub(crate) fn programs() -> Vec<Listed> {
-    let rows = |dtype, vector| Listed {
+    let rows = |dtype, vector, needs| Listed {
         program: rows_program(dtype, vector),
-        needs: Needs::Sm80,
+        needs,
         entries: vec![
             Entry::plain("permute_forward", 64, 0),
             Entry::plain("permute_sum", 64, 0),
@@ -45,7 +45,13 @@ pub(crate) fn programs() -> Vec<Listed> {
             Entry::plain("permute_place", 64, 4 * (1 + WARPS) * MAX_EXPERTS),
         ],
     };
-    vec![map, rows(Dtype::Bf16, 8), rows(Dtype::F32, 4)]
+    vec![
+        map,
+        rows(Dtype::Bf16, 8, Needs::Sm80),
+        rows(Dtype::F32, 4, Needs::Sm80),
+        rows(Dtype::Bf16, 1, Needs::Odd),
+        rows(Dtype::F32, 1, Needs::Odd),
+    ]
 }
 
 pub(super) fn map(gpu: &Cuda, ids: &Tensor, rows: [&Tensor; 3], offsets: &Tensor) {

@@ -28,25 +28,26 @@ fn program([src, dst]: [Dtype; 2], vector: usize) -> Program {
     ])
 }
 
-/// Every pair of types, for lengths of whole 16-byte pieces.
+/// Every pair of types.
 pub(crate) fn programs() -> Vec<Listed> {
-    let list = |types| Listed {
-        program: program(types, widest(types)),
-        needs: Needs::Sm80,
+    let list = |types, vector, needs| Listed {
+        program: program(types, vector),
+        needs,
         entries: vec![
             Entry::plain("reduce_sum", 96, 0),
             Entry::plain("reduce_max", 96, 0),
             Entry::plain("reduce_copy", 64, 0),
         ],
     };
-    [
-        [Dtype::Bf16, Dtype::Bf16],
-        [Dtype::Bf16, Dtype::F32],
-        [Dtype::F32, Dtype::Bf16],
-        [Dtype::F32, Dtype::F32],
-    ]
-    .map(list)
-    .into()
+    let mut listed = Vec::new();
+    for src in [Dtype::Bf16, Dtype::F32] {
+        for dst in [Dtype::Bf16, Dtype::F32] {
+            let types = [src, dst];
+            listed.push(list(types, widest(types), Needs::Sm80));
+            listed.push(list(types, 1, Needs::Odd));
+        }
+    }
+    listed
 }
 
 /// Elements in 16 bytes of the wider type.

@@ -176,27 +176,38 @@ fn weight_program(gradient: Dtype) -> Program {
     SOURCE.with(&[Define::dtype("GRAD", gradient)])
 }
 
-/// What is launched, with its limits: for aligned rows of any width and weights like them.
+/// What is launched, with its limits.
 pub(crate) fn programs() -> Vec<Listed> {
-    let listed = |program, entries| Listed {
+    let listed = |program, needs, entries| Listed {
         program,
-        needs: Needs::Sm80,
+        needs,
         entries,
     };
     let mut programs = Vec::new();
-    for (dtype, vec) in [(Dtype::F32, 4), (Dtype::Bf16, 8)] {
+    for (x, weight, vec, needs) in [
+        (Dtype::F32, Dtype::F32, 4, Needs::Sm80),
+        (Dtype::Bf16, Dtype::Bf16, 8, Needs::Sm80),
+        (Dtype::F32, Dtype::F32, 1, Needs::Odd),
+        (Dtype::Bf16, Dtype::Bf16, 1, Needs::Odd),
+        (Dtype::Bf16, Dtype::F32, 8, Needs::Odd),
+        (Dtype::Bf16, Dtype::F32, 1, Needs::Odd),
+    ] {
         for (lanes, pieces) in DEALS {
             let columns = 4 * 32 * PIECES * vec;
             programs.push(listed(
-                Deal { vec, lanes, pieces }.program(dtype, dtype),
+                Deal { vec, lanes, pieces }.program(x, weight),
+                needs,
                 vec![
                     Entry::plain("rms_norm_forward", 64, SCRATCH),
                     Entry::plain("rms_norm_backward", 128, SCRATCH.max(columns)),
                 ],
             ));
         }
+    }
+    for gradient in [Dtype::F32, Dtype::Bf16] {
         programs.push(listed(
-            weight_program(dtype),
+            weight_program(gradient),
+            Needs::Sm80,
             vec![Entry::plain(
                 "rms_norm_weight",
                 64,

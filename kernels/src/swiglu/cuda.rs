@@ -23,23 +23,24 @@ fn program(dtype: Dtype, vector: usize, interleaved: bool) -> Program {
     ])
 }
 
-/// Every specialization for rows of whole 16-byte pieces.
+/// Every specialization.
 pub(crate) fn programs() -> Vec<Listed> {
-    let list = |(dtype, vector, interleaved)| Listed {
+    let list = |(dtype, vector, needs, interleaved)| Listed {
         program: program(dtype, vector, interleaved),
-        needs: Needs::Sm80,
+        needs,
         entries: vec![
             Entry::plain("swiglu_forward", 48, 0),
             Entry::plain("swiglu_backward", 64, 0),
         ],
     };
     let all = [
-        (Dtype::Bf16, 8, false),
-        (Dtype::Bf16, 8, true),
-        (Dtype::F32, 4, false),
-        (Dtype::F32, 4, true),
+        (Dtype::Bf16, 8, Needs::Sm80),
+        (Dtype::F32, 4, Needs::Sm80),
+        (Dtype::Bf16, 1, Needs::Odd),
+        (Dtype::F32, 1, Needs::Odd),
     ];
-    all.map(list).into()
+    let forms = |(dtype, vector, needs)| [false, true].map(|form| (dtype, vector, needs, form));
+    all.into_iter().flat_map(forms).map(list).collect()
 }
 
 /// The program, the width of `y` in its accesses, and what else every launch has.

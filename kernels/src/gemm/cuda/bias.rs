@@ -80,12 +80,7 @@ pub(crate) fn programs() -> Vec<Listed> {
     let listed = all.map(|(dtype, vec)| Listed {
         program: program(dtype, vec),
         needs: Needs::Sm80,
-        entries: vec![Entry {
-            name: "gemm_bias_sums",
-            registers: 128,
-            shared: shared(vec),
-            shows: &[],
-        }],
+        entries: vec![Entry::plain("gemm_bias_sums", 128, shared(vec) as usize)],
     });
     listed.to_vec()
 }

@@ -143,11 +143,6 @@ pub(super) fn programs() -> Vec<Listed> {
     vec![Listed {
         program: tables_program(),
         needs: Needs::Sm80,
-        entries: vec![Entry {
-            name: "grouped_tables",
-            registers: 64,
-            shared: 0,
-            shows: &[],
-        }],
+        entries: vec![Entry::plain("grouped_tables", 64, 0)],
     }]
 }

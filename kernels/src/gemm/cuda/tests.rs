@@ -17,7 +17,7 @@ fn law_bits_do_not_depend_on_the_tile() {
         }
         let mut rng = Rng::new(1);
         let offsets = integers(device, &[0, 66, 66, 136], &[4]);
-        for (ta, tb, _) in &LAYER[..3] {
+        for (ta, tb, ..) in &LAYER[..3] {
             let (ta, tb) = (*ta, *tb);
             let [m, n, k] = match ta {
                 Trans::No => [136, 200, 40],
