@@ -220,6 +220,14 @@ fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 ]
             })
         }),
+        case("permute::sort", permute_op(Pass::Forward), move |inputs| {
+            let logits = inputs.statistic(&[t, e], 2.0);
+            let ids = router::forward(&logits, topk, &rule(), None).ids;
+            Box::new(move || {
+                let map = permute::sort(&ids, e).counted();
+                vec![Written::new("offsets", &map.offsets)]
+            })
+        }),
         case(
             "permute::forward",
             permute_op(Pass::Forward),
