@@ -422,6 +422,9 @@ pub(crate) struct GpuCheckArgs {
     /// Put the CPU in the GPU's place, to try the command itself
     #[arg(long, hide = true)]
     pub(crate) rehearse: bool,
+    /// Let the parts of this op abort, in a rehearsal, to try what becomes of the others
+    #[arg(long, hide = true, requires = "rehearse", value_name = "OP")]
+    pub(crate) dies: Option<String>,
     /// Run one part in this process
     #[arg(long, hide = true, value_name = "JSON")]
     pub(crate) part: Option<String>,

@@ -59,6 +59,9 @@ pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
     if let Some(part) = &args.part {
         let part: Part = serde_json::from_str(part)
             .map_err(|error| Failure::Request(anyhow!("--part: {error}")))?;
+        if args.dies.as_ref() == Some(&part.op) {
+            std::process::abort();
+        }
         return part::run(&part, target);
     }
     let (described, gpu) = target
@@ -169,7 +172,8 @@ fn parts(args: &GpuCheckArgs) -> Vec<Part> {
         skip: Vec::new(),
     };
     let mut parts = Vec::new();
-    if !args.rehearse && args.only.is_empty() {
+    let dies = args.dies.as_deref() == Some(HARDWARE);
+    if dies || (!args.rehearse && args.only.is_empty()) {
         parts.push(special(HARDWARE));
     }
     if !args.small {
@@ -282,6 +286,9 @@ fn run_once(part: &Part, args: &GpuCheckArgs) -> Result<(Vec<Said>, Option<Strin
     if args.rehearse {
         command.arg("--rehearse");
     }
+    if let Some(op) = &args.dies {
+        command.args(["--dies", op]);
+    }
     let mut child = command.spawn()?;
     let stdout = child.stdout.take().ok_or_else(no_pipe)?;
     let stderr = child.stderr.take().ok_or_else(no_pipe)?;
@@ -326,14 +333,20 @@ fn no_pipe() -> Failure {
     Failure::Runtime(anyhow!("a part's output could not be read"))
 }
 
-/// The small sizes under compute-sanitizer, each op in the sanitizer's own process.
+/// The smallest sizes under the tools of compute-sanitizer, each op in a process of its own.
 fn sanitized(args: &GpuCheckArgs) -> Result<Vec<Sanitized>, Failure> {
     let program = std::env::current_exe()?;
     let mut notes = Vec::new();
     let Some(sizes) = Sizes::small().into_iter().next() else {
         return Ok(notes);
     };
-    for op in stems(&sizes, Dtype::Bf16) {
+    let until = Instant::now() + peers::SANITIZER_TIME;
+    let stems = stems(&sizes, Dtype::Bf16);
+    // One tool over all ops before the next: what there is no time for is the last tool's.
+    let runs = peers::TOOLS
+        .iter()
+        .flat_map(|&tool| stems.iter().map(move |op| (tool, op)));
+    for (tool, op) in runs {
         let part = Part {
             sizes: sizes.name.to_owned(),
             dtype: Dtype::Bf16,
@@ -352,8 +365,10 @@ fn sanitized(args: &GpuCheckArgs) -> Result<Vec<Sanitized>, Failure> {
             &args.out.to_string_lossy(),
         ]
         .map(str::to_owned);
-        let log = args.out.join(format!("sanitizer-{op}.log"));
-        notes.push(peers::sanitizer(&op, &program, &arguments, &log));
+        let log = args.out.join(format!("{tool}-{op}.log"));
+        notes.push(peers::sanitizer(
+            tool, op, &program, &arguments, &log, until,
+        ));
     }
     Ok(notes)
 }

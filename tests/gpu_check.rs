@@ -92,6 +92,30 @@ fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
     assert!(text.contains("killed"), "{text}");
 }
 
+/// A process that a signal ends takes nothing else with it: the part of the hardware's model, which is
+/// the first, and the parts of one op.
+#[test]
+fn a_part_that_dies_is_reported_and_the_others_run() {
+    for dies in ["hardware", "rope"] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let out = folder.path().to_str().expect("the path is text");
+        let arguments = ["gpu-check", "--rehearse", "--small", "--only", "rope,rows"];
+        let output = moefold(&[&arguments[..], &["--dies", dies, "--out", out]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let json = std::fs::read_to_string(folder.path().join("gpu-check.json")).expect("written");
+        let document: Value = serde_json::from_str(&json).expect("it is JSON");
+        let cases = document["cases"].as_array().expect("cases are a list");
+        let (dead, others): (Vec<_>, Vec<_>) = cases.iter().partition(|line| line["case"] == dies);
+        assert!(!dead.is_empty(), "{dies} is not among {cases:?}");
+        for line in dead {
+            let why = line["outcome"]["failed"].as_str().expect("it failed");
+            assert!(why.contains("signal"), "{why}");
+        }
+        let ran = |line: &&Value| line["outcome"]["ran"].is_object();
+        assert!(!others.is_empty() && others.iter().all(ran), "{others:?}");
+    }
+}
+
 #[test]
 fn an_op_that_there_is_not_is_a_bad_request() {
     let folder = tempfile::tempdir().expect("a temporary folder");

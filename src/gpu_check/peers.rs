@@ -98,24 +98,41 @@ pub(crate) struct Sanitized {
     pub(crate) found_errors: bool,
 }
 
-/// Runs the small sizes of `op` under compute-sanitizer. What it printed is in `log`.
-pub(crate) fn sanitizer(op: &str, program: &Path, arguments: &[String], log: &Path) -> Sanitized {
+/// What looks for stray accesses, for races in shared memory and for misused barriers.
+pub(crate) const TOOLS: [&str; 3] = ["memcheck", "racecheck", "synccheck"];
+
+/// How long all of them may take together.
+pub(crate) const SANITIZER_TIME: Duration = Duration::from_mins(12);
+
+/// Runs the small sizes of `op` under a tool of compute-sanitizer. What it printed is in `log`.
+pub(crate) fn sanitizer(
+    tool: &str,
+    op: &str,
+    program: &Path,
+    arguments: &[String],
+    log: &Path,
+    until: Instant,
+) -> Sanitized {
     let skipped = |why: String| Sanitized {
-        note: format!("{op}: compute-sanitizer was not run: {why}"),
+        note: format!("{op}: compute-sanitizer {tool} was not run: {why}"),
         found_errors: false,
     };
     let Some(sanitizer) = on_path("compute-sanitizer") else {
         return skipped("it is not on PATH".to_owned());
     };
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return skipped("its time was up".to_owned());
+    }
     let child = Command::new(sanitizer)
-        .args(["--tool", "memcheck", "--error-exitcode", "9"])
+        .args(["--tool", tool, "--error-exitcode", "9"])
         .arg(program)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    let output = match child.and_then(|child| wait_at_most(child, SANITIZER_DEADLINE)) {
+    let output = match child.and_then(|child| wait_at_most(child, left.min(SANITIZER_DEADLINE))) {
         Err(error) => return skipped(error.to_string()),
         Ok(output) => output,
     };
@@ -126,15 +143,21 @@ pub(crate) fn sanitizer(op: &str, program: &Path, arguments: &[String], log: &Pa
         Err(error) => format!("; its log: {error}"),
     };
     let text = String::from_utf8_lossy(&text);
-    let summary = text.lines().rfind(|line| line.contains("ERROR SUMMARY"));
+    let summary = text.lines().rfind(|line| line.contains(" SUMMARY: "));
     let summary = summary.map(|line| line.trim_start_matches(['=', ' ']));
     match summary {
         None => skipped(format!("no summary, {}{kept}", output.status)),
         Some(summary) => Sanitized {
-            note: format!("{op}: compute-sanitizer memcheck: {summary}{kept}"),
-            found_errors: !summary.contains(" 0 errors"),
+            note: format!("{op}: compute-sanitizer {tool}: {summary}{kept}"),
+            found_errors: !is_clean(summary),
         },
     }
+}
+
+/// Whether a summary is of nothing found: `ERROR SUMMARY: 0 errors`, or of races
+/// `RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)`.
+fn is_clean(summary: &str) -> bool {
+    summary.contains("SUMMARY: 0 errors") || summary.contains("SUMMARY: 0 hazards")
 }
 
 const TORCH_DEADLINE: Duration = Duration::from_mins(5);
@@ -178,4 +201,21 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path)
         .map(|folder| folder.join(name))
         .find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_clean;
+
+    #[test]
+    fn a_summary_of_something_found_is_not_clean() {
+        assert!(is_clean("ERROR SUMMARY: 0 errors"));
+        assert!(is_clean(
+            "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+        ));
+        assert!(!is_clean("ERROR SUMMARY: 10 errors"));
+        assert!(!is_clean(
+            "RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"
+        ));
+    }
 }
