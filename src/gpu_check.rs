@@ -42,6 +42,14 @@ enum Target {
 }
 
 impl Target {
+    fn of(args: &GpuCheckArgs) -> Self {
+        if args.rehearse {
+            Self::Rehearsal
+        } else {
+            Self::Gpu(args.device)
+        }
+    }
+
     fn open(self, dtype: Dtype) -> Result<Device, DeviceError> {
         match self {
             Self::Gpu(index) => Device::cuda(index as usize, dtype),
@@ -51,11 +59,7 @@ impl Target {
 }
 
 pub(crate) fn run(args: &GpuCheckArgs, output: Output) -> Result<(), Failure> {
-    let target = if args.rehearse {
-        Target::Rehearsal
-    } else {
-        Target::Gpu(args.device)
-    };
+    let target = Target::of(args);
     if let Some(part) = &args.part {
         let part: Part = serde_json::from_str(part)
             .map_err(|error| Failure::Request(anyhow!("--part: {error}")))?;

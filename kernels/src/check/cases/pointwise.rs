@@ -142,6 +142,14 @@ fn collectives(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 vec![Written::new("sum", &sum)]
             })
         }),
+        case("reduce::maximum", add(t * h, dtype), move |inputs| {
+            let (a, b) = (inputs.tensor(&[t, h], 1.0), inputs.tensor(&[t, h], 1.0));
+            let most = inputs.tensor(&[t, h], 0.0);
+            Box::new(move || {
+                reduce::maximum(&[&a, &b], &most);
+                vec![Written::new("most", &most)]
+            })
+        }),
         case("reduce::copy_all", copies, move |inputs| {
             let (src, dst) = (inputs.tensor(&[t, h], 1.0), inputs.tensor(&[t, h], 0.0));
             let cut = t / 3;

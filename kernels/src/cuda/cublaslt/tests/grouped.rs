@@ -9,7 +9,7 @@ use crate::cuda::Cuda;
 use crate::cuda::cublaslt::CublasLt;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Grouped, Launch, Module, Platform, Properties};
+use crate::cuda::platform::{Address, Dense, Grouped, Launch, Lent, Module, Platform, Properties};
 use crate::cuda::program::{Architecture, EncodedMap, Program, TensorMap};
 use crate::device::Backend;
 use crate::grouped_gemm::{Rows, dgrad_of, forward_of, wgrad_of};
@@ -66,6 +66,15 @@ impl Platform for Assisted {
     }
     fn grouped(&self, product: &Grouped) -> Result<bool, DeviceError> {
         self.library.grouped(STREAM, product)
+    }
+    fn lend(&self, address: Address, bytes: u64) -> Result<Lent, DeviceError> {
+        self.emulator.lend(address, bytes)
+    }
+    fn adopt(&self, lent: &Lent) -> Result<(), DeviceError> {
+        self.emulator.adopt(lent)
+    }
+    fn disown(&self, address: Address) {
+        self.emulator.disown(address);
     }
     fn synchronize(&self) -> Result<(), DeviceError> {
         Ok(())
