@@ -246,7 +246,7 @@ pub(crate) enum LrSchedule {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The best there is
+    /// A GPU where `moefold doctor` finds one usable, else the CPU
     Auto,
     /// CPU, in f32
     Cpu,
