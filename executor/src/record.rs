@@ -9,7 +9,8 @@
 //! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
 //! [`Moment`]s of the queue, which are resolved together at the end of the step. Lanes then overlap, and
 //! each moment counts for a compute span if one is running, else for a communication span, else for the
-//! host ([`sweep`]).
+//! host ([`sweep()`]). What of an exchange is hidden behind compute is not recorded: its spans are where the
+//! compute queue began it and where it waited for it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -455,6 +455,15 @@ mod tests {
             let error = (found.loss / expected.loss - 1.0).abs();
             assert!(error < 1e-5, "{} and {}", found.loss, expected.loss);
         }
+        for tensor in global_tensors(&plan.model) {
+            // Every rank put the part that it updates.
+            let (found, expected) = (trained.weights.get(&tensor), single.weights.get(&tensor));
+            let squares =
+                |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+            let error = squares(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+            let whole = squares(&mut expected.iter().copied());
+            assert!(error < 1e-4 * whole, "{}: {error} of {whole}", tensor.name);
+        }
     }
 
     #[test]
