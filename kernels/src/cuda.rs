@@ -10,6 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::rc::Rc;
 
 use moefold_profiles::Dtype;
@@ -32,6 +33,7 @@ pub(crate) mod flat;
 pub(crate) mod gpu;
 pub mod libraries;
 pub mod model;
+pub mod nccl;
 pub mod nvrtc;
 pub(crate) mod platform;
 mod prelude;
@@ -52,7 +54,11 @@ pub(crate) struct Cuda {
     downloads: Cell<u64>,
     prefers_library: Cell<bool>,
     library_products: Cell<u64>,
+    wait: RefCell<Option<Rc<Wait>>>,
 }
+
+/// Asks again and again whether a device is done; see [`crate::Device::wait_by`].
+type Wait = dyn Fn(&dyn Fn() -> bool);
 
 impl Cuda {
     /// A device whose weights and activations are `dtype`.
@@ -71,6 +77,7 @@ impl Cuda {
             downloads: Cell::new(0),
             prefers_library: Cell::new(false),
             library_products: Cell::new(0),
+            wait: RefCell::default(),
         }
     }
 
@@ -164,6 +171,7 @@ impl Cuda {
     /// Copies the bytes of `src` to the host, which waits for them.
     pub(crate) fn download(&self, op: &'static str, src: &Tensor, bytes: &mut [u8]) {
         self.downloads.set(self.downloads.get() + 1);
+        self.before_waiting(op);
         done(op, self.platform.download(src.address(), bytes));
     }
 
@@ -240,7 +248,36 @@ impl Cuda {
     }
 
     pub(crate) fn synchronize(&self) {
+        self.before_waiting("synchronize");
         done("synchronize", self.platform.synchronize());
+    }
+
+    /// See [`Platform::raw_queue`].
+    pub(crate) fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
+        self.platform.raw_queue()
+    }
+
+    /// See [`crate::Device::wait_by`].
+    pub(crate) fn wait_by(&self, wait: Rc<Wait>) {
+        self.wait.replace(Some(wait));
+    }
+
+    /// Before the host waits.
+    fn before_waiting(&self, op: &'static str) {
+        let wait = self.wait.borrow().clone();
+        if let Some(wait) = wait {
+            wait(&|| done(op, self.platform.is_idle()));
+        }
+    }
+
+    /// See [`Platform::is_idle`].
+    pub(crate) fn is_idle(&self) -> Result<bool, DeviceError> {
+        self.platform.is_idle()
+    }
+
+    /// See [`Platform::wrote`].
+    pub(crate) fn wrote(&self, dst: &Tensor) {
+        self.platform.wrote(dst.address(), dst.bytes().0);
     }
 
     pub(crate) fn timed(&self, work: &mut dyn FnMut()) -> f64 {

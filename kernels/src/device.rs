@@ -324,6 +324,24 @@ impl Device {
         }
     }
 
+    /// From now on `wait` is called before the host waits for the device, with a way to ask whether the
+    /// device is done; it returns once that says yes, or ends the rank. For whoever has work of other
+    /// machines in the queues, which may never come: the driver's own waits have no end. Nothing on
+    /// the CPU.
+    pub fn wait_by(&self, wait: impl Fn(&dyn Fn() -> bool) + 'static) {
+        if let Backend::Cuda(gpu) = &self.0.backend {
+            gpu.wait_by(Rc::new(wait));
+        }
+    }
+
+    /// Whether everything that was asked of the device is done; does not wait.
+    pub fn is_idle(&self) -> bool {
+        match &self.0.backend {
+            Backend::Cpu(_) => true,
+            Backend::Cuda(gpu) => gpu.is_idle().unwrap_or_else(|error| error.raise()),
+        }
+    }
+
     /// Runs `body` with its ops on `queue` of the device: after everything asked for so far, and
     /// beside what is asked for next, until [`Device::join`]. On a device with one queue the ops are
     /// done when it returns. What `body` writes is not to be touched, nor what it reads written,

@@ -34,6 +34,16 @@ impl Moment {
         Self(Kind::Host(Instant::now()))
     }
 
+    /// Whether the device's work has come so far; does not wait.
+    pub fn is_reached(&self) -> bool {
+        match &self.0 {
+            Kind::Host(_) => true,
+            Kind::Gpu(mark) => mark
+                .is_reached()
+                .unwrap_or_else(|error| error.during("is_reached").raise()),
+        }
+    }
+
     /// Seconds from `earlier` to this moment, by the clock of the device: to about half a
     /// microsecond, and to seven digits. Both have been reached: the device was synchronized since.
     /// Moments of several ranks on one GPU share its clock.

@@ -7,7 +7,8 @@ mod stubs;
 use std::path::Path;
 use std::process::Command;
 
-use moefold_kernels::cuda::libraries::{Answer, CublasLt, Driver, Library, Nvrtc, find};
+use moefold_kernels::cuda::libraries::{Answer, CublasLt, Driver, Library, Nvrtc, find, gate};
+use moefold_kernels::cuda::nccl::Nccl;
 
 /// What a process says that finds CUDA in `folder` alone, one line a question.
 fn said(folder: &Path) -> String {
@@ -65,6 +66,10 @@ fn child() {
     }
     if let Err(unusable) = CublasLt::get() {
         println!("gate: {unusable} | {}", unusable.remedy);
+    }
+    match Nccl::open() {
+        Ok(nccl) => println!("gate: {nccl:?}, all-to-all: {}", nccl.has_all_to_all()),
+        Err(error) => println!("gate: {error}"),
     }
     match Nvrtc::get() {
         Ok(nvrtc) => println!("gate: NVRTC {}", nvrtc.version()),
@@ -181,6 +186,56 @@ fn a_complete_driver_passes_the_gate() {
         return;
     };
     says(&text, "gate: 2 devices, can launch: false");
+}
+
+/// What a process says beside an NCCL of this version without the functions of these names.
+fn beside_nccl(version: u32, missing: &[&str]) -> Option<String> {
+    if !stubs::can_compile() || has_own("NCCL") {
+        return None;
+    }
+    let functions = gate::Nccl::FUNCTIONS.iter().chain(&["ncclAlltoAll"]);
+    let mut source =
+        format!("int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}");
+    for name in functions.filter(|name| **name != "ncclGetVersion" && !missing.contains(name)) {
+        source = format!("{source}\nint {name}(void) {{ return 3; }}");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    stubs::compile(folder.path(), "libnccl.so.2", &source);
+    Some(said(folder.path()))
+}
+
+#[test]
+fn nccl_is_opened_with_what_it_has() {
+    let Some(text) = beside_nccl(22809, &[]) else {
+        return;
+    };
+    says(&text, "NCCL: 2.28.9 at DIR/libnccl.so.2");
+    says(&text, "gate: NCCL 2.28.9, all-to-all: true");
+    let older = beside_nccl(22107, &["ncclAlltoAll"]).expect("as before");
+    says(&older, "gate: NCCL 2.21.7, all-to-all: false");
+}
+
+#[test]
+fn no_nccl_an_old_one_and_half_of_one_are_refused_with_what_would_help() {
+    let Some(text) = beside_nccl(22809, &["ncclCommSplit", "ncclSend"]) else {
+        return;
+    };
+    says(
+        &text,
+        "gate: ncclGetVersion: NCCL: DIR/libnccl.so.2 has no ncclCommSplit, ncclSend; pip install \
+         nvidia-nccl-cu13",
+    );
+    let old = beside_nccl(21706, &[]).expect("as before");
+    says(
+        &old,
+        "gate: ncclGetVersion: NCCL: DIR/libnccl.so.2: it is version 2.17.6; 2.18 or newer is needed \
+         (it is the first to split communicators); pip install nvidia-nccl-cu13",
+    );
+    let empty = tempfile::tempdir().expect("a temporary folder");
+    says(
+        &said(empty.path()),
+        "gate: ncclGetVersion: NCCL: not found; pip install nvidia-nccl-cu13",
+    );
 }
 
 #[test]

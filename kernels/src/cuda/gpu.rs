@@ -21,7 +21,7 @@
 )]
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
 use moefold_profiles::Dtype;
@@ -370,6 +370,21 @@ impl Platform for Gpu {
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.driver()?;
         self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    fn is_idle(&self) -> Result<bool, DeviceError> {
+        self.driver()?;
+        for stream in &self.streams {
+            if !stream.is_idle()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
+        self.driver()?;
+        Ok(self.stream().raw.cast())
     }
 
     fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {

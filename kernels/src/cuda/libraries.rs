@@ -19,7 +19,7 @@ mod open;
 pub mod places;
 mod version;
 
-pub use gate::{CublasLt, Driver, NoGpu, Nvrtc, Unusable};
+pub use gate::{CublasLt, Driver, Nccl, NoGpu, Nvrtc, Unusable};
 pub use version::Version;
 
 use places::Place;

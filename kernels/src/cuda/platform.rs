@@ -5,6 +5,8 @@
 //! unless [`Platform::switch`] says otherwise. Failures of work that is still queued
 //! may come with a later call.
 
+use std::ffi::c_void;
+use std::ptr;
 use std::time::Instant;
 
 use moefold_profiles::Dtype;
@@ -268,6 +270,21 @@ pub(crate) trait Platform {
 
     /// Waits for all work of all queues.
     fn synchronize(&self) -> Result<(), DeviceError>;
+
+    /// Whether all work of all queues is done; does not wait.
+    fn is_idle(&self) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
+    /// The queue that work goes to now as the vendor's other libraries know it (`CUstream`), ready to
+    /// be used on this thread; null on a machine that does everything at once.
+    fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
+        Ok(ptr::null_mut())
+    }
+
+    /// Says that another library was asked to write a range. A machine that can tell reads of what
+    /// nobody wrote counts it as written.
+    fn wrote(&self, _dst: Address, _bytes: u64) {}
 
     /// Seconds that `work` took the device, by the clock of the device where it has one.
     fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {

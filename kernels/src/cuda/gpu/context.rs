@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 use moefold_profiles::units::Bytes;
 
-use super::driver::Driver;
+use super::driver::{Code, Driver, NOT_READY};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::Properties;
 use crate::cuda::program::Architecture;
@@ -270,6 +270,14 @@ impl Stream {
         }
     }
 
+    /// Whether all of its work is done.
+    pub(super) fn is_idle(&self) -> Result<bool, DeviceError> {
+        let driver = &self.context.driver;
+        // SAFETY: the stream is alive.
+        let code = unsafe { (driver.cuStreamQuery)(self.raw) };
+        reached(driver, "cuStreamQuery", code)
+    }
+
     /// Waits until all of its work is done.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is alive.
@@ -288,6 +296,15 @@ impl Drop for Stream {
         // SAFETY: made once, destroyed here alone; the driver finishes what is queued.
         unsafe { (self.context.driver.cuStreamDestroy_v2)(self.raw) };
     }
+}
+
+/// What the driver answers to whether something is done.
+fn reached(driver: &Driver, call: &'static str, code: Code) -> Result<bool, DeviceError> {
+    if code == NOT_READY {
+        return Ok(false);
+    }
+    driver.check(call, code, || "asking the GPU".to_owned())?;
+    Ok(true)
 }
 
 /// A point in a stream's work.
@@ -417,6 +434,15 @@ impl Marks {
 impl Mark {
     pub(super) fn event(&self) -> &Event {
         self.event.as_ref().expect("the event leaves on drop alone")
+    }
+
+    /// Whether the work before it is done.
+    pub(crate) fn is_reached(&self) -> Result<bool, DeviceError> {
+        let context = &self.home.context;
+        context.enter()?;
+        // SAFETY: the event is alive.
+        let code = unsafe { (context.driver.cuEventQuery)(self.event().raw) };
+        reached(&context.driver, "cuEventQuery", code)
     }
 
     /// Seconds from `start` to this point. Both have been reached.

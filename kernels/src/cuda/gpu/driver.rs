@@ -24,6 +24,7 @@ pub(super) type Code = c_uint;
 
 const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 pub(super) const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
+pub(super) const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 pub(super) const INVALID_VALUE: Code = CUresult::CUDA_ERROR_INVALID_VALUE as Code;
 
 table! {
@@ -51,11 +52,13 @@ table! {
         cuStreamCreate: fn(*mut CUstream, c_uint) -> Code;
         cuStreamDestroy_v2: fn(CUstream) -> Code;
         cuStreamSynchronize: fn(CUstream) -> Code;
+        cuStreamQuery: fn(CUstream) -> Code;
         cuStreamWaitEvent: fn(CUstream, CUevent, c_uint) -> Code;
         cuEventCreate: fn(*mut CUevent, c_uint) -> Code;
         cuEventDestroy_v2: fn(CUevent) -> Code;
         cuEventRecord: fn(CUevent, CUstream) -> Code;
         cuEventSynchronize: fn(CUevent) -> Code;
+        cuEventQuery: fn(CUevent) -> Code;
         cuEventElapsedTime: fn(*mut f32, CUevent, CUevent) -> Code;
         cuModuleLoadData: fn(*mut CUmodule, *const c_void) -> Code;
         cuModuleUnload: fn(CUmodule) -> Code;

@@ -55,7 +55,7 @@ fn compiler(image: &str) -> Compiler {
     Compiler::new(Some(pack), None, Err(DeviceError::new("NVRTC", "none")))
 }
 
-const IMAGE: &str = "kernel scale 256 8 4\nkernel wide 128 8 128\n";
+pub(crate) const IMAGE: &str = "kernel scale 256 8 4\nkernel wide 128 8 128\n";
 
 fn driver(mock: Mock) -> Result<Arc<Driver>, DeviceError> {
     // SAFETY: the mock has the driver's signatures and stays loaded.
@@ -67,7 +67,7 @@ fn open(mock: Mock, index: usize) -> Result<Gpu, DeviceError> {
 }
 
 /// A device on the mock.
-fn device(mock: Mock, image: &str) -> Device {
+pub(crate) fn device(mock: Mock, image: &str) -> Device {
     let gpu = Gpu::new(driver(mock).expect("a driver"), compiler(image), None, 0);
     let gpu = Rc::new(gpu.expect("a GPU"));
     Device::on(Backend::Cuda(Cuda::new(gpu, Dtype::F32)))
@@ -411,6 +411,28 @@ fn what_is_taken_beside_tensors_is_told_apart_and_shared_by_ranks() {
     {
         assert_eq!((other.memory_info(), other.overhead()), (None, None));
     }
+}
+
+#[test]
+fn a_device_is_idle_once_its_queues_are_done_and_asking_does_not_wait() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    device.synchronize();
+    assert!(device.is_idle());
+    let tensor = device.zeros(TensorClass::Weights, Dtype::F32, &[8]);
+    assert!(!device.is_idle(), "the fill is queued");
+    let synchronized = mock.said().matches("cuStreamSynchronize").count();
+    while !device.is_idle() {}
+    let still = mock.said().matches("cuStreamSynchronize").count();
+    assert_eq!(still, synchronized);
+    let moment = device.moment();
+    assert!(!moment.is_reached());
+    while !moment.is_reached() {}
+    mock.fail(1, 700, "cuStreamQuery");
+    let error = catch(|| device.is_idle()).expect_err("it fails");
+    assert_eq!(error.call, "cuStreamQuery");
+    drop((tensor, moment, device));
+    mock.assert_clean();
 }
 
 #[test]

@@ -197,6 +197,53 @@ impl CublasLt {
     }
 }
 
+/// Collectives between GPUs are there.
+#[derive(Debug, Clone, Copy)]
+pub struct Nccl {
+    found: &'static Found,
+    version: Version,
+}
+
+impl Nccl {
+    /// The functions that are called without asking.
+    pub const FUNCTIONS: [&'static str; 17] = [
+        "ncclGetVersion",
+        "ncclGetErrorString",
+        "ncclGetUniqueId",
+        "ncclCommInitRankConfig",
+        "ncclCommSplit",
+        "ncclCommGetAsyncError",
+        "ncclCommFinalize",
+        "ncclCommDestroy",
+        "ncclCommAbort",
+        "ncclGroupStart",
+        "ncclGroupEnd",
+        "ncclAllReduce",
+        "ncclReduceScatter",
+        "ncclAllGather",
+        "ncclBroadcast",
+        "ncclSend",
+        "ncclRecv",
+    ];
+
+    /// Opens it, once for the process.
+    pub fn get() -> Result<Self, Unusable> {
+        let found = require(Library::Nccl, &Self::FUNCTIONS)?;
+        let version = found.version.ok_or_else(|| mute(found, Library::Nccl))?;
+        Ok(Self { found, version })
+    }
+
+    /// Its version.
+    pub fn version(self) -> Version {
+        self.version
+    }
+
+    /// The library, for functions beyond [`Nccl::FUNCTIONS`].
+    pub fn library(self) -> &'static Found {
+        self.found
+    }
+}
+
 /// The library, if it is there with all of these functions.
 fn require(library: Library, functions: &[&str]) -> Result<&'static Found, Unusable> {
     let found = match find(library) {

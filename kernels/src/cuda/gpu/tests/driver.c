@@ -319,6 +319,12 @@ int cuStreamSynchronize(Thing *stream) {
   drain(stream);
   return failed;
 }
+// Asking does a piece of the work, so that whoever asks on and on sees it done.
+int cuStreamQuery(Thing *stream) {
+  ENTER(cuStreamQuery);
+  if (!known(stream, STREAM)) return BAD_HANDLE;
+  return step(stream) ? 600 : OK;
+}
 int cuStreamWaitEvent(Thing *stream, Thing *event, unsigned flags) {
   ENTER(cuStreamWaitEvent);
   if (!known(stream, STREAM) || !known(event, EVENT)) return BAD_HANDLE;
@@ -338,6 +344,13 @@ int cuEventRecord(Thing *event, Thing *stream) {
   Work *work = queue(RECORD, stream);
   work->event = event;
   event->marked = work->number;
+  return OK;
+}
+// Asking does the work before it, the next time it is asked.
+int cuEventQuery(Thing *event) {
+  ENTER(cuEventQuery);
+  if (!known(event, EVENT)) return BAD_HANDLE;
+  if (event->marked && !event->reached) { finish(event->marked); return 600; }
   return OK;
 }
 int cuEventSynchronize(Thing *event) {
