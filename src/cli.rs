@@ -267,9 +267,9 @@ pub(crate) enum Stored {
 pub(crate) enum Launch {
     /// Ranks are threads of this process
     Threads,
-    /// Ranks are processes of this machine; not in this release
+    /// Ranks are processes of this machine, one a GPU
     Processes,
-    /// Ranks are started by torchrun or Slurm; not in this release
+    /// This process is one rank, started by torchrun or Slurm
     Env,
 }
 

@@ -13,6 +13,7 @@ use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::run::RunDir;
 use moefold_executor::train::{self, Init, TrainOptions, Trained};
+use moefold_executor::transport::{Launched, World};
 use moefold_executor::weights;
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RunSummary, StepRecord};
@@ -21,6 +22,7 @@ use serde::Serialize;
 use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs};
 use crate::device;
 use crate::failure::Failure;
+use crate::launch;
 use crate::output::Output;
 
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
@@ -42,13 +44,35 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     refuse_later(args)?;
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
     let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
+    let world = match args.launch {
+        Launch::Threads => World::threads(plan.request.gpus),
+        Launch::Processes => return launch::processes(plan.request.gpus),
+        Launch::Env => World::process(Launched::from_environment().map_err(failure)?),
+    };
+    let world = match Launched::timeout().map_err(failure)? {
+        Some(deadline) => world.deadline(deadline),
+        None => world,
+    };
     let samples = samples(args, &plan)?;
     let options = options(&args.train, &args.init, device)?;
     let dir = match &args.out {
         Some(dir) => dir.clone(),
         None => numbered(Path::new("runs"), "run"),
     };
-    let trained = train_into(&dir, &plan, &samples, &options, output)?;
+    let keep_weights = args.save_hf.is_some();
+    let trained = train_in(
+        &world,
+        &dir,
+        &plan,
+        &samples,
+        &options,
+        keep_weights,
+        output,
+    )?;
+    let Some(trained) = trained else {
+        // Rank 0's process leaves what there is to leave.
+        return Ok(());
+    };
     if let Some(folder) = &args.save_hf {
         let config = weights::hf_config(&plan.model).map_err(failure)?;
         trained.weights.save(folder, &config).map_err(failure)?;
@@ -78,12 +102,6 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
 /// Flags of the design that this release does not have are refused by name.
 fn refuse_later(args: &ExecuteArgs) -> Result<(), Failure> {
     let refuse = |what: &str| Err(Failure::Request(anyhow!("{what}")));
-    match args.launch {
-        Launch::Threads => {}
-        Launch::Processes | Launch::Env => {
-            return refuse("--launch: this release runs ranks as threads only; use threads");
-        }
-    }
     if args.save_every.is_some() {
         return refuse("--save-every: not supported yet; --save-hf DIR writes the final weights");
     }
@@ -98,7 +116,7 @@ fn refuse_later(args: &ExecuteArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Trains under a plan, shows each step, and leaves everything measured in `dir`.
+/// Trains under a plan on rank threads, shows each step, and leaves everything measured in `dir`.
 pub(crate) fn train_into(
     dir: &Path,
     plan: &Plan,
@@ -106,6 +124,25 @@ pub(crate) fn train_into(
     options: &TrainOptions,
     output: Output,
 ) -> Result<Trained, Failure> {
+    let world = World::threads(plan.request.gpus);
+    let trained = train_in(&world, dir, plan, samples, options, true, output)?;
+    Ok(trained.expect("rank 0 is a thread of this process"))
+}
+
+/// The same on the ranks of `world`. Where rank 0 is another process, that one shows, writes and
+/// returns.
+fn train_in(
+    world: &World,
+    dir: &Path,
+    plan: &Plan,
+    samples: &Samples,
+    options: &TrainOptions,
+    keep_weights: bool,
+    output: Output,
+) -> Result<Option<Trained>, Failure> {
+    if !world.has_first() {
+        return run_in(world, plan, samples, options, keep_weights, &|_| ());
+    }
     let ranks = plan.request.gpus;
     let environment = Environment::detect(ranks, &options.device);
     let files = Mutex::new((
@@ -132,15 +169,8 @@ pub(crate) fn train_into(
             let _ = output.say(&line(record));
         }
     };
-    let trained = train::run(
-        &plan.planned,
-        &plan.model,
-        &plan.request.batch,
-        options,
-        samples,
-        &on_step,
-    )
-    .map_err(failure)?;
+    let trained = run_in(world, plan, samples, options, keep_weights, &on_step)?;
+    let trained = trained.expect("rank 0 is here");
     progress.finish_and_clear();
     let (files, written) = files
         .into_inner()
@@ -149,7 +179,28 @@ pub(crate) fn train_into(
     files
         .finish(&trained.trace, &trained.summary)
         .map_err(failure)?;
-    Ok(trained)
+    Ok(Some(trained))
+}
+
+fn run_in(
+    world: &World,
+    plan: &Plan,
+    samples: &Samples,
+    options: &TrainOptions,
+    keep_weights: bool,
+    on_step: &(dyn Fn(&StepRecord) + Sync),
+) -> Result<Option<Trained>, Failure> {
+    train::run_in(
+        world,
+        &plan.planned,
+        &plan.model,
+        &plan.request.batch,
+        options,
+        samples,
+        keep_weights,
+        on_step,
+    )
+    .map_err(failure)
 }
 
 fn line(record: &StepRecord) -> String {

@@ -11,6 +11,7 @@ mod failure;
 mod gpu_check;
 mod groups;
 mod kernels;
+mod launch;
 mod models;
 mod output;
 mod plan;

@@ -60,6 +60,9 @@ pub enum Error {
         /// What the system said.
         cause: std::io::Error,
     },
+    /// The processes of a run did not find each other.
+    #[error("rendezvous {0}")]
+    Rendezvous(String),
     /// A file could not be read or written.
     #[error("{}: could not {action}: {cause}", path.display())]
     Io {
@@ -128,6 +131,7 @@ impl Error {
             | Self::Transport(_)
             | Self::Panicked { .. }
             | Self::Device(_)
+            | Self::Rendezvous(_)
             | Self::Spawn { .. } => false,
         }
     }

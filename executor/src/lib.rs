@@ -13,6 +13,7 @@ pub mod device;
 pub mod environment;
 pub mod error;
 pub mod files;
+mod gather;
 pub mod layers;
 pub mod lr;
 pub mod model;

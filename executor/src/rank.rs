@@ -49,6 +49,7 @@ impl Context {
     /// Joins every group of `layout` that the rank belongs to.
     pub fn join(ranks: &RankContext, layout: &Layout, device: Device, recorder: Recorder) -> Self {
         let rank = ranks.rank();
+        let ranks = &ranks.on(&device);
         let group = |kind: GroupKind, name: &str| {
             ranks.communicator(name, &mesh::group_of(layout, kind, rank))
         };

@@ -1,4 +1,5 @@
-//! [`run`]: trains under a plan, on ranks that are threads of this process.
+//! [`run`]: trains under a plan, on ranks that are threads of this process; [`run_in`] on those of any
+//! world.
 //!
 //! The entry point of the crate: refuses what is not implemented, starts the ranks, and takes one
 //! step after another. Writing a run directory is the caller's business; whoever wants to hold the
@@ -12,26 +13,26 @@ use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_planner::schedule::{Schedule, Stage};
-use moefold_profiles::run::{RankPeak, RunSummary, StepRecord};
-use moefold_profiles::trace::{Origin, Trace, TraceSpan};
+use moefold_profiles::run::{RunSummary, StepRecord};
+use moefold_profiles::trace::{Origin, Trace};
 use moefold_profiles::units::Bytes;
 
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
+use crate::gather::{self, Put, RankRecord};
 use crate::lr::LearningRate;
 use crate::model::{Holding, Shard, global_tensors};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::rank::Context;
-use crate::record::StepTime;
 use crate::run::{rank_peak, summarize};
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
 use crate::store::Store;
 use crate::support;
 use crate::transport::{RankContext, World};
-use crate::weights::{Collector, Source};
+use crate::weights::{Collector, Region, Source};
 
 /// Where initial weights come from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -77,7 +78,8 @@ pub struct Trained {
     pub weights: Collector,
 }
 
-/// Trains `model` as `plan` says. `on_step` is called after every step, from the thread of rank 0.
+/// Trains `model` as `plan` says, on ranks that are threads of this process. `on_step` is called after
+/// every step, from the thread of rank 0.
 pub fn run(
     plan: &PlannedLayout,
     model: &Model,
@@ -86,8 +88,39 @@ pub fn run(
     samples: &Samples,
     on_step: &(dyn Fn(&StepRecord) + Sync),
 ) -> Result<Trained, Error> {
+    let layout = &plan.layout;
+    let world = World::threads(layout.tp * layout.cp * layout.pp * layout.dp);
+    let trained = run_in(&world, plan, model, batch, options, samples, true, on_step)?;
+    Ok(trained.expect("rank 0 is a thread of this process"))
+}
+
+/// Trains on the ranks of `world`. Where rank 0 is elsewhere, nothing is returned: what is measured,
+/// and where `keep_weights` asks for them the final weights, go to its process. Without `keep_weights`
+/// the collector may be left empty.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what a run is made of, each of its own type"
+)]
+pub fn run_in(
+    world: &World,
+    plan: &PlannedLayout,
+    model: &Model,
+    batch: &Batch,
+    options: &TrainOptions,
+    samples: &Samples,
+    keep_weights: bool,
+    on_step: &(dyn Fn(&StepRecord) + Sync),
+) -> Result<Option<Trained>, Error> {
     support::check(plan, model, &options.device)?;
     let layout = prove(&plan.layout, model, batch)?;
+    if world.ranks() != layout.gpus() {
+        return Err(Error::Request(format!(
+            "the plan is for {} ranks, and {} were started: start as many processes as the plan has \
+             ranks, or plan for as many",
+            layout.gpus(),
+            world.ranks()
+        )));
+    }
     let weights = match &options.init {
         Init::Random => Source::Random {
             seed: options.seed,
@@ -98,7 +131,8 @@ pub fn run(
     let collector = Collector::new();
     let rank = |rank: &RankContext| {
         let recorder = rank.recorder();
-        let device = options.device.open(0, layout.gpus())?;
+        let ordinal = rank.gpu() as usize;
+        let device = options.device.open(ordinal, rank.local_ranks())?;
         let cx = Context::join(rank, &layout, device, recorder);
         let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
         let report = |record: &StepRecord| {
@@ -106,20 +140,28 @@ pub fn run(
                 on_step(record);
             }
         };
-        let outcome = train(&mut trainer, batch, options, samples, &report)?;
-        trainer.collect(&collector);
-        Ok(outcome)
+        let (steps, record) = train(&mut trainer, batch, options, samples, &report)?;
+        let weights = |put: &mut Put<'_>| {
+            if keep_weights {
+                trainer.each_part(put)?;
+            }
+            Ok(())
+        };
+        let records = gather::at_first(rank, record, &weights, &collector)?;
+        Ok((steps, records))
     };
-    let (mut steps, ranks): (Vec<_>, Vec<_>) =
-        World::threads(layout.gpus()).run(rank)?.into_iter().unzip();
+    let (mut steps, records): (Vec<_>, Vec<_>) = world.run(rank)?.into_iter().unzip();
+    if !world.has_first() {
+        return Ok(None);
+    }
     let steps: Vec<StepRecord> = steps.swap_remove(0);
-    let mut times = Vec::with_capacity(ranks.len());
+    let mut times = Vec::new();
     let mut spans = Vec::new();
-    let mut peaks = Vec::with_capacity(ranks.len());
-    for rank in ranks {
-        times.push(rank.times);
-        spans.extend(rank.spans);
-        peaks.push(rank.peak);
+    let mut peaks = Vec::new();
+    for record in records.into_iter().flatten() {
+        times.push(record.times);
+        spans.extend(record.spans);
+        peaks.push(record.peak);
     }
     let summary = summarize(
         &steps,
@@ -128,7 +170,7 @@ pub fn run(
         warmup_steps(options.steps),
         options.device.shares_cores(layout.gpus()),
     );
-    Ok(Trained {
+    Ok(Some(Trained {
         summary,
         trace: Trace {
             origin: Origin::Measured,
@@ -136,14 +178,7 @@ pub fn run(
         },
         weights: collector,
         steps,
-    })
-}
-
-/// What one rank recorded over a run.
-struct RankRecord {
-    times: Vec<StepTime>,
-    spans: Vec<TraceSpan>,
-    peak: RankPeak,
+    }))
 }
 
 /// Leading steps whose times are not counted: a quarter of a short run, three of a long one.
@@ -237,6 +272,16 @@ impl Trainer {
 
     /// Puts what this rank is the master of, in f32.
     pub fn collect(&self, collector: &Collector) {
+        let put = |region: &Region<'_>, values: &[f32]| {
+            collector.put(region, values);
+            Ok(())
+        };
+        self.each_part(&mut { put })
+            .expect("a collector takes everything");
+    }
+
+    /// Hands over what this rank is the master of, in f32, part by part.
+    pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
         let Stepper {
             store, optimizer, ..
         } = &self.stepper;
@@ -249,11 +294,12 @@ impl Trainer {
                 let mut values = values.as_slice();
                 for part in slice.region().parts(elements) {
                     let (own, rest) = values.split_at(part.len());
-                    collector.put(&part, own);
+                    put(&part, own)?;
                     values = rest;
                 }
             }
         }
+        Ok(())
     }
 
     /// The record of a step, the same on every rank.

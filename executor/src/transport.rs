@@ -2,26 +2,37 @@
 //!
 //! A [`World`] runs the ranks; each gets a [`RankContext`], asks it for a [`Communicator`] per process
 //! group, and calls collectives on tensors, blocking or started and awaited. What carries them is a
-//! [`Transport`]: rank threads of this process exchanging posts in a mailbox (values of the CPU's tensors,
-//! offers of a GPU's memory), or the recording one
-//! that tests wrap around it. Groups of one carry nothing: their collectives are local copies.
+//! [`Transport`]: ranks exchanging posts in a mailbox (values of the CPU's tensors, offers of a GPU's
+//! memory), which is memory between threads and a connection to rank 0 between processes (`rendezvous`,
+//! `remote`), NCCL between processes with a GPU each, or the recording one that tests wrap around them.
+//! Groups of one carry nothing: their collectives are local copies.
 //!
-//! Sums are taken in rank order, in f32 whatever is stored, whatever the timing, so results are bit-equal from run to run. The
-//! group decides nothing about layout: which ranks form it is the mesh's business.
+//! Sums are taken in rank order, in f32 whatever is stored, whatever the timing, so results are bit-equal
+//! from run to run; NCCL's are in an order of its own. The group decides nothing about layout: which
+//! ranks form it is the mesh's business.
 
 mod communicator;
+mod launched;
+mod mail;
 mod mailbox;
+mod nccl;
 mod recording;
+mod remote;
+mod rendezvous;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod wire;
 mod world;
 
 use std::fmt;
 
 use moefold_kernels::Tensor;
+use serde::{Deserialize, Serialize};
 
 pub use communicator::Communicator;
+pub use launched::{Launched, TIMEOUT_VARIABLE};
+pub(crate) use mailbox::Payload;
 pub use recording::{Call, CallLog};
 pub use world::{RankContext, World};
 
@@ -138,7 +149,7 @@ pub trait Transport: fmt::Debug {
 }
 
 /// Which collective of which group.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The collective with its size.
     pub op: String,
@@ -159,7 +170,7 @@ impl fmt::Display for Place {
 }
 
 /// A collective that did not complete.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum TransportError {
     /// Another rank failed.
     #[error("rank {rank} stopped in {place} because rank {failed_rank} failed: {failure}")]
@@ -208,6 +219,36 @@ pub enum TransportError {
         other_rank: u32,
         /// What that one called.
         other_call: String,
+    },
+    /// NCCL failed, in the call or in the background.
+    #[error(
+        "rank {rank}: NCCL failed in {place}, {bytes} bytes: {failure}; the rank's communicators were \
+         aborted"
+    )]
+    Nccl {
+        /// The rank that it failed for.
+        rank: u32,
+        /// In what.
+        place: Place,
+        /// Bytes of the rank's full buffer.
+        bytes: u64,
+        /// What NCCL says.
+        failure: String,
+    },
+    /// A collective of GPUs did not end in time.
+    #[error(
+        "rank {rank} waited {waited_s:.1} s for the GPU in {place}, {bytes} bytes: a rank of the group \
+         is missing or another's GPU hangs; the rank's communicators were aborted"
+    )]
+    Stuck {
+        /// The rank that waited.
+        rank: u32,
+        /// The first collective that is not done.
+        place: Place,
+        /// Bytes of the rank's full buffer.
+        bytes: u64,
+        /// How long.
+        waited_s: f64,
     },
     /// One member sends another number of rows than the other expects.
     #[error(

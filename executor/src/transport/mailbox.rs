@@ -16,12 +16,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use moefold_kernels::{Moment, Offer};
+use serde::{Deserialize, Serialize};
 
 use super::{Place, TransportError};
 
 /// What is on its way between ranks.
 #[derive(Debug, Clone)]
-pub(super) enum Payload {
+pub(crate) enum Payload {
     F32(Vec<f32>),
     I32(Vec<i32>),
     U64(Vec<u64>),
@@ -29,6 +30,18 @@ pub(super) enum Payload {
     Offer(Offer),
     /// How far the member has come there.
     Moment(Moment),
+}
+
+#[cfg(test)]
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::F32(a), Self::F32(b)) => a == b,
+            (Self::I32(a), Self::I32(b)) => a == b,
+            (Self::U64(a), Self::U64(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 /// Where members of a group meet: at a collective, and at which of its meetings.
@@ -91,7 +104,7 @@ pub(super) struct Collected {
 }
 
 /// Identity of a group: members that create several of one name and ranks get several.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct GroupKey {
     pub(super) name: String,
     pub(super) ranks: Vec<u32>,
@@ -106,6 +119,17 @@ pub(super) struct Group {
     changed: Condvar,
 }
 
+impl Group {
+    /// A group that nobody has posted to.
+    pub(super) fn new(key: &GroupKey) -> Self {
+        Self {
+            key: key.clone(),
+            slots: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Slot {
     posts: Vec<Option<Arc<Post>>>,
@@ -114,7 +138,7 @@ struct Slot {
 }
 
 /// The first failure of a world.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) rank: u32,
     pub(super) message: String,
@@ -147,14 +171,13 @@ impl Mailbox {
     /// The group of a key, made by its first member.
     pub(super) fn group(&self, key: &GroupKey) -> Arc<Group> {
         let mut groups = lock(&self.groups);
-        let new = || {
-            Arc::new(Group {
-                key: key.clone(),
-                slots: Mutex::default(),
-                changed: Condvar::new(),
-            })
-        };
+        let new = || Arc::new(Group::new(key));
         Arc::clone(groups.entry(key.clone()).or_insert_with(new))
+    }
+
+    /// Drops what is left of a collective that not all members collect.
+    pub(super) fn forget(group: &Group, sequence: u64) {
+        lock(&group.slots).remove(&sequence.into());
     }
 
     /// The failure that ended the world, if any.

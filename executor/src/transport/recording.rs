@@ -33,15 +33,15 @@ impl CallLog {
 
 /// A transport around another one.
 #[derive(Debug)]
-pub(super) struct Recording<T> {
-    inner: T,
+pub(super) struct Recording {
+    inner: Rc<dyn Transport>,
     group: String,
     size: usize,
     log: CallLog,
 }
 
-impl<T> Recording<T> {
-    pub(super) fn new(inner: T, group: &str, size: usize, log: CallLog) -> Self {
+impl Recording {
+    pub(super) fn new(inner: Rc<dyn Transport>, group: &str, size: usize, log: CallLog) -> Self {
         Self {
             inner,
             group: group.to_owned(),
@@ -60,7 +60,7 @@ impl<T> Recording<T> {
     }
 }
 
-impl<T: Transport> Transport for Recording<T> {
+impl Transport for Recording {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
         let full = match &exchange {
             Exchange::AllReduce { tensor, .. } | Exchange::Broadcast { tensor, .. } => tensor,

@@ -1,5 +1,5 @@
-//! The transport between rank threads: tensors into posts of the mailbox and back. Those in memory of a
-//! GPU stay there ([`device`]); of the CPU's the values travel.
+//! The transport over a mailbox, between rank threads and, on the CPU, between processes: tensors into
+//! posts and back. Those in memory of a GPU stay there ([`device`]); of the CPU's the values travel.
 //!
 //! A reduction is cut into one shard a member. Whoever waits computes every shard that nobody has
 //! begun, its own first, each as the sum of the posts in rank order: the members share the work, the
@@ -15,17 +15,24 @@ use std::time::{Duration, Instant};
 use moefold_kernels::Tensor;
 use moefold_profiles::Dtype;
 
-use super::mailbox::{Call, Collected, Group, GroupKey, Mailbox, Payload, Post, Step};
+use super::mail::Mail;
+use super::mailbox::{Call, Collected, Group, GroupKey, Payload, Post, Step};
 use super::{Exchange, Pending, Place, Reduce, Transport, TransportError};
 
 mod device;
 
 pub(super) use device::Flights;
 
-/// One member's end of a group of rank threads.
+/// Name of the reduction to the maximum.
+pub(super) const ALL_REDUCE_MAX: &str = "all_reduce (max)";
+
+/// Name of the exchange of words.
+pub(super) const WORDS: &str = "gather_words";
+
+/// One member's end of a group.
 #[derive(Debug)]
 pub(super) struct Threads {
-    mailbox: Arc<Mailbox>,
+    mail: Rc<dyn Mail>,
     group: Arc<Group>,
     member: usize,
     next: Cell<u64>,
@@ -37,7 +44,7 @@ pub(super) struct Threads {
 
 impl Threads {
     pub(super) fn join(
-        mailbox: Arc<Mailbox>,
+        mail: Rc<dyn Mail>,
         key: &GroupKey,
         member: usize,
         last_call: Rc<RefCell<Option<String>>>,
@@ -45,8 +52,8 @@ impl Threads {
         flights: Flights,
     ) -> Self {
         Self {
-            group: mailbox.group(key),
-            mailbox,
+            group: mail.group(key),
+            mail,
             member,
             next: Cell::new(0),
             last_call,
@@ -60,7 +67,7 @@ impl Threads {
         let sequence = self.next.get();
         self.next.set(sequence + 1);
         let started = Started {
-            mailbox: Arc::clone(&self.mailbox),
+            mail: Rc::clone(&self.mail),
             group: Arc::clone(&self.group),
             member: self.member,
             sequence,
@@ -70,8 +77,7 @@ impl Threads {
         };
         *self.last_call.borrow_mut() = Some(started.place().to_string());
         let post = Post { call, data, rows };
-        self.mailbox
-            .post(&self.group, sequence, self.member, post)?;
+        self.mail.post(&self.group, sequence, self.member, post)?;
         Ok(started)
     }
 }
@@ -163,7 +169,7 @@ impl Transport for Threads {
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
         let call = Call {
-            what: "gather_words",
+            what: WORDS,
             element: "u64",
             size: 0,
             root: 0,
@@ -181,7 +187,7 @@ impl Transport for Threads {
 /// A collective that this member has posted its part of.
 #[derive(Debug)]
 struct Started {
-    mailbox: Arc<Mailbox>,
+    mail: Rc<dyn Mail>,
     group: Arc<Group>,
     member: usize,
     sequence: u64,
@@ -207,7 +213,7 @@ impl Started {
     fn collect(&self) -> Result<Collected, TransportError> {
         let begun = Instant::now();
         let collected = if self.flights.is_empty() {
-            self.mailbox
+            self.mail
                 .collect(&self.group, self.sequence, self.member, &self.call)
         } else {
             self.collect_in_flight()
@@ -221,13 +227,13 @@ impl Started {
     fn collect_in_flight(&self) -> Result<Collected, TransportError> {
         let begun = Instant::now();
         loop {
-            let heard = self.mailbox.events();
+            let heard = self.mail.shared().events();
             self.flights.advance()?;
             let waited = begun.elapsed();
             if let Some(collected) = self.look(0, waited)? {
                 return Ok(collected);
             }
-            self.mailbox.listen(heard, waited);
+            self.mail.shared().listen(heard, waited);
         }
     }
 
@@ -237,7 +243,8 @@ impl Started {
             sequence: self.sequence,
             meeting,
         };
-        self.mailbox
+        self.mail
+            .shared()
             .look(&self.group, step, self.member, &self.call, waited)
     }
 
@@ -252,7 +259,9 @@ impl Started {
             sequence: self.sequence,
             meeting,
         };
-        self.mailbox.post_at(&self.group, step, self.member, post)
+        self.mail
+            .shared()
+            .post_at(&self.group, step, self.member, post)
     }
 
     fn refuse(&self, other: usize, expected_rows: usize, sent_rows: usize) -> TransportError {
@@ -264,7 +273,7 @@ impl Started {
             expected_rows,
             sent_rows,
         };
-        self.mailbox.poison(rank, error.to_string());
+        self.mail.poison(rank, error.to_string());
         error
     }
 }
@@ -318,7 +327,7 @@ fn call_of(exchange: &Exchange) -> Call {
         Exchange::AllReduce { reduce, .. } => Call {
             what: match reduce {
                 Reduce::Sum => call.what,
-                Reduce::Max => "all_reduce (max)",
+                Reduce::Max => ALL_REDUCE_MAX,
             },
             ..call
         },

@@ -1,7 +1,8 @@
 //! [`World`]: starts the ranks, and turns one rank's failure into one error for all.
 //!
-//! Ranks are threads of this process. A rank that returns an error, or panics, wakes all the others
-//! with an error that names it; `run` then returns the failure that came first, with its rank.
+//! Ranks are threads of this process, or this process is one of them and a launcher starts the others.
+//! A rank that returns an error, or panics, wakes all the others with an error that names it; `run` then
+//! returns the failure that came first of the ranks that are here, with its rank.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -11,12 +12,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moefold_kernels::DeviceError;
+use moefold_kernels::cuda::nccl::Nccl;
+use moefold_kernels::{Device, DeviceError};
 
-use super::mailbox::{GroupKey, Mailbox};
+use super::launched::Launched;
+use super::mail::Mail;
+use super::mailbox::{Call, Group, GroupKey, Mailbox, Payload, Post};
+use super::nccl::{Broken, Gpus, Ring};
 use super::recording::{CallLog, Recording};
+use super::remote::Remote;
+use super::rendezvous::{self, Server};
 use super::threads::{Flights, Threads};
-use super::{Communicator, Transport};
+use super::{Communicator, Transport, TransportError};
 use crate::error::Error;
 use crate::record::Recorder;
 
@@ -26,17 +33,50 @@ const STACK_BYTES: usize = 8 << 20;
 /// Ranks to be run together.
 #[derive(Debug, Clone)]
 pub struct World {
-    ranks: u32,
+    kind: Kind,
     deadline: Duration,
 }
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Threads { ranks: u32 },
+    Process(Launched),
+}
+
+/// How long a rank waits for others.
+const DEADLINE: Duration = Duration::from_mins(10);
 
 impl World {
     /// A world of `ranks` threads. A collective that waits for ten minutes fails.
     pub fn threads(ranks: u32) -> Self {
         assert!(ranks > 0, "a world has at least one rank");
         Self {
-            ranks,
-            deadline: Duration::from_mins(10),
+            kind: Kind::Threads { ranks },
+            deadline: DEADLINE,
+        }
+    }
+
+    /// A world of which this process is one rank; the others find it as the launcher says.
+    pub fn process(launched: Launched) -> Self {
+        Self {
+            kind: Kind::Process(launched),
+            deadline: DEADLINE,
+        }
+    }
+
+    /// Ranks, here and elsewhere.
+    pub fn ranks(&self) -> u32 {
+        match &self.kind {
+            Kind::Threads { ranks } => *ranks,
+            Kind::Process(launched) => launched.ranks,
+        }
+    }
+
+    /// Whether rank 0 is here, to whom results come.
+    pub fn has_first(&self) -> bool {
+        match &self.kind {
+            Kind::Threads { .. } => true,
+            Kind::Process(launched) => launched.rank == 0,
         }
     }
 
@@ -46,31 +86,46 @@ impl World {
         Self { deadline, ..self }
     }
 
-    /// Runs `body` once a rank, together, and returns their results in rank order, or the failure
-    /// that came first.
+    /// Runs `body` once for every rank that is here, together with those that are elsewhere, and
+    /// returns their results in rank order, or the failure that came first.
     pub fn run<T, F>(&self, body: F) -> Result<Vec<T>, Error>
     where
         T: Send,
         F: Fn(&RankContext) -> Result<T, Error> + Sync,
     {
-        let mailbox = Arc::new(Mailbox::new(self.ranks, self.deadline));
+        match &self.kind {
+            Kind::Threads { ranks } => self.run_threads(*ranks, &body),
+            Kind::Process(launched) => self.run_process(launched, &body),
+        }
+    }
+
+    fn run_threads<T, F>(&self, ranks: u32, body: &F) -> Result<Vec<T>, Error>
+    where
+        T: Send,
+        F: Fn(&RankContext) -> Result<T, Error> + Sync,
+    {
+        let mailbox = Arc::new(Mailbox::new(ranks, self.deadline));
         let epoch = Instant::now();
         let outcomes: Vec<Result<T, Error>> = thread::scope(|scope| {
             let spawn = |rank| {
-                let (mailbox, body) = (Arc::clone(&mailbox), &body);
+                let mailbox = Arc::clone(&mailbox);
+                let seat = Seat {
+                    rank,
+                    ranks,
+                    gpu: 0,
+                    local_ranks: ranks,
+                    apart: false,
+                };
                 thread::Builder::new()
                     .name(format!("rank {rank}"))
                     .stack_size(STACK_BYTES)
                     .spawn_scoped(scope, move || {
-                        run_rank(rank, self.ranks, epoch, &mailbox, body)
+                        let mail: Rc<dyn Mail> = Rc::new(mailbox);
+                        run_rank(seat, epoch, self.deadline, &mail, body)
                     })
-                    .map_err(|cause| Error::Spawn {
-                        rank,
-                        ranks: self.ranks,
-                        cause,
-                    })
+                    .map_err(|cause| Error::Spawn { rank, ranks, cause })
             };
-            let threads: Vec<_> = (0..self.ranks)
+            let threads: Vec<_> = (0..ranks)
                 .map(|rank| {
                     spawn(rank).inspect_err(|error| mailbox.poison(rank, error.to_string()))
                 })
@@ -84,18 +139,59 @@ impl World {
                 })
                 .collect()
         });
-        first_failure(outcomes, mailbox.failure().map(|failure| failure.rank))
+        first_failure(0, outcomes, mailbox.failure().map(|failure| failure.rank))
     }
+
+    /// Runs the rank that is this process, on this thread. Rank 0 stays until the others are done:
+    /// their words to each other pass through its process.
+    fn run_process<T, F>(&self, launched: &Launched, body: &F) -> Result<Vec<T>, Error>
+    where
+        F: Fn(&RankContext) -> Result<T, Error>,
+    {
+        let seat = Seat {
+            rank: launched.rank,
+            ranks: launched.ranks,
+            gpu: launched.gpu,
+            local_ranks: launched.local_ranks,
+            apart: true,
+        };
+        let outcome = if launched.rank == 0 {
+            let mailbox = Arc::new(Mailbox::new(launched.ranks, self.deadline));
+            let server = Server::start(launched, Arc::clone(&mailbox))?;
+            server.wait(self.deadline)?;
+            let mail: Rc<dyn Mail> = Rc::new(mailbox);
+            let outcome = run_rank(seat, Instant::now(), self.deadline, &mail, body);
+            server.stay(self.deadline);
+            outcome
+        } else {
+            let connection = rendezvous::connect(launched, self.deadline)?;
+            let mail: Rc<dyn Mail> = Rc::new(Remote::new(launched.rank, connection));
+            run_rank(seat, Instant::now(), self.deadline, &mail, body)
+        };
+        first_failure(launched.rank, vec![outcome], None)
+    }
+}
+
+/// A rank's place in its world and on its machine.
+#[derive(Debug, Clone, Copy)]
+struct Seat {
+    rank: u32,
+    ranks: u32,
+    gpu: u32,
+    local_ranks: u32,
+    /// Whether every other rank is another process.
+    apart: bool,
 }
 
 /// All results, or the error of the rank that failed first.
 fn first_failure<T>(
+    first_rank: u32,
     outcomes: Vec<Result<T, Error>>,
     failed_rank: Option<u32>,
 ) -> Result<Vec<T>, Error> {
     let mut results = Vec::with_capacity(outcomes.len());
     let mut first: Option<(u32, Error)> = None;
-    for (rank, outcome) in (0..).zip(outcomes) {
+    for (rank, outcome) in (first_rank..).zip(outcomes) {
         match outcome {
             Ok(result) => results.push(result),
             Err(error) if first.is_none() || failed_rank == Some(rank) => {
@@ -118,29 +214,36 @@ fn first_failure<T>(
 }
 
 fn run_rank<T, F>(
-    rank: u32,
-    ranks: u32,
+    seat: Seat,
     epoch: Instant,
-    mailbox: &Arc<Mailbox>,
+    deadline: Duration,
+    mail: &Rc<dyn Mail>,
     body: &F,
 ) -> Result<T, Error>
 where
     F: Fn(&RankContext) -> Result<T, Error>,
 {
+    let rank = seat.rank;
     let context = RankContext {
-        rank,
-        ranks,
+        seat,
         epoch,
-        mailbox: Arc::clone(mailbox),
+        deadline,
+        mail: Rc::clone(mail),
         instances: Rc::default(),
         last_call: Rc::default(),
         waited_ns: Rc::default(),
         flights: Flights::default(),
+        sent: Rc::default(),
+        gpus: Gpu::None,
         log: None,
     };
     // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
     let result = outcome.unwrap_or_else(|payload| {
+        let payload = match payload.downcast::<TransportError>() {
+            Ok(failure) => return Err(Error::Transport(*failure)),
+            Err(payload) => payload,
+        };
         Err(match payload.downcast::<DeviceError>() {
             Ok(failure) => Error::Device(*failure),
             Err(payload) => Error::Panicked {
@@ -154,8 +257,8 @@ where
         })
     });
     match &result {
-        Ok(_) => mailbox.leave(rank),
-        Err(error) => mailbox.poison(rank, error.to_string()),
+        Ok(_) => mail.leave(rank),
+        Err(error) => mail.poison(rank, error.to_string()),
     }
     result
 }
@@ -172,27 +275,57 @@ type Instances = HashMap<(String, Vec<u32>), u32>;
 /// What one rank is given. Lives on the rank's thread.
 #[derive(Debug, Clone)]
 pub struct RankContext {
-    rank: u32,
-    ranks: u32,
+    seat: Seat,
     epoch: Instant,
-    mailbox: Arc<Mailbox>,
+    deadline: Duration,
+    mail: Rc<dyn Mail>,
     /// How many communicators of a name and ranks this rank has made.
     instances: Rc<RefCell<Instances>>,
     last_call: Rc<RefCell<Option<String>>>,
     waited_ns: Rc<Cell<u64>>,
     flights: Flights,
+    /// Messages to rank 0 so far, by their sender.
+    sent: Rc<RefCell<HashMap<u32, u64>>>,
+    pub(super) gpus: Gpu,
     log: Option<CallLog>,
 }
+
+/// Whether collectives go by NCCL.
+#[derive(Debug, Clone)]
+pub(super) enum Gpu {
+    None,
+    Ring(Rc<Ring>),
+    /// They should, and could not.
+    Broken(TransportError),
+}
+
+/// Name of a message to rank 0 among the calls on mailboxes.
+pub(super) const TO_FIRST: &str = "to rank 0";
 
 impl RankContext {
     /// The rank.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.seat.rank
     }
 
     /// Ranks of the world.
     pub fn ranks(&self) -> u32 {
-        self.ranks
+        self.seat.ranks
+    }
+
+    /// The number of the GPU it takes; 0 where ranks are threads, which share one.
+    pub fn gpu(&self) -> u32 {
+        self.seat.gpu
+    }
+
+    /// Ranks of its machine.
+    pub fn local_ranks(&self) -> u32 {
+        self.seat.local_ranks
+    }
+
+    /// Whether every other rank is another process, with memory of its own.
+    pub fn is_apart(&self) -> bool {
+        self.seat.apart
     }
 
     /// When the world began; all ranks measure from it.
@@ -208,26 +341,26 @@ impl RankContext {
 
     /// A recorder for this rank.
     pub fn recorder(&self) -> Recorder {
-        Recorder::new(self.rank, self.epoch)
+        Recorder::new(self.rank(), self.epoch)
     }
 
     /// Joins the group of `ranks`, which must hold this rank. All members call this in the same
     /// order among the groups of one name and ranks; each call makes a separate communicator.
     pub fn communicator(&self, name: &str, ranks: &[u32]) -> Communicator {
-        let index = ranks.iter().position(|&r| r == self.rank);
+        let index = ranks.iter().position(|&r| r == self.rank());
         let index = index.unwrap_or_else(|| {
             panic!(
                 "rank {} joins group {name} {ranks:?} without being in it",
-                self.rank
+                self.rank()
             )
         });
         assert!(
-            ranks.iter().all(|&r| r < self.ranks),
+            ranks.iter().all(|&r| r < self.ranks()),
             "group {name} {ranks:?} in a world of {} ranks",
-            self.ranks
+            self.ranks()
         );
-        if ranks.len() == 1 {
-            return Communicator::solo(self.rank);
+        if ranks.len() == 1 && !matches!(self.gpus, Gpu::Ring(_)) {
+            return Communicator::solo(self.rank());
         }
         let mut instances = self.instances.borrow_mut();
         let instance = instances
@@ -239,19 +372,110 @@ impl RankContext {
             instance: *instance,
         };
         *instance += 1;
-        let threads = Threads::join(
-            Arc::clone(&self.mailbox),
-            &key,
+        let threads = self.threads(&key, index);
+        let transport: Rc<dyn Transport> = match &self.gpus {
+            Gpu::None => Rc::new(threads),
+            Gpu::Broken(error) => Rc::new(Broken(error.clone())),
+            Gpu::Ring(ring) => match ring.group(&key) {
+                Ok(None) => return Communicator::solo(self.rank()),
+                Ok(Some(group)) => Rc::new(Gpus {
+                    group,
+                    words: threads,
+                }),
+                Err(error) => Rc::new(Broken(error)),
+            },
+        };
+        let transport: Rc<dyn Transport> = match &self.log {
+            None => transport,
+            Some(log) => Rc::new(Recording::new(transport, name, ranks.len(), log.clone())),
+        };
+        Communicator::over(ranks, index, transport)
+    }
+
+    fn threads(&self, key: &GroupKey, index: usize) -> Threads {
+        Threads::join(
+            Rc::clone(&self.mail),
+            key,
             index,
             Rc::clone(&self.last_call),
             Rc::clone(&self.waited_ns),
             self.flights.clone(),
-        );
-        let transport: Rc<dyn Transport> = match &self.log {
-            None => Rc::new(threads),
-            Some(log) => Rc::new(Recording::new(threads, name, ranks.len(), log.clone())),
+        )
+    }
+
+    /// The same rank with communicators for tensors of `device`: between processes with a GPU each they
+    /// go by NCCL, which all ranks join here. Where that fails, every use of a communicator says why.
+    #[must_use]
+    pub fn on(&self, device: &Device) -> Self {
+        if self.is_apart() && self.ranks() > 1 && device.name() == "cuda" {
+            return self.over_nccl(Nccl::open(), device);
+        }
+        self.clone()
+    }
+
+    pub(super) fn over_nccl(&self, nccl: Result<Nccl, DeviceError>, device: &Device) -> Self {
+        let key = GroupKey {
+            name: "NCCL".to_owned(),
+            ranks: (0..self.ranks()).collect(),
+            instance: 0,
         };
-        Communicator::over(ranks, index, transport)
+        let agreement = self.threads(&key, self.rank() as usize);
+        let (seat, mail) = ([self.rank(), self.ranks()], Rc::clone(&self.mail));
+        let gpus = match Ring::join(nccl, device, seat, agreement, mail, self.deadline) {
+            Ok(ring) => Gpu::Ring(ring),
+            Err(error) => Gpu::Broken(error),
+        };
+        Self {
+            gpus,
+            ..self.clone()
+        }
+    }
+
+    /// Sends rank 0 a message, which it takes by [`RankContext::receive`]; does not wait for it.
+    pub(crate) fn send_first(&self, message: Payload) -> Result<(), TransportError> {
+        assert!(self.rank() > 0, "rank 0 sends itself nothing");
+        self.exchange_first(self.rank(), 1, message)?;
+        Ok(())
+    }
+
+    /// The next message of `rank` to rank 0, which the caller is.
+    pub(crate) fn receive(&self, rank: u32) -> Result<Payload, TransportError> {
+        let (group, sequence, call) = self.exchange_first(rank, 0, Payload::U64(Vec::new()))?;
+        let collected = self.mail.collect(&group, sequence, 0, &call)?;
+        self.mail.forget(&group, sequence);
+        Ok(collected.posts[1].data.clone())
+    }
+
+    /// Posts one side's part of the next message of `rank` to rank 0.
+    fn exchange_first(
+        &self,
+        rank: u32,
+        member: usize,
+        data: Payload,
+    ) -> Result<(Arc<Group>, u64, Call), TransportError> {
+        let key = GroupKey {
+            name: TO_FIRST.to_owned(),
+            ranks: vec![0, rank],
+            instance: 0,
+        };
+        let group = self.mail.group(&key);
+        let mut sent = self.sent.borrow_mut();
+        let next = sent.entry(rank).or_default();
+        let sequence = *next;
+        *next += 1;
+        let call = Call {
+            what: TO_FIRST,
+            element: "u64",
+            size: 0,
+            root: 0,
+        };
+        let post = Post {
+            call: call.clone(),
+            data,
+            rows: Vec::new(),
+        };
+        self.mail.post(&group, sequence, member, post)?;
+        Ok((group, sequence, call))
     }
 
     /// The same rank with communicators that write each call to `log`.

@@ -101,11 +101,12 @@ impl Flight {
     /// Lets the compute queue see the result. The host waits for the other members' hosts at most.
     fn wait(&self) -> Result<(), TransportError> {
         let Started {
-            mailbox,
+            mail,
             flights,
             waited_ns,
             ..
         } = &self.started;
+        let mailbox = mail.shared();
         let begun = Instant::now();
         loop {
             let heard = mailbox.events();

@@ -1,0 +1,207 @@
+//! What the processes of a run hand rank 0 when they are done: how their time went, and their part of
+//! the weights where those are wanted.
+//!
+//! Rank 0 writes what a run leaves behind. Rank threads share its memory; a rank that is a process of
+//! its own sends messages over its connection, a slice of a tensor each, so that neither side needs a
+//! second copy of its shard.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use moefold_profiles::run::RankPeak;
+use moefold_profiles::trace::{Lane, TimeByCategory, TraceSpan};
+use moefold_profiles::units::Seconds;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::record::StepTime;
+use crate::transport::{Payload, RankContext};
+use crate::weights::{Collector, Region};
+
+/// What one rank recorded over a run.
+#[derive(Debug)]
+pub(crate) struct RankRecord {
+    /// By step.
+    pub(crate) times: Vec<StepTime>,
+    /// Of the traced steps.
+    pub(crate) spans: Vec<TraceSpan>,
+    /// Its memory.
+    pub(crate) peak: RankPeak,
+}
+
+/// A record on its way.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    times: Vec<SentTime>,
+    spans: Vec<TraceSpan>,
+    peak: RankPeak,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SentTime {
+    step: f64,
+    time: TimeByCategory,
+    waited: TimeByCategory,
+    busy: Vec<(Lane, String, f64)>,
+    host_reads: Vec<(String, f64)>,
+}
+
+/// Where in a global tensor the numbers that follow belong.
+#[derive(Serialize, Deserialize)]
+struct SentRegion {
+    tensor: String,
+    dims: Vec<usize>,
+    rows: [usize; 2],
+    cols: [usize; 2],
+}
+
+/// Takes values of a region of a global tensor.
+pub(crate) type Put<'a> = dyn FnMut(&Region<'_>, &[f32]) -> Result<(), Error> + 'a;
+
+/// Hands over a rank's part of the weights.
+type Weights<'a> = dyn Fn(&mut Put<'_>) -> Result<(), Error> + 'a;
+
+/// Brings together at rank 0 what its process does not hold; every rank calls it when it is done. The
+/// records that are here then: of a rank thread its own, of rank 0 in a process of its own all of them
+/// in rank order, of other such ranks none. The weights are in `collector`, which rank threads share.
+pub(crate) fn at_first(
+    rank: &RankContext,
+    record: RankRecord,
+    weights: &Weights<'_>,
+    collector: &Collector,
+) -> Result<Vec<RankRecord>, Error> {
+    if rank.is_apart() && rank.rank() > 0 {
+        send(rank, record, weights)?;
+        return Ok(Vec::new());
+    }
+    weights(&mut |region, values| {
+        collector.put(region, values);
+        Ok(())
+    })?;
+    let mut records = vec![record];
+    if rank.is_apart() {
+        for other in 1..rank.ranks() {
+            records.push(receive(rank, other, collector)?);
+        }
+    }
+    Ok(records)
+}
+
+/// Sends rank 0 all there is, from any other rank.
+fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result<(), Error> {
+    let times = record.times.into_iter().map(|time| SentTime {
+        step: time.step.0,
+        time: time.time,
+        waited: time.waited,
+        busy: time
+            .busy
+            .into_iter()
+            .map(|((lane, name), seconds)| (lane, name.to_owned(), seconds))
+            .collect(),
+        host_reads: time
+            .host_reads
+            .into_iter()
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect(),
+    });
+    let sent = Sent {
+        times: times.collect(),
+        spans: record.spans,
+        peak: record.peak,
+    };
+    rank.send_first(words(&sent))?;
+    weights(&mut |region, values| {
+        let sent = SentRegion {
+            tensor: region.tensor.to_owned(),
+            dims: region.dims.to_vec(),
+            rows: [region.rows.start, region.rows.end],
+            cols: [region.cols.start, region.cols.end],
+        };
+        rank.send_first(words(&Some(sent)))?;
+        rank.send_first(Payload::F32(values.to_vec()))?;
+        Ok(())
+    })?;
+    Ok(rank.send_first(words(&None::<SentRegion>))?)
+}
+
+/// Takes at rank 0 what `from` sends.
+fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankRecord, Error> {
+    let sent: Sent = read(from, &rank.receive(from)?)?;
+    while let Some(region) = read::<Option<SentRegion>>(from, &rank.receive(from)?)? {
+        let Payload::F32(values) = rank.receive(from)? else {
+            return Err(garbled(from, "values of a tensor are no floats"));
+        };
+        let [rows, cols] = [region.rows, region.cols].map(|[start, end]| start..end);
+        let region = Region {
+            tensor: &region.tensor,
+            dims: &region.dims,
+            rows,
+            cols,
+        };
+        collector.put(&region, &values);
+    }
+    let times = sent.times.into_iter().map(|time| {
+        let busy = time
+            .busy
+            .into_iter()
+            .map(|(lane, name, seconds)| ((lane, name_of_span(&name)), seconds));
+        StepTime {
+            step: Seconds(time.step),
+            time: time.time,
+            waited: time.waited,
+            busy: busy.collect::<BTreeMap<_, _>>(),
+            host_reads: time
+                .host_reads
+                .into_iter()
+                .map(|(name, count)| (name_of_span(&name), count))
+                .collect(),
+        }
+    });
+    Ok(RankRecord {
+        times: times.collect(),
+        spans: sent.spans,
+        peak: sent.peak,
+    })
+}
+
+/// A value as words: its length in bytes as JSON, then those bytes.
+fn words(value: &impl Serialize) -> Payload {
+    let bytes = serde_json::to_vec(value).expect("records have no maps but by name");
+    let mut words = vec![bytes.len() as u64];
+    words.extend(bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    }));
+    Payload::U64(words)
+}
+
+fn read<T: for<'a> Deserialize<'a>>(from: u32, payload: &Payload) -> Result<T, Error> {
+    let Payload::U64(words) = payload else {
+        return Err(garbled(from, "a record is no words"));
+    };
+    let (&length, words) = words
+        .split_first()
+        .ok_or_else(|| garbled(from, "a record is empty"))?;
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(length as usize);
+    serde_json::from_slice(&bytes).map_err(|error| garbled(from, &error.to_string()))
+}
+
+fn garbled(from: u32, why: &str) -> Error {
+    Error::Rendezvous(format!(
+        "rank {from} sends what rank 0 cannot read ({why}): start all ranks from the same program"
+    ))
+}
+
+/// The name of a span as a constant. There are as many as this program has, kept for good.
+fn name_of_span(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    names.insert(kept);
+    kept
+}

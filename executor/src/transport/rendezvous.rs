@@ -1,0 +1,401 @@
+//! How the processes of a run find each other: rank 0 listens, the others come.
+//!
+//! Whoever connects says [`MAGIC`], which job it is of, how many ranks it expects and which one it is.
+//! A stranger, or a rank of another job, is turned away and remembered for the error message; a rank
+//! that expects another number of ranks, or one that was there already, ends the run, since waiting
+//! would mend nothing. When all have come they are welcomed together, and each connection becomes that
+//! rank's door to rank 0's mailbox ([`super::remote`]). Nothing waits longer than the deadline.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::launched::Launched;
+use super::mailbox::Mailbox;
+use super::remote;
+use super::wire::{self, MAGIC};
+use crate::error::Error;
+
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a connection may take to say who it is.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// How long rank 0 stays for ranks that should be leaving.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// Turned away and remembered at most this many.
+const REMEMBERED: usize = 4;
+
+/// Who a rank says it is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    job: String,
+    ranks: u32,
+    rank: u32,
+}
+
+/// What it is told.
+#[derive(Debug, Serialize, Deserialize)]
+enum Welcome {
+    Come,
+    Refused(String),
+}
+
+/// Rank 0's side.
+#[derive(Debug)]
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+}
+
+#[derive(Debug)]
+struct Shared {
+    job: String,
+    ranks: u32,
+    mailbox: Arc<Mailbox>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    came: Vec<bool>,
+    refused: Vec<String>,
+    /// Why there will be no run.
+    failure: Option<String>,
+    /// Whether the run has begun.
+    begun: bool,
+    /// Whether nobody else is let in.
+    closed: bool,
+    /// Connections of ranks that have not ended.
+    open: usize,
+}
+
+impl Server {
+    /// Listens and lets ranks come.
+    pub(super) fn start(launched: &Launched, mailbox: Arc<Mailbox>) -> Result<Self, Error> {
+        let listener = listen(launched)?;
+        let failed = |cause: io::Error| rendezvous(launched, &format!("could not listen: {cause}"));
+        let address = listener.local_addr().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let mut came = vec![false; launched.ranks as usize];
+        came[0] = true;
+        let shared = Arc::new(Shared {
+            job: launched.job.clone(),
+            ranks: launched.ranks,
+            mailbox,
+            state: Mutex::new(State {
+                came,
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+        });
+        let accepting = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("rendezvous".to_owned())
+            .spawn(move || accept(&listener, &accepting))
+            .map_err(failed)?;
+        Ok(Self { shared, address })
+    }
+
+    /// Waits until all ranks are there, and lets the run begin.
+    pub(super) fn wait(&self, deadline: Duration) -> Result<(), Error> {
+        let until = Instant::now() + deadline;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(Error::Rendezvous(format!("at {}: {failure}", self.address)));
+            }
+            let missing: Vec<usize> = (0..state.came.len()).filter(|&r| !state.came[r]).collect();
+            if missing.is_empty() {
+                state.begun = true;
+                state.closed = true;
+                drop(state);
+                self.shared.changed.notify_all();
+                return Ok(());
+            }
+            let Some(rest) = until.checked_duration_since(Instant::now()) else {
+                let mut why = format!(
+                    "rank 0 waited {:.1} s at {} for ranks {missing:?} of {}, which did not come",
+                    deadline.as_secs_f64(),
+                    self.address,
+                    self.shared.ranks
+                );
+                if !state.refused.is_empty() {
+                    why = format!("{why}; turned away: {}", state.refused.join("; "));
+                }
+                state.failure = Some(why.clone());
+                state.closed = true;
+                drop(state);
+                self.shared.changed.notify_all();
+                return Err(Error::Rendezvous(why));
+            };
+            state = self.shared.wait(state, rest);
+        }
+    }
+
+    /// Stays while other ranks are still at work, and a little for those that should be leaving.
+    pub(super) fn stay(&self, deadline: Duration) {
+        let begun = Instant::now();
+        let mut state = self.shared.lock();
+        while state.open > 0 {
+            let patience = match self.shared.mailbox.failure() {
+                None => deadline,
+                Some(_) => deadline.min(GOODBYE),
+            };
+            let Some(rest) = patience.checked_sub(begun.elapsed()) else {
+                return;
+            };
+            // A failure shortens the patience; it is looked for now and then.
+            state = self.shared.wait(state, rest.min(PAUSE));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, rest: Duration) -> MutexGuard<'a, State> {
+        self.changed
+            .wait_timeout(state, rest)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+}
+
+/// A socket at the address that the launcher gave; where that is not this machine's (behind a
+/// translated address), at its port on all of its own.
+fn listen(launched: &Launched) -> Result<TcpListener, Error> {
+    let port = launched.port;
+    let addresses = (launched.host.as_str(), port).to_socket_addrs();
+    let addresses: Vec<SocketAddr> = addresses.map(Iterator::collect).unwrap_or_default();
+    let mut outcome = TcpListener::bind(&*addresses);
+    let elsewhere = |cause: &io::Error| {
+        matches!(
+            cause.kind(),
+            io::ErrorKind::AddrNotAvailable | io::ErrorKind::InvalidInput
+        )
+    };
+    if outcome.as_ref().is_err_and(elsewhere) {
+        outcome = TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port));
+    }
+    outcome.map_err(|cause| {
+        let why = if cause.kind() == io::ErrorKind::AddrInUse {
+            "the port is in use by another program: choose a free one with MASTER_PORT or \
+             MOEFOLD_PORT, the same for all ranks"
+                .to_owned()
+        } else {
+            format!("rank 0 cannot listen: {cause}")
+        };
+        rendezvous(launched, &why)
+    })
+}
+
+fn rendezvous(launched: &Launched, why: &str) -> Error {
+    Error::Rendezvous(format!("at {}:{}: {why}", launched.host, launched.port))
+}
+
+/// Lets connections in, a thread each, until nobody else is to come.
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    while !shared.lock().closed {
+        match listener.accept() {
+            Ok((connection, peer)) => {
+                let shared = Arc::clone(shared);
+                // Where no thread can be had the connection closes, and its rank tries again.
+                let _ = thread::Builder::new()
+                    .name(format!("peer {peer}"))
+                    .spawn(move || receive(connection, peer, &shared));
+            }
+            // None there, or one that went away again.
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// One connection, from its greeting to its end.
+fn receive(mut connection: TcpStream, peer: SocketAddr, shared: &Shared) {
+    let hello = match greeting(&mut connection) {
+        Ok(hello) => hello,
+        Err(cause) => {
+            let mut state = shared.lock();
+            if state.refused.len() < REMEMBERED {
+                state.refused.push(format!("{peer}: {cause}"));
+            }
+            return;
+        }
+    };
+    let rank = hello.rank;
+    if let Err(why) = shared.admit(&hello, peer) {
+        let _ = wire::write(&mut connection, &Welcome::Refused(why), &[]);
+        return;
+    }
+    // All begin together.
+    let mut state = shared.lock();
+    while !state.begun && state.failure.is_none() {
+        state = shared.wait(state, GREETING);
+    }
+    let answer = match &state.failure {
+        None => Welcome::Come,
+        Some(why) => Welcome::Refused(why.clone()),
+    };
+    drop(state);
+    let sent = wire::write(&mut connection, &answer, &[]);
+    if matches!(answer, Welcome::Come) {
+        match sent.and_then(|()| connection.set_read_timeout(None)) {
+            Ok(()) => remote::serve(connection, rank, &shared.mailbox),
+            Err(cause) => shared
+                .mailbox
+                .poison(rank, format!("the connection to it broke ({cause})")),
+        }
+    }
+    shared.lock().open -= 1;
+    shared.changed.notify_all();
+}
+
+/// Reads who is there, or what is wrong with what it says.
+fn greeting(connection: &mut TcpStream) -> io::Result<Hello> {
+    connection.set_nonblocking(false)?;
+    connection.set_nodelay(true)?;
+    connection.set_read_timeout(Some(GREETING))?;
+    let mut magic = [0; MAGIC.len()];
+    connection.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        let name = MAGIC.len() - 1;
+        let why = if magic[..name] == MAGIC[..name] {
+            "it is another version of moefold"
+        } else {
+            "it is not moefold"
+        };
+        return Err(io::Error::other(why));
+    }
+    connection.write_all(&MAGIC)?;
+    Ok(wire::read(connection, 0)?.0)
+}
+
+impl Shared {
+    /// Lets a rank in, or says why not.
+    fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<(), String> {
+        let Hello { job, ranks, rank } = hello;
+        let mut state = self.lock();
+        if *job != self.job {
+            let why = format!(
+                "{peer} is rank {rank} of job {job:?}, this is job {:?}",
+                self.job
+            );
+            if state.refused.len() < REMEMBERED {
+                state.refused.push(why.clone());
+            }
+            return Err(why);
+        }
+        let place = *rank as usize;
+        let wrong = if *ranks != self.ranks {
+            Some(format!(
+                "rank {rank} at {peer} was started as one of {ranks} ranks, rank 0 as one of {}: \
+                 start all with the same number",
+                self.ranks
+            ))
+        } else if place >= state.came.len() || state.came[place] {
+            Some(format!(
+                "rank {rank} came twice, now from {peer}: every process needs a rank of its own"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = wrong {
+            state.failure.get_or_insert_with(|| why.clone());
+            state.closed = true;
+            drop(state);
+            self.changed.notify_all();
+            return Err(why);
+        }
+        state.came[place] = true;
+        state.open += 1;
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+/// The connection of a rank other than 0, once all are there.
+pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStream, Error> {
+    let begun = Instant::now();
+    let waited = || begun.elapsed() < deadline;
+    loop {
+        let failed = match try_connect(launched) {
+            Ok(mut connection) => match introduce(&mut connection, launched, deadline) {
+                Ok(Welcome::Come) => {
+                    let ready = connection.set_read_timeout(None);
+                    let lost = |cause: io::Error| rendezvous(launched, &cause.to_string());
+                    return ready.map(|()| connection).map_err(lost);
+                }
+                Ok(Welcome::Refused(why)) => return Err(rendezvous(launched, &why)),
+                // Something else may hold the port that rank 0 is about to take.
+                Err(cause) => cause,
+            },
+            Err(cause) => cause,
+        };
+        if !waited() {
+            let why = format!(
+                "rank {} waited {:.1} s for rank 0, which did not answer ({failed})",
+                launched.rank,
+                begun.elapsed().as_secs_f64()
+            );
+            return Err(rendezvous(launched, &why));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn try_connect(launched: &Launched) -> io::Result<TcpStream> {
+    let mut last = io::Error::other("the name has no address");
+    for address in (launched.host.as_str(), launched.port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, GREETING) {
+            Ok(connection) => return Ok(connection),
+            Err(cause) => last = cause,
+        }
+    }
+    Err(last)
+}
+
+fn introduce(
+    connection: &mut TcpStream,
+    launched: &Launched,
+    deadline: Duration,
+) -> io::Result<Welcome> {
+    connection.set_nodelay(true)?;
+    connection.set_read_timeout(Some(GREETING))?;
+    connection.write_all(&MAGIC)?;
+    let hello = Hello {
+        job: launched.job.clone(),
+        ranks: launched.ranks,
+        rank: launched.rank,
+    };
+    wire::write(connection, &hello, &[])?;
+    let mut magic = [0; MAGIC.len()];
+    connection.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(io::Error::other(
+            "what answers is not this version of moefold",
+        ));
+    }
+    // The others may take as long as this one may.
+    connection.set_read_timeout(Some(deadline + GREETING))?;
+    Ok(wire::read(connection, 0)?.0)
+}
+
+#[cfg(test)]
+pub(super) mod tests;

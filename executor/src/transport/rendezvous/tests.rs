@@ -1,0 +1,395 @@
+//! Worlds of processes, here threads with a connection each: they find each other, compute what rank
+//! threads compute, and every way not to.
+
+use std::net::Shutdown;
+
+use moefold_kernels::{Device, Tensor, TensorClass};
+use moefold_profiles::Dtype;
+
+use super::*;
+use crate::transport::{Payload, RankContext, World};
+
+pub(in crate::transport) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A port that nobody listened at a moment ago.
+fn port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+/// Runs `body` on each of these ranks as a process would; their outcomes, in the same order.
+pub(in crate::transport) fn processes<T: Send>(
+    all: &[Launched],
+    deadline: Duration,
+    body: impl Fn(&RankContext) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, String>> {
+    thread::scope(|scope| {
+        let run = |launched: &Launched| {
+            let (world, body) = (World::process(launched.clone()).deadline(deadline), &body);
+            scope.spawn(move || world.run(body))
+        };
+        let running: Vec<_> = all.iter().map(run).collect();
+        let one = |mut results: Vec<T>| results.pop().expect("its own");
+        running
+            .into_iter()
+            .map(|thread| {
+                let outcome = thread.join().expect("a panic of a rank is caught");
+                outcome.map(one).map_err(|error| error.to_string())
+            })
+            .collect()
+    })
+}
+
+pub(in crate::transport) fn world_of(ranks: u32) -> Vec<Launched> {
+    let port = port();
+    (0..ranks)
+        .map(|rank| Launched::here(rank, ranks, port))
+        .collect()
+}
+
+/// Everything a rank can ask of a group, on numbers whose sums show their order.
+pub(in crate::transport) fn collectives(
+    rank: &RankContext,
+    device: &Device,
+) -> Result<Vec<f32>, Error> {
+    let everyone: Vec<u32> = (0..rank.ranks()).collect();
+    let (me, size) = (rank.rank() as usize, everyone.len());
+    let world = rank.communicator("world", &everyone);
+    let pair = rank.communicator("pair", &[rank.rank() & !1, rank.rank() | 1]);
+    let tensor = |len: usize| -> Tensor {
+        let values: Vec<f32> = (0..len).map(|i| 0.1 * (i + 7 * me) as f32).collect();
+        device.from_f32(TensorClass::Activations, &values, &[len])
+    };
+    let empty = |len| device.zeros(TensorClass::Activations, Dtype::F32, &[len]);
+    let mut results = Vec::new();
+    let (first, second) = (tensor(9), tensor(5));
+    let pending = [
+        world.start_all_reduce(&first)?,
+        pair.start_all_reduce(&second)?,
+    ];
+    for pending in pending.into_iter().rev() {
+        pending.wait()?;
+    }
+    let max = tensor(3);
+    world.all_reduce_max(&max)?;
+    let (gathered, shard) = (empty(4 * size), empty(2));
+    world.all_gather(&tensor(4), &gathered)?;
+    world.reduce_scatter(&tensor(2 * size), &shard)?;
+    let copied = tensor(6);
+    pair.broadcast(&copied, 1)?;
+    // One row to the other of the pair, as many as its rank is to itself.
+    let index = pair.index();
+    let mut send = [1, 1];
+    send[index] = me;
+    let received = empty(3 * (me + 1));
+    let src = tensor(3 * (me + 1)).reshape(&[me + 1, 3]);
+    let dst = received.reshape(&[me + 1, 3]);
+    pair.all_to_all(&src, &send, &dst, &send)?;
+    let ids = device.from_i32(TensorClass::Activations, &[me as i32], &[1]);
+    let all_ids = device.zeros(TensorClass::Activations, Dtype::I32, &[size]);
+    world.all_gather(&ids, &all_ids)?;
+    results.extend(all_ids.to_i32().into_iter().map(|id| id as f32));
+    for tensor in [first, second, max, gathered, shard, copied, received] {
+        results.extend(tensor.to_f32());
+    }
+    for words in world.exchange_counts(&vec![1 << 40; me])? {
+        results.push(words.len() as f32);
+    }
+    Ok(results)
+}
+
+fn on_cpu(rank: &RankContext) -> Result<Vec<f32>, Error> {
+    collectives(rank, &Device::cpu(1))
+}
+
+#[test]
+fn differential_processes_compute_what_threads_compute_to_the_bit() {
+    for ranks in [2, 4] {
+        let threads = World::threads(ranks).run(on_cpu).expect("finishes");
+        let outcomes = processes(&world_of(ranks), PATIENCE, on_cpu);
+        for (threads, process) in threads.into_iter().zip(outcomes) {
+            assert_eq!(process.expect("finishes"), threads);
+        }
+    }
+    let alone = processes(&world_of(1), PATIENCE, |rank| {
+        Ok((rank.is_apart(), rank.local_ranks()))
+    });
+    assert_eq!(alone, [Ok((true, 1))]);
+}
+
+#[test]
+fn messages_reach_rank_0_in_their_order() {
+    let outcomes = processes(&world_of(3), PATIENCE, |rank| {
+        let mut received = Vec::new();
+        if rank.rank() == 0 {
+            for from in [2, 1] {
+                for _ in 0..3 {
+                    received.push(rank.receive(from)?);
+                }
+            }
+        } else {
+            let number = u64::from(rank.rank());
+            rank.send_first(Payload::U64(vec![number; 5]))?;
+            rank.send_first(Payload::F32(vec![number as f32]))?;
+            rank.send_first(Payload::I32(Vec::new()))?;
+        }
+        Ok(received)
+    });
+    let of = |number: u64| {
+        [
+            Payload::U64(vec![number; 5]),
+            Payload::F32(vec![number as f32]),
+            Payload::I32(Vec::new()),
+        ]
+    };
+    assert_eq!(outcomes[0], Ok([of(2), of(1)].concat()));
+}
+
+#[test]
+fn a_failure_of_one_is_told_to_all_in_its_words() {
+    let outcomes = processes(&world_of(3), PATIENCE, |rank| {
+        let world = rank.communicator("world", &[0, 1, 2]);
+        world.barrier()?;
+        if rank.rank() == 2 {
+            return Err(Error::Request("a bad file".to_owned()));
+        }
+        world.barrier()?;
+        Ok(())
+    });
+    let errors: Vec<String> = outcomes
+        .into_iter()
+        .map(|o| o.expect_err("fails"))
+        .collect();
+    assert_eq!(errors[2], "rank 2: a bad file");
+    for (rank, error) in errors[..2].iter().enumerate() {
+        assert_eq!(
+            *error,
+            format!(
+                "rank {rank} stopped in gather_words of 0 u64 (number 1 of group world [0, 1, 2]) \
+                 because rank 2 failed: a bad file"
+            )
+        );
+    }
+}
+
+#[test]
+fn mismatches_deadlines_and_early_leavers_read_as_between_threads() {
+    let mismatch = processes(&world_of(2), PATIENCE, |rank| {
+        let group = rank.communicator("edp", &[0, 1]);
+        let len = 4 + rank.rank() as usize;
+        let tensor = Device::cpu(1).zeros(TensorClass::Activations, Dtype::F32, &[len]);
+        group.all_reduce(&tensor)?;
+        Ok(())
+    });
+    assert!(mismatch.iter().any(|outcome| {
+        let error = outcome.as_ref().expect_err("refused");
+        error.contains("all_reduce of 4 f32") && error.contains("all_reduce of 5 f32")
+    }));
+
+    let late = processes(&world_of(2), Duration::from_millis(300), |rank| {
+        let group = rank.communicator("tp", &[0, 1]);
+        if rank.rank() == 1 {
+            thread::sleep(Duration::from_millis(900));
+        }
+        group.barrier()?;
+        Ok(())
+    });
+    let error = late[0].as_ref().expect_err("rank 1 is late");
+    assert!(
+        error.contains("for ranks [1], which did not come"),
+        "{error}"
+    );
+
+    let left = processes(&world_of(2), PATIENCE, |rank| {
+        let group = rank.communicator("tp", &[0, 1]);
+        if rank.rank() == 0 {
+            group.barrier()?;
+        }
+        Ok(())
+    });
+    let error = left[0].as_ref().expect_err("rank 1 left");
+    assert!(
+        error.contains("ranks [1], which have finished without it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn ranks_that_never_come_are_named_with_the_address() {
+    let mut all = world_of(4);
+    let port = all[0].port;
+    let short = Duration::from_millis(300);
+    let alone = processes(&all[2..3], short, |_| Ok(()));
+    let error = alone[0].as_ref().expect_err("there is no rank 0");
+    assert!(
+        error.starts_with(&format!(
+            "rendezvous at 127.0.0.1:{port}: rank 2 waited 0.3 s for rank 0"
+        )),
+        "{error}"
+    );
+    all.remove(3);
+    all.remove(1);
+    let some = processes(&all, short, |_| Ok(()));
+    for outcome in &some {
+        let error = outcome.as_ref().expect_err("two are missing");
+        assert!(
+            error.contains("127.0.0.1")
+                && error.contains("for ranks [1, 3] of 4, which did not come"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_port_in_use_is_said_with_what_chooses_another() {
+    let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = holder.local_addr().expect("bound").port();
+    let outcome = processes(&[Launched::here(0, 2, port)], PATIENCE, |_| Ok(()));
+    assert_eq!(
+        outcome[0],
+        Err(format!(
+            "rendezvous at 127.0.0.1:{port}: the port is in use by another program: choose a free one \
+             with MASTER_PORT or MOEFOLD_PORT, the same for all ranks"
+        ))
+    );
+}
+
+#[test]
+fn ranks_started_for_other_worlds_end_the_run_at_once() {
+    let begun = Instant::now();
+    let port = port();
+    let sizes = [Launched::here(0, 2, port), Launched::here(1, 3, port)];
+    for outcome in processes(&sizes, PATIENCE, |_| Ok(())) {
+        let error = outcome.expect_err("they do not fit");
+        assert!(
+            error.contains("was started as one of 3 ranks, rank 0 as one of 2"),
+            "{error}"
+        );
+    }
+    let port = self::port();
+    let twice = [
+        Launched::here(0, 3, port),
+        Launched::here(1, 3, port),
+        Launched::here(1, 3, port),
+    ];
+    for outcome in processes(&twice, PATIENCE, |_| Ok(())) {
+        let error = outcome.expect_err("two are the same");
+        assert!(error.contains("rank 1 came twice"), "{error}");
+    }
+    assert!(begun.elapsed() < PATIENCE);
+}
+
+#[test]
+fn strangers_are_turned_away_and_named_if_somebody_is_missing() {
+    let all = world_of(2);
+    let port = all[0].port;
+    let says = |text: &'static [u8]| {
+        move || {
+            let mut last = None;
+            for _ in 0..200 {
+                if let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+                    stream.write_all(text).expect("sends");
+                    let mut reply = Vec::new();
+                    let _ = stream.read_to_end(&mut reply);
+                    last = Some(reply);
+                    break;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            last.expect("rank 0 listens")
+        }
+    };
+    thread::scope(|scope| {
+        let stranger = scope.spawn(says(b"GET / HTTP/1.1\r\n\r\n"));
+        let outcome = processes(&all[..1], Duration::from_millis(800), |_| Ok(()));
+        assert_eq!(
+            stranger.join().expect("answers"),
+            b"",
+            "nothing is said to strangers"
+        );
+        let error = outcome[0].as_ref().expect_err("rank 1 is missing");
+        assert!(
+            error.contains("for ranks [1] of 2") && error.contains("it is not moefold"),
+            "{error}"
+        );
+    });
+    // A rank of another job is told so; the right one still gets in.
+    let all = world_of(2);
+    let mut other = all[1].clone();
+    other.job = "another".to_owned();
+    thread::scope(|scope| {
+        let lost = scope.spawn(|| processes(&[other], PATIENCE, |_| Ok(())));
+        let first = scope.spawn(|| processes(&all[..1], PATIENCE, |_| Ok(())));
+        let lost = lost.join().expect("ends");
+        let error = lost[0].as_ref().expect_err("it is of another job");
+        assert!(
+            error.contains("job \"another\"") && error.contains("\"a job\""),
+            "{error}"
+        );
+        assert_eq!(processes(&all[1..], PATIENCE, |_| Ok(())), [Ok(())]);
+        assert_eq!(first.join().expect("ends"), [Ok(())]);
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_is_the_failure_of_its_rank() {
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            processes(&all[..1], PATIENCE, |rank| {
+                rank.communicator("world", &[0, 1]).barrier()?;
+                Ok(())
+            })
+        });
+        let connection = connect(&all[1], PATIENCE).expect("it is welcomed");
+        connection.shutdown(Shutdown::Both).expect("open until now");
+        let outcome = first.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 1 is gone");
+        assert!(
+            error.contains("because rank 1 failed: its process ended without a word"),
+            "{error}"
+        );
+    });
+    // And the other way round: rank 0's process ends.
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            processes(&all[1..], PATIENCE, |rank| {
+                rank.communicator("world", &[0, 1]).barrier()?;
+                Ok(())
+            })
+        });
+        let listener = listen(&all[0]).expect("a port");
+        let (mut connection, _) = listener.accept().expect("rank 1 comes");
+        greeting(&mut connection).expect("it is rank 1");
+        wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
+        drop((connection, listener));
+        let outcome = second.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 0 is gone");
+        assert!(
+            error.contains("because rank 0 failed: the connection to it broke"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn what_is_no_request_ends_the_connection_and_not_the_process() {
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            processes(&all[..1], PATIENCE, |rank| {
+                rank.communicator("world", &[0, 1]).barrier()?;
+                Ok(())
+            })
+        });
+        let mut connection = connect(&all[1], PATIENCE).expect("it is welcomed");
+        wire::write(&mut connection, &"what?", &[]).expect("it is sent");
+        let outcome = first.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 1 makes no sense");
+        assert!(
+            error.contains("because rank 1 failed: the connection"),
+            "{error}"
+        );
+    });
+}

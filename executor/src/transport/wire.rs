@@ -1,0 +1,157 @@
+//! Frames on a connection between processes: a header in JSON, then numbers as they lie in memory.
+//!
+//! A connection begins with [`MAGIC`], which names the protocol and its version; whoever says anything
+//! else is a stranger. Lengths come first and are limited, and memory is taken as bytes arrive, not as
+//! they are announced. Numbers travel little-endian, as all machines that GPUs are in store them.
+
+use std::io::{self, Read, Write};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::mailbox::Payload;
+
+/// What a connection begins with. The last number is the version of the protocol.
+pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x01";
+
+/// The longest header: names and ranks of groups, messages.
+const HEADER_LIMIT: u64 = 1 << 20;
+
+/// The longest body: the largest tensor on its way.
+pub(super) const BODY_LIMIT: u64 = 1 << 38;
+
+/// Writes a frame, and sends it.
+pub(super) fn write(
+    to: &mut impl Write,
+    header: &impl Serialize,
+    body: &[&Payload],
+) -> io::Result<()> {
+    let header = serde_json::to_vec(header)?;
+    let length: u64 = body.iter().map(|payload| bytes(payload).len() as u64).sum();
+    if header.len() as u64 > HEADER_LIMIT || length > BODY_LIMIT {
+        let (found, what) = (header.len(), "too long for one message");
+        return Err(io::Error::other(format!(
+            "{found} and {length} bytes are {what}"
+        )));
+    }
+    to.write_all(&(header.len() as u64).to_le_bytes())?;
+    to.write_all(&length.to_le_bytes())?;
+    to.write_all(&header)?;
+    for payload in body {
+        to.write_all(bytes(payload))?;
+    }
+    to.flush()
+}
+
+/// Reads a frame with a body of at most `limit` bytes.
+pub(super) fn read<T: DeserializeOwned>(
+    from: &mut impl Read,
+    limit: u64,
+) -> io::Result<(T, Vec<u8>)> {
+    let mut lengths = [[0; 8]; 2];
+    for length in &mut lengths {
+        from.read_exact(length)?;
+    }
+    let [header, body] = lengths.map(u64::from_le_bytes);
+    if header > HEADER_LIMIT || body > limit {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {header} and {body} bytes is no message of moefold's"),
+        ));
+    }
+    let header = take(from, header)?;
+    let header = serde_json::from_slice(&header)?;
+    Ok((header, take(from, body)?))
+}
+
+fn take(from: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if from.take(length).read_to_end(&mut bytes)? as u64 == length {
+        return Ok(bytes);
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The numbers as bytes.
+pub(super) fn bytes(payload: &Payload) -> &[u8] {
+    match payload {
+        Payload::F32(numbers) => bytemuck::cast_slice(numbers),
+        Payload::I32(numbers) => bytemuck::cast_slice(numbers),
+        Payload::U64(numbers) => bytemuck::cast_slice(numbers),
+        Payload::Offer(_) | Payload::Moment(_) => panic!("memory of a GPU stays in its process"),
+    }
+}
+
+/// The type of the numbers, as headers say it.
+pub(super) fn element(payload: &Payload) -> &'static str {
+    match payload {
+        Payload::F32(_) => "f32",
+        Payload::I32(_) => "i32",
+        Payload::U64(_) => "u64",
+        Payload::Offer(_) | Payload::Moment(_) => panic!("memory of a GPU stays in its process"),
+    }
+}
+
+/// The numbers of a type out of bytes; none where that is no type, or they are cut off.
+pub(super) fn payload(element: &str, bytes: &[u8]) -> Option<Payload> {
+    let width = if element == "u64" { 8 } else { 4 };
+    if !bytes.len().is_multiple_of(width) {
+        return None;
+    }
+    match element {
+        "f32" => Some(Payload::F32(numbers(bytes))),
+        "i32" => Some(Payload::I32(numbers(bytes))),
+        "u64" => Some(Payload::U64(numbers(bytes))),
+        _ => None,
+    }
+}
+
+/// Copied: received bytes lie at any address.
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    let mut numbers = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+    bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn law_a_frame_is_read_as_it_was_written() {
+        let body = [
+            Payload::F32(vec![1.5, f32::NAN]),
+            Payload::U64(vec![u64::MAX]),
+            Payload::I32(vec![-7, 0, 9]),
+        ];
+        let mut sent = Vec::new();
+        write(&mut sent, &("header", 3), &body.each_ref()).expect("memory takes all");
+        let (header, bytes) = read::<(String, u32)>(&mut &*sent, BODY_LIMIT).expect("whole");
+        assert_eq!(header, ("header".to_owned(), 3));
+        let Some(Payload::F32(floats)) = payload("f32", &bytes[..8]) else {
+            panic!("floats came");
+        };
+        assert!(floats[0] == 1.5 && floats[1].is_nan());
+        assert_eq!(payload("u64", &bytes[8..16]), Some(body[1].clone()));
+        assert_eq!(payload("i32", &bytes[16..]), Some(body[2].clone()));
+        assert_eq!(payload("i32", &bytes[..3]), None);
+        assert_eq!(payload("f64", &bytes[..8]), None);
+        for length in 0..sent.len() {
+            let cut = read::<(String, u32)>(&mut &sent[..length], BODY_LIMIT);
+            assert!(cut.is_err(), "cut off after {length} bytes");
+        }
+    }
+
+    #[test]
+    fn what_is_announced_too_long_is_refused_before_memory_is_taken() {
+        for lengths in [[HEADER_LIMIT + 1, 0], [2, 1001], [u64::MAX, u64::MAX]] {
+            let mut sent = lengths.map(u64::to_le_bytes).concat();
+            sent.extend(b"{}");
+            let error = read::<()>(&mut &*sent, 1000).expect_err("too long");
+            assert!(
+                error.to_string().contains("no message of moefold's"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! `execute --launch processes` and `--launch env` from the outside: the same training as on rank
+//! threads, and every way in which processes fail to be a run.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use moefold_profiles::run::{RunSummary, StepRecord};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/fixtures").join(name).display().to_string()
+}
+
+/// The program, told nothing of a launcher.
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moefold"));
+    command.args(arguments).env("NO_COLOR", "1");
+    for (name, _) in std::env::vars() {
+        if name.starts_with("SLURM_") || name.starts_with("MOEFOLD_") {
+            command.env_remove(name);
+        }
+    }
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn said(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = output.status.code().expect("no signal ended it");
+    (code, text(&output.stdout), text(&output.stderr))
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    said(&command.output().expect("the program starts"))
+}
+
+/// A folder with a plan for the tiny Mixtral.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new(ranks: u32, layout: &str) -> Self {
+        let bench = Self {
+            folder: tempfile::tempdir().expect("a temporary folder"),
+        };
+        let (model, ranks) = (fixture("mixtral"), ranks.to_string());
+        let out = bench.path("plan.json");
+        let (code, _, errors) = run(&mut program(&[
+            "plan",
+            "--model",
+            &model,
+            "--cluster",
+            "local",
+            "--gpus",
+            &ranks,
+            "--seq-len",
+            "16",
+            "--global-batch",
+            "24",
+            "--layout",
+            layout,
+            "--out",
+            &out,
+        ]));
+        assert_eq!(code, 0, "{errors}");
+        bench
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn execute(&self, rest: &[&str]) -> Command {
+        let (plan, data) = (
+            self.path("plan.json"),
+            format!("{}/tokens", fixture("mixtral")),
+        );
+        let first = [
+            "execute",
+            &plan,
+            "--data",
+            &data,
+            "--device",
+            "cpu",
+            "--no-shuffle",
+        ];
+        program(&[&first, rest].concat())
+    }
+
+    /// One rank of several, on this machine.
+    fn rank(&self, rank: u32, ranks: u32, port: u16, rest: &[&str]) -> Command {
+        let mut command = self.execute(&[&["--launch", "env"], rest].concat());
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+fn losses(run: &str) -> Vec<(f64, f64)> {
+    let text = fs::read_to_string(Path::new(run).join("steps.jsonl")).expect("steps were written");
+    text.lines()
+        .map(|line| serde_json::from_str::<StepRecord>(line).expect("a step"))
+        .map(|step| (step.loss, step.grad_norm))
+        .collect()
+}
+
+/// A port that nobody listened at a moment ago.
+fn port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+#[test]
+fn differential_processes_train_as_threads_do_and_rank_0_leaves_everything() {
+    for (ranks, layout) in [(2, "tp=1,ep=2,etp=1,mbs=1"), (4, "tp=2,ep=4,etp=1,mbs=1")] {
+        let bench = Bench::new(ranks, layout);
+        let go = |launch: &str| {
+            let (dir, saved) = (bench.path(launch), bench.path(&format!("{launch}-saved")));
+            let (code, answer, errors) = run(&mut bench.execute(&[
+                "--launch",
+                launch,
+                "--steps",
+                "4",
+                "--lr",
+                "2e-3",
+                "--out",
+                &dir,
+                "--save-hf",
+                &saved,
+                "--json",
+            ]));
+            assert_eq!((code, errors.as_str()), (0, ""), "{launch}");
+            let answer: Value = serde_json::from_str(&answer).expect("one document and no more");
+            assert_eq!(answer["run_dir"], dir.as_str());
+            (dir, saved)
+        };
+        let (threads, threads_saved) = go("threads");
+        let (processes, processes_saved) = go("processes");
+        assert_eq!(losses(&processes), losses(&threads), "to the bit");
+        let weights =
+            |saved: &str| fs::read(Path::new(saved).join("model.safetensors")).expect("saved");
+        assert!(
+            weights(&processes_saved) == weights(&threads_saved),
+            "the same weights"
+        );
+
+        let read =
+            |name: &str| fs::read_to_string(Path::new(&processes).join(name)).expect("written");
+        let summary: RunSummary = serde_json::from_str(&read("summary.json")).expect("a summary");
+        let peaks: Vec<u32> = summary.peak_by_rank.iter().map(|peak| peak.rank).collect();
+        assert_eq!(peaks, (0..ranks).collect::<Vec<_>>());
+        assert!(
+            summary.busy_s.contains_key("grouped_gemm"),
+            "{:?}",
+            summary.busy_s
+        );
+        let trace: Value = serde_json::from_str(&read("trace.json")).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events");
+        for rank in 0..ranks {
+            let is_of = |event: &&Value| event["pid"] == rank && event["ph"] == "X";
+            let spans = events.iter().filter(is_of).count();
+            assert!(spans > 10, "{spans} spans of rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn the_failure_of_a_rank_is_passed_on_once_with_its_exit_code() {
+    let bench = Bench::new(4, "tp=2,ep=4,etp=1,mbs=1");
+    let out = bench.path("run");
+    let (code, _, errors) = run(&mut bench.execute(&[
+        "--launch",
+        "processes",
+        "--lr",
+        "1e30",
+        "--steps",
+        "8",
+        "--out",
+        &out,
+    ]));
+    assert_eq!(code, 1, "{errors}");
+    assert!(errors.contains("diverged"), "{errors}");
+    assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
+
+    let nowhere = bench.path("nowhere");
+    let out = bench.path("refused");
+    let (code, _, errors) =
+        run(&mut bench.execute(&["--launch", "processes", "--init", &nowhere, "--out", &out]));
+    assert_eq!(code, 2, "{errors}");
+    assert!(errors.contains("nowhere: is not a checkpoint"), "{errors}");
+    assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
+}
+
+/// Waits for a process, not for ever.
+fn ended(mut child: Child) -> (i32, String, String) {
+    let begun = Instant::now();
+    while child.try_wait().expect("it is ours").is_none() {
+        if begun.elapsed() > Duration::from_mins(1) {
+            child.kill().expect("it is ours");
+            panic!("a rank does not end");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    said(&child.wait_with_output().expect("it ended"))
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let (port, out) = (port(), bench.path("run"));
+    let start = |rank| {
+        let mut command = bench.rank(rank, 2, port, &["--steps", "100000", "--out", &out]);
+        command.spawn().expect("the program starts")
+    };
+    let (first, mut second) = (start(0), start(1));
+    let steps = Path::new(&out).join("steps.jsonl");
+    let begun = Instant::now();
+    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
+        assert!(
+            begun.elapsed() < Duration::from_mins(1),
+            "no step was taken"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+    second.kill().expect("it runs");
+    second.wait().expect("it ended");
+    let (code, _, errors) = ended(first);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("because rank 1 failed: its process ended without a word"),
+        "{errors}"
+    );
+
+    // And the other way round.
+    let (port, out) = (self::port(), bench.path("again"));
+    let start = |rank| {
+        let mut command = bench.rank(rank, 2, port, &["--steps", "100000", "--out", &out]);
+        command.spawn().expect("the program starts")
+    };
+    let (mut first, second) = (start(0), start(1));
+    let steps = Path::new(&out).join("steps.jsonl");
+    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
+        assert!(
+            begun.elapsed() < Duration::from_mins(2),
+            "no step was taken"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+    first.kill().expect("it runs");
+    first.wait().expect("it ended");
+    let (code, _, errors) = ended(second);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("because rank 0 failed: the connection to it broke"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn ranks_that_never_come_and_ports_in_use_are_named() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let out = bench.path("run");
+    let alone = |rank, port| {
+        let mut command = bench.rank(rank, 2, port, &["--out", &out]);
+        run(command.env("MOEFOLD_TIMEOUT_S", "0.5"))
+    };
+    let port = self::port();
+    let (code, _, errors) = alone(0, port);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains(&format!(
+            "127.0.0.1:{port} for ranks [1] of 2, which did not come"
+        )),
+        "{errors}"
+    );
+    let (code, _, errors) = alone(1, port);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("waited 0.5 s for rank 0, which did not answer"),
+        "{errors}"
+    );
+
+    let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let (code, _, errors) = alone(0, holder.local_addr().expect("bound").port());
+    assert_eq!(code, 1, "{errors}");
+    assert!(errors.contains("the port is in use"), "{errors}");
+    assert!(
+        !Path::new(&out).join("plan.json").exists(),
+        "nothing was run"
+    );
+}
+
+#[test]
+fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let refused = |command: &mut Command, expected: &str| {
+        let (code, _, errors) = run(command);
+        assert_eq!(code, 2, "{errors}");
+        assert!(errors.contains(expected), "{expected} is not in: {errors}");
+    };
+    refused(
+        &mut bench.execute(&["--launch", "env"]),
+        "neither RANK (torchrun) nor SLURM_PROCID",
+    );
+    for missing in ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] {
+        let mut command = bench.rank(0, 2, 29500, &[]);
+        refused(
+            command.env_remove(missing),
+            &format!("{missing} is not set"),
+        );
+    }
+    let mut command = bench.rank(0, 2, 29500, &[]);
+    refused(command.env("RANK", "2"), "RANK is 2 and WORLD_SIZE is 2");
+    refused(
+        &mut bench.rank(0, 3, 29500, &[]),
+        "the plan is for 2 ranks, and 3 were started",
+    );
+    let mut command = bench.rank(0, 2, 29500, &[]);
+    refused(
+        command.env("MOEFOLD_TIMEOUT_S", "soon"),
+        "MOEFOLD_TIMEOUT_S: found \"soon\"",
+    );
+}
