@@ -118,9 +118,14 @@ impl Comm {
             split(self.raw, number, key, place.as_ptr(), ptr::null_mut())
         };
         let doing = || format!("a group of {size} out of {}", self.size);
-        let _ = self.nccl.check("ncclCommSplit", code, doing)?;
-        self.settle(pause)?;
+        let begun = self.nccl.check("ncclCommSplit", code, doing);
+        let split = begun.map_err(E::from).and_then(|_| self.settle(pause));
         let raw = place.load(Ordering::Acquire);
+        if let Err(error) = split {
+            // What there is of it by now is ended.
+            drop(Self::of(self.nccl, raw, rank, size, &self.device));
+            return Err(error);
+        }
         if colour.is_none() || raw.is_null() {
             return Ok(None);
         }

@@ -131,8 +131,7 @@ fn whoever_loses_patience_leaves_nothing_behind() {
     }
     drop((world, tensor, device));
     assert_eq!(mock.said(), before, "nothing more is asked");
-    // What a hanging split was to give is NCCL's, which the abort of its parent ends.
-    assert_eq!((mock.wrong(), mock.alive()), (String::new(), 1));
+    mock.assert_clean();
 }
 
 #[test]
@@ -391,5 +390,5 @@ fn law_whichever_call_fails_it_is_told_and_nothing_is_left_behind() {
         device.join(Queue::Communication);
         mock.assert_clean();
     }
-    assert!(count > 30, "{count} calls");
+    assert!(count >= 30, "{count} calls");
 }
