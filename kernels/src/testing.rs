@@ -108,8 +108,11 @@ impl Check {
     ) -> Self {
         let scales: Vec<f32> = scales.map(|scale| scale as f32).collect();
         let got = [sums.to_f32(), scales.clone()].concat();
-        let got = Device::cpu(1).from_f32(TensorClass::Activations, &got, &[got.len()]);
-        Self(name, got, [want, wide(&scales)].concat())
+        let beside = sums
+            .device()
+            .empty(TensorClass::Activations, sums.dtype(), &[got.len()]);
+        beside.copy_from_f32(&got);
+        Self(name, beside, [want, wide(&scales)].concat())
     }
 }
 

@@ -31,7 +31,12 @@ fn oracle_loss_and_gradient_over_shards() {
         }
         let scale = 0.25;
         let rows = || logits.chunks(vocab).zip(&targets);
-        let losses_want = rows().map(|(x, &t)| twin(&wide(x), t)).collect();
+        let losses_want: Vec<f64> = rows().map(|(x, &t)| twin(&wide(x), t)).collect();
+        // A loss is the logarithm of a sum less a logit: next to nothing where the target is likely.
+        let terms = |(x, &target): (&[f32], &i32)| {
+            let logit = x.get(target as usize).map_or(0.0, |&x| f64::from(x));
+            (twin(&wide(x), target) + logit).abs() + logit.abs()
+        };
         // What differences of the loss say at a tenth of their cost.
         let gradient = |x: &[f32], target: i32| {
             if target < 0 {
@@ -93,7 +98,8 @@ fn oracle_loss_and_gradient_over_shards() {
         for (s, piece) in pieces.iter().enumerate() {
             let losses = finish(piece, reduced, &on_device, s * width, scale);
             if s == 0 {
-                checks.push(Check("losses", losses, Vec::clone(&losses_want)));
+                let want = losses_want.clone();
+                checks.push(Check::of_sums("losses", &losses, want, rows().map(terms)));
             }
         }
         let slope = |row: usize| gradient(&logits[row * vocab..(row + 1) * vocab], targets[row]);
@@ -101,7 +107,11 @@ fn oracle_loss_and_gradient_over_shards() {
         let all: Vec<f32> = pieces.iter().flat_map(Tensor::to_f32).collect();
         let all = tensor(device, &all, &[shards, tokens * width]);
         let want = (0..shards).flat_map(|s| columns(s, &slope)).collect();
-        checks.push(Check("gradient", all, want));
+        // A likelihood near one less one cancels; of a row it is one of the terms.
+        let terms = targets
+            .iter()
+            .map(|&t| if t < 0 { 0.0 } else { f64::from(scale) });
+        checks.push(Check::of_sums("gradient", &all, want, terms));
         checks
     });
 }
