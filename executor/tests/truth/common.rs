@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use moefold_executor::data::{Order, Samples, Stream};
+use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
@@ -45,7 +45,8 @@ pub(crate) struct Fixture {
     pub(crate) model: Model,
     pub(crate) golden: Golden,
     pub(crate) samples: Samples,
-    folder: PathBuf,
+    /// Where the weights are; absent, they are random.
+    folder: Option<PathBuf>,
 }
 
 /// Global tensors by name, row-major.
@@ -73,8 +74,25 @@ impl Fixture {
             model,
             golden,
             samples,
-            folder,
+            folder: Some(folder),
         }
+    }
+
+    /// The fixture's model with a vocabulary of bytes and random weights, on English text.
+    pub(crate) fn on_text(mut self) -> Self {
+        let text = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../src/quickstart/text.txt");
+        let bytes = Tokenizer::named("byte").expect("known");
+        let stream = Stream::text(&[text], &bytes).expect("text");
+        self.model.vocab_size = 256;
+        self.samples = Samples::new(
+            stream,
+            self.golden.seq_len,
+            self.model.vocab_size,
+            Order::Shuffled { seed: 1 },
+        )
+        .expect("enough text");
+        self.folder = None;
+        self
     }
 
     /// The fixture with fewer sequences a step.
@@ -117,7 +135,15 @@ impl Fixture {
 
     /// The weights the fixture begins with.
     pub(crate) fn weights(&self) -> Source {
-        Source::checkpoint(&self.folder, &global_tensors(&self.model)).expect("the checkpoint")
+        match &self.folder {
+            Some(folder) => {
+                Source::checkpoint(folder, &global_tensors(&self.model)).expect("the checkpoint")
+            }
+            None => Source::Random {
+                seed: 1,
+                std: self.model.initializer_range,
+            },
+        }
     }
 
     /// Trains under a layout for some steps, on one thread a rank.
