@@ -341,7 +341,8 @@ fn no_pipe() -> Failure {
 fn sanitized(args: &GpuCheckArgs) -> Result<Vec<Sanitized>, Failure> {
     let program = std::env::current_exe()?;
     let mut notes = Vec::new();
-    let Some(sizes) = Sizes::small().into_iter().next() else {
+    // Rows of whole 16 bytes: those the kernels of tiles and bulk copies take.
+    let Some(sizes) = Sizes::small().into_iter().find(Sizes::is_wide) else {
         return Ok(notes);
     };
     let until = Instant::now() + peers::SANITIZER_TIME;

@@ -85,6 +85,8 @@ impl Tiling {
         let (queries, keys) = match (half, dv) {
             (false, _) => (64, 32),
             (true, ..=64) => (128, 64),
+            // Without a mask the compiler for sm_100 keeps a register too many.
+            (true, ..=128) if mask == Mask::Full => (64, 32),
             (true, ..=128) => (128, 32),
             (true, _) => (64, 64),
         };

@@ -47,6 +47,13 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// Whether every row is of whole 16 bytes in bf16, as the kernels of tiles and bulk copies want.
+    pub fn is_wide(&self) -> bool {
+        [self.hidden, self.width, self.qk_dim, self.v_dim]
+            .iter()
+            .all(|columns| columns.is_multiple_of(8))
+    }
+
     /// Sizes at the edges of tiles and below one access: for correctness. The odd ones are no
     /// multiple of 16 bytes, so that they go to the portable kernels on any architecture.
     pub fn small() -> Vec<Self> {

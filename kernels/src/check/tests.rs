@@ -123,3 +123,13 @@ fn loads_deal_every_row() {
         }
     }
 }
+
+/// What a sanitizer is run on takes the kernels of tiles and bulk copies.
+#[test]
+fn some_small_sizes_have_rows_of_whole_pieces_and_some_have_not() {
+    let wide = Sizes::small()
+        .iter()
+        .filter(|sizes| sizes.is_wide())
+        .count();
+    assert!(wide > 0 && wide < Sizes::small().len());
+}

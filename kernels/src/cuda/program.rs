@@ -345,7 +345,7 @@ pub(crate) enum Needs {
     Sm80,
     /// Every one from sm_80 on, but only for what published models rarely ask for: views that start
     /// anywhere, rows of no whole 16 bytes, types mixed. No pack has it; it is compiled when it is
-    /// first launched, and checked on the oldest architecture.
+    /// first launched.
     Odd,
     /// Hopper alone.
     Wgmma,
@@ -360,11 +360,12 @@ impl Needs {
         }
     }
 
-    /// The architectures that a program is compiled for ahead of time.
+    /// The architectures that a program is checked on.
     pub(crate) fn architectures(self) -> &'static [Architecture] {
         match self {
-            Self::Sm80 => &[Architecture::SM80, Architecture::SM90, Architecture::SM100],
-            Self::Odd => &[Architecture::SM80],
+            Self::Sm80 | Self::Odd => {
+                &[Architecture::SM80, Architecture::SM90, Architecture::SM100]
+            }
             Self::Wgmma => &[Architecture::SM90],
         }
     }

@@ -57,8 +57,8 @@ impl Specialized {
 
 /// What the models route by, with their experts.
 const MODELS: [(Score, usize, &[usize]); 5] = [
-    // Mixtral, OLMoE, Qwen3, GPT-OSS, Qwen3-Next.
-    (Score::SoftmaxThenTopk, 0, &[8, 64, 128, 512]),
+    // Mixtral, OLMoE, Qwen3, GPT-OSS, Qwen3-Coder, Qwen3-Next.
+    (Score::SoftmaxThenTopk, 0, &[8, 64, 128, 160, 512]),
     // DeepSeek-V2.
     (Score::SoftmaxThenTopk, 1, &[160]),
     // Llama 4, GLM, MiniMax-M2, Kimi.
