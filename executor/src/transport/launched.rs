@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// How long a rank waits for others, in seconds; ten minutes where it is not set.
+/// How long a rank waits for others, in seconds, at most 30 days; ten minutes where it is not set.
 pub const TIMEOUT_VARIABLE: &str = "MOEFOLD_TIMEOUT_S";
+
+/// No run waits longer for a rank.
+const LONGEST_TIMEOUT: Duration = Duration::from_hours(30 * 24);
 
 /// The port at which rank 0 listens, where the launcher's own does not do.
 const PORT_VARIABLE: &str = "MOEFOLD_PORT";
@@ -180,17 +183,22 @@ impl Launched {
         let Ok(said) = std::env::var(TIMEOUT_VARIABLE) else {
             return Ok(None);
         };
-        let seconds = said.trim().parse::<f64>().ok();
-        let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        seconds
-            .filter(|time| !time.is_zero())
-            .map(Some)
-            .ok_or_else(|| {
-                refuse(&format!(
-                    "{TIMEOUT_VARIABLE}: found {said:?}, expected seconds, more than 0"
-                ))
-            })
+        timeout_of(&said).map(Some)
     }
+}
+
+fn timeout_of(said: &str) -> Result<Duration, Error> {
+    let seconds = said.trim().parse::<f64>().ok();
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|time| !time.is_zero() && *time <= LONGEST_TIMEOUT)
+        .ok_or_else(|| {
+            refuse(&format!(
+                "{TIMEOUT_VARIABLE}: found {said:?}, expected seconds, more than 0 and at most {} \
+                 (30 days)",
+                LONGEST_TIMEOUT.as_secs()
+            ))
+        })
 }
 
 fn refuse(why: &str) -> Error {

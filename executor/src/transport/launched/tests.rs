@@ -131,3 +131,21 @@ fn golden_the_first_host_of_a_list() {
     assert_eq!(first_host(""), None);
     assert_eq!(first_host("node[1"), None);
 }
+
+#[test]
+fn a_timeout_is_seconds_that_somebody_may_wait() {
+    for (said, time) in [
+        (" 0.5 ", Duration::from_millis(500)),
+        ("2592000", LONGEST_TIMEOUT),
+    ] {
+        assert_eq!(timeout_of(said).expect("sensible"), time);
+    }
+    for senseless in ["0", "-1", "nan", "inf", "2592001", "1e19", "ten"] {
+        let error = timeout_of(senseless).expect_err("refused").to_string();
+        assert!(
+            error.contains(&format!("MOEFOLD_TIMEOUT_S: found {senseless:?}"))
+                && error.contains("at most 2592000 (30 days)"),
+            "{error}"
+        );
+    }
+}
