@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{self, BufReader};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -88,8 +88,19 @@ impl Remote {
 
     fn ask(&self, request: &Request, body: &[&Payload]) -> io::Result<(Reply, Vec<u8>)> {
         let connection = &mut *self.connection.borrow_mut();
-        wire::write(connection.get_mut(), request, body)?;
-        wire::read(connection, BODY_LIMIT)
+        let answer = wire::write(connection.get_mut(), request, body)
+            .and_then(|()| wire::read(connection, BODY_LIMIT));
+        answer.map_err(|cause| {
+            // What comes late would be taken for the answer to another question, and nothing is to
+            // wait a second time.
+            let _ = connection.get_ref().shutdown(Shutdown::Both);
+            match cause.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    io::Error::new(io::ErrorKind::TimedOut, "it has been silent for too long")
+                }
+                _ => cause,
+            }
+        })
     }
 
     /// Asks for a collective; where the connection breaks, rank 0 is the one that failed.

@@ -7,7 +7,9 @@
 //! rank's door to rank 0's mailbox ([`super::remote`]). Nothing waits longer than the deadline.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
+};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,7 +53,8 @@ enum Welcome {
 #[derive(Debug)]
 pub(super) struct Server {
     shared: Arc<Shared>,
-    address: SocketAddr,
+    /// Where the others look for it.
+    address: String,
 }
 
 #[derive(Debug)]
@@ -73,7 +76,7 @@ struct State {
     begun: bool,
     /// Whether nobody else is let in.
     closed: bool,
-    /// Connections of ranks that have not ended.
+    /// Connections of those who said who they are that have not ended.
     open: usize,
 }
 
@@ -82,7 +85,6 @@ impl Server {
     pub(super) fn start(launched: &Launched, mailbox: Arc<Mailbox>) -> Result<Self, Error> {
         let listener = listen(launched)?;
         let failed = |cause: io::Error| rendezvous(launched, &format!("could not listen: {cause}"));
-        let address = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let mut came = vec![false; launched.ranks as usize];
         came[0] = true;
@@ -101,11 +103,17 @@ impl Server {
             .name("rendezvous".to_owned())
             .spawn(move || accept(&listener, &accepting))
             .map_err(failed)?;
+        let address = format!("{}:{}", launched.host, launched.port);
         Ok(Self { shared, address })
     }
 
-    /// Waits until all ranks are there, and lets the run begin.
+    /// Waits until all ranks are there, and lets the run begin; where there will be none, those that
+    /// came have been told why when this returns.
     pub(super) fn wait(&self, deadline: Duration) -> Result<(), Error> {
+        self.all_come(deadline).inspect_err(|_| self.stay(GOODBYE))
+    }
+
+    fn all_come(&self, deadline: Duration) -> Result<(), Error> {
         let until = Instant::now() + deadline;
         let mut state = self.shared.lock();
         loop {
@@ -177,12 +185,11 @@ impl Shared {
     }
 }
 
-/// A socket at the address that the launcher gave; where that is not this machine's (behind a
+/// A socket for whoever is sent to the launcher's address; where that is not this machine's (behind a
 /// translated address), at its port on all of its own.
 fn listen(launched: &Launched) -> Result<TcpListener, Error> {
     let port = launched.port;
-    let addresses = (launched.host.as_str(), port).to_socket_addrs();
-    let addresses: Vec<SocketAddr> = addresses.map(Iterator::collect).unwrap_or_default();
+    let addresses = addresses(&launched.host, port);
     let mut outcome = TcpListener::bind(&*addresses);
     let elsewhere = |cause: &io::Error| {
         matches!(
@@ -203,6 +210,20 @@ fn listen(launched: &Launched) -> Result<TcpListener, Error> {
         };
         rendezvous(launched, &why)
     })
+}
+
+/// Where to listen under this name. One that is no address may mean another here than elsewhere (to
+/// itself a machine is often its loopback address), so all addresses of this machine serve it.
+fn addresses(host: &str, port: u16) -> Vec<SocketAddr> {
+    if host == "localhost" || host.parse::<IpAddr>().is_ok() {
+        let addresses = (host, port).to_socket_addrs();
+        return addresses.map(Iterator::collect).unwrap_or_default();
+    }
+    // The first takes connections of both kinds, where the machine has the newer one.
+    vec![
+        (Ipv6Addr::UNSPECIFIED, port).into(),
+        (Ipv4Addr::UNSPECIFIED, port).into(),
+    ]
 }
 
 fn rendezvous(launched: &Launched, why: &str) -> Error {
@@ -238,8 +259,16 @@ fn receive(mut connection: TcpStream, peer: SocketAddr, shared: &Shared) {
             return;
         }
     };
+    shared.lock().open += 1;
+    attend(connection, &hello, peer, shared);
+    shared.lock().open -= 1;
+    shared.changed.notify_all();
+}
+
+/// A connection whose other end has said who it is.
+fn attend(mut connection: TcpStream, hello: &Hello, peer: SocketAddr, shared: &Shared) {
     let rank = hello.rank;
-    if let Err(why) = shared.admit(&hello, peer) {
+    if let Err(why) = shared.admit(hello, peer) {
         let _ = wire::write(&mut connection, &Welcome::Refused(why), &[]);
         return;
     }
@@ -262,8 +291,6 @@ fn receive(mut connection: TcpStream, peer: SocketAddr, shared: &Shared) {
                 .poison(rank, format!("the connection to it broke ({cause})")),
         }
     }
-    shared.lock().open -= 1;
-    shared.changed.notify_all();
 }
 
 /// Reads who is there, or what is wrong with what it says.
@@ -323,14 +350,14 @@ impl Shared {
             return Err(why);
         }
         state.came[place] = true;
-        state.open += 1;
         drop(state);
         self.changed.notify_all();
         Ok(())
     }
 }
 
-/// The connection of a rank other than 0, once all are there.
+/// The connection of a rank other than 0, once all are there. Neither asking nor waiting for an answer
+/// takes longer on it than the deadline and a little: rank 0 answers whatever it is asked by then.
 pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStream, Error> {
     let begun = Instant::now();
     let waited = || begun.elapsed() < deadline;
@@ -338,7 +365,10 @@ pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStre
         let failed = match try_connect(launched) {
             Ok(mut connection) => match introduce(&mut connection, launched, deadline) {
                 Ok(Welcome::Come) => {
-                    let ready = connection.set_read_timeout(None);
+                    let patience = Some(deadline + GREETING);
+                    let ready = connection
+                        .set_read_timeout(patience)
+                        .and_then(|()| connection.set_write_timeout(patience));
                     let lost = |cause: io::Error| rendezvous(launched, &cause.to_string());
                     return ready.map(|()| connection).map_err(lost);
                 }
@@ -394,7 +424,13 @@ fn introduce(
     }
     // The others may take as long as this one may.
     connection.set_read_timeout(Some(deadline + GREETING))?;
-    Ok(wire::read(connection, 0)?.0)
+    // Rank 0 was found: another try would find no other.
+    Ok(match wire::read(connection, 0) {
+        Ok((welcome, _)) => welcome,
+        Err(cause) => Welcome::Refused(format!(
+            "the connection to rank 0 broke before all were there ({cause})"
+        )),
+    })
 }
 
 #[cfg(test)]

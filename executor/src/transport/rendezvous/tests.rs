@@ -393,3 +393,81 @@ fn what_is_no_request_ends_the_connection_and_not_the_process() {
         );
     });
 }
+
+#[test]
+fn a_rank_0_that_falls_silent_is_not_waited_for_without_end() {
+    let all = world_of(2);
+    let deadline = Duration::from_millis(200);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            let begun = Instant::now();
+            let outcome = processes(&all[1..], deadline, |rank| {
+                rank.communicator("world", &[0, 1]).barrier()?;
+                Ok(())
+            });
+            (outcome, begun.elapsed())
+        });
+        let listener = listen(&all[0]).expect("a port");
+        let (mut connection, _) = listener.accept().expect("rank 1 comes");
+        greeting(&mut connection).expect("it is rank 1");
+        wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
+        // Open until rank 1 has ended.
+        let (outcome, took) = second.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 0 says nothing");
+        assert!(
+            error.contains("rank 0 failed: the connection to it broke (it has been silent"),
+            "{error}"
+        );
+        assert!(took < 2 * (deadline + GREETING), "waited once: {took:?}");
+        drop((connection, listener));
+    });
+}
+
+#[test]
+fn a_rank_that_was_let_in_tries_no_other_rank_0() {
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
+        let listener = listen(&all[0]).expect("a port");
+        let (mut connection, _) = listener.accept().expect("rank 1 comes");
+        greeting(&mut connection).expect("it is rank 1");
+        let begun = Instant::now();
+        drop((connection, listener));
+        let outcome = second.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 0 is gone");
+        assert!(
+            error.contains("the connection to rank 0 broke before all were there"),
+            "{error}"
+        );
+        assert!(begun.elapsed() < PATIENCE / 2);
+    });
+}
+
+#[test]
+fn golden_a_name_is_listened_for_at_all_addresses() {
+    let at = |host: &str| -> Vec<String> {
+        let addresses = addresses(host, 7000).into_iter();
+        addresses.map(|address| address.to_string()).collect()
+    };
+    assert_eq!(at("10.0.0.7"), ["10.0.0.7:7000"]);
+    assert_eq!(at("::1"), ["[::1]:7000"]);
+    assert_eq!(at("node-a"), ["[::]:7000", "0.0.0.0:7000"]);
+}
+
+#[test]
+fn whoever_came_knows_why_there_is_no_run_before_rank_0_ends() {
+    let mut all = world_of(3);
+    all.pop();
+    let mailbox = Arc::new(Mailbox::new(3, PATIENCE));
+    thread::scope(|scope| {
+        let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
+        let server = Server::start(&all[0], mailbox).expect("a port");
+        server
+            .wait(Duration::from_millis(500))
+            .expect_err("rank 2 is missing");
+        assert_eq!(server.shared.lock().open, 0, "all were answered");
+        let outcome = second.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("rank 2 is missing");
+        assert!(error.contains("for ranks [2] of 3"), "{error}");
+    });
+}
