@@ -2,8 +2,8 @@
 //! the weights where those are wanted.
 //!
 //! Rank 0 writes what a run leaves behind. Rank threads share its memory; a rank that is a process of
-//! its own sends messages over its connection, a slice of a tensor each, so that neither side needs a
-//! second copy of its shard.
+//! its own sends messages over its connection, a slice of a tensor each, so that the sender needs no
+//! second copy of its shard. Rank 0 holds what ranks have sent until it takes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
