@@ -126,8 +126,12 @@ impl Comm {
             drop(Self::of(self.nccl, raw, rank, size, &self.device));
             return Err(error);
         }
-        if colour.is_none() || raw.is_null() {
+        if colour.is_none() {
             return Ok(None);
+        }
+        if raw.is_null() {
+            let why = format!("{}, and NCCL gave no communicator", doing());
+            return Err(DeviceError::new("ncclCommSplit", why).into());
         }
         let group = Self::of(self.nccl, raw, rank, size, &self.device);
         group.settle(pause)?;

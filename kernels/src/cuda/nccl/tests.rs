@@ -135,6 +135,26 @@ fn whoever_loses_patience_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_split_that_gives_a_member_no_communicator_is_an_error() {
+    let (Some(mock), Some(driver)) = (mock(), Driver::driver()) else {
+        return;
+    };
+    let device = device(driver, IMAGE);
+    let nccl = open(mock);
+    let world = join(nccl, &device, 0, 2).expect("it joins");
+    // In progress, it says, and then done, with nothing to show.
+    mock.fail(1, 7, "ncclCommSplit");
+    let error = world.split(Some(0), 0, 2, &mut patient);
+    let error = error.expect_err("it has a colour").to_string();
+    assert!(
+        error.contains("a group of 2 out of 2, and NCCL gave no communicator"),
+        "{error}"
+    );
+    drop((world, device));
+    mock.assert_clean();
+}
+
+#[test]
 fn a_failure_in_the_background_is_told_with_all_that_nccl_says() {
     let (Some(mock), Some(driver)) = (mock(), Driver::driver()) else {
         return;
