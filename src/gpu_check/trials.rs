@@ -182,15 +182,18 @@ impl<'a> Bench<'a> {
             .stdout(Stdio::piped())
             .stderr(file)
             .spawn();
-        let ended = child
-            .and_then(|child| wait_at_most(child, deadline))
-            .map_err(|error| format!("{name}: {error}"))?;
-        let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+        let ended = child.and_then(|child| wait_at_most(child, deadline));
+        // Of a program that was killed there is what it complained of.
+        let said = ended.as_ref().map_or_else(
+            |_| String::new(),
+            |ended| String::from_utf8_lossy(&ended.stdout).into_owned(),
+        );
         let complained = fs::read_to_string(&complaints).unwrap_or_default();
         let log = format!("{said}{complained}");
         // The log is for a person; a full disk shows elsewhere.
         let _ = fs::write(self.folder.join(format!("{name}.log")), log);
         let _ = fs::remove_file(&complaints);
+        let ended = ended.map_err(|error| format!("{name}: {error}"))?;
         if ended.status.success() {
             return Ok(said);
         }
