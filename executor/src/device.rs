@@ -83,7 +83,8 @@ impl DeviceSpec {
     }
 }
 
-fn cores() -> usize {
+/// Cores that this process may use, one where the system does not say.
+pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 

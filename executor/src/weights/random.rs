@@ -4,11 +4,12 @@
 //! the seed and the tensor's name, by the transform of Box and Muller (1958). ChaCha can be set to
 //! any word, so each rank makes its own part of a tensor and all parts fit.
 
-use std::num::NonZero;
 use std::thread;
 
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+
+use crate::device::cores;
 
 /// Numbers that are worth a thread of their own.
 const PART: usize = 1 << 22;
@@ -16,8 +17,7 @@ const PART: usize = 1 << 22;
 /// Fills `values` with elements `first..` of the tensor `name`: normal, mean 0, deviation `std`.
 /// Parts of a large tensor are made beside each other.
 pub fn fill_normal(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let part = values.len().div_ceil(cores).max(PART);
+    let part = values.len().div_ceil(cores()).max(PART);
     if part >= values.len() {
         return fill_part(seed, name, first, std, values);
     }
