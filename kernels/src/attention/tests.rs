@@ -138,17 +138,20 @@ impl Case {
         rng.values(s.seqs * s.seq_len * s.heads * s.dv)
     }
 
-    /// Backward against the chain rule written out for one score at a time.
-    fn backward(&self, device: &Device, rng: &mut Rng) -> Vec<Check> {
+    /// The gradients by the chain rule written out for one score at a time, and the norms of the terms of
+    /// those of queries and keys. A score's gradient is a difference, of its probability's gradient and
+    /// their mean: where these are close, as of two keys that share all the weight, rounding of the mean
+    /// is large beside the difference. So both parts are terms.
+    fn by_chain_rule(&self, d_o: &[f32]) -> ([Vec<f64>; 3], [Vec<f64>; 2]) {
         let s = self.sizes;
-        let d_o = self.d_o(rng);
         let tokens = s.seqs * s.seq_len;
-        let (q, k, v, g) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(&d_o));
+        let (q, k, v, g) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(d_o));
         let scale = f64::from(self.scale);
         let (_, lse) = twin(s, [&q, &k, &v], scale);
         let mut dq = vec![0.0; q.len()];
         let mut dk = vec![0.0; k.len()];
         let mut dv = vec![0.0; v.len()];
+        let (mut dq_squares, mut dk_squares) = (dq.clone(), dk.clone());
         for t in 0..tokens {
             for h in 0..s.heads {
                 let kv = h * s.kv_heads / s.heads;
@@ -165,9 +168,12 @@ impl Case {
                 for (i, j) in seen(s, t).enumerate() {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let ds = probs[i] * (dprobs[i] - mean) * scale;
+                    let parts = (probs[i] * scale).powi(2) * (dprobs[i].powi(2) + mean.powi(2));
                     for c in 0..s.dk {
                         dq[at_q + c] += ds * k[at_k + c];
                         dk[at_k + c] += ds * q[at_q + c];
+                        dq_squares[at_q + c] += parts * k[at_k + c].powi(2);
+                        dk_squares[at_k + c] += parts * q[at_q + c].powi(2);
                     }
                     for c in 0..s.dv {
                         dv[at_v + c] += probs[i] * g[at_o + c];
@@ -182,12 +188,28 @@ impl Case {
                 .filter(|x| x.abs() < 1e-12)
                 .for_each(|x| *x = 0.0);
         }
-        let [dq_got, dk_got, dv_got] = self.gradients(device, &d_o);
+        let squares = [dq_squares, dk_squares];
+        let norms = squares.map(|squares| squares.into_iter().map(f64::sqrt).collect());
+        ([dq, dk, dv], norms)
+    }
+
+    /// What backward gives for `d_o` against `[dq, dk, dv]`.
+    fn compare(&self, device: &Device, d_o: &[f32], want: [Vec<f64>; 3]) -> Vec<Check> {
+        let (_, [dq_norms, dk_norms]) = self.by_chain_rule(d_o);
+        let [dq_want, dk_want, dv_want] = want;
+        let [dq, dk, dv] = self.gradients(device, d_o);
         vec![
-            Check("dq", dq_got, dq),
-            Check("dk", dk_got, dk),
-            Check("dv", dv_got, dv),
+            Check::of_sums("dq", &dq, dq_want, dq_norms.into_iter()),
+            Check::of_sums("dk", &dk, dk_want, dk_norms.into_iter()),
+            Check("dv", dv, dv_want),
         ]
+    }
+
+    /// Backward against the chain rule.
+    fn backward(&self, device: &Device, rng: &mut Rng) -> Vec<Check> {
+        let d_o = self.d_o(rng);
+        let (want, _) = self.by_chain_rule(&d_o);
+        self.compare(device, &d_o, want)
     }
 }
 
@@ -218,12 +240,7 @@ fn oracle_backward() {
         let dq_want = differences(&case.q, |q| loss(q, &k, &v));
         let dk_want = differences(&case.k, |k| loss(&q, k, &v));
         let dv_want = differences(&case.v, |v| loss(&q, &k, v));
-        let [dq, dk, dv] = case.gradients(device, &d_o);
-        vec![
-            Check("dq", dq, dq_want),
-            Check("dk", dk, dk_want),
-            Check("dv", dv, dv_want),
-        ]
+        case.compare(device, &d_o, [dq_want, dk_want, dv_want])
     });
 }
 
