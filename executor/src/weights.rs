@@ -15,9 +15,9 @@ use std::path::Path;
 
 pub use checkpoint::Checkpoint;
 pub use config::hf_config;
-pub use random::fill_normal;
 pub use save::Collector;
 
+use self::random::normal_region;
 use crate::error::Error;
 
 /// A tensor of the whole model.
@@ -146,15 +146,7 @@ impl Source {
                 Ok(vec![0.0; region.len()])
             }
             Self::Random { .. } if region.dims.len() == 1 => Ok(vec![1.0; region.len()]),
-            Self::Random { seed, std } => {
-                let mut values = vec![0.0; region.len()];
-                let width = region.cols.len().max(1);
-                for (row, values) in region.rows.clone().zip(values.chunks_mut(width)) {
-                    let first = row * region.width() + region.cols.start;
-                    fill_normal(*seed, region.tensor, first as u64, *std, values);
-                }
-                Ok(values)
-            }
+            Self::Random { seed, std } => Ok(normal_region(*seed, region, *std)),
         }
     }
 }

@@ -9,22 +9,51 @@ use std::thread;
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+use super::Region;
 use crate::device::cores;
 
-/// Numbers that are worth a thread of their own.
-const PART: usize = 1 << 22;
+/// Numbers that are worth a thread of their own: some milliseconds.
+const PART: usize = 1 << 18;
+
+/// The values of a region, row by row: normal, mean 0, deviation `std`. Parts of a large one are made
+/// beside each other.
+pub(super) fn normal_region(seed: u64, region: &Region<'_>, std: f64) -> Vec<f32> {
+    let mut values = vec![0.0; region.len()];
+    let (width, row_len) = (region.cols.len(), region.width());
+    let first = |row: usize| ((region.rows.start + row) * row_len + region.cols.start) as u64;
+    if width == row_len {
+        // The rows follow each other in the tensor too.
+        fill_normal(seed, region.tensor, first(0), std, &mut values);
+    } else if width > 0 {
+        beside(&mut values, width, |at, values| {
+            for (row, values) in values.chunks_mut(width).enumerate() {
+                fill_part(seed, region.tensor, first(at / width + row), std, values);
+            }
+        });
+    }
+    values
+}
 
 /// Fills `values` with elements `first..` of the tensor `name`: normal, mean 0, deviation `std`.
 /// Parts of a large tensor are made beside each other.
-pub fn fill_normal(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
-    let part = values.len().div_ceil(cores()).max(PART);
-    if part >= values.len() {
-        return fill_part(seed, name, first, std, values);
+fn fill_normal(seed: u64, name: &str, first: u64, std: f64, values: &mut [f32]) {
+    beside(values, 1, |at, values| {
+        fill_part(seed, name, first + at as u64, std, values);
+    });
+}
+
+/// Fills parts of `values` on as many threads as are worth it, with multiples of `unit` in each; `fill`
+/// is told where its part begins.
+fn beside(values: &mut [f32], unit: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
+    let threads = cores().min(values.len() / PART);
+    if threads < 2 {
+        return fill(0, values);
     }
+    let part = values.len().div_ceil(threads).next_multiple_of(unit);
     thread::scope(|scope| {
         for (index, values) in values.chunks_mut(part).enumerate() {
-            let first = first + (index * part) as u64;
-            scope.spawn(move || fill_part(seed, name, first, std, values));
+            let fill = &fill;
+            scope.spawn(move || fill(index * part, values));
         }
     });
 }
@@ -85,11 +114,33 @@ mod tests {
 
     #[test]
     fn law_a_tensor_made_in_parts_equals_its_parts() {
-        let (first, len) = (3, 2 * PART + 5);
+        let (first, len) = (3, 7 * PART + 5);
         let whole = normal(7, "w", first, len);
         for at in [0, PART - 1, PART, len / 2, len / 2 + 1, len - 3] {
             let some = normal(7, "w", first + at as u64, 3);
             assert_eq!(some, whole[at..at + 3], "{at}");
+        }
+    }
+
+    #[test]
+    fn law_a_region_equals_its_rows() {
+        let dims = [3000, 1200];
+        for (rows, cols) in [
+            (0..5, 0..1200),
+            (7..9, 3..4),
+            (10..2000, 17..1011),
+            (0..0, 0..3),
+        ] {
+            let region = Region {
+                tensor: "w",
+                dims: &dims,
+                rows: rows.clone(),
+                cols: cols.clone(),
+            };
+            let by_row: Vec<f32> = rows
+                .flat_map(|row| normal(7, "w", (row * dims[1] + cols.start) as u64, cols.len()))
+                .collect();
+            assert_eq!(normal_region(7, &region, 0.02), by_row);
         }
     }
 

@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use moefold_executor::data::{Element, write_indexed};
 use moefold_kernels::cuda::survey::Survey;
 use moefold_planner::layout::{Batch, PartialDegrees};
-use moefold_planner::model::count::params;
 use moefold_planner::model::{Model, hf, presets};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::{Objective, Plan, StackName};
@@ -34,8 +33,6 @@ const MODELS: [(&str, &str); 2] = [
 const REHEARSED: [(&str, &str); 1] = [("quickstart", "quickstart")];
 /// Of a GPU's free memory, what tensors may take: an allocator that keeps freed blocks takes more.
 const FILLED: f64 = 0.8;
-/// More parameters than this take longer to draw than to train.
-const PARAMETERS_MAX: f64 = 3.3e9;
 /// Sequences of a step, all in one microbatch.
 const SEQUENCES: u64 = 2;
 
@@ -226,9 +223,7 @@ fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Failure> {
     for more in 2..=whole.min(if bench.args.small { 2 } else { whole }) {
         config["num_hidden_layers"] = more.into();
         let model = parsed(name, &config)?;
-        let fits = params(&model).total() as f64 <= PARAMETERS_MAX
-            && tensors(&model, batch, &bench.cluster, precision(bench)) <= room;
-        if !fits {
+        if tensors(&model, batch, &bench.cluster, precision(bench)) > room {
             break;
         }
         layers = more;
