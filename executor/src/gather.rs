@@ -42,6 +42,7 @@ struct SentTime {
     step: f64,
     time: TimeByCategory,
     waited: TimeByCategory,
+    hidden: TimeByCategory,
     busy: Vec<(Lane, String, f64)>,
     host_reads: Vec<(String, f64)>,
 }
@@ -93,6 +94,7 @@ fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result
         step: time.step.0,
         time: time.time,
         waited: time.waited,
+        hidden: time.hidden,
         busy: time
             .busy
             .into_iter()
@@ -149,6 +151,7 @@ fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankR
             step: Seconds(time.step),
             time: time.time,
             waited: time.waited,
+            hidden: time.hidden,
             busy: busy.collect::<BTreeMap<_, _>>(),
             host_reads: time
                 .host_reads

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use moefold_kernels::Device;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
-use moefold_profiles::trace::{Category, Lane};
+use moefold_profiles::trace::Category;
 
 use crate::model::Family;
 use crate::record::Recorder;
-use crate::transport::{Communicator, RankContext};
+use crate::transport::{CarriedLog, Communicator, RankContext};
 
 /// One rank of a run.
 #[derive(Debug, Clone)]
@@ -29,6 +29,7 @@ pub struct Context {
     /// Where its time is written down.
     pub recorder: Recorder,
     waited_ns: Rc<Cell<u64>>,
+    carried: CarriedLog,
     /// Tensor-parallel group.
     pub tp: Communicator,
     /// Expert-parallel group.
@@ -49,7 +50,8 @@ impl Context {
     /// Joins every group of `layout` that the rank belongs to.
     pub fn join(ranks: &RankContext, layout: &Layout, device: Device, recorder: Recorder) -> Self {
         let rank = ranks.rank();
-        let ranks = &ranks.on(&device);
+        let carried = CarriedLog::default();
+        let ranks = &ranks.on(&device).noting(&carried);
         let group = |kind: GroupKind, name: &str| {
             ranks.communicator(name, &mesh::group_of(layout, kind, rank))
         };
@@ -61,6 +63,7 @@ impl Context {
             recorder: recorder.on(&device),
             device,
             waited_ns: ranks.waited_ns(),
+            carried,
             tp: group(GroupKind::Tp, "tp"),
             ep: group(GroupKind::Ep, "ep"),
             etp: group(GroupKind::Etp, "etp"),
@@ -94,16 +97,16 @@ impl Context {
         result
     }
 
-    /// Runs a collective, or the wait for one, as a span of the communication lane. What passes
-    /// until the other ranks are there is set apart from the exchange itself.
+    /// Runs a collective, or the start of one or the wait for it, as a span of the communication lane.
+    /// What passes until the other ranks are there is set apart from the exchange itself, and when a device
+    /// did it from how long its compute queue stood still.
     pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
         let waited_before = self.waited_ns.get();
-        self.recorder
-            .span_on(Lane::Communication, category, stem, || {
-                let result = work();
-                let waited_ns = self.waited_ns.get() - waited_before;
-                self.recorder.waited(category, waited_ns);
-                result
-            })
+        self.recorder.communication(category, stem, || {
+            let result = work();
+            let waited_ns = self.waited_ns.get() - waited_before;
+            self.recorder.waited(category, waited_ns);
+            (result, self.carried.take())
+        })
     }
 }

@@ -9,8 +9,9 @@
 //! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
 //! [`Moment`]s of the queue, which are resolved together at the end of the step. Lanes then overlap, and
 //! each moment counts for a compute span if one is running, else for a communication span, else for the
-//! host ([`sweep()`]). What of an exchange is hidden behind compute is not recorded: its spans are where the
-//! compute queue began it and where it waited for it.
+//! host ([`sweep()`]). A collective that the device did in its communication queue is two things there: where
+//! the compute queue waited for it, which counts, and when it ran ([`Carried`]), which is what a trace shows
+//! and what tells how much of it was hidden.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +22,8 @@ use moefold_kernels::{Device, Moment};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
 
-use self::sweep::{Timed, sweep};
+use self::sweep::{Role, Timed, sweep};
+use crate::transport::Carried;
 
 mod sweep;
 
@@ -59,10 +61,11 @@ struct Queued {
     num_begun: Cell<usize>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct QueuedSpan {
     /// Its number among the step's, in the order in which they began.
     number: usize,
+    role: Role,
     lane: Lane,
     category: Category,
     name: &'static str,
@@ -97,6 +100,8 @@ pub struct StepTime {
     pub time: TimeByCategory,
     /// The part of `time` in which collectives waited for other ranks to come.
     pub waited: TimeByCategory,
+    /// What of the collectives that the device did ran while it also computed: no part of `time`.
+    pub hidden: TimeByCategory,
     /// Exclusive seconds by lane and span name, without waiting.
     pub busy: BTreeMap<(Lane, &'static str), f64>,
     /// How often the host waited to read the device's memory, by span name.
@@ -158,14 +163,24 @@ impl Recorder {
         self.span_on(Lane::Compute, category, name, work)
     }
 
-    /// Runs `work` as a span of the communication lane.
-    pub fn communication<T>(
+    /// Runs `work` as a span of the communication lane. With its result it gives what a device carried
+    /// since the last one; none where the host did all.
+    pub(crate) fn communication<T>(
         &self,
         category: Category,
         name: &'static str,
-        work: impl FnOnce() -> T,
+        work: impl FnOnce() -> (T, Option<Vec<Carried>>),
     ) -> T {
-        self.span_on(Lane::Communication, category, name, work)
+        let Some((inner, queued)) = self.0.as_ref().and_then(|i| Some((i, i.queued.as_ref()?)))
+        else {
+            return self.span_on(Lane::Communication, category, name, work).0;
+        };
+        let place = inner.place.get();
+        let (result, carried) = queued.span(Lane::Communication, category, name, place, work);
+        if let Some(carried) = carried {
+            queued.was_wait_for(carried);
+        }
+        result
     }
 
     /// Runs `work` as a span of a lane.
@@ -281,12 +296,16 @@ impl Recorder {
             for (category, ns) in swept.time {
                 result.time.add(category, seconds(ns));
             }
+            for (category, ns) in swept.hidden {
+                result.hidden.add(category, seconds(ns));
+            }
             for (key, ns) in swept.busy {
                 result.busy.insert(key, seconds(ns).0);
             }
             if inner.keep.get() {
                 let start_ns = inner.step_start_ns.get();
-                let kept = timed.iter().map(|span| span.kept(start_ns));
+                let kept = timed.iter().filter(|span| span.role != Role::Wait);
+                let kept = kept.map(|span| span.kept(start_ns));
                 inner.spans.borrow_mut().extend(kept);
             }
             return result;
@@ -354,6 +373,7 @@ impl Queued {
         let result = work();
         self.spans.borrow_mut().push(QueuedSpan {
             number,
+            role: Role::Work,
             lane,
             category,
             name,
@@ -364,6 +384,25 @@ impl Queued {
         result
     }
 
+    /// The span that has just ended was the start of collectives that the device does, or the wait for
+    /// these.
+    fn was_wait_for(&self, carried: Vec<Carried>) {
+        let mut spans = self.spans.borrow_mut();
+        let wait = spans.last_mut().expect("one has just ended");
+        wait.role = Role::Wait;
+        let wait = wait.clone();
+        spans.extend(
+            carried
+                .into_iter()
+                .map(|Carried { begun, done }| QueuedSpan {
+                    role: Role::Carried,
+                    start: begun,
+                    end: done,
+                    ..wait.clone()
+                }),
+        );
+    }
+
     /// The spans in the order in which they began, in nanoseconds from the begin of the step.
     fn resolve(&self) -> Vec<Timed> {
         self.device.synchronize();
@@ -372,6 +411,7 @@ impl Queued {
         let mut spans = self.spans.take();
         spans.sort_by_key(|span| span.number);
         let timed = |span: &QueuedSpan| Timed {
+            role: span.role,
             lane: span.lane,
             category: span.category,
             name: span.name,
@@ -410,7 +450,7 @@ mod tests {
         recorder.span(Category::Host, "forward", || {
             recorder.span(Category::Attention, "gemm", nap);
             recorder.at_layer(Some(2));
-            recorder.communication(Category::EpComm, "all_to_all", nap);
+            recorder.communication(Category::EpComm, "all_to_all", || (nap(), None));
             nap();
         });
         nap();
@@ -448,6 +488,7 @@ mod tests {
         recorder.communication(Category::EpComm, "all_to_all", || {
             nap();
             recorder.waited(Category::EpComm, 1_500_000);
+            ((), None)
         });
         let step = recorder.end_step();
         assert_eq!(step.waited.get(Category::EpComm), Seconds(1.5e-3));

@@ -159,6 +159,7 @@ pub fn summarize(
         step_s,
         tokens_per_s: if step_s > 0.0 { tokens / step_s } else { 0.0 },
         time_s: busiest.time.scaled(scale),
+        hidden_s: seconds_of(&busiest.hidden.scaled(scale)),
         busy_s: busiest
             .busy
             .iter()
@@ -209,6 +210,7 @@ fn charge_waits(time: &StepTime) -> StepTime {
     let factor = (work + waited) / work;
     let mut charged = StepTime {
         step: time.step,
+        hidden: time.hidden.clone(),
         host_reads: time.host_reads.clone(),
         ..StepTime::default()
     };
@@ -236,12 +238,14 @@ fn mean_time(steps: &[StepTime]) -> StepTime {
     let share = 1.0 / steps.len().max(1) as f64;
     let mut time = TimeByCategory::default();
     let mut waited = TimeByCategory::default();
+    let mut hidden = TimeByCategory::default();
     let mut busy = BTreeMap::new();
     let mut host_reads = BTreeMap::new();
     for step in steps {
         for category in Category::ALL {
             time.add(category, Seconds(step.time.get(category).0 * share));
             waited.add(category, Seconds(step.waited.get(category).0 * share));
+            hidden.add(category, Seconds(step.hidden.get(category).0 * share));
         }
         for (&key, seconds) in &step.busy {
             *busy.entry(key).or_default() += seconds * share;
@@ -254,9 +258,16 @@ fn mean_time(steps: &[StepTime]) -> StepTime {
         step: time.total(),
         time,
         waited,
+        hidden,
         busy,
         host_reads,
     }
+}
+
+/// The categories that took any time, by name.
+fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
+    let all = Category::ALL.map(|category| (category, time.get(category).0));
+    all.into_iter().filter(|&(_, s)| s > 0.0).collect()
 }
 
 /// The median; of an even number, the mean of the middle two; of none, zero.
@@ -298,9 +309,12 @@ mod tests {
         let mut time = TimeByCategory::default();
         time.add(Category::Attention, Seconds(attention));
         time.add(Category::EpComm, Seconds(wait));
+        let mut hidden = TimeByCategory::default();
+        hidden.add(Category::EpComm, Seconds(attention / 2.0));
         StepTime {
             step: Seconds(attention + wait),
             time,
+            hidden,
             waited: TimeByCategory::default(),
             busy: BTreeMap::from([
                 ((Lane::Compute, "gemm"), attention),
@@ -332,6 +346,8 @@ mod tests {
         assert_eq!(summary.final_loss, 2.0);
         // A mean step of 2 s, 1.5 s of it attention, scaled to the median of 1 s.
         assert!((summary.time_s.get(Category::Attention).0 - 0.75).abs() < 1e-12);
+        assert_eq!(summary.hidden_s.len(), 1);
+        assert!((summary.hidden_s[&Category::EpComm] - 0.375).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
         assert!((summary.host_reads["counts_to_host"] - 3.0).abs() < 1e-12);

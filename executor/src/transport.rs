@@ -25,9 +25,11 @@ mod threads;
 mod wire;
 mod world;
 
+use std::cell::RefCell;
 use std::fmt;
+use std::rc::Rc;
 
-use moefold_kernels::Tensor;
+use moefold_kernels::{Moment, Tensor};
 use serde::{Deserialize, Serialize};
 
 pub use communicator::Communicator;
@@ -116,17 +118,84 @@ impl Exchange {
 
 /// A started collective. Its outputs are undefined until [`Pending::wait`] returns.
 #[must_use = "a started collective has no result until it is awaited"]
-pub struct Pending(Box<dyn FnOnce() -> Result<(), TransportError>>);
+pub struct Pending {
+    finish: Finish,
+    log: Option<CarriedLog>,
+}
+
+enum Finish {
+    Host(Box<dyn FnOnce() -> Result<(), TransportError>>),
+    Device(Box<dyn FnOnce() -> Result<Carried, TransportError>>),
+}
 
 impl Pending {
-    /// A collective that `finish` completes.
+    /// A collective that the host completes, in `finish`.
     pub fn new(finish: impl FnOnce() -> Result<(), TransportError> + 'static) -> Self {
-        Self(Box::new(finish))
+        Self {
+            finish: Finish::Host(Box::new(finish)),
+            log: None,
+        }
+    }
+
+    /// A collective that a device does in its communication queue. `finish` lets the queue that ops go
+    /// to wait for the end of this collective, and for none that was started after it.
+    pub fn on_device(finish: impl FnOnce() -> Result<Carried, TransportError> + 'static) -> Self {
+        Self {
+            finish: Finish::Device(Box::new(finish)),
+            log: None,
+        }
+    }
+
+    /// The same, which notes when the device did it.
+    fn noted_in(self, log: Option<&CarriedLog>) -> Self {
+        let log = log.filter(|_| matches!(self.finish, Finish::Device(_)));
+        if let Some(log) = log {
+            log.note(None);
+        }
+        Self {
+            log: log.cloned(),
+            ..self
+        }
     }
 
     /// Waits for the other members and writes the outputs.
     pub fn wait(self) -> Result<(), TransportError> {
-        (self.0)()
+        match self.finish {
+            Finish::Host(finish) => finish(),
+            Finish::Device(finish) => {
+                let carried = finish()?;
+                if let Some(log) = self.log {
+                    log.note(Some(carried));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// When a device did a collective: moments of its communication queue.
+#[derive(Debug, Clone)]
+pub struct Carried {
+    /// All that it reads on this rank's side was there.
+    pub begun: Moment,
+    /// Its outputs are there, and its inputs may be written again.
+    pub done: Moment,
+}
+
+/// What was carried since it was last asked for: none where no collective was started on a device, nor
+/// awaited. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CarriedLog(Rc<RefCell<Option<Vec<Carried>>>>);
+
+impl CarriedLog {
+    fn note(&self, carried: Option<Carried>) {
+        let mut log = self.0.borrow_mut();
+        log.get_or_insert_default().extend(carried);
+    }
+
+    /// Takes all of it.
+    pub(crate) fn take(&self) -> Option<Vec<Carried>> {
+        self.0.take()
     }
 }
 

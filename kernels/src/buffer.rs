@@ -112,6 +112,11 @@ impl Arena {
         std::mem::replace(&mut self.holding, holding)
     }
 
+    /// Pieces of memory that were freed and are not given out yet.
+    pub(crate) fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Nothing that was freed is in use any more.
     pub(crate) fn release(&mut self) {
         self.holding = false;

@@ -136,8 +136,10 @@ pub(crate) struct Inner {
     /// Whether an op holds slices of this device's memory right now.
     pub(crate) leased: Cell<bool>,
     poison: Cell<bool>,
-    /// Queues that work beside the compute queue, a bit each.
+    /// Queues that work beside the compute queue until they are joined, a bit each.
     beside: Cell<u8>,
+    /// Queues that may use memory which was freed in them ([`Device::beside_since`]), a bit each.
+    using: Cell<u8>,
     /// Pieces of memory taken from the system so far.
     allocations: Cell<u64>,
     /// Whether the current queue has not waited for all that the compute queue was asked for, so that
@@ -196,6 +198,7 @@ impl Device {
             leased: Cell::new(false),
             poison: Cell::new(cfg!(debug_assertions)),
             beside: Cell::new(0),
+            using: Cell::new(0),
             allocations: Cell::new(0),
             ahead: Cell::new(false),
         }))
@@ -319,6 +322,7 @@ impl Device {
             Backend::Cuda(ref gpu) => {
                 gpu.synchronize();
                 self.0.beside.set(0);
+                self.0.using.set(0);
                 self.0.arena.borrow_mut().release();
             }
         }
@@ -362,7 +366,8 @@ impl Device {
     }
 
     /// As [`Device::beside`], but only after `moment`: what was asked for since then goes on beside it
-    /// too. What `body` reads and writes has to live until the join.
+    /// too. What `body` reads and writes has to live until the compute queue has waited for a moment of
+    /// its end ([`Device::wait_for`]), or the join.
     ///
     /// # Panics
     /// Inside another such call.
@@ -377,12 +382,18 @@ impl Device {
         let Backend::Cuda(gpu) = &self.0.backend else {
             return body();
         };
-        let beside = &self.0.beside;
-        beside.set(beside.get() | queue.bit());
         // What `body` itself frees may be in use until the join; the rest is the compute queue's.
-        let _back = Back(self, self.0.arena.borrow_mut().hold(true));
-        self.0.ahead.set(true);
-        gpu.beside_since(queue, moment, body)
+        let arena = &self.0.arena;
+        let held = arena.borrow().held();
+        let result = {
+            let _back = Back(self, arena.borrow_mut().hold(true));
+            self.0.ahead.set(true);
+            gpu.beside_since(queue, moment, body)
+        };
+        if arena.borrow().held() > held {
+            self.0.using.set(self.0.using.get() | queue.bit());
+        }
+        result
     }
 
     /// Lets what is asked for from now on see what `queue` was asked for.
@@ -391,10 +402,14 @@ impl Device {
             return;
         };
         gpu.join(queue);
-        let open = self.0.beside.get() & !queue.bit();
-        self.0.beside.set(open);
-        if open == 0 {
-            self.0.arena.borrow_mut().release();
+        let (beside, using) = (&self.0.beside, &self.0.using);
+        beside.set(beside.get() & !queue.bit());
+        using.set(using.get() & !queue.bit());
+        let mut arena = self.0.arena.borrow_mut();
+        if beside.get() | using.get() == 0 {
+            arena.release();
+        } else if beside.get() == 0 {
+            arena.hold(false);
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::trace::TimeByCategory;
+use crate::trace::{Category, TimeByCategory};
 use crate::units::Bytes;
 
 /// Version of the format of `summary.json`.
@@ -66,6 +66,10 @@ pub struct RunSummary {
     pub tokens_per_s: f64,
     /// Exposed seconds of a step by category; sums to `step_s` up to rounding.
     pub time_s: TimeByCategory,
+    /// Seconds a step in which a device did a collective while it also computed, by the category of the
+    /// collective: no part of `time_s`. Empty where nothing overlaps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hidden_s: BTreeMap<Category, f64>,
     /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the
     /// same keys as `predicted.busy_s` of the plan.
     pub busy_s: BTreeMap<String, f64>,

@@ -327,6 +327,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
         step_s,
         tokens_per_s: 2048.0 / step_s,
         time_s: predicted.time_s.scaled(measured),
+        hidden_s: BTreeMap::new(),
         busy_s: busy(predicted.step_s, |i| measured * (0.75 + 0.06 * i as f64)),
         host_reads: BTreeMap::new(),
         peak_by_rank,

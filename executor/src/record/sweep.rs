@@ -6,9 +6,21 @@ use moefold_profiles::trace::{Category, Lane};
 
 use super::{Kept, Place};
 
+/// What a span stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Work of its lane.
+    Work,
+    /// The compute queue's start of a collective, or its wait for one, that has a span of its own.
+    Wait,
+    /// A collective, when the communication queue did it.
+    Carried,
+}
+
 /// A span in nanoseconds from the begin of its step.
 #[derive(Debug, Clone)]
 pub(super) struct Timed {
+    pub(super) role: Role,
     pub(super) lane: Lane,
     pub(super) category: Category,
     pub(super) name: &'static str,
@@ -36,13 +48,17 @@ impl Timed {
 pub(super) struct Swept {
     /// Each moment once, under one category.
     pub(super) time: BTreeMap<Category, u64>,
+    /// Moments in which a collective was carried that count for the compute lane, under its category.
+    pub(super) hidden: BTreeMap<Category, u64>,
     /// Of each lane, each moment once; lanes overlap.
     pub(super) busy: BTreeMap<(Lane, &'static str), u64>,
 }
 
 /// Goes through a step of `step_ns` and gives each moment to the innermost span of the compute lane
 /// that is running, else to that of another lane, else to the host. Of the spans of a lane that run at
-/// once, the one that comes last in `spans` is the innermost.
+/// once, the one that comes last in `spans` is the innermost. A collective that was carried counts where the
+/// compute queue waited for it and not where it ran; a lane is busy where it ran and not where it was
+/// waited for.
 pub(super) fn sweep(step_ns: u64, spans: &[Timed]) -> Swept {
     let mut turns: BTreeMap<u64, Vec<usize>> = BTreeMap::from([(0, vec![]), (step_ns, vec![])]);
     for (index, span) in spans.iter().enumerate() {
@@ -62,14 +78,24 @@ pub(super) fn sweep(step_ns: u64, spans: &[Timed]) -> Swept {
                 lane.insert(index);
             }
         }
-        let innermost = |lane: &BTreeSet<usize>| lane.last().map(|&index| &spans[index]);
+        let innermost = |lane: &BTreeSet<usize>, but: Role| {
+            let mut inwards = lane.iter().rev().map(|&index| &spans[index]);
+            inwards.find(|span| span.role != but)
+        };
         let ns = end - now;
-        let compute = running.get(&Lane::Compute).and_then(innermost);
-        let counted = compute.or_else(|| running.values().find_map(innermost));
+        let counts = |lane| innermost(lane, Role::Carried);
+        let compute = running.get(&Lane::Compute).and_then(counts);
+        let counted = compute.or_else(|| running.values().find_map(counts));
         let category = counted.map_or(Category::Host, |span| span.category);
         *swept.time.entry(category).or_default() += ns;
-        for span in running.values().filter_map(innermost) {
+        for span in running
+            .values()
+            .filter_map(|lane| innermost(lane, Role::Wait))
+        {
             *swept.busy.entry((span.lane, span.name)).or_default() += ns;
+            if compute.is_some() && span.role == Role::Carried {
+                *swept.hidden.entry(span.category).or_default() += ns;
+            }
         }
     }
     swept
@@ -83,6 +109,7 @@ mod tests {
 
     fn span(lane: Lane, category: Category, name: &'static str, ns: [u64; 2]) -> Timed {
         Timed {
+            role: Role::Work,
             lane,
             category,
             name,
@@ -116,6 +143,38 @@ mod tests {
             ((Lane::Compute, "experts"), 40),
             ((Lane::Compute, "gemm"), 10),
             ((Lane::Communication, "all_to_all"), 40),
+        ];
+        assert_eq!(swept.busy, BTreeMap::from(busy));
+    }
+
+    /// A gather that runs from 10 to 60, of which the compute queue waits for the last 15, after a host that
+    /// was late from 40 to 45.
+    #[test]
+    fn golden_what_ran_beside_compute_is_hidden_and_what_was_waited_for_counts() {
+        let of = |role, name, ns| {
+            let span = span(Lane::Communication, Category::TpComm, name, ns);
+            Timed { role, ..span }
+        };
+        let spans = [
+            of(Role::Wait, "all_gather", [8, 9]),
+            span(Lane::Compute, Category::Dense, "gemm", [9, 40]),
+            of(Role::Wait, "all_gather", [45, 60]),
+            of(Role::Carried, "all_gather", [10, 60]),
+            span(Lane::Compute, Category::Attention, "core", [60, 90]),
+        ];
+        let swept = sweep(100, &spans);
+        let time = [
+            (Category::Attention, 30),
+            (Category::Dense, 31),
+            (Category::TpComm, 16),
+            (Category::Host, 23),
+        ];
+        assert_eq!(swept.time, BTreeMap::from(time));
+        assert_eq!(swept.hidden, BTreeMap::from([(Category::TpComm, 30)]));
+        let busy = [
+            ((Lane::Compute, "gemm"), 31),
+            ((Lane::Compute, "core"), 30),
+            ((Lane::Communication, "all_gather"), 50),
         ];
         assert_eq!(swept.busy, BTreeMap::from(busy));
     }

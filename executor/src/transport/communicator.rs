@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use moefold_kernels::{Tensor, elementwise};
 
-use super::{Exchange, Pending, Reduce, Transport, TransportError};
+use super::{CarriedLog, Exchange, Pending, Reduce, Transport, TransportError};
 
 /// One rank's end of a process group. Clones share it; members must call in the same order.
 #[derive(Debug, Clone)]
@@ -16,6 +16,7 @@ pub struct Communicator {
     index: usize,
     /// Absent in a group of one.
     transport: Option<Rc<dyn Transport>>,
+    carried: Option<CarriedLog>,
 }
 
 impl Communicator {
@@ -25,6 +26,7 @@ impl Communicator {
             ranks: Rc::new([rank]),
             index: 0,
             transport: None,
+            carried: None,
         }
     }
 
@@ -35,6 +37,15 @@ impl Communicator {
             ranks: ranks.into(),
             index,
             transport: (ranks.len() > 1).then_some(transport),
+            carried: None,
+        }
+    }
+
+    /// The same, which notes in `log` when a device did each collective.
+    pub(super) fn noting(self, log: Option<CarriedLog>) -> Self {
+        Self {
+            carried: log,
+            ..self
         }
     }
 
@@ -182,7 +193,7 @@ impl Communicator {
     pub fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
         check(&exchange, self.size());
         match &self.transport {
-            Some(transport) => transport.start(exchange),
+            Some(transport) => Ok(transport.start(exchange)?.noted_in(self.carried.as_ref())),
             None => Ok(Pending::new(move || {
                 copy_locally(&exchange);
                 Ok(())

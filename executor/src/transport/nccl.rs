@@ -39,7 +39,7 @@ use moefold_kernels::{Device, DeviceError, Moment, Tensor, catch};
 use super::mail::Mail;
 use super::mailbox::{Failure, GroupKey};
 use super::threads::Threads;
-use super::{Exchange, Pending, Place, Reduce, Transport, TransportError};
+use super::{Carried, Exchange, Pending, Place, Reduce, Transport, TransportError};
 
 /// Asked for without pause this long, then with one.
 const SPIN: Duration = Duration::from_micros(200);
@@ -271,7 +271,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    fn start(&self, exchange: &Exchange) -> Result<(), TransportError> {
+    fn start(&self, exchange: &Exchange) -> Result<Carried, TransportError> {
         if let Some(failure) = &*self.ring.failure.borrow() {
             return Err(failure.clone());
         }
@@ -283,22 +283,29 @@ impl Group {
             group: self.name.clone(),
             sequence,
         };
-        let begun = begin(&self.comm, exchange).map_err(Cause::Nccl);
-        let settled = begun.and_then(|progress| match progress {
+        let device = &ring.device;
+        let ready = device.moment();
+        let queued = || device.beside_since(Queue::Communication, &ready, || device.moment());
+        let begun = queued();
+        let asked = begin(&self.comm, exchange).map_err(Cause::Nccl);
+        let settled = asked.and_then(|progress| match progress {
             Progress::Done => Ok(()),
             Progress::Busy => self.comm.settle(&mut patience(&*ring.mail, ring.deadline)),
         });
         if let Err(cause) = settled {
             return Err(ring.fail(place, bytes, cause));
         }
-        let device = &ring.device;
-        let done = device.beside(Queue::Communication, || device.moment());
+        let done = queued();
         let mut started = ring.started.borrow_mut();
         if started.len() >= REMEMBERED {
             started.retain(|started| !started.done.is_reached());
         }
-        started.push_back(Started { place, bytes, done });
-        Ok(())
+        started.push_back(Started {
+            place,
+            bytes,
+            done: done.clone(),
+        });
+        Ok(Carried { begun, done })
     }
 }
 
@@ -311,13 +318,13 @@ pub(super) struct Gpus {
 
 impl Transport for Gpus {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        self.group.start(&exchange)?;
+        let carried = self.group.start(&exchange)?;
         let device = self.group.ring.device.clone();
-        Ok(Pending::new(move || {
-            device.join(Queue::Communication);
+        Ok(Pending::on_device(move || {
+            device.wait_for(&carried.done);
             // The tensors live until here.
             drop(exchange);
-            Ok(())
+            Ok(carried)
         }))
     }
 

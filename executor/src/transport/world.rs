@@ -23,7 +23,7 @@ use super::recording::{CallLog, Recording};
 use super::remote::Remote;
 use super::rendezvous::{self, Server};
 use super::threads::{Flights, Threads};
-use super::{Communicator, Transport, TransportError};
+use super::{CarriedLog, Communicator, Transport, TransportError};
 use crate::error::Error;
 use crate::record::Recorder;
 
@@ -236,6 +236,7 @@ where
         sent: Rc::default(),
         gpus: Gpu::None,
         log: None,
+        carried: None,
     };
     // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
@@ -288,6 +289,7 @@ pub struct RankContext {
     sent: Rc<RefCell<HashMap<u32, u64>>>,
     pub(super) gpus: Gpu,
     log: Option<CallLog>,
+    carried: Option<CarriedLog>,
 }
 
 /// Whether collectives go by NCCL.
@@ -389,7 +391,7 @@ impl RankContext {
             None => transport,
             Some(log) => Rc::new(Recording::new(transport, name, ranks.len(), log.clone())),
         };
-        Communicator::over(ranks, index, transport)
+        Communicator::over(ranks, index, transport).noting(self.carried.clone())
     }
 
     fn threads(&self, key: &GroupKey, index: usize) -> Threads {
@@ -476,6 +478,16 @@ impl RankContext {
         };
         self.mail.post(&group, sequence, member, post)?;
         Ok((group, sequence, call))
+    }
+
+    /// The same rank with communicators that note in `log` when its device did each collective, for who
+    /// takes what is there.
+    #[must_use]
+    pub(crate) fn noting(&self, log: &CarriedLog) -> Self {
+        Self {
+            carried: Some(log.clone()),
+            ..self.clone()
+        }
     }
 
     /// The same rank with communicators that write each call to `log`.

@@ -11,8 +11,8 @@
 //! A member that waits, for whatever, advances all that it has in flight as far as that goes
 //! ([`Flights::advance`]): so it does not matter in which order members wait.
 
-use std::cell::{Cell, RefCell};
-use std::ops::Range;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use moefold_kernels::{Device, Moment, Tensor, reduce};
 
 use super::{Started, Threads, call_of};
 use crate::transport::mailbox::{Collected, Payload};
-use crate::transport::{Exchange, Pending, Reduce, TransportError};
+use crate::transport::{Carried, Exchange, Pending, Reduce, TransportError};
 
 /// Elements whose multiples shards begin at, so that they are read 16 bytes at a time.
 const GRAIN: usize = 8;
@@ -43,7 +43,9 @@ impl Flights {
         for flight in flights {
             flight.advance(Duration::ZERO)?;
         }
-        self.0.borrow_mut().retain(|flight| !flight.done.get());
+        self.0
+            .borrow_mut()
+            .retain(|flight| flight.done.get().is_none());
         Ok(())
     }
 }
@@ -60,7 +62,10 @@ struct Flight {
     theirs: RefCell<Vec<Option<Tensor>>>,
     /// The meeting that comes next.
     meeting: Cell<u32>,
-    done: Cell<bool>,
+    /// When all that the first piece of work reads was there.
+    begun: OnceCell<Moment>,
+    /// When everybody was done with everybody's tensors.
+    done: OnceCell<Moment>,
 }
 
 /// Posts what this member offers of a collective on its device's memory.
@@ -89,17 +94,19 @@ pub(super) fn start(threads: &Threads, exchange: Exchange) -> Result<Pending, Tr
         since,
         theirs: RefCell::default(),
         meeting: Cell::new(0),
-        done: Cell::new(false),
+        begun: OnceCell::new(),
+        done: OnceCell::new(),
     });
     let flights = &threads.flights;
     flights.0.borrow_mut().push(Rc::clone(&flight));
     flights.advance()?;
-    Ok(Pending::new(move || flight.wait()))
+    Ok(Pending::on_device(move || flight.wait()))
 }
 
 impl Flight {
-    /// Lets the compute queue see the result. The host waits for the other members' hosts at most.
-    fn wait(&self) -> Result<(), TransportError> {
+    /// Lets the compute queue see the result, and go on beside collectives that come after it. The host
+    /// waits for the other members' hosts at most.
+    fn wait(&self) -> Result<Carried, TransportError> {
         let Started {
             mail,
             flights,
@@ -108,24 +115,25 @@ impl Flight {
         } = &self.started;
         let mailbox = mail.shared();
         let begun = Instant::now();
-        loop {
+        let done = loop {
             let heard = mailbox.events();
             self.advance(begun.elapsed())?;
             flights.advance()?;
-            if self.done.get() {
-                break;
+            if let Some(done) = self.done.get() {
+                break done.clone();
             }
             let listening = Instant::now();
             mailbox.listen(heard, begun.elapsed());
             waited_ns.set(waited_ns.get() + listening.elapsed().as_nanos() as u64);
-        }
-        self.device.join(Queue::Communication);
-        Ok(())
+        };
+        self.device.wait_for(&done);
+        let begun = self.begun.get().expect("what is done has begun").clone();
+        Ok(Carried { begun, done })
     }
 
     /// Goes from meeting to meeting as long as all members are there.
     fn advance(&self, waited: Duration) -> Result<(), TransportError> {
-        while !self.done.get() {
+        while self.done.get().is_none() {
             let meeting = self.meeting.get();
             let Some(all) = self.started.look(meeting, waited)? else {
                 return Ok(());
@@ -136,16 +144,21 @@ impl Flight {
             let work = || self.after(meeting, &all);
             let queue = Queue::Communication;
             match self.device.beside_since(queue, &self.since, work) {
-                Some(moment) => self.started.meet(meeting + 1, Payload::Moment(moment))?,
-                None => self.done.set(true),
+                ControlFlow::Continue(moment) => {
+                    self.started.meet(meeting + 1, Payload::Moment(moment))?;
+                }
+                ControlFlow::Break(moment) => {
+                    self.done.get_or_init(|| moment);
+                }
             }
             self.meeting.set(meeting + 1);
         }
         Ok(())
     }
 
-    /// Launches what follows a meeting, and the moment when that is done; none after the last.
-    fn after(&self, meeting: u32, all: &Collected) -> Option<Moment> {
+    /// Launches what follows a meeting, and the moment when that is done: for the next meeting, or after
+    /// the last the moment when all is.
+    fn after(&self, meeting: u32, all: &Collected) -> ControlFlow<Moment, Moment> {
         let others = all.posts.iter().enumerate();
         let others =
             others.map(|(member, post)| (member != self.started.member).then_some(&post.data));
@@ -156,6 +169,7 @@ impl Flight {
                     _ => None,
                 })
                 .collect();
+            self.begun.get_or_init(|| self.device.moment());
         } else {
             for data in others.flatten() {
                 let Payload::Moment(moment) = data else {
@@ -216,10 +230,10 @@ impl Flight {
             }
             _ => {
                 self.theirs.borrow_mut().clear();
-                return None;
+                return ControlFlow::Break(self.device.moment());
             }
         }
-        Some(self.device.moment())
+        ControlFlow::Continue(self.device.moment())
     }
 
     /// What a member offered, or `own` of this member itself.

@@ -372,13 +372,14 @@ impl Comm {
         })
     }
 
-    /// Runs `body` with the communication queue, which waits for the compute queue so far.
+    /// Runs `body` with the communication queue, which waits for the compute queue so far. The caller keeps
+    /// the tensors until the compute queue has waited in turn.
     fn on_queue<R>(
         &self,
         body: impl FnOnce(Stream) -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         let device = &self.device;
-        device.beside(Queue::Communication, || {
+        device.beside_since(Queue::Communication, &device.moment(), || {
             let stream = gpu(device).raw_queue()?;
             body(stream)
         })
