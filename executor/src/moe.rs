@@ -116,8 +116,7 @@ impl Moe {
             (rows, permute::permute_slots(&router.routing.probs, &map))
         });
         let dispatch = Dispatch::plan(cx, map)?;
-        let (rows, row_probs) = dispatch.to_experts_with(cx, &sent, &sent_probs)?;
-        drop((sent, sent_probs));
+        let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
         let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
         let rows = dispatch.from_experts(cx, rows)?;
         let y = cx.op(Category::RouterPermute, "unpermute", || {
@@ -141,12 +140,11 @@ impl Moe {
         let sent = cx.op(Category::RouterPermute, "permute", || {
             permute::forward(dy, &dispatch.map)
         });
-        let drows = dispatch.to_experts(cx, &sent)?;
-        drop(sent);
+        let drows = dispatch.to_experts(cx, sent)?;
         let (drows, drow_probs) = self
             .experts
             .backward(cx, drows, kept.experts, dispatch.rows());
-        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, &drow_probs)?;
+        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
             (
@@ -154,7 +152,7 @@ impl Moe {
                 permute::unpermute_slots(&drow_probs, &dispatch.map),
             )
         });
-        drop(drows);
+        drop((drows, drow_probs));
         self.router
             .backward(cx, &dprobs, &kept.router, &kept.norm_output, &dnormed);
         let dx = self

@@ -114,14 +114,18 @@ impl Head {
 
     /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, kept: HeadKept) -> Result<Tensor, Error> {
-        let all = tokens::gather(cx, &kept.norm_output)?;
-        linear::wgrad(cx, CATEGORY, &kept.logits_gradient, &all, &self.matrix.grad);
-        drop(all);
-        let dall = linear::dgrad(cx, CATEGORY, &kept.logits_gradient, &self.matrix.value);
-        drop(kept.logits_gradient);
+        let HeadKept {
+            input,
+            norm_rstd,
+            norm_output,
+            logits_gradient,
+        } = kept;
+        let all = tokens::gather(cx, &norm_output)?;
+        linear::wgrad(cx, CATEGORY, &logits_gradient, &all, &self.matrix.grad);
+        drop((all, norm_output));
+        let dall = linear::dgrad(cx, CATEGORY, &logits_gradient, &self.matrix.value);
+        drop(logits_gradient);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        Ok(self
-            .norm
-            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd))
+        Ok(self.norm.backward(cx, &dnormed, &input, &norm_rstd))
     }
 }

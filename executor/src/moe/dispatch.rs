@@ -119,7 +119,7 @@ impl Dispatch {
     }
 
     /// `[t K, w]` in expert order `-> [N, w]` in local expert order.
-    pub fn to_experts(&self, cx: &Context, rows: &Tensor) -> Result<Tensor, Error> {
+    pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
         let arrived = self.start_dispatch(cx, rows)?.finish(cx)?;
         Ok(self.sorted(cx, arrived))
     }
@@ -128,15 +128,15 @@ impl Dispatch {
     pub fn to_experts_with(
         &self,
         cx: &Context,
-        rows: &Tensor,
-        numbers: &Tensor,
+        rows: Tensor,
+        numbers: Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let numbers = self.start_dispatch(cx, &as_column(numbers))?;
+        let numbers = self.start_dispatch(cx, as_column(numbers))?;
         let rows = self.start_dispatch(cx, rows)?;
         let numbers = numbers.finish(cx)?;
         let numbers = self.sorted(cx, numbers);
         let rows = rows.finish(cx)?;
-        Ok((self.sorted(cx, rows), as_vector(&numbers)))
+        Ok((self.sorted(cx, rows), as_vector(numbers)))
     }
 
     /// `[N, w]` in local expert order `-> [t K, w]` in expert order, summed over ETP.
@@ -149,11 +149,11 @@ impl Dispatch {
         &self,
         cx: &Context,
         rows: Tensor,
-        numbers: &Tensor,
+        numbers: Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
         let numbers = self.start_combine(cx, as_column(numbers))?;
         let rows = self.start_combine(cx, rows)?;
-        Ok((rows.finish(cx)?, as_vector(&numbers.finish(cx)?)))
+        Ok((rows.finish(cx)?, as_vector(numbers.finish(cx)?)))
     }
 
     fn sorted(&self, cx: &Context, arrived: Tensor) -> Tensor {
@@ -174,30 +174,28 @@ impl Dispatch {
         })
     }
 
-    fn start_dispatch(&self, cx: &Context, rows: &Tensor) -> Result<Moving<'_>, Error> {
-        let shared = if cx.tp_ep.is_solo() {
-            rows.clone()
-        } else {
-            let dims = [self.etp_rows.iter().sum(), rows.width()];
-            cx.device
-                .empty(TensorClass::Activations, rows.dtype(), &dims)
-        };
+    fn start_dispatch(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
+        if cx.tp_ep.is_solo() {
+            return Ok(self.there(rows));
+        }
+        let dims = [self.etp_rows.iter().sum(), rows.width()];
+        let shared = cx
+            .device
+            .empty(TensorClass::Activations, rows.dtype(), &dims);
+        let own = shared.rows(self.etp_block(cx.etp.index()));
         let pending = if cx.ep.is_solo() {
+            elementwise::copy(&rows, &own);
             None
         } else {
-            let own = shared.rows(self.etp_block(cx.etp.index()));
             Some(cx.comm(Category::EpComm, "all_to_all", || {
                 cx.ep
-                    .start_all_to_all(rows, &self.send_rows, &own, &self.recv_rows)
+                    .start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
             })?)
         };
-        if cx.ep.is_solo() && !cx.etp.is_solo() {
-            let own = shared.rows(self.etp_block(cx.etp.index()));
-            elementwise::copy(rows, &own);
-        }
         Ok(Moving {
             dispatch: self,
             tensor: shared,
+            source: Some(rows),
             pending,
             share: true,
         })
@@ -207,12 +205,7 @@ impl Dispatch {
         let rows = self.unsorted(cx, rows);
         let own = self.sum_over_etp(cx, rows)?;
         if cx.ep.is_solo() {
-            return Ok(Moving {
-                dispatch: self,
-                tensor: own,
-                pending: None,
-                share: false,
-            });
+            return Ok(self.there(own));
         }
         let dims = [self.send_rows.iter().sum(), own.width()];
         let home = cx
@@ -225,9 +218,21 @@ impl Dispatch {
         Ok(Moving {
             dispatch: self,
             tensor: home,
+            source: Some(own),
             pending: Some(pending),
             share: false,
         })
+    }
+
+    /// Rows that need not move.
+    fn there(&self, rows: Tensor) -> Moving<'_> {
+        Moving {
+            dispatch: self,
+            tensor: rows,
+            source: None,
+            pending: None,
+            share: false,
+        }
     }
 
     /// Rows of one ETP peer in the shared buffer.
@@ -267,6 +272,7 @@ impl Dispatch {
             cx.etp
                 .all_to_all(&parts, &self.etp_rows, &received, &arriving)
         })?;
+        drop(parts);
         let dims = [own, received.width()];
         let sum = cx
             .device
@@ -286,6 +292,8 @@ struct Moving<'a> {
     dispatch: &'a Dispatch,
     /// Where they arrive.
     tensor: Tensor,
+    /// What was sent, which is alive until it has arrived, whoever would let go of it earlier.
+    source: Option<Tensor>,
     pending: Option<Pending>,
     /// Whether ETP peers share what arrived.
     share: bool,
@@ -296,6 +304,7 @@ impl Moving<'_> {
         if let Some(pending) = self.pending {
             cx.comm(Category::EpComm, "all_to_all", || pending.wait())?;
         }
+        drop(self.source);
         if self.share {
             self.dispatch.share_over_etp(cx, &self.tensor)?;
         }
@@ -314,10 +323,12 @@ fn offsets(cx: &Context, counts: &[usize]) -> Tensor {
     cx.device.from_i32(TensorClass::Activations, &ends, &dims)
 }
 
-fn as_column(numbers: &Tensor) -> Tensor {
+#[expect(clippy::needless_pass_by_value, reason = "the only handle, reshaped")]
+fn as_column(numbers: Tensor) -> Tensor {
     numbers.reshape(&[numbers.len(), 1])
 }
 
-fn as_vector(column: &Tensor) -> Tensor {
+#[expect(clippy::needless_pass_by_value, reason = "the only handle, reshaped")]
+fn as_vector(column: Tensor) -> Tensor {
     column.reshape(&[column.len()])
 }

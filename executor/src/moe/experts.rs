@@ -88,23 +88,24 @@ impl Experts {
         kept: ExpertsKept,
         rows: Rows<'_>,
     ) -> (Tensor, Tensor) {
+        let ExpertsKept {
+            input,
+            gate_up,
+            activation,
+            row_probs,
+        } = kept;
         let dactivation = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::wgrad_of(&dy, &kept.activation, rows, &self.down.grad);
+            grouped_gemm::wgrad_of(&dy, &activation, rows, &self.down.grad);
             grouped_gemm::dgrad_of(&dy, &self.down.value, rows)
         });
-        drop(dy);
-        drop(kept.activation);
+        drop((dy, activation));
         let (dgate_up, dprobs) = cx.op(CATEGORY, "swiglu", || {
-            swiglu::backward(
-                &dactivation,
-                &kept.gate_up,
-                Some(&kept.row_probs),
-                &Rule::SWIGLU,
-            )
+            swiglu::backward(&dactivation, &gate_up, Some(&row_probs), &Rule::SWIGLU)
         });
-        drop(dactivation);
+        drop((dactivation, gate_up, row_probs));
         let dx = cx.op(CATEGORY, "grouped_gemm", || {
-            grouped_gemm::wgrad_of(&dgate_up, &kept.input, rows, &self.gate_up.grad);
+            grouped_gemm::wgrad_of(&dgate_up, &input, rows, &self.gate_up.grad);
+            drop(input);
             grouped_gemm::dgrad_of(&dgate_up, &self.gate_up.value, rows)
         });
         (dx, dprobs.expect("probabilities went in"))

@@ -54,7 +54,7 @@ fn round_trip(cx: &Context, pattern: u32) {
     );
     let dispatch = Dispatch::plan(cx, map).expect("counts");
     let (arrived, arrived_numbers) = dispatch
-        .to_experts_with(cx, &by_expert, &numbers)
+        .to_experts_with(cx, by_expert.clone(), numbers.clone())
         .expect("dispatch");
     check_arrival(cx, &dispatch, &arrived, &arrived_numbers);
 
@@ -64,7 +64,7 @@ fn round_trip(cx: &Context, pattern: u32) {
         elementwise::scale(tensor, part);
     }
     let (home, home_numbers) = dispatch
-        .from_experts_with(cx, arrived, &arrived_numbers)
+        .from_experts_with(cx, arrived, arrived_numbers)
         .expect("combine");
     assert_eq!(home.to_f32(), by_expert.to_f32());
     assert_eq!(home_numbers.to_f32(), numbers.to_f32());
