@@ -2,8 +2,8 @@
 //!
 //! A runtime's choice, so every stack declares its own list ([`crate::stack::megatron`],
 //! [`crate::stack::moefold`]); the memory model adds up whichever list the plan's stack gives, and a
-//! test of the executor compares the tensors it really holds with its list byte for byte. Working
-//! sets that live only during an op are not here but in [`crate::memory`].
+//! test of the executor compares the tensors it really holds with its list byte for byte. What lives
+//! only during a pass is not here but in [`crate::memory`].
 
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
@@ -37,6 +37,11 @@ pub struct Local {
     /// Rows that enter the experts of this rank: `load * tokens_local * topk * etp`. 0 without
     /// experts.
     pub expert_rows: u64,
+    /// Those of them that come from this rank's own peers over EP, before ETP ranks share them.
+    pub received_rows: u64,
+    /// Blocks that rows arrive in, one a sender and expert held here; 0 where they arrive in the order of
+    /// experts.
+    pub row_blocks: u64,
     /// Routed experts this rank holds; 0 without experts.
     pub experts_local: u64,
 }
@@ -51,6 +56,9 @@ impl Local {
         let tokens = (batch.seq_len * mbs).div_ceil(cp);
         let tokens_local = tokens.div_ceil(tp);
         let rows = |moe: &Moe| ((tokens_local * moe.topk * etp) as f64 * load).round() as u64;
+        let expert_rows = model.moe().map_or(0, rows);
+        let experts_local = model.moe().map_or(0, |moe| moe.experts.div_ceil(ep));
+        let in_order = ep * etp == 1 || experts_local <= 1;
         Self {
             tokens,
             tokens_local,
@@ -60,8 +68,14 @@ impl Local {
             cp,
             ep,
             etp,
-            expert_rows: model.moe().map_or(0, rows),
-            experts_local: model.moe().map_or(0, |moe| moe.experts.div_ceil(ep)),
+            expert_rows,
+            received_rows: expert_rows.div_ceil(etp),
+            row_blocks: if in_order {
+                0
+            } else {
+                ep * etp * experts_local
+            },
+            experts_local,
         }
     }
 
@@ -102,7 +116,11 @@ pub fn of(
 ) -> Vec<Kept> {
     match stack {
         StackName::Megatron => stack::megatron::kept(model, layer, local, precision, recompute),
-        StackName::Moefold => stack::moefold::kept(model, layer, local, precision, recompute),
+        StackName::Moefold => {
+            // What is kept is the same on every device, and nothing is recomputed.
+            let device = stack::moefold::Device::Cpu;
+            stack::moefold::Site::new(model, local, precision, device).kept(layer)
+        }
     }
 }
 

@@ -1,12 +1,18 @@
 //! Memory of a pipeline rank at its worst instant, by exact replay of the schedule.
 //!
 //! Static state is parameters times bytes. Activations are what is live when the schedule is played
-//! forward: each `Forward` of a stage adds what its layers keep, each `Backward` takes it away, and
-//! the working set of the pass that is running comes on top (Megatron-LM's static schedules allocate
-//! in that order). Fragmentation of an allocator is not modelled.
+//! forward: each `Forward` of a stage adds what its layers keep, each `Backward` takes it away
+//! (Megatron-LM's static schedules allocate in that order). What the running pass works in comes on
+//! top: exactly, where a stack says in what order it takes and gives ([`passes`]), else the largest
+//! working set of its layers ([`WorkingSets`]). Fragmentation of an allocator is not modelled.
+
+pub mod passes;
+pub mod tape;
 
 use moefold_profiles::units::Bytes;
 
+use self::passes::Passes;
+use self::tape::{Class, Level};
 use crate::plan::MemoryRecord;
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
@@ -80,49 +86,77 @@ fn rank_moments(actions: &[Action], pp: u32, vpp: u32) -> Vec<Moment> {
     worst
 }
 
-/// What one stage (chunk) of a rank takes.
+/// Working sets on top of all that a stage keeps, for stacks that say no order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StageMemory {
-    /// Parameters.
-    pub shard: Shard,
-    /// Kept for the backward pass of one microbatch.
-    pub kept: Bytes,
-    /// Working set of a forward pass.
+pub struct WorkingSets {
+    /// Of a forward pass.
     pub forward: Bytes,
-    /// Working set of a backward pass.
+    /// Of a backward pass.
     pub backward: Bytes,
     /// Logits and loss buffers, between the head's forward and its backward.
     pub logits: Bytes,
-    /// Working set of the head's backward, beside the logits.
+    /// Of the head's backward, beside the logits.
     pub head: Bytes,
 }
 
-impl StageMemory {
-    /// Adds layers that are alike: what is kept adds up, of working sets the largest counts.
-    pub fn add_layers(&mut self, layer: &Self, count: u32) {
-        let count = u64::from(count);
-        self.shard += layer.shard * count;
-        self.kept += layer.kept * count;
+impl WorkingSets {
+    /// Those of layers that are alike besides: logits add up, of the others the largest counts.
+    fn merge(&mut self, layer: &Self, count: u32) {
         self.forward = self.forward.max(layer.forward);
         self.backward = self.backward.max(layer.backward);
-        self.logits += layer.logits * count;
+        self.logits += layer.logits * u64::from(count);
         self.head = self.head.max(layer.head);
     }
 
     /// Working set and logits of the worst instant of a pass. The head's backward comes first and
     /// frees the logits before the layers run theirs.
-    fn running(&self, backward: bool) -> (Bytes, Bytes) {
+    fn running(&self, backward: bool) -> Level {
         let layers = if backward {
             self.backward
         } else {
             self.forward
         };
         let head = if backward { self.head } else { Bytes::ZERO };
+        let transient = |bytes| Level::of(Class::Transient, bytes);
         if self.logits + head > layers {
-            (head, self.logits)
+            transient(head) + Level::of(Class::Logits, self.logits)
         } else {
-            (layers, Bytes::ZERO)
+            transient(layers)
         }
+    }
+}
+
+/// What one stage (chunk) of a rank takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Parameters.
+    pub shard: Shard,
+    /// Elements between them where buffers rest, by the same division.
+    pub padding: Shard,
+    /// What one microbatch keeps and, in stacks that say in what order, works in.
+    pub passes: Passes,
+    /// What it works in besides.
+    pub sets: WorkingSets,
+}
+
+impl StageMemory {
+    /// Adds layers that are alike and come after those that are there.
+    pub fn add_layers(&mut self, layer: &Self, count: u32) {
+        let times = u64::from(count);
+        self.shard += layer.shard * times;
+        self.padding += layer.padding * times;
+        self.passes = self.passes.then(layer.passes.repeated(count));
+        self.sets.merge(&layer.sets, count);
+    }
+
+    /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
+    fn running(&self, backward: bool) -> Level {
+        let passes = if backward {
+            self.passes.backward
+        } else {
+            self.passes.forward - self.passes.kept
+        };
+        passes + self.sets.running(backward)
     }
 }
 
@@ -157,6 +191,14 @@ impl RankMemory {
             + self.overhead
     }
 
+    /// Adds what passes have alive.
+    pub fn add(&mut self, level: Level) {
+        let bytes = |class| Bytes(u64::try_from(level.get(class)).expect("bytes are there or not"));
+        self.activations += bytes(Class::Activations);
+        self.transient += bytes(Class::Transient);
+        self.logits += bytes(Class::Logits);
+    }
+
     /// In GiB.
     pub fn record(&self) -> MemoryRecord {
         MemoryRecord {
@@ -180,37 +222,38 @@ pub fn state(
     expert_shards: u64,
 ) -> RankMemory {
     let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
+    // Buffers that are divided evenly end at a multiple of it.
+    let whole = |count: u64, shards: u64| match bytes.grain {
+        0 => count,
+        grain => count.next_multiple_of(grain * shards),
+    };
+    let dense = whole(shard.dense(), dense_shards);
+    let experts = whole(shard.experts, expert_shards);
     RankMemory {
-        weights: per(shard.total(), bytes.weight),
-        gradients: per(shard.total(), bytes.gradient),
-        optimizer: per(shard.dense().div_ceil(dense_shards), bytes.sharded)
-            + per(shard.experts.div_ceil(expert_shards), bytes.sharded),
+        weights: per(dense + experts, bytes.weight),
+        gradients: per(dense + experts, bytes.gradient),
+        optimizer: per(dense.div_ceil(dense_shards), bytes.sharded)
+            + per(experts.div_ceil(expert_shards), bytes.sharded),
         ..RankMemory::default()
     }
 }
 
-/// Adds the worst instant's activations, working set and logits to a rank's static memory.
+/// Adds the worst instant of a step to what a rank holds throughout. `update` is the highest of what
+/// follows the last backward pass.
 pub fn at_worst_moment(
     mut rank: RankMemory,
     stages: &[StageMemory],
     moments: &[Moment],
+    update: Level,
 ) -> RankMemory {
-    let mut worst = Bytes::ZERO;
-    for moment in moments {
-        let kept: Bytes = stages
-            .iter()
-            .zip(&moment.live)
-            .map(|(stage, &live)| stage.kept * u64::from(live))
-            .sum();
-        let (transient, logits) = stages[moment.chunk].running(moment.backward);
-        let total = kept + transient + logits;
-        if total > worst {
-            worst = total;
-            rank.activations = kept;
-            rank.transient = transient;
-            rank.logits = logits;
-        }
-    }
+    let worst = moments.iter().fold(update, |worst, moment| {
+        let live = stages.iter().zip(&moment.live);
+        let kept = live.fold(Level::default(), |sum, (stage, &live)| {
+            sum + stage.passes.kept * i64::from(live)
+        });
+        worst.higher(kept + stages[moment.chunk].running(moment.backward))
+    });
+    rank.add(worst);
     rank
 }
 
@@ -258,11 +301,12 @@ mod tests {
             for (rank, moments) in (0..).zip(moments(&schedule, pp, vpp)) {
                 let stages: Vec<StageMemory> = (0..vpp)
                     .map(|chunk| StageMemory {
-                        kept: kept(Stage(chunk * pp + rank)),
+                        passes: Passes::keeping(kept(Stage(chunk * pp + rank))),
                         ..StageMemory::default()
                     })
                     .collect();
-                let worst = at_worst_moment(RankMemory::default(), &stages, &moments);
+                let worst =
+                    at_worst_moment(RankMemory::default(), &stages, &moments, Level::default());
                 let peak = schedule.peak_live(rank, kept).bytes;
                 assert_eq!(worst.activations, peak, "pp {pp} vpp {vpp} rank {rank}");
             }

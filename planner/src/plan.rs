@@ -351,7 +351,9 @@ pub struct Predicted {
     pub confidence: Confidence,
 }
 
-/// Memory of one rank at its worst instant, GiB.
+/// Memory of one rank at its worst instant, GiB. Of this project's executor the classes are those that
+/// its device counts: its activations are also what flows between ops, and its transients communication
+/// staging, products of backward passes and workspaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryRecord {

@@ -11,10 +11,15 @@ pub mod moefold;
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
-use crate::kept::Local;
+use self::moefold::{Device, Site};
+use crate::kept::{self, Local};
+use crate::memory::passes::Passes;
+use crate::memory::tape::Level;
+use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
 use crate::options::Overlap;
 use crate::plan::{Dispatcher, Optimizer, Recompute, StackName};
+use crate::shard;
 
 /// A runtime.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +54,8 @@ pub struct Stack {
     pub recomputes: bool,
     /// Whether the experts' products are one launch; else one a group.
     pub grouped: bool,
+    /// What runs the ops of this project's executor; nothing of the other depends on it.
+    pub device: Device,
 }
 
 /// Device memory that this project's executor is taken to need beside its tensors where no profile
@@ -68,6 +75,9 @@ pub struct StateBytes {
     pub gradient: f64,
     /// Master weight and moments, divided over the replicas (ZeRO-1).
     pub sharded: f64,
+    /// Elements that buffers end at a multiple of, for each rank they are divided over; 0 where they end
+    /// with the last parameter.
+    pub grain: u64,
 }
 
 impl Stack {
@@ -93,6 +103,7 @@ impl Stack {
             sync: host.read.unwrap_or(megatron.sync),
             context: host.overhead.unwrap_or(ASSUMED_OVERHEAD),
             communicator: megatron.communicator,
+            device: Device::of(&cluster.gpu),
             ..stack
         }
     }
@@ -139,6 +150,7 @@ impl Stack {
             max_pp: None,
             recomputes: true,
             grouped: false,
+            device: Device::Cpu,
         }
     }
 
@@ -161,6 +173,7 @@ impl Stack {
             max_pp: Some(1),
             recomputes: false,
             grouped: true,
+            device: Device::Cpu,
         }
     }
 
@@ -168,12 +181,17 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
     pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
+        let grain = match self.name {
+            StackName::Megatron => 0,
+            StackName::Moefold => moefold::GRAIN,
+        };
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
             return StateBytes {
                 weight: 4.0,
                 gradient: 4.0,
                 sharded: 8.0,
+                grain,
             };
         }
         let quantized = match precision {
@@ -190,47 +208,125 @@ impl Stack {
                 Optimizer::Adam => 12.0,
                 Optimizer::AdamBf16Moments => 8.0,
             },
+            grain,
         }
     }
 
-    /// Peak working set of one layer besides what is kept: forward, backward.
-    pub fn transient(
+    /// A decoder layer on one rank.
+    pub fn layer_memory(
         &self,
         model: &Model,
         layer: &Layer,
         local: &Local,
         precision: Precision,
         recompute: &Recompute,
-    ) -> (Bytes, Bytes) {
+    ) -> StageMemory {
+        let shard = shard::layer(model, layer, local);
         match self.name {
-            StackName::Megatron => megatron::transient(model, layer, local, precision, recompute),
-            StackName::Moefold => moefold::transient(model, layer, local, precision),
+            StackName::Megatron => {
+                let kept = kept::bytes(self.name, model, layer, local, precision, recompute);
+                let (forward, backward) =
+                    megatron::transient(model, layer, local, precision, recompute);
+                StageMemory {
+                    shard,
+                    passes: Passes::keeping(kept),
+                    sets: WorkingSets {
+                        forward,
+                        backward,
+                        ..WorkingSets::default()
+                    },
+                    ..StageMemory::default()
+                }
+            }
+            StackName::Moefold => StageMemory {
+                shard,
+                padding: moefold::layer_padding(model, layer, local),
+                passes: Site::new(model, local, precision, self.device).layer(layer),
+                ..StageMemory::default()
+            },
         }
     }
 
-    /// Logits of `tokens` rows of `vocab` between the head's forward and backward.
-    pub fn logits(&self, tokens: u64, vocab: u64, precision: Precision) -> Bytes {
+    /// The embedding on one rank.
+    pub fn embedding_memory(
+        &self,
+        model: &Model,
+        local: &Local,
+        precision: Precision,
+    ) -> StageMemory {
+        let shard = shard::embedding(model, local);
+        match self.name {
+            StackName::Megatron => StageMemory {
+                shard,
+                ..StageMemory::default()
+            },
+            StackName::Moefold => StageMemory {
+                shard,
+                padding: moefold::embedding_padding(model, local),
+                passes: Site::new(model, local, precision, self.device).embedding(),
+                ..StageMemory::default()
+            },
+        }
+    }
+
+    /// Final norm, head and loss on one rank. A tied head on one rank with the embedding is the same
+    /// matrix; the caller takes it off.
+    pub fn head_memory(&self, model: &Model, local: &Local, precision: Precision) -> StageMemory {
+        let shard = shard::head(model, local);
+        match self.name {
+            StackName::Megatron => {
+                let wide = precision.activation();
+                let vocab = shard::vocab(model, local);
+                // An unused weight gradient in bf16 keeps autograd's hooks firing
+                // (`megatron/core/tensor_parallel/layers.py`), beside the gathered input and its gradient.
+                let head = 2 * vocab * model.hidden + 4 * local.tokens * model.hidden;
+                StageMemory {
+                    shard,
+                    // Input and output of the final norm.
+                    passes: Passes::keeping(wide.bytes(2 * local.tokens_local * model.hidden)),
+                    sets: WorkingSets {
+                        logits: self.logits(model, local, precision),
+                        head: Bytes(head),
+                        ..WorkingSets::default()
+                    },
+                    ..StageMemory::default()
+                }
+            }
+            StackName::Moefold => StageMemory {
+                shard,
+                padding: moefold::head_padding(model, local),
+                passes: Site::new(model, local, precision, self.device).head(),
+                ..StageMemory::default()
+            },
+        }
+    }
+
+    /// Logits between a head's forward and backward.
+    pub fn logits(&self, model: &Model, local: &Local, precision: Precision) -> Bytes {
+        let elements = local.tokens * shard::vocab(model, local);
         match self.name {
             // Transformer Engine's cross entropy turns wide logits into their gradient in place.
-            StackName::Megatron => Bytes(2 * tokens * vocab),
+            StackName::Megatron => Bytes(2 * elements),
             // As activations are, turned into their gradient in place.
-            StackName::Moefold => precision.activation().bytes(tokens * vocab),
+            StackName::Moefold => precision.activation().bytes(elements),
         }
     }
 
-    /// Working set of the head's backward: its input gathered, the gradient of that, and (Megatron)
-    /// an unused weight gradient in bf16 that keeps autograd's hooks firing
-    /// (`megatron/core/tensor_parallel/layers.py`).
-    pub fn head_backward(
+    /// What a rank holds throughout a step of so many microbatches beside its state, and the highest of
+    /// what follows the last backward pass.
+    pub fn step_memory(
         &self,
-        tokens: u64,
-        hidden: u64,
-        vocab: u64,
+        model: &Model,
+        local: &Local,
         precision: Precision,
-    ) -> Bytes {
+        microbatches: u32,
+    ) -> (Level, Level) {
         match self.name {
-            StackName::Megatron => Bytes(2 * vocab * hidden + 4 * tokens * hidden),
-            StackName::Moefold => precision.activation().bytes(2 * tokens * hidden),
+            StackName::Megatron => (Level::default(), Level::default()),
+            StackName::Moefold => {
+                let site = Site::new(model, local, precision, self.device);
+                (site.standing(u64::from(microbatches)), site.update())
+            }
         }
     }
 

@@ -106,9 +106,9 @@ pub struct PeakBytes {
     pub gradients: Bytes,
     /// Moments and master weights.
     pub optimizer: Bytes,
-    /// Activations kept for the backward pass.
+    /// Activations, kept for the backward pass or flowing between ops.
     pub activations: Bytes,
-    /// The working set of the op that peaks.
+    /// Communication staging, products of backward passes, workspaces.
     pub transient: Bytes,
     /// Logits and loss buffers.
     pub logits: Bytes,

@@ -19,7 +19,7 @@ use crate::common::{Fixture, Tensors, assert_close, degrees};
 use crate::layouts::legal;
 
 /// A kind of emulated device.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Emulated {
     architecture: Architecture,
     dtype: Dtype,

@@ -11,7 +11,8 @@ use moefold_kernels::{Device, Dtype, TensorClass};
 use moefold_planner::kept::{self, Kept, Local};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::plan::{Optimizer, Recompute, StackName};
-use moefold_planner::stack::{Stack, moefold};
+use moefold_planner::stack::Stack;
+use moefold_planner::stack::moefold::{Device as On, Site};
 use moefold_profiles::Precision;
 
 use crate::common::{Fixture, degrees};
@@ -106,7 +107,7 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
         );
         total += expected.iter().map(|kept| kept.bytes().0).sum::<u64>();
     }
-    let head = moefold::kept_by_head(model, &local, precision);
+    let head = Site::new(model, &local, precision, On::Cpu).kept_by_head();
     assert_eq!(
         actual(tensors.iter().filter(|t| t.layer.is_none())),
         declared(&head)

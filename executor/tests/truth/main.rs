@@ -6,4 +6,5 @@ mod dispatch;
 mod huggingface;
 mod kept;
 mod layouts;
+mod peak;
 mod shards;

@@ -9,6 +9,7 @@ use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
+use crate::memory::tape::Level;
 use crate::memory::{self, Moment, RankMemory, StageMemory};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
@@ -22,12 +23,16 @@ pub(crate) struct Cut {
     pub(crate) stages: Vec<Vec<u32>>,
     /// Layers of each kind in each stage.
     counts: Vec<Vec<u32>>,
+    /// Kinds of the layers of each stage in order, with how many follow one another.
+    runs: Vec<Vec<(usize, u32)>>,
     /// Durations; those of backward passes are of the first recompute set.
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<RankMemory>,
+    /// The highest of what follows the last backward pass.
+    update: Level,
 }
 
 /// The end of a step on one pipeline rank, in seconds.
@@ -115,10 +120,12 @@ impl Cut {
                 vec![Span::ZERO; stages.len()],
                 vec![Span::ZERO; stages.len()],
             ),
+            runs: stages.iter().map(|layers| runs(question, layers)).collect(),
             stages,
             counts,
             ends: Vec::new(),
             held: Vec::new(),
+            update: Level::default(),
         };
         cut.hold(question, layout, shape);
         cut.ends = cut.rank_ends(question, layout, shape);
@@ -139,6 +146,21 @@ impl Cut {
             .filter(|(_, count)| *count > 0)
             .chain(first)
             .chain(last)
+    }
+
+    /// The memory of a stage under a recompute set, in the order of its layers.
+    fn stage_memory(&self, shape: &Shape, stage: usize, set: usize) -> StageMemory {
+        let mut memory = StageMemory::default();
+        if stage == 0 {
+            memory.add_layers(&shape.embedding.memory[set], 1);
+        }
+        for &(kind, count) in &self.runs[stage] {
+            memory.add_layers(&shape.kinds[kind].memory[set], count);
+        }
+        if stage + 1 == self.stages.len() {
+            memory.add_layers(&shape.head.memory[set], 1);
+        }
+        memory
     }
 
     /// Fills in durations that do not depend on the recompute set, and backward passes of the first.
@@ -238,12 +260,21 @@ impl Cut {
             .stack
             .state(options.precision, options.optimizer, options.grad_dtype);
         let overhead = overhead(question, layout, shape);
+        let (standing, update) = question.stack.step_memory(
+            question.model,
+            &shape.local,
+            options.precision,
+            layout.microbatches(),
+        );
+        self.update = update;
         let (pp, dense_shards) = (layout.pp() as usize, u64::from(layout.dp() * layout.cp()));
         self.held = (0..pp)
             .map(|rank| {
-                let shard = self.shard(question, layout, shape, rank);
+                let resting = |memory: &StageMemory| memory.shard + memory.padding;
+                let shard = self.shard(question, layout, shape, rank, resting);
                 let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
-                held.transient = self.buffers(question, shape, rank, pp);
+                held.add(standing);
+                held.transient += self.buffers(question, shape, rank, pp);
                 held.overhead = overhead;
                 held
             })
@@ -265,15 +296,10 @@ impl Cut {
             .map(|rank| {
                 own.clear();
                 for stage in (rank..self.stages.len()).step_by(pp) {
-                    let mut memory = StageMemory::default();
-                    for (kind, count) in self.each_kind(shape, stage) {
-                        memory.add_layers(&kind.memory[set], count);
-                    }
-                    own.push(memory);
+                    own.push(self.stage_memory(shape, stage, set));
                 }
-                let buffers = self.held[rank].transient;
-                let mut held = memory::at_worst_moment(self.held[rank], &own, &moments[rank]);
-                held.transient += buffers;
+                let mut held =
+                    memory::at_worst_moment(self.held[rank], &own, &moments[rank], self.update);
                 let allocated = held.total() - held.overhead;
                 held.overhead += allocated.scale(question.stack.fragmentation);
                 held
@@ -312,7 +338,7 @@ impl Cut {
                         ways: ways
                             .map(|(memory, backward_s)| Way {
                                 seconds: kind.forward_s + backward_s,
-                                gib: memory.kept.gib(),
+                                gib: memory.passes.kept.gib(),
                             })
                             .collect(),
                     });
@@ -348,17 +374,25 @@ impl Cut {
         shape.shape_buffer(kinds) + question.stack.workspace
     }
 
-    /// Parameters of a pipeline rank. A tied head on one rank with the embedding is one matrix.
-    fn shard(&self, question: &Question<'_>, layout: &Layout, shape: &Shape, rank: usize) -> Shard {
+    /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
+    /// is one matrix.
+    fn shard(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        shape: &Shape,
+        rank: usize,
+        of: impl Fn(&StageMemory) -> Shard,
+    ) -> Shard {
         let pp = layout.pp() as usize;
         let mut shard = Shard::default();
         for stage in (rank..self.stages.len()).step_by(pp) {
             for (kind, count) in self.each_kind(shape, stage) {
-                shard += kind.memory[0].shard * u64::from(count);
+                shard += of(&kind.memory[0]) * u64::from(count);
             }
         }
         if question.model.tied_embeddings && pp == 1 {
-            shard.split -= shape.embedding.memory[0].shard.split;
+            shard.split -= of(&shape.embedding.memory[0]).split;
         }
         shard
     }
@@ -384,7 +418,8 @@ impl Cut {
         let mut before = None;
         for rank in 0..pp {
             let pair = pair.filter(|_| rank == 0 || rank + 1 == pp);
-            let held = (self.shard(question, layout, shape, rank), pair);
+            let shard = self.shard(question, layout, shape, rank, |memory| memory.shard);
+            let held = (shard, pair);
             let end = match ends.last() {
                 Some(end) if before == Some(held) => end.clone(),
                 _ => rank_end(question, shape, &held.0, &groups, pair),
@@ -394,6 +429,19 @@ impl Cut {
         }
         ends
     }
+}
+
+/// Kinds of layers in order, with how many follow one another.
+fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
+    let mut runs: Vec<(usize, u32)> = Vec::new();
+    for &layer in layers {
+        let kind = question.kind_of[layer as usize];
+        match runs.last_mut() {
+            Some((last, count)) if *last == kind => *count += 1,
+            _ => runs.push((kind, 1)),
+        }
+    }
+    runs
 }
 
 fn rank_end(

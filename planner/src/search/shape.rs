@@ -9,10 +9,11 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
-use crate::kept::{self, Local};
+use crate::kept::Local;
 use crate::layout::{Illegal, Layout};
 use crate::lower::{self, LayerGroups, Lowered, Setting};
-use crate::memory::StageMemory;
+use crate::memory::passes::Passes;
+use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
 use crate::options::{Overlap, SearchOptions};
 use crate::plan::{Dispatcher, Recompute};
@@ -221,30 +222,17 @@ impl Question<'_> {
 /// Memory of one decoder layer under every recompute set.
 fn layer_memory(question: &Question<'_>, local: &Local, layer: &Layer) -> Vec<StageMemory> {
     let (model, precision) = (question.model, question.options.precision);
-    let shard = shard::layer(model, layer, local);
-    question
-        .sets
-        .iter()
-        .map(|set| {
-            let (forward, backward) = question
-                .stack
-                .transient(model, layer, local, precision, set);
-            StageMemory {
-                shard,
-                kept: kept::bytes(question.stack.name, model, layer, local, precision, set),
-                forward,
-                backward,
-                ..StageMemory::default()
-            }
-        })
-        .collect()
+    let of = |set| {
+        let stack = &question.stack;
+        stack.layer_memory(model, layer, local, precision, set)
+    };
+    question.sets.iter().map(of).collect()
 }
 
 fn embedding(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
-    let memory = StageMemory {
-        shard: shard::embedding(question.model, setting.local),
-        ..StageMemory::default()
-    };
+    let memory = question
+        .stack
+        .embedding_memory(question.model, setting.local, setting.precision);
     question.kind(
         lower::ends::embedding(setting),
         vec![memory; question.sets.len()],
@@ -253,39 +241,31 @@ fn embedding(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
 
 /// The head with the multi-token-prediction depths, which sit on the same stage.
 fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
-    let (model, local) = (question.model, setting.local);
-    let wide = setting.precision.activation();
-    let vocab = shard::vocab(model, local);
-    let width = local.tokens_local * model.hidden;
+    let (model, local, stack) = (question.model, setting.local, &question.stack);
+    let precision = setting.precision;
     let mut lowered = lower::ends::head(setting);
-    // A tied head on one rank with the embedding is the same matrix; the caller takes it off.
-    let end = StageMemory {
-        shard: shard::head(model, local),
-        // Input and output of the final norm.
-        kept: wide.bytes(2 * width),
-        logits: question
-            .stack
-            .logits(local.tokens, vocab, setting.precision),
-        head: question
-            .stack
-            .head_backward(local.tokens, model.hidden, vocab, setting.precision),
-        ..StageMemory::default()
-    };
+    let end = stack.head_memory(model, local, precision);
     let mut memory = vec![end; question.sets.len()];
     for (layer, shard) in model.mtp.iter().zip(shard::mtp(model, local)) {
         let depth = lower::ends::mtp(setting, layer);
         lowered.forward.extend(depth.forward);
         lowered.backward.extend(depth.backward);
+        // Two norms' inputs, the projection's input of twice the width, the final norm's two; the
+        // depth's logits wait, as the main head's, for the backward pass.
+        let width = local.tokens_local * model.hidden;
+        let ends = StageMemory {
+            passes: Passes::keeping(precision.activation().bytes(6 * width)),
+            sets: WorkingSets {
+                logits: stack.logits(model, local, precision),
+                ..WorkingSets::default()
+            },
+            ..StageMemory::default()
+        };
         let inner = layer_memory(question, local, layer);
         for (end, inner) in memory.iter_mut().zip(&inner) {
             let inner = StageMemory { shard, ..*inner };
             end.add_layers(&inner, 1);
-            // Two norms' inputs, the projection's input of twice the width, the final norm's two;
-            // the depth's logits wait, as the main head's, for the backward pass.
-            end.kept += wide.bytes(6 * width);
-            end.logits += question
-                .stack
-                .logits(local.tokens, vocab, setting.precision);
+            end.add_layers(&ends, 1);
         }
     }
     question.kind(lowered, memory)

@@ -358,6 +358,8 @@ mod tests {
             ep: 64,
             etp: 1,
             expert_rows: 4096 * 8,
+            received_rows: 4096 * 8,
+            row_blocks: 0,
             experts_local: 4,
         }
     }

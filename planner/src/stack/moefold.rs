@@ -1,184 +1,203 @@
-//! What this project's executor keeps for the backward pass; nothing is recomputed. Activations are of
-//! the precision's dtype, statistics of rows, scores and probabilities f32.
+//! What this project's executor allocates, byte for byte and in order; nothing is recomputed. Activations
+//! are of the precision's dtype, statistics of rows, scores and probabilities f32.
 //!
-//! Its modules hold exactly these tensors between forward and backward; a test of the executor
-//! compares the bytes. Sequence parallelism keeps the local slice of a block's input and gathers it
-//! again in the backward pass.
+//! Each block's passes are written as the executor runs them ([`Site`] plays them on a
+//! [`crate::memory::tape::Tape`]): what its modules hold between forward and backward is what a forward
+//! pass leaves, and the peak of a step is that of the tapes, one layer after the other. Tests of the
+//! executor compare the tensors it keeps with the list, and the peak of its arena with the sum, for
+//! equality. Sequence parallelism keeps the local slice of a block's input and gathers it again in the
+//! backward pass.
+//!
+//! Where routing decides, the declaration is for the rows that [`Local`] says. What only a run knows is
+//! not in a plan: a load-balancing loss (`Site::balanced`: four bytes an expert and layer kept, and the
+//! router's sums while it runs), and collectives of more than eight rank threads on one GPU, which take
+//! eight bytes for each thread beyond. Of models that the executor refuses, what it does not run is
+//! declared by its norms alone.
 
-use moefold_profiles::units::Bytes;
+mod attention;
+mod ends;
+mod feed_forward;
+mod moe;
+mod ops;
+mod resting;
+mod workspaces;
+
 use moefold_profiles::{Dtype, Precision};
 
+use self::attention::AttentionKept;
+use self::feed_forward::FeedForwardKept;
+use self::ops::Pass;
+pub use self::resting::{GRAIN, embedding_padding, head_padding, layer_padding};
+pub use self::workspaces::Device;
 use crate::kept::{Kept, Local};
-use crate::model::{Ffn, Gqa, Layer, Mixer, Mlp, Model, Moe, QkNorm};
-use crate::plan::Recompute;
+use crate::memory::passes::Passes;
+use crate::memory::tape::{Class, Held, Level};
+use crate::model::{Gqa, Layer, Mixer, Model};
+use crate::shard;
 
-/// See the module's documentation.
-pub fn kept(
-    model: &Model,
-    layer: &Layer,
-    local: &Local,
-    precision: Precision,
-    _recompute: &Recompute,
-) -> Vec<Kept> {
-    let mut list = List {
-        kept: Vec::with_capacity(24),
-        dtype: precision.activation(),
-    };
-    let block_input = local.tokens_local * model.hidden;
-    if let Some(mixer) = &layer.mixer {
-        list.float("attention", "input", block_input);
-        list.single("attention", "rstd", local.tokens_local);
-        list.float("attention", "norm_output", block_input);
-        if let Mixer::Gqa(gqa) = mixer {
-            list.gqa(gqa, local);
-        }
-    }
-    match &layer.ffn {
-        Some(Ffn::Dense(mlp)) => {
-            list.float("mlp", "input", block_input);
-            list.single("mlp", "rstd", local.tokens_local);
-            list.float("mlp", "norm_output", block_input);
-            list.mlp("mlp", mlp, local);
-        }
-        Some(Ffn::Moe(moe)) => {
-            list.float("moe", "input", block_input);
-            list.single("moe", "rstd", local.tokens_local);
-            list.float("moe", "norm_output", block_input);
-            list.moe(model, moe, local);
-        }
-        None => {}
-    }
-    list.kept
+/// Where passes run: one rank, with what one microbatch is to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The microbatch on this rank.
+    pub local: &'a Local,
+    /// Vocabulary entries of this rank: the last of TP ranks may have fewer than the others.
+    pub vocab: u64,
+    /// Type of activations.
+    pub dtype: Dtype,
+    /// What runs the ops.
+    pub device: Device,
+    /// Whether routers have a load-balancing loss.
+    pub balanced: bool,
 }
 
-/// What final norm, head and loss keep: the gradient by the logits lies where they were.
-pub fn kept_by_head(model: &Model, local: &Local, precision: Precision) -> Vec<Kept> {
-    let mut list = List {
-        kept: Vec::with_capacity(4),
-        dtype: precision.activation(),
-    };
-    let stream = local.tokens_local * model.hidden;
-    list.float("head", "input", stream);
-    list.single("head", "rstd", local.tokens_local);
-    list.float("head", "norm_output", stream);
-    let vocab = model.vocab_size.div_ceil(local.tp);
-    list.float("head", "logits_gradient", local.tokens * vocab);
-    list.kept
-}
-
-struct List {
-    kept: Vec<Kept>,
-    /// Of activations.
-    dtype: Dtype,
-}
-
-impl List {
-    /// A tensor of the precision's dtype.
-    fn float(&mut self, module: &'static str, name: &'static str, elements: u64) {
-        self.push(module, name, elements, self.dtype);
+impl<'a> Site<'a> {
+    /// A rank that trains in `precision`, without a load-balancing loss; the fullest of its group.
+    pub fn new(model: &'a Model, local: &'a Local, precision: Precision, device: Device) -> Self {
+        Self {
+            model,
+            local,
+            vocab: shard::vocab(model, local),
+            dtype: precision.activation(),
+            device,
+            balanced: false,
+        }
     }
 
-    /// A tensor that is f32 under every precision.
-    fn single(&mut self, module: &'static str, name: &'static str, elements: u64) {
-        self.push(module, name, elements, Dtype::F32);
+    /// A tensor that was there before.
+    fn stream(&self) -> Held {
+        let elements = self.local.tokens_local * self.model.hidden;
+        Held::given(Class::Activations, self.dtype, elements)
     }
 
-    fn push(&mut self, module: &'static str, name: &'static str, elements: u64, dtype: Dtype) {
-        if elements > 0 {
-            self.kept.push(Kept {
-                module,
-                name,
-                elements,
-                dtype,
+    fn pass(&self) -> Pass<'_> {
+        Pass::new(self)
+    }
+
+    /// What a layer keeps between its passes.
+    pub fn kept(&self, layer: &Layer) -> Vec<Kept> {
+        let (_, kept) = LayerKept::forward(&mut self.pass(), layer, self.stream());
+        kept.list()
+    }
+
+    /// Both passes of a layer.
+    pub fn layer(&self, layer: &Layer) -> Passes {
+        let (mut forward, mut backward) = (self.pass(), self.pass());
+        // Output and gradient are the next block's.
+        let (_, kept) = LayerKept::forward(&mut forward, layer, self.stream());
+        let _ = kept.backward(&mut backward, layer, self.stream());
+        Passes::of(&forward.tape, &backward.tape)
+    }
+
+    /// What a rank holds throughout a step beside its state: rotations, the step's sums, and ids and
+    /// targets of all its microbatches.
+    pub fn standing(&self, microbatches: u64) -> Level {
+        let mut pass = self.pass();
+        let rotated = self
+            .model
+            .layers
+            .iter()
+            .find_map(|layer| match &layer.mixer {
+                Some(Mixer::Gqa(gqa)) if gqa.rotary_dim > 0 => Some(gqa.rotary_dim),
+                _ => None,
             });
+        let angles = self.local.tokens * (rotated.unwrap_or(2) / 2);
+        let _cosines = pass.take(Class::Transient, Dtype::F32, angles);
+        let _sines = pass.take(Class::Transient, Dtype::F32, angles);
+        // Losses, and the squares of the gradients; numbers of the host on the CPU.
+        if self.device != Device::Cpu {
+            let _sums = pass.take(Class::Transient, Dtype::F32, 3);
         }
+        let _ids = pass.integers(microbatches * self.local.tokens);
+        let _targets = pass.integers(microbatches * self.local.tokens);
+        pass.tape.live()
     }
 
-    fn gqa(&mut self, gqa: &Gqa, local: &Local) {
-        let heads = gqa.heads / local.tp;
-        let kv_heads = local.kv_heads(gqa.kv_heads);
-        let q = local.tokens * heads * gqa.head_dim;
-        let kv = local.tokens * kv_heads * gqa.head_dim;
-        if gqa.qk_norm != QkNorm::None {
-            list_qk_norm(self, q, kv, local.tokens * heads, local.tokens * kv_heads);
+    /// The highest of what follows the last backward pass, above what stands: key and value gradients of
+    /// TP ranks that share heads, side by side. Sums over gradients take less than any pass does.
+    pub fn update(&self) -> Level {
+        let mut pass = self.pass();
+        for layer in &self.model.layers {
+            if let Some(Mixer::Gqa(gqa)) = &layer.mixer
+                && self.local.tp > gqa.kv_heads
+            {
+                let all = gqa.kv_heads * gqa.head_dim * self.model.hidden;
+                pass.tape.work_in(Dtype::F32, all);
+            }
         }
-        self.float("attention", "query", q);
-        self.float("attention", "key", kv);
-        self.float("attention", "value", kv);
-        self.float("attention", "output", q);
-        self.single("attention", "log_sum_exp", local.tokens * heads);
-    }
-
-    fn mlp(&mut self, module: &'static str, mlp: &Mlp, local: &Local) {
-        let width = mlp.width / local.tp;
-        self.float(module, "fc1_output", local.tokens * 2 * width);
-        self.float(module, "activation", local.tokens * width);
-    }
-
-    fn moe(&mut self, model: &Model, moe: &Moe, local: &Local) {
-        let chosen = local.tokens_local * moe.topk;
-        self.single("moe", "scores", local.tokens_local * moe.experts);
-        self.push("moe", "expert_ids", chosen, Dtype::I32);
-        self.single("moe", "probabilities", chosen);
-        for map in ["row_of", "slot_of", "token_of"] {
-            self.push("moe", map, chosen, Dtype::I32);
-        }
-        self.push("moe", "expert_offsets", moe.experts + 1, Dtype::I32);
-        if local.ep * local.etp > 1 {
-            self.push("moe", "held_offsets", local.experts_local + 1, Dtype::I32);
-        }
-        let rows = local.expert_rows;
-        let width = moe.expert.width / local.etp;
-        self.float("moe", "dispatched", rows * model.hidden);
-        self.single("moe", "row_probabilities", rows);
-        self.float("moe", "fc1_output", rows * 2 * width);
-        self.float("moe", "activation", rows * width);
-        if let Some(shared) = &moe.shared {
-            self.mlp("shared_expert", &shared.mlp, local);
-        }
+        pass.tape.peak()
     }
 }
 
-fn list_qk_norm(list: &mut List, q: u64, kv: u64, q_rows: u64, kv_rows: u64) {
-    list.float("attention", "query_before_norm", q);
-    list.single("attention", "query_rstd", q_rows);
-    list.float("attention", "key_before_norm", kv);
-    list.single("attention", "key_rstd", kv_rows);
+/// What a layer keeps for backward.
+struct LayerKept {
+    attention: Option<AttentionKept>,
+    feed_forward: Option<FeedForwardKept>,
 }
 
-/// Peak working set of one layer besides what it keeps: forward, backward.
-pub fn transient(
-    model: &Model,
-    layer: &Layer,
-    local: &Local,
-    precision: Precision,
-) -> (Bytes, Bytes) {
-    let bytes = |elements: u64| precision.activation().bytes(elements);
-    let hidden = model.hidden;
-    let (mixer, sums) = match &layer.mixer {
-        Some(Mixer::Gqa(gqa)) => {
-            let query = gqa.heads / local.tp;
-            let heads = 2 * query + 2 * local.kv_heads(gqa.kv_heads);
-            (
-                local.tokens * (hidden + heads * gqa.head_dim),
-                local.tokens * query * gqa.head_dim,
-            )
+impl LayerKept {
+    fn forward(pass: &mut Pass<'_>, layer: &Layer, x: Held) -> (Held, Self) {
+        let (x, attention) = match &layer.mixer {
+            Some(mixer) => {
+                let (y, kept) = AttentionKept::forward(pass, gqa(mixer), x);
+                (y, Some(kept))
+            }
+            None => (x, None),
+        };
+        let (x, feed_forward) = match &layer.ffn {
+            Some(ffn) => {
+                let (y, kept) = FeedForwardKept::forward(pass, ffn, x);
+                (y, Some(kept))
+            }
+            None => (x, None),
+        };
+        let kept = Self {
+            attention,
+            feed_forward,
+        };
+        (x, kept)
+    }
+
+    fn backward(self, pass: &mut Pass<'_>, layer: &Layer, dy: Held) -> Held {
+        let mut dx = dy;
+        if let (Some(ffn), Some(kept)) = (&layer.ffn, self.feed_forward) {
+            let gradient = kept.backward(pass, ffn);
+            pass.give(std::mem::replace(&mut dx, gradient));
         }
-        _ => (0, 0),
-    };
-    // A GPU adds the gradient of the queries up in f32; that precision may be the CPU's.
-    let sums = match precision {
-        Precision::Fp32 => Bytes::ZERO,
-        _ => Dtype::F32.bytes(sums),
-    };
-    let ffn = match &layer.ffn {
-        Some(Ffn::Dense(mlp)) => local.tokens * (hidden + 3 * mlp.width / local.tp),
-        Some(Ffn::Moe(moe)) => {
-            let sent = local.tokens_local * moe.topk * hidden;
-            sent + local.expert_rows * (hidden + 3 * moe.expert.width / local.etp)
+        if let (Some(mixer), Some(kept)) = (&layer.mixer, self.attention) {
+            let gradient = kept.backward(pass, gqa(mixer));
+            pass.give(std::mem::replace(&mut dx, gradient));
         }
-        None => 0,
+        dx
+    }
+
+    fn list(&self) -> Vec<Kept> {
+        let attention = self.attention.iter().flat_map(AttentionKept::list);
+        let feed_forward = self.feed_forward.iter().flat_map(FeedForwardKept::list);
+        attention.chain(feed_forward).collect()
+    }
+}
+
+/// The only mixer that the executor runs.
+fn gqa(mixer: &Mixer) -> Option<&Gqa> {
+    match mixer {
+        Mixer::Gqa(gqa) => Some(gqa),
+        _ => None,
+    }
+}
+
+/// Entries of a declaration, those without elements left out.
+fn list<'h>(
+    module: &'static str,
+    tensors: impl IntoIterator<Item = (&'static str, &'h Held)>,
+) -> Vec<Kept> {
+    let kept = |(name, held): (&'static str, &Held)| Kept {
+        module,
+        name,
+        elements: held.elements(),
+        dtype: held.dtype(),
     };
-    let forward = local.tokens * hidden + local.expert_rows * hidden;
-    (bytes(forward), (bytes(mixer) + sums).max(bytes(ffn)))
+    let all = tensors.into_iter().map(kept);
+    all.filter(|kept| kept.elements > 0).collect()
 }
