@@ -107,6 +107,26 @@ impl Stream {
         }
     }
 
+    /// A name for what the stream holds: BLAKE3 of how many tokens there are and of up to 64 stretches
+    /// of 1024, spaced evenly. The same whether it is text or a dataset.
+    fn fingerprint(&self, vocab_size: u64) -> Result<String, Error> {
+        const STRETCHES: u64 = 64;
+        const TOKENS: u64 = 1024;
+        let all = self.num_tokens();
+        let mut hash = blake3::Hasher::new();
+        hash.update(&all.to_le_bytes());
+        let last = all.saturating_sub(TOKENS);
+        let mut after = 0;
+        for stretch in 0..STRETCHES {
+            let start = (last * stretch / (STRETCHES - 1)).max(after);
+            after = (start + TOKENS).min(all);
+            for token in self.tokens(start..after, vocab_size)? {
+                hash.update(&token.to_le_bytes());
+            }
+        }
+        Ok(hash.finalize().to_hex().to_string())
+    }
+
     /// The first file, for errors about the whole.
     fn name(&self) -> &Path {
         self.file_of(0).0
@@ -179,6 +199,21 @@ impl Samples {
             samples.stream.tokens(wrong..wrong + 1, vocab_size)?;
         }
         Ok(samples)
+    }
+
+    /// Tokens of the stream.
+    pub fn num_tokens(&self) -> u64 {
+        self.stream.num_tokens()
+    }
+
+    /// What the samples are cut from, as a hash over a part of it.
+    pub fn fingerprint(&self) -> Result<String, Error> {
+        self.stream.fingerprint(self.vocab_size)
+    }
+
+    /// The order they are taken in.
+    pub fn order(&self) -> Order {
+        self.order
     }
 
     /// Samples before they repeat.
@@ -268,8 +303,30 @@ mod tests {
         let text = Samples::new(text, 4, 256, Order::Stream).expect("enough");
         let indexed = Samples::new(indexed, 4, 256, Order::Stream).expect("enough");
         assert_eq!(text.per_epoch(), 4);
+        let fingerprints = [&text, &indexed].map(|samples| samples.fingerprint().expect("reads"));
+        assert_eq!(fingerprints[0], fingerprints[1]);
         for i in 0..9 {
             assert_eq!(text.get(i).expect("reads"), indexed.get(i).expect("reads"));
+        }
+    }
+
+    #[test]
+    fn a_fingerprint_sees_a_changed_token_and_a_changed_length() {
+        let fingerprint = |ids: Vec<u32>| {
+            let stream = Stream::of_ids("some", ids);
+            stream.fingerprint(10).expect("reads")
+        };
+        for len in [5, 1024, 1500, 200_000] {
+            let ids: Vec<u32> = (0..len).map(|i| i % 7).collect();
+            let whole = fingerprint(ids.clone());
+            assert_eq!(fingerprint(ids.clone()), whole);
+            for changed in [0, len as usize - 1] {
+                let mut other = ids.clone();
+                other[changed] = 9;
+                assert_ne!(fingerprint(other), whole, "{changed} of {len}");
+            }
+            let shorter = ids[..len as usize - 1].to_vec();
+            assert_ne!(fingerprint(shorter), whole, "{len}");
         }
     }
 

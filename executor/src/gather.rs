@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::record::StepTime;
 use crate::transport::{Payload, RankContext};
-use crate::weights::{Collector, Region};
+use crate::weights::{Collector, Rectangle, Region};
 
 /// What one rank recorded over a run.
 #[derive(Debug)]
@@ -45,15 +45,6 @@ struct SentTime {
     hidden: TimeByCategory,
     busy: Vec<(Lane, String, f64)>,
     host_reads: Vec<(String, f64)>,
-}
-
-/// Where in a global tensor the numbers that follow belong.
-#[derive(Serialize, Deserialize)]
-struct SentRegion {
-    tensor: String,
-    dims: Vec<usize>,
-    rows: [usize; 2],
-    cols: [usize; 2],
 }
 
 /// Takes values of a region of a global tensor.
@@ -113,34 +104,21 @@ fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result
     };
     rank.send_first(words(&sent))?;
     weights(&mut |region, values| {
-        let sent = SentRegion {
-            tensor: region.tensor.to_owned(),
-            dims: region.dims.to_vec(),
-            rows: [region.rows.start, region.rows.end],
-            cols: [region.cols.start, region.cols.end],
-        };
-        rank.send_first(words(&Some(sent)))?;
+        rank.send_first(words(&Some(Rectangle::from(region))))?;
         rank.send_first(Payload::F32(values.to_vec()))?;
         Ok(())
     })?;
-    Ok(rank.send_first(words(&None::<SentRegion>))?)
+    Ok(rank.send_first(words(&None::<Rectangle>))?)
 }
 
 /// Takes at rank 0 what `from` sends.
 fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankRecord, Error> {
     let sent: Sent = read(from, &rank.receive(from)?)?;
-    while let Some(region) = read::<Option<SentRegion>>(from, &rank.receive(from)?)? {
+    while let Some(rectangle) = read::<Option<Rectangle>>(from, &rank.receive(from)?)? {
         let Payload::F32(values) = rank.receive(from)? else {
             return Err(garbled(from, "values of a tensor are no floats"));
         };
-        let [rows, cols] = [region.rows, region.cols].map(|[start, end]| start..end);
-        let region = Region {
-            tensor: &region.tensor,
-            dims: &region.dims,
-            rows,
-            cols,
-        };
-        collector.put(&region, &values);
+        collector.put(&rectangle.region(), &values);
     }
     let times = sent.times.into_iter().map(|time| {
         let busy = time
@@ -167,28 +145,38 @@ fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankR
     })
 }
 
-/// A value as words: its length in bytes as JSON, then those bytes.
-fn words(value: &impl Serialize) -> Payload {
+/// A message to rank 0.
+pub(crate) fn words(value: &impl Serialize) -> Payload {
     let bytes = serde_json::to_vec(value).expect("records have no maps but by name");
+    Payload::U64(words_of(&bytes))
+}
+
+/// What a message of rank `from` says.
+pub(crate) fn read<T: for<'a> Deserialize<'a>>(from: u32, payload: &Payload) -> Result<T, Error> {
+    let Payload::U64(words) = payload else {
+        return Err(garbled(from, "a record is no words"));
+    };
+    let bytes = bytes_of(words).ok_or_else(|| garbled(from, "a record is empty"))?;
+    serde_json::from_slice(&bytes).map_err(|error| garbled(from, &error.to_string()))
+}
+
+/// Bytes as words: how many, then they themselves.
+pub(crate) fn words_of(bytes: &[u8]) -> Vec<u64> {
     let mut words = vec![bytes.len() as u64];
     words.extend(bytes.chunks(8).map(|chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
         u64::from_le_bytes(word)
     }));
-    Payload::U64(words)
+    words
 }
 
-fn read<T: for<'a> Deserialize<'a>>(from: u32, payload: &Payload) -> Result<T, Error> {
-    let Payload::U64(words) = payload else {
-        return Err(garbled(from, "a record is no words"));
-    };
-    let (&length, words) = words
-        .split_first()
-        .ok_or_else(|| garbled(from, "a record is empty"))?;
+/// The bytes again.
+pub(crate) fn bytes_of(words: &[u64]) -> Option<Vec<u8>> {
+    let (&length, words) = words.split_first()?;
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.truncate(length as usize);
-    serde_json::from_slice(&bytes).map_err(|error| garbled(from, &error.to_string()))
+    Some(bytes)
 }
 
 fn garbled(from: u32, why: &str) -> Error {

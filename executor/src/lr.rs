@@ -1,7 +1,10 @@
 //! [`LearningRate`]: the learning rate of every step.
 
+use serde::{Deserialize, Serialize};
+
 /// How the rate moves after warm-up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Decay {
     /// It stays.
     #[default]

@@ -43,6 +43,31 @@ impl Default for AdamOptions {
     }
 }
 
+/// What the optimizer knows of every element, in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The weight itself.
+    Master,
+    /// Decaying mean of its gradients.
+    FirstMoment,
+    /// Decaying mean of their squares.
+    SecondMoment,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
+
+    /// Its name in checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Master => "master",
+            Self::FirstMoment => "first_moment",
+            Self::SecondMoment => "second_moment",
+        }
+    }
+}
+
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct ZeroAdam {
@@ -95,8 +120,28 @@ impl ZeroAdam {
         }
     }
 
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Goes on as if it had taken this many steps.
+    pub fn resume_at(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
     /// The masters here of a slice of a parameter, with which of its elements they are, row by row.
     pub fn masters(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
+        self.state(State::Master, parameter, slice)
+    }
+
+    /// A state here of a slice of a parameter, with which of its elements it is of, row by row.
+    pub fn state(
+        &self,
+        state: State,
+        parameter: &Parameter,
+        slice: &Slice,
+    ) -> Option<(Range<usize>, Tensor)> {
         let of = self
             .families
             .iter()
@@ -104,9 +149,14 @@ impl ZeroAdam {
         let at = parameter.offset + slice.at;
         let start = of.range.start.max(at);
         let end = of.range.end.min(at + slice.len());
+        let values = match state {
+            State::Master => &of.masters,
+            State::FirstMoment => &of.first_moment,
+            State::SecondMoment => &of.second_moment,
+        };
         (start < end).then(|| {
-            let masters = view(&of.masters, &(start - of.range.start..end - of.range.start));
-            (start - at..end - at, masters)
+            let values = view(values, &(start - of.range.start..end - of.range.start));
+            (start - at..end - at, values)
         })
     }
 

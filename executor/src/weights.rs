@@ -9,6 +9,7 @@ mod checkpoint;
 mod config;
 mod random;
 mod save;
+pub(crate) mod stored;
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::path::Path;
 pub use checkpoint::Checkpoint;
 pub use config::hf_config;
 pub use save::Collector;
+use serde::{Deserialize, Serialize};
 
 use self::random::normal_region;
 use crate::error::Error;
@@ -115,6 +117,40 @@ impl Region<'_> {
     /// Columns of the global tensor.
     fn width(&self) -> usize {
         self.dims.get(1).copied().unwrap_or(1)
+    }
+}
+
+/// A [`Region`] in messages and files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rectangle {
+    pub(crate) tensor: String,
+    pub(crate) dims: Vec<usize>,
+    /// The first row, and the one after the last.
+    pub(crate) rows: [usize; 2],
+    /// The same of columns.
+    pub(crate) cols: [usize; 2],
+}
+
+impl Rectangle {
+    pub(crate) fn region(&self) -> Region<'_> {
+        Region {
+            tensor: &self.tensor,
+            dims: &self.dims,
+            rows: self.rows[0]..self.rows[1],
+            cols: self.cols[0]..self.cols[1],
+        }
+    }
+}
+
+impl From<&Region<'_>> for Rectangle {
+    fn from(region: &Region<'_>) -> Self {
+        Self {
+            tensor: region.tensor.to_owned(),
+            dims: region.dims.to_vec(),
+            rows: [region.rows.start, region.rows.end],
+            cols: [region.cols.start, region.cols.end],
+        }
     }
 }
 
