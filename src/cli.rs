@@ -185,11 +185,11 @@ pub(crate) struct ExecuteArgs {
     /// Run directory to write [default: the first free of runs/run-1, runs/run-2, ...]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
-    /// Save a checkpoint every so many steps (not in this release)
-    #[arg(long, value_name = "N", hide = true)]
+    /// Save a checkpoint into the run directory every N steps and at the end; the last two are kept
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) save_every: Option<u32>,
-    /// Go on from a run or checkpoint (not in this release)
-    #[arg(long, value_name = "RUN", hide = true)]
+    /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
+    #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
     /// Write the final weights as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
@@ -199,7 +199,7 @@ pub(crate) struct ExecuteArgs {
 /// What training does, beside the plan.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
-    /// Steps to train
+    /// Steps to train; with --resume, those before it included
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
     /// Peak learning rate

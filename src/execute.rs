@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use anyhow::anyhow;
 use moefold_executor::Error;
+use moefold_executor::checkpoint::{self, Saving, Written};
 use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
@@ -37,11 +38,18 @@ pub(crate) const CPU: DeviceSpec = DeviceSpec::Cpu {
 #[derive(Serialize)]
 struct Answer<'a> {
     run_dir: &'a Path,
+    /// The last one, where any was saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint: Option<&'a Written>,
     summary: &'a RunSummary,
 }
 
 pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
-    refuse_later(args)?;
+    if args.data.is_none() && args.text.is_empty() {
+        return Err(Failure::Request(anyhow!(
+            "nothing to train on: give --text FILE... or --data PREFIX (PREFIX.bin, PREFIX.idx)"
+        )));
+    }
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
     let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
     let world = match args.launch {
@@ -54,11 +62,16 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         None => world,
     };
     let samples = samples(args, &plan)?;
-    let options = options(&args.train, &args.init, device)?;
     let dir = match &args.out {
         Some(dir) => dir.clone(),
         None => numbered(Path::new("runs"), "run"),
     };
+    let init = init(args, world.has_first().then_some(output))?;
+    let mut options = options(&args.train, init, device)?;
+    options.save = args.save_every.map(|every| Saving {
+        every: u64::from(every),
+        run_dir: dir.clone(),
+    });
     let keep_weights = args.save_hf.is_some();
     let trained = train_in(
         &world,
@@ -77,10 +90,11 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         let config = weights::hf_config(&plan.model).map_err(failure)?;
         trained.weights.save(folder, &config).map_err(failure)?;
     }
-    let summary = &trained.summary;
+    let (summary, checkpoint) = (&trained.summary, trained.checkpoints.last());
     output.answer(
         &Answer {
             run_dir: &dir,
+            checkpoint,
             summary,
         },
         || {
@@ -91,6 +105,10 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
                 summary.final_loss,
                 dir.display()
             );
+            if let Some(saved) = checkpoint {
+                writeln!(text, "checkpoint: {}", described(saved))
+                    .expect("a string takes any text");
+            }
             if let Some(folder) = &args.save_hf {
                 writeln!(text, "weights: {}", folder.display()).expect("a string takes any text");
             }
@@ -99,21 +117,37 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     )
 }
 
-/// Flags of the design that this release does not have are refused by name.
-fn refuse_later(args: &ExecuteArgs) -> Result<(), Failure> {
-    let refuse = |what: &str| Err(Failure::Request(anyhow!("{what}")));
-    if args.save_every.is_some() {
-        return refuse("--save-every: not supported yet; --save-hf DIR writes the final weights");
+/// A checkpoint in words.
+fn described(saved: &Written) -> String {
+    format!(
+        "{} ({:.1} MiB, written in {:.2} s)",
+        saved.dir.display(),
+        saved.bytes as f64 / f64::from(1 << 20),
+        saved.seconds
+    )
+}
+
+/// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
+fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
+    let Some(path) = &args.resume else {
+        return Ok(match args.init.as_str() {
+            "random" => Init::Random,
+            folder => Init::HuggingFace(PathBuf::from(folder)),
+        });
+    };
+    let found = checkpoint::find(path).map_err(failure)?;
+    if let Some(output) = output {
+        for why in &found.passed_over {
+            output.note(why)?;
+        }
+        let from = &found.resumed;
+        output.say(&format!(
+            "going on from {}, after {} steps",
+            from.checkpoint.display(),
+            from.step
+        ))?;
     }
-    if args.resume.is_some() {
-        return refuse("--resume: not supported yet; --init DIR starts from saved weights");
-    }
-    if args.data.is_none() && args.text.is_empty() {
-        return refuse(
-            "nothing to train on: give --text FILE... or --data PREFIX (PREFIX.bin, PREFIX.idx)",
-        );
-    }
-    Ok(())
+    Ok(Init::Resume(found.resumed))
 }
 
 /// Trains under a plan on rank threads, shows each step, and leaves everything measured in `dir`.
@@ -144,16 +178,18 @@ fn train_in(
         return run_in(world, plan, samples, options, keep_weights, &|_| ());
     }
     let ranks = plan.request.gpus;
-    let environment = Environment::detect(ranks, &options.device);
+    let mut environment = Environment::detect(ranks, &options.device);
+    environment.resumed = options.init.resumed().cloned();
     let files = Mutex::new((
         RunDir::create(dir, plan, &environment).map_err(failure)?,
         Ok(()),
     ));
-    let progress = output.progress(options.steps, "training");
+    let steps = options.steps.saturating_sub(first_step(&options.init));
+    let progress = output.progress(steps, "training");
     let every = if output.verbose {
         1
     } else {
-        (options.steps / 10).max(1)
+        (steps / 10).max(1)
     };
     let on_step = |record: &StepRecord| {
         let mut guard = files
@@ -203,6 +239,11 @@ fn run_in(
     .map_err(failure)
 }
 
+/// Steps that were taken before the run.
+fn first_step(init: &Init) -> u64 {
+    init.resumed().map_or(0, |resumed| resumed.step)
+}
+
 fn line(record: &StepRecord) -> String {
     format!(
         "step {:>5}  loss {:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s",
@@ -241,7 +282,7 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
     .map_err(failure)
 }
 
-fn options(args: &TrainArgs, init: &str, device: DeviceSpec) -> Result<TrainOptions, Failure> {
+fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOptions, Failure> {
     let not_negative = [
         ("--lr", args.lr),
         ("--eps", args.eps),
@@ -264,7 +305,8 @@ fn options(args: &TrainArgs, init: &str, device: DeviceSpec) -> Result<TrainOpti
         }
     }
     let steps = u64::from(args.steps);
-    let first_traced = (steps / 4).min(3);
+    let first = first_step(&init);
+    let first_traced = first + (steps.saturating_sub(first) / 4).min(3);
     Ok(TrainOptions {
         steps,
         lr: LearningRate {
@@ -285,12 +327,10 @@ fn options(args: &TrainArgs, init: &str, device: DeviceSpec) -> Result<TrainOpti
         },
         aux_loss_coef: args.aux_loss_coef,
         seed: args.seed,
-        init: match init {
-            "random" => Init::Random,
-            folder => Init::HuggingFace(PathBuf::from(folder)),
-        },
+        init,
         device,
         traced_steps: first_traced..first_traced + TRACED_STEPS,
+        save: None,
     })
 }
 

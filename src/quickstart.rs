@@ -264,6 +264,7 @@ impl Stage<'_> {
             init: Init::Random,
             device: CPU,
             traced_steps: steps / 2..steps / 2 + 2,
+            save: None,
         };
         let trained = train_into(
             &self.dir.join(name),

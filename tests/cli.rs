@@ -255,11 +255,6 @@ fn bad_requests_are_refused_with_what_would_work() {
         &["export", "not supported"],
     );
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
-    refused(
-        &["execute", "plan.json", "--resume", "run"],
-        2,
-        &["--resume", "--init"],
-    );
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         init: Init::Random,
         device: options.device,
         traced_steps: 0..0,
+        save: None,
     };
     let plan = planned(model, layout);
     let trained = train::run(&plan, model, &BATCH, &train, &samples, &|_| ())?;

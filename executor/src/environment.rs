@@ -11,6 +11,7 @@ use moefold_kernels::cuda::survey::Survey;
 use moefold_profiles::presets::Machine;
 use serde::Serialize;
 
+use crate::checkpoint::Resumed;
 use crate::device::DeviceSpec;
 
 /// Version of the format of `env.json`.
@@ -47,6 +48,9 @@ pub struct Environment {
     pub ranks: u32,
     /// Threads of each rank.
     pub threads_per_rank: u32,
+    /// Of a run: the checkpoint that it went on from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<Resumed>,
 }
 
 /// GPUs and CUDA's libraries, as they say it.
@@ -147,6 +151,7 @@ impl Environment {
             command: std::env::args().collect(),
             ranks,
             threads_per_rank: device.threads_per_rank(ranks) as u32,
+            resumed: None,
         }
     }
 

@@ -73,6 +73,20 @@ pub enum Error {
         /// What the system said.
         cause: std::io::Error,
     },
+    /// A file of a checkpoint could not be written; what was there of it is removed.
+    #[error(
+        "{}: could not write the checkpoint, of which this file takes {mib:.1} MiB: {cause}; with room \
+         for it, --resume goes on from the checkpoint before",
+        path.display()
+    )]
+    Save {
+        /// The file.
+        path: PathBuf,
+        /// How large it was to be.
+        mib: f64,
+        /// What the system said.
+        cause: std::io::Error,
+    },
     /// A file does not hold what it should.
     #[error("{}: {reason}", path.display())]
     Malformed {
@@ -132,6 +146,7 @@ impl Error {
             | Self::Panicked { .. }
             | Self::Device(_)
             | Self::Rendezvous(_)
+            | Self::Save { .. }
             | Self::Spawn { .. } => false,
         }
     }

@@ -2,12 +2,13 @@
 //!
 //! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
-//! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], and measuring ([`record`],
+//! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, and measuring ([`record`],
 //! [`run`]; on their own, [`profile`] and [`mod@bench`]). What they compute on is said by
 //! [`device::DeviceSpec`]; what is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod bench;
+pub mod checkpoint;
 pub mod data;
 pub mod device;
 pub mod environment;

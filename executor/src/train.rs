@@ -17,6 +17,7 @@ use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 use moefold_profiles::units::Bytes;
 
+use crate::checkpoint::{self, Course, Resumed, Saved, Saver, Saving, Written};
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
@@ -42,12 +43,24 @@ pub enum Init {
     Random,
     /// A Hugging Face checkpoint folder.
     HuggingFace(PathBuf),
+    /// A checkpoint of a run: training goes on after its steps, with the states it had.
+    Resume(Resumed),
+}
+
+impl Init {
+    /// The checkpoint that training goes on from.
+    pub fn resumed(&self) -> Option<&Resumed> {
+        match self {
+            Self::Random | Self::HuggingFace(_) => None,
+            Self::Resume(resumed) => Some(resumed),
+        }
+    }
 }
 
 /// How to train, besides the plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainOptions {
-    /// Steps to run.
+    /// Steps of the whole run, those before a checkpoint it goes on from among them.
     pub steps: u64,
     /// Learning rate by step.
     pub lr: LearningRate,
@@ -63,6 +76,8 @@ pub struct TrainOptions {
     pub device: DeviceSpec,
     /// Steps whose spans go into the trace one by one.
     pub traced_steps: Range<u64>,
+    /// Whether checkpoints are saved, and where.
+    pub save: Option<Saving>,
 }
 
 /// What a run gives.
@@ -76,6 +91,8 @@ pub struct Trained {
     pub trace: Trace,
     /// The final weights, whole.
     pub weights: Collector,
+    /// The checkpoints that were saved, those that are not kept any more among them.
+    pub checkpoints: Vec<Written>,
 }
 
 /// Trains `model` as `plan` says, on ranks that are threads of this process. `on_step` is called after
@@ -121,26 +138,31 @@ pub fn run_in(
             world.ranks()
         )));
     }
-    let weights = match &options.init {
-        Init::Random => Source::Random {
-            seed: options.seed,
-            std: model.initializer_range,
-        },
-        Init::HuggingFace(folder) => Source::checkpoint(folder, &global_tensors(model))?,
-    };
+    let (weights, course) = begin(model, batch, options, samples)?;
     let collector = Collector::new();
     let rank = |rank: &RankContext| {
         let recorder = rank.recorder();
         let ordinal = rank.gpu() as usize;
         let device = options.device.open(ordinal, rank.local_ranks())?;
         let cx = Context::join(rank, &layout, device, recorder);
+        if let Some(saved) = weights.saved() {
+            saved.verify(&cx.world)?;
+        }
+        let saver = Saver::of(rank, &cx.world, options, model, course.as_ref())?;
         let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
         let report = |record: &StepRecord| {
             if rank.rank() == 0 {
                 on_step(record);
             }
         };
-        let (steps, record) = train(&mut trainer, batch, options, samples, &report)?;
+        let (steps, checkpoints, record) = train(
+            &mut trainer,
+            batch,
+            options,
+            samples,
+            saver.as_ref(),
+            &report,
+        )?;
         let weights = |put: &mut Put<'_>| {
             if keep_weights {
                 trainer.each_part(put)?;
@@ -148,13 +170,18 @@ pub fn run_in(
             Ok(())
         };
         let records = gather::at_first(rank, record, &weights, &collector)?;
-        Ok((steps, records))
+        Ok(((steps, checkpoints), records))
     };
-    let (mut steps, records): (Vec<_>, Vec<_>) = world.run(rank)?.into_iter().unzip();
+    let ran = world.run(rank).inspect_err(|_| {
+        if let (Some(saving), true) = (&options.save, world.has_first()) {
+            checkpoint::discard_partial(&saving.run_dir);
+        }
+    });
+    let (mut told, records): (Vec<_>, Vec<_>) = ran?.into_iter().unzip();
     if !world.has_first() {
         return Ok(None);
     }
-    let steps: Vec<StepRecord> = steps.swap_remove(0);
+    let (steps, checkpoints) = told.swap_remove(0);
     let mut times = Vec::new();
     let mut spans = Vec::new();
     let mut peaks = Vec::new();
@@ -167,7 +194,7 @@ pub fn run_in(
         &steps,
         &times,
         peaks,
-        warmup_steps(options.steps),
+        warmup_steps(steps.len() as u64),
         options.device.shares_cores(layout.gpus()),
     );
     Ok(Some(Trained {
@@ -178,7 +205,33 @@ pub fn run_in(
         },
         weights: collector,
         steps,
+        checkpoints,
     }))
+}
+
+/// The initial weights; and where a checkpoint says how it was trained or is to say so, how this run is.
+fn begin(
+    model: &Model,
+    batch: &Batch,
+    options: &TrainOptions,
+    samples: &Samples,
+) -> Result<(Source, Option<Course>), Error> {
+    let weights = match &options.init {
+        Init::Random => Source::Random {
+            seed: options.seed,
+            std: model.initializer_range,
+        },
+        Init::HuggingFace(folder) => Source::checkpoint(folder, &global_tensors(model))?,
+        Init::Resume(from) => Source::Saved(Box::new(Saved::open(&from.checkpoint, model)?)),
+    };
+    if weights.saved().is_none() && options.save.is_none() {
+        return Ok((weights, None));
+    }
+    let course = Course::of(options, batch, samples)?;
+    if let Some(saved) = weights.saved() {
+        saved.check(&course, options.steps)?;
+    }
+    Ok((weights, Some(course)))
 }
 
 /// Leading steps whose times are not counted: a quarter of a short run, three of a long one.
@@ -192,11 +245,13 @@ fn train(
     batch: &Batch,
     options: &TrainOptions,
     samples: &Samples,
+    saver: Option<&Saver<'_>>,
     report: &dyn Fn(&StepRecord),
-) -> Result<(Vec<StepRecord>, RankRecord), Error> {
+) -> Result<(Vec<StepRecord>, Vec<Written>, RankRecord), Error> {
     let mut records = Vec::new();
+    let mut checkpoints = Vec::new();
     let mut times = Vec::new();
-    for step in 0..options.steps {
+    for step in trainer.steps()..options.steps {
         let recorder = trainer.cx.recorder.clone();
         recorder.begin_step(step as u32, options.traced_steps.contains(&step));
         let lr = options.lr.at(step);
@@ -207,6 +262,9 @@ fn train(
         report(&record);
         records.push(record);
         times.push(time);
+        if let Some(saver) = saver.filter(|saver| saver.is_due(step + 1)) {
+            checkpoints.push(saver.save(trainer, step + 1)?);
+        }
     }
     let cx = &trainer.cx;
     let record = RankRecord {
@@ -214,7 +272,7 @@ fn train(
         spans: cx.recorder.take_spans(),
         peak: rank_peak(cx.rank, cx.at.pp, &cx.device),
     };
-    Ok((records, record))
+    Ok((records, checkpoints, record))
 }
 
 /// One rank, ready to step.
@@ -243,8 +301,11 @@ impl Trainer {
             microbatches: cx.layout.microbatches(),
         });
         let stage = StageModel::new(model, &store, &holding, aux);
-        let optimizer = ZeroAdam::new(&cx, &store, options.adam);
+        let mut optimizer = ZeroAdam::new(&cx, &store, options.adam);
         fill(&store, &optimizer, weights)?;
+        if let Some(saved) = weights.saved() {
+            saved.restore(&store, &mut optimizer)?;
+        }
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stages = BTreeMap::from([(Stage(0), stage)]);
@@ -258,6 +319,11 @@ impl Trainer {
             seq_len as usize,
         );
         Ok(Self { cx, stepper })
+    }
+
+    /// Steps taken, those before the checkpoint it began with among them.
+    pub fn steps(&self) -> u64 {
+        self.stepper.optimizer.steps()
     }
 
     /// Runs one step on the rank's part of a global batch.
@@ -436,6 +502,7 @@ mod tests {
                 threads_per_rank: Some(1),
             },
             traced_steps: 1..2,
+            save: None,
         }
     }
 

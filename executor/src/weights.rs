@@ -1,9 +1,10 @@
 //! Initial and final weights, by global tensor.
 //!
-//! A rank asks a [`Source`] for the [`Region`]s of global tensors it holds: a checkpoint on disk, or
-//! random numbers that depend on the seed and the tensor's name only. Neither knows layouts, so the
-//! same weights come out of every one. Global tensors are named as the model's Hugging Face
-//! checkpoints name them, one per expert; other spellings are the checkpoint reader's business.
+//! A rank asks a [`Source`] for the [`Region`]s of global tensors it holds: a checkpoint on disk (of
+//! Hugging Face, or of a run), or random numbers that depend on the seed and the tensor's name only. None
+//! knows layouts, so the same weights come out of every one. Global tensors are named as the model's
+//! Hugging Face checkpoints name them, one per expert; other spellings are the checkpoint reader's
+//! business.
 
 mod checkpoint;
 mod config;
@@ -20,7 +21,9 @@ pub use save::Collector;
 use serde::{Deserialize, Serialize};
 
 use self::random::normal_region;
+use crate::checkpoint::Saved;
 use crate::error::Error;
+use crate::optimizer::State;
 
 /// A tensor of the whole model.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -164,8 +167,10 @@ pub enum Source {
         /// Standard deviation.
         std: f64,
     },
-    /// A checkpoint.
+    /// A Hugging Face checkpoint.
     Checkpoint(Checkpoint),
+    /// A checkpoint of a run.
+    Saved(Box<Saved>),
 }
 
 impl Source {
@@ -174,10 +179,19 @@ impl Source {
         Checkpoint::open(dir, expected).map(Self::Checkpoint)
     }
 
+    /// The run's checkpoint, where that is what it is.
+    pub(crate) fn saved(&self) -> Option<&Saved> {
+        match self {
+            Self::Saved(saved) => Some(saved),
+            Self::Random { .. } | Self::Checkpoint(_) => None,
+        }
+    }
+
     /// The values of a region, row by row.
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.read(region),
+            Self::Saved(saved) => saved.read(State::Master, region),
             Self::Random { .. } if matches!(region.tensor.rsplit_once('.'), Some((_, "bias"))) => {
                 Ok(vec![0.0; region.len()])
             }

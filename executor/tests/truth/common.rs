@@ -130,6 +130,7 @@ impl Fixture {
                 threads_per_rank: Some(1),
             },
             traced_steps: 0..0,
+            save: None,
         }
     }
 

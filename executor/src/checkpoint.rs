@@ -1,0 +1,362 @@
+//! Checkpoints: all that training needs to go on, so that a run can stop and another take it up.
+//!
+//! `RUN_DIR/checkpoints/step-N/` is the state after `N` steps: a safetensors file a rank with the f32
+//! masters and both moments of what that rank updates, and `checkpoint.json`, the [`Index`]. Everything
+//! is keyed by rectangles of global tensors, so any layout, number of ranks and device reads what any
+//! other has written; under the same layout training goes on to the bit. Weights are not saved: they
+//! are the masters, rounded.
+//!
+//! A checkpoint is written as `step-N.partial`, the index last, and renamed; so one under its final name
+//! is whole, whenever the run is stopped. Reading checks sizes first, then the hash of every file.
+
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moefold_planner::layout::Batch;
+use moefold_planner::model::Model;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::data::{Order, Samples};
+use crate::error::Error;
+use crate::lr::Decay;
+use crate::train::TrainOptions;
+use crate::weights::{GlobalTensor, Rectangle};
+
+pub use read::Saved;
+pub(crate) use write::{Saver, discard_partial};
+pub use write::{Saving, Written};
+
+/// Version of the format of `checkpoint.json`.
+pub const CHECKPOINT_VERSION: u32 = 1;
+
+/// Complete checkpoints that a run keeps: the newest, and one more should a file of it go bad.
+pub const KEPT: usize = 2;
+
+/// The index of a checkpoint, in its folder.
+const INDEX: &str = "checkpoint.json";
+
+/// Where a run's checkpoints are, in its directory.
+const FOLDER: &str = "checkpoints";
+
+/// What a checkpoint is of, and what is in which of its files.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Index {
+    /// Format version, [`CHECKPOINT_VERSION`].
+    pub version: u32,
+    /// Steps taken.
+    pub step: u64,
+    /// Samples used up: where in the data the next step begins.
+    pub samples: u64,
+    /// How it was trained.
+    pub course: Course,
+    /// The model, as in a plan; its name says nothing.
+    pub model: Value,
+    /// A file of every rank, in rank order.
+    pub files: Vec<ShardFile>,
+}
+
+/// One file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardFile {
+    /// Its name, in the folder of the index.
+    name: String,
+    /// Its size.
+    bytes: u64,
+    /// Its BLAKE3, in hexadecimal.
+    blake3: String,
+    /// The rectangles whose states it holds.
+    regions: Vec<Rectangle>,
+}
+
+/// What must be the same for training to go on as if it had not stopped. Keys are those of plans, or
+/// flags of the command line without their dashes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Course {
+    seq_len: u64,
+    global_batch: u64,
+    /// Tokens of the data, and [`Samples::fingerprint`].
+    data_tokens: u64,
+    data_blake3: String,
+    /// None where samples are taken in the order of the data.
+    shuffle_seed: Option<u64>,
+    lr: f64,
+    lr_schedule: Decay,
+    warmup: u64,
+    /// Steps of the whole run, where the rate decays towards its end.
+    steps: Option<u64>,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    weight_decay: f64,
+    clip: Option<f64>,
+    aux_loss_coef: f64,
+}
+
+impl Course {
+    /// How `options` say to train.
+    pub fn of(options: &TrainOptions, batch: &Batch, samples: &Samples) -> Result<Self, Error> {
+        let (lr, adam) = (&options.lr, &options.adam);
+        Ok(Self {
+            seq_len: batch.seq_len,
+            global_batch: batch.global_batch,
+            data_tokens: samples.num_tokens(),
+            data_blake3: samples.fingerprint()?,
+            shuffle_seed: match samples.order() {
+                Order::Stream => None,
+                Order::Shuffled { seed } => Some(seed),
+            },
+            lr: lr.peak,
+            lr_schedule: lr.decay,
+            warmup: lr.warmup,
+            steps: (lr.decay != Decay::Constant).then_some(lr.steps),
+            beta1: adam.betas.0,
+            beta2: adam.betas.1,
+            eps: adam.eps,
+            weight_decay: adam.weight_decay,
+            clip: adam.clip,
+            aux_loss_coef: options.aux_loss_coef,
+        })
+    }
+}
+
+impl Index {
+    /// Reads the index of the checkpoint in `dir`.
+    pub fn load(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(INDEX);
+        let text = fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let bad = |error: serde_json::Error| {
+            Error::malformed(&path, format!("is no index of a checkpoint: {error}"))
+        };
+        let value: Value = serde_json::from_slice(&text).map_err(bad)?;
+        let version = &value["version"];
+        if *version != CHECKPOINT_VERSION {
+            let reason = format!(
+                "has version {version}, this program reads {CHECKPOINT_VERSION}: resume with the \
+                 program that wrote it"
+            );
+            return Err(Error::malformed(&path, reason));
+        }
+        let index: Self = serde_json::from_value(value).map_err(bad)?;
+        let strange = index.files.iter().find(|file| file.name.contains('/'));
+        match strange {
+            None => Ok(index),
+            Some(file) => {
+                let reason = format!("names the file {:?}; expected files beside it", file.name);
+                Err(Error::malformed(&path, reason))
+            }
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Refuses a checkpoint in `dir` of which a file is missing or is not as long as it was written.
+    fn check_files(&self, dir: &Path) -> Result<(), Error> {
+        for file in &self.files {
+            let path = dir.join(&file.name);
+            let found = match fs::metadata(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err(Error::malformed(path, "is missing from its checkpoint"));
+                }
+                found => found.map_err(Error::io(&path, "measure"))?.len(),
+            };
+            if found != file.bytes {
+                let reason = format!("holds {found} bytes; {} were written", file.bytes);
+                return Err(Error::malformed(path, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong where the files do not hold every element of `tensors` once and nothing else.
+    fn check_cover(&self, tensors: &[GlobalTensor]) -> Result<(), String> {
+        let mut found: Vec<&Rectangle> = self.files.iter().flat_map(|file| &file.regions).collect();
+        found.sort_by_key(|region| (&region.tensor, region.rows, region.cols));
+        let mut rest = &found[..];
+        for tensor in tensors {
+            let count = rest.partition_point(|region| region.tensor <= tensor.name);
+            let (own, others) = rest.split_at(count);
+            rest = others;
+            if let Some(other) = own.iter().find(|region| region.tensor != tensor.name) {
+                return Err(format!("{} is not of this model", other.tensor));
+            }
+            if let Some(other) = own.iter().find(|region| region.dims != tensor.dims) {
+                return Err(format!(
+                    "{} is {:?}, expected {:?}",
+                    tensor.name, other.dims, tensor.dims
+                ));
+            }
+            check_tiles(own, tensor).map_err(|why| format!("{} {why}", tensor.name))?;
+        }
+        match rest.first() {
+            None => Ok(()),
+            Some(other) => Err(format!("{} is not of this model", other.tensor)),
+        }
+    }
+}
+
+/// Whether rectangles, ordered by their first rows, tile a tensor.
+fn check_tiles(rectangles: &[&Rectangle], tensor: &GlobalTensor) -> Result<(), &'static str> {
+    let [rows, cols] = tensor.matrix();
+    let within = |[start, end]: [usize; 2], len: usize| start < end && end <= len;
+    let mut area = 0;
+    for (i, one) in rectangles.iter().enumerate() {
+        if !within(one.rows, rows) || !within(one.cols, cols) {
+            return Err("has a part that lies outside it");
+        }
+        area += one.region().len();
+        let below = rectangles[i + 1..].iter();
+        // Those that follow begin at later rows, so the first that begins below ends the search.
+        let mut beside = below.take_while(|other| other.rows[0] < one.rows[1]);
+        if beside.any(|other| other.cols[0] < one.cols[1] && one.cols[0] < other.cols[1]) {
+            return Err("has a part that is there twice");
+        }
+    }
+    if area == tensor.len() {
+        Ok(())
+    } else {
+        Err("is not there in full")
+    }
+}
+
+/// The model as a checkpoint describes it.
+fn describe(model: &Model) -> Value {
+    let mut value = serde_json::to_value(model).expect("a model is plain data");
+    if let Some(keys) = value.as_object_mut() {
+        // The same model has the names of the files that it was read from.
+        keys.remove("name");
+    }
+    value
+}
+
+/// The keys under which two JSON objects differ, with both values where they are short.
+fn differences(saved: &Value, now: &Value) -> Vec<String> {
+    let empty = serde_json::Map::new();
+    let [saved, now] = [saved, now].map(|value| value.as_object().unwrap_or(&empty));
+    let keys = now
+        .keys()
+        .chain(saved.keys().filter(|key| !now.contains_key(*key)));
+    let differ = keys.filter(|&key| saved.get(key) != now.get(key));
+    let short = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => Some("none".to_owned()),
+        Some(Value::Object(_) | Value::Array(_)) => None,
+        Some(value) => Some(value.to_string()),
+    };
+    differ
+        .map(|key| match (short(saved.get(key)), short(now.get(key))) {
+            (Some(saved), Some(now)) => format!("{key} was {saved} and is {now}"),
+            _ => format!("{key} differs"),
+        })
+        .collect()
+}
+
+/// A checkpoint to go on from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resumed {
+    /// Its folder.
+    pub checkpoint: PathBuf,
+    /// Steps taken.
+    pub step: u64,
+}
+
+/// The checkpoint that a path leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Which one.
+    pub resumed: Resumed,
+    /// Why newer ones were passed over, a sentence each.
+    pub passed_over: Vec<String>,
+}
+
+/// The checkpoint at `path`, or the newest complete one of the run there.
+pub fn find(path: &Path) -> Result<Found, Error> {
+    if path.join(INDEX).is_file() {
+        return Ok(Found {
+            resumed: Resumed {
+                checkpoint: path.to_owned(),
+                step: Index::load(path)?.step,
+            },
+            passed_over: Vec::new(),
+        });
+    }
+    let folder = path.join(FOLDER);
+    if !folder.is_dir() {
+        return Err(Error::malformed(
+            path,
+            format!(
+                "is no checkpoint and no run that has any: expected {INDEX} or a folder \
+                 {FOLDER} in it; --save-every N makes a run save them"
+            ),
+        ));
+    }
+    let mut passed_over = Vec::new();
+    for (step, dir) in complete(&folder)?.into_iter().rev() {
+        let index = Index::load(&dir);
+        match index.and_then(|index| index.check_files(&dir)) {
+            Ok(()) => {
+                return Ok(Found {
+                    resumed: Resumed {
+                        checkpoint: dir,
+                        step,
+                    },
+                    passed_over,
+                });
+            }
+            Err(error) => passed_over.push(format!("{} is not complete: {error}", dir.display())),
+        }
+    }
+    let why = passed_over.join("; ");
+    let separator = if why.is_empty() { "" } else { ": " };
+    Err(Error::malformed(
+        folder,
+        format!("holds no complete checkpoint{separator}{why}"),
+    ))
+}
+
+/// The folders that checkpoints have once they are complete, with their steps, in order.
+fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let path = entry.map_err(Error::io(folder, "read"))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let step = name
+            .strip_prefix("step-")
+            .and_then(|step| step.parse().ok());
+        if let Some(step) = step {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The folder of the checkpoint after `step` steps.
+fn folder_of(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!("step-{step}"))
+}
+
+/// The same while it is written, or removed.
+fn partial(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!("step-{step}.partial"))
+}
+
+/// The name of a state of a rectangle in a file.
+fn name_of(region: &Rectangle, state: crate::optimizer::State) -> String {
+    let ([top, bottom], [left, right]) = (region.rows, region.cols);
+    format!(
+        "{}[{top}:{bottom},{left}:{right}].{}",
+        region.tensor,
+        state.name()
+    )
+}

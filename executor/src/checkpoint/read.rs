@@ -1,0 +1,243 @@
+//! [`Saved`]: an open checkpoint, read rectangle by rectangle.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use moefold_planner::model::Model;
+use safetensors::tensor::Dtype;
+
+use super::{Course, INDEX, Index, describe, differences, name_of};
+use crate::error::Error;
+use crate::model::{Parameter, global_tensors};
+use crate::optimizer::{State, ZeroAdam};
+use crate::store::Store;
+use crate::transport::Communicator;
+use crate::weights::stored::{Stored, read_header};
+use crate::weights::{Rectangle, Region};
+
+/// A checkpoint that holds the states of a model, every element once. Files are as long as they should
+/// be; that they hold what was written is seen by [`Saved::verify`].
+#[derive(Debug)]
+pub struct Saved {
+    dir: PathBuf,
+    index: Index,
+    /// The files, as the index lists them.
+    files: Vec<(PathBuf, File)>,
+    /// By tensor.
+    pieces: BTreeMap<String, Vec<Piece>>,
+}
+
+/// A rectangle of a tensor in a file.
+#[derive(Debug)]
+struct Piece {
+    file: usize,
+    rectangle: Rectangle,
+    /// Where its states begin in the file, in the order of [`State::ALL`], bytes.
+    at: [u64; 3],
+}
+
+impl Saved {
+    /// Opens the checkpoint in `dir`, which must be of `model`.
+    pub fn open(dir: &Path, model: &Model) -> Result<Self, Error> {
+        let index = Index::load(dir)?;
+        let of_model = differences(&index.model, &describe(model));
+        if !of_model.is_empty() {
+            return Err(Error::Request(format!(
+                "{}: is a checkpoint of another model than {}: {}",
+                dir.display(),
+                model.name,
+                of_model.join(", ")
+            )));
+        }
+        index.check_files(dir)?;
+        let covered = index.check_cover(&global_tensors(model));
+        covered.map_err(|why| Error::malformed(dir.join(INDEX), why))?;
+        let mut files = Vec::new();
+        let mut pieces: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+        for (number, listed) in index.files.iter().enumerate() {
+            let path = dir.join(&listed.name);
+            let file = File::open(&path).map_err(Error::io(&path, "open"))?;
+            let mut stored = BTreeMap::new();
+            read_header(&path, &file, number, &mut stored)?;
+            for rectangle in &listed.regions {
+                let piece = locate(rectangle, number, &stored)
+                    .map_err(|reason| Error::malformed(&path, reason))?;
+                let of_tensor = pieces.entry(rectangle.tensor.clone()).or_default();
+                of_tensor.push(piece);
+            }
+            files.push((path, file));
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            index,
+            files,
+            pieces,
+        })
+    }
+
+    /// Its folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Steps taken.
+    pub fn step(&self) -> u64 {
+        self.index.step
+    }
+
+    /// Refuses to go on otherwise than it was trained, or where nothing is left of `steps` steps.
+    pub fn check(&self, course: &Course, steps: u64) -> Result<(), Error> {
+        let [saved, now] = [&self.index.course, course]
+            .map(|course| serde_json::to_value(course).expect("options are plain data"));
+        let differ = differences(&saved, &now);
+        if !differ.is_empty() {
+            return Err(Error::Request(format!(
+                "{}: was trained otherwise, so a run that resumes it would not go on as it began: {}; \
+                 give what was given then, or start anew from weights with --init",
+                self.dir.display(),
+                differ.join(", ")
+            )));
+        }
+        if self.step() >= steps {
+            return Err(Error::Request(format!(
+                "{}: {} steps are done, and --steps asks for {steps} in all: give more",
+                self.dir.display(),
+                self.step()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Sees that all ranks have opened the same checkpoint, and that its files hold what was written.
+    /// The ranks share out the files, since each is read in full.
+    pub(crate) fn verify(&self, world: &Communicator) -> Result<(), Error> {
+        for number in (world.index()..self.files.len()).step_by(world.size()) {
+            self.verify_file(number)?;
+        }
+        let named = blake3::hash(&serde_json::to_vec(&self.index).expect("plain data"));
+        let (word, _) = named.as_bytes().split_first_chunk().expect("32 bytes");
+        let words = world.exchange_counts(&[u64::from_le_bytes(*word)])?;
+        if let Some(other) = words.iter().position(|word| *word != words[0]) {
+            return Err(Error::Request(format!(
+                "{}: ranks 0 and {other} read different checkpoints of this name: resume from a folder \
+                 that all ranks share",
+                self.dir.display()
+            )));
+        }
+        Ok(())
+    }
+
+    fn verify_file(&self, number: usize) -> Result<(), Error> {
+        let path = &self.files[number].0;
+        let mut file = File::open(path).map_err(Error::io(path, "open"))?;
+        let mut hash = blake3::Hasher::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let count = file.read(&mut buffer).map_err(Error::io(path, "read"))?;
+            if count == 0 {
+                break;
+            }
+            hash.update(&buffer[..count]);
+        }
+        if hash.finalize().to_hex().as_str() == self.index.files[number].blake3 {
+            return Ok(());
+        }
+        Err(Error::malformed(
+            path,
+            "does not hold what was written: resume from another checkpoint of the run",
+        ))
+    }
+
+    /// A state of the elements of a region, row by row.
+    pub fn read(&self, state: State, region: &Region<'_>) -> Result<Vec<f32>, Error> {
+        let width = region.cols.len();
+        let mut values = vec![0.0; region.len()];
+        for piece in &self.pieces[region.tensor] {
+            let of = piece.rectangle.region();
+            let rows = of.rows.start.max(region.rows.start)..of.rows.end.min(region.rows.end);
+            let cols = of.cols.start.max(region.cols.start)..of.cols.end.min(region.cols.end);
+            if rows.is_empty() || cols.is_empty() {
+                continue;
+            }
+            // Whole rows of the piece: its columns lie next to each other.
+            let (path, file) = &self.files[piece.file];
+            let mut bytes = vec![0; rows.len() * of.cols.len() * size_of::<f32>()];
+            let skipped = (rows.start - of.rows.start) * of.cols.len() * size_of::<f32>();
+            let at = piece.at[state as usize] + skipped as u64;
+            file.read_exact_at(&mut bytes, at)
+                .map_err(Error::io(path, "read"))?;
+            let found = bytes.as_chunks::<4>().0;
+            for (row, found) in rows.zip(found.chunks(of.cols.len())) {
+                let to = (row - region.rows.start) * width + cols.start - region.cols.start;
+                let from = cols.start - of.cols.start;
+                let to = &mut values[to..to + cols.len()];
+                for (value, bytes) in to.iter_mut().zip(&found[from..]) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// Gives an optimizer the moments and the count of steps that it had; masters are given their values
+    /// with the weights.
+    pub(crate) fn restore(&self, store: &Store, optimizer: &mut ZeroAdam) -> Result<(), Error> {
+        for parameter in &store.shard.parameters {
+            for state in [State::FirstMoment, State::SecondMoment] {
+                self.restore_state(state, parameter, optimizer)?;
+            }
+        }
+        optimizer.resume_at(self.step());
+        Ok(())
+    }
+
+    fn restore_state(
+        &self,
+        state: State,
+        parameter: &Parameter,
+        optimizer: &ZeroAdam,
+    ) -> Result<(), Error> {
+        for slice in &parameter.slices {
+            if let Some((elements, tensor)) = optimizer.state(state, parameter, slice) {
+                let mut values = Vec::with_capacity(elements.len());
+                for part in slice.region().parts(elements) {
+                    values.extend(self.read(state, &part)?);
+                }
+                tensor.copy_from_f32(&values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Finds the states of a rectangle among the tensors of a file.
+fn locate(
+    rectangle: &Rectangle,
+    file: usize,
+    stored: &BTreeMap<String, Stored>,
+) -> Result<Piece, String> {
+    let region = rectangle.region();
+    let mut at = [0; 3];
+    for state in State::ALL {
+        let name = name_of(rectangle, state);
+        let found = stored
+            .get(&name)
+            .ok_or_else(|| format!("lacks {name}, which {INDEX} says it holds"))?;
+        let shape = [region.rows.len(), region.cols.len()];
+        if found.dtype != Dtype::F32 || found.shape != shape {
+            return Err(format!(
+                "{name} is {:?} {:?}, expected F32 {shape:?}",
+                found.dtype, found.shape
+            ));
+        }
+        at[state as usize] = found.at;
+    }
+    Ok(Piece {
+        file,
+        rectangle: rectangle.clone(),
+        at,
+    })
+}

@@ -1,0 +1,338 @@
+//! `execute --save-every` and `--resume` from the outside: a run that stops, in whatever way, and is
+//! taken up again.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use moefold_profiles::run::StepRecord;
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/fixtures").join(name).display().to_string()
+}
+
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moefold"));
+    command.args(arguments).env("NO_COLOR", "1");
+    command
+}
+
+/// Runs a command; its exit code, standard output and standard error.
+fn run(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().expect("the program starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = output.status.code().expect("no signal ended it");
+    (code, text(&output.stdout), text(&output.stderr))
+}
+
+/// A folder with plans for the tiny Mixtral.
+struct Bench(TempDir);
+
+impl Bench {
+    fn new(layouts: &[(&str, &str)]) -> Self {
+        let bench = Self(tempfile::tempdir().expect("a temporary folder"));
+        for (ranks, layout) in layouts {
+            let (code, _, errors) = run(&mut program(&[
+                "plan",
+                "--model",
+                &fixture("mixtral"),
+                "--cluster",
+                "local",
+                "--gpus",
+                ranks,
+                "--seq-len",
+                "16",
+                "--global-batch",
+                "8",
+                "--layout",
+                layout,
+                "--out",
+                &bench.path(&format!("{ranks}.json")),
+            ]));
+            assert_eq!(code, 0, "{errors}");
+        }
+        bench
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// Training by the plan for so many ranks into a run directory.
+    fn execute(&self, ranks: &str, out: &str, rest: &[&str]) -> Command {
+        let (plan, out) = (self.path(&format!("{ranks}.json")), self.path(out));
+        let data = format!("{}/tokens", fixture("mixtral"));
+        let first = [
+            "execute", &plan, "--data", &data, "--device", "cpu", "--out", &out,
+        ];
+        program(&[&first, rest].concat())
+    }
+
+    fn steps(&self, run: &str) -> Vec<StepRecord> {
+        let path = self.0.path().join(run).join("steps.jsonl");
+        let text = fs::read_to_string(path).expect("steps were written");
+        text.lines()
+            .map(|line| serde_json::from_str(line).expect("a step"))
+            .collect()
+    }
+
+    fn losses(&self, run: &str) -> Vec<(u64, f64, f64)> {
+        let steps = self.steps(run).into_iter();
+        steps
+            .map(|step| (step.step, step.loss, step.grad_norm))
+            .collect()
+    }
+
+    fn checkpoints(&self, run: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path().join(run).join("checkpoints")).expect("a folder");
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.expect("readable").file_name().display().to_string())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+const ONE: (&str, &str) = ("1", "tp=1,ep=1,etp=1,mbs=2");
+const FOLDED: (&str, &str) = ("4", "tp=2,ep=4,etp=1,mbs=1");
+
+const SCHEDULE: [&str; 6] = ["--lr", "3e-3", "--lr-schedule", "cosine", "--warmup", "2"];
+
+#[test]
+fn oracle_a_run_in_two_parts_equals_one_on_threads_and_on_processes() {
+    let bench = Bench::new(&[ONE, FOLDED]);
+    for launch in ["threads", "processes"] {
+        let name = |what: &str| format!("{launch}-{what}");
+        let go = |ranks: &str, out: &str, rest: &[&str]| {
+            let saved = bench.path(&format!("{out}-weights"));
+            let common = [
+                "--launch",
+                launch,
+                "--steps",
+                "8",
+                "--save-hf",
+                &saved,
+                "--json",
+            ];
+            let arguments = [&common, &SCHEDULE[..], rest].concat();
+            let (code, answer, errors) = run(&mut bench.execute(ranks, out, &arguments));
+            assert_eq!((code, errors.as_str()), (0, ""), "{out}");
+            serde_json::from_str::<Value>(&answer).expect("one document and no more")
+        };
+        let (whole, rest, other) = (name("whole"), name("rest"), name("other"));
+        let answer = go("4", &whole, &["--save-every", "4"]);
+        assert_eq!(answer["checkpoint"]["step"], 8);
+        assert_eq!(bench.checkpoints(&whole), ["step-4", "step-8"]);
+        let from = bench.path(&format!("{whole}/checkpoints/step-4"));
+        let answer = go("4", &rest, &["--resume", &from, "--save-every", "100"]);
+        assert_eq!(bench.losses(&rest), bench.losses(&whole)[4..], "to the bit");
+        assert_eq!(answer["summary"]["steps"], 4);
+        // Every file of both, the index with its hashes among them.
+        for file in [
+            "checkpoint.json",
+            "rank-0.safetensors",
+            "rank-3.safetensors",
+        ] {
+            let [a, b] = [&whole, &rest].map(|run| {
+                let path = format!("{run}/checkpoints/step-8/{file}");
+                fs::read(bench.path(&path)).expect("it is there")
+            });
+            assert!(a == b, "{file} differs");
+        }
+        let weights = |run: &str| fs::read(bench.path(&format!("{run}-weights/model.safetensors")));
+        assert!(
+            weights(&rest).expect("saved") == weights(&whole).expect("saved"),
+            "the same weights"
+        );
+        let environment = fs::read_to_string(bench.path(&format!("{rest}/env.json")));
+        let environment: Value =
+            serde_json::from_str(&environment.expect("written")).expect("JSON");
+        assert_eq!(environment["resumed"]["checkpoint"], from.as_str());
+        assert_eq!(environment["resumed"]["step"], 4);
+
+        // Another number of ranks takes it up, from the newest that the run directory has.
+        let folder = bench.path(&format!("{whole}/checkpoints/step-8"));
+        fs::rename(&folder, bench.path("elsewhere")).expect("moves");
+        go("1", &other, &["--resume", &bench.path(&whole)]);
+        for (found, expected) in bench.losses(&other).iter().zip(&bench.losses(&whole)[4..]) {
+            let error = (found.1 / expected.1 - 1.0).abs();
+            assert!(
+                found.0 == expected.0 && error < 1e-5,
+                "{found:?}, {expected:?}"
+            );
+        }
+        fs::rename(bench.path("elsewhere"), &folder).expect("moves");
+    }
+    assert_eq!(bench.losses("threads-rest"), bench.losses("processes-rest"));
+}
+
+/// Starts a run that saves after every step and kills it some time after its first checkpoint.
+fn kill(bench: &Bench, out: &str, rest: &[&str], after: Duration) {
+    let arguments = [&["--steps", "100000", "--save-every", "1"], rest].concat();
+    let mut command = bench.execute("4", out, &arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("the program starts");
+    let saved = bench.0.path().join(out).join("checkpoints");
+    let begun = Instant::now();
+    let is_complete = || {
+        let mut entries = fs::read_dir(&saved).into_iter().flatten().flatten();
+        entries.any(|entry| entry.path().extension().is_none())
+    };
+    while !is_complete() {
+        let ended = child.try_wait().expect("it is ours");
+        assert!(ended.is_none(), "{out} ended with {ended:?}");
+        assert!(begun.elapsed() < Duration::from_mins(1), "no checkpoint");
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(after);
+    child.kill().expect("it is ours");
+    child.wait().expect("it ended");
+}
+
+#[test]
+fn oracle_a_run_that_is_killed_again_and_again_equals_one_that_is_not() {
+    let bench = Bench::new(&[FOLDED]);
+    let mut parts: Vec<String> = Vec::new();
+    for attempt in 0..4 {
+        let out = format!("part-{attempt}");
+        let from = parts.last().map(|last| bench.path(last));
+        let resume: Vec<&str> = from.iter().flat_map(|from| ["--resume", from]).collect();
+        // Somewhere in a step, a file, a change of name or a removal.
+        kill(
+            &bench,
+            &out,
+            &resume,
+            Duration::from_millis(3 + 11 * attempt),
+        );
+        parts.push(out);
+    }
+    let last = parts.last().expect("there are four");
+    let newest = bench
+        .checkpoints(last)
+        .iter()
+        .filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok())
+        .max();
+    let steps = (newest.expect("one is complete") + 2).to_string();
+    let from = bench.path(last);
+    let end = ["--steps", &steps, "--resume", &from];
+    for (out, arguments) in [("end", &end[..]), ("whole", &end[..2])] {
+        let (code, _, errors) = run(&mut bench.execute("4", out, arguments));
+        assert_eq!(code, 0, "{errors}");
+    }
+    let whole = bench.losses("whole");
+    parts.push("end".to_owned());
+    for part in &parts {
+        let steps = bench.losses(part);
+        assert!(!steps.is_empty(), "{part}");
+        for step in steps {
+            // A run may have been killed in a step that the one after it never reached.
+            if let Some(expected) = whole.get(step.0 as usize) {
+                assert_eq!(step, *expected, "{part}");
+            }
+        }
+    }
+    assert_eq!(bench.losses("end").last(), whole.last());
+}
+
+#[test]
+fn without_room_on_the_disk_the_run_ends_with_what_was_to_be_written() {
+    let bench = Bench::new(&[FOLDED]);
+    let execute = bench.execute("4", "run", &["--steps", "4", "--save-every", "2"]);
+    // No file may be longer than 64 KiB, and a write beyond that is an error, not a signal.
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""])
+        .arg(execute.get_program())
+        .args(execute.get_args());
+    let (code, _, errors) = run(&mut limited);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("step-2.partial/rank-")
+            && errors.contains("could not write the checkpoint"),
+        "{errors}"
+    );
+    assert_eq!(bench.checkpoints("run"), [""; 0], "nothing is half written");
+    assert_eq!(bench.steps("run").len(), 2);
+}
+
+#[test]
+fn processes_save_into_the_directory_that_the_first_of_them_chose() {
+    let bench = Bench::new(&[FOLDED]);
+    let plan = bench.path("4.json");
+    let data = format!("{}/tokens", fixture("mixtral"));
+    let arguments = [
+        "execute",
+        &plan,
+        "--data",
+        &data,
+        "--device",
+        "cpu",
+        "--launch",
+        "processes",
+        "--steps",
+        "1",
+        "--save-every",
+        "1",
+    ];
+    let (code, _, errors) = run(program(&arguments).current_dir(bench.0.path()));
+    assert_eq!(code, 0, "{errors}");
+    assert_eq!(bench.checkpoints("runs/run-1"), ["step-1"]);
+    assert!(!Path::new(&bench.path("runs/run-2")).exists());
+}
+
+#[test]
+fn what_cannot_be_taken_up_is_refused_before_anything_is_written() {
+    let bench = Bench::new(&[ONE]);
+    let saving = ["--steps", "2", "--save-every", "2"];
+    let (code, _, errors) = run(&mut bench.execute("1", "run", &saving));
+    assert_eq!(code, 0, "{errors}");
+    let refused = |rest: &[&str], expected: &[&str]| {
+        let (code, _, errors) = run(&mut bench.execute("1", "refused", rest));
+        assert_eq!(code, 2, "{rest:?}: {errors}");
+        for part in expected {
+            assert!(errors.contains(part), "{rest:?} lacks {part:?}: {errors}");
+        }
+        let left = fs::read_dir(bench.path("refused")).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "{rest:?} left files in the way of the next try");
+    };
+    let from = bench.path("run");
+    refused(&["--resume", &from, "--init", "x"], &["--resume", "--init"]);
+    refused(&["--save-every", "0"], &["--save-every", "0"]);
+    refused(
+        &["--resume", &bench.path("nowhere")],
+        &[
+            "nowhere: is no checkpoint and no run that has any",
+            "--save-every",
+        ],
+    );
+    refused(
+        &["--resume", &from, "--steps", "2"],
+        &["step-2: 2 steps are done, and --steps asks for 2 in all"],
+    );
+    refused(
+        &["--resume", &from, "--seed", "9", "--weight-decay", "0"],
+        &[
+            "shuffle_seed was 0 and is 9",
+            "weight_decay was 0.1 and is 0.0",
+        ],
+    );
+    let file = bench.path("run/checkpoints/step-2/rank-0.safetensors");
+    let mut bytes = fs::read(&file).expect("there");
+    let half = bytes.len() / 2;
+    bytes[half] ^= 0x10;
+    fs::write(&file, &bytes).expect("writes");
+    refused(
+        &["--resume", &from],
+        &["rank-0.safetensors: does not hold what was written"],
+    );
+    fs::write(&file, &bytes[..half]).expect("writes");
+    refused(
+        &["--resume", &from],
+        &["holds no complete checkpoint", "rank-0.safetensors: holds"],
+    );
+}
