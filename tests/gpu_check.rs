@@ -48,7 +48,7 @@ fn a_rehearsal_runs_every_op_and_writes_both_files() {
         ("layouts", "right"),
         ("profile", "right"),
         ("models", "right"),
-        ("resume", "seen"),
+        ("resume", "right"),
     ];
     assert_eq!(verdicts, expected, "{text}");
     assert_eq!(
@@ -63,6 +63,7 @@ fn a_rehearsal_runs_every_op_and_writes_both_files() {
         "models/quickstart-plan.json",
         "models/quickstart-run/trace.json",
         "models/quickstart-report/report.html",
+        "resume/four-ranks-fp32-by-one-rank/steps.jsonl",
     ] {
         assert!(folder.path().join(file).is_file(), "no {file}\n{text}");
     }

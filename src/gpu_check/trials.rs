@@ -20,6 +20,7 @@ use crate::cli::GpuCheckArgs;
 use crate::failure::Failure;
 
 mod losses;
+mod resume;
 mod speed;
 
 /// English text in the public domain, a megabyte.
@@ -96,9 +97,7 @@ pub(crate) fn make(
         "layouts" => losses::layouts(&bench, &mut trial),
         "profile" => speed::profile(&bench, &mut trial),
         "models" => speed::models(&bench, &mut trial)?,
-        _ => trial.notes.push(
-            "not tried: `execute --resume` is not in this release, nor are checkpoints".to_owned(),
-        ),
+        _ => resume::resume(&bench, &mut trial),
     }
     trial.seconds = began.elapsed().as_secs_f64();
     Ok(trial)

@@ -6,11 +6,11 @@ use serde_json::json;
 use super::{Bench, Trial, minutes};
 
 /// Losses of f32 on two devices, or of two layouts, may differ by this much of themselves.
-const F32_TOLERANCE: f64 = 1e-4;
+pub(super) const F32_TOLERANCE: f64 = 1e-4;
 /// Over how many steps: later ones follow from what rounding made of the first.
 const F32_STEPS: usize = 20;
 /// Losses in bf16 may differ from those in f32 by this much of themselves.
-const BF16_TOLERANCE: f64 = 1e-2;
+pub(super) const BF16_TOLERANCE: f64 = 1e-2;
 
 /// Degrees of up to eight ranks; attention and experts divide the same ranks differently.
 const LAYOUTS: [(u32, &str); 8] = [
@@ -25,18 +25,18 @@ const LAYOUTS: [(u32, &str); 8] = [
 ];
 
 /// One run: its plan's ranks, layout and precision, and where it runs.
-struct Run<'a> {
-    name: &'a str,
-    gpus: u32,
-    layout: &'a str,
-    precision: &'a str,
-    device: &'a str,
-    steps: usize,
+pub(super) struct Run<'a> {
+    pub(super) name: &'a str,
+    pub(super) gpus: u32,
+    pub(super) layout: &'a str,
+    pub(super) precision: &'a str,
+    pub(super) device: &'a str,
+    pub(super) steps: usize,
 }
 
 impl Run<'_> {
-    /// Plans and trains the quickstart model on English text; its losses.
-    fn losses(&self, bench: &Bench<'_>) -> Result<Vec<f64>, String> {
+    /// Plans and trains the quickstart model on English text, with further flags; its losses.
+    pub(super) fn losses(&self, bench: &Bench<'_>, flags: &[&str]) -> Result<Vec<f64>, String> {
         let plan = bench.path(&format!("{}.json", self.name));
         let gpus = self.gpus.to_string();
         bench.moefold(
@@ -66,37 +66,35 @@ impl Run<'_> {
         )?;
         let text = bench.text()?;
         let (steps, warmup) = (self.steps.to_string(), (self.steps / 10).to_string());
-        bench.moefold(
-            self.name,
-            &[
-                "execute",
-                &plan,
-                "--text",
-                &text,
-                "--device",
-                self.device,
-                "--steps",
-                &steps,
-                "--lr",
-                "3e-3",
-                "--lr-schedule",
-                "cosine",
-                "--warmup",
-                &warmup,
-                "--aux-loss-coef",
-                "0.01",
-                "--out",
-                &bench.path(self.name),
-            ],
-            minutes(5),
-        )?;
+        let out = bench.path(self.name);
+        let arguments = [
+            "execute",
+            &plan,
+            "--text",
+            &text,
+            "--device",
+            self.device,
+            "--steps",
+            &steps,
+            "--lr",
+            "3e-3",
+            "--lr-schedule",
+            "cosine",
+            "--warmup",
+            &warmup,
+            "--aux-loss-coef",
+            "0.01",
+            "--out",
+            &out,
+        ];
+        bench.moefold(self.name, &[&arguments, flags].concat(), minutes(5))?;
         let steps = bench.steps(self.name)?;
         Ok(steps.into_iter().map(|step| step.loss).collect())
     }
 }
 
 /// The largest relative difference of losses over the first `steps`; of different counts, infinite.
-fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
+pub(super) fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
     if found.len() != expected.len() {
         return f64::INFINITY;
     }
@@ -124,7 +122,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         device,
         steps,
     };
-    let reference = match run("cpu-fp32", "fp32", "cpu").losses(bench) {
+    let reference = match run("cpu-fp32", "fp32", "cpu").losses(bench, &[]) {
         Ok(losses) => losses,
         Err(why) => return trial.failed(why),
     };
@@ -156,7 +154,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
             trial.notes.push("a rehearsal has no bf16".to_owned());
             continue;
         }
-        let losses = match run(name, precision, bench.device()).losses(bench) {
+        let losses = match run(name, precision, bench.device()).losses(bench, &[]) {
             Ok(losses) => losses,
             Err(why) => {
                 trial.failed(why);
@@ -213,7 +211,7 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
             device,
             steps,
         };
-        let reference = match one.losses(bench) {
+        let reference = match one.losses(bench, &[]) {
             Ok(losses) => losses,
             Err(why) => {
                 trial.failed(why);
@@ -228,7 +226,7 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
                 layout,
                 ..one
             };
-            let found = run.losses(bench);
+            let found = run.losses(bench, &[]);
             let worst = found
                 .as_ref()
                 .map(|found| deviation(found, &reference, steps));
