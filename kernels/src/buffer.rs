@@ -1,4 +1,4 @@
-//! Memory of a device: buffers, the arena they come from, and the one door to their contents.
+//! Memory of a device as tensors have it: buffers, and the one door to their contents.
 //!
 //! # Why this is sound
 //!
@@ -26,15 +26,14 @@
 )]
 
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use moefold_profiles::Dtype;
-use moefold_profiles::units::Bytes;
 
+use crate::arena::Piece;
+use crate::cuda::Adopted;
 use crate::cuda::platform::Address;
-use crate::cuda::{Adopted, Allocation};
-use crate::device::{Device, Memory, TensorClass};
+use crate::device::{Device, TensorClass};
 use crate::tensor::Tensor;
 
 /// A cache line of words: the unit of allocation, so that every buffer is 64-byte aligned.
@@ -48,7 +47,7 @@ const WORDS_PER_LINE: usize = 16;
 pub(crate) struct CpuMemory(Box<[UnsafeCell<Line>]>);
 
 impl CpuMemory {
-    fn new(lines: usize) -> Self {
+    pub(crate) fn new(lines: usize) -> Self {
         Self(
             (0..lines)
                 .map(|_| UnsafeCell::new(Line([0; WORDS_PER_LINE])))
@@ -65,94 +64,13 @@ impl CpuMemory {
 /// Memory of either kind of device.
 pub(crate) enum Storage {
     Cpu(CpuMemory),
-    Cuda(Allocation),
+    Cuda(Piece),
     /// Another rank's, which no arena has an account of.
     Adopted(Adopted),
 }
 
-impl Storage {
-    pub(crate) fn cpu(lines: usize) -> Self {
-        Self::Cpu(CpuMemory::new(lines))
-    }
-}
-
-/// Bytes of a line: what memory is handed out in.
+/// Bytes of a line: what memory of the CPU is handed out in.
 pub(crate) const LINE_BYTES: usize = size_of::<Line>();
-
-/// Where buffers come from and return to, with the account of what is out.
-#[derive(Default)]
-pub(crate) struct Arena {
-    pub(crate) memory: Memory,
-    /// Freed memory by its size in lines.
-    free: BTreeMap<usize, Vec<Storage>>,
-    /// Freed while a queue beside the compute queue may still be using it, by its size in lines.
-    held: Vec<(usize, Storage)>,
-    holding: bool,
-}
-
-impl Arena {
-    /// Freed memory of this many lines, as [`lines_for`] counts them.
-    pub(crate) fn recycle(&mut self, lines: usize) -> Option<Storage> {
-        self.free.get_mut(&lines).and_then(Vec::pop)
-    }
-
-    fn give(&mut self, class: TensorClass, bytes: usize, storage: Storage) {
-        self.memory.remove(class, bytes as u64);
-        let lines = lines_for(bytes);
-        if self.holding {
-            self.held.push((lines, storage));
-        } else {
-            self.free.entry(lines).or_default().push(storage);
-        }
-    }
-
-    /// Whether what is freed from now on is not given out again before [`Arena::release`]; whether it
-    /// was so before.
-    pub(crate) fn hold(&mut self, holding: bool) -> bool {
-        std::mem::replace(&mut self.holding, holding)
-    }
-
-    /// Pieces of memory that were freed and are not given out yet.
-    pub(crate) fn held(&self) -> usize {
-        self.held.len()
-    }
-
-    /// Nothing that was freed is in use any more.
-    pub(crate) fn release(&mut self) {
-        self.holding = false;
-        for (lines, storage) in self.held.drain(..) {
-            self.free.entry(lines).or_default().push(storage);
-        }
-    }
-
-    pub(crate) fn cached(&self) -> Bytes {
-        let lines: usize = self
-            .free
-            .iter()
-            .map(|(lines, free)| lines * free.len())
-            .sum();
-        Bytes((lines * LINE_BYTES) as u64)
-    }
-
-    pub(crate) fn trim(&mut self) {
-        self.free.clear();
-    }
-}
-
-/// Lines that a buffer of `bytes` takes.
-pub(crate) fn lines_for(bytes: usize) -> usize {
-    size_class(bytes.div_ceil(LINE_BYTES))
-}
-
-/// Rounds a count of lines up to one of eight sizes an octave, so that buffers whose size varies
-/// from step to step (rows routed to an expert) still find recycled memory, at most 1/8 too large.
-fn size_class(lines: usize) -> usize {
-    if lines <= 16 {
-        return lines;
-    }
-    let step = 1 << (lines.ilog2() - 3);
-    lines.next_multiple_of(step)
-}
 
 /// Memory that one or several tensors look at; counted until the last of them drops.
 pub(crate) struct Buffer {
@@ -163,7 +81,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// `storage` holds [`lines_for`] `bytes`.
+    /// `storage` holds at least `bytes`.
     pub(crate) fn new(device: Device, class: TensorClass, bytes: usize, storage: Storage) -> Self {
         Self {
             device,
@@ -194,7 +112,7 @@ impl Buffer {
     /// Where the memory starts on a CUDA device.
     pub(crate) fn address(&self) -> Address {
         match self.storage() {
-            Storage::Cuda(allocation) => allocation.address(),
+            Storage::Cuda(piece) => piece.address(),
             Storage::Adopted(adopted) => adopted.address(),
             Storage::Cpu(_) => panic!("memory of {:?} has no device address", self.device),
         }

@@ -307,6 +307,11 @@ impl Cuda {
         }
     }
 
+    /// See [`Platform::divides`].
+    pub(crate) fn divides(&self) -> bool {
+        self.platform.divides()
+    }
+
     /// Memory of at least `bytes`.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Allocation, DeviceError> {
         Ok(Allocation {

@@ -2,9 +2,8 @@
 //!
 //! One device per rank thread, cheap to clone, not `Send`. The account is exact: a buffer counts its
 //! requested bytes under its [`TensorClass`] from allocation until the last handle on it drops, and
-//! the peaks are those of the same counts. Freed buffers are kept for reuse by size, since fresh
-//! pages cost more than the arithmetic done on them; that cache is not part of the account
-//! ([`Device::cached`] reports it).
+//! the peaks are those of the same counts. What is freed is kept for reuse; that is not part of the
+//! account ([`Device::cached`] reports it, [`Device::reserved`] all that was taken from the system).
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,7 +12,8 @@ use std::time::Instant;
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
-use crate::buffer::{Arena, Buffer, LINE_BYTES, Storage, lines_for};
+use crate::arena::Arena;
+use crate::buffer::{Buffer, Storage};
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::emulator::Emulator;
 use crate::cuda::error::DeviceError;
@@ -140,8 +140,6 @@ pub(crate) struct Inner {
     beside: Cell<u8>,
     /// Queues that may use memory which was freed in them ([`Device::beside_since`]), a bit each.
     using: Cell<u8>,
-    /// Pieces of memory taken from the system so far.
-    allocations: Cell<u64>,
     /// Whether the current queue has not waited for all that the compute queue was asked for, so that
     /// freed memory may still be in use there.
     ahead: Cell<bool>,
@@ -199,7 +197,6 @@ impl Device {
             poison: Cell::new(cfg!(debug_assertions)),
             beside: Cell::new(0),
             using: Cell::new(0),
-            allocations: Cell::new(0),
             ahead: Cell::new(false),
         }))
     }
@@ -296,20 +293,44 @@ impl Device {
         self.0.arena.borrow_mut().memory.reset_peak();
     }
 
-    /// Bytes of freed buffers kept for reuse.
+    /// Takes so much memory from the device up front, in one piece less what was taken before, so that
+    /// tensors which fit into it never wait for the system again. The CPU, whose memory the system
+    /// hands out page by page, takes none.
+    ///
+    /// The error says how much there is.
+    pub fn reserve(&self, bytes: Bytes) -> Result<(), DeviceError> {
+        match &self.0.backend {
+            Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(gpu) => self.0.arena.borrow_mut().reserve(gpu, bytes),
+        }
+    }
+
+    /// Bytes taken from the system and not given back: those of tensors, and those kept for reuse.
+    pub fn reserved(&self) -> Bytes {
+        self.0.arena.borrow().reserved()
+    }
+
+    /// Bytes of them that tensors ever reached into: the peak with the holes that lay between tensors,
+    /// and so what [`Device::reserve`] would have had to take.
+    pub fn extent(&self) -> Bytes {
+        self.0.arena.borrow().extent()
+    }
+
+    /// Bytes of them that are free for reuse.
     pub fn cached(&self) -> Bytes {
         self.0.arena.borrow().cached()
     }
 
-    /// How often memory was taken from the system so far, where none of its size was free. Steps that
-    /// ask for the same sizes take none after the first. Sizes that vary from step to step (rows routed
-    /// to an expert) are rounded up to one of eight an octave, so they take new memory only until each
-    /// of those few has been met.
+    /// How often memory was taken from the system so far, because none that was free would do
+    /// ([`Device::reserve`] is one time). Steps that ask for the same sizes take none after the first.
+    /// On CUDA devices what was freed serves any size; on the CPU sizes that vary (rows routed to an
+    /// expert) are rounded up to one of eight an octave, and take new memory until each of those few
+    /// has been met.
     pub fn allocations(&self) -> u64 {
-        self.0.allocations.get()
+        self.0.arena.borrow().growths()
     }
 
-    /// Gives freed buffers back to the system.
+    /// Gives memory that no tensor has a part of back to the system.
     pub fn trim(&self) {
         self.0.arena.borrow_mut().trim();
     }
@@ -503,28 +524,15 @@ impl Device {
         tensor
     }
 
-    /// Memory for `bytes`: recycled where some of the same size class is free, else new. Where
-    /// there is no more, freed memory of other sizes is given back first.
+    /// Memory for `bytes`, recycled where there is some.
     fn storage(&self, bytes: usize) -> Result<Storage, DeviceError> {
-        let lines = lines_for(bytes);
-        if let Backend::Cuda(gpu) = &self.0.backend
-            && self.0.ahead.replace(false)
-        {
-            gpu.join(Queue::Compute);
-        }
-        if let Some(storage) = self.0.arena.borrow_mut().recycle(lines) {
-            return Ok(storage);
-        }
-        self.0.allocations.set(self.0.allocations.get() + 1);
         match &self.0.backend {
-            Backend::Cpu(_) => Ok(Storage::cpu(lines)),
+            Backend::Cpu(_) => Ok(self.0.arena.borrow_mut().take_pages(bytes)),
             Backend::Cuda(gpu) => {
-                let bytes = (lines.max(1) * LINE_BYTES) as u64;
-                let allocation = gpu.allocate(bytes).or_else(|_| {
-                    self.trim();
-                    gpu.allocate(bytes)
-                });
-                Ok(Storage::Cuda(allocation?))
+                if self.0.ahead.replace(false) {
+                    gpu.join(Queue::Compute);
+                }
+                self.0.arena.borrow_mut().take(gpu, bytes)
             }
         }
     }

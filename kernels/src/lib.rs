@@ -15,10 +15,12 @@
 //! What is deliberately absent: ranks, layouts, autograd, streams in the interface. The crate knows
 //! shapes and dtypes, nothing of models.
 
+mod arena;
 mod bf16;
 mod buffer;
 mod matrix;
 mod parallel;
+mod pool;
 mod product;
 mod simd;
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! [`Gpu`]: the platform that is a real GPU, through its driver.
 //!
-//! A queue is a stream; work waits for another queue only where it is told to. Memory is plain allocations (the arena above keeps what
-//! is freed), uploads go through a ring of pinned memory, programs come from [`Compiler`] and are
-//! loaded once.
+//! A queue is a stream; work waits for another queue only where it is told to. Memory is plain
+//! allocations, which the arena above divides; uploads go through a ring of pinned memory, programs
+//! come from [`Compiler`] and are loaded once.
 //!
 //! # Why this is sound
 //!
@@ -172,6 +172,10 @@ impl Gpu {
 impl Platform for Gpu {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn divides(&self) -> bool {
+        true
     }
 
     fn allocate(&self, bytes: u64) -> Result<Address, DeviceError> {

@@ -182,6 +182,12 @@ pub(crate) trait Platform {
     /// What the device is.
     fn properties(&self) -> &Properties;
 
+    /// Whether several tensors may lie in one piece of its memory, side by side. A machine that watches
+    /// the bounds of every tensor wants each in a piece of its own.
+    fn divides(&self) -> bool {
+        false
+    }
+
     /// Memory aligned to 256 bytes, its contents undefined.
     fn allocate(&self, bytes: u64) -> Result<Address, DeviceError>;
 
