@@ -35,6 +35,8 @@ const STACK_BYTES: usize = 8 << 20;
 pub struct World {
     kind: Kind,
     deadline: Duration,
+    /// The NCCL of ranks with a GPU each; absent, that of the machine.
+    nccl: Option<Nccl>,
 }
 
 #[derive(Debug, Clone)]
@@ -53,6 +55,7 @@ impl World {
         Self {
             kind: Kind::Threads { ranks },
             deadline: DEADLINE,
+            nccl: None,
         }
     }
 
@@ -61,6 +64,7 @@ impl World {
         Self {
             kind: Kind::Process(launched),
             deadline: DEADLINE,
+            nccl: None,
         }
     }
 
@@ -84,6 +88,13 @@ impl World {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// Lets ranks that are processes with a GPU each talk by this NCCL, whatever the machine has.
+    #[must_use]
+    pub fn nccl(self, nccl: Nccl) -> Self {
+        let nccl = Some(nccl);
+        Self { nccl, ..self }
     }
 
     /// Runs `body` once for every rank that is here, together with those that are elsewhere, and
@@ -121,7 +132,7 @@ impl World {
                     .stack_size(STACK_BYTES)
                     .spawn_scoped(scope, move || {
                         let mail: Rc<dyn Mail> = Rc::new(mailbox);
-                        run_rank(seat, epoch, self.deadline, &mail, body)
+                        self.run_rank(seat, epoch, &mail, body)
                     })
                     .map_err(|cause| Error::Spawn { rank, ranks, cause })
             };
@@ -160,15 +171,67 @@ impl World {
             let server = Server::start(launched, Arc::clone(&mailbox))?;
             server.wait(self.deadline)?;
             let mail: Rc<dyn Mail> = Rc::new(mailbox);
-            let outcome = run_rank(seat, Instant::now(), self.deadline, &mail, body);
+            let outcome = self.run_rank(seat, Instant::now(), &mail, body);
             server.stay(self.deadline);
             outcome
         } else {
             let connection = rendezvous::connect(launched, self.deadline)?;
             let mail: Rc<dyn Mail> = Rc::new(Remote::new(launched.rank, connection));
-            run_rank(seat, Instant::now(), self.deadline, &mail, body)
+            self.run_rank(seat, Instant::now(), &mail, body)
         };
         first_failure(launched.rank, vec![outcome], None)
+    }
+
+    fn run_rank<T, F>(
+        &self,
+        seat: Seat,
+        epoch: Instant,
+        mail: &Rc<dyn Mail>,
+        body: &F,
+    ) -> Result<T, Error>
+    where
+        F: Fn(&RankContext) -> Result<T, Error>,
+    {
+        let rank = seat.rank;
+        let context = RankContext {
+            seat,
+            epoch,
+            deadline: self.deadline,
+            nccl: self.nccl,
+            mail: Rc::clone(mail),
+            instances: Rc::default(),
+            last_call: Rc::default(),
+            waited_ns: Rc::default(),
+            flights: Flights::default(),
+            sent: Rc::default(),
+            gpus: Gpu::None,
+            log: None,
+            carried: None,
+        };
+        // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
+        let result = outcome.unwrap_or_else(|payload| {
+            let payload = match payload.downcast::<TransportError>() {
+                Ok(failure) => return Err(Error::Transport(*failure)),
+                Err(payload) => payload,
+            };
+            Err(match payload.downcast::<DeviceError>() {
+                Ok(failure) => Error::Device(*failure),
+                Err(payload) => Error::Panicked {
+                    rank,
+                    during: match &*context.last_call.borrow() {
+                        None => "before its first collective".to_owned(),
+                        Some(call) => format!("after starting {call}"),
+                    },
+                    message: panic_message(payload.as_ref()),
+                },
+            })
+        });
+        match &result {
+            Ok(_) => mail.leave(rank),
+            Err(error) => mail.poison(rank, error.to_string()),
+        }
+        result
     }
 }
 
@@ -213,57 +276,6 @@ fn first_failure<T>(
     }
 }
 
-fn run_rank<T, F>(
-    seat: Seat,
-    epoch: Instant,
-    deadline: Duration,
-    mail: &Rc<dyn Mail>,
-    body: &F,
-) -> Result<T, Error>
-where
-    F: Fn(&RankContext) -> Result<T, Error>,
-{
-    let rank = seat.rank;
-    let context = RankContext {
-        seat,
-        epoch,
-        deadline,
-        mail: Rc::clone(mail),
-        instances: Rc::default(),
-        last_call: Rc::default(),
-        waited_ns: Rc::default(),
-        flights: Flights::default(),
-        sent: Rc::default(),
-        gpus: Gpu::None,
-        log: None,
-        carried: None,
-    };
-    // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
-    let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
-    let result = outcome.unwrap_or_else(|payload| {
-        let payload = match payload.downcast::<TransportError>() {
-            Ok(failure) => return Err(Error::Transport(*failure)),
-            Err(payload) => payload,
-        };
-        Err(match payload.downcast::<DeviceError>() {
-            Ok(failure) => Error::Device(*failure),
-            Err(payload) => Error::Panicked {
-                rank,
-                during: match &*context.last_call.borrow() {
-                    None => "before its first collective".to_owned(),
-                    Some(call) => format!("after starting {call}"),
-                },
-                message: panic_message(payload.as_ref()),
-            },
-        })
-    });
-    match &result {
-        Ok(_) => mail.leave(rank),
-        Err(error) => mail.poison(rank, error.to_string()),
-    }
-    result
-}
-
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned())
@@ -279,6 +291,7 @@ pub struct RankContext {
     seat: Seat,
     epoch: Instant,
     deadline: Duration,
+    nccl: Option<Nccl>,
     mail: Rc<dyn Mail>,
     /// How many communicators of a name and ranks this rank has made.
     instances: Rc<RefCell<Instances>>,
@@ -410,7 +423,7 @@ impl RankContext {
     #[must_use]
     pub fn on(&self, device: &Device) -> Self {
         if self.is_apart() && self.ranks() > 1 && device.name() == "cuda" {
-            return self.over_nccl(Nccl::open(), device);
+            return self.over_nccl(self.nccl.map_or_else(Nccl::open, Ok), device);
         }
         self.clone()
     }

@@ -19,7 +19,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static char said[1 << 23], wrong[1 << 16];
 static size_t said_length;
 static long calls, fail_at, alive;
-static int fail_code, ids, polls, moves, broken, last_failed;
+static int fail_code, ids, polls, moves, broken, broken_rank, last_failed;
 static char fail_only[64];
 // Lets what is queued on a stream happen, where a driver queues it.
 static __thread int (*drain)(void *stream);
@@ -115,7 +115,8 @@ static int meet(Clique *clique) {
     pthread_cond_broadcast(&changed);
   }
   while (generation == clique->generation && !clique->aborted) pthread_cond_wait(&changed, &lock);
-  int failed = clique->aborted ? REMOTE : OK;
+  // Who aborts after all were there takes nothing from those who are only waking up.
+  int failed = generation == clique->generation ? REMOTE : OK;
   pthread_mutex_unlock(&lock);
   return failed;
 }
@@ -188,8 +189,9 @@ int ncclCommSplit(Comm *comm, int colour, int key, Comm **group, Config *config)
 int ncclCommGetAsyncError(Comm *comm, int *state) {
   ENTER(ncclCommGetAsyncError);
   if (comm->gone) violation("asking a communicator that is gone\n");
-  *state = broken ? broken : comm->busy ? BUSY : OK;
-  if (broken) last_failed = broken;
+  int failed = comm->rank == broken_rank ? broken : OK;
+  *state = failed ? failed : comm->busy ? BUSY : OK;
+  if (failed) last_failed = failed;
   if (comm->busy > 0) comm->busy--;
   return OK;
 }
@@ -242,7 +244,14 @@ static void store(char *base, size_t at, int type, float value) {
   memcpy(&bits, &value, 4);
   ((uint16_t *)base)[at] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-// The reduction of elements `from ..` of all ranks, in rank order.
+// As the dtype stores it.
+static float rounded(float value, int type) {
+  char stored[4];
+  store(stored, 0, type, value);
+  return load(stored, 0, type);
+}
+// The reduction of elements `from ..` of all ranks, in rank order. Every partial sum is rounded to the
+// dtype, as in NCCL's ring, where it goes on to the next rank in that dtype.
 static void combine(Clique *clique, char *into, size_t from, size_t count, int type, int op) {
   for (size_t i = 0; i < count; i++) {
     if (type == 2) {
@@ -257,7 +266,7 @@ static void combine(Clique *clique, char *into, size_t from, size_t count, int t
     float sum = load(clique->ops[0].src, from + i, type);
     for (int rank = 1; rank < clique->size; rank++) {
       float term = load(clique->ops[rank].src, from + i, type);
-      sum = op == 2 ? (term > sum ? term : sum) : sum + term;
+      sum = op == 2 ? (term > sum ? term : sum) : rounded(sum + term, type);
     }
     store(into, i, type, sum);
   }
@@ -390,7 +399,7 @@ void mock_fail(long n, int code, const char *only) {
 }
 // How often a busy communicator says so; -1 without end.
 void mock_busy(int times) { polls = times; }
-// From now on communicators say that this went wrong in the background.
-void mock_break(int code) { broken = code; }
+// From now on communicators of the rank say that this went wrong in the background.
+void mock_break(int rank, int code) { broken_rank = rank; broken = code; }
 // Data is moved between ranks, which are threads; `with` lets a stream of this thread catch up.
 void mock_move(int (*with)(void *)) { moves = 1; drain = with; }

@@ -109,9 +109,10 @@ impl Mock {
         self.function::<extern "C" fn(c_int)>("mock_busy")(times);
     }
 
-    /// Communicators say from now on that this code happened in the background.
-    pub fn break_down(self, code: c_int) {
-        self.function::<extern "C" fn(c_int)>("mock_break")(code);
+    /// Communicators in which the caller is `rank` say from now on that this code happened in the
+    /// background.
+    pub fn break_down(self, rank: c_int, code: c_int) {
+        self.function::<extern "C" fn(c_int, c_int)>("mock_break")(rank, code);
     }
 
     /// Data moves from here on between ranks that are threads, at once, as on a machine without queues.

@@ -161,7 +161,7 @@ fn a_failure_in_the_background_is_told_with_all_that_nccl_says() {
     };
     let device = device(driver, IMAGE);
     let world = join(open(mock), &device, 0, 2).expect("it joins");
-    mock.break_down(6);
+    mock.break_down(0, 6);
     let error = world.progress().expect_err("it is broken");
     assert_eq!(
         error.to_string(),

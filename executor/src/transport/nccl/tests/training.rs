@@ -1,0 +1,192 @@
+//! Whole training over NCCL: the same losses and weights as one rank has, and as rank threads have.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use moefold_planner::plan::Plan;
+use moefold_profiles::Precision;
+
+use super::*;
+use crate::data::{Order, Samples, Stream};
+use crate::device::DeviceSpec;
+use crate::lr::LearningRate;
+use crate::model::global_tensors;
+use crate::optimizer::AdamOptions;
+use crate::testing;
+use crate::train::{self, Init, TrainOptions, Trained};
+
+const STEPS: u64 = 2;
+
+/// Degrees of a layout: TP, EP, ETP, and ranks in all.
+struct Ranks {
+    tp: u32,
+    ep: u32,
+    etp: u32,
+    all: u32,
+}
+
+/// The plan of the fixtures with short sequences, four a step and one a microbatch.
+fn plan(ranks: &Ranks, precision: Precision) -> Plan {
+    let mut plan = testing::plan();
+    plan.planned.precision = precision;
+    (plan.request.batch.seq_len, plan.request.batch.global_batch) = (12, 4);
+    let layout = &mut plan.planned.layout;
+    (layout.tp, layout.ep, layout.etp) = (ranks.tp, ranks.ep, ranks.etp);
+    layout.dp = ranks.all / ranks.tp;
+    layout.microbatches = 4 / layout.dp;
+    plan
+}
+
+fn options(device: DeviceSpec) -> TrainOptions {
+    TrainOptions {
+        steps: STEPS,
+        lr: LearningRate::constant(2e-3),
+        adam: AdamOptions::default(),
+        aux_loss_coef: 0.01,
+        seed: 1,
+        init: Init::Random,
+        device,
+        traced_steps: 1..2,
+        save: None,
+    }
+}
+
+fn run(world: &World, plan: &Plan, device: DeviceSpec) -> Result<Option<Trained>, Error> {
+    let tokens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral/tokens");
+    let stream = Stream::indexed(&tokens).expect("tokens");
+    let (batch, vocabulary) = (&plan.request.batch, plan.model.vocab_size);
+    let samples = Samples::new(stream, batch.seq_len, vocabulary, Order::Stream).expect("enough");
+    train::run_in(
+        world,
+        &plan.planned,
+        &plan.model,
+        batch,
+        &options(device),
+        &samples,
+        true,
+        &|_| (),
+    )
+}
+
+/// Trains with a process a rank, here threads with a GPU of their own; what rank 0 brings back.
+fn over_nccl(mock: Mock, plan: &Plan, ranks: u32, device: DeviceSpec) -> Trained {
+    let trained = Mutex::new(None);
+    thread::scope(|scope| {
+        for launched in world_of(ranks) {
+            let trained = &trained;
+            scope.spawn(move || {
+                let nccl = mock.nccl(&[]).expect("the mock has them all");
+                let world = World::process(launched).deadline(PATIENCE).nccl(nccl);
+                if let Some(result) = run(&world, plan, device).expect("trains") {
+                    *trained.lock().expect("one rank") = Some(result);
+                }
+            });
+        }
+    });
+    let trained = trained.into_inner().expect("one rank");
+    trained.expect("rank 0 brings it back")
+}
+
+fn on_threads(plan: &Plan, ranks: u32, device: DeviceSpec) -> Trained {
+    let trained = run(&World::threads(ranks), plan, device).expect("trains");
+    trained.expect("rank 0 is here")
+}
+
+fn weights(trained: &Trained, plan: &Plan) -> Vec<Vec<f32>> {
+    let tensors = global_tensors(&plan.model).into_iter();
+    tensors.map(|tensor| trained.weights.get(&tensor)).collect()
+}
+
+/// What one rank computes on the CPU, but for the order of sums.
+fn check_close(found: &Trained, expected: &Trained, plan: &Plan) {
+    let relative = |found: f64, expected: f64| (found / expected - 1.0).abs();
+    for (found, expected) in found.steps.iter().zip(&expected.steps) {
+        let loss = relative(found.loss, expected.loss);
+        let norm = relative(found.grad_norm, expected.grad_norm);
+        assert!(loss < 1e-4 && norm < 1e-3, "{found:?} and {expected:?}");
+    }
+    let norm = |values: &mut dyn Iterator<Item = f32>| {
+        values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt()
+    };
+    let all = [found, expected].map(|trained| weights(trained, plan));
+    for (found, expected) in all[0].iter().zip(&all[1]) {
+        let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+        let whole = norm(&mut expected.iter().copied());
+        assert!(error < 1e-4 * whole, "{error} of {whole}");
+    }
+}
+
+/// What rank threads compute, to the bit: the mock sums in rank order too, and a sum of two is rounded
+/// once wherever it is made.
+fn check_same(found: &Trained, threads: &Trained, plan: &Plan) {
+    let losses = |run: &Trained| -> Vec<f64> { run.steps.iter().map(|s| s.loss).collect() };
+    assert_eq!(losses(found), losses(threads));
+    assert!(weights(found, plan) == weights(threads, plan), "the same");
+    let [found, threads] = [found, threads].map(|run| &run.summary);
+    assert_eq!(found.host_reads, threads.host_reads, "no host waits more");
+    assert_eq!(found.peak_by_rank.len(), threads.peak_by_rank.len());
+}
+
+/// All kinds of groups at once, and experts with replicas.
+const LAYOUTS: [Ranks; 2] = [
+    Ranks {
+        tp: 2,
+        ep: 2,
+        etp: 2,
+        all: 4,
+    },
+    Ranks {
+        tp: 1,
+        ep: 2,
+        etp: 1,
+        all: 4,
+    },
+];
+
+fn emulated(dtype: Dtype) -> DeviceSpec {
+    DeviceSpec::Emulated {
+        architecture: Architecture::SM80,
+        dtype,
+        seed: 1,
+    }
+}
+
+#[test]
+fn differential_training_over_nccl_is_that_of_one_rank_and_of_rank_threads() {
+    let device = emulated(Dtype::F32);
+    if !testing::is_at_hand(&device) {
+        return;
+    }
+    let Some(mock) = mock() else { return };
+    let one = Ranks {
+        tp: 1,
+        ep: 1,
+        etp: 1,
+        all: 1,
+    };
+    let cpu = DeviceSpec::Cpu {
+        threads_per_rank: Some(1),
+    };
+    let alone = on_threads(&plan(&one, Precision::Fp32), 1, cpu);
+    for ranks in LAYOUTS {
+        let plan = plan(&ranks, Precision::Fp32);
+        let found = over_nccl(mock, &plan, ranks.all, device);
+        check_close(&found, &alone, &plan);
+        check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
+    }
+    mock.assert_clean();
+}
+
+#[test]
+fn differential_training_in_bf16_over_nccl_is_that_of_rank_threads() {
+    let device = emulated(Dtype::Bf16);
+    if !testing::is_at_hand(&device) {
+        return;
+    }
+    let Some(mock) = mock() else { return };
+    let ranks = &LAYOUTS[0];
+    let plan = plan(ranks, Precision::Bf16);
+    let found = over_nccl(mock, &plan, ranks.all, device);
+    check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
+    mock.assert_clean();
+}
