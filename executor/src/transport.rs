@@ -82,6 +82,9 @@ pub enum Exchange {
         dst: Tensor,
         /// Rows from each member.
         recv_rows: Vec<usize>,
+        /// Whether every member sends every member as many rows, which all of them know: a transport
+        /// may have a faster way for that.
+        even: bool,
     },
     /// `tensor` becomes that of member `root`.
     Broadcast {

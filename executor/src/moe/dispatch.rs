@@ -16,7 +16,7 @@ use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::rank::Context;
-use crate::transport::Pending;
+use crate::transport::{Communicator, Pending, TransportError};
 
 /// The routes of one microbatch through one MoE layer.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Dispatch {
     send_rows: Vec<usize>,
     /// Rows from each EP peer.
     recv_rows: Vec<usize>,
+    /// Whether every EP peer sends every other as many.
+    even: bool,
     /// Rows that each ETP peer received: the blocks of the shared buffer.
     etp_rows: Vec<usize>,
     /// Blocks of the rows as they arrive, in the order of local experts; empty where rows arrive in
@@ -89,6 +91,7 @@ impl Dispatch {
             offsets,
             send_rows: (0..ep).map(|peer| to_holder(me, holder, peer)).collect(),
             recv_rows: (0..ep).map(|peer| to_holder(me, peer, holder)).collect(),
+            even: all_equal((0..ep * ep).map(|pair| to_holder(me, pair / ep, pair % ep))),
             etp_rows: (0..etp)
                 .map(|i| (0..ep).map(|j| to_holder(i, j, holder)).sum())
                 .collect(),
@@ -188,8 +191,8 @@ impl Dispatch {
             None
         } else {
             Some(cx.comm(Category::EpComm, "all_to_all", || {
-                cx.ep
-                    .start_all_to_all(&rows, &self.send_rows, &own, &self.recv_rows)
+                let (send, receive) = (&self.send_rows, &self.recv_rows);
+                start_all_to_all(&cx.ep, self.even, [&rows, &own], [send, receive])
             })?)
         };
         Ok(Moving {
@@ -212,8 +215,8 @@ impl Dispatch {
             .device
             .empty(TensorClass::Activations, own.dtype(), &dims);
         let pending = cx.comm(Category::EpComm, "all_to_all", || {
-            cx.ep
-                .start_all_to_all(&own, &self.recv_rows, &home, &self.send_rows)
+            let (send, receive) = (&self.recv_rows, &self.send_rows);
+            start_all_to_all(&cx.ep, self.even, [&own, &home], [send, receive])
         })?;
         Ok(Moving {
             dispatch: self,
@@ -269,8 +272,9 @@ impl Dispatch {
             .empty(TensorClass::Transient, parts.dtype(), &dims);
         cx.comm(Category::TpComm, "reduce_scatter", || {
             let arriving = vec![own; peers];
-            cx.etp
-                .all_to_all(&parts, &self.etp_rows, &received, &arriving)
+            let even = all_equal(self.etp_rows.iter().copied());
+            let rows: [&[usize]; 2] = [&self.etp_rows, &arriving];
+            start_all_to_all(&cx.etp, even, [&parts, &received], rows)?.wait()
         })?;
         drop(parts);
         let dims = [own, received.width()];
@@ -310,6 +314,26 @@ impl Moving<'_> {
         }
         Ok(self.tensor)
     }
+}
+
+/// Starts the exchange of rows between members who have all seen all counts, and so agree on whether
+/// they are even.
+fn start_all_to_all(
+    group: &Communicator,
+    even: bool,
+    [src, dst]: [&Tensor; 2],
+    [send, receive]: [&[usize]; 2],
+) -> Result<Pending, TransportError> {
+    if even {
+        group.start_all_to_all_even(src, dst)
+    } else {
+        group.start_all_to_all(src, send, dst, receive)
+    }
+}
+
+fn all_equal(mut numbers: impl Iterator<Item = usize>) -> bool {
+    let first = numbers.next();
+    numbers.all(|number| Some(number) == first)
 }
 
 /// Where the rows of each expert start, and where the last ones end.

@@ -42,10 +42,9 @@ pub(super) fn prepare(
         CollectiveKind::ReduceScatter => Box::new(move || group.reduce_scatter(&whole, &part)),
         CollectiveKind::Broadcast => Box::new(move || group.broadcast(&whole, 0)),
         CollectiveKind::AllToAll => {
-            let rows = vec![1; size];
             let received = tensor(shard * size).reshape(&[size, shard]);
             let sent = whole.reshape(&[size, shard]);
-            Box::new(move || group.all_to_all(&sent, &rows, &received, &rows))
+            Box::new(move || group.all_to_all_even(&sent, &received))
         }
         CollectiveKind::SendRecv => unreachable!("refused before"),
     }

@@ -105,6 +105,11 @@ impl Communicator {
             .wait()
     }
 
+    /// [`Communicator::all_to_all`] where every member sends every member as many rows.
+    pub fn all_to_all_even(&self, src: &Tensor, dst: &Tensor) -> Result<(), TransportError> {
+        self.start_all_to_all_even(src, dst)?.wait()
+    }
+
     /// Copies member `root`'s `tensor` to all.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), TransportError> {
         self.start(Exchange::Broadcast {
@@ -155,6 +160,26 @@ impl Communicator {
             send_rows: send_rows.to_vec(),
             dst: dst.clone(),
             recv_rows: recv_rows.to_vec(),
+            even: false,
+        })
+    }
+
+    /// Starts [`Communicator::all_to_all_even`]. That the counts are even has to be known to all
+    /// members: a member's own do not tell, and transports go another way then.
+    pub fn start_all_to_all_even(
+        &self,
+        src: &Tensor,
+        dst: &Tensor,
+    ) -> Result<Pending, TransportError> {
+        let size = self.size();
+        let rows = src.dims().first().copied().unwrap_or(0);
+        assert_eq!(rows % size, 0, "{rows} rows for {size} members");
+        self.start(Exchange::AllToAll {
+            src: src.clone(),
+            send_rows: vec![rows / size; size],
+            dst: dst.clone(),
+            recv_rows: vec![rows / size; size],
+            even: true,
         })
     }
 
@@ -220,6 +245,7 @@ fn check(exchange: &Exchange, size: usize) {
             send_rows,
             dst,
             recv_rows,
+            ..
         } => {
             assert_eq!(send_rows.len(), size, "{stem}: send counts");
             assert_eq!(recv_rows.len(), size, "{stem}: receive counts");

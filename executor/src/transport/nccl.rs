@@ -379,9 +379,16 @@ fn begin(comm: &Comm, exchange: &Exchange) -> Result<Progress, DeviceError> {
         Exchange::ReduceScatter { src, dst } => comm.reduce_scatter(src, dst),
         Exchange::AllToAll {
             src,
+            dst,
+            even: true,
+            ..
+        } => comm.all_to_all_even(src, dst),
+        Exchange::AllToAll {
+            src,
             send_rows,
             dst,
             recv_rows,
+            ..
         } => comm.all_to_all(src, send_rows, dst, recv_rows),
         Exchange::Broadcast { tensor, root } => comm.broadcast(tensor, *root),
     }

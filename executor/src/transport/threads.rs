@@ -129,6 +129,7 @@ impl Transport for Threads {
                 send_rows,
                 dst,
                 recv_rows,
+                ..
             } => {
                 let width: usize = src.dims()[1..].iter().product();
                 let started = self.post(call, read(&src), send_rows)?;

@@ -84,6 +84,47 @@ fn bf16_is_summed_and_sent_as_it_is_stored() {
 }
 
 #[test]
+fn even_rows_go_by_nccls_own_all_to_all_where_it_has_one() {
+    for missing in ["nothing", "ncclAlltoAll"] {
+        let Some(mock) = mock() else { return };
+        let outcomes = processes(&world_of(2), PATIENCE, |rank| {
+            let device = device(Dtype::F32);
+            let rank = rank.over_nccl(mock.nccl(&[missing]), &device);
+            let (me, tp) = (rank.rank(), pair(&rank));
+            let rows = |first: u32| {
+                let values: Vec<f32> = (0..8).map(|i| (first + i) as f32).collect();
+                device.from_f32(TensorClass::Activations, &values, &[4, 2])
+            };
+            let dst = rows(0);
+            tp.all_to_all_even(&rows(10 * me), &dst)?;
+            let even = dst.to_f32();
+            // Nothing is as even as it gets.
+            let none = device.zeros(TensorClass::Activations, Dtype::F32, &[0, 2]);
+            tp.all_to_all_even(&none, &none)?;
+            let send = [[1, 3], [3, 1]][me as usize];
+            tp.all_to_all(&rows(10 * me), &send, &dst, &send)?;
+            Ok([even, dst.to_f32()])
+        });
+        let from = |firsts: &[u32]| -> Vec<f32> {
+            let rows = firsts.iter().flat_map(|&first| [first, first + 1]);
+            rows.map(|value| value as f32).collect()
+        };
+        let first = [from(&[0, 2, 10, 12]), from(&[0, 10, 12, 14])];
+        let second = [from(&[4, 6, 14, 16]), from(&[2, 4, 6, 16])];
+        assert_eq!(outcomes, [Ok(first), Ok(second)]);
+        let said = mock.said();
+        let count = |call: &str| said.lines().filter(|line| *line == call).count();
+        let own = missing == "nothing";
+        // A rank sends two members each something.
+        assert_eq!(
+            (count("ncclAlltoAll"), count("ncclSend")),
+            if own { (2, 4) } else { (0, 8) }
+        );
+        mock.assert_clean();
+    }
+}
+
+#[test]
 fn groups_are_split_from_one_parent_and_groups_of_one_have_none() {
     let Some(mock) = mock() else { return };
     let outcomes = gpus(mock, 4, PATIENCE, |rank, _| {

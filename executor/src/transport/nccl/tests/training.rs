@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
+use moefold_planner::model::Ffn;
 use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
 
@@ -188,5 +189,30 @@ fn differential_training_in_bf16_over_nccl_is_that_of_rank_threads() {
     let plan = plan(ranks, Precision::Bf16);
     let found = over_nccl(mock, &plan, ranks.all, device);
     check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
+    mock.assert_clean();
+}
+
+/// Where every token goes to every expert, all ranks send each other as much, and know it.
+#[test]
+fn even_routes_go_by_nccls_own_all_to_all() {
+    let device = emulated(Dtype::F32);
+    if !testing::is_at_hand(&device) {
+        return;
+    }
+    let Some(mock) = mock() else { return };
+    let ranks = &LAYOUTS[0];
+    let mut plan = plan(ranks, Precision::Fp32);
+    plan.request.batch.seq_len = 2;
+    for layer in &mut plan.model.layers {
+        let Some(Ffn::Moe(moe)) = &mut layer.ffn else {
+            panic!("every layer has experts");
+        };
+        moe.topk = moe.experts;
+    }
+    let found = over_nccl(mock, &plan, ranks.all, device);
+    check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
+    let said = mock.said();
+    let is_called = |call: &str| said.lines().any(|line| line == call);
+    assert!(is_called("ncclAlltoAll") && !is_called("ncclSend"));
     mock.assert_clean();
 }
