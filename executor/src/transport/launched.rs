@@ -129,10 +129,7 @@ impl Launched {
             ranks,
             local_rank: number(get, "SLURM_LOCALID", LAUNCHER)?,
             gpu: 0,
-            local_ranks: ["SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]
-                .iter()
-                .find_map(|name| leading_number(&get(name)?))
-                .unwrap_or(ranks),
+            local_ranks: slurm_tasks_here(get).unwrap_or(ranks),
             host,
             port,
             job: get(JOB_VARIABLE).unwrap_or_else(|| format!("{id}.{step}")),
@@ -231,12 +228,29 @@ fn port(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, Error> {
     }
 }
 
-/// The number that a list such as `4(x2),3` begins with.
-fn leading_number(list: &str) -> Option<u32> {
-    let digits = list
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(list.len());
-    list[..digits].parse().ok()
+/// Tasks of this node: the step's, which may have fewer nodes and tasks than the job that it is of; else
+/// the job's; else as many as were asked for.
+fn slurm_tasks_here(get: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
+    let node = get("SLURM_NODEID").and_then(|said| said.trim().parse().ok());
+    ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]
+        .iter()
+        .find_map(|name| tasks_of_node(&get(name)?, node.unwrap_or(0)))
+        .or_else(|| get("SLURM_NTASKS_PER_NODE")?.trim().parse().ok())
+}
+
+/// The number of a node in a list such as `4(x2),3`: 4 of nodes 0 and 1, 3 of node 2.
+fn tasks_of_node(list: &str, mut node: u32) -> Option<u32> {
+    for part in list.trim().split(',') {
+        let (tasks, nodes) = match part.split_once("(x") {
+            Some((tasks, nodes)) => (tasks, nodes.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        if node < nodes {
+            return tasks.parse().ok();
+        }
+        node -= nodes;
+    }
+    None
 }
 
 /// The first host of a list such as `node[03-05,9]-ib,other`: `node03-ib`.

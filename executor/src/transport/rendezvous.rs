@@ -130,7 +130,8 @@ impl Server {
             }
             let Some(rest) = until.checked_duration_since(Instant::now()) else {
                 let mut why = format!(
-                    "rank 0 waited {:.1} s at {} for ranks {missing:?} of {}, which did not come",
+                    "rank 0 waited {:.1} s at {} for ranks {missing:?} of {}, which did not come; where \
+                     one failed before that, its own output says why",
                     deadline.as_secs_f64(),
                     self.address,
                     self.shared.ranks
@@ -380,7 +381,8 @@ pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStre
         };
         if !waited() {
             let why = format!(
-                "rank {} waited {:.1} s for rank 0, which did not answer ({failed})",
+                "rank {} waited {:.1} s for rank 0, which did not answer ({failed}); where it failed \
+                 before that, its own output says why",
                 launched.rank,
                 begun.elapsed().as_secs_f64()
             );

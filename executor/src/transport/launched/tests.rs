@@ -86,6 +86,37 @@ fn slurm_says_it_all() {
 }
 
 #[test]
+fn slurm_counts_the_tasks_of_this_node_in_this_step() {
+    let local_ranks = |more: &[(&'static str, &'static str)]| {
+        of(&with(&SLURM, more)).expect("complete").local_ranks
+    };
+    // `srun --nodes 1 --ntasks 2` in a job of two nodes with four tasks each.
+    let step = ("SLURM_STEP_TASKS_PER_NODE", "2");
+    assert_eq!(local_ranks(&[step, ("SLURM_NODEID", "0")]), 2);
+    let uneven = ("SLURM_STEP_TASKS_PER_NODE", "3(x2),2");
+    for (node, tasks) in [("0", 3), ("1", 3), ("2", 2)] {
+        assert_eq!(local_ranks(&[uneven, ("SLURM_NODEID", node)]), tasks);
+    }
+    // What was asked for is what the last node may not have.
+    let asked = ("SLURM_NTASKS_PER_NODE", "3");
+    assert_eq!(local_ranks(&[asked, uneven, ("SLURM_NODEID", "2")]), 2);
+    let without_list = without(&SLURM, "SLURM_TASKS_PER_NODE");
+    let launched = of(&with(&without_list, &[asked])).expect("complete");
+    assert_eq!(launched.local_ranks, 3);
+
+    for (list, node, tasks) in [
+        ("4", 0, Some(4)),
+        ("4", 1, None),
+        ("4(x2),3", 2, Some(3)),
+        ("4(x2,3", 0, None),
+        ("4(xy),3", 0, None),
+        ("", 0, None),
+    ] {
+        assert_eq!(tasks_of_node(list, node), tasks, "{list}");
+    }
+}
+
+#[test]
 fn every_missing_variable_is_named() {
     for (launcher, optional) in [
         (&TORCHRUN, ["LOCAL_WORLD_SIZE", ""]),

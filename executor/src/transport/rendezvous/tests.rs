@@ -40,7 +40,7 @@ pub(in crate::transport) fn processes<T: Send>(
     })
 }
 
-pub(in crate::transport) fn world_of(ranks: u32) -> Vec<Launched> {
+pub(crate) fn world_of(ranks: u32) -> Vec<Launched> {
     let port = port();
     (0..ranks)
         .map(|rank| Launched::here(rank, ranks, port))
@@ -224,7 +224,7 @@ fn ranks_that_never_come_are_named_with_the_address() {
     assert!(
         error.starts_with(&format!(
             "rendezvous at 127.0.0.1:{port}: rank 2 waited 0.3 s for rank 0"
-        )),
+        )) && error.ends_with("where it failed before that, its own output says why"),
         "{error}"
     );
     all.remove(3);
@@ -234,7 +234,10 @@ fn ranks_that_never_come_are_named_with_the_address() {
         let error = outcome.as_ref().expect_err("two are missing");
         assert!(
             error.contains("127.0.0.1")
-                && error.contains("for ranks [1, 3] of 4, which did not come"),
+                && error.ends_with(
+                    "for ranks [1, 3] of 4, which did not come; where one failed before that, its own \
+                     output says why"
+                ),
             "{error}"
         );
     }
