@@ -284,10 +284,14 @@ pub(crate) struct ProfileArgs {
     /// Tokens a sequence, with --model
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
-    /// Rank threads that run at the same time [default: on the CPU one a core, or those of the plan;
-    /// on a GPU one]
+    /// Ranks that run at the same time [default: on the CPU one a core, or those of the plan; on a GPU
+    /// one thread, or a process for every GPU of this machine, or those that a launcher started]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ranks: Option<u32>,
+    /// How ranks are started. Threads share one GPU, and their collectives price nothing; between
+    /// processes, a GPU each, they do
+    #[arg(long, value_enum, default_value_t = Launch::Threads)]
+    pub(crate) launch: Launch,
     /// What to measure
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,

@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::profile::{
-    self, Measured, ProfileOptions, default_sweep, gpu_sweep, host_keys,
+    self, Measured, ProfileOptions, Progress, default_sweep, gpu_sweep, host_keys,
 };
 use moefold_executor::support;
+use moefold_executor::transport::{Launched, World};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -21,10 +22,11 @@ use moefold_profiles::{Cluster, Op, Precision, presets};
 use moefold_reports::tables::Table;
 use serde::Serialize;
 
-use crate::cli::{ProfileArgs, Stored};
+use crate::cli::{Launch, ProfileArgs, Stored};
 use crate::device::{self, Chosen};
 use crate::execute::failure;
 use crate::failure::Failure;
+use crate::launch;
 use crate::output::Output;
 
 /// Samples of each key, as far as the budget allows.
@@ -62,29 +64,38 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
             "--precision bf16: the CPU computes in f32; use --device cuda where there is a GPU"
         )));
     }
+    let launched = match args.launch {
+        Launch::Env => Some(launch::from_environment()?),
+        Launch::Threads | Launch::Processes => None,
+    };
     let spec = chosen.spec(precision.activation(), None);
     if let Some(plan) = &plan {
         support::check(&plan.planned, &plan.model, &spec).map_err(Failure::request)?;
     }
-    // On a GPU ops are measured alone; several ranks only add collectives among ranks that share it.
-    let ranks = match (args.ranks, &plan, &chosen) {
-        (Some(ranks), ..) => ranks,
-        (None, _, Chosen::Cuda(_)) => 1,
-        (None, Some(plan), Chosen::Cpu) => plan.request.gpus,
-        (None, None, Chosen::Cpu) => cores(),
+    let ranks = match &chosen {
+        Chosen::Cpu => cpu_ranks(args.ranks, plan.as_ref(), launched.as_ref())?,
+        Chosen::Cuda(gpus) => gpu_ranks(args, gpus.len() as u32, launched.as_ref())?,
+    };
+    let (world, each) = match launched {
+        Some(launched) => (World::process(launched.clone()), launched.local_ranks),
+        None if args.launch == Launch::Processes => return launch::processes(ranks),
+        None => (World::threads(ranks), ranks),
     };
     let mut keys = match (&plan, &args.model) {
         (Some(plan), _) => plan_keys(plan),
-        (None, Some(name)) => model_keys(name, args.seq_len, ranks, &chosen, precision)?,
+        (None, Some(name)) => model_keys(name, args.seq_len, [ranks, each], &chosen, precision)?,
         (None, None) => match &chosen {
-            Chosen::Cpu => default_sweep(ranks),
-            Chosen::Cuda(_) => gpu_sweep(spec.dtype(), ranks),
+            Chosen::Cpu => default_sweep(ranks, each),
+            Chosen::Cuda(_) => gpu_sweep(spec.dtype(), ranks, each),
         },
     };
     if let Chosen::Cuda(_) = chosen {
         keys.extend(host_keys());
     }
-    let measured = measure(keys, ranks, spec, args.budget_s, output)?;
+    let Some(measured) = measure_on(&world, keys, spec, args.budget_s, output)? else {
+        // Rank 0's process writes.
+        return Ok(());
+    };
     measured.profile.save(&args.out).map_err(Failure::runtime)?;
     let answer = Answer {
         directory: &args.out,
@@ -121,6 +132,52 @@ fn skipped(measured: &Measured) -> Vec<String> {
     counts.into_iter().map(line).collect()
 }
 
+/// Ranks to measure a CPU with: those that a launcher started, or as many as asked for.
+fn cpu_ranks(
+    asked: Option<u32>,
+    plan: Option<&Plan>,
+    launched: Option<&Launched>,
+) -> Result<u32, Failure> {
+    let Some(launched) = launched else {
+        return Ok(asked
+            .or(plan.map(|plan| plan.request.gpus))
+            .unwrap_or_else(cores));
+    };
+    match asked {
+        Some(asked) if asked != launched.ranks => Err(Failure::Request(anyhow!(
+            "--ranks {asked}: {} ranks were started; leave --ranks out, or start as many",
+            launched.ranks
+        ))),
+        _ => Ok(launched.ranks),
+    }
+}
+
+/// Ranks to measure `gpus` GPUs of this machine with. Threads share one of them, so more than one only
+/// add collectives that say nothing of links; processes take one each.
+fn gpu_ranks(args: &ProfileArgs, gpus: u32, launched: Option<&Launched>) -> Result<u32, Failure> {
+    let here = match gpus {
+        1 => "1 GPU".to_owned(),
+        more => format!("{more} GPUs"),
+    };
+    match (args.launch, launched) {
+        (Launch::Threads, _) => Ok(args.ranks.unwrap_or(1)),
+        (_, Some(launched)) if launched.gpu >= gpus => Err(Failure::Request(anyhow!(
+            "--launch env: rank {} takes GPU {}, and this machine has {here}: start as many ranks on it \
+             as it has GPUs",
+            launched.rank,
+            launched.gpu
+        ))),
+        (_, Some(_)) => cpu_ranks(args.ranks, None, launched),
+        (_, None) => match args.ranks {
+            Some(ranks) if ranks > gpus => Err(Failure::Request(anyhow!(
+                "--ranks {ranks} --launch processes: a GPU each, and this machine has {here}: \
+                 --launch threads lets ranks share GPU 0, --launch env runs them on several machines"
+            ))),
+            asked => Ok(asked.unwrap_or(gpus)),
+        },
+    }
+}
+
 /// Cores of this machine.
 fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
@@ -134,17 +191,36 @@ pub(crate) fn measure(
     budget_s: f64,
     output: Output,
 ) -> Result<Measured, Failure> {
-    let bar = output.progress(keys.len() as u64, "measuring");
+    let measured = measure_on(&World::threads(ranks), keys, device, budget_s, output)?;
+    Ok(measured.expect("rank 0 is a thread of this process"))
+}
+
+/// The same on the ranks of `world`. Where rank 0 is another process, that one shows, writes and
+/// returns.
+fn measure_on(
+    world: &World,
+    keys: Vec<Key>,
+    device: DeviceSpec,
+    budget_s: f64,
+    output: Output,
+) -> Result<Option<Measured>, Failure> {
     let options = ProfileOptions {
         keys,
-        ranks,
+        ranks: world.ranks(),
         device,
         warmup: 1,
         repeats: REPEATS,
         budget: Duration::from_secs_f64(budget_s),
     };
-    let measured = profile::run(&options, &|progress| bar.set_position(progress.done as u64))
-        .map_err(failure)?;
+    let deadline = Launched::timeout().map_err(failure)?;
+    let deadline = deadline.unwrap_or_else(|| options.longest_wait());
+    let world = world.clone().deadline(deadline);
+    if !world.has_first() {
+        return profile::run_in(&world, &options, &|_| ()).map_err(failure);
+    }
+    let bar = output.progress(options.keys.len() as u64, "measuring");
+    let shown = |progress: Progress| bar.set_position(progress.done as u64);
+    let measured = profile::run_in(&world, &options, &shown).map_err(failure)?;
     bar.finish_and_clear();
     Ok(measured)
 }
@@ -165,20 +241,20 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
 }
 
 /// What the layouts of a model run, one sequence a microbatch: on the CPU those of this many ranks; on
-/// a GPU those of a node of its kind, one rank a GPU.
+/// a GPU those of a node of its kind, one rank a GPU, and of the ranks that run, `each` on a machine.
 fn model_keys(
     name: &str,
     seq_len: u64,
-    ranks: u32,
+    [ranks, each]: [u32; 2],
     chosen: &Chosen,
     precision: Precision,
 ) -> Result<Vec<Key>, Failure> {
     let model = Model::resolve(name).map_err(Failure::request)?;
     let nodes = match chosen {
         Chosen::Cpu => vec![ranks],
-        Chosen::Cuda(_) => vec![1, 2, 4, 8],
+        Chosen::Cuda(_) => vec![1, 2, 4, 8, ranks],
     };
-    let cluster = presets::local(ranks);
+    let cluster = presets::local(each);
     let mut found = Vec::new();
     for &ranks in &nodes {
         found.extend(keys_on(&model, seq_len, ranks, &cluster, precision)?);
@@ -296,4 +372,39 @@ fn table(measured: &Measured) -> String {
         ]);
     }
     table.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn args(rest: &[&str]) -> ProfileArgs {
+        let first = ["moefold", "profile", "--out", "d"];
+        match Cli::parse_from(first.iter().chain(rest)).verb {
+            Verb::Profile(args) => args,
+            other => panic!("{other:?} is asked for"),
+        }
+    }
+
+    #[test]
+    fn processes_take_a_gpu_each_and_are_refused_one_that_is_not_there() {
+        let ranks = |rest: &[&str]| {
+            let args = args(rest);
+            gpu_ranks(&args, 2, None).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(ranks(&[]), Ok(1));
+        assert_eq!(ranks(&["--ranks", "4"]), Ok(4), "they share one");
+        let processes = ["--launch", "processes"];
+        assert_eq!(ranks(&processes), Ok(2));
+        let with = |number| ranks(&[&processes[..], &["--ranks", number]].concat());
+        assert_eq!(with("1"), Ok(1));
+        let error = with("3").expect_err("there are two");
+        assert!(
+            error.contains("--ranks 3 --launch processes: a GPU each, and this machine has 2 GPUs"),
+            "{error}"
+        );
+    }
 }

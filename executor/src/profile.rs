@@ -5,9 +5,16 @@
 //! runs between two barriers, divided by their number, on the slowest rank: a batch is much longer
 //! than a scheduler's time slice, so ranks that outnumber the cores are charged for waiting their
 //! turn. Successive runs use different memory, since in training an op rarely finds its weights in
-//! a cache. On a GPU an op is run by one rank and timed by the device ([`queued`]), what it and its
-//! host cost each other is measured apart ([`mod@host`]), and collectives are those of ranks that share
-//! the device. Nothing is averaged over samples: a profile keeps them raw.
+//! a cache.
+//!
+//! On a GPU an op is timed by the device ([`queued`]), and what it and its host cost each other is
+//! measured apart ([`mod@host`]). Ranks that are threads share one GPU: one of them measures ops, since a
+//! plan gives each rank a GPU, and the collectives are copies within one memory. Ranks that are processes
+//! have a GPU each. They all measure ops, at the same time, and a sample is the slowest rank's: a step
+//! waits for that one, and power, heat and the host are shared as in training. Their collectives are
+//! those of the machine.
+//!
+//! Nothing is averaged over samples: a profile keeps them raw.
 
 mod collectives;
 mod host;
@@ -23,6 +30,7 @@ use moefold_profiles::{Op, presets};
 
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
 
+use self::collectives::{Groups, Machines};
 use crate::device::DeviceSpec;
 use crate::environment::{Environment, gpu_clocks};
 use crate::error::Error;
@@ -39,7 +47,7 @@ const SAMPLES_MIN: usize = 3;
 pub struct ProfileOptions {
     /// What to measure; duplicates are measured once.
     pub keys: Vec<Key>,
-    /// Rank threads that run at the same time.
+    /// Ranks that run at the same time.
     pub ranks: u32,
     /// What every rank measures.
     pub device: DeviceSpec,
@@ -49,6 +57,13 @@ pub struct ProfileOptions {
     pub repeats: usize,
     /// Time for everything. Keys get fewer samples, at least three, rather than more time.
     pub budget: Duration,
+}
+
+impl ProfileOptions {
+    /// How long a rank may have to wait for another that still measures.
+    pub fn longest_wait(&self) -> Duration {
+        self.budget + Duration::from_mins(10)
+    }
 }
 
 /// A key that has just been measured.
@@ -76,25 +91,42 @@ pub struct Measured {
 /// Keys that are not measured, with why.
 pub type Skipped = Vec<(Key, &'static str)>;
 
-/// Measures every key; `progress` is called on rank 0.
+/// Measures every key on ranks that are threads of this process; `progress` is called on rank 0.
 pub fn run(
     options: &ProfileOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Measured, Error> {
+    let world = World::threads(options.ranks).deadline(options.longest_wait());
+    let measured = run_in(&world, options, progress)?;
+    Ok(measured.expect("rank 0 is a thread of this process"))
+}
+
+/// Measures every key on the ranks of `world`, as many as the options say. Where rank 0 is elsewhere,
+/// nothing is returned: the profile is its process's.
+pub fn run_in(
+    world: &World,
+    options: &ProfileOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Option<Measured>, Error> {
+    assert_eq!(world.ranks(), options.ranks, "ranks that run");
     let mut keys = options.keys.clone();
     keys.sort_unstable();
     keys.dedup();
     let started = Instant::now();
     let before = clocks(&options.device);
-    // Ranks that wait while one measures alone are not lost.
-    let deadline = options.budget + Duration::from_mins(10);
-    let world = World::threads(options.ranks).deadline(deadline);
     let per_rank = world.run(|rank| {
-        let device = options.device.open(0, options.ranks)?;
+        let ordinal = rank.gpu() as usize;
+        let device = options.device.open(ordinal, rank.local_ranks())?;
+        let rank = &rank.on(&device);
         let everyone: Vec<u32> = (0..rank.ranks()).collect();
+        let world = rank.communicator("world", &everyone);
+        expect_alike(&world, &device)?;
+        let machines = Machines::find(rank, &world)?;
         let taker = Taker {
             rank,
-            world: rank.communicator("world", &everyone),
+            world,
+            machines,
+            groups: Groups::new(rank, machines),
             flush: queued::Flush::new(&device),
             device: &device,
             options,
@@ -131,10 +163,14 @@ pub fn run(
             workspaces: taken.workspaces,
             other: taken.other,
         });
-        Ok((samples, skipped, name, overhead))
+        let concurrent = rank.local_ranks();
+        Ok((samples, skipped, name, overhead, concurrent))
     })?;
+    if !world.has_first() {
+        return Ok(None);
+    }
     let first = per_rank.into_iter().next().expect("at least one rank");
-    let (samples, skipped, device_name, overhead) = first;
+    let (samples, skipped, device_name, overhead, concurrent_ranks) = first;
     let environment = Environment::detect(options.ranks, &options.device);
     let on_gpu = device_name.is_some();
     let clocks = [("before", before), ("after", clocks(&options.device))]
@@ -142,18 +178,18 @@ pub fn run(
         .filter_map(|(when, said)| said.map(|said| format!("{when}: {said}")))
         .collect::<Vec<_>>()
         .join("; ");
-    Ok(Measured {
+    Ok(Some(Measured {
         profile: Profile {
             version: PROFILE_VERSION,
             device: device_name
                 .as_deref()
                 .map_or_else(|| "cpu".to_owned(), presets::gpu_name),
             device_name,
-            shared_device: on_gpu && options.ranks > 1,
+            shared_device: on_gpu && options.ranks > 1 && !world.is_apart(),
             overhead,
             machine: environment.machine(),
             cores: environment.cores,
-            concurrent_ranks: options.ranks,
+            concurrent_ranks,
             versions: environment.versions(),
             clocks,
             date: environment.date,
@@ -161,7 +197,27 @@ pub fn run(
             samples,
         },
         skipped,
-    })
+    }))
+}
+
+/// Refuses devices of several kinds: a profile is of one.
+fn expect_alike(world: &Communicator, device: &Device) -> Result<(), Error> {
+    let name = device.properties().map_or("", |of| &of.name);
+    let own: Vec<u64> = name.bytes().map(u64::from).collect();
+    let all = world.exchange_counts(&own)?;
+    let Some(other) = all.iter().position(|name| *name != all[0]) else {
+        return Ok(());
+    };
+    let name = |rank: usize| -> String {
+        let bytes: Vec<u8> = all[rank].iter().map(|&byte| byte as u8).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Err(Error::Request(format!(
+        "rank 0 has a GPU {:?} and rank {other} a {:?}, and a profile is of one kind: measure each kind \
+         on its own, with CUDA_VISIBLE_DEVICES or fewer --ranks",
+        name(0),
+        name(other)
+    )))
 }
 
 /// Clocks, temperature and power of the GPUs now, where the driver's tool says; none of a CPU.
@@ -182,6 +238,8 @@ fn skew(key: &Key) -> f64 {
 struct Taker<'a> {
     rank: &'a RankContext,
     world: Communicator,
+    machines: Machines,
+    groups: Groups<'a>,
     flush: queued::Flush<'a>,
     device: &'a Device,
     options: &'a ProfileOptions,
@@ -195,9 +253,7 @@ impl Taker<'_> {
         for &key in keys {
             let refused = match key {
                 Key::Op(op) => ops::refusal(self.device, &op),
-                Key::Collective(collective) => {
-                    collectives::refusal(&collective, self.options.ranks)
-                }
+                Key::Collective(collective) => self.machines.refusal(&collective),
                 Key::Host(_) => host::refusal(self.device),
             };
             if let Some(reason) = refused {
@@ -215,19 +271,20 @@ impl Taker<'_> {
         self.device.properties().is_some()
     }
 
-    /// The samples of one key, seconds a run; nothing on a rank that has no part in it. On a GPU
-    /// rank 0 measures ops alone: a plan gives each rank a GPU.
+    /// The samples of one key, seconds a run; nothing on a rank that has no part in it.
     fn measure(&self, key: Key, skewed: bool, share: Duration) -> Result<Option<Vec<f64>>, Error> {
         let mut work: Box<dyn FnMut() -> Result<(), TransportError>> = match key {
-            Key::Op(_) | Key::Host(_) if self.is_queued() && self.rank.rank() > 0 => {
+            Key::Op(_) | Key::Host(_) if self.shares_device() && self.rank.rank() > 0 => {
                 return Ok(None);
             }
             Key::Op(op) if self.is_queued() => {
                 let seconds = queued::measure(&self.flush, &op, skewed, self.options, share);
-                return Ok(Some(seconds));
+                return self.slowest(seconds).map(Some);
             }
             Key::Host(cost) => {
-                return host::measure(self.device, cost, self.options, share).map(Some);
+                let ordinal = self.rank.gpu() as usize;
+                let seconds = host::measure(self.device, ordinal, cost, self.options, share)?;
+                return self.slowest(seconds).map(Some);
             }
             Key::Op(op) => {
                 let mut run = ops::prepare(self.device, &op);
@@ -236,11 +293,26 @@ impl Taker<'_> {
                     Ok(())
                 })
             }
-            Key::Collective(collective) => {
-                collectives::prepare(self.rank, self.device, &collective)
-            }
+            Key::Collective(collective) => self.groups.prepare(self.device, &collective),
         };
         self.together(&mut work, share).map(Some)
+    }
+
+    /// Whether all ranks have one GPU, and so only one of them measures what one rank does.
+    fn shares_device(&self) -> bool {
+        self.is_queued() && !self.rank.is_apart()
+    }
+
+    /// Of samples that every rank took on a GPU of its own, the slowest ones: as many as all have.
+    fn slowest(&self, own: Vec<f64>) -> Result<Vec<f64>, Error> {
+        if self.shares_device() {
+            return Ok(own);
+        }
+        let words: Vec<u64> = own.iter().map(|seconds| seconds.to_bits()).collect();
+        let all = self.world.exchange_counts(&words)?;
+        let count = all.iter().map(Vec::len).min().unwrap_or(0);
+        let at = |i: usize| all.iter().map(move |rank| f64::from_bits(rank[i]));
+        Ok((0..count).map(|i| at(i).fold(0.0, f64::max)).collect())
     }
 
     /// The samples of what all ranks run at once, the same on every rank.
@@ -295,266 +367,4 @@ fn agree(world: &Communicator, mine: bool) -> Result<bool, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use moefold_profiles::units::Bytes;
-    use moefold_profiles::{Collective, CollectiveKind, Dtype, Pass};
-
-    use super::*;
-
-    fn collective(kind: CollectiveKind, ranks: u32) -> Key {
-        Key::Collective(Collective {
-            kind,
-            bytes: Bytes(4096),
-            ranks,
-            ranks_per_domain: ranks,
-        })
-    }
-
-    #[test]
-    fn every_runnable_key_gets_samples_and_the_others_a_reason() {
-        let gemm = |dtype| {
-            Key::Op(Op::Gemm {
-                m: 8,
-                n: 16,
-                k: 8,
-                pass: Pass::Forward,
-                dtype,
-            })
-        };
-        let options = ProfileOptions {
-            keys: vec![
-                gemm(Dtype::F32),
-                gemm(Dtype::F32),
-                gemm(Dtype::Bf16),
-                collective(CollectiveKind::AllReduce, 2),
-                collective(CollectiveKind::AllToAll, 4),
-                collective(CollectiveKind::AllReduce, 3),
-                collective(CollectiveKind::SendRecv, 2),
-            ],
-            ranks: 4,
-            device: DeviceSpec::Cpu {
-                threads_per_rank: Some(1),
-            },
-            warmup: 0,
-            repeats: 3,
-            budget: Duration::ZERO,
-        };
-        let calls = AtomicUsize::new(0);
-        let measured = run(&options, &|progress| {
-            calls.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(progress.total, 3);
-            assert!(progress.median_s > 0.0);
-        })
-        .expect("measures");
-        assert_eq!(calls.into_inner(), 3);
-        assert_eq!(measured.skipped.len(), 3, "{:?}", measured.skipped);
-        let profile = measured.profile;
-        assert_eq!((profile.samples.len(), profile.concurrent_ranks), (3, 4));
-        for sample in &profile.samples {
-            assert_eq!(sample.seconds.len(), 3);
-            assert!(sample.seconds.iter().all(|s| *s > 0.0), "{sample:?}");
-        }
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        profile.save(folder.path()).expect("a valid profile");
-        assert_eq!(Profile::load(folder.path()).expect("loads"), profile);
-    }
-
-    #[test]
-    fn the_default_sweep_is_all_runnable() {
-        let device = Device::cpu(1);
-        for ranks in [1, 2, 4, 6, 8] {
-            for key in default_sweep(ranks) {
-                let refused = match key {
-                    Key::Op(op) => ops::refusal(&device, &op),
-                    Key::Collective(collective) => collectives::refusal(&collective, ranks),
-                    Key::Host(_) => Some("a host cost"),
-                };
-                assert_eq!(refused, None, "{ranks} ranks: {key:?}");
-            }
-        }
-    }
-
-    /// An op of every kind, tiny.
-    fn tiny_ops() -> Vec<Op> {
-        let dtype = Dtype::Bf16;
-        let pass = Pass::Backward;
-        let (rows, dim) = (16, 64);
-        let grouped = |pass| Op::GroupedGemm {
-            groups: 3,
-            rows: 32,
-            n: 64,
-            k: 32,
-            pass,
-            dtype,
-        };
-        let gemm = |pass| Op::Gemm {
-            m: 32,
-            n: 64,
-            k: 32,
-            pass,
-            dtype,
-        };
-        vec![
-            gemm(Pass::Forward),
-            gemm(Pass::Wgrad),
-            grouped(Pass::Forward),
-            grouped(Pass::Wgrad),
-            Op::Attention {
-                batch: 1,
-                heads: 2,
-                kv_heads: 1,
-                q_len: 16,
-                kv_len: 16,
-                qk_dim: 64,
-                v_dim: 64,
-                causal: true,
-                pass,
-                dtype,
-            },
-            Op::RmsNorm {
-                rows,
-                dim,
-                pass,
-                dtype,
-            },
-            Op::Swiglu {
-                rows,
-                dim,
-                pass,
-                dtype,
-            },
-            Op::Router {
-                rows,
-                experts: 8,
-                topk: 2,
-                pass,
-            },
-            Op::Permute {
-                rows,
-                dim,
-                pass,
-                dtype,
-            },
-            Op::Embedding {
-                rows,
-                dim,
-                pass,
-                dtype,
-            },
-            Op::CrossEntropy {
-                rows,
-                vocab: 64,
-                pass,
-                dtype,
-            },
-            Op::Adamw { len: 256, dtype },
-            Op::GradNorm { len: 256 },
-        ]
-    }
-
-    /// On a device with a queue: every kind of op, uneven groups, and what the host costs.
-    #[test]
-    fn an_emulated_gpu_is_profiled_and_its_profile_prices_plans() {
-        use moefold_kernels::cuda::Architecture;
-        use moefold_profiles::host::{Direction, HostCost};
-        use moefold_profiles::{Costs, Source};
-
-        let device = DeviceSpec::Emulated {
-            architecture: Architecture::SM90,
-            dtype: Dtype::Bf16,
-            seed: 1,
-        };
-        if device.open(0, 1).is_err() {
-            return;
-        }
-        let copy = |direction| HostCost::Copy {
-            bytes: Bytes(1 << 16),
-            direction,
-        };
-        let ops = tiny_ops();
-        let costs = [
-            HostCost::Launch,
-            HostCost::Read,
-            copy(Direction::ToDevice),
-            copy(Direction::Both),
-        ];
-        let f32_gemm = Key::Op(Op::Gemm {
-            m: 8,
-            n: 8,
-            k: 8,
-            pass: Pass::Forward,
-            dtype: Dtype::F32,
-        });
-        let options = ProfileOptions {
-            keys: ops
-                .iter()
-                .map(|op| Key::Op(*op))
-                .chain(costs.map(Key::Host))
-                .chain([f32_gemm])
-                .collect(),
-            ranks: 1,
-            device,
-            warmup: 0,
-            repeats: 1,
-            budget: Duration::ZERO,
-        };
-        let measured = run(&options, &|_| ()).expect("measures");
-        let reason = "the device was opened in bf16";
-        assert_eq!(measured.skipped, [(f32_gemm, reason)]);
-        let profile = measured.profile;
-        assert!(profile.device_name.is_some() && !profile.shared_device);
-        let skewed: Vec<f64> = profile.samples.iter().filter_map(|s| s.skew).collect();
-        // Of 32 rows over 3 groups, 22, 10 and none.
-        assert_eq!(skewed, [22.0 * 3.0 / 32.0; 2]);
-        let even = profile.samples.len() - skewed.len();
-        assert_eq!(even, ops.len() + costs.len());
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        profile.save(folder.path()).expect("a valid profile");
-        let profile = Profile::load(folder.path()).expect("loads");
-
-        let mut cluster = presets::cluster("dgx-h200").expect("a preset");
-        cluster.gpu.name.clone_from(&profile.device);
-        let costs = Costs::for_cluster(&cluster, &[profile]);
-        for op in &ops {
-            assert_eq!(costs.op(op).source, Source::Measured, "{op:?}");
-        }
-        assert!(costs.host().launch.is_some() && costs.host().read.is_some());
-    }
-
-    #[test]
-    fn ranks_that_share_a_gpu_measure_their_collectives() {
-        let device = DeviceSpec::Emulated {
-            architecture: moefold_kernels::cuda::Architecture::SM80,
-            dtype: Dtype::F32,
-            seed: 2,
-        };
-        if device.open(0, 1).is_err() {
-            return;
-        }
-        let gemm = Key::Op(Op::Gemm {
-            m: 8,
-            n: 8,
-            k: 8,
-            pass: Pass::Forward,
-            dtype: Dtype::F32,
-        });
-        let options = ProfileOptions {
-            keys: vec![
-                gemm,
-                collective(CollectiveKind::AllReduce, 2),
-                collective(CollectiveKind::AllToAll, 2),
-            ],
-            ranks: 2,
-            device,
-            warmup: 0,
-            repeats: 1,
-            budget: Duration::ZERO,
-        };
-        let measured = run(&options, &|_| ()).expect("measures");
-        assert!(measured.skipped.is_empty(), "{:?}", measured.skipped);
-        assert!(measured.profile.shared_device);
-        assert_eq!(measured.profile.samples.len(), 3);
-    }
-}
+mod tests;

@@ -7,9 +7,9 @@
 //! `remote`), NCCL between processes with a GPU each, or the recording one that tests wrap around them.
 //! Groups of one carry nothing: their collectives are local copies.
 //!
-//! Sums are taken in rank order, in f32 whatever is stored, whatever the timing, so results are bit-equal
-//! from run to run; NCCL's are in an order of its own. The group decides nothing about layout: which
-//! ranks form it is the mesh's business.
+//! Sums are taken in rank order, in f32 whatever is stored, and rounded once, whatever the timing, so
+//! results are bit-equal from run to run; NCCL's are in an order and a rounding of its own ([`nccl`]). The
+//! group decides nothing about layout: which ranks form it is the mesh's business.
 
 mod communicator;
 mod launched;
@@ -36,6 +36,8 @@ pub use communicator::Communicator;
 pub use launched::{Launched, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
 pub use recording::{Call, CallLog};
+#[cfg(test)]
+pub(crate) use rendezvous::tests::world_of;
 pub use world::{RankContext, World};
 
 /// How elements of several ranks become one.

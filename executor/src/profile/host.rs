@@ -11,6 +11,7 @@ use moefold_kernels::{Device, Dtype, Tensor, TensorClass, catch, elementwise};
 use moefold_profiles::host::{Direction, HostCost};
 
 use super::{ProfileOptions, SAMPLES_MIN, ops};
+use crate::device::DeviceSpec;
 use crate::error::Error;
 
 /// Ops asked for in a row: fewer than a queue holds, so that the host never waits for room.
@@ -26,15 +27,19 @@ pub(super) fn refusal(device: &Device) -> Option<&'static str> {
         .then_some("the CPU is its own host")
 }
 
-/// The samples of one cost, seconds.
+/// The samples of one cost of the device, which is number `ordinal`, seconds.
 pub(super) fn measure(
     device: &Device,
+    ordinal: usize,
     cost: HostCost,
     options: &ProfileOptions,
     share: Duration,
 ) -> Result<Vec<f64>, Error> {
     let mut once: Box<dyn FnMut() -> Result<f64, Error>> = match cost {
-        HostCost::Copy { bytes, direction } => copies(device, bytes.0 as usize, direction, options),
+        HostCost::Copy { bytes, direction } => {
+            let again = (options.device, ordinal, options.ranks);
+            copies(device, bytes.0 as usize, direction, again)
+        }
         HostCost::Launch => {
             let tensors = small(device);
             let device = device.clone();
@@ -96,12 +101,12 @@ fn reads(device: &Device, [x, y]: &[Tensor; 2]) -> f64 {
     row(true) - without
 }
 
-/// A closure that copies once and says how long it took.
+/// A closure that copies once and says how long it took. `again` opens the device another time.
 fn copies(
     device: &Device,
     bytes: usize,
     direction: Direction,
-    options: &ProfileOptions,
+    again: (DeviceSpec, usize, u32),
 ) -> Box<dyn FnMut() -> Result<f64, Error>> {
     let len = (bytes / 4).max(1);
     let tensor = device.empty(TensorClass::Transient, Dtype::F32, &[len]);
@@ -115,7 +120,7 @@ fn copies(
         }
         Direction::Both => {
             tensor.copy_from_f32(&values);
-            let (spec, ranks) = (options.device, options.ranks);
+            let (spec, ordinal, ranks) = again;
             Box::new(move || {
                 // Uploads go through a device of their own thread: a copy to the host waits.
                 let ready = std::sync::Barrier::new(2);
@@ -123,7 +128,7 @@ fn copies(
                     let other = scope.spawn(|| {
                         // Whatever happens before it, the other side is not left waiting.
                         let opened = catch(|| {
-                            let device = spec.open(0, ranks)?;
+                            let device = spec.open(ordinal, ranks)?;
                             let tensor = device.empty(TensorClass::Transient, Dtype::F32, &[len]);
                             let values = ops::random_values(len, 1);
                             upload(&device, &tensor, &values);

@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn every_op_of_the_sweep_runs() {
         let device = Device::cpu(1);
-        for key in crate::profile::default_sweep(1) {
+        for key in crate::profile::default_sweep(1, 1) {
             if let moefold_profiles::directory::Key::Op(op) = key
                 && op.flops().0 < 1e8
             {

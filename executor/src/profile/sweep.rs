@@ -76,14 +76,15 @@ const GPU: Grid = Grid {
     messages: &[1 << 14, 1 << 20, 1 << 26],
 };
 
-/// Keys for `ranks` rank threads on a CPU.
-pub fn default_sweep(ranks: u32) -> Vec<Key> {
-    CPU.keys(ranks)
+/// Keys for `ranks` ranks on CPUs, `each` on a machine.
+pub fn default_sweep(ranks: u32, each: u32) -> Vec<Key> {
+    CPU.keys(ranks, each)
 }
 
-/// Keys for a GPU that stores `dtype`, and for `ranks` rank threads that share it.
-pub fn gpu_sweep(dtype: Dtype, ranks: u32) -> Vec<Key> {
-    let mut keys = Grid { dtype, ..GPU }.keys(ranks);
+/// Keys for GPUs that store `dtype`, and for `ranks` ranks that share one or have one each, `each` of
+/// them on a machine.
+pub fn gpu_sweep(dtype: Dtype, ranks: u32, each: u32) -> Vec<Key> {
+    let mut keys = Grid { dtype, ..GPU }.keys(ranks, each);
     keys.extend(host_keys());
     keys
 }
@@ -103,7 +104,7 @@ pub fn host_keys() -> Vec<Key> {
 }
 
 impl Grid {
-    fn keys(&self, ranks: u32) -> Vec<Key> {
+    fn keys(&self, ranks: u32, each: u32) -> Vec<Key> {
         let mut ops = Vec::new();
         self.matrix_products(&mut ops);
         self.attention(&mut ops);
@@ -115,7 +116,7 @@ impl Grid {
             ops.push(Op::GradNorm { len });
         }
         let mut keys: Vec<Key> = ops.into_iter().map(Key::Op).collect();
-        keys.extend(self.collectives(ranks).map(Key::Collective));
+        keys.extend(self.collectives(ranks, each).map(Key::Collective));
         keys
     }
 
@@ -238,7 +239,7 @@ impl Grid {
         }
     }
 
-    fn collectives(&self, ranks: u32) -> impl Iterator<Item = Collective> {
+    fn collectives(&self, ranks: u32, each: u32) -> impl Iterator<Item = Collective> {
         use CollectiveKind as Kind;
         let kinds = [
             Kind::AllReduce,
@@ -254,7 +255,7 @@ impl Grid {
                     kind,
                     bytes: Bytes(bytes),
                     ranks: group,
-                    ranks_per_domain: group,
+                    ranks_per_domain: group.min(each),
                 })
             })
         })

@@ -22,7 +22,9 @@
 //! some hundred ranks this is the place to look.
 //!
 //! Sums are NCCL's: the same for the same ranks and sizes, not in rank order; those of bf16 are rounded
-//! at every step of its ring.
+//! at every step of its ring, where rank threads add in f32 and round once. A step sums in bf16 over TP
+//! alone, activations and their gradients: main gradients, norms and losses are f32, and what ETP peers
+//! add comes by an all-to-all and is added here.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -76,6 +76,11 @@ impl World {
         }
     }
 
+    /// Whether every rank is a process of its own.
+    pub fn is_apart(&self) -> bool {
+        matches!(self.kind, Kind::Process(_))
+    }
+
     /// Whether rank 0 is here, to whom results come.
     pub fn has_first(&self) -> bool {
         match &self.kind {
@@ -124,6 +129,7 @@ impl World {
                     rank,
                     ranks,
                     gpu: 0,
+                    local_rank: rank,
                     local_ranks: ranks,
                     apart: false,
                 };
@@ -163,6 +169,7 @@ impl World {
             rank: launched.rank,
             ranks: launched.ranks,
             gpu: launched.gpu,
+            local_rank: launched.local_rank,
             local_ranks: launched.local_ranks,
             apart: true,
         };
@@ -241,6 +248,7 @@ struct Seat {
     rank: u32,
     ranks: u32,
     gpu: u32,
+    local_rank: u32,
     local_ranks: u32,
     /// Whether every other rank is another process.
     apart: bool,
@@ -331,6 +339,11 @@ impl RankContext {
     /// The number of the GPU it takes; 0 where ranks are threads, which share one.
     pub fn gpu(&self) -> u32 {
         self.seat.gpu
+    }
+
+    /// Its number among the ranks of its machine.
+    pub fn local_rank(&self) -> u32 {
+        self.seat.local_rank
     }
 
     /// Ranks of its machine.
