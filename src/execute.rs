@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => return launch::processes(plan.request.gpus),
-        Launch::Env => World::process(Launched::from_environment().map_err(failure)?),
+        Launch::Env => World::process(launch::from_environment()?),
     };
     let world = match Launched::timeout().map_err(failure)? {
         Some(deadline) => world.deadline(deadline),

@@ -2,19 +2,26 @@
 //!
 //! The parent starts this program once a rank with `--launch env` and what torchrun would say, on a
 //! free port of the loopback address. It passes on what rank 0 prints and the first failure, and ends
-//! the ranks that do not end by themselves.
+//! the ranks that do not end by themselves. However it ends itself, by a signal too, they end with it:
+//! each reads from a pipe to which the parent writes nothing, and which closes with the parent.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{self, Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 
+use moefold_executor::transport::Launched;
+
+use crate::execute::failure;
 use crate::failure::Failure;
+
+/// Set where stdin is a pipe of the process that started this one.
+const PARENT_VARIABLE: &str = "MOEFOLD_PARENT_ON_STDIN";
 
 /// How long ranks have to end by themselves once one has failed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -22,17 +29,35 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Between two looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// This process's place in a run, as its launcher says it; a rank that [`processes`] started ends with
+/// its parent from here on.
+pub(crate) fn from_environment() -> Result<Launched, Failure> {
+    if std::env::var_os(PARENT_VARIABLE).is_some() {
+        thread::Builder::new()
+            .name("parent".to_owned())
+            .spawn(end_with_parent)?;
+    }
+    Launched::from_environment().map_err(failure)
+}
+
+/// Waits until the parent's end of the pipe closes, and ends this process.
+fn end_with_parent() {
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    // What runs at a process's end may wait for a device that hangs.
+    thread::spawn(|| {
+        thread::sleep(GRACE);
+        process::abort();
+    });
+    process::exit(1);
+}
+
 /// Runs this very command on `ranks` processes.
 pub(crate) fn processes(ranks: u32) -> Result<(), Failure> {
     let program = std::env::current_exe()?;
     let arguments = with_env(std::env::args_os().skip(1));
     let port = free_port()?.to_string();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let job = format!(
-        "{}-{}",
-        std::process::id(),
-        now.unwrap_or_default().as_nanos()
-    );
+    let job = format!("{}-{}", process::id(), now.unwrap_or_default().as_nanos());
     let mut family = Family::default();
     for rank in 0..ranks {
         let mut command = Command::new(&program);
@@ -47,7 +72,8 @@ pub(crate) fn processes(ranks: u32) -> Result<(), Failure> {
             .env("MOEFOLD_JOB", &job)
             .env_remove("MOEFOLD_PORT")
             .env_remove("TORCHELASTIC_USE_AGENT_STORE")
-            .stdin(Stdio::null())
+            .env(PARENT_VARIABLE, "1")
+            .stdin(Stdio::piped())
             .stderr(Stdio::piped());
         if rank > 0 {
             command.stdout(Stdio::null());
@@ -113,6 +139,7 @@ fn listen(errors: ChildStderr, pass: bool) -> String {
 
 struct Member {
     rank: u32,
+    /// With its stdin, which stays open as long as it is not waited for.
     process: Child,
     errors: Option<JoinHandle<String>>,
     ended: Option<ExitStatus>,

@@ -1,5 +1,5 @@
-//! `execute --launch processes` and `--launch env` from the outside: the same training as on rank
-//! threads, and every way in which processes fail to be a run.
+//! `--launch processes` and `--launch env` from the outside: the same training as on rank threads, every
+//! way in which processes fail to be a run, and profiles of them.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -8,6 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use moefold_profiles::CollectiveKind as Kind;
+use moefold_profiles::directory::{Key, Profile, Sample};
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -340,5 +342,133 @@ fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
     refused(
         command.env("MOEFOLD_TIMEOUT_S", "soon"),
         "MOEFOLD_TIMEOUT_S: found \"soon\"",
+    );
+}
+
+/// State and parent of a process; none where it is gone.
+fn state(process: u32) -> Option<(char, u32)> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name before it may hold anything.
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+fn children(parent: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").expect("Linux");
+    let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|&process| state(process).is_some_and(|(_, of)| of == parent))
+        .collect()
+}
+
+fn signal(name: &str, process: u32) {
+    let script = format!("kill -{name} {process}");
+    let done = Command::new("sh").args(["-c", &script]).status();
+    assert!(done.expect("there is a shell").success(), "{script}");
+}
+
+#[test]
+fn ranks_end_with_the_process_that_started_them_whatever_ends_it() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    for how in ["TERM", "KILL"] {
+        let out = bench.path(how);
+        let arguments = ["--launch", "processes", "--steps", "100000", "--out", &out];
+        let mut command = bench.execute(&arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut parent = command.spawn().expect("the program starts");
+        let steps = Path::new(&out).join("steps.jsonl");
+        let begun = Instant::now();
+        while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
+            assert!(
+                begun.elapsed() < Duration::from_mins(1),
+                "no step was taken"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+        let ranks = children(parent.id());
+        assert_eq!(ranks.len(), 2);
+        signal(how, parent.id());
+        parent.wait().expect("it is ours");
+        let begun = Instant::now();
+        let runs = |&rank: &u32| state(rank).is_some_and(|(state, _)| state != 'Z');
+        while ranks.iter().any(runs) {
+            if begun.elapsed() > Duration::from_secs(20) {
+                ranks
+                    .iter()
+                    .filter(|rank| runs(rank))
+                    .for_each(|&rank| signal("KILL", rank));
+                panic!("ranks outlive {how}");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn processes_are_profiled_and_the_profile_prices_their_plans() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let (plan, out) = (bench.path("plan.json"), bench.path("profile"));
+    let profile = |rest: &[&str]| {
+        let first = ["profile", "--plan", &plan, "--device", "cpu", "--out", &out];
+        program(&[&first[..], &["--budget-s", "0.1"], rest].concat())
+    };
+    let (code, answer, errors) = run(&mut profile(&["--launch", "processes", "--json"]));
+    assert_eq!((code, errors.as_str()), (0, ""));
+    let answer: Value = serde_json::from_str(&answer).expect("one document and no more");
+    assert_eq!(answer["directory"], out.as_str());
+    let measured = Profile::load(Path::new(&out)).expect("rank 0 wrote it");
+    assert_eq!(
+        (measured.device.as_str(), measured.concurrent_ranks),
+        ("cpu", 2)
+    );
+    assert!(
+        measured.command.contains("--launch env"),
+        "{}",
+        measured.command
+    );
+    for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll] {
+        let is_of = |sample: &Sample| matches!(sample.key, Key::Collective(c) if c.kind == kind);
+        assert!(measured.samples.iter().any(is_of), "{kind:?}");
+    }
+    assert!(!measured.shared_device);
+
+    let again = bench.path("again.json");
+    let (code, _, errors) = run(&mut program(&[
+        "plan",
+        "--model",
+        &fixture("mixtral"),
+        "--cluster",
+        "local",
+        "--gpus",
+        "2",
+        "--seq-len",
+        "16",
+        "--global-batch",
+        "24",
+        "--layout",
+        "tp=1,ep=2,etp=1,mbs=1",
+        "--profile",
+        &out,
+        "--out",
+        &again,
+    ]));
+    assert_eq!(code, 0, "{errors}");
+    let planned = fs::read_to_string(&again).expect("written");
+    assert!(planned.contains(&measured.hash()), "it names its source");
+
+    let mut alone = profile(&["--launch", "env", "--ranks", "4"]);
+    let started = [
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ];
+    let (code, _, errors) = run(alone.envs(started));
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains("--ranks 4: 2 ranks were started"),
+        "{errors}"
     );
 }
