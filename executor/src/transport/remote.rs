@@ -243,9 +243,9 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
     };
     if !said {
         let how = match cause.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                "its process ended without a word".to_owned()
-            }
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => "its process ended without a word".to_owned(),
             _ => format!("the connection to it broke ({cause})"),
         };
         mailbox.poison(rank, how);
