@@ -10,6 +10,7 @@
 //! is whole, whenever the run is stopped. Reading checks sizes first, then the hash of every file.
 
 mod read;
+mod room;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{CHECKPOINT_VERSION, Course, FOLDER, INDEX, Index, KEPT, ShardFile};
-use super::{complete, describe, folder_of, name_of, partial};
+use super::{complete, describe, folder_of, name_of, partial, room};
 use crate::error::Error;
 use crate::gather::{bytes_of, read, words, words_of};
 use crate::model::{Parameter, Slice, global_tensors};
@@ -56,7 +56,8 @@ pub(crate) struct Saver<'a> {
 }
 
 impl<'a> Saver<'a> {
-    /// As `options` ask for it, which then have a `course`; agrees with the other ranks on where to save.
+    /// As `options` ask for it, which then have a `course`; agrees with the other ranks on where to save,
+    /// and sees that there is room.
     pub(crate) fn of(
         rank: &'a RankContext,
         world: &Communicator,
@@ -67,14 +68,23 @@ impl<'a> Saver<'a> {
         let (Some(saving), Some(course)) = (&options.save, course) else {
             return Ok(None);
         };
+        let folder = said_by_first(world, &saving.run_dir)?.join(FOLDER);
+        let tensors = global_tensors(model);
+        if rank.rank() == 0 {
+            let first = options.init.resumed().map_or(0, |resumed| resumed.step);
+            let count = room::at_once(first, options.steps, saving.every);
+            let elements: usize = tensors.iter().map(GlobalTensor::len).sum();
+            let bytes = State::ALL.len() * elements * size_of::<f32>();
+            room::check(&folder, count, bytes as u64)?;
+        }
         Ok(Some(Self {
             rank,
             every: saving.every,
             last: options.steps,
-            folder: said_by_first(world, &saving.run_dir)?.join(FOLDER),
+            folder,
             course: course.clone(),
             model: describe(model),
-            tensors: global_tensors(model),
+            tensors,
         }))
     }
 

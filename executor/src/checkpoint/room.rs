@@ -1,0 +1,87 @@
+//! Is there room for the checkpoints of a run: asked before its first step, not after its hundredth.
+
+use std::path::Path;
+
+use super::KEPT;
+use crate::error::Error;
+
+/// Bytes of a GiB.
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// How many checkpoints of a run are on the disk at once: those that are kept, and one that is written
+/// before the oldest of them goes; fewer where the run ends earlier.
+pub(super) fn at_once(first: u64, last: u64, every: u64) -> u64 {
+    let due = last / every - first / every + u64::from(!last.is_multiple_of(every));
+    due.min(KEPT as u64 + 1)
+}
+
+/// Refuses to save `count` checkpoints of `bytes` each below `folder`, which need not be there yet, where
+/// its file system has no room for them. One that does not say how much it has is trusted.
+pub(super) fn check(folder: &Path, count: u64, bytes: u64) -> Result<(), Error> {
+    let there = folder.ancestors().find(|folder| folder.exists());
+    let said = there.and_then(|folder| rustix::fs::statvfs(folder).ok());
+    match said {
+        None => Ok(()),
+        Some(room) => check_free(folder, count, bytes, room.f_bavail * room.f_frsize),
+    }
+}
+
+fn check_free(folder: &Path, count: u64, bytes: u64, free: u64) -> Result<(), Error> {
+    if count * bytes <= free {
+        return Ok(());
+    }
+    let [each, all, free] = [bytes, count * bytes, free].map(|bytes| bytes as f64 / GIB);
+    Err(Error::Request(format!(
+        "{}: {all:.2} GiB are needed for {count} checkpoints of {each:.2} GiB ({KEPT} are kept, and the \
+         next is written before the older goes), and {free:.2} GiB are free: make room, choose another \
+         --out, or leave out --save-every",
+        folder.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_checkpoints_at_once() {
+        for (first, last, every, expected) in [
+            (0, 1, 5, 1),
+            (0, 5, 5, 1),
+            (0, 6, 5, 2),
+            (0, 10, 5, 2),
+            (0, 100, 5, 3),
+            (95, 100, 5, 1),
+            (94, 100, 5, 2),
+            (0, 100, 1, 3),
+        ] {
+            assert_eq!(
+                at_once(first, last, every),
+                expected,
+                "{first}, {last}, {every}"
+            );
+        }
+    }
+
+    #[test]
+    fn too_little_room_is_refused_with_every_number() {
+        let folder = Path::new("run/checkpoints");
+        let gib = 1_u64 << 30;
+        check_free(folder, 3, gib, 3 * gib).expect("just enough");
+        let refused = check_free(folder, 3, gib, 3 * gib - 1).expect_err("a byte less");
+        assert!(refused.is_bad_request());
+        let text = refused.to_string();
+        for part in [
+            "run/checkpoints: 3.00 GiB",
+            "3 checkpoints of 1.00 GiB",
+            "--out",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        // This file system is asked through a folder that is yet to be made.
+        let temporary = tempfile::tempdir().expect("a temporary folder");
+        let folder = temporary.path().join("new/checkpoints");
+        check(&folder, 1, 1).expect("a byte");
+        check(&folder, 1, u64::MAX).expect_err("more than any disk has");
+    }
+}
