@@ -3,7 +3,8 @@
 //! `plan.json` and `env.json` are written with the first step, so that a run that is refused leaves
 //! nothing in the way of the next try; `steps.jsonl` grows a line a step and can be followed;
 //! `trace.json` and `summary.json` come at the end. A folder without a summary is a run that did not
-//! finish. The types of the files are in [`moefold_profiles::run`], and reading
+//! finish. Checkpoints, where they are asked for, lie in a folder of their own
+//! ([`crate::checkpoint`]). The types of the files are in [`moefold_profiles::run`], and reading
 //! them is the reports' business.
 
 use std::collections::BTreeMap;

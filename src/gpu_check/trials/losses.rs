@@ -111,6 +111,14 @@ pub(super) fn deviation(found: &[f64], expected: &[f64], steps: usize) -> f64 {
         })
 }
 
+/// A difference for a table.
+pub(super) fn figure(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        value => format!("{value:.1e}"),
+    }
+}
+
 /// The same steps on the CPU in f32, on the GPU in f32 and in bf16.
 pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
     let steps = if bench.args.small { 6 } else { 200 };
@@ -134,10 +142,6 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         ">worst",
         ">limit",
     ]);
-    let figure = |value: f64| match value {
-        0.0 => "0".to_owned(),
-        value => format!("{value:.1e}"),
-    };
     let ends = |losses: &[f64]| {
         [losses.first(), losses.last()]
             .map(|loss| loss.map_or_else(String::new, |loss| format!("{loss:.4}")))

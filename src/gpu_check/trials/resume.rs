@@ -6,7 +6,7 @@ use std::path::Path;
 use moefold_reports::tables::Table;
 use serde_json::json;
 
-use super::losses::{BF16_TOLERANCE, F32_TOLERANCE, Run, deviation};
+use super::losses::{BF16_TOLERANCE, F32_TOLERANCE, Run, deviation, figure};
 use super::{Bench, Trial};
 
 /// The layouts that save and go on: one rank, and ranks that attention and experts divide differently.
@@ -93,13 +93,6 @@ pub(super) fn resume(bench: &Bench<'_>, trial: &mut Trial) {
     );
     trial.tables.push((title, table));
     trial.data = json!(records);
-}
-
-fn figure(value: f64) -> String {
-    match value {
-        0.0 => "0".to_owned(),
-        value => format!("{value:.1e}"),
-    }
 }
 
 /// Bytes of a folder's files.
