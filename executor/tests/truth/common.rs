@@ -95,6 +95,13 @@ impl Fixture {
         self
     }
 
+    /// The fixture's samples for another model, with random weights.
+    pub(crate) fn with_model(mut self, model: Model) -> Self {
+        self.model = model;
+        self.folder = None;
+        self
+    }
+
     /// The fixture with fewer sequences a step.
     pub(crate) fn with_batch(mut self, global_batch: u64) -> Self {
         self.golden.global_batch = global_batch;

@@ -39,7 +39,7 @@ pub(crate) const HOPPER: Emulated = Emulated {
 };
 
 /// Where schedules are thrown from: `MOEFOLD_SEED`, or one.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let given = std::env::var("MOEFOLD_SEED").ok();
     given.and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }

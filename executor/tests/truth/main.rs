@@ -8,3 +8,4 @@ mod kept;
 mod layouts;
 mod peak;
 mod shards;
+mod workspaces;

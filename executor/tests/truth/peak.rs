@@ -9,18 +9,20 @@ use moefold_executor::rank::Context;
 use moefold_executor::step::HostTokens;
 use moefold_executor::train::{self, TrainOptions, Trainer};
 use moefold_executor::transport::World;
-use moefold_kernels::{Device, TensorClass};
+use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::kept::Local;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::memory::passes::Passes;
 use moefold_planner::memory::tape::{Class, Level};
-use moefold_planner::model::Ffn;
+use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::{Predicted, StackName};
 use moefold_planner::search;
 use moefold_planner::stack::moefold::{Device as On, Site};
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 
 use crate::common::{Fixture, degrees};
 use crate::cuda::{self, Emulated};
@@ -185,6 +187,56 @@ fn law_the_peak_of_a_step_is_declared() {
     }
 }
 
+/// A model of up to four layers of either kind, in any order, with widths that put the peak of a step
+/// in one place or another.
+fn drawn(random: &mut ChaCha8Rng) -> Fixture {
+    let fixture = Fixture::load("qwen3_moe").with_batch(4);
+    let mut model = fixture.model.clone();
+    let layers = model.layers.clone();
+    let mut one_of = |all: &[u64]| all[random.random_range(0..all.len())];
+    model.hidden = one_of(&[16, 32, 80]);
+    model.tied_embeddings = one_of(&[0, 1]) == 1;
+    let (head_dim, kv_heads) = (one_of(&[4, 8, 12]), one_of(&[1, 2, 4]));
+    let qk_norm = one_of(&[0, 1]) == 1;
+    let (experts, width) = (one_of(&[4, 8]), one_of(&[8, 16, 64]));
+    let (topk, dense) = (one_of(&[1, 2, 4]), one_of(&[16, 48, 160]));
+    model.layers.clear();
+    for _ in 0..one_of(&[1, 2, 4]) {
+        let mut layer = layers[one_of(&[0, 1]) as usize].clone();
+        if let Some(Mixer::Gqa(gqa)) = &mut layer.mixer {
+            (gqa.heads, gqa.kv_heads) = (8, kv_heads);
+            (gqa.head_dim, gqa.rotary_dim) = (head_dim, head_dim);
+            if !qk_norm {
+                gqa.qk_norm = QkNorm::None;
+            }
+        }
+        match &mut layer.ffn {
+            Some(Ffn::Dense(mlp)) => mlp.width = dense,
+            Some(Ffn::Moe(moe)) => {
+                (moe.experts, moe.topk, moe.expert.width) = (experts, topk, width);
+            }
+            None => unreachable!("every layer has a feed-forward block"),
+        }
+        model.layers.push(layer);
+    }
+    fixture.with_model(model)
+}
+
+#[test]
+fn law_the_peak_is_declared_wherever_it_is() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for draw in 0..24 {
+        let fixture = drawn(&mut random);
+        for gpus in [1, 2, 4, 8] {
+            let all = legal(&fixture, gpus);
+            let degrees = all[random.random_range(0..all.len())];
+            let what = || (cuda::seed(), draw, &fixture.model.layers);
+            let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 0.01));
+            assert!(checked.is_ok(), "MOEFOLD_SEED, draw, layers: {:?}", what());
+        }
+    }
+}
+
 fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, aux_loss_coef: f64) {
     if !on.is_there() {
         return;
@@ -224,16 +276,35 @@ fn law_the_peak_of_rank_threads_on_cuda_is_declared() {
     check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), 0.0);
 }
 
-/// Trains under a layout for two steps and compares the fullest rank's peak with the plan's number.
+/// Trains under a layout for two steps and compares the fullest rank's peak with the plan's, class by
+/// class.
 fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: &Degrees) {
     let planned = predicted(fixture, cluster, place.precision, degrees);
-    let tensors = planned.peak_gib - planned.memory_gib.overhead;
-    let declared = Bytes((tensors * GIB as f64) as u64);
     let (_, peaks) = fixture.train_on(place.open, degrees, 2, &fixture.options(), |trainer| {
-        trainer.cx.device.memory().peak_total()
+        trainer.cx.device.memory()
     });
-    let measured = peaks.into_iter().max().expect("a rank");
-    assert_eq!(measured, declared, "{} {degrees:?}", fixture.name);
+    let measured = peaks.into_iter().max_by_key(Memory::peak_total);
+    let measured = measured.expect("a rank");
+    let gib = &planned.memory_gib;
+    let by_class = [
+        (TensorClass::Weights, gib.weights),
+        (TensorClass::Gradients, gib.gradients),
+        (TensorClass::Optimizer, gib.optimizer),
+        (TensorClass::Activations, gib.activations),
+        (TensorClass::Transient, gib.transient),
+        (TensorClass::Logits, gib.logits),
+    ];
+    let what = format!("{} {degrees:?}", fixture.name);
+    for (class, gib) in by_class {
+        assert_eq!(measured.at_peak(class), bytes(gib), "{what}: {class:?}");
+    }
+    let tensors = planned.peak_gib - gib.overhead;
+    assert_eq!(measured.peak_total(), bytes(tensors), "{what}");
+}
+
+/// Bytes of a plan, which are whole.
+fn bytes(gib: f64) -> Bytes {
+    Bytes((gib * GIB as f64) as u64)
 }
 
 /// The plan of exactly this layout.
@@ -257,15 +328,24 @@ fn predicted(
     found.expect("it fits").plans.swap_remove(0).predicted
 }
 
-/// Fixtures in which routing decides nothing: without experts, and with all of them chosen.
-fn unvarying() -> [Fixture; 2] {
-    let mut all = Fixture::load("mixtral").with_batch(8);
-    for layer in &mut all.model.layers {
-        if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
-            moe.topk = moe.experts;
+/// Fixtures in which routing decides nothing: one without experts, and two, one of them with dense
+/// layers between, with all of them chosen.
+fn unvarying() -> [Fixture; 3] {
+    let all = |name| {
+        let mut fixture = Fixture::load(name);
+        for layer in &mut fixture.model.layers {
+            if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
+                moe.topk = moe.experts;
+            }
         }
-    }
-    [Fixture::load("qwen3_tied").with_batch(8), all]
+        fixture
+    };
+    let fixtures = [
+        Fixture::load("qwen3_tied"),
+        all("mixtral"),
+        all("qwen3_moe"),
+    ];
+    fixtures.map(|fixture| fixture.with_batch(8))
 }
 
 #[test]
@@ -293,8 +373,9 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
             precision: precision(on),
         };
         let cluster = presets::cluster(cluster).expect("a preset");
-        let [dense, experts] = unvarying().map(|fixture| fixture.with_batch(1));
-        check_plan(&dense, &cluster, &place, &degrees(1, 1, 1, 1, 1));
-        check_plan(&experts, &cluster, &place, &degrees(1, 1, 1, 1, 1));
+        let [dense, experts, _] = unvarying().map(|fixture| fixture.with_batch(1));
+        for fixture in [dense, experts] {
+            check_plan(&fixture, &cluster, &place, &degrees(1, 1, 1, 1, 1));
+        }
     }
 }

@@ -20,6 +20,8 @@ mod feed_forward;
 mod moe;
 mod ops;
 mod resting;
+#[cfg(test)]
+mod tests;
 mod workspaces;
 
 use moefold_profiles::{Dtype, Precision};
@@ -28,7 +30,7 @@ use self::attention::AttentionKept;
 use self::feed_forward::FeedForwardKept;
 use self::ops::Pass;
 pub use self::resting::{GRAIN, embedding_padding, head_padding, layer_padding};
-pub use self::workspaces::Device;
+pub use self::workspaces::{AttentionWork, Device};
 use crate::kept::{Kept, Local};
 use crate::memory::passes::Passes;
 use crate::memory::tape::{Class, Held, Level};

@@ -23,11 +23,11 @@ pub enum Device {
 
 /// What attention's backward pass works in, in elements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct AttentionWork {
+pub struct AttentionWork {
     /// f32: dq summed up, and statistics of rows.
-    pub(super) sums: u64,
+    pub sums: u64,
     /// i32: whose turn it is.
-    pub(super) turns: u64,
+    pub turns: u64,
 }
 
 /// Blocks of a sum over all elements, or over the rows of a norm, at most.
@@ -64,7 +64,7 @@ impl Device {
     }
 
     /// f32 partial sums of a norm's weight gradient.
-    pub(super) fn norm_sums(self, dtype: Dtype, rows: u64, width: u64) -> u64 {
+    pub fn norm_sums(self, dtype: Dtype, rows: u64, width: u64) -> u64 {
         if self.is_cpu() || rows == 0 {
             return 0;
         }
@@ -77,7 +77,7 @@ impl Device {
     }
 
     /// i32 words of the partial sums, in f64, over all elements of a tensor that begins a buffer.
-    pub(super) fn total(self, dtype: Dtype, elements: u64) -> u64 {
+    pub fn total(self, dtype: Dtype, elements: u64) -> u64 {
         if self.is_cpu() || elements == 0 {
             return 0;
         }
@@ -86,12 +86,12 @@ impl Device {
     }
 
     /// i32: the order that ids are sorted into.
-    pub(super) fn embedding_order(self, tokens: u64) -> u64 {
+    pub fn embedding_order(self, tokens: u64) -> u64 {
         if self.is_cpu() { 0 } else { 2 * tokens }
     }
 
     /// f32 partial sums of scores and counts, where `experts` have statistics.
-    pub(super) fn router_sums(self, tokens: u64, experts: u64) -> u64 {
+    pub fn router_sums(self, tokens: u64, experts: u64) -> u64 {
         if self.is_cpu() {
             return 0;
         }
@@ -99,7 +99,7 @@ impl Device {
     }
 
     /// i32 counts of every block that sorts choices by expert.
-    pub(super) fn sorting(self, chosen: u64, experts: u64) -> u64 {
+    pub fn sorting(self, chosen: u64, experts: u64) -> u64 {
         if self.is_cpu() {
             return 0;
         }
@@ -108,7 +108,7 @@ impl Device {
     }
 
     /// i32: where blocks of rows go.
-    pub(super) fn chunks(self, blocks: u64) -> u64 {
+    pub fn chunks(self, blocks: u64) -> u64 {
         if self.is_cpu() { 0 } else { 4 * blocks }
     }
 
@@ -121,12 +121,12 @@ impl Device {
     }
 
     /// i32: the counter that blocks of attention's forward pass take tickets from.
-    pub(super) fn attention_tickets(self, dtype: Dtype, width: u64) -> u64 {
+    pub fn attention_tickets(self, dtype: Dtype, width: u64) -> u64 {
         u64::from(self.has_own_attention(dtype, width))
     }
 
     /// For `pairs` of query heads and sequences.
-    pub(super) fn attention_backward(
+    pub fn attention_backward(
         self,
         dtype: Dtype,
         pairs: u64,
