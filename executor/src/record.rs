@@ -436,7 +436,11 @@ mod tests {
     use std::thread::sleep;
     use std::time::Duration;
 
+    use moefold_kernels::cuda::Architecture;
+    use moefold_kernels::{Dtype, TensorClass, elementwise};
+
     use super::*;
+    use crate::transport::{CarriedLog, World};
 
     fn nap() {
         sleep(Duration::from_millis(2));
@@ -496,6 +500,50 @@ mod tests {
         let whole = step.time.get(Category::EpComm).0;
         assert!((whole - exchange - 1.5e-3).abs() < 1e-9, "{step:?}");
         assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
+    }
+
+    /// Its start and the wait for it are where the compute queue stood still; what a trace shows is when
+    /// the communication queue did it.
+    #[test]
+    fn a_collective_of_a_device_is_one_span_of_the_communication_lane() {
+        let open = || Device::emulated(Architecture::SM80, Dtype::F32, 3);
+        if let Err(missing) = open() {
+            let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
+            assert!(!required.contains("emulator"), "{missing}");
+            return;
+        }
+        let steps = World::threads(2).run(|rank| {
+            let device = open().expect("there was one");
+            let (log, recorder) = (CarriedLog::default(), rank.recorder().on(&device));
+            let group = rank.noting(&log).communicator("all", &[0, 1]);
+            let zeros = |len| device.zeros(TensorClass::Activations, Dtype::F32, &[len]);
+            let [own, all, other] = [4, 8, 8].map(zeros);
+            recorder.begin_step(0, true);
+            let gather = || (group.start_all_gather(&own, &all), log.take());
+            let pending = recorder.communication(Category::TpComm, "all_gather", gather)?;
+            recorder.span(Category::Dense, "scale", || {
+                elementwise::scale(&other, 2.0);
+                // Meanwhile the gather comes to its end.
+                group.barrier()
+            })?;
+            let wait = || (pending.wait(), log.take());
+            recorder.communication(Category::TpComm, "all_gather", wait)?;
+            group.barrier()?;
+            Ok((recorder.end_step(), recorder.take_spans()))
+        });
+        for (step, spans) in steps.expect("every rank finishes") {
+            let of = |lane| spans.iter().filter(move |span| span.lane == lane);
+            assert_eq!(of(Lane::Compute).count(), 1);
+            let gathers: Vec<_> = of(Lane::Communication).collect();
+            assert_eq!(gathers.len(), 1, "{spans:?}");
+            assert_eq!(gathers[0].category, Category::TpComm);
+            let busy = step.busy[&(Lane::Communication, "all_gather")];
+            assert!((busy - gathers[0].duration().seconds().0).abs() < 1e-8);
+            // What does not fall into the span of compute ran before it.
+            let hidden = step.hidden.get(Category::TpComm).0;
+            assert!(hidden <= busy && busy > 0.0, "{step:?}");
+            assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
+        }
     }
 
     #[test]

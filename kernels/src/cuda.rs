@@ -42,6 +42,8 @@ mod programs;
 pub mod survey;
 mod table;
 
+#[cfg(any(test, feature = "emulator"))]
+pub use emulator::queues::LostWait;
 pub use platform::{Overhead, Properties, Queue};
 pub use program::Architecture;
 
@@ -273,6 +275,11 @@ impl Cuda {
     /// See [`Platform::is_idle`].
     pub(crate) fn is_idle(&self) -> Result<bool, DeviceError> {
         self.platform.is_idle()
+    }
+
+    /// See [`Platform::read`].
+    pub(crate) fn read(&self, src: &Tensor) {
+        self.platform.read(src.address(), src.bytes().0);
     }
 
     /// See [`Platform::wrote`].

@@ -16,6 +16,8 @@ use crate::arena::Arena;
 use crate::buffer::{Buffer, Storage};
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::emulator::Emulator;
+#[cfg(any(test, feature = "emulator"))]
+use crate::cuda::emulator::queues::LostWait;
 use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
@@ -186,6 +188,18 @@ impl Device {
         seed: u64,
     ) -> Result<Self, DeviceError> {
         let emulator = Emulator::new(architecture, seed)?;
+        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
+    }
+
+    /// The same with an error planted: one of its queues does not wait for another when it should.
+    #[cfg(any(test, feature = "emulator"))]
+    pub fn emulated_losing(
+        architecture: Architecture,
+        dtype: Dtype,
+        seed: u64,
+        lost: &LostWait,
+    ) -> Result<Self, DeviceError> {
+        let emulator = Emulator::losing(architecture, seed, Some(lost.clone()))?;
         Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
     }
 

@@ -14,6 +14,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+#[cfg(any(test, feature = "emulator"))]
+use crate::cuda::emulator::queues;
 use crate::cuda::gpu::Mark;
 
 /// A place in the work of a queue. Clones are the same place.
@@ -26,6 +28,9 @@ pub(crate) enum Kind {
     Host(Instant),
     /// An event of a GPU.
     Gpu(Arc<Mark>),
+    /// A place in a queue of the emulator.
+    #[cfg(any(test, feature = "emulator"))]
+    Emulator(Arc<queues::Mark>),
 }
 
 impl Moment {
@@ -41,6 +46,11 @@ impl Moment {
             Kind::Gpu(mark) => mark
                 .is_reached()
                 .unwrap_or_else(|error| error.during("is_reached").raise()),
+            #[cfg(any(test, feature = "emulator"))]
+            Kind::Emulator(mark) => {
+                mark.reach();
+                true
+            }
         }
     }
 
@@ -58,6 +68,8 @@ impl Moment {
             (Kind::Gpu(end), Kind::Gpu(start)) => end
                 .seconds_since(start)
                 .unwrap_or_else(|error| error.during("seconds_since").raise()),
+            #[cfg(any(test, feature = "emulator"))]
+            (Kind::Emulator(end), Kind::Emulator(start)) => end.seconds_since(start),
             _ => panic!("seconds_since: one moment is of a GPU's clock and the other is not"),
         }
     }
@@ -68,6 +80,8 @@ impl fmt::Debug for Moment {
         f.write_str(match &self.0 {
             Kind::Host(_) => "Moment of the host",
             Kind::Gpu(_) => "Moment of a GPU",
+            #[cfg(any(test, feature = "emulator"))]
+            Kind::Emulator(_) => "Moment of an emulator",
         })
     }
 }

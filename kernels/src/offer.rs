@@ -7,8 +7,9 @@
 //!
 //! The memory stays its owner's, who keeps the tensor and its contents until every reader is done: a
 //! reader says when by a [`Moment`] after its last read, and the owner's queue waits for it. Keeping to
-//! that is the transport's business, not checked here. Without it numbers are wrong; the host is never
-//! in danger, as a GPU's memory is not its own and the emulator holds what was offered.
+//! that is the transport's business, not checked here but by the emulator, which reports a wait that is
+//! missing. Without it numbers are wrong; the host is never in danger, as a GPU's memory is not its own and
+//! the emulator holds what was offered.
 
 use std::fmt;
 use std::rc::Rc;

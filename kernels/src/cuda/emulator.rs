@@ -16,6 +16,13 @@
 //! deadlocks. The memory model is the documented one, not what hardware happens to do: shuffles order
 //! nothing, atomics order only with fences.
 //!
+//! Work is done when it is asked for, and yet queues are held to waiting for each other: every launch, copy,
+//! fill, recycled tensor and the like is an event of its queue, with what that queue knows to be over
+//! (`queues`), and every block of memory remembers who used which bytes last, over all ranks that know it
+//! (`history`). Two uses that do not go together, of queues neither of which waits for the other, are
+//! reported with both pieces of work, both queues and ranks, and the bytes, whatever the order in which they
+//! were done here. ([`LostWait`] leaves out one wait of a device, to see that it is missed.)
+//!
 //! # What it cannot show
 //!
 //! It knows the hardware from its manual (`model.cu` has what a GPU must confirm: swizzles, fragments,
@@ -23,13 +30,15 @@
 //! contracts no `a * b + c`, and takes no notice of `setmaxnreg`, clusters, L1 and L2, register
 //! pressure and time. Blocks run one at a time, so one that waits for another deadlocks here even
 //! where a GPU holds both. Of the readers of a place since its last write it remembers two. A race
-//! through local memory, or between code of other kernels, is not looked for: kernels of a stream
-//! follow each other. Accumulators of a wgmma are watched; A operands in registers are taken when
+//! through local memory is not looked for. Between kernels only their queues are: what hosts tell each
+//! other orders nothing, so who relied on that would be reported; and work is done when it is asked for, so
+//! what goes wrong where a wait is missing is reported and not seen, and a wait for what never comes is no
+//! deadlock. What a library other than ours reads and writes is what its caller says. Accumulators of a wgmma are watched; A operands in registers are taken when
 //! it is issued, for the compiler of a GPU gives each its own.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
-use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 
 use moefold_profiles::units::Bytes;
 
@@ -37,10 +46,12 @@ use crate::cuda::emulator::compile::Library;
 use crate::cuda::emulator::fault::Fault;
 use crate::cuda::emulator::machine::{Machine, Setup};
 use crate::cuda::emulator::memory::Memory;
+use crate::cuda::emulator::queues::{LostWait, Queues};
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties};
+use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties, Queue};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
 use crate::cuda::programs::expect_listed;
+use crate::moment::{self, Moment};
 
 mod abi;
 mod access;
@@ -48,11 +59,13 @@ mod clock;
 mod compile;
 mod copies;
 mod fault;
+mod history;
 mod launch;
 mod machine;
 mod matrix;
 mod mbarrier;
 pub(crate) mod memory;
+pub(crate) mod queues;
 mod random;
 mod report;
 mod shadow;
@@ -76,6 +89,9 @@ pub(crate) struct Emulator {
     properties: Properties,
     seed: u64,
     memory: RefCell<Memory>,
+    queues: RefCell<Queues>,
+    /// What was found where no call can say so.
+    late: RefCell<Option<Fault>>,
     modules: RefCell<Vec<(&'static Library, String)>>,
     launches: Cell<u64>,
     /// The first count of the next launch.
@@ -85,6 +101,15 @@ pub(crate) struct Emulator {
 impl Emulator {
     /// A device of an architecture whose schedules are thrown from `seed`.
     pub(crate) fn new(architecture: Architecture, seed: u64) -> Result<Self, DeviceError> {
+        Self::losing(architecture, seed, None)
+    }
+
+    /// The same, with an error planted: a wait that is left out.
+    pub(crate) fn losing(
+        architecture: Architecture,
+        seed: u64,
+        lost: Option<LostWait>,
+    ) -> Result<Self, DeviceError> {
         if compile::compiler().is_none() {
             return Err(failed(
                 "there is no C++ compiler: install g++, or name one by CXX",
@@ -107,6 +132,8 @@ impl Emulator {
             },
             seed,
             memory: RefCell::default(),
+            queues: RefCell::new(Queues::new(lost)),
+            late: RefCell::default(),
             modules: RefCell::default(),
             launches: Cell::new(0),
             count: Cell::new(1),
@@ -173,8 +200,38 @@ impl Emulator {
             let mut machine = Machine::new(&setup, memory, dice, self.count.get());
             let outcome = launch::run(&mut machine, &kernel, &pointers);
             self.count.set(machine.next_count());
-            Ok(outcome)
+            let mut queues = self.queues.borrow_mut();
+            let (event, over) = queues.begin(launch.entry);
+            let in_order = memory.note_launch(event, over);
+            Ok(outcome.and(in_order))
         })
+    }
+
+    /// Notes a piece of work that uses ranges, each written or only read.
+    fn note(
+        &self,
+        memory: &mut Memory,
+        what: &'static str,
+        uses: &[(Address, usize, bool)],
+    ) -> Result<(), Fault> {
+        let mut queues = self.queues.borrow_mut();
+        let (event, over) = queues.begin(what);
+        uses.iter().try_for_each(|&(address, bytes, writes)| {
+            memory.note(event, over, (address.0, bytes), writes)
+        })
+    }
+
+    /// The same where there is nobody to tell: the next call does.
+    fn note_late(&self, outcome: Result<(), Fault>) {
+        if let Err(fault) = outcome {
+            self.late.borrow_mut().get_or_insert(fault);
+        }
+    }
+
+    /// What was found where no call could say so.
+    fn on_time(&self) -> Result<(), DeviceError> {
+        let late = self.late.take();
+        late.map_or(Ok(()), |fault| Err(failed(fault.to_string())))
     }
 
     /// Runs what touches memory, while no other rank writes what is read or reads what is written.
@@ -252,50 +309,83 @@ impl Platform for Emulator {
         Ok(Address(address))
     }
 
-    fn free(&self, address: Address, _: u64) {
-        self.memory.borrow_mut().free(address.0);
+    fn free(&self, address: Address, bytes: u64) {
+        let mut memory = self.memory.borrow_mut();
+        // As on a GPU, all queues of the rank are waited for.
+        let (event, over) = self.queues.borrow_mut().begin_after_all("freeing");
+        self.note_late(memory.note(event, &over, (address.0, bytes as usize), true));
+        memory.free(address.0);
     }
 
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.on_time()?;
         self.touching(|memory| {
             let to = memory.host(dst.0, bytes.len());
             let out = || failed(format!("upload of {} bytes out of bounds", bytes.len()));
             to.ok_or_else(out)?.copy_from_slice(bytes);
-            Ok(())
+            let noted = self.note(memory, "an upload", &[(dst, bytes.len(), true)]);
+            noted.map_err(|fault| failed(fault.to_string()))
         })
     }
 
+    fn read(&self, src: Address, bytes: u64) {
+        let mut memory = self.memory.borrow_mut();
+        let uses = [(src, bytes as usize, false)];
+        self.note_late(self.note(&mut memory, "a library", &uses));
+    }
+
     fn wrote(&self, dst: Address, bytes: u64) {
+        let mut memory = self.memory.borrow_mut();
         // Borrowing a range for the host counts it as written.
-        let _ = self.memory.borrow_mut().host(dst.0, bytes as usize);
+        let _ = memory.host(dst.0, bytes as usize);
+        let uses = [(dst, bytes as usize, true)];
+        self.note_late(self.note(&mut memory, "a library", &uses));
     }
 
     fn download(&self, src: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.on_time()?;
         self.touching(|memory| {
             let from = memory.host_read(src.0, bytes.len());
             let out = || failed(format!("download of {} bytes out of bounds", bytes.len()));
             bytes.copy_from_slice(from.ok_or_else(out)?);
-            Ok(())
-        })
+            let noted = self.note(memory, "a download", &[(src, bytes.len(), false)]);
+            noted.map_err(|fault| failed(fault.to_string()))
+        })?;
+        self.queues.borrow_mut().drain();
+        Ok(())
     }
 
     fn copy(&self, src: Address, dst: Address, bytes: u64) -> Result<(), DeviceError> {
-        let mut whole = vec![0; bytes as usize];
-        self.download(src, &mut whole)?;
-        self.upload(dst, &whole)
+        self.on_time()?;
+        let count = bytes as usize;
+        self.touching(|memory| {
+            let out = || failed(format!("copy of {bytes} bytes out of bounds"));
+            let from = memory.host_read(src.0, count).ok_or_else(out)?.to_vec();
+            memory
+                .host(dst.0, count)
+                .ok_or_else(out)?
+                .copy_from_slice(&from);
+            let noted = self.note(memory, "a copy", &[(src, count, false), (dst, count, true)]);
+            noted.map_err(|fault| failed(fault.to_string()))
+        })
     }
 
     fn fill(&self, dst: Address, byte: u8, bytes: u64) -> Result<(), DeviceError> {
+        self.on_time()?;
         self.touching(|memory| {
             let to = memory.host(dst.0, bytes as usize);
             to.ok_or_else(|| failed(format!("fill of {bytes} bytes out of bounds")))?
                 .fill(byte);
-            Ok(())
+            let noted = self.note(memory, "a fill", &[(dst, bytes as usize, true)]);
+            noted.map_err(|fault| failed(fault.to_string()))
         })
     }
 
     fn forget(&self, dst: Address, bytes: u64) {
-        self.memory.borrow_mut().forget(dst.0, bytes as usize);
+        let mut memory = self.memory.borrow_mut();
+        memory.forget(dst.0, bytes as usize);
+        let uses = [(dst, bytes as usize, true)];
+        self.note_late(self.note(&mut memory, "a new tensor", &uses));
     }
 
     fn load(&self, program: &Program) -> Result<Module, DeviceError> {
@@ -307,6 +397,7 @@ impl Platform for Emulator {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.on_time()?;
         let outcome = self.run(launch).map_err(failed)?;
         outcome.map_err(|fault| failed(fault.to_string()))
     }
@@ -338,7 +429,34 @@ impl Platform for Emulator {
         self.memory.borrow_mut().disown(address.0);
     }
 
-    fn synchronize(&self) -> Result<(), DeviceError> {
+    fn switch(&self, queue: Queue) -> Queue {
+        self.queues.borrow_mut().switch(queue)
+    }
+
+    fn after(&self, queue: Queue) -> Result<(), DeviceError> {
+        self.queues.borrow_mut().after(queue);
         Ok(())
+    }
+
+    fn moment(&self) -> Result<Moment, DeviceError> {
+        let mark = Arc::new(self.queues.borrow_mut().mark());
+        Ok(Moment(moment::Kind::Emulator(mark)))
+    }
+
+    fn wait_for(&self, moment: &Moment) -> Result<(), DeviceError> {
+        if let moment::Kind::Emulator(mark) = &moment.0 {
+            self.queues.borrow_mut().wait_for(mark);
+        }
+        Ok(())
+    }
+
+    fn is_idle(&self) -> Result<bool, DeviceError> {
+        self.queues.borrow().drain_all();
+        Ok(true)
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.queues.borrow().drain_all();
+        self.on_time()
     }
 }

@@ -288,6 +288,9 @@ pub(crate) trait Platform {
         Ok(ptr::null_mut())
     }
 
+    /// Says that another library was asked to read a range, in the current queue.
+    fn read(&self, _src: Address, _bytes: u64) {}
+
     /// Says that another library was asked to write a range. A machine that can tell reads of what
     /// nobody wrote counts it as written.
     fn wrote(&self, _dst: Address, _bytes: u64) {}

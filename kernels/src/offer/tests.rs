@@ -119,7 +119,7 @@ fn only_what_was_offered_can_be_read_and_only_what_was_written() {
 }
 
 /// What is dropped and given back is gone for its owner and lives on for who accepted it: wrong where
-/// a transport does so, and no danger to the host.
+/// a transport does so, found by the emulator, and no danger to the host.
 #[test]
 fn memory_outlives_its_owner_where_somebody_reads_it() {
     let Some(reader) = device() else { return };
@@ -128,7 +128,13 @@ fn memory_outlives_its_owner_where_somebody_reads_it() {
         owner.from_f32(TensorClass::Weights, &VALUES, &[6]).offer()
     });
     let offer = offer.join().expect("no panic");
-    assert_eq!(reader.accept(&offer).to_f32(), VALUES);
+    let theirs = reader.accept(&offer);
+    let error = catch(|| theirs.to_f32()).expect_err("a fault");
+    let said = error.to_string();
+    assert!(
+        said.contains("written by freeing in the compute queue of emulator"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use moefold_kernels::cuda::Architecture;
 use moefold_kernels::cuda::nccl::mock::Mock;
-use moefold_kernels::{Dtype, TensorClass};
+use moefold_kernels::{Dtype, TensorClass, elementwise};
 
 use super::*;
 use crate::error::Error;
@@ -65,6 +65,39 @@ fn differential_gpus_compute_what_threads_compute() {
         }
     }
     mock.assert_clean();
+}
+
+/// Who awaits a collective waits for that one, not for those that came after it.
+#[test]
+fn a_collective_is_waited_for_without_those_after_it() {
+    let Some(mock) = mock() else { return };
+    for both in [true, false] {
+        let outcomes = gpus(mock, 2, PATIENCE, |rank, device| {
+            let tp = pair(rank);
+            let [first, second] = [(); 2].map(|()| ones(device, &[8]));
+            let started = tp.start_all_reduce(&first)?;
+            let after = tp.start_all_reduce(&second)?;
+            started.wait()?;
+            elementwise::scale(&first, 2.0);
+            if both {
+                after.wait()?;
+            }
+            elementwise::scale(&second, 2.0);
+            Ok(())
+        });
+        for outcome in outcomes {
+            match outcome {
+                Ok(()) => assert!(both, "nobody waited for the second"),
+                Err(error) => assert!(
+                    !both
+                        && (error.contains("queues out of order")
+                            || error.contains("because rank")),
+                    "{error}"
+                ),
+            }
+        }
+    }
+    assert_eq!((mock.wrong().as_str(), mock.alive()), ("", 0));
 }
 
 #[test]

@@ -250,21 +250,24 @@ fn checked(
     access: Access,
     view: &View<'_>,
 ) -> Result<(), Option<(usize, Conflict)>> {
-    let (shadow, offset, view) = if let Some(offset) = shared.offset(address) {
+    let checked = if let Some(offset) = shared.offset(address) {
         if offset + bytes > shared.bytes {
             return Err(None);
         }
         // What earlier blocks did with it is of no concern.
         let turns = &view.turns[view.turns.len() - 1..];
-        (&mut shared.shadow, offset, View { turns, ..*view })
+        let view = View { turns, ..*view };
+        let shadow = &mut shared.shadow;
+        (offset, shadow.access(offset, bytes, access, &view))
     } else {
         let (allocation, offset) = memory.find(address, bytes).ok_or(None)?;
         if access.writes() && allocation.is_adopted() {
             return Err(Some((address as usize, Conflict::Adopted)));
         }
-        (&mut allocation.shadow, offset, View { ..*view })
+        let shadow = &mut allocation.shadow;
+        shadow.set_used(offset, bytes, access.writes());
+        (offset, shadow.access(offset, bytes, access, view))
     };
-    shadow
-        .access(offset, bytes, access, &view)
-        .map_err(|(at, conflict)| Some((at - offset + address as usize, conflict)))
+    let (offset, outcome) = checked;
+    outcome.map_err(|(at, conflict)| Some((at - offset + address as usize, conflict)))
 }

@@ -34,6 +34,9 @@ pub(crate) enum Kind {
     Divergence,
     /// An operand that the hardware does not take.
     Operand,
+    /// Two pieces of work of different queues, one of which writes what the other uses, and neither
+    /// waits for the other.
+    Unordered,
 }
 
 impl fmt::Display for Fault {
@@ -49,6 +52,7 @@ impl fmt::Display for Fault {
             Kind::Barrier => "misused barrier",
             Kind::Divergence => "divergent warp",
             Kind::Operand => "bad operand",
+            Kind::Unordered => "queues out of order",
         };
         write!(f, "{kind}: {}", self.detail)
     }

@@ -14,8 +14,11 @@
 )]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use crate::cuda::emulator::fault::{Fault, Kind};
+use crate::cuda::emulator::history::{Collision, History, Use};
+use crate::cuda::emulator::queues::{Clock, Event};
 use crate::cuda::emulator::shadow::Shadow;
 
 /// Alignment of an allocation, and the bytes after it that belong to nobody.
@@ -28,6 +31,8 @@ pub(super) type Gate = RwLock<()>;
 struct Block {
     start: u64,
     layout: Layout,
+    /// Of the queues of everybody who knows it.
+    history: Mutex<History>,
 }
 
 /// A range of one emulator's memory that others may read.
@@ -78,6 +83,29 @@ impl Allocation {
     pub(super) fn is_adopted(&self) -> bool {
         self.adopted.is_some()
     }
+
+    /// Notes what an event of a queue uses of it.
+    fn note(&self, event: Event, over: &Clock, uses: &[Use]) -> Result<(), Fault> {
+        // A rank that panicked here has noted part of what it did.
+        let history = self.block.history.lock();
+        let mut history = history.unwrap_or_else(PoisonError::into_inner);
+        history.note(event, over, uses).map_err(|collision| {
+            let Collision { range, writes, before, wrote_before } = collision;
+            let (verb, verb_before) = (
+                if writes { "writes" } else { "reads" },
+                if wrote_before { "written" } else { "read" },
+            );
+            Fault {
+                kind: Kind::Unordered,
+                detail: format!(
+                    "{event} {verb} bytes {} to {} of an allocation of {} bytes, {verb_before} by {before}, \
+                     and its queue does not wait for that: Device::join, or Device::wait_for a moment \
+                     after it",
+                    range.start, range.end, self.bytes
+                ),
+            }
+        })
+    }
 }
 
 impl Memory {
@@ -95,7 +123,11 @@ impl Memory {
         unsafe { start.write_bytes(0xff, room) };
         let start = start as u64;
         self.insert(Allocation {
-            block: Arc::new(Block { start, layout }),
+            block: Arc::new(Block {
+                start,
+                layout,
+                history: Mutex::new(History::new(room)),
+            }),
             bytes,
             shadow: Shadow::new(bytes),
             adopted: None,
@@ -236,6 +268,35 @@ impl Memory {
         self.find(address, bytes)?;
         // SAFETY: as above.
         Some(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
+    }
+
+    /// Notes that an event of a queue uses a range of one allocation, whatever tensor that is out for.
+    pub(super) fn note(
+        &self,
+        event: Event,
+        over: &Clock,
+        (address, bytes): (u64, usize),
+        writes: bool,
+    ) -> Result<(), Fault> {
+        let Some(at) = self.index(address) else {
+            return Ok(());
+        };
+        let allocation = &self.allocations[at];
+        let offset = (address - allocation.start()) as usize;
+        let range = offset..offset + bytes;
+        allocation.note(event, over, &[Use { range, writes }])
+    }
+
+    /// Notes what the launch that ran has used.
+    pub(super) fn note_launch(&mut self, event: Event, over: &Clock) -> Result<(), Fault> {
+        let mut outcome = Ok(());
+        for allocation in &mut self.allocations {
+            let uses = allocation.shadow.take_used();
+            if outcome.is_ok() && !uses.is_empty() {
+                outcome = allocation.note(event, over, &uses);
+            }
+        }
+        outcome
     }
 
     /// Counts of accesses start again.

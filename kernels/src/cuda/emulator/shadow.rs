@@ -4,7 +4,10 @@
 //! orders them. Of the readers since the last write two are kept (a third takes the place of one at
 //! random), so a race with one reader among many can go unseen in a run; none is ever invented.
 
+use std::ops::Range;
+
 use crate::cuda::emulator::clock::{Agent, Clock};
+use crate::cuda::emulator::history::Use;
 
 /// The state of two bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -190,6 +193,22 @@ pub(super) struct Shadow {
     bytes: usize,
     /// One bit a byte: whether it was written.
     written: Vec<u64>,
+    /// The same of the launch that runs: whether it has read, and whether it has written.
+    used: [Vec<u64>; 2],
+    /// Words of those with a bit.
+    used_words: Range<usize>,
+}
+
+/// Calls `body` with the words that a range of bits is in, and its bits in each.
+fn words(start: usize, count: usize, mut body: impl FnMut(usize, u64)) {
+    let mut at = start;
+    let end = start + count;
+    while at < end {
+        let (word, bit) = (at / 64, at % 64);
+        let count = (64 - bit).min(end - at);
+        body(word, (u64::MAX >> (64 - count)) << bit);
+        at += count;
+    }
 }
 
 impl Shadow {
@@ -199,6 +218,8 @@ impl Shadow {
             cells: Vec::new(),
             bytes,
             written: vec![0; bytes.div_ceil(64)],
+            used: Default::default(),
+            used_words: 0..0,
         }
     }
 
@@ -209,27 +230,60 @@ impl Shadow {
 
     /// Says of a range that its bytes mean something, or that they do not.
     pub(super) fn set_written(&mut self, start: usize, bytes: usize, written: bool) {
-        let mut at = start;
-        let end = start + bytes;
-        while at < end {
-            let (word, bit) = (at / 64, at % 64);
-            let count = (64 - bit).min(end - at);
-            let mask = (u64::MAX >> (64 - count)) << bit;
+        words(start, bytes, |word, bits| {
             if written {
-                self.written[word] |= mask;
+                self.written[word] |= bits;
             } else {
-                self.written[word] &= !mask;
+                self.written[word] &= !bits;
             }
-            at += count;
+        });
+    }
+
+    /// Notes a use by the launch that runs.
+    pub(super) fn set_used(&mut self, start: usize, bytes: usize, writes: bool) {
+        let used = &mut self.used[usize::from(writes)];
+        if used.is_empty() {
+            used.resize(self.bytes.div_ceil(64), 0);
         }
+        words(start, bytes, |word, bits| used[word] |= bits);
+        let touched = start / 64..(start + bytes).div_ceil(64);
+        let Range { start, end } = self.used_words;
+        self.used_words = if start == end {
+            touched
+        } else {
+            start.min(touched.start)..end.max(touched.end)
+        };
+    }
+
+    /// What the launch that ran has used: what it wrote, and what it only read.
+    pub(super) fn take_used(&mut self) -> Vec<Use> {
+        let mut uses: [Vec<Use>; 2] = Default::default();
+        for word in std::mem::take(&mut self.used_words) {
+            let mut take = |of: usize| self.used[of].get_mut(word).map_or(0, std::mem::take);
+            let (reads, writes) = (take(0), take(1));
+            for (mut bits, writes) in [(reads & !writes, false), (writes, true)] {
+                let uses = &mut uses[usize::from(writes)];
+                while bits != 0 {
+                    let from = bits.trailing_zeros();
+                    let count = (!(bits >> from)).trailing_zeros().min(64 - from);
+                    let start = 64 * word + from as usize;
+                    let range = start..start + count as usize;
+                    bits &= !((u64::MAX >> (64 - count)) << from);
+                    match uses.last_mut() {
+                        Some(last) if last.range.end == start => last.range.end = range.end,
+                        _ => uses.push(Use { range, writes }),
+                    }
+                }
+            }
+        }
+        uses.concat()
     }
 
     /// As of memory of which only this range was ever written, as far as it was, and nobody touched any.
     pub(super) fn part(&self, start: usize, bytes: usize) -> Self {
         let mut part = Self {
-            cells: Vec::new(),
-            bytes: self.bytes,
             written: self.written.clone(),
+            ..Self::new(self.bytes)
         };
         let end = start + bytes;
         let whole = 64 * part.written.len();

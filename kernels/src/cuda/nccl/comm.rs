@@ -370,6 +370,7 @@ impl Comm {
             let code = work(&self.nccl.functions, stream);
             let doing = || format!("{src:?} among {} ranks", self.size);
             let progress = self.nccl.check(call, code, doing)?;
+            gpu(&self.device).read(src);
             gpu(&self.device).wrote(dst);
             Ok(progress)
         })
@@ -431,7 +432,9 @@ impl Group<'_> {
             let (src, count, dtype) = (src_of(tensor), tensor.len(), code_of(tensor));
             // SAFETY: see the documentation of `nccl`.
             unsafe { (functions.ncclSend)(src, count, dtype, to as c_int, raw, self.stream) }
-        })
+        })?;
+        gpu(&self.comm.device).read(tensor);
+        Ok(())
     }
 
     /// Receives all of `tensor` from a member.

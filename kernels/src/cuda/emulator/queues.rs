@@ -1,0 +1,231 @@
+//! Which queue knows of whose work: vector clocks of queues, of hosts, and of the moments between them.
+//!
+//! The emulator does work when it is asked for. A GPU does it when its queue comes to it, so what orders
+//! two pieces of work is not when they were asked for but that one queue waited for the other, or the
+//! host did. So every piece of work is an [`Event`] of its queue, with a count, and a queue has a
+//! [`Clock`]: of every queue of every rank the last event that is over when its own next one begins. It
+//! learns by [`Queues::after`], by a moment that it waits for, and from the host who asks: a host is a
+//! thread, and knows what it waited for. (What hosts tell each other orders nothing here.)
+//!
+//! `history` remembers who used memory last, and so what of it an event should have waited for.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::cuda::platform::Queue;
+
+/// A queue of a rank, by a number of its own in the process.
+type Agent = u32;
+
+/// Names of ranks, three agents each.
+static RANKS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What the host of this thread knows to be over.
+    static HOST: RefCell<Clock> = RefCell::default();
+}
+
+/// Of every agent the count of the last event that is over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Clock(Vec<(Agent, u32)>);
+
+impl Clock {
+    fn known(&self, agent: Agent) -> u32 {
+        let found = self.0.binary_search_by_key(&agent, |&(agent, _)| agent);
+        found.map_or(0, |at| self.0[at].1)
+    }
+
+    fn learn(&mut self, agent: Agent, count: u32) {
+        match self.0.binary_search_by_key(&agent, |&(agent, _)| agent) {
+            Ok(at) => self.0[at].1 = self.0[at].1.max(count),
+            Err(at) => self.0.insert(at, (agent, count)),
+        }
+    }
+
+    /// Learns all that another knows; whether any of it is new.
+    fn absorb(&mut self, other: &Self) -> bool {
+        let mut new = false;
+        for &(agent, count) in &other.0 {
+            if self.known(agent) < count {
+                self.learn(agent, count);
+                new = true;
+            }
+        }
+        new
+    }
+
+    /// Whether an event is over.
+    pub(super) fn knows(&self, event: Event) -> bool {
+        self.known(event.agent) >= event.count
+    }
+}
+
+/// A piece of work of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Event {
+    agent: Agent,
+    count: u32,
+    /// A kernel, or what else was done.
+    what: &'static str,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, queue) = (self.agent / 3, self.agent % 3);
+        let queue = match Queue::ALL[queue as usize] {
+            Queue::Compute => "compute",
+            Queue::Communication => "communication",
+            Queue::Copies => "copies",
+        };
+        let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let rank = &ranks[rank as usize];
+        write!(f, "{} in the {queue} queue of {rank}", self.what)
+    }
+}
+
+/// How far a queue had come, and when.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    over: Clock,
+    at: Instant,
+}
+
+impl Mark {
+    /// The host learns that the queue has come so far.
+    pub(crate) fn reach(&self) {
+        HOST.with_borrow_mut(|host| host.absorb(&self.over));
+    }
+
+    /// Seconds from an earlier one.
+    pub(crate) fn seconds_since(&self, earlier: &Self) -> f64 {
+        let passed = self.at.saturating_duration_since(earlier.at);
+        passed.as_secs_f64()
+    }
+}
+
+/// One of an emulated device's waits of a queue for another, to be left out: tests plant that error.
+/// Waits that tell the queue nothing new are not counted. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct LostWait(Arc<AtomicI64>);
+
+impl LostWait {
+    /// The wait of this number, from 0.
+    pub fn number(number: u32) -> Self {
+        Self(Arc::new(AtomicI64::new(number.into())))
+    }
+
+    /// Whether there was a wait of this number.
+    pub fn happened(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < 0
+    }
+
+    /// Counts a wait; whether it is the one.
+    fn is_now(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::Relaxed) == 0
+    }
+}
+
+/// The queues of one emulator.
+#[derive(Debug)]
+pub(super) struct Queues {
+    rank: Agent,
+    current: Queue,
+    /// By queue.
+    clocks: [Clock; 3],
+    lost: Option<LostWait>,
+}
+
+impl Queues {
+    /// Queues without work, of the rank that this thread is.
+    pub(super) fn new(lost: Option<LostWait>) -> Self {
+        let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = ranks.len();
+        let thread = thread::current();
+        let named = thread.name().filter(|name| name.starts_with("rank "));
+        ranks.push(named.map_or_else(|| format!("emulator {number}"), str::to_owned));
+        Self {
+            rank: number as Agent,
+            current: Queue::Compute,
+            clocks: Default::default(),
+            lost,
+        }
+    }
+
+    fn clock(&mut self) -> &mut Clock {
+        &mut self.clocks[self.current as usize]
+    }
+
+    /// Sends what comes to another queue; the one before.
+    pub(super) fn switch(&mut self, queue: Queue) -> Queue {
+        std::mem::replace(&mut self.current, queue)
+    }
+
+    /// The next piece of work, and what is over when it begins.
+    pub(super) fn begin(&mut self, what: &'static str) -> (Event, &Clock) {
+        let agent = 3 * self.rank + self.current as Agent;
+        let clock = self.clock();
+        HOST.with_borrow(|host| clock.absorb(host));
+        let count = clock.known(agent) + 1;
+        clock.learn(agent, count);
+        (Event { agent, count, what }, clock)
+    }
+
+    /// The same, of work that waits for all queues of the rank.
+    pub(super) fn begin_after_all(&mut self, what: &'static str) -> (Event, Clock) {
+        let (event, clock) = self.begin(what);
+        let mut clock = clock.clone();
+        for other in &self.clocks {
+            clock.absorb(other);
+        }
+        (event, clock)
+    }
+
+    /// The current queue waits for what another was asked for.
+    pub(super) fn after(&mut self, queue: Queue) {
+        let over = self.clocks[queue as usize].clone();
+        self.wait(&over);
+    }
+
+    /// The current queue waits for a moment.
+    pub(super) fn wait_for(&mut self, mark: &Mark) {
+        self.wait(&mark.over);
+    }
+
+    fn wait(&mut self, over: &Clock) {
+        let mut after = self.clock().clone();
+        let new = after.absorb(over);
+        if new && !self.lost.as_ref().is_some_and(LostWait::is_now) {
+            *self.clock() = after;
+        }
+    }
+
+    /// How far the current queue has come.
+    pub(super) fn mark(&mut self) -> Mark {
+        Mark {
+            over: self.clock().clone(),
+            at: Instant::now(),
+        }
+    }
+
+    /// The host waits for the current queue.
+    pub(super) fn drain(&mut self) {
+        let clock = self.clock();
+        HOST.with_borrow_mut(|host| host.absorb(clock));
+    }
+
+    /// The host waits for all of them.
+    pub(super) fn drain_all(&self) {
+        HOST.with_borrow_mut(|host| {
+            for clock in &self.clocks {
+                host.absorb(clock);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! Devices whose queues wait where they must, and the same with the wait left out: found under every
+//! schedule. What orders work here is what orders it on a GPU, and nothing else.
+
+use crate::cuda::emulator::queues::LostWait;
+use crate::cuda::error::catch;
+use crate::cuda::platform::Queue;
+use crate::cuda::program::Architecture;
+use crate::device::TensorClass;
+use crate::testing::at_hand;
+use crate::{Device, Dtype, Moment, Tensor, elementwise};
+
+const LEN: usize = 24;
+
+fn device() -> Option<Device> {
+    at_hand(Device::emulated(Architecture::SM80, Dtype::F32, 1))
+}
+
+fn tensor(device: &Device, value: f32) -> Tensor {
+    device.from_f32(TensorClass::Transient, &[value; LEN], &[LEN])
+}
+
+/// Expects that `work` is found out of order.
+#[track_caller]
+fn refused(work: impl FnOnce(), what: &str) {
+    let error = catch(work).expect_err("nothing waits");
+    let said = error.to_string();
+    assert!(said.contains("queues out of order"), "{said}");
+    assert!(said.contains(what), "{said}");
+}
+
+#[test]
+fn work_beside_is_joined_before_its_results_are_used() {
+    for joined in [true, false] {
+        let Some(device) = device() else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        device.beside(Queue::Communication, || elementwise::copy(&x, &y));
+        if joined {
+            device.join(Queue::Communication);
+            elementwise::scale(&y, 2.0);
+            assert_eq!(y.to_f32(), [2.0; LEN]);
+        } else {
+            refused(
+                || elementwise::scale(&y, 2.0),
+                "in the compute queue of emulator ",
+            );
+        }
+    }
+}
+
+#[test]
+fn both_waits_of_work_beside_are_missed_where_they_are_left_out() {
+    for number in 0.. {
+        let lost = LostWait::number(number);
+        let device = Device::emulated_losing(Architecture::SM80, Dtype::F32, 1, &lost);
+        let Some(device) = at_hand(device) else {
+            return;
+        };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let work = || {
+            device.beside(Queue::Copies, || elementwise::copy(&x, &y));
+            device.join(Queue::Copies);
+            elementwise::scale(&y, 2.0);
+        };
+        if number == 2 {
+            work();
+            assert!(!lost.happened());
+            return;
+        }
+        refused(
+            work,
+            ["in the copies queue", "in the compute queue"][number as usize],
+        );
+    }
+}
+
+#[test]
+fn what_work_beside_reads_is_not_written_before_the_join() {
+    let Some(device) = device() else { return };
+    let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+    device.beside(Queue::Communication, || elementwise::copy(&x, &y));
+    // Reading beside it is fine.
+    assert_eq!(x.to_f32(), [1.0; LEN]);
+    refused(
+        || x.copy_from_f32(&[2.0; LEN]),
+        "an upload in the compute queue of emulator ",
+    );
+}
+
+#[test]
+fn work_since_a_moment_does_not_come_after_what_was_asked_since() {
+    for late in [false, true] {
+        let Some(device) = device() else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let early = device.moment();
+        elementwise::scale(&x, 3.0);
+        let since = if late { device.moment() } else { early };
+        let copy = || {
+            device.beside_since(Queue::Communication, &since, || elementwise::copy(&x, &y));
+        };
+        if late {
+            copy();
+        } else {
+            refused(copy, "in the communication queue of emulator ");
+        }
+    }
+}
+
+#[test]
+fn a_moment_that_is_waited_for_orders_what_came_before_it_and_no_more() {
+    let Some(device) = device() else { return };
+    let [a, b, x] = [0.0; 3].map(|value| tensor(&device, value));
+    let beside = |to: &Tensor| {
+        device.beside(Queue::Communication, || {
+            elementwise::copy(&x, to);
+            device.moment()
+        })
+    };
+    let first = beside(&a);
+    beside(&b);
+    device.wait_for(&first);
+    elementwise::scale(&a, 2.0);
+    refused(|| elementwise::scale(&b, 2.0), "in the compute queue");
+}
+
+#[test]
+fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
+    let waits: [fn(&Device, &Tensor, &Moment); 5] = [
+        |_, _, _| {},
+        |device, _, _| device.synchronize(),
+        |device, y, _| {
+            // A download of the other queue, which also waits for all before it there.
+            let since = device.moment();
+            device.beside_since(Queue::Communication, &since, || y.to_f32());
+        },
+        |_, _, done| assert!(done.is_reached()),
+        |device, _, _| assert!(device.is_idle()),
+    ];
+    for (number, wait) in waits.into_iter().enumerate() {
+        let Some(device) = device() else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let done = device.beside(Queue::Communication, || {
+            elementwise::copy(&x, &y);
+            device.moment()
+        });
+        wait(&device, &y, &done);
+        let work = || elementwise::scale(&y, 2.0);
+        if number == 0 {
+            refused(work, "in the compute queue");
+        } else {
+            work();
+        }
+    }
+}
+
+/// The arena keeps what is freed beside the compute queue until the join. What a moment orders it gives
+/// out again at once, so its tensors have to live until somebody waited.
+#[test]
+fn memory_is_not_used_again_while_another_queue_reads_it() {
+    for early in [false, true] {
+        let Some(device) = device() else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let since = device.moment();
+        let done = device.beside_since(Queue::Communication, &since, || {
+            elementwise::copy(&x, &y);
+            device.moment()
+        });
+        if !early {
+            device.wait_for(&done);
+        }
+        drop(x);
+        let again = || drop(tensor(&device, 2.0));
+        if early {
+            refused(again, "a new tensor in the compute queue");
+        } else {
+            again();
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_beside_is_in_use_until_the_join() {
+    let Some(device) = device() else { return };
+    device.poison(false);
+    let since = device.moment();
+    let make = || tensor(&device, 1.0);
+    device.beside_since(Queue::Communication, &since, || drop(make()));
+    // It is held, so this is other memory.
+    drop(make());
+    device.join(Queue::Communication);
+    drop([make(), make()]);
+}
+
+/// Every wait of an exchange between two ranks is needed, in either order of what they do.
+#[test]
+fn each_wait_between_ranks_is_missed_where_it_is_left_out() {
+    for number in 0.. {
+        let lost = LostWait::number(number);
+        let make = || {
+            at_hand(Device::emulated_losing(
+                Architecture::SM80,
+                Dtype::F32,
+                1,
+                &lost,
+            ))
+        };
+        let (Some(owner), Some(reader)) = (make(), make()) else {
+            return;
+        };
+        let (x, y) = (tensor(&owner, 1.0), tensor(&reader, 0.0));
+        let outcome = catch(|| {
+            elementwise::scale(&x, 2.0);
+            let offer = x.offer();
+            let since = reader.moment();
+            let read = reader.beside_since(Queue::Communication, &since, || {
+                elementwise::copy(&reader.accept(&offer), &y);
+                reader.moment()
+            });
+            owner.wait_for(&read);
+            elementwise::scale(&x, 2.0);
+            reader.wait_for(&read);
+            elementwise::scale(&y, 2.0);
+        });
+        if !lost.happened() {
+            outcome.expect("nothing is missing");
+            // The reader's queue for its own, for the owner's; the owner's; the reader's for its own.
+            assert_eq!(number, 4);
+            return;
+        }
+        let error = outcome.expect_err("a wait is missing");
+        let said = error.to_string();
+        assert!(
+            said.contains("queues out of order"),
+            "wait {number}: {said}"
+        );
+    }
+}
