@@ -162,6 +162,7 @@ pub fn run_in(
             context: taken.context,
             workspaces: taken.workspaces,
             other: taken.other,
+            others: taken.others,
         });
         let concurrent = rank.local_ranks();
         Ok((samples, skipped, name, overhead, concurrent))

@@ -98,16 +98,21 @@ pub struct Profile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverheadBytes {
-    /// Context and loaded kernels.
+    /// Taken by opening the device: the CUDA context, and what the driver reserves for it.
     pub context: Bytes,
     /// Workspaces that libraries were given.
     pub workspaces: Bytes,
-    /// The rest of what is gone: libraries' own memory, and other programs'.
+    /// Taken since by other means: code of kernels and what they spill, memory that libraries allocate
+    /// themselves, and whatever other programs took meanwhile.
     pub other: Bytes,
+    /// Taken already when the device was opened, by other programs and the driver: no part of the
+    /// overhead. Absent where NVML was not there to say; `context` has it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<Bytes>,
 }
 
 impl OverheadBytes {
-    /// All of it.
+    /// All that the rank took.
     pub fn total(&self) -> Bytes {
         self.context + self.workspaces + self.other
     }

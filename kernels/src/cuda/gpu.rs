@@ -39,10 +39,11 @@ use crate::cuda::platform::{
     Address, Dense, Grouped, Launch, Lent, Module, Overhead, Platform, Properties, Queue,
 };
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
+use crate::cuda::survey::memory_used;
 use crate::moment::{self, Moment};
 
 pub(crate) use context::Mark;
-use context::{Context, Event, Marks, Stream, call};
+use context::{Context, Event, Marks, Stream, Used, call};
 use driver::Driver;
 use kernel::Loaded;
 use staging::Staging;
@@ -86,16 +87,18 @@ impl Gpu {
     pub(crate) fn open(index: usize) -> Result<Self, DeviceError> {
         let driver = Arc::new(Driver::open()?);
         let compiler = Compiler::from_environment()?;
-        Self::new(driver, compiler, cublaslt::Functions::find(), index)
+        let cublaslt = cublaslt::Functions::find();
+        Self::new(driver, compiler, cublaslt, memory_used, index)
     }
 
     fn new(
         driver: Arc<Driver>,
         compiler: Compiler,
         cublaslt: Option<cublaslt::Functions>,
+        used: Used,
         index: usize,
     ) -> Result<Self, DeviceError> {
-        let context = Context::retain(driver, index)?;
+        let context = Context::retain(driver, used, index)?;
         let properties = context.properties()?;
         if properties.architecture < Architecture::SM80 {
             let Architecture { major, minor } = properties.architecture;
@@ -339,7 +342,8 @@ impl Platform for Gpu {
         let usage = self.context.usage(|usage| *usage);
         let known = usage.at_first + usage.allocated;
         Ok(Some(Overhead {
-            context: Bytes(usage.at_first),
+            context: Bytes(usage.at_first - usage.others.unwrap_or(0)),
+            others: usage.others.map(Bytes),
             workspaces: Bytes(usage.workspaces),
             other: Bytes((total.0 - free.0).saturating_sub(known)),
         }))

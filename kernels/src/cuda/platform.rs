@@ -51,14 +51,18 @@ pub struct Properties {
 /// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overhead {
-    /// Taken when the GPU had been opened and nothing allocated: the CUDA context, what the driver
-    /// reserves, and what other processes held.
+    /// Taken by opening the GPU, before anything was allocated: the CUDA context and what the driver
+    /// reserves for it.
     pub context: Bytes,
     /// What libraries were given to work in.
     pub workspaces: Bytes,
     /// Taken since by other means: code of kernels and what they spill, memory that libraries allocate
     /// themselves, what allocations are rounded up by, and whatever other processes took.
     pub other: Bytes,
+    /// Taken already when the GPU was opened, by other processes and the driver, and so in none of the
+    /// above. The driver tells memory only to who has a context, so that is what NVML says was taken more
+    /// after the GPU was opened than before. Absent where there is no NVML: `context` has it then.
+    pub others: Option<Bytes>,
 }
 
 /// A loaded program, known by the number its platform gave it.

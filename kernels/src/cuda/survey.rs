@@ -101,6 +101,11 @@ impl Survey {
     }
 }
 
+/// Memory in use by anyone of the device that sits there, where NVML tells.
+pub(crate) fn memory_used(pci: &str) -> Option<Bytes> {
+    Nvml::open()?.device(pci)?.memory_used()
+}
+
 // SAFETY of the calls below: every function is looked up by the name that its type is written for,
 // with the types of the driver's and NVRTC's documentation; devices are numbers, and every pointer is
 // to a local that is as large as the call is told.

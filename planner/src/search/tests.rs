@@ -388,6 +388,7 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
             context: Bytes(2 * GIB),
             workspaces: Bytes(GIB),
             other: Bytes(0),
+            others: None,
         }),
         machine: String::new(),
         cores: 1,

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,6 +30,8 @@ thread_local! {
 pub(super) struct Usage {
     /// Bytes taken on the device when the context was there and nothing in it.
     pub(super) at_first: u64,
+    /// Those of them that were taken before the context was there, where anybody says.
+    pub(super) others: Option<u64>,
     /// Bytes allocated in it, workspaces among them.
     pub(super) allocated: u64,
     /// Bytes of workspaces.
@@ -37,6 +39,9 @@ pub(super) struct Usage {
     /// Times that the context is retained.
     holders: usize,
 }
+
+/// Memory in use of the device at a PCI address, by anyone, where there is telling without a context.
+pub(super) type Used = fn(&str) -> Option<Bytes>;
 
 /// By context: threads that open a GPU share its context.
 static USAGE: Mutex<BTreeMap<usize, Usage>> = Mutex::new(BTreeMap::new());
@@ -66,7 +71,11 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The context of the device of this number, made current.
-    pub(super) fn retain(driver: Arc<Driver>, index: usize) -> Result<Arc<Self>, DeviceError> {
+    pub(super) fn retain(
+        driver: Arc<Driver>,
+        used: Used,
+        index: usize,
+    ) -> Result<Arc<Self>, DeviceError> {
         let count = count(&driver)?;
         if index >= count {
             return Err(DeviceError::new(
@@ -75,13 +84,21 @@ impl Context {
             ));
         }
         let (mut device, mut raw) = (0, ptr::null_mut());
-        // SAFETY: places to write to.
+        // SAFETY: a place to write to.
         unsafe {
             call!(
                 &driver,
                 cuDeviceGet(&raw mut device, index as c_int),
                 "GPU {index}"
             )?;
+        }
+        // Measured by who comes first, before and after, while nobody else can allocate.
+        let mut all = lock(&USAGE);
+        let pci = pci(&driver, device);
+        let used = || pci.as_deref().and_then(used);
+        let before = used();
+        // SAFETY: a place to write to.
+        unsafe {
             call!(
                 &driver,
                 cuDevicePrimaryCtxRetain(&raw mut raw, device),
@@ -95,15 +112,23 @@ impl Context {
         });
         // What this thread had may have ended on another: the last hold is let go of anywhere.
         CURRENT.set(ptr::null_mut());
-        // Measured by who comes first, before anybody can allocate.
-        let mut all = lock(&USAGE);
         let usage = all.entry(context.number()).or_default();
         usage.holders += 1;
         let first = usage.holders == 1;
-        context.enter()?;
+        if let Err(error) = context.enter() {
+            // A context that is let go of takes the lock itself.
+            drop(all);
+            return Err(error);
+        }
         if first {
             let (free, total) = context.memory();
-            usage.at_first = total.0 - free.0;
+            let at_first = total.0 - free.0;
+            // NVML counts what the driver does not, so its numbers are compared with each other alone.
+            let own = before.zip(used());
+            let own = own.map(|(before, after)| after.0.saturating_sub(before.0));
+            let usage = all.entry(context.number()).or_default();
+            usage.at_first = at_first;
+            usage.others = own.map(|own| at_first.saturating_sub(own));
         }
         drop(all);
         Ok(context)
@@ -223,6 +248,15 @@ impl Drop for Context {
         // SAFETY: retained once, released here alone.
         unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
+}
+
+/// Where a device sits, which is how NVML knows it; none where the driver does not say.
+fn pci(driver: &Driver, device: CUdevice) -> Option<String> {
+    let (get, mut text) = (driver.cuDeviceGetPCIBusId?, [0_u8; 64]);
+    // SAFETY: a buffer of the length said.
+    let code = unsafe { get(text.as_mut_ptr().cast(), text.len() as c_int, device) };
+    let text = CStr::from_bytes_until_nul(&text).ok()?;
+    (code == 0).then(|| text.to_string_lossy().into_owned())
 }
 
 /// GPUs there are.

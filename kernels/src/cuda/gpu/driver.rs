@@ -71,6 +71,7 @@ table! {
         ) -> Code;
     }
     optional {
+        cuDeviceGetPCIBusId: fn(*mut c_char, c_int, CUdevice) -> Code;
         cuFuncGetParamInfo: fn(CUfunction, usize, *mut usize, *mut usize) -> Code;
         cuGetErrorName: fn(Code, *mut *const c_char) -> Code;
         cuTensorMapEncodeTiled: fn(

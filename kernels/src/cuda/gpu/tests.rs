@@ -5,6 +5,7 @@
     reason = "loads the mock; its functions have the driver's signatures"
 )]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -71,13 +72,23 @@ fn driver(mock: Mock) -> Result<Arc<Driver>, DeviceError> {
     unsafe { Driver::new(|name| mock.find(name)) }.map(Arc::new)
 }
 
+fn no_nvml(_: &str) -> Option<Bytes> {
+    None
+}
+
 fn open(mock: Mock, index: usize) -> Result<Gpu, DeviceError> {
-    Gpu::new(driver(mock)?, compiler(IMAGE), None, index)
+    Gpu::new(driver(mock)?, compiler(IMAGE), None, no_nvml, index)
 }
 
 /// A device on the mock.
 pub(crate) fn device(mock: Mock, image: &str) -> Device {
-    let gpu = Gpu::new(driver(mock).expect("a driver"), compiler(image), None, 0);
+    let gpu = Gpu::new(
+        driver(mock).expect("a driver"),
+        compiler(image),
+        None,
+        no_nvml,
+        0,
+    );
     let gpu = Rc::new(gpu.expect("a GPU"));
     Device::on(Backend::Cuda(Cuda::new(gpu, Dtype::F32)))
 }
@@ -178,7 +189,7 @@ fn a_driver_without_a_function_is_refused_where_it_is_needed() {
     );
 
     let driver = without("cuTensorMapEncodeTiled").expect("it is not always needed");
-    let gpu = Gpu::new(Arc::new(driver), compiler(IMAGE), None, 0).expect("it opens");
+    let gpu = Gpu::new(Arc::new(driver), compiler(IMAGE), None, no_nvml, 0).expect("it opens");
     let error = gpu.encode(&map()).expect_err("it is needed");
     let said = error.to_string();
     assert!(said.contains("cuTensorMapEncodeTiled: the driver has no such function"));
@@ -386,6 +397,7 @@ fn what_is_taken_beside_tensors_is_told_apart_and_shared_by_ranks() {
         context: Bytes(context),
         workspaces: Bytes(workspaces),
         other: Bytes(other),
+        others: None,
     };
     assert_eq!(first.memory_info(), Some((Bytes(GIB), Bytes(4 * GIB))));
     assert_eq!(first.overhead(), Some(told(3 * GIB, 0, 0)));
@@ -421,6 +433,34 @@ fn what_is_taken_beside_tensors_is_told_apart_and_shared_by_ranks() {
     {
         assert_eq!((other.memory_info(), other.overhead()), (None, None));
     }
+}
+
+#[test]
+fn what_was_taken_before_the_gpu_was_opened_is_not_the_contexts() {
+    const TAKEN: u64 = 700 << 20;
+    // NVML counts 100 MiB that the driver does not, and sees 500 MiB more once there is a context.
+    thread_local! {
+        static ASKED: Cell<u64> = const { Cell::new(0) };
+    }
+    fn used(pci: &str) -> Option<Bytes> {
+        ASKED.set(ASKED.get() + 1);
+        let context = if ASKED.get() == 1 { 0 } else { 500 << 20 };
+        (pci == "0000:1b:00.0").then_some(Bytes(TAKEN + (100 << 20) + context))
+    }
+    let Some(mock) = Mock::driver() else { return };
+    let open = || Gpu::new(driver(mock)?, compiler(IMAGE), None, used, 0);
+    let overhead = |gpu: &Gpu| gpu.overhead().expect("it tells").expect("a GPU tells");
+    let gpu = open().expect("it opens");
+    let told = overhead(&gpu);
+    // The mock has 3 GiB taken when it is opened.
+    assert_eq!(told.context, Bytes(500 << 20));
+    assert_eq!(told.others, Some(Bytes((3 << 30) - (500 << 20))));
+    assert_eq!((told.workspaces, told.other), (Bytes(0), Bytes(0)));
+    // A rank that comes later measures nothing anew.
+    let second = open().expect("it opens");
+    assert_eq!(overhead(&second), told);
+    drop((gpu, second));
+    mock.assert_clean();
 }
 
 #[test]
@@ -719,7 +759,13 @@ fn what_one_rank_offers_another_reads_in_time() {
     reader.join(Queue::Communication);
     assert_eq!(y.to_f32(), [1.0; 50]);
 
-    let other = Gpu::new(driver(mock).expect("a driver"), compiler(IMAGE), None, 1);
+    let other = Gpu::new(
+        driver(mock).expect("a driver"),
+        compiler(IMAGE),
+        None,
+        no_nvml,
+        1,
+    );
     let other = Device::on(Backend::Cuda(Cuda::new(
         Rc::new(other.expect("a GPU")),
         Dtype::F32,

@@ -163,6 +163,7 @@ fn measured_on_a_gpu(ops: &[Op], slower: f64) -> Profile {
             context: Bytes(500 << 20),
             workspaces: Bytes(32 << 20),
             other: Bytes(10 << 20),
+            others: None,
         }),
         samples: times.map(|(op, time)| sample(Key::Op(*op), time)).collect(),
         ..measured_here(&[], &[], 1, 1.0)
