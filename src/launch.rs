@@ -17,6 +17,7 @@ use anyhow::{Context as _, anyhow};
 
 use moefold_executor::transport::Launched;
 
+use crate::cli::Launch;
 use crate::execute::failure;
 use crate::failure::Failure;
 
@@ -38,6 +39,20 @@ pub(crate) fn from_environment() -> Result<Launched, Failure> {
             .spawn(end_with_parent)?;
     }
     Launched::from_environment().map_err(failure)
+}
+
+/// Runs a command; where it is one rank and fails before the ranks have met, the others are told why.
+pub(crate) fn as_rank(
+    launch: Launch,
+    command: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    command().inspect_err(|failure| {
+        if launch == Launch::Env
+            && let Ok(launched) = Launched::from_environment()
+        {
+            launched.decline(&failure.to_string());
+        }
+    })
 }
 
 /// Waits until the parent's end of the pipe closes, and ends this process.

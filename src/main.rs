@@ -67,8 +67,8 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
 fn run(verb: Verb, output: Output) -> Result<(), Failure> {
     match verb {
         Verb::Plan(args) => plan::run(&args, output),
-        Verb::Execute(args) => execute::run(&args, output),
-        Verb::Profile(args) => profile::run(&args, output),
+        Verb::Execute(args) => launch::as_rank(args.launch, || execute::run(&args, output)),
+        Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
         Verb::Compare(args) => compare::run(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),

@@ -314,6 +314,25 @@ fn ranks_that_never_come_and_ports_in_use_are_named() {
 }
 
 #[test]
+fn a_rank_that_fails_before_the_ranks_meet_is_not_waited_for() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let (port, out) = (port(), bench.path("run"));
+    let first = bench.rank(0, 2, port, &["--out", &out]).spawn();
+    let first = first.expect("the program starts");
+    let nowhere = bench.path("nowhere");
+    let second = ["--out", &out, "--init", &nowhere];
+    let (code, _, errors) = run(&mut bench.rank(1, 2, port, &second));
+    assert_eq!(code, 2, "{errors}");
+    let (code, _, errors) = ended(first);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("rank 1 failed before it could take part")
+            && errors.contains("nowhere: is not a checkpoint"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
     let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
     let refused = |command: &mut Command, expected: &str| {

@@ -1,7 +1,9 @@
 //! [`Launched`]: what a launcher tells a process of its place in a run, by environment variables.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::rendezvous;
 use crate::error::Error;
 
 /// How long a rank waits for others, in seconds, at most 30 days; ten minutes where it is not set.
@@ -15,6 +17,9 @@ const PORT_VARIABLE: &str = "MOEFOLD_PORT";
 
 /// A job of ours, so that ranks of two jobs on one port are told apart.
 const JOB_VARIABLE: &str = "MOEFOLD_JOB";
+
+/// Whether this process, which is one rank, has gone to meet the others.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// One process of a run, as its launcher started it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +68,11 @@ impl Launched {
             0
         };
         Self { gpu, ..launched }.consistent()
+    }
+
+    /// This process goes to meet the others.
+    pub(super) fn begin() {
+        HAS_BEGUN.store(true, Ordering::SeqCst);
     }
 
     fn of_torchrun(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
@@ -173,6 +183,14 @@ impl Launched {
             "the number of ranks of this machine",
         )?;
         Ok(self)
+    }
+
+    /// Tells the other ranks why this one will not take part. Nothing where it has begun to: a world tells
+    /// them then; nor of rank 0, which nobody could hear: the others miss it at their deadline.
+    pub fn decline(&self, why: &str) {
+        if self.rank > 0 && !HAS_BEGUN.load(Ordering::SeqCst) {
+            rendezvous::decline(self, why);
+        }
     }
 
     /// How long ranks wait for each other, as [`TIMEOUT_VARIABLE`] says.

@@ -2,8 +2,8 @@
 //!
 //! Whoever connects says [`MAGIC`], which job it is of, how many ranks it expects and which one it is.
 //! A stranger, or a rank of another job, is turned away and remembered for the error message; a rank
-//! that expects another number of ranks, or one that was there already, ends the run, since waiting
-//! would mend nothing. When all have come they are welcomed together, and each connection becomes that
+//! that expects another number of ranks, or one that was there already, or one that says that it failed
+//! before it could come ([`decline`]), ends the run, since waiting would mend nothing. When all have come they are welcomed together, and each connection becomes that
 //! rank's door to rank 0's mailbox ([`super::remote`]). Nothing waits longer than the deadline.
 
 use std::io::{self, Read as _, Write as _};
@@ -31,6 +31,9 @@ const GREETING: Duration = Duration::from_secs(5);
 /// How long rank 0 stays for ranks that should be leaving.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How long a rank that failed tries to tell.
+const DECLINING: Duration = Duration::from_secs(2);
+
 /// Turned away and remembered at most this many.
 const REMEMBERED: usize = 4;
 
@@ -40,6 +43,8 @@ struct Hello {
     job: String,
     ranks: u32,
     rank: u32,
+    /// Why it will not take part.
+    failed: Option<String>,
 }
 
 /// What it is told.
@@ -110,7 +115,18 @@ impl Server {
     /// Waits until all ranks are there, and lets the run begin; where there will be none, those that
     /// came have been told why when this returns.
     pub(super) fn wait(&self, deadline: Duration) -> Result<(), Error> {
-        self.all_come(deadline).inspect_err(|_| self.stay(GOODBYE))
+        self.all_come(deadline).inspect_err(|_| self.tell_all())
+    }
+
+    /// Lets ranks come a little longer where one has failed, so that they are told at once.
+    fn tell_all(&self) {
+        let begun = Instant::now();
+        let mut state = self.shared.lock();
+        while !state.closed && state.came.contains(&false) && begun.elapsed() < GOODBYE {
+            state = self.shared.wait(state, PAUSE);
+        }
+        drop(state);
+        self.stay(GOODBYE);
     }
 
     fn all_come(&self, deadline: Duration) -> Result<(), Error> {
@@ -317,7 +333,12 @@ fn greeting(connection: &mut TcpStream) -> io::Result<Hello> {
 impl Shared {
     /// Lets a rank in, or says why not.
     fn admit(&self, hello: &Hello, peer: SocketAddr) -> Result<(), String> {
-        let Hello { job, ranks, rank } = hello;
+        let Hello {
+            job,
+            ranks,
+            rank,
+            failed,
+        } = hello;
         let mut state = self.lock();
         if *job != self.job {
             let why = format!(
@@ -341,11 +362,17 @@ impl Shared {
                 "rank {rank} came twice, now from {peer}: every process needs a rank of its own"
             ))
         } else {
-            None
+            failed
+                .as_ref()
+                .map(|why| format!("rank {rank} failed before it could take part: {why}"))
         };
         if let Some(why) = wrong {
             state.failure.get_or_insert_with(|| why.clone());
-            state.closed = true;
+            match state.came.get_mut(place) {
+                // The others may still come and be told.
+                Some(came) if failed.is_some() => *came = true,
+                _ => state.closed = true,
+            }
             drop(state);
             self.changed.notify_all();
             return Err(why);
@@ -364,7 +391,7 @@ pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStre
     let waited = || begun.elapsed() < deadline;
     loop {
         let failed = match try_connect(launched) {
-            Ok(mut connection) => match introduce(&mut connection, launched, deadline) {
+            Ok(mut connection) => match introduce(&mut connection, launched, None, deadline) {
                 Ok(Welcome::Come) => {
                     let patience = Some(deadline + GREETING);
                     let ready = connection
@@ -392,6 +419,20 @@ pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStre
     }
 }
 
+/// Tells rank 0, and by it the others, that this rank has failed before it could take part. Where rank 0
+/// does not listen yet it is tried again for a moment; else the others miss this rank at their deadline.
+pub(super) fn decline(launched: &Launched, why: &str) {
+    let begun = Instant::now();
+    while begun.elapsed() < DECLINING {
+        if let Ok(mut connection) = try_connect(launched)
+            && introduce(&mut connection, launched, Some(why), Duration::ZERO).is_ok()
+        {
+            return;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
 fn try_connect(launched: &Launched) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
     for address in (launched.host.as_str(), launched.port).to_socket_addrs()? {
@@ -406,6 +447,7 @@ fn try_connect(launched: &Launched) -> io::Result<TcpStream> {
 fn introduce(
     connection: &mut TcpStream,
     launched: &Launched,
+    failed: Option<&str>,
     deadline: Duration,
 ) -> io::Result<Welcome> {
     connection.set_nodelay(true)?;
@@ -415,6 +457,7 @@ fn introduce(
         job: launched.job.clone(),
         ranks: launched.ranks,
         rank: launched.rank,
+        failed: failed.map(str::to_owned),
     };
     wire::write(connection, &hello, &[])?;
     let mut magic = [0; MAGIC.len()];

@@ -173,6 +173,7 @@ impl World {
             local_ranks: launched.local_ranks,
             apart: true,
         };
+        Launched::begin();
         let outcome = if launched.rank == 0 {
             let mailbox = Arc::new(Mailbox::new(launched.ranks, self.deadline));
             let server = Server::start(launched, Arc::clone(&mailbox))?;

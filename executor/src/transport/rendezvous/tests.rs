@@ -458,6 +458,27 @@ fn golden_a_name_is_listened_for_at_all_addresses() {
 }
 
 #[test]
+fn a_rank_that_fails_before_it_comes_ends_the_run_for_those_who_wait() {
+    let all = world_of(3);
+    let begun = Instant::now();
+    let outcomes = thread::scope(|scope| {
+        let waiting = scope.spawn(|| processes(&all[..2], PATIENCE, |_| Ok(())));
+        decline(&all[2], "data: no such file");
+        waiting.join().expect("ends")
+    });
+    for outcome in outcomes {
+        let error = outcome.expect_err("rank 2 does not come");
+        let said = "rank 2 failed before it could take part: data: no such file";
+        assert!(error.ends_with(said), "{error}");
+    }
+    assert!(begun.elapsed() < PATIENCE / 2);
+
+    let begun = Instant::now();
+    decline(&world_of(2)[1], "nobody listens");
+    assert!(begun.elapsed() < DECLINING + GREETING);
+}
+
+#[test]
 fn whoever_came_knows_why_there_is_no_run_before_rank_0_ends() {
     let mut all = world_of(3);
     all.pop();
