@@ -6,6 +6,7 @@
 use std::thread;
 
 use moefold_kernels::{Device, Dtype};
+use moefold_profiles::units::Bytes;
 
 use crate::error::Error;
 
@@ -21,6 +22,9 @@ pub enum DeviceSpec {
     Cuda {
         /// Which of the two.
         dtype: Dtype,
+        /// What every rank takes of its GPU's memory as it opens it: [`mod@crate::room`]. Absent, nothing
+        /// until it is needed.
+        reserve: Option<Bytes>,
     },
     /// CUDA made of software, as [`Device::emulated`].
     #[cfg(test)]
@@ -31,23 +35,30 @@ pub enum DeviceSpec {
         dtype: Dtype,
         /// Where schedules are thrown from.
         seed: u64,
+        /// As above.
+        reserve: Option<Bytes>,
     },
 }
 
 impl DeviceSpec {
     /// The device of one of `ranks` ranks that run on this machine; of several GPUs the one that the
-    /// driver counts as `ordinal`.
+    /// driver counts as `ordinal`. With it, memory that is to be reserved is.
     pub fn open(&self, ordinal: usize, ranks: u32) -> Result<Device, Error> {
-        match *self {
-            Self::Cpu { .. } => Ok(Device::cpu(self.threads_per_rank(ranks))),
-            Self::Cuda { dtype } => Device::cuda(ordinal, dtype).map_err(Error::Device),
+        let (device, reserve) = match *self {
+            Self::Cpu { .. } => (Ok(Device::cpu(self.threads_per_rank(ranks))), None),
+            Self::Cuda { dtype, reserve } => (Device::cuda(ordinal, dtype), reserve),
             #[cfg(test)]
             Self::Emulated {
                 architecture,
                 dtype,
                 seed,
-            } => Device::emulated(architecture, dtype, seed).map_err(Error::Device),
-        }
+                reserve,
+            } => (Device::emulated(architecture, dtype, seed), reserve),
+        };
+        let device = device.map_err(Error::Device)?;
+        let reserved = reserve.map_or(Ok(()), |bytes| device.reserve(bytes));
+        reserved.map_err(Error::Device)?;
+        Ok(device)
     }
 
     /// The kind of device, as on the command line.
@@ -63,7 +74,7 @@ impl DeviceSpec {
     pub fn dtype(&self) -> Dtype {
         match *self {
             Self::Cpu { .. } => Dtype::F32,
-            Self::Cuda { dtype } => dtype,
+            Self::Cuda { dtype, .. } => dtype,
             #[cfg(test)]
             Self::Emulated { dtype, .. } => dtype,
         }

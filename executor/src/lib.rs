@@ -4,7 +4,7 @@
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
 //! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, and measuring ([`record`],
 //! [`run`]; on their own, [`profile`] and [`mod@bench`]). What they compute on is said by
-//! [`device::DeviceSpec`]; what is not implemented is refused by [`support`]. Device work is in
+//! [`device::DeviceSpec`], and how much memory they take there by [`mod@room`]; what is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
 
 pub mod bench;
@@ -23,6 +23,7 @@ pub mod optimizer;
 pub mod profile;
 pub mod rank;
 pub mod record;
+pub mod room;
 pub mod run;
 pub mod stage;
 pub mod step;

@@ -90,13 +90,17 @@ impl RunDir {
 }
 
 /// The peak of a rank, from its device's account, and what is taken of the device beside tensors:
-/// ranks that share a GPU share that, and each tells all of it.
-pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device) -> RankPeak {
+/// ranks that share a GPU share that, and each tells all of it. `settled` is how often the device had
+/// taken memory after the first step.
+pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> RankPeak {
     let memory = device.memory();
     let at = |class| memory.at_peak(class);
     RankPeak {
         rank,
         pp_rank,
+        reserved: device.reserved(),
+        reached: device.extent(),
+        growths: device.allocations() - settled,
         bytes: PeakBytes {
             weights: at(TensorClass::Weights),
             gradients: at(TensorClass::Gradients),

@@ -195,7 +195,10 @@ mod tests {
 
     #[test]
     fn a_precision_runs_where_a_device_stores_it() {
-        let cuda = |dtype| DeviceSpec::Cuda { dtype };
+        let cuda = |dtype| DeviceSpec::Cuda {
+            dtype,
+            reserve: None,
+        };
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
         let check = |precision, device: &DeviceSpec| {
             let mut asked = plan();

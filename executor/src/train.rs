@@ -251,6 +251,7 @@ fn train(
     let mut records = Vec::new();
     let mut checkpoints = Vec::new();
     let mut times = Vec::new();
+    let mut settled = trainer.cx.device.allocations();
     for step in trainer.steps()..options.steps {
         let recorder = trainer.cx.recorder.clone();
         recorder.begin_step(step as u32, options.traced_steps.contains(&step));
@@ -261,6 +262,9 @@ fn train(
         let record = trainer.record(batch, step, lr, outcome, time.step.0)?;
         report(&record);
         records.push(record);
+        if times.is_empty() {
+            settled = trainer.cx.device.allocations();
+        }
         times.push(time);
         if let Some(saver) = saver.filter(|saver| saver.is_due(step + 1)) {
             checkpoints.push(saver.save(trainer, step + 1)?);
@@ -270,7 +274,7 @@ fn train(
     let record = RankRecord {
         times,
         spans: cx.recorder.take_spans(),
-        peak: rank_peak(cx.rank, cx.at.pp, &cx.device),
+        peak: rank_peak(cx.rank, cx.at.pp, &cx.device, settled),
     };
     Ok((records, checkpoints, record))
 }
@@ -444,7 +448,7 @@ pub fn microbatches(
 }
 
 /// The layout of a plan, proven for its model and batch.
-fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, Error> {
+pub(crate) fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, Error> {
     let degrees = Degrees {
         gpus: record.tp * record.cp * record.pp * record.dp,
         tp: record.tp,
@@ -608,6 +612,7 @@ mod tests {
             architecture: moefold_kernels::cuda::Architecture::SM80,
             dtype: Dtype::Bf16,
             seed: 1,
+            reserve: Some(Bytes(6 << 20)),
         };
         if !testing::is_at_hand(&emulated) {
             return;
@@ -621,6 +626,13 @@ mod tests {
         );
 
         let summary = &found.summary;
+        let peak = &summary.peak_by_rank[0];
+        assert_eq!((peak.reserved, peak.growths), (Bytes(6 << 20), 0));
+        let alive = peak.bytes.total() - peak.bytes.overhead;
+        assert!(
+            alive <= peak.reached && peak.reached <= peak.reserved,
+            "{peak:?}"
+        );
         assert!((summary.time_s.total().0 / summary.step_s - 1.0).abs() < 1e-6);
         // Two layers in each of two microbatches.
         let reads = [("counts_to_host", 4.0), ("sums_to_host", 1.0)];

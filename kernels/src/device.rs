@@ -315,7 +315,10 @@ impl Device {
     pub fn reserve(&self, bytes: Bytes) -> Result<(), DeviceError> {
         match &self.0.backend {
             Backend::Cpu(_) => Ok(()),
-            Backend::Cuda(gpu) => self.0.arena.borrow_mut().reserve(gpu, bytes),
+            Backend::Cuda(gpu) => {
+                let reserved = self.0.arena.borrow_mut().reserve(gpu, bytes);
+                reserved.map_err(|error| error.during("reserve"))
+            }
         }
     }
 

@@ -92,6 +92,16 @@ pub struct RankPeak {
     pub rank: u32,
     /// Its pipeline rank.
     pub pp_rank: u32,
+    /// What it had taken of its device's memory for tensors, in use or not; 0 where a file does not say,
+    /// as for the two below.
+    #[serde(default)]
+    pub reserved: Bytes,
+    /// How much of that tensors ever reached into: the peak with the holes between them.
+    #[serde(default)]
+    pub reached: Bytes,
+    /// How often it took more after the first step.
+    #[serde(default)]
+    pub growths: u64,
     /// Bytes by class at the instant of the peak.
     pub bytes: PeakBytes,
 }

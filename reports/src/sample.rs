@@ -308,6 +308,9 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             RankPeak {
                 rank,
                 pp_rank: 0,
+                reserved: Bytes(0),
+                reached: Bytes(0),
+                growths: 0,
                 bytes: PeakBytes {
                     weights: bytes(m.weights),
                     gradients: bytes(m.gradients),

@@ -205,6 +205,7 @@ fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
             architecture: Architecture::SM80,
             dtype,
             seed: 1,
+            reserve: None,
         };
         bench.options.steps = 2;
         if testing::is_at_hand(&bench.options.device) {
@@ -251,6 +252,7 @@ fn oracle_another_layout_and_another_device_take_a_run_up() {
         architecture: Architecture::SM80,
         dtype: Dtype::Bf16,
         seed: 1,
+        reserve: None,
     };
     if testing::is_at_hand(&on) {
         let mut bench = Bench::new("mixtral", 2);

@@ -175,6 +175,7 @@ fn an_emulated_gpu_is_profiled_and_its_profile_prices_plans() {
         architecture: Architecture::SM90,
         dtype: Dtype::Bf16,
         seed: 1,
+        reserve: None,
     };
     if !is_at_hand(&device) {
         return;
@@ -239,6 +240,7 @@ fn ranks_that_share_a_gpu_measure_their_collectives() {
         architecture: Architecture::SM80,
         dtype: Dtype::F32,
         seed: 2,
+        reserve: None,
     };
     if !is_at_hand(&device) {
         return;
@@ -293,6 +295,7 @@ fn ranks_with_a_gpu_each_measure_all_at_once_and_their_collectives_are_priced() 
         architecture: Architecture::SM90,
         dtype: Dtype::Bf16,
         seed: 1,
+        reserve: None,
     };
     if !is_at_hand(&device) {
         return;

@@ -149,6 +149,7 @@ fn emulated(dtype: Dtype) -> DeviceSpec {
         architecture: Architecture::SM80,
         dtype,
         seed: 1,
+        reserve: None,
     }
 }
 
