@@ -90,7 +90,8 @@ impl Gpu {
 
 impl Chosen {
     /// The device of a plan's ranks: what weights and activations are stored in follows from its
-    /// precision. Refuses what the devices have no room for, or are too few for.
+    /// precision, and what each reserves from what the planner says of its tensors. Refuses what
+    /// the devices have no room for, or are too few for.
     pub(crate) fn of_plan(
         &self,
         plan: &Plan,
@@ -107,17 +108,23 @@ impl Chosen {
             };
             Failure::Request(anyhow!("{refused}{hint}"))
         })?;
-        if let Self::Cuda(gpus) = self {
-            fit::check(plan, gpus, launch)?;
+        match (self, spec) {
+            (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) => Ok(DeviceSpec::Cuda {
+                dtype,
+                reserve: Some(fit::check(plan, gpus, launch)?),
+            }),
+            _ => Ok(spec),
         }
-        Ok(spec)
     }
 
     /// The same without a plan, for weights and activations in `dtype`.
     pub(crate) fn spec(&self, dtype: Dtype, threads_per_rank: Option<usize>) -> DeviceSpec {
         match self {
             Self::Cpu => DeviceSpec::Cpu { threads_per_rank },
-            Self::Cuda(_) => DeviceSpec::Cuda { dtype },
+            Self::Cuda(_) => DeviceSpec::Cuda {
+                dtype,
+                reserve: None,
+            },
         }
     }
 }

@@ -45,7 +45,15 @@ impl Machine {
 
     /// One H200, or as much of one as this many bytes.
     fn with_gpu(bytes: u64) -> Option<Self> {
-        let driver = stubs::driver(13000, 0, 1).replace("150754820096", &bytes.to_string());
+        Self::with_gpus(&[bytes])
+    }
+
+    /// An H200 for each number, or as much of one as this many bytes.
+    fn with_gpus(bytes: &[u64]) -> Option<Self> {
+        let all: Vec<String> = bytes.iter().map(|bytes| format!("{bytes}ul")).collect();
+        let of_device = format!("((unsigned long[]){{{}}})[device]", all.join(", "));
+        let driver = stubs::driver(13000, 0, bytes.len() as i32);
+        let driver = driver.replace("150754820096ul", &of_device);
         Self::with(&[
             ("libcuda.so.1", driver),
             ("libnvrtc-builtins.so.13.0", String::new()),
@@ -55,9 +63,15 @@ impl Machine {
 
     /// Runs the program; its exit code, standard output and standard error.
     fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        self.run_in(&[], arguments)
+    }
+
+    /// The same with these variables in its environment.
+    fn run_in(&self, variables: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String) {
         let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
             .args(arguments)
             .env_clear()
+            .envs(variables.iter().copied())
             .env("MOEFOLD_CUDA", self.0.path())
             .env("MOEFOLD_CACHE", self.0.path().join("kept"))
             .output()
@@ -89,17 +103,37 @@ impl Machine {
 
     /// What `execute` says of a plan; it leaves nothing behind.
     fn refused(&self, rest: &[&str]) -> String {
+        self.refused_in(&[], rest)
+    }
+
+    /// The same with these variables in its environment.
+    fn refused_in(&self, variables: &[(&str, &str)], rest: &[&str]) -> String {
+        let (code, errors) = self.execute(variables, rest);
+        assert_eq!(code, 2, "{errors}");
+        assert_eq!(errors.lines().count(), 1, "one line: {errors}");
+        errors
+    }
+
+    /// Has the plan judged and found to have room: what fails is the stub, which has no memory to give,
+    /// when a rank opens it.
+    fn accepted(&self, rest: &[&str]) {
+        let (code, errors) = self.execute(&[], rest);
+        assert_eq!(code, 1, "{errors}");
+        check(&errors, &["the driver found has no cu"]);
+    }
+
+    /// Executes the plan, which leaves nothing behind.
+    fn execute(&self, variables: &[(&str, &str)], rest: &[&str]) -> (i32, String) {
         let text = self.path("text.txt");
-        fs::write(&text, "a text ".repeat(4000)).expect("writes");
+        fs::write(&text, "a text ".repeat(40_000)).expect("writes");
         let (plan, out) = (self.path("plan.json"), self.path("run"));
         let execute = [
             "execute", &plan, "--text", &text, "--out", &out, "--steps", "1",
         ];
-        let (code, _, errors) = self.run(&[&execute, rest].concat());
-        assert_eq!(code, 2, "{errors}");
-        assert!(!Path::new(&out).exists(), "{errors}");
-        assert_eq!(errors.lines().count(), 1, "one line: {errors}");
-        errors
+        let (code, _, errors) = self.run_in(variables, &[&execute, rest].concat());
+        assert!(!Path::new(&out).exists() || code == 1, "{errors}");
+        let _ = fs::remove_dir_all(&out);
+        (code, errors)
     }
 }
 
@@ -228,16 +262,114 @@ fn a_plan_for_more_memory_than_there_is_hears_what_fits() {
             "what fits: the same layout with --layout tp=1,cp=1,pp=1,vpp=1,ep=1,etp=1,mbs=",
         ],
     );
-    // What it said fits is not refused for its size.
+    // What it said fits does, and in what it said it takes: not in less.
     let fits = refusal.split("--layout ").nth(1).expect("a layout");
-    let fits = fits.split(' ').next().expect("degrees");
-    machine.plan(&[&job[..], &[fits]].concat());
-    let (text, plan) = (machine.path("text.txt"), machine.path("plan.json"));
-    let arguments = [
-        "execute", &plan, "--text", &text, "--device", "cuda", "--out",
-    ];
-    let (_, _, errors) = machine.run(&[&arguments[..], &[&machine.path("run")]].concat());
-    assert!(!errors.contains("the plan needs"), "{errors}");
+    let mut words = fits.split(' ');
+    let layout = words.next().expect("degrees");
+    let takes: f64 = words
+        .nth(1)
+        .expect("a size")
+        .parse()
+        .expect("a number of GiB");
+    machine.plan(&[&job[..], &[layout]].concat());
+    machine.accepted(&["--device", "cuda"]);
+    let of_size = |gib: f64| Machine::with_gpu((gib * f64::from(1 << 30)) as u64);
+    for (gib, fits) in [(takes + 0.01, true), (takes - 0.01, false)] {
+        let machine = of_size(gib).expect("there was one");
+        machine.plan(&[&job[..], &[layout]].concat());
+        if fits {
+            machine.accepted(&["--device", "cuda"]);
+        } else {
+            check(
+                &machine.refused(&["--device", "cuda"]),
+                &["the plan needs "],
+            );
+        }
+    }
+}
+
+#[test]
+fn a_process_of_a_launcher_judges_the_gpu_that_it_takes() {
+    const LARGE: u64 = 150_754_820_096;
+    let Some(machine) = Machine::with_gpus(&[LARGE, 1 << 30]) else {
+        return;
+    };
+    machine.plan(&[
+        "--model",
+        "quickstart",
+        "--gpus",
+        "3",
+        "--seq-len",
+        "64",
+        "--global-batch",
+        "6",
+        "--precision",
+        "fp32",
+    ]);
+    let of_rank = |rank: &'static str| {
+        [
+            ("RANK", rank),
+            ("LOCAL_RANK", rank),
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_WORLD_SIZE", "3"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "1"),
+            ("MOEFOLD_TIMEOUT_S", "0.5"),
+        ]
+    };
+    let env = ["--device", "cuda", "--launch", "env"];
+    // A context and NCCL take more than the second GPU has, and there is no third.
+    let small = machine.refused_in(&of_rank("1"), &env);
+    check(
+        &small,
+        &[
+            "on GPU 1 (Stub H200), which has 1.00 GiB free",
+            " for NCCL; ",
+        ],
+    );
+    let none = machine.refused_in(&of_rank("2"), &env);
+    check(
+        &none,
+        &[
+            "rank 2 is to take GPU 2 of its machine",
+            "which has 2 GPUs",
+            "at most 2 ranks",
+        ],
+    );
+    // The first goes on to look for the others.
+    let (code, errors) = machine.execute(&of_rank("0"), &env);
+    assert_eq!(code, 1, "{errors}");
+    // Of processes that this machine is to start all are judged; of threads the GPU they share.
+    let processes = machine.refused(&["--device", "cuda", "--launch", "processes"]);
+    check(
+        &processes,
+        &["the plan has 3 ranks, a GPU each, and this machine has 2 GPUs"],
+    );
+    machine.accepted(&["--device", "cuda"]);
+}
+
+#[test]
+fn what_a_profile_measured_beside_tensors_is_taken_for_what_is_assumed() {
+    let Some(machine) = Machine::with_gpu(150_754_820_096) else {
+        return;
+    };
+    let path = machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
+    let text = fs::read_to_string(&path).expect("the plan");
+    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    plan["predicted"]["memory_gib"]["overhead"] = 141.5.into();
+    let mut write = |profiles: Value| {
+        plan["profiles"] = profiles;
+        fs::write(&path, plan.to_string()).expect("writes");
+    };
+    write(serde_json::json!([{ "name": "measured", "hash": "0" }]));
+    let refusal = machine.refused(&["--device", "cuda"]);
+    check(
+        &refusal,
+        &["141.50 GiB for the context and libraries, as the plan's profile measured"],
+    );
+    // Without one the number in the file is nobody's.
+    write(serde_json::json!([]));
+    machine.accepted(&["--device", "cuda"]);
 }
 
 #[test]

@@ -1,41 +1,79 @@
 //! Whether a plan's ranks have room on the GPUs that run them, and what would have.
 //!
 //! Bytes are the planner's for this executor, worked out again from the plan's layout, so that an
-//! edited file is judged by what it says. Ranks that are threads all share the first GPU.
+//! edited file is judged by what it says, and with the room between tensors that the executor reserves
+//! with them ([`room()`]). Beside tensors a rank needs what a profile measured, where the plan was priced
+//! with one, else what is assumed ([`ASSUMED_OVERHEAD`]); and as a process of its own what NCCL keeps
+//! for every group of more than one rank, by the planner's figure. Ranks that are threads share the first
+//! GPU and its context, and use no NCCL. A process that a launcher started judges the GPU that it takes.
 
 use anyhow::anyhow;
+use moefold_executor::room::room;
+use moefold_executor::transport::Launched;
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::{Objective, Plan, PlannedLayout, StackName};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
-use moefold_profiles::Costs;
 use moefold_profiles::units::{Bytes, GIB};
+use moefold_profiles::{Cluster, Costs, presets};
 
 use super::Gpu;
 use crate::cli::Launch;
+use crate::execute::failure;
 use crate::failure::Failure;
 
-/// Refuses a plan that needs more GPUs than there are, or more memory than they have free.
-pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<(), Failure> {
+/// Refuses a plan that needs more GPUs than there are, or more memory than they have free; what every
+/// rank reserves for its tensors.
+pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<Bytes, Failure> {
     let ranks = plan.request.gpus;
-    let sharing = match launch {
-        Launch::Threads => ranks,
-        Launch::Processes | Launch::Env => 1,
+    let (taken, sharing) = match launch {
+        Launch::Threads => (&gpus[..1], ranks),
+        Launch::Processes => (of_processes(ranks, gpus)?, 1),
+        Launch::Env => {
+            let launched = Launched::from_environment().map_err(failure)?;
+            (of_launched(&launched, gpus)?, 1)
+        }
     };
-    if launch == Launch::Processes && ranks as usize > gpus.len() {
-        return Err(Failure::Request(anyhow!(
+    let judge = Judge::new(plan, launch, &taken[0]);
+    let planned = judge.planned();
+    let demand = judge.demand(&planned, sharing).map_err(failure)?;
+    for gpu in taken {
+        judge.has_room(gpu, &demand)?;
+    }
+    Ok(demand.room)
+}
+
+/// A GPU for each of so many processes of this machine.
+fn of_processes(ranks: u32, gpus: &[Gpu]) -> Result<&[Gpu], Failure> {
+    gpus.get(..ranks as usize).ok_or_else(|| {
+        Failure::Request(anyhow!(
             "--launch processes: the plan has {ranks} ranks, a GPU each, and this machine has {}: \
              --launch threads runs all of them on GPU 0, --launch env on several machines, and \
              `plan --gpus {}` makes a plan for what is here",
             counted(gpus.len()),
             gpus.len()
-        )));
-    }
-    for gpu in &gpus[..gpus.len().min(if sharing > 1 { 1 } else { ranks as usize })] {
-        has_room(plan, gpu, sharing)?;
-    }
-    Ok(())
+        ))
+    })
+}
+
+/// The GPU of the process that a launcher started.
+fn of_launched<'a>(launched: &Launched, gpus: &'a [Gpu]) -> Result<&'a [Gpu], Failure> {
+    let at = launched.gpu as usize;
+    gpus.get(at..=at).ok_or_else(|| {
+        Failure::Request(anyhow!(
+            "--launch env: rank {} is to take GPU {at} of its machine (its local rank is {}), which has \
+             {}, numbered from 0: start at most {} on each machine (torchrun's --nproc-per-node, srun's \
+             --ntasks-per-node)",
+            launched.rank,
+            launched.local_rank,
+            counted(gpus.len()),
+            match gpus.len() {
+                1 => "1 rank".to_owned(),
+                more => format!("{more} ranks"),
+            }
+        ))
+    })
 }
 
 fn counted(gpus: usize) -> String {
@@ -45,47 +83,219 @@ fn counted(gpus: usize) -> String {
     }
 }
 
-/// Memory beside tensors of so many ranks on one GPU: they share a context, and each gives the
-/// matrix library a workspace.
-fn beside(sharing: u32) -> Bytes {
-    ASSUMED_OVERHEAD + WORKSPACE * u64::from(sharing - 1)
+/// What the ranks on one GPU ask of it.
+struct Demand {
+    sharing: u32,
+    /// For tensors, each.
+    room: Bytes,
+    /// Contexts and workspaces of all.
+    beside: Bytes,
+    /// NCCL's.
+    communicators: Bytes,
 }
 
-fn has_room(plan: &Plan, gpu: &Gpu, sharing: u32) -> Result<(), Failure> {
-    let (Some(free), Some(memory)) = (gpu.free(), gpu.memory) else {
-        return Ok(());
-    };
-    let rank = tensors(plan);
-    let needed = rank * u64::from(sharing) + beside(sharing);
-    if needed <= free {
-        return Ok(());
+impl Demand {
+    fn total(&self) -> Bytes {
+        self.room * u64::from(self.sharing) + self.beside + self.communicators
     }
-    let ranks = |sharing: u32, each: Bytes| match sharing {
-        1 => format!("1 rank of {each}"),
-        ranks => format!("{ranks} ranks of {each}"),
-    };
-    Err(Failure::Request(anyhow!(
-        "the plan needs {needed} on GPU {} ({}), which has {free} free of {memory}: {} in tensors, and \
-         {} for the context and libraries; {}",
-        gpu.ordinal,
-        gpu.name,
-        ranks(sharing, rank),
-        beside(sharing),
-        what_fits(plan, free, sharing)
-    )))
+
+    fn ranks(&self) -> String {
+        match self.sharing {
+            1 => format!("1 rank of {}", self.room),
+            ranks => format!("{ranks} ranks of {}", self.room),
+        }
+    }
 }
 
-/// Tensors of the fullest rank: what the planner says of the plan's layout, or the file where the
-/// planner has nothing to say.
-fn tensors(plan: &Plan) -> Bytes {
-    let degrees = pins(&plan.planned);
-    let found = least(plan, plan.request.gpus, degrees);
-    found.map_or_else(|| allocated(&plan.planned), |planned| allocated(&planned))
+/// What demands are worked out from.
+struct Judge<'a> {
+    plan: &'a Plan,
+    /// The plan's, of GPUs such as those at hand and without end.
+    cluster: Cluster,
+    /// Whether ranks are processes.
+    apart: bool,
+    /// Memory beside tensors, where the plan's profile measured it.
+    measured: Option<Bytes>,
 }
 
-fn allocated(planned: &PlannedLayout) -> Bytes {
-    let memory = &planned.predicted.memory_gib;
-    Bytes(((memory.total() - memory.overhead) * GIB as f64).ceil() as u64)
+impl<'a> Judge<'a> {
+    fn new(plan: &'a Plan, launch: Launch, gpu: &Gpu) -> Self {
+        let mut cluster = plan.cluster.clone();
+        if cluster.gpu.is_cpu() {
+            let known = presets::gpu(&presets::gpu_name(&gpu.name));
+            if let Ok(known) = known.or_else(|_| presets::gpu("h200")) {
+                cluster.gpu = known;
+            }
+        }
+        cluster.num_gpus = None;
+        // What is asked is how much, not whether.
+        cluster.gpu.memory_gib = 1e9;
+        let mut judge = Self {
+            plan,
+            cluster,
+            apart: launch != Launch::Threads,
+            measured: None,
+        };
+        if !plan.profiles.is_empty() && plan.planned.stack == StackName::Moefold {
+            // The file has one sum; the rest of it is the same without a profile.
+            let measured = less(overhead(&plan.planned), communicators(&judge.planned()));
+            judge.measured = (measured > Bytes::ZERO).then_some(measured);
+        }
+        judge
+    }
+
+    /// What the planner says of the plan's layout, or the file where it has nothing to say.
+    fn planned(&self) -> PlannedLayout {
+        let found = self.least(self.plan.request.gpus, pins(&self.plan.planned));
+        found.unwrap_or_else(|| self.plan.planned.clone())
+    }
+
+    /// The layout of least memory on `ranks` ranks under these pins, for this executor.
+    fn least(&self, ranks: u32, pins: PartialDegrees) -> Option<PlannedLayout> {
+        let plan = self.plan;
+        let options = SearchOptions {
+            precision: plan.planned.precision,
+            optimizer: plan.planned.optimizer,
+            objective: Objective::Memory,
+            pins,
+            top: 1,
+            ..SearchOptions::new(plan.request.batch, StackName::Moefold)
+        };
+        let costs = Costs::for_cluster(&self.cluster, &[]);
+        let found = search::plan(&plan.model, &self.cluster, ranks, &options, &costs).ok()?;
+        found.plans.into_iter().next()
+    }
+
+    fn demand(
+        &self,
+        planned: &PlannedLayout,
+        sharing: u32,
+    ) -> Result<Demand, moefold_executor::error::Error> {
+        let context = self.measured.unwrap_or(ASSUMED_OVERHEAD);
+        Ok(Demand {
+            sharing,
+            room: room(planned, &self.plan.model, &self.plan.request.batch)?,
+            // Ranks that share a context each give the matrix library a workspace.
+            beside: context + WORKSPACE * u64::from(sharing - 1),
+            communicators: if self.apart {
+                communicators(planned)
+            } else {
+                Bytes::ZERO
+            },
+        })
+    }
+
+    fn has_room(&self, gpu: &Gpu, demand: &Demand) -> Result<(), Failure> {
+        let (Some(free), Some(memory)) = (gpu.free(), gpu.memory) else {
+            return Ok(());
+        };
+        let needed = demand.total();
+        if needed <= free {
+            return Ok(());
+        }
+        let source = match self.measured {
+            Some(_) => "as the plan's profile measured",
+            None => "as is assumed where no profile says",
+        };
+        let nccl = match demand.communicators {
+            Bytes::ZERO => String::new(),
+            bytes => format!(", {bytes} for NCCL"),
+        };
+        Err(Failure::Request(anyhow!(
+            "the plan needs {needed} on GPU {} ({}), which has {free} free of {memory}: {} in tensors and \
+             room between them, {} for the context and libraries, {source}{nccl}; {}",
+            gpu.ordinal,
+            gpu.name,
+            demand.ranks(),
+            demand.beside,
+            self.what_fits(free, demand.sharing)
+        )))
+    }
+
+    /// What of the same job has room: a smaller microbatch, another layout of as many ranks, fewer
+    /// ranks on the GPU, more GPUs.
+    fn what_fits(&self, free: Bytes, sharing: u32) -> String {
+        let (plan, ranks) = (self.plan, self.plan.request.gpus);
+        let needed = |planned: &PlannedLayout, sharing: u32| {
+            let demand = self.demand(planned, sharing).ok()?;
+            (demand.total() <= free).then(|| demand.total())
+        };
+        let mut degrees = pins(&plan.planned);
+        for mbs in (1..plan.planned.layout.mbs).rev() {
+            degrees.mbs = Some(mbs);
+            let found = self.least(ranks, degrees);
+            if let Some(needed) = found.and_then(|planned| needed(&planned, sharing)) {
+                return format!(
+                    "what fits: the same layout with --layout {degrees} takes {needed}"
+                );
+            }
+        }
+        let free_choice = PartialDegrees::default();
+        let other = self.least(ranks, free_choice);
+        if let Some(planned) = &other
+            && let Some(needed) = needed(planned, sharing)
+        {
+            return format!("what fits: --layout {} takes {needed}", pins(planned));
+        }
+        if ranks > 1
+            && sharing > 1
+            && let Some(planned) = self.least(1, free_choice)
+            && let Some(needed) = needed(&planned, 1)
+        {
+            return format!("what fits: one rank (plan --gpus 1) takes {needed}");
+        }
+        self.more_gpus(free, sharing)
+    }
+
+    /// How many GPUs would do, a rank each.
+    fn more_gpus(&self, free: Bytes, sharing: u32) -> String {
+        let ranks = self.plan.request.gpus;
+        let first = if sharing > 1 { ranks } else { 2 * ranks };
+        let counts = std::iter::successors(Some(first), |gpus| Some(2 * gpus));
+        // Ranks with a GPU each are processes, which NCCL connects.
+        let apart = Self {
+            plan: self.plan,
+            cluster: self.cluster.clone(),
+            apart: true,
+            measured: self.measured,
+        };
+        for more in counts.take_while(|&more| more <= MOST_GPUS) {
+            let Some(planned) = self.least(more, PartialDegrees::default()) else {
+                continue;
+            };
+            let Ok(demand) = apart.demand(&planned, 1) else {
+                continue;
+            };
+            if demand.total() > free {
+                continue;
+            }
+            let none = match ranks {
+                1 => "no layout of one rank fits".to_owned(),
+                _ if sharing > 1 => format!("no layout of {ranks} ranks fits on one GPU"),
+                _ => format!("no layout of {ranks} ranks fits"),
+            };
+            return format!(
+                "{none}; {more} such GPUs, a rank each, would do (--layout {}, {} a rank)",
+                pins(&planned),
+                demand.total()
+            );
+        }
+        "no layout fits, with shorter sequences or fewer layers one might".to_owned()
+    }
+}
+
+/// Of what the planner predicts without a profile, the part of NCCL.
+fn communicators(planned: &PlannedLayout) -> Bytes {
+    less(overhead(planned), ASSUMED_OVERHEAD)
+}
+
+fn less(from: Bytes, part: Bytes) -> Bytes {
+    Bytes(from.0.saturating_sub(part.0))
+}
+
+/// Predicted bytes beside tensors.
+fn overhead(planned: &PlannedLayout) -> Bytes {
+    Bytes((planned.predicted.memory_gib.overhead * GIB as f64).round() as u64)
 }
 
 /// The degrees of a plan, all pinned.
@@ -101,79 +311,6 @@ fn pins(planned: &PlannedLayout) -> PartialDegrees {
         mbs: Some(layout.mbs),
         ..PartialDegrees::default()
     }
-}
-
-/// The layout of least memory on `ranks` ranks under these pins, for this executor.
-fn least(plan: &Plan, ranks: u32, pins: PartialDegrees) -> Option<PlannedLayout> {
-    let options = SearchOptions {
-        precision: plan.planned.precision,
-        optimizer: plan.planned.optimizer,
-        objective: Objective::Memory,
-        pins,
-        top: 1,
-        ..SearchOptions::new(plan.request.batch, StackName::Moefold)
-    };
-    let mut cluster = plan.cluster.clone();
-    cluster.num_gpus = None;
-    // What is asked is how much, not whether.
-    cluster.gpu.memory_gib = 1e9;
-    let costs = Costs::for_cluster(&cluster, &[]);
-    let found = search::plan(&plan.model, &cluster, ranks, &options, &costs).ok()?;
-    found.plans.into_iter().next()
-}
-
-/// What of the same job has room: a smaller microbatch, another layout of as many ranks, fewer ranks
-/// on the GPU, more GPUs.
-fn what_fits(plan: &Plan, free: Bytes, sharing: u32) -> String {
-    let ranks = plan.request.gpus;
-    let room = |sharing: u32, planned: &PlannedLayout| {
-        let needed = allocated(planned) * u64::from(sharing) + beside(sharing);
-        (needed <= free).then_some(needed)
-    };
-    let mut degrees = pins(&plan.planned);
-    for mbs in (1..plan.planned.layout.mbs).rev() {
-        degrees.mbs = Some(mbs);
-        let found = least(plan, ranks, degrees);
-        if let Some(needed) = found.and_then(|planned| room(sharing, &planned)) {
-            return format!("what fits: the same layout with --layout {degrees} takes {needed}");
-        }
-    }
-    let free_choice = PartialDegrees::default();
-    let other = least(plan, ranks, free_choice);
-    if let Some(planned) = &other
-        && let Some(needed) = room(sharing, planned)
-    {
-        return format!("what fits: --layout {} takes {needed}", pins(planned));
-    }
-    if ranks > 1
-        && sharing > 1
-        && let Some(planned) = least(plan, 1, free_choice)
-        && let Some(needed) = room(1, &planned)
-    {
-        return format!("what fits: one rank (plan --gpus 1) takes {needed}");
-    }
-    let first = if sharing > 1 { ranks } else { 2 * ranks };
-    for more in std::iter::successors(Some(first), |gpus| Some(2 * gpus)) {
-        if more > MOST_GPUS {
-            break;
-        }
-        let Some(planned) = least(plan, more, free_choice) else {
-            continue;
-        };
-        if room(1, &planned).is_some() {
-            let none = match ranks {
-                1 => "no layout of one rank fits".to_owned(),
-                _ if sharing > 1 => format!("no layout of {ranks} ranks fits on one GPU"),
-                _ => format!("no layout of {ranks} ranks fits"),
-            };
-            return format!(
-                "{none}; {more} such GPUs, a rank each, would do (--layout {}, {} of tensors a rank)",
-                pins(&planned),
-                allocated(&planned)
-            );
-        }
-    }
-    "no layout fits, with shorter sequences or fewer layers one might".to_owned()
 }
 
 /// Where looking for enough GPUs ends.
