@@ -332,6 +332,33 @@ fn what_was_sent_is_written_again_only_when_all_have_read_it() {
 /// Collectives on a device leave its account and the memory it holds as they are, and the host reads
 /// nothing.
 #[test]
+fn who_waits_for_a_message_goes_on_with_what_is_in_flight() {
+    for kind in kinds() {
+        World::threads(2)
+            .deadline(Duration::from_secs(10))
+            .run(|rank| {
+                let device = kind.open();
+                let group = rank.communicator("all", &[0, 1]);
+                let sum = tensor(&device, &data(rank.rank(), 6));
+                let pending = group.start_all_reduce(&sum)?;
+                // Rank 1 says nothing before the sum is there, which takes rank 0 too.
+                if rank.rank() == 0 {
+                    rank.receive(1)?;
+                    pending.wait()?;
+                } else {
+                    pending.wait()?;
+                    rank.send_first(Payload::U64(vec![1]))?;
+                }
+                let parts = [0, 1].map(|rank| stored(&device, &data(rank, 6)));
+                let expected = sum_in_rank_order(&parts);
+                assert_eq!(sum.to_f32(), stored(&device, &expected), "{kind:?}");
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+    }
+}
+
+#[test]
 fn collectives_on_a_device_take_no_memory_and_no_read_by_the_host() {
     for kind in kinds().into_iter().filter(|&kind| kind != Kind::Cpu) {
         let run = World::threads(4).run(|rank| {

@@ -63,7 +63,12 @@ impl Threads {
     }
 
     /// Posts this member's part of the group's next collective.
-    fn post(&self, call: Call, data: Payload, rows: Vec<usize>) -> Result<Started, TransportError> {
+    pub(super) fn post(
+        &self,
+        call: Call,
+        data: Payload,
+        rows: Vec<usize>,
+    ) -> Result<Started, TransportError> {
         let sequence = self.next.get();
         self.next.set(sequence + 1);
         let started = Started {
@@ -187,7 +192,7 @@ impl Transport for Threads {
 
 /// A collective that this member has posted its part of.
 #[derive(Debug)]
-struct Started {
+pub(super) struct Started {
     mail: Rc<dyn Mail>,
     group: Arc<Group>,
     member: usize,
@@ -211,7 +216,7 @@ impl Started {
     }
 
     /// All members' posts; what it takes until the last is there counts as waiting.
-    fn collect(&self) -> Result<Collected, TransportError> {
+    pub(super) fn collect(&self) -> Result<Collected, TransportError> {
         let begun = Instant::now();
         let collected = if self.flights.is_empty() {
             self.mail
@@ -236,6 +241,11 @@ impl Started {
             }
             self.mail.shared().listen(heard, waited);
         }
+    }
+
+    /// Drops what is left of it where not all members collect.
+    pub(super) fn forget(&self) {
+        self.mail.forget(&self.group, self.sequence);
     }
 
     /// All members' posts of one meeting, if they are there.

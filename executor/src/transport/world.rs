@@ -17,12 +17,12 @@ use moefold_kernels::{Device, DeviceError};
 
 use super::launched::Launched;
 use super::mail::Mail;
-use super::mailbox::{Call, Group, GroupKey, Mailbox, Payload, Post};
+use super::mailbox::{Call, GroupKey, Mailbox, Payload};
 use super::nccl::{Broken, Gpus, Ring};
 use super::recording::{CallLog, Recording};
 use super::remote::Remote;
 use super::rendezvous::{self, Server};
-use super::threads::{Flights, Threads};
+use super::threads::{Flights, Started, Threads};
 use super::{CarriedLog, Communicator, Transport, TransportError};
 use crate::error::Error;
 use crate::record::Recorder;
@@ -211,7 +211,7 @@ impl World {
             last_call: Rc::default(),
             waited_ns: Rc::default(),
             flights: Flights::default(),
-            sent: Rc::default(),
+            to_first: Rc::default(),
             gpus: Gpu::None,
             log: None,
             carried: None,
@@ -307,8 +307,8 @@ pub struct RankContext {
     last_call: Rc<RefCell<Option<String>>>,
     waited_ns: Rc<Cell<u64>>,
     flights: Flights,
-    /// Messages to rank 0 so far, by their sender.
-    sent: Rc<RefCell<HashMap<u32, u64>>>,
+    /// The ends of messages to rank 0 that this rank has, by the sender.
+    to_first: Rc<RefCell<HashMap<u32, Threads>>>,
     pub(super) gpus: Gpu,
     log: Option<CallLog>,
     carried: Option<CarriedLog>,
@@ -463,52 +463,39 @@ impl RankContext {
     /// Sends rank 0 a message, which it takes by [`RankContext::receive`]; does not wait for it.
     pub(crate) fn send_first(&self, message: Payload) -> Result<(), TransportError> {
         assert!(self.rank() > 0, "rank 0 sends itself nothing");
-        self.exchange_first(self.rank(), 1, message)?;
-        Ok(())
+        self.post_to_first(self.rank(), message).map(drop)
     }
 
     /// The next message of `rank` to rank 0, which the caller is.
     pub(crate) fn receive(&self, rank: u32) -> Result<Payload, TransportError> {
-        let (group, sequence, call) = self.exchange_first(rank, 0, Payload::U64(Vec::new()))?;
-        let collected = self.mail.collect(&group, sequence, 0, &call)?;
-        self.mail.forget(&group, sequence);
+        let begun = self.post_to_first(rank, Payload::U64(Vec::new()))?;
+        let collected = begun.collect()?;
+        begun.forget();
         Ok(collected.posts[1].data.clone())
     }
 
-    /// Posts one side's part of the next message of `rank` to rank 0.
-    fn exchange_first(
-        &self,
-        rank: u32,
-        member: usize,
-        data: Payload,
-    ) -> Result<(Arc<Group>, u64, Call), TransportError> {
-        let key = GroupKey {
-            name: TO_FIRST.to_owned(),
-            ranks: vec![0, rank],
-            instance: 0,
-        };
-        let group = self.mail.group(&key);
-        let mut sent = self.sent.borrow_mut();
-        let next = sent.entry(rank).or_default();
-        let sequence = *next;
-        *next += 1;
+    /// Posts the caller's part of the next message of `rank` to rank 0.
+    fn post_to_first(&self, rank: u32, data: Payload) -> Result<Started, TransportError> {
+        let mut lines = self.to_first.borrow_mut();
+        let line = lines.entry(rank).or_insert_with(|| {
+            let key = GroupKey {
+                name: TO_FIRST.to_owned(),
+                ranks: vec![0, rank],
+                instance: 0,
+            };
+            self.threads(&key, usize::from(self.rank() > 0))
+        });
         let call = Call {
             what: TO_FIRST,
             element: "u64",
             size: 0,
             root: 0,
         };
-        let post = Post {
-            call: call.clone(),
-            data,
-            rows: Vec::new(),
-        };
-        self.mail.post(&group, sequence, member, post)?;
-        Ok((group, sequence, call))
+        line.post(call, data, Vec::new())
     }
 
-    /// The same rank with communicators that note in `log` when its device did each collective, for who
-    /// takes what is there.
+    /// The same rank with communicators that note in `log` when its device did each collective; whoever
+    /// holds the log may take the notes out of it at any time.
     #[must_use]
     pub(crate) fn noting(&self, log: &CarriedLog) -> Self {
         Self {
