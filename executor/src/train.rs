@@ -221,7 +221,7 @@ fn begin(
             seed: options.seed,
             std: model.initializer_range,
         },
-        Init::HuggingFace(folder) => Source::checkpoint(folder, &global_tensors(model))?,
+        Init::HuggingFace(folder) => Source::hugging_face(folder, &global_tensors(model))?,
         Init::Resume(from) => Source::Saved(Box::new(Saved::open(&from.checkpoint, model)?)),
     };
     if weights.saved().is_none() && options.save.is_none() {

@@ -6,8 +6,8 @@
 //! Hugging Face checkpoints name them, one per expert; other spellings are the checkpoint reader's
 //! business.
 
-mod checkpoint;
 mod config;
+mod hugging_face;
 mod random;
 mod save;
 pub(crate) mod stored;
@@ -15,8 +15,8 @@ pub(crate) mod stored;
 use std::ops::Range;
 use std::path::Path;
 
-pub use checkpoint::Checkpoint;
 pub use config::hf_config;
+pub use hugging_face::HuggingFace;
 pub use save::Collector;
 use serde::{Deserialize, Serialize};
 
@@ -168,29 +168,29 @@ pub enum Source {
         std: f64,
     },
     /// A Hugging Face checkpoint.
-    Checkpoint(Checkpoint),
+    HuggingFace(HuggingFace),
     /// A checkpoint of a run.
     Saved(Box<Saved>),
 }
 
 impl Source {
     /// A Hugging Face folder, whose tensors must be exactly `expected`.
-    pub fn checkpoint(dir: &Path, expected: &[GlobalTensor]) -> Result<Self, Error> {
-        Checkpoint::open(dir, expected).map(Self::Checkpoint)
+    pub fn hugging_face(dir: &Path, expected: &[GlobalTensor]) -> Result<Self, Error> {
+        HuggingFace::open(dir, expected).map(Self::HuggingFace)
     }
 
     /// The run's checkpoint, where that is what it is.
     pub(crate) fn saved(&self) -> Option<&Saved> {
         match self {
             Self::Saved(saved) => Some(saved),
-            Self::Random { .. } | Self::Checkpoint(_) => None,
+            Self::Random { .. } | Self::HuggingFace(_) => None,
         }
     }
 
     /// The values of a region, row by row.
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
         match self {
-            Self::Checkpoint(checkpoint) => checkpoint.read(region),
+            Self::HuggingFace(folder) => folder.read(region),
             Self::Saved(saved) => saved.read(State::Master, region),
             Self::Random { .. } if matches!(region.tensor.rsplit_once('.'), Some((_, "bias"))) => {
                 Ok(vec![0.0; region.len()])

@@ -148,7 +148,7 @@ mod tests {
         let dir = folder.path().join("new/folder");
         let config = serde_json::json!({"model_type": "none"});
         collector.save(&dir, &config).expect("saves");
-        let saved = Source::checkpoint(&dir, &tensors).expect("complete");
+        let saved = Source::hugging_face(&dir, &tensors).expect("complete");
         assert_eq!(saved.read(&matrix.whole()).expect("reads"), expected);
         assert_eq!(saved.read(&norm.whole()).expect("reads"), [1.0, 2.0, 3.0]);
         assert!(dir.join("config.json").is_file());

@@ -145,7 +145,7 @@ impl Fixture {
     pub(crate) fn weights(&self) -> Source {
         match &self.folder {
             Some(folder) => {
-                Source::checkpoint(folder, &global_tensors(&self.model)).expect("the checkpoint")
+                Source::hugging_face(folder, &global_tensors(&self.model)).expect("the checkpoint")
             }
             None => Source::Random {
                 seed: 1,

@@ -27,7 +27,7 @@ const NAMED_MAX: usize = 6;
 
 /// An open checkpoint, proven to hold a model's tensors.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct HuggingFace {
     files: Vec<(PathBuf, File)>,
     places: BTreeMap<String, Place>,
 }
@@ -46,7 +46,7 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Checkpoint {
+impl HuggingFace {
     /// Opens the folder `dir` and checks that it holds exactly the tensors `expected`.
     pub fn open(dir: &Path, expected: &[GlobalTensor]) -> Result<Self, Error> {
         let mut files = Vec::new();
@@ -329,7 +329,7 @@ mod tests {
             tensor("b", &[3]),
             tensor("h", &[2, 2]),
         ];
-        let checkpoint = Checkpoint::open(folder.path(), &expected).expect("complete");
+        let checkpoint = HuggingFace::open(folder.path(), &expected).expect("complete");
         let read = |region: &Region<'_>| checkpoint.read(region).expect("reads");
         let part = Region {
             rows: 1..3,
@@ -388,7 +388,7 @@ mod tests {
                 ),
             ],
         );
-        let checkpoint = Checkpoint::open(fused.path(), &expected).expect("complete");
+        let checkpoint = HuggingFace::open(fused.path(), &expected).expect("complete");
         let read = |t: &GlobalTensor| checkpoint.read(&t.whole()).expect("reads");
         let [gate, up, down] = names(1);
         assert_eq!(read(&gate), [12.0, 13.0, 14.0, 15.0, 16.0, 17.0]);
@@ -406,7 +406,7 @@ mod tests {
             .filter(|t| !t.name.contains("experts.1"))
             .cloned()
             .collect();
-        let refused = Checkpoint::open(fused.path(), &fewer).expect_err("one expert too many");
+        let refused = HuggingFace::open(fused.path(), &fewer).expect_err("one expert too many");
         let text = refused.to_string();
         assert!(
             text.contains("gate_up_proj is [2, 6, 2], expected [1, 6, 2]"),
@@ -431,7 +431,7 @@ mod tests {
         let index = serde_json::json!({"metadata": {}, "weight_map": map});
         let path = split.path().join("model.safetensors.index.json");
         std::fs::write(path, index.to_string()).expect("writes");
-        let checkpoint = Checkpoint::open(split.path(), &expected).expect("complete");
+        let checkpoint = HuggingFace::open(split.path(), &expected).expect("complete");
         let up = checkpoint.read(&names(1)[1].whole()).expect("reads");
         assert_eq!(up, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     }
@@ -451,7 +451,7 @@ mod tests {
         );
         let mut expected = vec![tensor("a", &[2]), tensor("b", &[3, 2]), tensor("c", &[1])];
         expected.extend((0..8).map(|i| tensor(&format!("m{i}"), &[1])));
-        let error = Checkpoint::open(folder.path(), &expected).expect_err("incomplete");
+        let error = HuggingFace::open(folder.path(), &expected).expect_err("incomplete");
         let text = error.to_string();
         assert!(
             text.ends_with(
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn damaged_files_are_refused_by_name() {
         let folder = folder();
-        let none = Checkpoint::open(folder.path(), &[]).expect_err("empty");
+        let none = HuggingFace::open(folder.path(), &[]).expect_err("empty");
         assert!(
             none.to_string().contains("neither model.safetensors nor"),
             "{none}"
@@ -478,7 +478,7 @@ mod tests {
         let whole = std::fs::read(&path).expect("there");
         let check = |bytes: &[u8], expected: &str| {
             std::fs::write(&path, bytes).expect("writes");
-            let text = Checkpoint::open(folder.path(), &[])
+            let text = HuggingFace::open(folder.path(), &[])
                 .expect_err("refused")
                 .to_string();
             assert!(
