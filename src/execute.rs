@@ -91,6 +91,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         trained.weights.save(folder, &config).map_err(failure)?;
     }
     let (summary, checkpoint) = (&trained.summary, trained.checkpoints.last());
+    for why in checkpoint.iter().flat_map(|saved| &saved.not_removed) {
+        output.note(why)?;
+    }
     output.answer(
         &Answer {
             run_dir: &dir,

@@ -242,22 +242,29 @@ fn oracle_a_run_that_is_killed_again_and_again_equals_one_that_is_not() {
 #[test]
 fn without_room_on_the_disk_the_run_ends_with_what_was_to_be_written() {
     let bench = Bench::new(&[FOLDED]);
-    let execute = bench.execute("4", "run", &["--steps", "4", "--save-every", "2"]);
-    // No file may be longer than 64 KiB, and a write beyond that is an error, not a signal.
-    let mut limited = Command::new("sh");
-    limited
-        .args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""])
-        .arg(execute.get_program())
-        .args(execute.get_args());
-    let (code, _, errors) = run(&mut limited);
-    assert_eq!(code, 1, "{errors}");
-    assert!(
-        errors.contains("step-2.partial/rank-")
-            && errors.contains("could not write the checkpoint"),
-        "{errors}"
-    );
-    assert_eq!(bench.checkpoints("run"), [""; 0], "nothing is half written");
-    assert_eq!(bench.steps("run").len(), 2);
+    for launch in ["threads", "processes"] {
+        let arguments = ["--steps", "4", "--save-every", "2", "--launch", launch];
+        let execute = bench.execute("4", launch, &arguments);
+        // No file may be longer than 64 KiB, and a write beyond that is an error, not a signal.
+        let mut limited = Command::new("sh");
+        limited
+            .args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""])
+            .arg(execute.get_program())
+            .args(execute.get_args());
+        let (code, _, errors) = run(&mut limited);
+        assert_eq!(code, 1, "{launch}: {errors}");
+        assert!(
+            errors.contains("step-2.partial/rank-")
+                && errors.contains("could not write the checkpoint"),
+            "{launch}: {errors}"
+        );
+        assert_eq!(
+            bench.checkpoints(launch),
+            [""; 0],
+            "nothing is half written"
+        );
+        assert_eq!(bench.steps(launch).len(), 2);
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod tests;
 mod write;
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::layout::Batch;
@@ -53,12 +54,10 @@ pub struct Index {
     pub version: u32,
     /// Steps taken.
     pub step: u64,
-    /// Samples used up: where in the data the next step begins.
-    pub samples: u64,
     /// How it was trained.
     pub course: Course,
-    /// The model, as in a plan; its name says nothing.
-    pub model: Value,
+    /// The model, as in a plan.
+    pub model: Model,
     /// A file of every rank, in rank order.
     pub files: Vec<ShardFile>,
 }
@@ -132,10 +131,19 @@ impl Course {
 impl Index {
     /// Reads the index of the checkpoint in `dir`.
     pub fn load(dir: &Path) -> Result<Self, Error> {
+        Ok(Self::look(dir)?)
+    }
+
+    /// The same, telling what is not complete from what is.
+    fn look(dir: &Path) -> Result<Self, Flaw> {
         let path = dir.join(INDEX);
-        let text = fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let text = fs::read(&path).map_err(Flaw::read(&path, "read"))?;
         let bad = |error: serde_json::Error| {
-            Error::malformed(&path, format!("is no index of a checkpoint: {error}"))
+            let why = format!("is no index of a checkpoint: {error}");
+            if error.is_eof() {
+                return Flaw::incomplete(&path, why);
+            }
+            Flaw::Other(Error::malformed(&path, why))
         };
         let value: Value = serde_json::from_slice(&text).map_err(bad)?;
         let version = &value["version"];
@@ -144,7 +152,7 @@ impl Index {
                 "has version {version}, this program reads {CHECKPOINT_VERSION}: resume with the \
                  program that wrote it"
             );
-            return Err(Error::malformed(&path, reason));
+            return Err(Flaw::Other(Error::malformed(&path, reason)));
         }
         let index: Self = serde_json::from_value(value).map_err(bad)?;
         let strange = index.files.iter().find(|file| file.name.contains('/'));
@@ -152,7 +160,7 @@ impl Index {
             None => Ok(index),
             Some(file) => {
                 let reason = format!("names the file {:?}; expected files beside it", file.name);
-                Err(Error::malformed(&path, reason))
+                Err(Flaw::Other(Error::malformed(&path, reason)))
             }
         }
     }
@@ -163,18 +171,13 @@ impl Index {
     }
 
     /// Refuses a checkpoint in `dir` of which a file is missing or is not as long as it was written.
-    fn check_files(&self, dir: &Path) -> Result<(), Error> {
+    fn check_files(&self, dir: &Path) -> Result<(), Flaw> {
         for file in &self.files {
             let path = dir.join(&file.name);
-            let found = match fs::metadata(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return Err(Error::malformed(path, "is missing from its checkpoint"));
-                }
-                found => found.map_err(Error::io(&path, "measure"))?.len(),
-            };
-            if found != file.bytes {
-                let reason = format!("holds {found} bytes; {} were written", file.bytes);
-                return Err(Error::malformed(path, reason));
+            let found = fs::metadata(&path).map_err(Flaw::read(&path, "measure"))?;
+            if found.len() != file.bytes {
+                let why = format!("holds {} bytes; {} were written", found.len(), file.bytes);
+                return Err(Flaw::incomplete(path, why));
             }
         }
         Ok(())
@@ -207,6 +210,41 @@ impl Index {
     }
 }
 
+/// Why a checkpoint cannot be used.
+#[derive(Debug)]
+enum Flaw {
+    /// Part of it is not there: it was stopped while it was written, copied or removed.
+    Incomplete { path: PathBuf, why: String },
+    /// Anything else, which an older checkpoint would not mend.
+    Other(Error),
+}
+
+impl Flaw {
+    fn incomplete(path: impl AsRef<Path>, why: impl Into<String>) -> Self {
+        Self::Incomplete {
+            path: path.as_ref().to_owned(),
+            why: why.into(),
+        }
+    }
+
+    /// What a failure to read a file of a checkpoint says of it.
+    fn read(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| match cause.kind() {
+            io::ErrorKind::NotFound => Self::incomplete(path, "is missing from its checkpoint"),
+            _ => Self::Other(Error::io(path, action)(cause)),
+        }
+    }
+}
+
+impl From<Flaw> for Error {
+    fn from(flaw: Flaw) -> Self {
+        match flaw {
+            Flaw::Incomplete { path, why } => Self::malformed(path, why),
+            Flaw::Other(error) => error,
+        }
+    }
+}
+
 /// Whether rectangles, ordered by their first rows, tile a tensor.
 fn check_tiles(rectangles: &[&Rectangle], tensor: &GlobalTensor) -> Result<(), &'static str> {
     let [rows, cols] = tensor.matrix();
@@ -231,12 +269,13 @@ fn check_tiles(rectangles: &[&Rectangle], tensor: &GlobalTensor) -> Result<(), &
     }
 }
 
-/// The model as a checkpoint describes it.
+/// A model by what decides how it trains on.
 fn describe(model: &Model) -> Value {
+    // What it is called, what lengths it is meant for, and how its weights were first drawn.
+    const OTHER: [&str; 3] = ["name", "max_position", "initializer_range"];
     let mut value = serde_json::to_value(model).expect("a model is plain data");
     if let Some(keys) = value.as_object_mut() {
-        // The same model has the names of the files that it was read from.
-        keys.remove("name");
+        keys.retain(|key, _| !OTHER.contains(&key.as_str()));
     }
     value
 }
@@ -280,7 +319,8 @@ pub struct Found {
     pub passed_over: Vec<String>,
 }
 
-/// The checkpoint at `path`, or the newest complete one of the run there.
+/// The checkpoint at `path`, or the newest complete one of the run there. Only what is not complete is
+/// passed over: steps that are saved, and cannot be read just now, are not lost without a word.
 pub fn find(path: &Path) -> Result<Found, Error> {
     if path.join(INDEX).is_file() {
         return Ok(Found {
@@ -303,9 +343,19 @@ pub fn find(path: &Path) -> Result<Found, Error> {
     }
     let mut passed_over = Vec::new();
     for (step, dir) in complete(&folder)?.into_iter().rev() {
-        let index = Index::load(&dir);
-        match index.and_then(|index| index.check_files(&dir)) {
-            Ok(()) => {
+        let looked = Index::look(&dir).and_then(|index| {
+            index.check_files(&dir)?;
+            Ok(index.step)
+        });
+        match looked {
+            Ok(found) if found != step => {
+                let reason = format!(
+                    "is of step {found}, in a folder named after step {step}: give that folder its name \
+                     back, or name the one to --resume"
+                );
+                return Err(Error::malformed(dir.join(INDEX), reason));
+            }
+            Ok(step) => {
                 return Ok(Found {
                     resumed: Resumed {
                         checkpoint: dir,
@@ -314,7 +364,11 @@ pub fn find(path: &Path) -> Result<Found, Error> {
                     passed_over,
                 });
             }
-            Err(error) => passed_over.push(format!("{} is not complete: {error}", dir.display())),
+            Err(Flaw::Incomplete { path, why }) => {
+                let file = path.display();
+                passed_over.push(format!("{} is not complete: {file}: {why}", dir.display()));
+            }
+            Err(Flaw::Other(error)) => return Err(error),
         }
     }
     let why = passed_over.join("; ");

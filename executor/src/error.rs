@@ -73,10 +73,11 @@ pub enum Error {
         /// What the system said.
         cause: std::io::Error,
     },
-    /// A file of a checkpoint could not be written; what was there of it is removed.
+    /// A rank's file of a checkpoint could not be written. Every rank removes what it wrote of that
+    /// checkpoint, unless it is killed before it can.
     #[error(
-        "{}: could not write the checkpoint, of which this file takes {mib:.1} MiB: {cause}; with room \
-         for it, --resume goes on from the checkpoint before",
+        "{}: could not write the checkpoint, of which this rank's part takes {mib:.1} MiB: {cause}; once \
+         it can be written, --resume goes on from the last complete one, if any",
         path.display()
     )]
     Save {

@@ -18,6 +18,7 @@ use crate::model::{Family, Parameter, Shard, Slice, Spread};
 use crate::rank::Context;
 use crate::store::Store;
 use crate::transport::{Communicator, Pending};
+use crate::weights::Region;
 
 /// Constants of AdamW (decoupled weight decay, arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,6 +75,34 @@ pub struct ZeroAdam {
     options: AdamOptions,
     families: Vec<FamilyShard>,
     steps: u64,
+}
+
+/// Some elements of a slice, whose states rest here one after the other.
+#[derive(Debug)]
+pub(crate) struct Owned<'a> {
+    optimizer: &'a ZeroAdam,
+    parameter: &'a Parameter,
+    slice: &'a Slice,
+    elements: Range<usize>,
+}
+
+impl<'a> Owned<'a> {
+    /// Elements.
+    pub(crate) fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// The rectangles that they form, in order.
+    pub(crate) fn regions(&self) -> Vec<Region<'a>> {
+        self.slice.region().parts(self.elements.clone())
+    }
+
+    /// A state of theirs, in order.
+    pub(crate) fn state(&self, state: State) -> Tensor {
+        let found = self.optimizer.state(state, self.parameter, self.slice);
+        let (_, values) = found.expect("moments are where masters are");
+        values
+    }
 }
 
 /// The part of one family that this rank updates.
@@ -133,6 +162,23 @@ impl ZeroAdam {
     /// The masters here of a slice of a parameter, with which of its elements they are, row by row.
     pub fn masters(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
         self.state(State::Master, parameter, slice)
+    }
+
+    /// What this rank alone saves of `shard`: what it updates, and of what TP ranks hold in common the
+    /// part that it counts.
+    pub(crate) fn owned<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = Owned<'a>> {
+        let counted = shard.parameters.iter().filter(|p| p.counted);
+        let slices =
+            counted.flat_map(|parameter| parameter.slices.iter().map(move |s| (parameter, s)));
+        slices.filter_map(|(parameter, slice)| {
+            let (elements, _) = self.masters(parameter, slice)?;
+            Some(Owned {
+                optimizer: self,
+                parameter,
+                slice,
+                elements,
+            })
+        })
     }
 
     /// A state here of a slice of a parameter, with which of its elements it is of, row by row.

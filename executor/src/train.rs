@@ -25,7 +25,7 @@ use crate::gather::{self, Put, RankRecord};
 use crate::lr::LearningRate;
 use crate::model::{Holding, Shard, global_tensors};
 use crate::moe::router::AuxLoss;
-use crate::optimizer::{AdamOptions, ZeroAdam};
+use crate::optimizer::{AdamOptions, State, ZeroAdam};
 use crate::rank::Context;
 use crate::run::{rank_peak, summarize};
 use crate::stage::StageModel;
@@ -352,21 +352,13 @@ impl Trainer {
 
     /// Hands over what this rank is the master of, in f32, part by part.
     pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
-        let Stepper {
-            store, optimizer, ..
-        } = &self.stepper;
-        for parameter in store.shard.parameters.iter().filter(|p| p.counted) {
-            for slice in &parameter.slices {
-                let Some((elements, masters)) = optimizer.masters(parameter, slice) else {
-                    continue;
-                };
-                let values = masters.to_f32();
-                let mut values = values.as_slice();
-                for part in slice.region().parts(elements) {
-                    let (own, rest) = values.split_at(part.len());
-                    put(&part, own)?;
-                    values = rest;
-                }
+        for owned in self.stepper.optimizer.owned(&self.stepper.store.shard) {
+            let values = owned.state(State::Master).to_f32();
+            let mut values = values.as_slice();
+            for part in owned.regions() {
+                let (own, rest) = values.split_at(part.len());
+                put(&part, own)?;
+                values = rest;
             }
         }
         Ok(())

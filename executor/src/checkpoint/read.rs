@@ -1,4 +1,7 @@
-//! [`Saved`]: an open checkpoint, read rectangle by rectangle.
+//! [`Saved`]: a checkpoint, read rectangle by rectangle.
+//!
+//! Its files are open only while something is read from them: every rank of a run knows all of them, and
+//! there may be more than a process may have open.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +28,7 @@ pub struct Saved {
     dir: PathBuf,
     index: Index,
     /// The files, as the index lists them.
-    files: Vec<(PathBuf, File)>,
+    files: Vec<PathBuf>,
     /// By tensor.
     pieces: BTreeMap<String, Vec<Piece>>,
 }
@@ -43,7 +46,8 @@ impl Saved {
     /// Opens the checkpoint in `dir`, which must be of `model`.
     pub fn open(dir: &Path, model: &Model) -> Result<Self, Error> {
         let index = Index::load(dir)?;
-        let of_model = differences(&index.model, &describe(model));
+        let [saved, now] = [&index.model, model].map(describe);
+        let of_model = differences(&saved, &now);
         if !of_model.is_empty() {
             return Err(Error::Request(format!(
                 "{}: is a checkpoint of another model than {}: {}",
@@ -68,7 +72,7 @@ impl Saved {
                 let of_tensor = pieces.entry(rectangle.tensor.clone()).or_default();
                 of_tensor.push(piece);
             }
-            files.push((path, file));
+            files.push(path);
         }
         Ok(Self {
             dir: dir.to_owned(),
@@ -131,7 +135,7 @@ impl Saved {
     }
 
     fn verify_file(&self, number: usize) -> Result<(), Error> {
-        let path = &self.files[number].0;
+        let path = &self.files[number];
         let mut file = File::open(path).map_err(Error::io(path, "open"))?;
         let mut hash = blake3::Hasher::new();
         let mut buffer = vec![0; 1 << 20];
@@ -163,7 +167,8 @@ impl Saved {
                 continue;
             }
             // Whole rows of the piece: its columns lie next to each other.
-            let (path, file) = &self.files[piece.file];
+            let path = &self.files[piece.file];
+            let file = File::open(path).map_err(Error::io(path, "open"))?;
             let mut bytes = vec![0; rows.len() * of.cols.len() * size_of::<f32>()];
             let skipped = (rows.start - of.rows.start) * of.cols.len() * size_of::<f32>();
             let at = piece.at[state as usize] + skipped as u64;

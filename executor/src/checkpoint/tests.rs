@@ -322,25 +322,34 @@ fn each_state(
     }
 }
 
-/// Saves states that say what they are of under one layout.
-fn save_marked(bench: &Bench, degrees: [u32; 5], run_dir: &Path, step: u64) {
+/// Saves states that say what they are of under one layout; what every rank is told.
+fn save_marked(
+    bench: &Bench,
+    degrees: [u32; 5],
+    run_dir: &Path,
+    step: u64,
+) -> Result<Vec<Written>, Error> {
     let layout = bench.layout(degrees);
     let options = bench.saving(1, run_dir);
     let weights = Source::Random { seed: 1, std: 0.1 };
     let course = Course::of(&options, &bench.batch, &bench.samples).expect("reads");
-    World::threads(layout.gpus())
-        .run(|rank| {
-            let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
-            let world = cx.world.clone();
-            let trainer = Trainer::new(cx, &bench.model, SEQ_LEN, &options, &weights)?;
-            each_state(&trainer, |state, region, tensor| {
-                tensor.copy_from_f32(&values_of(state, region));
-            });
-            let saver = Saver::of(rank, &world, &options, &bench.model, Some(&course))?;
-            let saver = saver.expect("it saves");
-            saver.save(&trainer, step).map(drop)
-        })
-        .unwrap_or_else(|error| panic!("{degrees:?}: {error}"));
+    World::threads(layout.gpus()).run(|rank| {
+        let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
+        let world = cx.world.clone();
+        let trainer = Trainer::new(cx, &bench.model, SEQ_LEN, &options, &weights)?;
+        each_state(&trainer, |state, region, tensor| {
+            tensor.copy_from_f32(&values_of(state, region));
+        });
+        let saver = Saver::of(rank, &world, &options, &bench.model, Some(&course))?;
+        let saver = saver.expect("it saves");
+        let written = saver.save(&trainer, step)?;
+        assert!(
+            written.dir.join(INDEX).is_file(),
+            "rank {} went on before the checkpoint was complete",
+            rank.rank()
+        );
+        Ok(written)
+    })
 }
 
 /// Proptest over cases thrown from `MOEFOLD_SEED`.
@@ -371,12 +380,12 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
     ];
     let bench = Bench::new("qwen3_moe", 8);
     let tensors = global_tensors(&bench.model);
-    let run = folder();
+    // A folder each: two are kept in one at a time.
+    let runs = LAYOUTS.map(|_| folder());
     let saved: Vec<Saved> = (0..)
-        .zip(LAYOUTS)
-        .map(|(step, degrees)| {
-            // Under one name each; two are kept at a time, and an open one stays readable.
-            save_marked(&bench, degrees, run.path(), step);
+        .zip(LAYOUTS.into_iter().zip(&runs))
+        .map(|(step, (degrees, run))| {
+            save_marked(&bench, degrees, run.path(), step).expect("saves");
             Saved::open(&step_dir(run.path(), step), &bench.model).expect("complete")
         })
         .collect();
@@ -480,6 +489,24 @@ fn law_a_cover_is_complete_and_nowhere_twice() {
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_part_that_lies_outside_its_tensor_is_refused() {
+    let tensor = GlobalTensor {
+        name: "w".to_owned(),
+        dims: vec![12, 10],
+    };
+    for (rows, cols) in [([0, 13], [0, 10]), ([0, 12], [0, 11]), ([5, 5], [0, 10])] {
+        let part = Rectangle {
+            tensor: "w".to_owned(),
+            dims: vec![12, 10],
+            rows,
+            cols,
+        };
+        let refused = check_tiles(&[&part], &tensor);
+        assert_eq!(refused, Err("has a part that lies outside it"), "{part:?}");
+    }
 }
 
 /// A run of four steps with a checkpoint after each, of which the last two are left.
@@ -734,19 +761,211 @@ fn what_is_no_checkpoint_says_what_would_be_one() {
 fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_nothing() {
     let mut bench = Bench::new("mixtral", 8);
     bench.options.steps = 2;
-    let run = folder();
-    // A file is where the next folder should be.
-    fs::create_dir_all(run.path().join(FOLDER)).expect("creates");
-    fs::write(run.path().join("checkpoints/step-2.partial"), "").expect("writes");
-    let failed = bench.train([4, 2, 4, 1, 2], &bench.saving(1, run.path()));
-    let error = failed.expect_err("no folder can be made");
+    let failed = |plant: &dyn Fn(&Path)| {
+        let run = folder();
+        let all = run.path().join(FOLDER);
+        fs::create_dir_all(&all).expect("creates");
+        plant(&all.join("step-2.partial"));
+        let failed = bench.train([4, 2, 4, 1, 2], &bench.saving(2, run.path()));
+        let error = failed.expect_err("it cannot be written");
+        assert!(!error.is_bad_request(), "{error}");
+        assert_eq!(names(&all), [""; 0]);
+        error.to_string()
+    };
+    // A file is where the folder should be, and a folder where the file of a rank should be.
+    let text = failed(&|partial| fs::write(partial, "").expect("writes"));
+    assert!(text.contains("step-2.partial: could not create"), "{text}");
+    let text = failed(&|partial| {
+        fs::create_dir_all(partial.join("rank-1.safetensors")).expect("creates");
+    });
+    for part in [
+        "step-2.partial/rank-1.safetensors: could not write the checkpoint",
+        "MiB: Is a directory",
+        "goes on from the last complete one, if any",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn every_rank_removes_what_it_wrote_of_a_checkpoint_that_failed() {
+    let (bench, run) = (Bench::new("mixtral", 8), folder());
+    let failing = partial(&run.path().join(FOLDER), 5);
+    let blocked = failing.join("rank-2.safetensors");
+    fs::create_dir_all(&blocked).expect("creates");
+    save_marked(&bench, [4, 2, 4, 1, 2], run.path(), 5).expect_err("a folder is in the way");
+    assert_eq!(names(&failing), ["rank-2.safetensors"]);
+    fs::remove_dir(&blocked).expect("only what was planted is left");
+    let written = save_marked(&bench, [4, 2, 4, 1, 2], run.path(), 5).expect("saves");
+    let sizes: Vec<u64> = written.iter().map(|written| written.bytes).collect();
+    assert_eq!(
+        sizes[0],
+        sizes[1..].iter().sum::<u64>() + first_file(&written[0].dir)
+    );
+}
+
+/// Bytes of rank 0's file.
+fn first_file(dir: &Path) -> u64 {
+    let file = fs::metadata(dir.join("rank-0.safetensors"));
+    file.expect("it is there").len()
+}
+
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run() {
+    let (bench, run) = (Bench::new("mixtral", 8), folder());
+    let all = run.path().join(FOLDER);
+    let save = |step| {
+        let written = save_marked(&bench, [2, 1, 2, 1, 2], run.path(), step).expect("saves");
+        written[0].not_removed.clone()
+    };
+    assert_eq!([save(1), save(2)], [[""; 0]; 2]);
+    // A folder cannot take a file's name.
+    fs::write(all.join("step-1.partial"), "").expect("writes");
+    let said = save(3);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("step-1: could not remove"), "{said:?}");
+    assert_eq!(names(&all), ["step-1", "step-2", "step-3"]);
+    assert_eq!(save(4), [""; 0]);
+    assert_eq!(names(&all), ["step-3", "step-4"]);
+}
+
+#[test]
+fn a_file_that_rank_0_does_not_see_is_told_by_where_it_was_written() {
+    let (bench, run) = (Bench::new("mixtral", 8), folder());
+    save_marked(&bench, [2, 1, 2, 1, 2], run.path(), 1).expect("saves");
+    let all = run.path().join(FOLDER);
+    let (whole, dir) = (folder_of(&all, 1), partial(&all, 1));
+    let index = Index::load(&whole).expect("an index");
+    fs::rename(&whole, &dir).expect("renames");
+    fs::remove_file(dir.join("rank-1.safetensors")).expect("removes");
+    let refused = |apart| write::commit(&all, &index, apart).expect_err("a file is missing");
+    let (of_processes, of_threads) = (refused(true), refused(false));
+    assert!(of_processes.is_bad_request(), "{of_processes}");
+    let text = of_processes.to_string();
+    for part in [
+        "rank-1.safetensors: is missing from its checkpoint",
+        "a run directory that all of them share",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    // Ranks of one process have one file system.
+    assert!(!of_threads.is_bad_request(), "{of_threads}");
+    assert!(!of_threads.to_string().contains("share"), "{of_threads}");
+    // Not to be read is not to be missing.
+    std::os::unix::fs::symlink("rank-1.safetensors", dir.join("rank-1.safetensors"))
+        .expect("links");
+    let unreadable = refused(true);
+    assert!(!unreadable.is_bad_request(), "{unreadable}");
     assert!(
-        error
-            .to_string()
-            .contains("step-2.partial: could not create"),
+        unreadable.to_string().contains("could not measure"),
+        "{unreadable}"
+    );
+}
+
+#[test]
+fn only_what_is_not_complete_is_passed_over() {
+    let run = saved_run(&mut Bench::new("mixtral", 8));
+    let newest = step_dir(run.path(), 4);
+    let index = newest.join(INDEX);
+    let text = fs::read_to_string(&index).expect("there");
+    let passed_over = |text: &str| {
+        fs::write(&index, text).expect("writes");
+        find(run.path()).map(|found| (found.resumed.step, found.passed_over.len()))
+    };
+    assert_eq!(passed_over(&text).expect("whole"), (4, 0));
+    for cut in [0, 1, text.len() / 2, text.len() - 1] {
+        assert_eq!(
+            passed_over(&text[..cut]).expect("the one before"),
+            (3, 1),
+            "{cut}"
+        );
+    }
+    for (from, to, expected) in [
+        (
+            "\"version\":1",
+            "\"version\":2",
+            "version 2, this program reads 1",
+        ),
+        (
+            "\"step\":4",
+            "\"step\":\"4\"",
+            "is no index of a checkpoint",
+        ),
+        (
+            "\"step\":4",
+            "\"step\":5",
+            "is of step 5, in a folder named after step 4",
+        ),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let error = passed_over(&text.replacen(from, to, 1)).expect_err("step 4 is not lost");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    fs::write(&index, &text).expect("writes");
+    // A file that is there and cannot be read, whoever asks.
+    let file = newest.join("rank-0.safetensors");
+    fs::remove_file(&file).expect("removes");
+    std::os::unix::fs::symlink("rank-0.safetensors", &file).expect("links");
+    let error = find(run.path())
+        .expect_err("step 4 is not lost")
+        .to_string();
+    assert!(
+        error.contains("rank-0.safetensors: could not measure"),
         "{error}"
     );
-    let left = names(&run.path().join(FOLDER));
-    assert!(left.contains(&"step-1".to_owned()), "{left:?}");
-    assert_eq!(find(run.path()).expect("step 1").resumed.step, 1);
+}
+
+#[test]
+fn ranks_that_read_different_checkpoints_are_told() {
+    let mut bench = Bench::new("mixtral", 8);
+    let run = saved_run(&mut bench);
+    let verified = |steps: [u64; 2]| {
+        World::threads(2).run(|rank| {
+            let step = steps[rank.rank() as usize];
+            let saved = Saved::open(&step_dir(run.path(), step), &bench.model)?;
+            saved.verify(&rank.communicator("world", &[0, 1]))
+        })
+    };
+    verified([4, 4]).expect("one checkpoint");
+    let error = verified([4, 3]).expect_err("two checkpoints");
+    assert!(error.is_bad_request(), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("ranks 0 and 1 read different checkpoints"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_checkpoint_is_of_a_model_by_what_decides_training() {
+    let mut bench = Bench::new("mixtral", 8);
+    let run = saved_run(&mut bench);
+    let dir = step_dir(run.path(), 4);
+    let mut model = bench.model.clone();
+    model.name = "another/name".to_owned();
+    model.max_position = Some(1 << 20);
+    model.initializer_range = 0.5;
+    Saved::open(&dir, &model).expect("it trains alike");
+    model.norm.eps *= 2.0;
+    let error = Saved::open(&dir, &model)
+        .expect_err("another model")
+        .to_string();
+    assert!(error.ends_with("another/name: norm differs"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_that_is_not_read_is_not_open() {
+    let mut bench = Bench::new("mixtral", 8);
+    let run = saved_run(&mut bench);
+    let dir = step_dir(run.path(), 4).canonicalize().expect("there");
+    let saved = Saved::open(&dir, &bench.model).expect("complete");
+    let tensors = global_tensors(&bench.model);
+    let values = saved.read(State::Master, &tensors[0].whole());
+    assert_eq!(values.expect("reads").len(), tensors[0].len());
+    let open = fs::read_dir("/proc/self/fd").expect("this system lists open files");
+    let files = open
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok());
+    let open: Vec<_> = files.filter(|file| file.starts_with(&dir)).collect();
+    assert!(open.is_empty(), "{open:?}");
 }

@@ -1,23 +1,21 @@
 //! Writes checkpoints: each rank its own file, rank 0 the index once all are there.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::ops::Range;
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use moefold_planner::model::Model;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
-use serde_json::Value;
 
-use super::{CHECKPOINT_VERSION, Course, FOLDER, INDEX, Index, KEPT, ShardFile};
-use super::{complete, describe, folder_of, name_of, partial, room};
+use super::{CHECKPOINT_VERSION, Course, FOLDER, Flaw, INDEX, Index, KEPT, ShardFile};
+use super::{complete, folder_of, name_of, partial, room};
 use crate::error::Error;
 use crate::gather::{bytes_of, read, words, words_of};
-use crate::model::{Parameter, Slice, global_tensors};
-use crate::optimizer::{State, ZeroAdam};
-use crate::store::Store;
+use crate::model::global_tensors;
+use crate::optimizer::{Owned, State};
+use crate::step::Stepper;
 use crate::train::{TrainOptions, Trainer};
 use crate::transport::{Communicator, RankContext};
 use crate::weights::{GlobalTensor, Rectangle};
@@ -42,6 +40,9 @@ pub struct Written {
     pub bytes: u64,
     /// What it took, from the end of a step on.
     pub seconds: f64,
+    /// Why older ones that are not kept are still there, a sentence each; the next save tries again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_removed: Vec<String>,
 }
 
 /// Saves the state of one rank, together with those of the others.
@@ -51,7 +52,7 @@ pub(crate) struct Saver<'a> {
     last: u64,
     folder: PathBuf,
     course: Course,
-    model: Value,
+    model: Model,
     tensors: Vec<GlobalTensor>,
 }
 
@@ -83,7 +84,7 @@ impl<'a> Saver<'a> {
             last: options.steps,
             folder,
             course: course.clone(),
-            model: describe(model),
+            model: model.clone(),
             tensors,
         }))
     }
@@ -93,16 +94,29 @@ impl<'a> Saver<'a> {
         step.is_multiple_of(self.every) || step == self.last
     }
 
-    /// Saves the state after `step` steps. On ranks other than 0 it may return before the checkpoint is
-    /// complete.
+    /// Saves the state after `step` steps. When it returns, on any rank, the checkpoint is complete; a
+    /// rank on which it fails leaves nothing that it wrote.
     pub(crate) fn save(&self, trainer: &Trainer, step: u64) -> Result<Written, Error> {
         let began = Instant::now();
-        let stepper = trainer.stepper();
+        let (bytes, not_removed) = self
+            .write(trainer, step)
+            .inspect_err(|_| self.take_back(step))?;
+        Ok(Written {
+            dir: folder_of(&self.folder, step),
+            step,
+            bytes,
+            seconds: began.elapsed().as_secs_f64(),
+            not_removed,
+        })
+    }
+
+    /// Writes this rank's file, on rank 0 the index too. On rank 0 the bytes are those of all files, and
+    /// the sentences those of [`Written`].
+    fn write(&self, trainer: &Trainer, step: u64) -> Result<(u64, Vec<String>), Error> {
         let dir = partial(&self.folder, step);
         fs::create_dir_all(&dir).map_err(Error::io(&dir, "create"))?;
-        let own = write_file(&dir, self.rank.rank(), &stepper.store, &stepper.optimizer)?;
-        let dir = folder_of(&self.folder, step);
-        let mut bytes = own.bytes;
+        let own = write_file(&dir, self.rank.rank(), trainer.stepper())?;
+        let (mut bytes, mut not_removed) = (own.bytes, Vec::new());
         if self.rank.rank() > 0 {
             self.rank.send_first(words(&own))?;
         } else {
@@ -113,22 +127,31 @@ impl<'a> Saver<'a> {
             let index = Index {
                 version: CHECKPOINT_VERSION,
                 step,
-                samples: step * self.course.global_batch,
                 course: self.course.clone(),
                 model: self.model.clone(),
                 files,
             };
             let covered = index.check_cover(&self.tensors);
             covered.unwrap_or_else(|why| panic!("the ranks saved other than the model: {why}"));
-            commit(&self.folder, &index)?;
+            commit(&self.folder, &index, self.rank.is_apart())?;
+            not_removed = prune(&self.folder);
             bytes = index.bytes();
         }
-        Ok(Written {
-            dir,
-            step,
-            bytes,
-            seconds: began.elapsed().as_secs_f64(),
-        })
+        // Together into the next step, whose time would else hold the rest of this.
+        trainer.cx.world.barrier()?;
+        Ok((bytes, not_removed))
+    }
+
+    /// Removes what this rank has written of a checkpoint that is not complete, and its folder after the
+    /// last rank.
+    fn take_back(&self, step: u64) {
+        let dir = partial(&self.folder, step);
+        // The run has failed; what cannot be removed is in nobody's way.
+        let _ = fs::remove_file(dir.join(name_of_file(self.rank.rank())));
+        if self.rank.rank() == 0 {
+            let _ = fs::remove_file(dir.join(INDEX));
+        }
+        let _ = fs::remove_dir(dir);
     }
 }
 
@@ -141,81 +164,51 @@ fn said_by_first(world: &Communicator, path: &Path) -> Result<PathBuf, Error> {
     Ok(PathBuf::from(std::ffi::OsString::from_vec(first)))
 }
 
-/// Some elements of a slice, whose states rest here one after the other.
-struct Owned<'a> {
-    parameter: &'a Parameter,
-    slice: &'a Slice,
-    elements: Range<usize>,
-}
-
-impl Owned<'_> {
-    /// The rectangles that they form.
-    fn rectangles(&self) -> Vec<Rectangle> {
-        let parts = self.slice.region().parts(self.elements.clone());
-        parts.iter().map(Rectangle::from).collect()
-    }
-}
-
-/// What this rank alone saves: what it updates, and of what TP ranks hold in common the part that it
-/// counts.
-fn owned<'a>(store: &'a Store, optimizer: &ZeroAdam) -> Vec<Owned<'a>> {
-    let counted = store.shard.parameters.iter().filter(|p| p.counted);
-    let slices = counted.flat_map(|parameter| parameter.slices.iter().map(move |s| (parameter, s)));
-    slices
-        .filter_map(|(parameter, slice)| {
-            let (elements, _) = optimizer.masters(parameter, slice)?;
-            Some(Owned {
-                parameter,
-                slice,
-                elements,
-            })
-        })
-        .collect()
+fn name_of_file(rank: u32) -> String {
+    format!("rank-{rank}.safetensors")
 }
 
 /// Writes the states of what a rank owns into a file of `dir`, a slice at a time.
-fn write_file(
-    dir: &Path,
-    rank: u32,
-    store: &Store,
-    optimizer: &ZeroAdam,
-) -> Result<ShardFile, Error> {
-    let owned = owned(store, optimizer);
-    let name = format!("rank-{rank}.safetensors");
+fn write_file(dir: &Path, rank: u32, stepper: &Stepper) -> Result<ShardFile, Error> {
+    let owned: Vec<_> = stepper.optimizer.owned(&stepper.store.shard).collect();
+    let name = name_of_file(rank);
     let path = dir.join(&name);
-    let file = File::create(&path).map_err(Error::io(&path, "create"))?;
-    let mut out = Hashing {
-        out: BufWriter::with_capacity(1 << 20, file),
-        hash: blake3::Hasher::new(),
-        bytes: 0,
-    };
-    let written = write_states(&mut out, &owned, optimizer).and_then(|()| {
+    let write = || -> io::Result<Hashing<_>> {
+        let mut out = Hashing {
+            out: BufWriter::with_capacity(1 << 20, File::create(&path)?),
+            hash: blake3::Hasher::new(),
+            bytes: 0,
+        };
+        write_states(&mut out, &owned)?;
         out.out.flush()?;
         // A name is only given to what is on the disk.
-        out.out.get_ref().sync_all()
-    });
-    let elements: usize = owned.iter().map(|owned| owned.elements.len()).sum();
-    written.map_err(|cause| Error::Save {
-        path,
-        mib: (State::ALL.len() * elements * size_of::<f32>()) as f64 / f64::from(1 << 20),
-        cause,
+        out.out.get_ref().sync_all()?;
+        Ok(out)
+    };
+    let out = write().map_err(|cause| {
+        let elements: usize = owned.iter().map(Owned::len).sum();
+        let bytes = State::ALL.len() * elements * size_of::<f32>();
+        Error::Save {
+            path: path.clone(),
+            mib: bytes as f64 / f64::from(1 << 20),
+            cause,
+        }
     })?;
+    let regions = owned.iter().flat_map(Owned::regions);
     Ok(ShardFile {
         name,
         bytes: out.bytes,
         blake3: out.hash.finalize().to_hex().to_string(),
-        regions: owned.iter().flat_map(Owned::rectangles).collect(),
+        regions: regions.map(|region| Rectangle::from(&region)).collect(),
     })
 }
 
-fn write_states(out: &mut dyn Write, owned: &[Owned<'_>], optimizer: &ZeroAdam) -> io::Result<()> {
+fn write_states(out: &mut dyn Write, owned: &[Owned<'_>]) -> io::Result<()> {
     out.write_all(&header(owned))?;
     for owned in owned {
         for state in State::ALL {
-            let found = optimizer.state(state, owned.parameter, owned.slice);
-            let (_, values) = found.expect("masters are where moments are");
             // Rectangles of a range follow each other as its elements do.
-            out.write_all(bytemuck::cast_slice(&values.to_f32()))?;
+            out.write_all(bytemuck::cast_slice(&owned.state(state).to_f32()))?;
         }
     }
     Ok(())
@@ -227,16 +220,15 @@ fn header(owned: &[Owned<'_>]) -> Vec<u8> {
     let mut at = 0;
     for owned in owned {
         for state in State::ALL {
-            for rectangle in owned.rectangles() {
-                let [rows, cols] = [rectangle.rows, rectangle.cols].map(|[start, end]| end - start);
+            for region in owned.regions() {
                 let start = at;
-                at += rows * cols * size_of::<f32>();
+                at += region.len() * size_of::<f32>();
                 let info = TensorInfo {
                     dtype: Dtype::F32,
-                    shape: vec![rows, cols],
+                    shape: vec![region.rows.len(), region.cols.len()],
                     data_offsets: (start, at),
                 };
-                tensors.push((name_of(&rectangle, state), info));
+                tensors.push((name_of(&Rectangle::from(&region), state), info));
             }
         }
     }
@@ -266,13 +258,16 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// Writes the index, gives the checkpoint its name, and removes those that are not kept any more.
-fn commit(folder: &Path, index: &Index) -> Result<(), Error> {
+/// Writes the index and gives the checkpoint its name; `apart` where the files come from other processes.
+pub(super) fn commit(folder: &Path, index: &Index, apart: bool) -> Result<(), Error> {
     let (dir, path) = (partial(folder, index.step), folder_of(folder, index.step));
-    index.check_files(&dir).map_err(|error| {
-        Error::Request(format!(
-            "{error}: ranks on several machines save to a run directory that all of them share"
-        ))
+    index.check_files(&dir).map_err(|flaw| match flaw {
+        Flaw::Incomplete { path, why } if apart => Error::Request(format!(
+            "{}: {why}: ranks on several machines save to a run directory that all of them share",
+            path.display()
+        )),
+        Flaw::Incomplete { path, why } => Error::io(path, "write")(io::Error::other(why)),
+        Flaw::Other(error) => error,
     })?;
     let at = dir.join(INDEX);
     let write = || -> io::Result<()> {
@@ -284,31 +279,82 @@ fn commit(folder: &Path, index: &Index) -> Result<(), Error> {
     };
     write().map_err(Error::io(&at, "write"))?;
     fs::rename(&dir, &path).map_err(Error::io(&path, "create"))?;
-    sync(folder).map_err(Error::io(folder, "write"))?;
-    let all = complete(folder)?;
-    for (step, old) in &all[..all.len().saturating_sub(KEPT)] {
+    sync(folder).map_err(Error::io(folder, "write"))
+}
+
+/// Removes the checkpoints that are not kept any more, and what an earlier try has left of others. Says
+/// of those that it could not remove why: the newest is complete, so the run goes on.
+fn prune(folder: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut note = |done: Result<(), Error>| left.extend(done.err().map(|error| error.to_string()));
+    let mut all = complete(folder).unwrap_or_else(|error| {
+        note(Err(error));
+        Vec::new()
+    });
+    all.truncate(all.len().saturating_sub(KEPT));
+    for (step, old) in all {
         // Under another name first: what is half removed must not look whole.
-        let going = partial(folder, *step);
-        fs::rename(old, &going).map_err(Error::io(old, "remove"))?;
-        fs::remove_dir_all(&going).map_err(Error::io(&going, "remove"))?;
+        note(fs::rename(&old, partial(folder, step)).map_err(Error::io(&old, "remove")));
     }
-    Ok(())
+    for path in partials(folder) {
+        note(remove(&path).map_err(Error::io(&path, "remove")));
+    }
+    left
 }
 
 /// Makes the names in a folder last.
 fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+    where_it_can(File::open(folder)?.sync_all())
+}
+
+/// Passes over that a file system does not know how to bring a folder to the disk, as some of networks.
+fn where_it_can(synced: io::Result<()>) -> io::Result<()> {
+    synced.or_else(|error| match error.kind() {
+        ErrorKind::InvalidInput | ErrorKind::Unsupported => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// Removes what a run that failed was writing.
 pub(crate) fn discard_partial(run_dir: &Path) {
-    let Ok(entries) = fs::read_dir(run_dir.join(FOLDER)) else {
-        return;
-    };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        if path.extension().is_some_and(|ending| ending == "partial") {
-            // The run has failed; what cannot be removed is in nobody's way.
-            let _ = fs::remove_dir_all(path);
+    for path in partials(&run_dir.join(FOLDER)) {
+        // The run has failed; what cannot be removed is in nobody's way.
+        let _ = remove(&path);
+    }
+}
+
+/// What lies in a folder under the name of what is not complete.
+fn partials(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "partial"))
+        .collect()
+}
+
+/// Removes a folder, or the file that somebody put where it would be.
+fn remove(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_file_system_need_not_know_how_to_sync_a_folder() {
+        let said = |errno: Errno| where_it_can(Err(errno.into()));
+        for errno in [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS] {
+            said(errno).unwrap_or_else(|error| panic!("{errno:?}: {error}"));
+        }
+        for errno in [Errno::IO, Errno::NOSPC, Errno::DQUOT] {
+            said(errno).expect_err("names are not on the disk");
         }
     }
 }
