@@ -1,0 +1,142 @@
+//! Going on equals never having stopped, under the same layout to the bit.
+
+use moefold_kernels::Dtype;
+use moefold_kernels::cuda::Architecture;
+use moefold_profiles::run::StepRecord;
+
+use super::*;
+use crate::testing;
+
+/// All of a step but what a clock or an account of memory says.
+fn figures(step: &StepRecord) -> (u64, [u64; 4], Vec<Vec<u64>>) {
+    let numbers = [step.loss, step.aux_loss, step.grad_norm, step.lr].map(f64::to_bits);
+    (step.step, numbers, step.expert_load.clone())
+}
+
+/// Trains without and with a stop in the middle; the two must agree to the bit, in what they report
+/// and in what they save.
+fn check_stop(bench: &Bench, degrees: [u32; 5]) {
+    let (whole, rest) = (folder(), folder());
+    let (steps, half) = (bench.options.steps, bench.options.steps / 2);
+    let options = bench.saving(half, whole.path());
+    let expected = bench.train(degrees, &options).expect("trains");
+    let dir = step_dir(whole.path(), half);
+    let found = bench.resume(degrees, &dir, &bench.saving(steps, rest.path()));
+    assert_eq!(found.summary.steps, steps - half);
+    let figures = |trained: &Trained| -> Vec<_> { trained.steps.iter().map(figures).collect() };
+    assert_eq!(
+        figures(&found),
+        figures(&expected)[half as usize..],
+        "{degrees:?}"
+    );
+    let bits = |trained| bench.weights(trained).into_iter().map(f32::to_bits);
+    assert!(bits(&found).eq(bits(&expected)), "{degrees:?}: weights");
+    let [saved, expected] =
+        [&rest, &whole].map(|run| Index::load(&step_dir(run.path(), steps)).expect("an index"));
+    assert_eq!(saved, expected, "{degrees:?}: files with the same hashes");
+}
+
+#[test]
+fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
+    let mut bench = Bench::new("mixtral", 8);
+    bench.options.aux_loss_coef = 0.01;
+    // Attention and experts alone, together, folded; with several microbatches and without.
+    for degrees in [
+        [1, 1, 1, 1, 2],
+        [2, 1, 2, 1, 4],
+        [4, 2, 4, 1, 2],
+        [4, 1, 2, 2, 1],
+        [8, 4, 2, 2, 4],
+    ] {
+        check_stop(&bench, degrees);
+    }
+    // Key/value heads that TP ranks share, dense layers among those of experts; tied embeddings of a
+    // vocabulary that does not divide.
+    check_stop(&Bench::new("qwen3_moe", 4), [4, 4, 2, 1, 2]);
+    check_stop(&Bench::new("qwen3_tied", 4), [4, 4, 1, 1, 2]);
+}
+
+#[test]
+fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
+    for (dtype, degrees) in [
+        (Dtype::Bf16, [1, 1, 1, 1, 2]),
+        (Dtype::Bf16, [2, 1, 2, 1, 1]),
+        (Dtype::F32, [2, 2, 1, 2, 2]),
+    ] {
+        let mut bench = Bench::new("qwen3_moe_raw", 2);
+        bench.options.device = DeviceSpec::Emulated {
+            architecture: Architecture::SM80,
+            dtype,
+            seed: 1,
+            reserve: None,
+        };
+        bench.options.steps = 2;
+        if testing::is_at_hand(&bench.options.device) {
+            check_stop(&bench, degrees);
+        }
+    }
+}
+
+#[test]
+fn oracle_another_layout_and_another_device_take_a_run_up() {
+    let bench = Bench::new("mixtral", 8);
+    let layouts = [
+        [1, 1, 1, 1, 2],
+        [2, 2, 1, 1, 4],
+        [4, 2, 4, 1, 2],
+        [8, 4, 2, 2, 4],
+        [8, 1, 8, 1, 1],
+    ];
+    let check = |found: &[StepRecord], expected: &[StepRecord], tolerance: f64, what: &str| {
+        assert_eq!(found.len(), expected.len(), "{what}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!(found.step, expected.step, "{what}");
+            let (loss, of) = (found.loss, expected.loss);
+            let error = (loss / of - 1.0).abs();
+            assert!(error < tolerance, "{what}: {loss} and {of}, {error:.1e}");
+        }
+    };
+    let runs: Vec<_> = layouts.iter().map(|_| folder()).collect();
+    let mut expected = Vec::new();
+    for (degrees, run) in layouts.into_iter().zip(&runs) {
+        let trained = bench.train(degrees, &bench.saving(4, run.path()));
+        expected.push(trained.expect("trains").steps);
+    }
+    for (saved, run) in runs.iter().enumerate() {
+        let dir = step_dir(run.path(), 4);
+        // Every layout is read by the next one and by one rank.
+        for by in [(saved + 1) % layouts.len(), 0] {
+            let found = bench.resume(layouts[by], &dir, &bench.options);
+            let what = format!("{:?} read by {:?}", layouts[saved], layouts[by]);
+            check(&found.steps, &expected[saved][4..], 1e-5, &what);
+        }
+    }
+    let on = DeviceSpec::Emulated {
+        architecture: Architecture::SM80,
+        dtype: Dtype::Bf16,
+        seed: 1,
+        reserve: None,
+    };
+    if testing::is_at_hand(&on) {
+        let mut bench = Bench::new("mixtral", 2);
+        bench.options.lr = LearningRate::constant(3e-3);
+        bench.options.steps = 5;
+        let (run, back) = (folder(), folder());
+        let trained = bench.train([1, 1, 1, 1, 2], &bench.saving(4, run.path()));
+        let options = TrainOptions {
+            device: on,
+            ..bench.saving(5, back.path())
+        };
+        let found = bench.resume([1, 1, 1, 1, 2], &step_dir(run.path(), 4), &options);
+        let expected = trained.expect("trains").steps;
+        check(&found.steps, &expected[4..], 1e-2, "f32 read by bf16");
+        // And back to f32: masters have lost nothing on the way.
+        let options = TrainOptions {
+            steps: 6,
+            ..bench.options.clone()
+        };
+        let expected = bench.train([1, 1, 1, 1, 2], &options).expect("trains");
+        let found = bench.resume([1, 1, 1, 1, 2], &step_dir(back.path(), 5), &options);
+        check(&found.steps, &expected.steps[5..], 1e-3, "bf16 read by f32");
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Trainer`]: one rank with its shard, taking steps.
+
+use std::collections::BTreeMap;
+
+use moefold_planner::layout::Batch;
+use moefold_planner::model::Model;
+use moefold_planner::schedule::{Schedule, Stage};
+use moefold_profiles::run::StepRecord;
+use moefold_profiles::units::Bytes;
+
+use super::TrainOptions;
+use crate::data::Samples;
+use crate::error::Error;
+use crate::gather::Put;
+use crate::model::{Holding, Shard};
+use crate::moe::router::AuxLoss;
+use crate::optimizer::{State, ZeroAdam};
+use crate::rank::Context;
+use crate::stage::StageModel;
+use crate::step::{HostTokens, StepOutcome, Stepper};
+use crate::store::Store;
+use crate::weights::{Collector, Region, Source};
+
+/// One rank, ready to step.
+#[derive(Debug)]
+pub struct Trainer {
+    /// Its place.
+    pub cx: Context,
+    stepper: Stepper,
+}
+
+impl Trainer {
+    /// Allocates the rank's shard and fills it. The model and layout must have passed
+    /// [`support::check`].
+    pub fn new(
+        cx: Context,
+        model: &Model,
+        seq_len: u64,
+        options: &TrainOptions,
+        weights: &Source,
+    ) -> Result<Self, Error> {
+        let holding = Holding::whole(model);
+        let shard = Shard::new(model, &cx.layout, &cx.at, &holding);
+        let store = Store::new(&cx.device, shard);
+        let aux = (options.aux_loss_coef > 0.0).then(|| AuxLoss {
+            coefficient: options.aux_loss_coef,
+            microbatches: cx.layout.microbatches(),
+        });
+        let stage = StageModel::new(model, &store, &holding, aux);
+        let mut optimizer = ZeroAdam::new(&cx, &store, options.adam);
+        fill(&store, &optimizer, weights)?;
+        if let Some(saved) = weights.saved() {
+            saved.restore(&store, &mut optimizer)?;
+        }
+        let schedule = Schedule::of(&cx.layout);
+        let actions = schedule.ranks[cx.at.pp as usize].clone();
+        let stages = BTreeMap::from([(Stage(0), stage)]);
+        let stepper = Stepper::new(
+            &cx,
+            model,
+            store,
+            stages,
+            optimizer,
+            actions,
+            seq_len as usize,
+        );
+        Ok(Self { cx, stepper })
+    }
+
+    /// Steps taken, those before the checkpoint it began with among them.
+    pub fn steps(&self) -> u64 {
+        self.stepper.optimizer.steps()
+    }
+
+    /// Runs one step on the rank's part of a global batch.
+    pub fn step(&mut self, microbatches: &[HostTokens], lr: f64) -> Result<StepOutcome, Error> {
+        self.stepper.step(&self.cx, microbatches, lr)
+    }
+
+    /// What the rank holds and how it steps.
+    pub fn stepper(&self) -> &Stepper {
+        &self.stepper
+    }
+
+    /// Puts what this rank is the master of, in f32.
+    pub fn collect(&self, collector: &Collector) {
+        let put = |region: &Region<'_>, values: &[f32]| {
+            collector.put(region, values);
+            Ok(())
+        };
+        self.each_part(&mut { put })
+            .expect("a collector takes everything");
+    }
+
+    /// Hands over what this rank is the master of, in f32, part by part.
+    pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
+        for owned in self.stepper.optimizer.owned(&self.stepper.store.shard) {
+            let values = owned.state(State::Master).to_f32();
+            let mut values = values.as_slice();
+            for part in owned.regions() {
+                let (own, rest) = values.split_at(part.len());
+                put(&part, own)?;
+                values = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// The record of a step, the same on every rank.
+    pub(super) fn record(
+        &self,
+        batch: &Batch,
+        step: u64,
+        lr: f64,
+        outcome: StepOutcome,
+        step_s: f64,
+    ) -> Result<StepRecord, Error> {
+        let peak = self.cx.device.memory().peak_total().0;
+        let own = [step_s.to_bits(), peak];
+        let all = self.cx.world.exchange_counts(&own)?;
+        let step_s = all
+            .iter()
+            .map(|rank| f64::from_bits(rank[0]))
+            .fold(0.0, f64::max);
+        let tokens = (batch.global_batch * batch.seq_len) as f64;
+        Ok(StepRecord {
+            step,
+            loss: outcome.loss,
+            aux_loss: outcome.aux_loss,
+            z_loss: 0.0,
+            grad_norm: outcome.grad_norm,
+            lr,
+            step_s,
+            tokens_per_s: tokens / step_s,
+            peak_bytes: Bytes(all.iter().map(|rank| rank[1]).max().unwrap_or(0)),
+            expert_load: outcome.expert_load,
+            dropped: 0,
+        })
+    }
+}
+
+/// Gives weights and masters their initial values; only the former are rounded.
+fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Error> {
+    for parameter in &store.shard.parameters {
+        for slice in &parameter.slices {
+            let values = source.read(&slice.region())?;
+            store.slice(parameter, slice).copy_from_f32(&values);
+            if let Some((elements, masters)) = optimizer.masters(parameter, slice) {
+                masters.copy_from_f32(&values[elements]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The microbatches of a rank in a step: microbatch `m` of data-parallel rank `d` takes the samples
+/// `(m * DP + d) * mbs ..` of the step's, `mbs` of them.
+pub fn microbatches(
+    samples: &Samples,
+    cx: &Context,
+    batch: &Batch,
+    step: u64,
+) -> Result<Vec<HostTokens>, Error> {
+    let layout = &cx.layout;
+    let mbs = u64::from(layout.mbs());
+    let first = Samples::of_step(step, batch.global_batch).start;
+    (0..u64::from(layout.microbatches()))
+        .map(|microbatch| {
+            let block = microbatch * u64::from(layout.dp()) + u64::from(cx.at.dp);
+            let mut tokens = HostTokens {
+                ids: Vec::new(),
+                targets: Vec::new(),
+            };
+            for sample in 0..mbs {
+                let sample = samples.get(first + block * mbs + sample)?;
+                tokens.ids.extend(sample.inputs);
+                tokens.targets.extend(sample.targets);
+            }
+            Ok(tokens)
+        })
+        .collect()
+}
