@@ -176,6 +176,8 @@ impl Arena {
             Storage::Cuda(piece) => {
                 self.pool.give(piece.range);
                 if let Some(block) = piece.block {
+                    // A GPU's pool may give the range to a tensor of any size; here it waits by size.
+                    block.give(bytes as u64);
                     self.blocks.put(lines, block);
                 }
             }

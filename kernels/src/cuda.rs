@@ -363,6 +363,11 @@ impl Allocation {
     pub(crate) fn address(&self) -> Address {
         self.address
     }
+
+    /// See [`Platform::give`]; of its first `bytes`.
+    pub(crate) fn give(&self, bytes: u64) {
+        self.platform.give(self.address, bytes);
+    }
 }
 
 impl Drop for Allocation {

@@ -388,6 +388,12 @@ impl Platform for Emulator {
         self.note_late(self.note(&mut memory, "a new tensor", &uses));
     }
 
+    fn give(&self, address: Address, bytes: u64) {
+        let mut memory = self.memory.borrow_mut();
+        let uses = [(address, bytes as usize, true)];
+        self.note_late(self.note(&mut memory, "memory given back", &uses));
+    }
+
     fn load(&self, program: &Program) -> Result<Module, DeviceError> {
         expect_listed(program);
         let library = compile::library(program, self.properties.architecture).map_err(failed)?;

@@ -214,6 +214,10 @@ pub(crate) trait Platform {
     /// machine that can tell a read of it from others reports one.
     fn forget(&self, dst: Address, bytes: u64);
 
+    /// Says that a range is given back, and may be part of another tensor of any size from here on. A
+    /// machine that knows which queues still use it reports that.
+    fn give(&self, _address: Address, _bytes: u64) {}
+
     /// Compiles and loads a program for this device.
     fn load(&self, program: &Program) -> Result<Module, DeviceError>;
 

@@ -153,10 +153,10 @@ fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
 }
 
 /// The arena keeps what is freed beside the compute queue until the join. What a moment orders it gives
-/// out again at once, so its tensors have to live until somebody waited.
+/// out again at once, to tensors of any size, so its tensors have to live until somebody waited.
 #[test]
 fn memory_is_not_used_again_while_another_queue_reads_it() {
-    for early in [false, true] {
+    for (early, len) in [(false, LEN), (true, LEN), (false, 50 * LEN), (true, 50 * LEN)] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
         let since = device.moment();
@@ -168,9 +168,9 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
             device.wait_for(&done);
         }
         drop(x);
-        let again = || drop(tensor(&device, 2.0));
+        let again = || drop(device.from_f32(TensorClass::Transient, &vec![2.0; len], &[len]));
         if early {
-            refused(again, "a new tensor in the compute queue");
+            refused(again, "memory given back in the compute queue");
         } else {
             again();
         }
