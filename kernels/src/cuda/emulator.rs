@@ -39,6 +39,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
 
 use moefold_profiles::units::Bytes;
 
@@ -92,6 +93,8 @@ pub(crate) struct Emulator {
     queues: RefCell<Queues>,
     /// What was found where no call can say so.
     late: RefCell<Option<Fault>>,
+    /// Whether a fault was told: what is found after it may follow from it.
+    told: Cell<bool>,
     modules: RefCell<Vec<(&'static Library, String)>>,
     launches: Cell<u64>,
     /// The first count of the next launch.
@@ -134,6 +137,7 @@ impl Emulator {
             memory: RefCell::default(),
             queues: RefCell::new(Queues::new(lost)),
             late: RefCell::default(),
+            told: Cell::new(false),
             modules: RefCell::default(),
             launches: Cell::new(0),
             count: Cell::new(1),
@@ -221,17 +225,25 @@ impl Emulator {
         })
     }
 
-    /// The same where there is nobody to tell: the next call does.
+    /// The same where there is nobody to tell: the next call does, or else the end of the device. A rank
+    /// that unwinds waits for nothing and lets go of everything, so that is not held against it.
     fn note_late(&self, outcome: Result<(), Fault>) {
-        if let Err(fault) = outcome {
+        if let Err(fault) = outcome
+            && !thread::panicking()
+        {
             self.late.borrow_mut().get_or_insert(fault);
         }
+    }
+
+    fn tell(&self, fault: &Fault) -> DeviceError {
+        self.told.set(true);
+        failed(fault.to_string())
     }
 
     /// What was found where no call could say so.
     fn on_time(&self) -> Result<(), DeviceError> {
         let late = self.late.take();
-        late.map_or(Ok(()), |fault| Err(failed(fault.to_string())))
+        late.map_or(Ok(()), |fault| Err(self.tell(&fault)))
     }
 
     /// Runs what touches memory, while no other rank writes what is read or reads what is written.
@@ -250,6 +262,18 @@ impl Emulator {
             })
             .collect();
         work(&mut memory)
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        if let Some(fault) = self.late.take()
+            && !self.told.get()
+            && !self.queues.get_mut().is_planted()
+            && !thread::panicking()
+        {
+            panic!("found as the emulator was dropped: {fault}");
+        }
     }
 }
 
@@ -324,7 +348,7 @@ impl Platform for Emulator {
             let out = || failed(format!("upload of {} bytes out of bounds", bytes.len()));
             to.ok_or_else(out)?.copy_from_slice(bytes);
             let noted = self.note(memory, "an upload", &[(dst, bytes.len(), true)]);
-            noted.map_err(|fault| failed(fault.to_string()))
+            noted.map_err(|fault| self.tell(&fault))
         })
     }
 
@@ -349,7 +373,7 @@ impl Platform for Emulator {
             let out = || failed(format!("download of {} bytes out of bounds", bytes.len()));
             bytes.copy_from_slice(from.ok_or_else(out)?);
             let noted = self.note(memory, "a download", &[(src, bytes.len(), false)]);
-            noted.map_err(|fault| failed(fault.to_string()))
+            noted.map_err(|fault| self.tell(&fault))
         })?;
         self.queues.borrow_mut().drain();
         Ok(())
@@ -366,7 +390,7 @@ impl Platform for Emulator {
                 .ok_or_else(out)?
                 .copy_from_slice(&from);
             let noted = self.note(memory, "a copy", &[(src, count, false), (dst, count, true)]);
-            noted.map_err(|fault| failed(fault.to_string()))
+            noted.map_err(|fault| self.tell(&fault))
         })
     }
 
@@ -377,7 +401,7 @@ impl Platform for Emulator {
             to.ok_or_else(|| failed(format!("fill of {bytes} bytes out of bounds")))?
                 .fill(byte);
             let noted = self.note(memory, "a fill", &[(dst, bytes as usize, true)]);
-            noted.map_err(|fault| failed(fault.to_string()))
+            noted.map_err(|fault| self.tell(&fault))
         })
     }
 
@@ -405,7 +429,7 @@ impl Platform for Emulator {
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         self.on_time()?;
         let outcome = self.run(launch).map_err(failed)?;
-        outcome.map_err(|fault| failed(fault.to_string()))
+        outcome.map_err(|fault| self.tell(&fault))
     }
 
     fn encode(&self, map: &TensorMap) -> Result<EncodedMap, DeviceError> {

@@ -155,6 +155,11 @@ impl Queues {
         }
     }
 
+    /// Whether a wait is left out, here or at another rank, which may be the one that was told.
+    pub(super) fn is_planted(&self) -> bool {
+        self.lost.is_some()
+    }
+
     fn clock(&mut self) -> &mut Clock {
         &mut self.clocks[self.current as usize]
     }

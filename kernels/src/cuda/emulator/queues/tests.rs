@@ -1,6 +1,8 @@
 //! Devices whose queues wait where they must, and the same with the wait left out: found under every
 //! schedule. What orders work here is what orders it on a GPU, and nothing else.
 
+use std::panic::{self, AssertUnwindSafe};
+
 use crate::cuda::emulator::queues::LostWait;
 use crate::cuda::error::catch;
 use crate::cuda::platform::Queue;
@@ -99,6 +101,7 @@ fn work_since_a_moment_does_not_come_after_what_was_asked_since() {
         };
         if late {
             copy();
+            device.join(Queue::Communication);
         } else {
             refused(copy, "in the communication queue of emulator ");
         }
@@ -174,6 +177,30 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
         } else {
             again();
         }
+    }
+}
+
+#[test]
+fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
+    for waits in [true, false] {
+        let Some(device) = device() else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let since = device.moment();
+        let done = device.beside_since(Queue::Communication, &since, || {
+            elementwise::copy(&x, &y);
+            device.moment()
+        });
+        if waits {
+            device.wait_for(&done);
+        }
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| drop((x, y, device))));
+        if waits {
+            ended.expect("all was waited for");
+            continue;
+        }
+        let payload = ended.expect_err("nothing waits");
+        let said = payload.downcast_ref::<String>().expect("a message");
+        assert!(said.contains("memory given back in the compute queue"), "{said}");
     }
 }
 
