@@ -59,7 +59,7 @@ pub(crate) struct Cuda {
     wait: RefCell<Option<Rc<Wait>>>,
 }
 
-/// Asks again and again whether a device is done; see [`crate::Device::wait_by`].
+/// Asks again and again whether what the host waits for is done; see [`crate::Device::wait_by`].
 type Wait = dyn Fn(&dyn Fn() -> bool);
 
 impl Cuda {
@@ -173,7 +173,7 @@ impl Cuda {
     /// Copies the bytes of `src` to the host, which waits for them.
     pub(crate) fn download(&self, op: &'static str, src: &Tensor, bytes: &mut [u8]) {
         self.downloads.set(self.downloads.get() + 1);
-        self.before_waiting(op);
+        self.before_reading(op);
         done(op, self.platform.download(src.address(), bytes));
     }
 
@@ -264,11 +264,20 @@ impl Cuda {
         self.wait.replace(Some(wait));
     }
 
-    /// Before the host waits.
+    /// Before the host waits for all queues.
     fn before_waiting(&self, op: &'static str) {
         let wait = self.wait.borrow().clone();
         if let Some(wait) = wait {
             wait(&|| done(op, self.platform.is_idle()));
+        }
+    }
+
+    /// Before the host waits for the current queue: what others still do is nothing to it.
+    fn before_reading(&self, op: &'static str) {
+        let wait = self.wait.borrow().clone();
+        if let Some(wait) = wait {
+            let asked = done(op, self.platform.moment());
+            wait(&|| done(op, asked.reached()));
         }
     }
 

@@ -366,10 +366,10 @@ impl Device {
         }
     }
 
-    /// From now on `wait` is called before the host waits for the device, with a way to ask whether the
-    /// device is done; it returns once that says yes, or ends the rank. For whoever has work of other
-    /// machines in the queues, which may never come: the driver's own waits have no end. Nothing on
-    /// the CPU.
+    /// From now on `wait` is called before the host waits for the device, with a way to ask whether what
+    /// it waits for is done: one queue where it reads a tensor, else all of them. It returns once that
+    /// says yes, or ends the rank. For whoever has work of other machines in the queues, which may never
+    /// come: the driver's own waits have no end. Nothing on the CPU.
     pub fn wait_by(&self, wait: impl Fn(&dyn Fn() -> bool) + 'static) {
         if let Backend::Cuda(gpu) = &self.0.backend {
             gpu.wait_by(Rc::new(wait));

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::emulator::queues;
+use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Mark;
 
 /// A place in the work of a queue. Clones are the same place.
@@ -41,15 +42,19 @@ impl Moment {
 
     /// Whether the device's work has come so far; does not wait.
     pub fn is_reached(&self) -> bool {
+        let reached = self.reached();
+        reached.unwrap_or_else(|error| error.during("is_reached").raise())
+    }
+
+    /// The same, for who has a failure of the device told otherwise.
+    pub(crate) fn reached(&self) -> Result<bool, DeviceError> {
         match &self.0 {
-            Kind::Host(_) => true,
-            Kind::Gpu(mark) => mark
-                .is_reached()
-                .unwrap_or_else(|error| error.during("is_reached").raise()),
+            Kind::Host(_) => Ok(true),
+            Kind::Gpu(mark) => mark.is_reached(),
             #[cfg(any(test, feature = "emulator"))]
             Kind::Emulator(mark) => {
                 mark.reach();
-                true
+                Ok(true)
             }
         }
     }

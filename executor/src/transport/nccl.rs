@@ -141,10 +141,10 @@ impl Ring {
             failure: RefCell::default(),
         });
         let waiting: Weak<Self> = Rc::downgrade(&ring);
-        device.wait_by(move |is_idle| {
+        device.wait_by(move |is_done| {
             // Without communicators there is nobody to wait for.
             if let Some(ring) = waiting.upgrade()
-                && let Err(error) = ring.wait(is_idle)
+                && let Err(error) = ring.wait(is_done)
             {
                 resume_unwind(Box::new(error));
             }
@@ -193,10 +193,10 @@ impl Ring {
         }))
     }
 
-    /// Waits until the device is idle, or everything is over.
-    fn wait(&self, is_idle: &dyn Fn() -> bool) -> Result<(), TransportError> {
+    /// Waits until what the device was asked for is done, or everything is over.
+    fn wait(&self, is_done: &dyn Fn() -> bool) -> Result<(), TransportError> {
         let mut pause = patience(&*self.mail, self.deadline);
-        while !is_idle() {
+        while !is_done() {
             let over = self.look().and_then(|()| pause());
             if let Err(cause) = over {
                 let started = self.started.borrow();
@@ -209,7 +209,6 @@ impl Ring {
                 return Err(self.fail(place, bytes, cause));
             }
         }
-        self.started.borrow_mut().clear();
         Ok(())
     }
 

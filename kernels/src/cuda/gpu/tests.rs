@@ -486,6 +486,38 @@ fn a_device_is_idle_once_its_queues_are_done_and_asking_does_not_wait() {
 }
 
 #[test]
+fn a_wait_that_is_watched_asks_for_the_queue_that_is_read_or_for_all() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    let asked = Rc::new(Cell::new(0));
+    let count = Rc::clone(&asked);
+    device.wait_by(move |is_done| {
+        while !is_done() {
+            count.set(count.get() + 1);
+        }
+    });
+    let [x, y] = [3.0, 0.0].map(|value| device.from_f32(TensorClass::Weights, &[value; 8], &[8]));
+    let since = device.moment();
+    let done = device.beside_since(Queue::Communication, &since, || {
+        elementwise::copy(&x, &y);
+        device.moment()
+    });
+    let before = mock.said().len();
+    assert_eq!(x.to_f32(), [3.0; 8]);
+    assert_eq!(mock.said()[before..].matches("cuStreamQuery").count(), 0);
+    assert!(asked.get() > 0, "the upload was done before it was waited for");
+    assert!(!done.is_reached(), "the other queue was waited for");
+    device.synchronize();
+    let queried = mock.said()[before..].matches("cuStreamQuery").count();
+    assert!(queried >= 3, "{queried}");
+    mock.fail(1, 700, "cuEventQuery");
+    let error = catch(|| x.to_f32()).expect_err("it fails");
+    assert_eq!((error.call, error.op), ("cuEventQuery", Some("copy_to_f32")));
+    drop((x, y, since, done, device));
+    mock.assert_clean();
+}
+
+#[test]
 fn a_failure_has_its_call_its_code_and_its_name() {
     let Some(mock) = Mock::driver() else { return };
     let gpu = open(mock, 0).expect("it opens");

@@ -180,6 +180,18 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
     }
 }
 
+/// So it is where somebody watches the waits of the host, as NCCL's ranks do.
+#[test]
+fn who_reads_a_tensor_waits_for_the_queue_that_it_is_read_in_alone() {
+    let Some(device) = device() else { return };
+    device.wait_by(|is_done| while !is_done() {});
+    let [x, y, z] = [1.0, 0.0, 3.0].map(|value| tensor(&device, value));
+    let since = device.moment();
+    device.beside_since(Queue::Communication, &since, || elementwise::copy(&x, &y));
+    assert_eq!(z.to_f32(), [3.0; LEN]);
+    refused(|| elementwise::scale(&y, 2.0), "in the compute queue");
+}
+
 #[test]
 fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
     for waits in [true, false] {
