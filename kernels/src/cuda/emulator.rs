@@ -135,7 +135,7 @@ impl Emulator {
             },
             seed,
             memory: RefCell::default(),
-            queues: RefCell::new(Queues::new(lost)),
+            queues: RefCell::new(Queues::new(seed, lost)),
             late: RefCell::default(),
             told: Cell::new(false),
             modules: RefCell::default(),

@@ -11,15 +11,22 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use crate::cuda::emulator::random::Random;
 use crate::cuda::platform::Queue;
 
 /// A queue of a rank, by a number of its own in the process.
 type Agent = u32;
+
+/// How often a moment may be said not to be reached.
+const DENIALS: usize = 2;
+
+/// The stream of dice for that, beside those of launches.
+const MOMENTS: u64 = u64::MAX;
 
 /// Names of ranks, three agents each.
 static RANKS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -58,6 +65,14 @@ impl Clock {
         new
     }
 
+    /// Whether it knows all that another knows.
+    fn covers(&self, other: &Self) -> bool {
+        other
+            .0
+            .iter()
+            .all(|&(agent, count)| self.known(agent) >= count)
+    }
+
     /// Whether an event is over.
     pub(super) fn knows(&self, event: Event) -> bool {
         self.known(event.agent) >= event.count
@@ -92,12 +107,27 @@ impl fmt::Display for Event {
 pub(crate) struct Mark {
     over: Clock,
     at: Instant,
+    /// How often it is still said not to be reached, unless the host knows better.
+    denials: AtomicU32,
 }
 
 impl Mark {
-    /// The host learns that the queue has come so far.
-    pub(crate) fn reach(&self) {
-        HOST.with_borrow_mut(|host| host.absorb(&self.over));
+    /// Whether the queue has come so far. A GPU takes its time, so the answer may be no at first; by a
+    /// yes the host learns it.
+    pub(crate) fn is_reached(&self) -> bool {
+        HOST.with_borrow_mut(|host| {
+            if host.covers(&self.over) {
+                return true;
+            }
+            let one_less = |left: u32| left.checked_sub(1);
+            let denied = self
+                .denials
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+            if denied.is_err() {
+                host.absorb(&self.over);
+            }
+            denied.is_err()
+        })
     }
 
     /// Seconds from an earlier one.
@@ -130,18 +160,18 @@ impl LostWait {
 }
 
 /// The queues of one emulator.
-#[derive(Debug)]
 pub(super) struct Queues {
     rank: Agent,
     current: Queue,
     /// By queue.
     clocks: [Clock; 3],
     lost: Option<LostWait>,
+    dice: Random,
 }
 
 impl Queues {
     /// Queues without work, of the rank that this thread is.
-    pub(super) fn new(lost: Option<LostWait>) -> Self {
+    pub(super) fn new(seed: u64, lost: Option<LostWait>) -> Self {
         let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let number = ranks.len();
         let thread = thread::current();
@@ -152,6 +182,7 @@ impl Queues {
             current: Queue::Compute,
             clocks: Default::default(),
             lost,
+            dice: Random::new(seed, MOMENTS),
         }
     }
 
@@ -213,6 +244,7 @@ impl Queues {
         Mark {
             over: self.clock().clone(),
             at: Instant::now(),
+            denials: AtomicU32::new(self.dice.below(DENIALS + 1) as u32),
         }
     }
 

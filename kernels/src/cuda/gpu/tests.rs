@@ -505,14 +505,20 @@ fn a_wait_that_is_watched_asks_for_the_queue_that_is_read_or_for_all() {
     let before = mock.said().len();
     assert_eq!(x.to_f32(), [3.0; 8]);
     assert_eq!(mock.said()[before..].matches("cuStreamQuery").count(), 0);
-    assert!(asked.get() > 0, "the upload was done before it was waited for");
+    assert!(
+        asked.get() > 0,
+        "the upload was done before it was waited for"
+    );
     assert!(!done.is_reached(), "the other queue was waited for");
     device.synchronize();
     let queried = mock.said()[before..].matches("cuStreamQuery").count();
     assert!(queried >= 3, "{queried}");
     mock.fail(1, 700, "cuEventQuery");
     let error = catch(|| x.to_f32()).expect_err("it fails");
-    assert_eq!((error.call, error.op), ("cuEventQuery", Some("copy_to_f32")));
+    assert_eq!(
+        (error.call, error.op),
+        ("cuEventQuery", Some("copy_to_f32"))
+    );
     drop((x, y, since, done, device));
     mock.assert_clean();
 }

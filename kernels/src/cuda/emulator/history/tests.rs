@@ -31,7 +31,7 @@ fn differential_a_use_is_in_order_where_it_comes_after_every_use_before() {
     let (mut refused, mut longest) = (0, 0);
     for seed in 0..1500 {
         let mut random = Random::new(seed, 0);
-        let mut ranks = [Queues::new(None), Queues::new(None)];
+        let mut ranks = [Queues::new(1, None), Queues::new(1, None)];
         let mut history = History::new(BYTES);
         let mut all: Vec<(Event, Use)> = Vec::new();
         for _ in 0..80 {
@@ -69,7 +69,7 @@ fn differential_a_use_is_in_order_where_it_comes_after_every_use_before() {
 
 #[test]
 fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
-    let mut ranks = [Queues::new(None), Queues::new(None)];
+    let mut ranks = [Queues::new(1, None), Queues::new(1, None)];
     let mut history = History::new(BYTES);
     let used = |range, writes| [Use { range, writes }];
     let (event, over) = ranks[0].begin("norm");
@@ -102,7 +102,7 @@ fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
 /// What is used as a whole is remembered as one piece again.
 #[test]
 fn pieces_with_one_past_are_joined() {
-    let mut queues = Queues::new(None);
+    let mut queues = Queues::new(1, None);
     let mut history = History::new(BYTES);
     for at in 0..BYTES {
         let (event, over) = queues.begin("rows");

@@ -135,7 +135,7 @@ fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
             let since = device.moment();
             device.beside_since(Queue::Communication, &since, || y.to_f32());
         },
-        |_, _, done| assert!(done.is_reached()),
+        |_, _, done| while !done.is_reached() {},
         |device, _, _| assert!(device.is_idle()),
     ];
     for (number, wait) in waits.into_iter().enumerate() {
@@ -159,7 +159,12 @@ fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
 /// out again at once, to tensors of any size, so its tensors have to live until somebody waited.
 #[test]
 fn memory_is_not_used_again_while_another_queue_reads_it() {
-    for (early, len) in [(false, LEN), (true, LEN), (false, 50 * LEN), (true, 50 * LEN)] {
+    for (early, len) in [
+        (false, LEN),
+        (true, LEN),
+        (false, 50 * LEN),
+        (true, 50 * LEN),
+    ] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
         let since = device.moment();
@@ -178,6 +183,33 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
             again();
         }
     }
+}
+
+#[test]
+fn a_moment_may_not_be_reached_yet_and_a_no_orders_nothing() {
+    let mut denied = 0;
+    for seed in 1..=8 {
+        let device = at_hand(Device::emulated(Architecture::SM80, Dtype::F32, seed));
+        let Some(device) = device else { return };
+        let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
+        let since = device.moment();
+        let done = device.beside_since(Queue::Communication, &since, || {
+            elementwise::copy(&x, &y);
+            device.moment()
+        });
+        if done.is_reached() {
+            elementwise::scale(&y, 2.0);
+            continue;
+        }
+        denied += 1;
+        if denied % 2 == 0 {
+            refused(|| elementwise::scale(&y, 2.0), "in the compute queue");
+        } else {
+            device.synchronize();
+            assert!(done.is_reached(), "all is done");
+        }
+    }
+    assert!((2..8).contains(&denied), "{denied} of 8");
 }
 
 /// So it is where somebody watches the waits of the host, as NCCL's ranks do.
@@ -212,7 +244,10 @@ fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
         }
         let payload = ended.expect_err("nothing waits");
         let said = payload.downcast_ref::<String>().expect("a message");
-        assert!(said.contains("memory given back in the compute queue"), "{said}");
+        assert!(
+            said.contains("memory given back in the compute queue"),
+            "{said}"
+        );
     }
 }
 
