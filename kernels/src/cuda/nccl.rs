@@ -3,8 +3,9 @@
 //! Communicators are non-blocking: a call that NCCL finishes in the background leaves its communicator
 //! busy ([`Progress::Busy`]), and [`Comm::settle`] asks it until it is done, fails, or the caller has
 //! waited enough. Nothing here knows a clock or other ranks; who loses patience aborts. Collectives go
-//! to the communication queue of the device, after what was asked of its compute queue so far; who
-//! reads their results joins that queue ([`crate::Device::join`]).
+//! to the communication queue of the device, after what was asked of its compute queue so far. Who uses
+//! their results, writes what they read or lets go of either waits first for a moment of that queue after
+//! them ([`crate::Device::wait_for`]) or joins it ([`crate::Device::join`]).
 //!
 //! The functions stand in a table of our own. `cudarc` has bindings, and its own loader would look for
 //! NCCL under names that pip's wheels do not use, panic where a symbol is missing, and drop the code of
@@ -15,8 +16,10 @@
 //! Functions are resolved with the signatures of `nccl.h` from a library that stays open. A
 //! communicator's handle is owned by one [`Comm`], which ends it once, by destroying it after it was
 //! finalized or else by aborting it, and then never passes it on again. Tensors are of the
-//! communicator's device, as long as the counts say, and may not be written or freed before the queue
-//! is joined, which is [`crate::Device::beside`]'s contract.
+//! communicator's device and as long as the counts say. They live until the wait above, which is
+//! [`crate::Device::beside_since`]'s contract: memory that is let go of before is not held back, and a
+//! collective would read or write another tensor's numbers in it. That is wrong and not unsound: device memory
+//! is no memory of Rust's, and goes back to the driver only when all queues are done.
 #![expect(unsafe_code, reason = "calls into NCCL; see the module documentation")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
