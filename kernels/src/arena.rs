@@ -106,9 +106,11 @@ impl Arena {
     /// nothing is out go back to it first.
     fn grow(&mut self, gpu: &Cuda, bytes: u64) -> Result<(), DeviceError> {
         let usual = gpu.properties().memory.0 / LEAST_SLAB;
-        if self.add_slab(gpu, bytes.max(usual)).is_ok() {
-            return Ok(());
+        match self.add_slab(gpu, bytes.max(usual)) {
+            Err(error) if error.is_out_of_memory() => {}
+            other => return other,
         }
+        gpu.before_waiting("trim");
         self.trim();
         self.add_slab(gpu, bytes).map_err(|mut error| {
             let of = |bytes| Bytes(bytes);
@@ -224,7 +226,8 @@ impl Arena {
         self.growths
     }
 
-    /// Gives back what no buffer has a part of.
+    /// Gives back what no buffer has a part of, for which a GPU finishes all its work: the host comes
+    /// here once [`Cuda::before_waiting`] let it.
     pub(crate) fn trim(&mut self) {
         self.pages_taken -= self.pages.bytes();
         self.pages = Shelves::default();

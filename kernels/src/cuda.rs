@@ -265,7 +265,7 @@ impl Cuda {
     }
 
     /// Before the host waits for all queues.
-    fn before_waiting(&self, op: &'static str) {
+    pub(crate) fn before_waiting(&self, op: &'static str) {
         let wait = self.wait.borrow().clone();
         if let Some(wait) = wait {
             wait(&|| done(op, self.platform.is_idle()));

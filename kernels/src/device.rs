@@ -349,6 +349,9 @@ impl Device {
 
     /// Gives memory that no tensor has a part of back to the system.
     pub fn trim(&self) {
+        if let Backend::Cuda(gpu) = &self.0.backend {
+            gpu.before_waiting("trim");
+        }
         self.0.arena.borrow_mut().trim();
     }
 

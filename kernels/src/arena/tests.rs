@@ -1,6 +1,9 @@
 //! The arena on both kinds of CUDA device there are without a GPU: the driver that is a mock, which
 //! divides its memory, and the emulator, which does not.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
 use crate::cuda::Queue;
 use crate::cuda::error::catch;
@@ -156,5 +159,34 @@ fn where_memory_runs_out_slabs_without_tensors_are_given_back_first() {
         "{said}"
     );
     drop((held, device));
+    mock.assert_clean();
+}
+
+/// The driver's own wait, which comes with it, has no end.
+#[test]
+fn slabs_are_given_back_once_whoever_watches_the_hosts_waits_lets_it() {
+    let Some((mock, [device, _])) = devices() else {
+        return;
+    };
+    drop(floats(&device, 20 * MIB));
+    let stuck = Rc::new(Cell::new(true));
+    let is_stuck = Rc::clone(&stuck);
+    device.wait_by(move |_| {
+        if is_stuck.get() {
+            DeviceError::new("wait_by", "too long").raise()
+        }
+    });
+    mock.fail(1, 2, "cuMemAlloc_v2");
+    for error in [
+        catch(|| drop(floats(&device, 50 * MIB))).expect_err("it waits"),
+        catch(|| device.trim()).expect_err("it waits"),
+    ] {
+        assert_eq!(error.call, "wait_by");
+    }
+    assert!(!mock.said().contains("cuMemFree_v2"), "{}", mock.said());
+    stuck.set(false);
+    device.trim();
+    assert_eq!(device.reserved(), Bytes::ZERO);
+    drop(device);
     mock.assert_clean();
 }
