@@ -113,16 +113,17 @@ impl Arena {
         gpu.before_waiting("trim");
         self.trim();
         self.add_slab(gpu, bytes).map_err(|mut error| {
-            let of = |bytes| Bytes(bytes);
-            let said = format!(
-                ", and of {} that this rank has taken before {} is free, in pieces of at most {}; its \
-                 tensors hold {}",
-                of(self.pool.reserved()),
-                of(self.pool.free()),
-                of(self.pool.largest()),
-                self.memory.live_total(),
-            );
-            error.detail.push_str(&said);
+            if error.is_out_of_memory() {
+                let said = format!(
+                    "; this rank has taken {} so far, of which {} is free in pieces of at most {}; its \
+                     tensors hold {}",
+                    Bytes(self.pool.reserved()),
+                    Bytes(self.pool.free()),
+                    Bytes(self.pool.largest()),
+                    self.memory.live_total(),
+                );
+                error.detail.push_str(&said);
+            }
             error
         })
     }
@@ -135,14 +136,9 @@ impl Arena {
         } else {
             let (taken, all) = (self.pool.reserved(), gpu.properties().memory);
             if taken + bytes > all.0 {
-                return Err(DeviceError::new(
-                    "emulator",
-                    format!(
-                        "asked for {}, {} of {all} is free",
-                        Bytes(bytes),
-                        Bytes(all.0 - taken)
-                    ),
-                ));
+                let free = Bytes(all.0 - taken);
+                let said = format!("asked for {}, {free} of {all} is free", Bytes(bytes));
+                return Err(DeviceError::out_of_memory("emulator", said));
             }
             self.slabs_end += bytes;
             (self.slabs_end - bytes, None)

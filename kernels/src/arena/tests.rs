@@ -147,17 +147,25 @@ fn where_memory_runs_out_slabs_without_tensors_are_given_back_first() {
     assert_eq!(
         error.to_string(),
         "cuMemAlloc_v2 failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): asked for 3.00 GiB, 0.98 GiB of \
-         4.00 GiB is free, and of 20.00 MiB that this rank has taken before 19.00 MiB is free, in \
-         pieces of at most 19.00 MiB; its tensors hold 1.00 MiB"
+         4.00 GiB is free; this rank has taken 20.00 MiB so far, of which 19.00 MiB is free in pieces \
+         of at most 19.00 MiB; its tensors hold 1.00 MiB"
     );
     let error = device.reserve(Bytes(3 << 30)).expect_err("it does not fit");
     assert!(error.to_string().contains("asked for 2.98 GiB"), "{error}");
     let error = catch(|| floats(&emulated, 5 << 30)).expect_err("it does not fit");
     let said = error.to_string();
     assert!(
-        said.starts_with("emulator: asked for 5.00 GiB, 4.00 GiB of 4.00 GiB is free, and of 0 B"),
+        said.contains("asked for 5.00 GiB, 4.00 GiB of 4.00 GiB is free; this rank has taken 0 B"),
         "{said}"
     );
+    // What fails otherwise is not tried again, and is no matter of memory.
+    drop(floats(&device, 10 * MIB));
+    let (reserved, before) = (device.reserved(), mock.said().len());
+    mock.fail(1, 700, "cuMemAlloc_v2");
+    let error = catch(|| floats(&device, 50 * MIB)).expect_err("it fails");
+    assert!(!error.to_string().contains("taken"), "{error}");
+    assert_eq!(mock.said()[before..].matches("cuMemAlloc_v2").count(), 1);
+    assert_eq!(device.reserved(), reserved);
     drop((held, device));
     mock.assert_clean();
 }

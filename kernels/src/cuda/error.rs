@@ -7,6 +7,9 @@
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 
+/// The driver's name for memory having run out.
+const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+
 /// A call to a device's libraries that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceError {
@@ -29,6 +32,21 @@ impl DeviceError {
             op: None,
             detail: detail.into(),
         }
+    }
+
+    /// Device memory ran out, as the driver says it.
+    pub(crate) fn out_of_memory(call: &'static str, detail: String) -> Self {
+        let code = Some((2, OUT_OF_MEMORY.to_owned()));
+        Self {
+            code,
+            ..Self::new(call, detail)
+        }
+    }
+
+    /// Whether device memory ran out.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        let code = self.code.as_ref();
+        code.is_some_and(|(_, name)| name == OUT_OF_MEMORY)
     }
 
     /// The same failure, during `op` (the innermost op wins).
