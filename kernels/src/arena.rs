@@ -21,8 +21,8 @@ use crate::pool::{Pool, Range};
 /// GPUs: 2 MiB).
 const GRANULE: u64 = 2 * MIB;
 
-/// A slab is at least one of so many parts of the device's memory, where there is so much: 160 MiB of
-/// 80 GiB, 16 MiB of 8 GiB.
+/// A slab is at least 1/512 of the device's memory, where so much is free: 160 MiB of 80 GiB, 16 MiB of
+/// 8 GiB.
 const LEAST_SLAB: u64 = 512;
 
 /// The account, and memory that is free.

@@ -3,10 +3,12 @@
 //! Taking memory from a GPU's driver costs the host time, and giving it back costs it a wait for every
 //! queue. So memory is taken in slabs, and tensors get ranges of them. A range comes from the smallest
 //! free piece that holds it, of equal ones the lowest; when it returns it becomes one with the free
-//! pieces beside it. What lies where follows from the order of calls alone, so a training step that
-//! repeats itself finds the same places.
+//! pieces beside it. What lies where follows from the order of calls and, of equal pieces in several
+//! slabs, from where the driver put those; so a training step that repeats itself finds the same places,
+//! and one slab divides alike in every run.
 //!
-//! The pool only counts: addresses are numbers to it, and slabs never touch, whatever their addresses.
+//! The pool only counts: addresses are numbers to it, and pieces of different slabs are never joined, even
+//! at adjacent addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
