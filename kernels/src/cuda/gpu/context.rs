@@ -38,7 +38,12 @@ pub(super) struct Usage {
     pub(super) workspaces: u64,
     /// Times that the context is retained.
     holders: usize,
+    /// Whose it is.
+    device: Option<Place>,
 }
+
+/// A device, by its number in the driver at an address.
+type Place = (usize, CUdevice);
 
 /// Memory in use of the device at a PCI address, by anyone, where there is telling without a context.
 pub(super) type Used = fn(&str) -> Option<Bytes>;
@@ -94,7 +99,9 @@ impl Context {
         }
         // Measured by who comes first, before and after, while nobody else can allocate.
         let mut all = lock(&USAGE);
-        let pci = pci(&driver, device);
+        let place = (driver.cuDevicePrimaryCtxRetain as usize, device);
+        let first = all.values().all(|usage| usage.device != Some(place));
+        let pci = if first { pci(&driver, device) } else { None };
         let used = || pci.as_deref().and_then(used);
         let before = used();
         // SAFETY: a place to write to.
@@ -114,7 +121,7 @@ impl Context {
         CURRENT.set(ptr::null_mut());
         let usage = all.entry(context.number()).or_default();
         usage.holders += 1;
-        let first = usage.holders == 1;
+        usage.device = Some(place);
         if let Err(error) = context.enter() {
             // A context that is let go of takes the lock itself.
             drop(all);

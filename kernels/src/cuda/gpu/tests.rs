@@ -459,6 +459,7 @@ fn what_was_taken_before_the_gpu_was_opened_is_not_the_contexts() {
     // A rank that comes later measures nothing anew.
     let second = open().expect("it opens");
     assert_eq!(overhead(&second), told);
+    assert_eq!(ASKED.get(), 2, "before and after the first");
     drop((gpu, second));
     mock.assert_clean();
 }
