@@ -35,7 +35,7 @@
 //! through local memory is not looked for. Between kernels only their queues are: what hosts tell each
 //! other orders nothing, so who relied on that would be reported; and work is done when it is asked for, so
 //! what goes wrong where a wait is missing is reported and not seen, and a wait for what never comes is no
-//! deadlock. A rank that unwinds is not held to waiting for what it lets go of. What a library other
+//! deadlock. A rank that unwinds or ends is not held to waiting for what it lets go of. What a library other
 //! than ours reads and writes is what its caller says. Accumulators of a wgmma are watched; A operands in
 //! registers are taken when it is issued, for the compiler of a GPU gives each its own.
 
@@ -96,6 +96,8 @@ pub(crate) struct Emulator {
     queues: RefCell<Queues>,
     /// What was found where no call can say so.
     late: RefCell<Option<Fault>>,
+    /// The same of memory given back: an error once there is a next tensor, which may lie there.
+    given: RefCell<Option<Fault>>,
     /// Whether a fault was told: what is found after it may follow from it.
     told: Cell<bool>,
     modules: RefCell<Vec<(&'static Library, String)>>,
@@ -140,6 +142,7 @@ impl Emulator {
             memory: RefCell::default(),
             queues: RefCell::new(Queues::new(seed, lost)),
             late: RefCell::default(),
+            given: RefCell::default(),
             told: Cell::new(false),
             modules: RefCell::default(),
             launches: Cell::new(0),
@@ -229,12 +232,21 @@ impl Emulator {
     }
 
     /// The same where there is nobody to tell: the next call does, or else the end of the device. A rank
-    /// that unwinds waits for nothing and lets go of everything, so that is not held against it.
+    /// that unwinds waits for nothing, and that is not held against it.
     fn note_late(&self, outcome: Result<(), Fault>) {
         if let Err(fault) = outcome
             && !thread::panicking()
         {
             self.late.borrow_mut().get_or_insert(fault);
+        }
+    }
+
+    /// The same of memory given back: only the next call tells.
+    fn note_given(&self, outcome: Result<(), Fault>) {
+        if let Err(fault) = outcome
+            && !thread::panicking()
+        {
+            self.given.borrow_mut().get_or_insert(fault);
         }
     }
 
@@ -245,7 +257,7 @@ impl Emulator {
 
     /// What was found where no call could say so.
     fn on_time(&self) -> Result<(), DeviceError> {
-        let late = self.late.take();
+        let late = self.given.take().or_else(|| self.late.take());
         late.map_or(Ok(()), |fault| Err(self.tell(&fault)))
     }
 
@@ -340,7 +352,7 @@ impl Platform for Emulator {
         let mut memory = self.memory.borrow_mut();
         // As on a GPU, all queues of the rank are waited for.
         let (event, over) = self.queues.borrow_mut().begin_after_all("freeing");
-        self.note_late(memory.note(event, &over, (address.0, bytes as usize), true));
+        self.note_given(memory.note(event, &over, (address.0, bytes as usize), true));
         memory.free(address.0);
     }
 
@@ -418,7 +430,7 @@ impl Platform for Emulator {
     fn give(&self, address: Address, bytes: u64) {
         let mut memory = self.memory.borrow_mut();
         let uses = [(address, bytes as usize, true)];
-        self.note_late(self.note(&mut memory, "memory given back", &uses));
+        self.note_given(self.note(&mut memory, "memory given back", &uses));
     }
 
     fn load(&self, program: &Program) -> Result<Module, DeviceError> {
