@@ -31,7 +31,7 @@ pub struct Trainer {
 
 impl Trainer {
     /// Allocates the rank's shard and fills it. The model and layout must have passed
-    /// [`support::check`].
+    /// [`crate::support::check`].
     pub fn new(
         cx: Context,
         model: &Model,
