@@ -150,6 +150,9 @@ pub(super) struct Mailbox {
     groups: Mutex<HashMap<GroupKey, Arc<Group>>>,
     failure: OnceLock<Failure>,
     left: Vec<AtomicBool>,
+    /// Ranks of this process that have not parted.
+    present: Mutex<u32>,
+    parted: Condvar,
     deadline: Duration,
     /// How often something happened that somebody may wait for.
     events: Mutex<u64>,
@@ -162,6 +165,8 @@ impl Mailbox {
             groups: Mutex::default(),
             failure: OnceLock::new(),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            present: Mutex::new(ranks),
+            parted: Condvar::new(),
             deadline,
             events: Mutex::default(),
             happened: Condvar::new(),
@@ -196,6 +201,18 @@ impl Mailbox {
     pub(super) fn leave(&self, rank: u32) {
         self.left[rank as usize].store(true, Ordering::SeqCst);
         self.wake_all();
+    }
+
+    /// A rank has ended, whether it left or failed, and will not touch what another offered.
+    pub(super) fn part(&self) {
+        *lock(&self.present) -= 1;
+        self.parted.notify_all();
+    }
+
+    /// Waits until all ranks, which are threads of this process, have parted.
+    pub(super) fn wait_for_all_to_part(&self) {
+        let someone = |present: &mut u32| *present > 0;
+        drop(self.parted.wait_while(lock(&self.present), someone));
     }
 
     fn wake_all(&self) {
@@ -403,6 +420,6 @@ impl fmt::Display for GroupKey {
 }
 
 /// A mutex is never left inconsistent here: nothing panics while one is held.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

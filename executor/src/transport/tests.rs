@@ -1,6 +1,7 @@
 //! Collectives against a brute-force oracle, their laws, and every way to fail.
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -718,6 +719,35 @@ fn a_rank_that_starts_a_collective_on_a_device_and_leaves_or_lingers_is_named() 
         );
         let late = run(Duration::from_millis(200), Duration::from_secs(2));
         assert!(late.contains("for ranks [1], which did not come"), "{late}");
+    }
+}
+
+/// Who hears of a failure late still reads what was offered before it.
+#[test]
+fn what_a_failing_rank_offered_stays_until_all_have_ended_and_no_longer() {
+    for kind in kinds().into_iter().filter(|&kind| kind != Kind::Cpu) {
+        let held = Arc::new(());
+        let error = World::threads(2)
+            .run(|rank| {
+                let group = rank.communicator("tp", &all_ranks(2));
+                let device = kind.open();
+                if rank.rank() == 1 {
+                    // As long as the device is there, so is this.
+                    let held = Arc::clone(&held);
+                    device.wait_by(move |done| while !done() && Arc::strong_count(&held) > 0 {});
+                    let _pending = group.start_all_reduce(&zeros(&device, &[4]))?;
+                    return Err(Error::Request("the data ran out".to_owned()));
+                }
+                let stopped = rank.communicator("words", &all_ranks(2)).barrier();
+                stopped.expect_err("rank 1 fails instead");
+                sleep(Duration::from_millis(50));
+                assert_eq!(Arc::strong_count(&held), 2, "rank 1's device is there");
+                let read = group.start_all_reduce(&zeros(&device, &[4]));
+                Err::<(), _>(read.expect_err("rank 1 goes no further").into())
+            })
+            .expect_err("rank 1 fails");
+        assert_eq!(error.to_string(), "rank 1: the data ran out");
+        assert_eq!(Arc::strong_count(&held), 1, "and then it is not");
     }
 }
 

@@ -144,7 +144,10 @@ impl World {
             };
             let threads: Vec<_> = (0..ranks)
                 .map(|rank| {
-                    spawn(rank).inspect_err(|error| mailbox.poison(rank, error.to_string()))
+                    spawn(rank).inspect_err(|error| {
+                        mailbox.poison(rank, error.to_string());
+                        mailbox.part();
+                    })
                 })
                 .collect();
             threads
@@ -238,6 +241,13 @@ impl World {
         match &result {
             Ok(_) => mail.leave(rank),
             Err(error) => mail.poison(rank, error.to_string()),
+        }
+        if !seat.apart {
+            // Others may be about to read what this rank offered, whose memory is in flight till then.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| context.flights.synchronize()));
+            mail.shared().part();
+            mail.shared().wait_for_all_to_part();
+            context.flights.abandon();
         }
         result
     }

@@ -10,6 +10,9 @@
 //!
 //! A member that waits, for whatever, advances all that it has in flight as far as that goes
 //! ([`Flights::advance`]): so it does not matter in which order members wait.
+//!
+//! Where a member fails in the midst, the others may still come to read what it offered before they hear
+//! of that: its tensors and its device stay until every rank has ended ([`Flights::abandon`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::{ControlFlow, Range};
@@ -47,6 +50,21 @@ impl Flights {
             .borrow_mut()
             .retain(|flight| flight.done.get().is_none());
         Ok(())
+    }
+
+    /// Waits until the device is done with what it was asked for of collectives that did not end.
+    pub(in crate::transport) fn synchronize(&self) {
+        self.0
+            .borrow()
+            .iter()
+            .for_each(|flight| flight.device.synchronize());
+    }
+
+    /// Lets go of collectives that will not end: with them, of the tensors that others may read.
+    pub(in crate::transport) fn abandon(&self) {
+        // A flight has a clone of these, and may be the last to have its device.
+        let flights = self.0.take();
+        drop(flights);
     }
 }
 
