@@ -112,93 +112,90 @@ pub fn run_in(
     let mut keys = options.keys.clone();
     keys.sort_unstable();
     keys.dedup();
-    let started = Instant::now();
     let before = clocks(&options.device);
-    let per_rank = world.run(|rank| {
-        let ordinal = rank.gpu() as usize;
-        let device = options.device.open(ordinal, rank.local_ranks())?;
-        let rank = &rank.on(&device);
-        let everyone: Vec<u32> = (0..rank.ranks()).collect();
-        let world = rank.communicator("world", &everyone);
-        expect_alike(&world, &device)?;
-        let machines = Machines::find(rank, &world)?;
-        let taker = Taker {
-            rank,
-            world,
-            machines,
-            groups: Groups::new(rank, machines),
-            flush: queued::Flush::new(&device),
-            device: &device,
-            options,
-        };
-        let (wanted, skipped) = taker.wanted(&keys);
-        let mut samples = Vec::with_capacity(wanted.len());
-        for (done, &(key, skewed)) in wanted.iter().enumerate() {
-            let left = options.budget.saturating_sub(started.elapsed());
-            let share = left.div_f64((wanted.len() - done) as f64);
-            let Some(seconds) = taker.measure(key, skewed, share)? else {
-                continue;
-            };
-            device.trim();
-            if rank.rank() == 0 {
-                progress(Progress {
-                    done: done + 1,
-                    total: wanted.len(),
-                    key,
-                    median_s: median(seconds.clone()),
-                });
-            }
-            samples.push(Sample {
-                key,
-                skew: skewed.then(|| skew(&key)),
-                seconds,
-            });
-        }
-        let name = device
-            .properties()
-            .map(|properties| properties.name.clone());
-        // Of the rank whose device ran everything, after it did.
-        let overhead = device.overhead().map(|taken| OverheadBytes {
-            context: taken.context,
-            workspaces: taken.workspaces,
-            other: taken.other,
-            others: taken.others,
-        });
-        let concurrent = rank.local_ranks();
-        Ok((samples, skipped, name, overhead, concurrent))
-    })?;
+    let taken = world.run(|rank| take(rank, options, &keys, progress))?;
     if !world.has_first() {
         return Ok(None);
     }
-    let first = per_rank.into_iter().next().expect("at least one rank");
-    let (samples, skipped, device_name, overhead, concurrent_ranks) = first;
-    let environment = Environment::detect(options.ranks, &options.device);
-    let on_gpu = device_name.is_some();
+    let first = taken.into_iter().next().expect("at least one rank");
     let clocks = [("before", before), ("after", clocks(&options.device))]
         .into_iter()
         .filter_map(|(when, said)| said.map(|said| format!("{when}: {said}")))
         .collect::<Vec<_>>()
         .join("; ");
+    let environment = Environment::detect(options.ranks, &options.device);
+    let on_gpu = first.device_name.is_some();
     Ok(Some(Measured {
         profile: Profile {
             version: PROFILE_VERSION,
-            device: device_name
+            device: first
+                .device_name
                 .as_deref()
                 .map_or_else(|| "cpu".to_owned(), presets::gpu_name),
-            device_name,
+            device_name: first.device_name,
             shared_device: on_gpu && options.ranks > 1 && !world.is_apart(),
-            overhead,
+            overhead: first.overhead,
             machine: environment.machine(),
             cores: environment.cores,
-            concurrent_ranks,
+            concurrent_ranks: first.local_ranks,
             versions: environment.versions(),
             clocks,
             date: environment.date,
             command: environment.command.join(" "),
-            samples,
+            samples: first.samples,
         },
-        skipped,
+        skipped: first.skipped,
     }))
+}
+
+/// What one rank took.
+struct Taken {
+    samples: Vec<Sample>,
+    skipped: Skipped,
+    /// The vendor's name of its GPU.
+    device_name: Option<String>,
+    overhead: Option<OverheadBytes>,
+    local_ranks: u32,
+}
+
+/// One rank's samples of all keys.
+fn take(
+    rank: &RankContext,
+    options: &ProfileOptions,
+    keys: &[Key],
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Taken, Error> {
+    let ordinal = rank.gpu() as usize;
+    let device = options.device.open(ordinal, rank.local_ranks())?;
+    let rank = &rank.on(&device);
+    let everyone: Vec<u32> = (0..rank.ranks()).collect();
+    let world = rank.communicator("world", &everyone);
+    expect_alike(&world, &device)?;
+    let machines = Machines::find(rank, &world)?;
+    let taker = Taker {
+        rank,
+        world,
+        machines,
+        groups: Groups::new(rank, machines),
+        flush: queued::Flush::new(&device),
+        device: &device,
+        options,
+    };
+    let (wanted, skipped) = taker.wanted(keys);
+    let samples = taker.samples(&wanted, progress)?;
+    Ok(Taken {
+        samples,
+        skipped,
+        device_name: device.properties().map(|of| of.name.clone()),
+        // After everything was run.
+        overhead: device.overhead().map(|taken| OverheadBytes {
+            context: taken.context,
+            workspaces: taken.workspaces,
+            other: taken.other,
+            others: taken.others,
+        }),
+        local_ranks: rank.local_ranks(),
+    })
 }
 
 /// Refuses devices of several kinds: a profile is of one.
@@ -266,6 +263,38 @@ impl Taker<'_> {
             wanted.extend((grouped && self.is_queued()).then_some((key, true)));
         }
         (wanted, skipped)
+    }
+
+    /// Samples of the keys, in the time that the options give from here on: the ranks have met.
+    fn samples(
+        &self,
+        wanted: &[(Key, bool)],
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Vec<Sample>, Error> {
+        let started = Instant::now();
+        let mut samples = Vec::with_capacity(wanted.len());
+        for (done, &(key, skewed)) in wanted.iter().enumerate() {
+            let left = self.options.budget.saturating_sub(started.elapsed());
+            let share = left.div_f64((wanted.len() - done) as f64);
+            let Some(seconds) = self.measure(key, skewed, share)? else {
+                continue;
+            };
+            self.device.trim();
+            if self.rank.rank() == 0 {
+                progress(Progress {
+                    done: done + 1,
+                    total: wanted.len(),
+                    key,
+                    median_s: median(seconds.clone()),
+                });
+            }
+            samples.push(Sample {
+                key,
+                skew: skewed.then(|| skew(&key)),
+                seconds,
+            });
+        }
+        Ok(samples)
     }
 
     fn is_queued(&self) -> bool {

@@ -290,6 +290,34 @@ fn measure_apart(options: &ProfileOptions, nccl: Option<Nccl>) -> Measured {
 }
 
 #[test]
+fn the_time_for_samples_begins_when_the_ranks_have_met() {
+    let options = ProfileOptions {
+        keys: vec![collective(CollectiveKind::AllReduce, 2)],
+        ranks: 2,
+        device: DeviceSpec::Cpu {
+            threads_per_rank: Some(1),
+        },
+        warmup: 0,
+        repeats: SAMPLES_MIN + 1,
+        budget: Duration::from_secs(1),
+    };
+    let measured = thread::scope(|scope| {
+        let ranks = world_of(2).into_iter().map(|launched| {
+            let options = &options;
+            scope.spawn(move || {
+                thread::sleep(options.budget * launched.rank);
+                run_in(&World::process(launched), options, &|_| ()).expect("measures")
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let measured = ranks.into_iter().map(|rank| rank.join().expect("measures"));
+        measured.collect::<Vec<_>>().swap_remove(0)
+    });
+    let samples = measured.expect("rank 0 has it").profile.samples;
+    assert_eq!(samples[0].seconds.len(), options.repeats);
+}
+
+#[test]
 fn ranks_with_a_gpu_each_measure_all_at_once_and_their_collectives_are_priced() {
     let device = DeviceSpec::Emulated {
         architecture: Architecture::SM90,
