@@ -318,3 +318,6 @@ impl Flight {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
