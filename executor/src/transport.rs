@@ -178,10 +178,12 @@ impl Pending {
     }
 }
 
-/// When a device did a collective: moments of its communication queue.
+/// When a device did a collective: moments of its communication queue. Those of rank threads and of NCCL
+/// are not to be compared: waiting for a late peer is outside of the former, and within the latter.
 #[derive(Debug, Clone)]
 pub struct Carried {
-    /// All that it reads on this rank's side was there.
+    /// Its work was let begin: of rank threads when what all members offered was there, of NCCL, whose
+    /// kernel waits for the others, when what it reads on this rank's side was.
     pub begun: Moment,
     /// Its outputs are there, and its inputs may be written again.
     pub done: Moment,

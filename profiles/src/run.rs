@@ -67,7 +67,8 @@ pub struct RunSummary {
     /// Exposed seconds of a step by category; sums to `step_s` up to rounding.
     pub time_s: TimeByCategory,
     /// Seconds a step in which a device did a collective while it also computed, by the category of the
-    /// collective: no part of `time_s`. Empty where nothing overlaps.
+    /// collective: no part of `time_s`. Empty where nothing overlaps. Over NCCL it counts from when the
+    /// device would begin, with waiting for a late peer; of rank threads on one GPU from when all are there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hidden_s: BTreeMap<Category, f64>,
     /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the

@@ -10,8 +10,8 @@
 //!
 //! Where routing decides, the declaration is for the rows that [`Local`] says. What only a run knows is
 //! not in a plan: a load-balancing loss (`Site::balanced`: four bytes an expert and layer kept, and the
-//! router's sums while it runs), and collectives of more than eight rank threads on one GPU, which take
-//! eight bytes for each thread beyond. Of models that the executor refuses, what it does not run is
+//! router's sums while it runs), and reductions of more than eight parts on one GPU, of rank threads or
+//! of expert tensor parallelism, which take eight bytes for each part beyond. Of models that the executor refuses, what it does not run is
 //! declared by its norms alone.
 
 mod attention;
