@@ -55,7 +55,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => return launch::processes(plan.request.gpus),
-        Launch::Env => World::process(launch::from_environment()?),
+        Launch::Env => World::process(launch::from_environment()?)
+            .listen()
+            .map_err(failure)?,
     };
     let world = match Launched::timeout().map_err(failure)? {
         Some(deadline) => world.deadline(deadline),

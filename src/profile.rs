@@ -77,7 +77,10 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         Chosen::Cuda(gpus) => gpu_ranks(args, gpus.len() as u32, launched.as_ref())?,
     };
     let (world, each) = match launched {
-        Some(launched) => (World::process(launched.clone()), launched.local_ranks),
+        Some(launched) => {
+            let world = World::process(launched.clone()).listen().map_err(failure)?;
+            (world, launched.local_ranks)
+        }
         None if args.launch == Launch::Processes => return launch::processes(ranks),
         None => (World::threads(ranks), ranks),
     };

@@ -2,7 +2,8 @@
 //! way in which processes fail to be a run, and profiles of them.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -214,17 +215,50 @@ fn the_failure_of_a_rank_is_passed_on_once_with_its_exit_code() {
     assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
 }
 
-/// Waits for a process, not for ever.
-fn ended(mut child: Child) -> (i32, String, String) {
-    let begun = Instant::now();
-    while child.try_wait().expect("it is ours").is_none() {
-        if begun.elapsed() > Duration::from_mins(1) {
-            child.kill().expect("it is ours");
-            panic!("a rank does not end");
-        }
-        thread::sleep(Duration::from_millis(10));
+/// A process that ends with the test, however that ends.
+struct Guarded(Child);
+
+impl Guarded {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().expect("the program starts"))
     }
-    said(&child.wait_with_output().expect("it ended"))
+
+    /// Ends it from outside.
+    fn kill(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ended");
+    }
+
+    /// Waits for it, not for ever.
+    fn ended(mut self) -> (i32, String, String) {
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = self.0.try_wait().expect("it is ours") {
+                break status;
+            }
+            assert!(
+                begun.elapsed() < Duration::from_mins(1),
+                "a rank does not end"
+            );
+            thread::sleep(Duration::from_millis(10));
+        };
+        let text = |pipe: &mut dyn Read| {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).expect("what it said");
+            text
+        };
+        let stdout = text(self.0.stdout.as_mut().expect("it is piped"));
+        let stderr = text(self.0.stderr.as_mut().expect("it is piped"));
+        (status.code().expect("no signal ended it"), stdout, stderr)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // One that has ended by itself is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]
@@ -233,7 +267,7 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
     let (port, out) = (port(), bench.path("run"));
     let start = |rank| {
         let mut command = bench.rank(rank, 2, port, &["--steps", "100000", "--out", &out]);
-        command.spawn().expect("the program starts")
+        Guarded::start(&mut command)
     };
     let (first, mut second) = (start(0), start(1));
     let steps = Path::new(&out).join("steps.jsonl");
@@ -245,9 +279,8 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
         );
         thread::sleep(Duration::from_millis(10));
     }
-    second.kill().expect("it runs");
-    second.wait().expect("it ended");
-    let (code, _, errors) = ended(first);
+    second.kill();
+    let (code, _, errors) = first.ended();
     assert_eq!(code, 1, "{errors}");
     assert!(
         errors.contains("because rank 1 failed: its process ended without a word"),
@@ -258,7 +291,7 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
     let (port, out) = (self::port(), bench.path("again"));
     let start = |rank| {
         let mut command = bench.rank(rank, 2, port, &["--steps", "100000", "--out", &out]);
-        command.spawn().expect("the program starts")
+        Guarded::start(&mut command)
     };
     let (mut first, second) = (start(0), start(1));
     let steps = Path::new(&out).join("steps.jsonl");
@@ -269,9 +302,8 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
         );
         thread::sleep(Duration::from_millis(10));
     }
-    first.kill().expect("it runs");
-    first.wait().expect("it ended");
-    let (code, _, errors) = ended(second);
+    first.kill();
+    let (code, _, errors) = second.ended();
     assert_eq!(code, 1, "{errors}");
     assert!(
         errors.contains("because rank 0 failed: the connection to it broke"),
@@ -317,13 +349,18 @@ fn ranks_that_never_come_and_ports_in_use_are_named() {
 fn a_rank_that_fails_before_the_ranks_meet_is_not_waited_for() {
     let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
     let (port, out) = (port(), bench.path("run"));
-    let first = bench.rank(0, 2, port, &["--out", &out]).spawn();
-    let first = first.expect("the program starts");
+    let mut first = bench.rank(0, 2, port, &["--out", &out]);
+    let first = Guarded::start(first.env("MOEFOLD_TIMEOUT_S", "40"));
+    let begun = Instant::now();
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "nobody listens");
+        thread::sleep(Duration::from_millis(10));
+    }
     let nowhere = bench.path("nowhere");
     let second = ["--out", &out, "--init", &nowhere];
     let (code, _, errors) = run(&mut bench.rank(1, 2, port, &second));
     assert_eq!(code, 2, "{errors}");
-    let (code, _, errors) = ended(first);
+    let (code, _, errors) = first.ended();
     assert_eq!(code, 1, "{errors}");
     assert!(
         errors.contains("rank 1 failed before it could take part")
@@ -354,7 +391,7 @@ fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
     let mut command = bench.rank(0, 2, 29500, &[]);
     refused(command.env("RANK", "2"), "RANK is 2 and WORLD_SIZE is 2");
     refused(
-        &mut bench.rank(0, 3, 29500, &[]),
+        &mut bench.rank(0, 3, port(), &[]),
         "the plan is for 2 ranks, and 3 were started",
     );
     let mut command = bench.rank(0, 2, 29500, &[]);
@@ -395,7 +432,7 @@ fn ranks_end_with_the_process_that_started_them_whatever_ends_it() {
         let arguments = ["--launch", "processes", "--steps", "100000", "--out", &out];
         let mut command = bench.execute(&arguments);
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut parent = command.spawn().expect("the program starts");
+        let mut parent = Guarded::start(&mut command);
         let steps = Path::new(&out).join("steps.jsonl");
         let begun = Instant::now();
         while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
@@ -405,10 +442,10 @@ fn ranks_end_with_the_process_that_started_them_whatever_ends_it() {
             );
             thread::sleep(Duration::from_millis(10));
         }
-        let ranks = children(parent.id());
+        let ranks = children(parent.0.id());
         assert_eq!(ranks.len(), 2);
-        signal(how, parent.id());
-        parent.wait().expect("it is ours");
+        signal(how, parent.0.id());
+        parent.0.wait().expect("it is ours");
         let begun = Instant::now();
         let runs = |&rank: &u32| state(rank).is_some_and(|(state, _)| state != 'Z');
         while ranks.iter().any(runs) {

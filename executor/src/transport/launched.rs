@@ -186,7 +186,8 @@ impl Launched {
     }
 
     /// Tells the other ranks why this one will not take part. Nothing where it has begun to: a world tells
-    /// them then; nor of rank 0, which nobody could hear: the others miss it at their deadline.
+    /// them then; nor of rank 0, at which the others look: they hear from its [`World`](super::World) or miss
+    /// it at their deadline.
     pub fn decline(&self, why: &str) {
         if self.rank > 0 && !HAS_BEGUN.load(Ordering::SeqCst) {
             rendezvous::decline(self, why);

@@ -3,14 +3,15 @@
 //! Whoever connects says [`MAGIC`], which job it is of, how many ranks it expects and which one it is.
 //! A stranger, or a rank of another job, is turned away and remembered for the error message; a rank
 //! that expects another number of ranks, or one that was there already, or one that says that it failed
-//! before it could come ([`decline`]), ends the run, since waiting would mend nothing. When all have come they are welcomed together, and each connection becomes that
-//! rank's door to rank 0's mailbox ([`super::remote`]). Nothing waits longer than the deadline.
+//! before it could come ([`decline`]), ends the run, since waiting would mend nothing. When all have come
+//! they are welcomed together, and each connection becomes that rank's door to rank 0's mailbox
+//! ([`super::remote`]). Nothing waits longer than the deadline.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
 };
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,8 @@ pub(super) struct Server {
 struct Shared {
     job: String,
     ranks: u32,
-    mailbox: Arc<Mailbox>,
+    /// From when all have come.
+    mailbox: OnceLock<Arc<Mailbox>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -87,7 +89,7 @@ struct State {
 
 impl Server {
     /// Listens and lets ranks come.
-    pub(super) fn start(launched: &Launched, mailbox: Arc<Mailbox>) -> Result<Self, Error> {
+    pub(super) fn start(launched: &Launched) -> Result<Self, Error> {
         let listener = listen(launched)?;
         let failed = |cause: io::Error| rendezvous(launched, &format!("could not listen: {cause}"));
         listener.set_nonblocking(true).map_err(failed)?;
@@ -96,7 +98,7 @@ impl Server {
         let shared = Arc::new(Shared {
             job: launched.job.clone(),
             ranks: launched.ranks,
-            mailbox,
+            mailbox: OnceLock::new(),
             state: Mutex::new(State {
                 came,
                 ..State::default()
@@ -112,10 +114,17 @@ impl Server {
         Ok(Self { shared, address })
     }
 
-    /// Waits until all ranks are there, and lets the run begin; where there will be none, those that
-    /// came have been told why when this returns.
-    pub(super) fn wait(&self, deadline: Duration) -> Result<(), Error> {
+    /// Waits until all ranks are there, and lets the run begin, by this mailbox; where there will be
+    /// none, those that came have been told why when this returns. To be called once.
+    pub(super) fn wait(&self, mailbox: &Arc<Mailbox>, deadline: Duration) -> Result<(), Error> {
+        self.shared.mailbox.get_or_init(|| Arc::clone(mailbox));
         self.all_come(deadline).inspect_err(|_| self.tell_all())
+    }
+
+    /// Whether another rank has come.
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.shared.lock().came[1..].contains(&true)
     }
 
     /// Lets ranks come a little longer where one has failed, so that they are told at once.
@@ -170,7 +179,12 @@ impl Server {
         let begun = Instant::now();
         let mut state = self.shared.lock();
         while state.open > 0 {
-            let patience = match self.shared.mailbox.failure() {
+            let failure = self
+                .shared
+                .mailbox
+                .get()
+                .and_then(|mailbox| mailbox.failure());
+            let patience = match failure {
                 None => deadline,
                 Some(_) => deadline.min(GOODBYE),
             };
@@ -185,7 +199,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
+        let mut state = self.shared.lock();
+        state.closed = true;
+        if !state.begun {
+            let why = || "rank 0 failed before all had come; its own output says why".to_owned();
+            state.failure.get_or_insert_with(why);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -301,11 +322,10 @@ fn attend(mut connection: TcpStream, hello: &Hello, peer: SocketAddr, shared: &S
     drop(state);
     let sent = wire::write(&mut connection, &answer, &[]);
     if matches!(answer, Welcome::Come) {
+        let mailbox = shared.mailbox.get().expect("it was there before the run");
         match sent.and_then(|()| connection.set_read_timeout(None)) {
-            Ok(()) => remote::serve(connection, rank, &shared.mailbox),
-            Err(cause) => shared
-                .mailbox
-                .poison(rank, format!("the connection to it broke ({cause})")),
+            Ok(()) => remote::serve(connection, rank, mailbox),
+            Err(cause) => mailbox.poison(rank, format!("the connection to it broke ({cause})")),
         }
     }
 }

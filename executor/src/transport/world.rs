@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use moefold_kernels::{Device, DeviceError};
 
 use super::launched::Launched;
 use super::mail::Mail;
-use super::mailbox::{Call, GroupKey, Mailbox, Payload};
+use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
 use super::recording::{CallLog, Recording};
 use super::remote::Remote;
@@ -41,8 +41,14 @@ pub struct World {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    Threads { ranks: u32 },
-    Process(Launched),
+    Threads {
+        ranks: u32,
+    },
+    Process {
+        launched: Launched,
+        /// Of rank 0, where it listens already.
+        server: Arc<Mutex<Option<Server>>>,
+    },
 }
 
 /// How long a rank waits for others.
@@ -62,31 +68,55 @@ impl World {
     /// A world of which this process is one rank; the others find it as the launcher says.
     pub fn process(launched: Launched) -> Self {
         Self {
-            kind: Kind::Process(launched),
+            kind: Kind::Process {
+                launched,
+                server: Arc::default(),
+            },
             deadline: DEADLINE,
             nccl: None,
         }
+    }
+
+    /// Rank 0 of processes listens from here on, not only from [`World::run`]: ranks that come first wait
+    /// for it, and one that fails before it could come is heard. Where the world is dropped instead of run,
+    /// those that wait are told.
+    pub fn listen(self) -> Result<Self, Error> {
+        if let Kind::Process { launched, server } = &self.kind
+            && launched.rank == 0
+        {
+            *lock(server) = Some(Server::start(launched)?);
+        }
+        Ok(self)
     }
 
     /// Ranks, here and elsewhere.
     pub fn ranks(&self) -> u32 {
         match &self.kind {
             Kind::Threads { ranks } => *ranks,
-            Kind::Process(launched) => launched.ranks,
+            Kind::Process { launched, .. } => launched.ranks,
         }
     }
 
     /// Whether every rank is a process of its own.
     pub fn is_apart(&self) -> bool {
-        matches!(self.kind, Kind::Process(_))
+        matches!(self.kind, Kind::Process { .. })
     }
 
     /// Whether rank 0 is here, to whom results come.
     pub fn has_first(&self) -> bool {
         match &self.kind {
             Kind::Threads { .. } => true,
-            Kind::Process(launched) => launched.rank == 0,
+            Kind::Process { launched, .. } => launched.rank == 0,
         }
+    }
+
+    /// Whether another rank has come and waits.
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        let Kind::Process { server, .. } = &self.kind else {
+            return false;
+        };
+        lock(server).as_ref().is_some_and(Server::is_awaited)
     }
 
     /// Changes how long a collective waits for missing ranks before it fails.
@@ -111,7 +141,7 @@ impl World {
     {
         match &self.kind {
             Kind::Threads { ranks } => self.run_threads(*ranks, &body),
-            Kind::Process(launched) => self.run_process(launched, &body),
+            Kind::Process { launched, server } => self.run_process(launched, server, &body),
         }
     }
 
@@ -164,7 +194,12 @@ impl World {
 
     /// Runs the rank that is this process, on this thread. Rank 0 stays until the others are done:
     /// their words to each other pass through its process.
-    fn run_process<T, F>(&self, launched: &Launched, body: &F) -> Result<Vec<T>, Error>
+    fn run_process<T, F>(
+        &self,
+        launched: &Launched,
+        server: &Mutex<Option<Server>>,
+        body: &F,
+    ) -> Result<Vec<T>, Error>
     where
         F: Fn(&RankContext) -> Result<T, Error>,
     {
@@ -179,8 +214,9 @@ impl World {
         Launched::begin();
         let outcome = if launched.rank == 0 {
             let mailbox = Arc::new(Mailbox::new(launched.ranks, self.deadline));
-            let server = Server::start(launched, Arc::clone(&mailbox))?;
-            server.wait(self.deadline)?;
+            let listening = lock(server).take();
+            let server = listening.map_or_else(|| Server::start(launched), Ok)?;
+            server.wait(&mailbox, self.deadline)?;
             let mail: Rc<dyn Mail> = Rc::new(mailbox);
             let outcome = self.run_rank(seat, Instant::now(), &mail, body);
             server.stay(self.deadline);

@@ -485,13 +485,47 @@ fn whoever_came_knows_why_there_is_no_run_before_rank_0_ends() {
     let mailbox = Arc::new(Mailbox::new(3, PATIENCE));
     thread::scope(|scope| {
         let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
-        let server = Server::start(&all[0], mailbox).expect("a port");
+        let server = Server::start(&all[0]).expect("a port");
         server
-            .wait(Duration::from_millis(500))
+            .wait(&mailbox, Duration::from_millis(500))
             .expect_err("rank 2 is missing");
         assert_eq!(server.shared.lock().open, 0, "all were answered");
         let outcome = second.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 2 is missing");
         assert!(error.contains("for ranks [2] of 3"), "{error}");
     });
+}
+
+/// Rank 0 may have much to read before it comes to meet the others.
+#[test]
+fn a_rank_that_fails_while_rank_0_is_busy_is_heard() {
+    let all = world_of(2);
+    let world = World::process(all[0].clone()).deadline(PATIENCE);
+    let world = world.listen().expect("a port");
+    decline(&all[1], "data: no such file");
+    let outcome = world.run(|_| Ok(()));
+    let error = outcome.expect_err("rank 1 does not come").to_string();
+    let said = "rank 1 failed before it could take part: data: no such file";
+    assert!(error.ends_with(said), "{error}");
+}
+
+#[test]
+fn ranks_that_wait_for_a_rank_0_that_fails_are_told_at_once() {
+    let all = world_of(2);
+    let world = World::process(all[0].clone()).listen().expect("a port");
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
+        while !world.is_awaited() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(world);
+        let outcome = second.join().expect("ends");
+        let error = outcome[0].as_ref().expect_err("there is no rank 0");
+        assert!(
+            error.contains("rank 0 failed before all had come"),
+            "{error}"
+        );
+    });
+    assert!(begun.elapsed() < PATIENCE / 2);
 }
