@@ -339,6 +339,7 @@ fn a_process_of_a_launcher_judges_the_gpu_that_it_takes() {
     // The first goes on to look for the others.
     let (code, errors) = machine.execute(&of_rank("0"), &env);
     assert_eq!(code, 1, "{errors}");
+    check(&errors, &["at 127.0.0.1:1"]);
     // Of processes that this machine is to start all are judged; of threads the GPU they share.
     let processes = machine.refused(&["--device", "cuda", "--launch", "processes"]);
     check(
@@ -370,6 +371,22 @@ fn what_a_profile_measured_beside_tensors_is_taken_for_what_is_assumed() {
     // Without one the number in the file is nobody's.
     write(serde_json::json!([]));
     machine.accepted(&["--device", "cuda"]);
+}
+
+#[test]
+fn a_profile_that_measured_nothing_beside_tensors_is_not_said_to_have() {
+    let Some(machine) = Machine::with_gpu(1 << 29) else {
+        return;
+    };
+    let path = machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
+    let text = fs::read_to_string(&path).expect("the plan");
+    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    plan["profiles"] = serde_json::json!([{ "name": "measured", "hash": "0" }]);
+    fs::write(&path, plan.to_string()).expect("writes");
+    check(
+        &machine.refused(&["--device", "cuda"]),
+        &["600.00 MiB for the context and libraries, as is assumed where no profile says"],
+    );
 }
 
 #[test]

@@ -36,8 +36,7 @@ pub(super) fn check(plan: &Plan, gpus: &[Gpu], launch: Launch) -> Result<Bytes, 
         }
     };
     let judge = Judge::new(plan, launch, &taken[0]);
-    let planned = judge.planned();
-    let demand = judge.demand(&planned, sharing).map_err(failure)?;
+    let demand = judge.demand(&judge.planned, sharing).map_err(failure)?;
     for gpu in taken {
         judge.has_room(gpu, &demand)?;
     }
@@ -112,6 +111,8 @@ struct Judge<'a> {
     plan: &'a Plan,
     /// The plan's, of GPUs such as those at hand and without end.
     cluster: Cluster,
+    /// What the planner says of the plan's layout, or the file where it has nothing to say.
+    planned: PlannedLayout,
     /// Whether ranks are processes.
     apart: bool,
     /// Memory beside tensors, where the plan's profile measured it.
@@ -133,21 +134,21 @@ impl<'a> Judge<'a> {
         let mut judge = Self {
             plan,
             cluster,
+            planned: plan.planned.clone(),
             apart: launch != Launch::Threads,
             measured: None,
         };
+        if let Some(found) = judge.least(plan.request.gpus, pins(&plan.planned)) {
+            judge.planned = found;
+        }
         if !plan.profiles.is_empty() && plan.planned.stack == StackName::Moefold {
             // The file has one sum; the rest of it is the same without a profile.
-            let measured = less(overhead(&plan.planned), communicators(&judge.planned()));
-            judge.measured = (measured > Bytes::ZERO).then_some(measured);
+            let measured = less(overhead(&plan.planned), communicators(&judge.planned));
+            // A profile may say nothing of it, and then the plan has what is assumed.
+            let is_measured = measured > Bytes::ZERO && measured != ASSUMED_OVERHEAD;
+            judge.measured = is_measured.then_some(measured);
         }
         judge
-    }
-
-    /// What the planner says of the plan's layout, or the file where it has nothing to say.
-    fn planned(&self) -> PlannedLayout {
-        let found = self.least(self.plan.request.gpus, pins(&self.plan.planned));
-        found.unwrap_or_else(|| self.plan.planned.clone())
     }
 
     /// The layout of least memory on `ranks` ranks under these pins, for this executor.
@@ -256,6 +257,7 @@ impl<'a> Judge<'a> {
         let apart = Self {
             plan: self.plan,
             cluster: self.cluster.clone(),
+            planned: self.planned.clone(),
             apart: true,
             measured: self.measured,
         };
