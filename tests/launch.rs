@@ -134,6 +134,19 @@ fn port() -> u16 {
     listener.local_addr().expect("bound").port()
 }
 
+/// Waits until a run that writes to `out` has taken some steps.
+fn await_steps(out: &str) {
+    let steps = Path::new(out).join("steps.jsonl");
+    let begun = Instant::now();
+    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
+        assert!(
+            begun.elapsed() < Duration::from_mins(1),
+            "no step was taken"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn differential_processes_train_as_threads_do_and_rank_0_leaves_everything() {
     for (ranks, layout) in [(2, "tp=1,ep=2,etp=1,mbs=1"), (4, "tp=2,ep=4,etp=1,mbs=1")] {
@@ -270,15 +283,7 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
         Guarded::start(&mut command)
     };
     let (first, mut second) = (start(0), start(1));
-    let steps = Path::new(&out).join("steps.jsonl");
-    let begun = Instant::now();
-    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
-        assert!(
-            begun.elapsed() < Duration::from_mins(1),
-            "no step was taken"
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    await_steps(&out);
     second.kill();
     let (code, _, errors) = first.ended();
     assert_eq!(code, 1, "{errors}");
@@ -294,14 +299,7 @@ fn a_rank_that_dies_ends_the_others_which_say_who_it_was() {
         Guarded::start(&mut command)
     };
     let (mut first, second) = (start(0), start(1));
-    let steps = Path::new(&out).join("steps.jsonl");
-    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
-        assert!(
-            begun.elapsed() < Duration::from_mins(2),
-            "no step was taken"
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    await_steps(&out);
     first.kill();
     let (code, _, errors) = second.ended();
     assert_eq!(code, 1, "{errors}");
@@ -433,15 +431,7 @@ fn ranks_end_with_the_process_that_started_them_whatever_ends_it() {
         let mut command = bench.execute(&arguments);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut parent = Guarded::start(&mut command);
-        let steps = Path::new(&out).join("steps.jsonl");
-        let begun = Instant::now();
-        while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
-            assert!(
-                begun.elapsed() < Duration::from_mins(1),
-                "no step was taken"
-            );
-            thread::sleep(Duration::from_millis(10));
-        }
+        await_steps(&out);
         let ranks = children(parent.0.id());
         assert_eq!(ranks.len(), 2);
         signal(how, parent.0.id());
