@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use anyhow::anyhow;
 use moefold_executor::Error;
 use moefold_executor::checkpoint::{self, Saving, Written};
-use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::lr::{Decay, LearningRate};
@@ -266,13 +266,13 @@ pub(crate) fn numbered(folder: &Path, stem: &str) -> PathBuf {
 
 fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
     let stream = match &args.data {
-        Some(prefix) => Stream::indexed(prefix),
+        Some(prefix) => TokenStream::indexed(prefix),
         None => Tokenizer::named(&args.tokenizer)
-            .and_then(|tokenizer| Stream::text(&args.text, &tokenizer)),
+            .and_then(|tokenizer| TokenStream::text(&args.text, &tokenizer)),
     }
     .map_err(failure)?;
     let order = if args.no_shuffle {
-        Order::Stream
+        Order::TokenStream
     } else {
         Order::Shuffled {
             seed: args.train.seed,

@@ -1,4 +1,4 @@
-//! `moefold gpu-check`: every kernel against its twin and against the clock on the GPU at hand, then
+//! `moefold gpu-check`: every kernel against its reference and against the clock on the GPU at hand, then
 //! training itself.
 //!
 //! One command for a machine that is at hand for minutes: it builds nothing, and what it has found so

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
-use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::files::write_json;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
@@ -130,7 +130,7 @@ fn prepare<'a>(
         .with_context(|| format!("{}: cannot be written", dir.display()))
         .map_err(Failure::Runtime)?;
     let model = presets::load(MODEL).map_err(Failure::runtime)?;
-    let stream = Stream::text(&[dir.join("text.txt")], &Tokenizer::Byte).map_err(failure)?;
+    let stream = TokenStream::text(&[dir.join("text.txt")], &Tokenizer::Byte).map_err(failure)?;
     let order = Order::Shuffled { seed: args.seed };
     let samples = Samples::new(stream, BATCH.seq_len, model.vocab_size, order).map_err(failure)?;
     Ok(Stage {

@@ -16,7 +16,7 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use crate::data::{Order, Samples, Stream};
+use crate::data::{Order, Samples, TokenStream};
 use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
@@ -160,8 +160,8 @@ fn random_samples(model: &Model) -> Result<Samples, Error> {
     let ids = (0..count)
         .map(|_| random.random_range(0..model.vocab_size as u32))
         .collect();
-    let stream = Stream::of_ids("random tokens", ids);
-    Samples::new(stream, BATCH.seq_len, model.vocab_size, Order::Stream)
+    let stream = TokenStream::of_ids("random tokens", ids);
+    Samples::new(stream, BATCH.seq_len, model.vocab_size, Order::TokenStream)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use crate::lr::Decay;
 use crate::train::TrainOptions;
 use crate::weights::{GlobalTensor, Rectangle};
 
-pub use read::Saved;
+pub use read::Checkpoint;
 pub(crate) use write::{Saver, discard_partial};
 pub use write::{Saving, Written};
 
@@ -55,7 +55,8 @@ pub struct Index {
     /// Steps taken.
     pub step: u64,
     /// How it was trained.
-    pub course: Course,
+    #[serde(rename = "course")]
+    pub fingerprint: Fingerprint,
     /// The model, as in a plan.
     pub model: Model,
     /// A file of every rank, in rank order.
@@ -80,7 +81,7 @@ pub struct ShardFile {
 /// flags of the command line without their dashes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Course {
+pub struct Fingerprint {
     seq_len: u64,
     global_batch: u64,
     /// Tokens of the data, and [`Samples::fingerprint`].
@@ -101,7 +102,7 @@ pub struct Course {
     aux_loss_coef: f64,
 }
 
-impl Course {
+impl Fingerprint {
     /// How `options` say to train.
     pub fn of(options: &TrainOptions, batch: &Batch, samples: &Samples) -> Result<Self, Error> {
         let (lr, adam) = (&options.lr, &options.adam);
@@ -111,7 +112,7 @@ impl Course {
             data_tokens: samples.num_tokens(),
             data_blake3: samples.fingerprint()?,
             shuffle_seed: match samples.order() {
-                Order::Stream => None,
+                Order::TokenStream => None,
                 Order::Shuffled { seed } => Some(seed),
             },
             lr: lr.peak,

@@ -21,7 +21,7 @@ use shuffle::Permutation;
 
 /// All token ids of some documents, one after the other.
 #[derive(Debug)]
-pub enum Stream {
+pub enum TokenStream {
     /// A Megatron indexed dataset on disk.
     Indexed(Indexed),
     /// Tokenized text in memory.
@@ -33,7 +33,7 @@ pub enum Stream {
     },
 }
 
-impl Stream {
+impl TokenStream {
     /// Opens a Megatron dataset by its prefix.
     pub fn indexed(prefix: &Path) -> Result<Self, Error> {
         Indexed::open(prefix).map(Self::Indexed)
@@ -137,7 +137,7 @@ impl Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// As they lie in the stream.
-    Stream,
+    TokenStream,
     /// A new seeded order each epoch.
     Shuffled {
         /// The seed.
@@ -157,7 +157,7 @@ pub struct Sample {
 /// A stream cut into samples. Shared by all ranks.
 #[derive(Debug)]
 pub struct Samples {
-    stream: Stream,
+    stream: TokenStream,
     seq_len: u64,
     vocab_size: u64,
     order: Order,
@@ -166,7 +166,12 @@ pub struct Samples {
 
 impl Samples {
     /// Cuts `stream` into samples of `seq_len` tokens for a model of `vocab_size`.
-    pub fn new(stream: Stream, seq_len: u64, vocab_size: u64, order: Order) -> Result<Self, Error> {
+    pub fn new(
+        stream: TokenStream,
+        seq_len: u64,
+        vocab_size: u64,
+        order: Order,
+    ) -> Result<Self, Error> {
         assert!(seq_len > 0, "a sample has at least one token");
         assert!(
             i32::try_from(vocab_size).is_ok(),
@@ -192,7 +197,7 @@ impl Samples {
             per_epoch,
         };
         // Text is in memory anyway: a wrong tokenizer shows now, not after an hour of training.
-        if let Stream::Text { ids, .. } = &samples.stream
+        if let TokenStream::Text { ids, .. } = &samples.stream
             && let Some(wrong) = ids.iter().position(|&id| u64::from(id) >= vocab_size)
         {
             let wrong = wrong as u64;
@@ -235,7 +240,7 @@ impl Samples {
     pub fn get(&self, i: u64) -> Result<Sample, Error> {
         let (epoch, within) = (i / self.per_epoch, i % self.per_epoch);
         let place = match self.order {
-            Order::Stream => within,
+            Order::TokenStream => within,
             Order::Shuffled { seed } => Permutation::new(self.per_epoch, seed, epoch).apply(within),
         };
         let start = place * self.seq_len;
@@ -252,13 +257,13 @@ impl Samples {
 mod tests {
     use super::*;
 
-    fn counting(tokens: u32) -> Stream {
-        Stream::of_ids("counting", (0..tokens).collect())
+    fn counting(tokens: u32) -> TokenStream {
+        TokenStream::of_ids("counting", (0..tokens).collect())
     }
 
     #[test]
     fn golden_samples_in_stream_order_and_their_epochs() {
-        let samples = Samples::new(counting(10), 3, 10, Order::Stream).expect("enough");
+        let samples = Samples::new(counting(10), 3, 10, Order::TokenStream).expect("enough");
         // Tokens 0..9 make three samples; token 9 is only a target.
         assert_eq!(samples.per_epoch(), 3);
         let last = samples.get(2).expect("reads");
@@ -295,13 +300,13 @@ mod tests {
         let (a, b) = (folder.path().join("a.txt"), folder.path().join("b.txt"));
         std::fs::write(&a, "to be or not").expect("writes");
         std::fs::write(&b, " to be").expect("writes");
-        let text = Stream::text(&[a, b], &Tokenizer::Byte).expect("reads");
+        let text = TokenStream::text(&[a, b], &Tokenizer::Byte).expect("reads");
         let prefix = folder.path().join("set");
         let ids: Vec<i32> = "to be or not to be".bytes().map(i32::from).collect();
         write_indexed(&prefix, Element::U16, &[&ids[..5], &ids[5..]]).expect("writes");
-        let indexed = Stream::indexed(&prefix).expect("opens");
-        let text = Samples::new(text, 4, 256, Order::Stream).expect("enough");
-        let indexed = Samples::new(indexed, 4, 256, Order::Stream).expect("enough");
+        let indexed = TokenStream::indexed(&prefix).expect("opens");
+        let text = Samples::new(text, 4, 256, Order::TokenStream).expect("enough");
+        let indexed = Samples::new(indexed, 4, 256, Order::TokenStream).expect("enough");
         assert_eq!(text.per_epoch(), 4);
         let fingerprints = [&text, &indexed].map(|samples| samples.fingerprint().expect("reads"));
         assert_eq!(fingerprints[0], fingerprints[1]);
@@ -313,7 +318,7 @@ mod tests {
     #[test]
     fn a_fingerprint_sees_a_changed_token_and_a_changed_length() {
         let fingerprint = |ids: Vec<u32>| {
-            let stream = Stream::of_ids("some", ids);
+            let stream = TokenStream::of_ids("some", ids);
             stream.fingerprint(10).expect("reads")
         };
         for len in [5, 1024, 1500, 200_000] {
@@ -336,8 +341,8 @@ mod tests {
         let (a, b) = (folder.path().join("a.txt"), folder.path().join("b.txt"));
         std::fs::write(&a, "abc").expect("writes");
         std::fs::write(&b, "ab~").expect("writes");
-        let text = Stream::text(&[a, b], &Tokenizer::Byte).expect("reads");
-        let refused = Samples::new(text, 2, 126, Order::Stream).expect_err("~ is 126");
+        let text = TokenStream::text(&[a, b], &Tokenizer::Byte).expect("reads");
+        let refused = Samples::new(text, 2, 126, Order::TokenStream).expect_err("~ is 126");
         let message = refused.to_string();
         assert!(
             message.contains("b.txt: token id 126 at position 2; expected ids below 126"),
@@ -346,8 +351,8 @@ mod tests {
 
         let prefix = folder.path().join("set");
         write_indexed(&prefix, Element::I32, &[&[1, 2, -3, 4, 5]]).expect("writes");
-        let indexed = Stream::indexed(&prefix).expect("opens");
-        let samples = Samples::new(indexed, 2, 9, Order::Stream).expect("enough");
+        let indexed = TokenStream::indexed(&prefix).expect("opens");
+        let samples = Samples::new(indexed, 2, 9, Order::TokenStream).expect("enough");
         let message = samples.get(1).expect_err("negative").to_string();
         assert!(
             message.contains("set.bin: token id -3 at position 2"),
@@ -357,7 +362,7 @@ mod tests {
 
     #[test]
     fn too_little_data_is_refused_with_both_numbers() {
-        let refused = Samples::new(counting(8), 8, 10, Order::Stream).expect_err("one short");
+        let refused = Samples::new(counting(8), 8, 10, Order::TokenStream).expect_err("one short");
         let message = refused.to_string();
         assert!(
             message.contains("holds 8 tokens; one sample of sequence length 8 needs 9"),

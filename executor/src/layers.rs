@@ -1,7 +1,7 @@
 //! The layers outside the experts: embedding, attention, dense MLP, head and loss.
 //!
-//! A layer is a value with views of its weights. `forward` returns its output and a `Kept` value:
-//! the tensors that `backward` needs, and nothing else survives in between. What a `Kept` holds is
+//! A layer is a value with views of its weights. `forward` returns its output and a `Saved` value:
+//! the tensors that `backward` needs, and nothing else survives in between. What a `Saved` holds is
 //! declared in `planner::stack::moefold`, name by name, and a test compares the two byte for byte.
 //! Layers call ops and collectives; they never look inside a tensor.
 //!
@@ -19,11 +19,11 @@ pub mod tokens;
 
 use moefold_kernels::Tensor;
 
-/// What a module keeps for its backward pass, by the names of the declaration.
-pub trait Keeps {
+/// What a module saves for its backward pass, by the names of the declaration.
+pub trait Saves {
     /// The name of the module in the declaration.
     const MODULE: &'static str;
 
-    /// Every tensor kept, with its name in the declaration.
+    /// Every tensor saved, with its name in the declaration.
     fn tensors(&self) -> Vec<(&'static str, &Tensor)>;
 }

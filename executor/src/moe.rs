@@ -4,7 +4,7 @@
 //! choices to the rank that holds the expert, and gets the rows back processed. Attention's TP, CP
 //! and DP say only which tokens a rank holds; EP and ETP are laid over the same ranks independently
 //! (MoE Parallel Folding, arXiv 2504.14960). The routing probability multiplies the activation inside
-//! the expert, so that expert outputs need not be kept. Shared experts, capacity limits and
+//! the expert, so that expert outputs need not be saved. Shared experts, capacity limits and
 //! drop-and-pad are not here.
 //!
 //! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
@@ -20,10 +20,10 @@ use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
 use self::dispatch::Dispatch;
-use self::experts::{Experts, ExpertsKept};
-use self::router::{AuxLoss, Router, RouterKept};
+use self::experts::{Experts, ExpertsSaved};
+use self::router::{AuxLoss, Router, RouterSaved};
 use crate::error::Error;
-use crate::layers::Keeps;
+use crate::layers::Saves;
 use crate::layers::norm::Norm;
 use crate::model::Part;
 use crate::rank::Context;
@@ -37,18 +37,18 @@ pub struct Moe {
     experts: Experts,
 }
 
-/// What the block keeps for backward.
+/// What the block saves for backward.
 #[derive(Debug)]
-pub struct MoeKept {
+pub struct MoeSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
     /// Its reciprocal root mean squares `[t]`.
     norm_rstd: Tensor,
     /// Input of router and dispatch `[t, h]`.
     norm_output: Tensor,
-    router: RouterKept,
+    router: RouterSaved,
     dispatch: Dispatch,
-    experts: ExpertsKept,
+    experts: ExpertsSaved,
 }
 
 /// What routing one microbatch was like.
@@ -70,7 +70,7 @@ pub struct Balance {
     pub gradient: Tensor,
 }
 
-impl Keeps for MoeKept {
+impl Saves for MoeSaved {
     const MODULE: &'static str = "moe";
 
     fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
@@ -108,7 +108,7 @@ impl Moe {
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(Tensor, MoeKept, RoutingStats), Error> {
+    ) -> Result<(Tensor, MoeSaved, RoutingStats), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let (router, map, stats) = self.router.forward(cx, &normed)?;
         let (sent, sent_probs) = cx.op(Category::RouterPermute, "permute", || {
@@ -123,7 +123,7 @@ impl Moe {
             permute::unpermute(&rows, &dispatch.map, None)
         });
         cx.op(Category::Experts, "add", || add_into(&y, x));
-        let kept = MoeKept {
+        let saved = MoeSaved {
             input: x.clone(),
             norm_rstd,
             norm_output: normed,
@@ -131,19 +131,19 @@ impl Moe {
             dispatch,
             experts,
         };
-        Ok((y, kept, stats))
+        Ok((y, saved, stats))
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
-    pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MoeKept) -> Result<Tensor, Error> {
-        let dispatch = &kept.dispatch;
+    pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MoeSaved) -> Result<Tensor, Error> {
+        let dispatch = &saved.dispatch;
         let sent = cx.op(Category::RouterPermute, "permute", || {
             permute::forward(dy, &dispatch.map)
         });
         let drows = dispatch.to_experts(cx, sent)?;
         let (drows, drow_probs) = self
             .experts
-            .backward(cx, drows, kept.experts, dispatch.rows());
+            .backward(cx, drows, saved.experts, dispatch.rows());
         let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
@@ -154,10 +154,10 @@ impl Moe {
         });
         drop((drows, drow_probs));
         self.router
-            .backward(cx, &dprobs, &kept.router, &kept.norm_output, &dnormed);
+            .backward(cx, &dprobs, &saved.router, &saved.norm_output, &dnormed);
         let dx = self
             .norm
-            .backward(cx, &dnormed, &kept.input, &kept.norm_rstd);
+            .backward(cx, &dnormed, &saved.input, &saved.norm_rstd);
         cx.op(Category::Experts, "add", || add_into(&dx, dy));
         Ok(dx)
     }

@@ -99,7 +99,7 @@ impl Context {
 
     /// Runs a collective, or the start of one or the wait for it, as a span of the communication lane.
     /// What passes until the other ranks are there is set apart from the exchange itself, and when a device
-    /// did it from how long its compute queue stood still.
+    /// did it from how long its compute stream stood still.
     pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
         let waited_before = self.waited_ns.get();
         self.recorder.communication(category, stem, || {

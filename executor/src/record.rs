@@ -7,10 +7,10 @@
 //! of a step sum to its wall time. It measures time only; bytes are the device's business.
 //!
 //! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
-//! [`Moment`]s of the queue, which are resolved together at the end of the step. Lanes then overlap, and
+//! [`Event`]s of the stream, which are resolved together at the end of the step. Lanes then overlap, and
 //! each moment counts for a compute span if one is running, else for a communication span, else for the
-//! host ([`sweep()`]). A collective that the device did in its communication queue is two things there: where
-//! the compute queue waited for it, which counts, and when it ran ([`Carried`]), which is what a trace shows
+//! host ([`sweep()`]). A collective that the device did in its communication stream is two things there: where
+//! the compute stream waited for it, which counts, and when it ran ([`Carried`]), which is what a trace shows
 //! and what tells how much of it was hidden.
 
 use std::cell::{Cell, RefCell};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time;
 
-use moefold_kernels::{Device, Moment};
+use moefold_kernels::{Device, Event};
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
 
@@ -41,7 +41,7 @@ struct Inner {
     /// Nanoseconds spent in spans nested directly in the one that is open.
     nested_ns: Cell<u64>,
     step_start_ns: Cell<u64>,
-    spans: RefCell<Vec<Kept>>,
+    spans: RefCell<Vec<Entry>>,
     sums: RefCell<BTreeMap<(Lane, Category, &'static str), u64>>,
     /// Part of the communication sums that was waiting for other ranks.
     waits: RefCell<BTreeMap<Category, u64>>,
@@ -55,7 +55,7 @@ struct Inner {
 struct Queued {
     device: Device,
     /// When the step began; what was asked for before it was done then.
-    origin: RefCell<Moment>,
+    origin: RefCell<Event>,
     /// In the order in which they ended.
     spans: RefCell<Vec<QueuedSpan>>,
     num_begun: Cell<usize>,
@@ -69,8 +69,8 @@ struct QueuedSpan {
     lane: Lane,
     category: Category,
     name: &'static str,
-    start: Moment,
-    end: Moment,
+    start: Event,
+    end: Event,
     place: Place,
 }
 
@@ -82,7 +82,7 @@ struct Place {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Entry {
     lane: Lane,
     category: Category,
     name: &'static str,
@@ -141,7 +141,7 @@ impl Recorder {
         let Self(new) = Self::new(inner.rank, inner.epoch);
         let queued = Queued {
             device: device.clone(),
-            origin: RefCell::new(device.moment()),
+            origin: RefCell::new(device.record_event()),
             spans: RefCell::default(),
             num_begun: Cell::new(0),
         };
@@ -209,7 +209,7 @@ impl Recorder {
             .entry((lane, category, name))
             .or_default() += own_ns;
         if inner.keep.get() {
-            inner.spans.borrow_mut().push(Kept {
+            inner.spans.borrow_mut().push(Entry {
                 lane,
                 category,
                 name,
@@ -352,11 +352,11 @@ impl Recorder {
 
 impl Queued {
     fn begin(&self) {
-        // Moments of before are reached, so that the host's clock and the device's can be told apart.
+        // Events of before are reached, so that the host's clock and the device's can be told apart.
         self.device.synchronize();
         self.spans.borrow_mut().clear();
         self.num_begun.set(0);
-        *self.origin.borrow_mut() = self.device.moment();
+        *self.origin.borrow_mut() = self.device.record_event();
     }
 
     fn span<T>(
@@ -369,7 +369,7 @@ impl Queued {
     ) -> T {
         let number = self.num_begun.get();
         self.num_begun.set(number + 1);
-        let start = self.device.moment();
+        let start = self.device.record_event();
         let result = work();
         self.spans.borrow_mut().push(QueuedSpan {
             number,
@@ -378,7 +378,7 @@ impl Queued {
             category,
             name,
             start,
-            end: self.device.moment(),
+            end: self.device.record_event(),
             place,
         });
         result
@@ -407,7 +407,7 @@ impl Queued {
     fn resolve(&self) -> Vec<Timed> {
         self.device.synchronize();
         let origin = self.origin.borrow();
-        let ns = |moment: &Moment| (moment.seconds_since(&origin) * 1e9).max(0.0) as u64;
+        let ns = |event: &Event| (event.seconds_since(&origin) * 1e9).max(0.0) as u64;
         let mut spans = self.spans.take();
         spans.sort_by_key(|span| span.number);
         let timed = |span: &QueuedSpan| Timed {
@@ -502,8 +502,8 @@ mod tests {
         assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
     }
 
-    /// Its start and the wait for it are where the compute queue stood still; what a trace shows is when
-    /// the communication queue did it.
+    /// Its start and the wait for it are where the compute stream stood still; what a trace shows is when
+    /// the communication stream did it.
     #[test]
     fn a_collective_of_a_device_is_one_span_of_the_communication_lane() {
         let open = || Device::emulated(Architecture::SM80, Dtype::F32, 3);

@@ -9,10 +9,10 @@
 //! worst instant came to 0.00 to 0.99 of the largest tensor (0.01 to 14 percent of the peak, least where
 //! there are many layers). What a rank takes and how far its tensors reached is in the summary of a run.
 
-use moefold_planner::kept::{self, Local};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{PlannedLayout, Recompute, StackName};
+use moefold_planner::saved::{self, Local};
 use moefold_planner::stack::moefold::{Device, Site};
 use moefold_profiles::Precision;
 use moefold_profiles::units::{Bytes, GIB, MIB};
@@ -48,7 +48,7 @@ pub fn room_for(
 pub fn largest(layout: &Layout, model: &Model, batch: &Batch, precision: Precision) -> Bytes {
     let local = Local::new(layout, model, batch, 1.0);
     let of_layers = model.layers.iter().flat_map(|layer| {
-        kept::of(
+        saved::of(
             StackName::Moefold,
             model,
             layer,

@@ -1,4 +1,4 @@
-//! [`StageModel`]: the layers of one pipeline stage, and what they keep for one microbatch.
+//! [`StageModel`]: the layers of one pipeline stage, and what they save for one microbatch.
 //!
 //! The order of modules forward and backward is here; when each runs is the schedule's business
 //! ([`crate::step`]). A stage takes token ids or the residual stream and gives the residual stream
@@ -9,14 +9,14 @@ use moefold_kernels::rope::Rope;
 use moefold_planner::model::{Ffn, Mixer, Model};
 
 use crate::error::Error;
-use crate::layers::Keeps;
-use crate::layers::attention::{Attention, AttentionKept};
+use crate::layers::Saves;
+use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
-use crate::layers::head::{Head, HeadKept};
-use crate::layers::mlp::{Mlp, MlpKept};
+use crate::layers::head::{Head, HeadSaved};
+use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Holding;
 use crate::moe::router::AuxLoss;
-use crate::moe::{Moe, MoeKept, RoutingStats};
+use crate::moe::{Moe, MoeSaved, RoutingStats};
 use crate::rank::Context;
 use crate::store::Store;
 
@@ -66,26 +66,26 @@ pub enum StageOutput {
     Losses(Tensor),
 }
 
-/// What a stage keeps of one microbatch.
+/// What a stage saves of one microbatch.
 #[derive(Debug)]
-pub struct StageKept {
-    layers: Vec<LayerKept>,
-    head: Option<HeadKept>,
+pub struct StageSaved {
+    layers: Vec<LayerSaved>,
+    head: Option<HeadSaved>,
 }
 
 #[derive(Debug)]
-struct LayerKept {
-    attention: AttentionKept,
-    feed_forward: FeedForwardKept,
+struct LayerSaved {
+    attention: AttentionSaved,
+    feed_forward: FeedForwardSaved,
 }
 
 #[derive(Debug)]
-enum FeedForwardKept {
-    Dense(Box<MlpKept>),
-    Sparse(Box<MoeKept>),
+enum FeedForwardSaved {
+    Dense(Box<MlpSaved>),
+    Sparse(Box<MoeSaved>),
 }
 
-/// A kept tensor under the names of the declaration.
+/// A saved tensor under the names of the declaration.
 #[derive(Debug)]
 pub struct NamedTensor<'a> {
     /// Decoder layer; absent for the head.
@@ -98,24 +98,24 @@ pub struct NamedTensor<'a> {
     pub tensor: &'a Tensor,
 }
 
-impl StageKept {
-    /// Every tensor kept, with its name in the declaration. `layer` counts the stage's layers.
+impl StageSaved {
+    /// Every tensor saved, with its name in the declaration. `layer` counts the stage's layers.
     pub fn tensors(&self) -> Vec<NamedTensor<'_>> {
-        fn list<K: Keeps>(layer: Option<usize>, kept: &K) -> Vec<NamedTensor<'_>> {
+        fn list<K: Saves>(layer: Option<usize>, saved: &K) -> Vec<NamedTensor<'_>> {
             let named = |(name, tensor)| NamedTensor {
                 layer,
                 module: K::MODULE,
                 name,
                 tensor,
             };
-            kept.tensors().into_iter().map(named).collect()
+            saved.tensors().into_iter().map(named).collect()
         }
         let mut all = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             all.extend(list(Some(index), &layer.attention));
             all.extend(match &layer.feed_forward {
-                FeedForwardKept::Dense(kept) => list(Some(index), kept.as_ref()),
-                FeedForwardKept::Sparse(kept) => list(Some(index), kept.as_ref()),
+                FeedForwardSaved::Dense(saved) => list(Some(index), saved.as_ref()),
+                FeedForwardSaved::Sparse(saved) => list(Some(index), saved.as_ref()),
             });
         }
         if let Some(head) = &self.head {
@@ -164,7 +164,7 @@ impl StageModel {
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
         mut routed: impl FnMut(RoutingStats),
-    ) -> Result<(StageOutput, StageKept), Error> {
+    ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
             (None, Some(input)) => input,
@@ -179,16 +179,16 @@ impl StageModel {
                     .forward(cx, &x, tokens.sequences, tokens.rope)?;
             let (y, feed_forward) = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => {
-                    let (y, kept) = mlp.forward(cx, &mid)?;
-                    (y, FeedForwardKept::Dense(Box::new(kept)))
+                    let (y, saved) = mlp.forward(cx, &mid)?;
+                    (y, FeedForwardSaved::Dense(Box::new(saved)))
                 }
                 FeedForward::Sparse(moe) => {
-                    let (y, kept, stats) = moe.forward(cx, &mid)?;
+                    let (y, saved, stats) = moe.forward(cx, &mid)?;
                     routed(stats);
-                    (y, FeedForwardKept::Sparse(Box::new(kept)))
+                    (y, FeedForwardSaved::Sparse(Box::new(saved)))
                 }
             };
-            layers.push(LayerKept {
+            layers.push(LayerSaved {
                 attention,
                 feed_forward,
             });
@@ -196,14 +196,14 @@ impl StageModel {
         }
         cx.recorder.at_layer(None);
         let Some(head) = &self.head else {
-            return Ok((StageOutput::Hidden(x), StageKept { layers, head: None }));
+            return Ok((StageOutput::Hidden(x), StageSaved { layers, head: None }));
         };
-        let (losses, kept) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
-        let kept = StageKept {
+        let (losses, saved) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
+        let saved = StageSaved {
             layers,
-            head: Some(kept),
+            head: Some(saved),
         };
-        Ok((StageOutput::Losses(losses), kept))
+        Ok((StageOutput::Losses(losses), saved))
     }
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
@@ -213,28 +213,31 @@ impl StageModel {
         cx: &Context,
         doutput: Option<Tensor>,
         tokens: &Tokens<'_>,
-        kept: StageKept,
+        saved: StageSaved,
     ) -> Result<Option<Tensor>, Error> {
-        let mut dx = match (&self.head, kept.head, doutput) {
-            (Some(head), Some(kept), None) => head.backward(cx, kept)?,
+        let mut dx = match (&self.head, saved.head, doutput) {
+            (Some(head), Some(saved), None) => head.backward(cx, saved)?,
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };
-        for (layer, kept) in self.layers.iter().zip(kept.layers).rev() {
+        for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
-            dx = match (&layer.feed_forward, kept.feed_forward) {
-                (FeedForward::Dense(mlp), FeedForwardKept::Dense(kept)) => {
-                    mlp.backward(cx, &dx, *kept)?
+            dx = match (&layer.feed_forward, saved.feed_forward) {
+                (FeedForward::Dense(mlp), FeedForwardSaved::Dense(saved)) => {
+                    mlp.backward(cx, &dx, *saved)?
                 }
-                (FeedForward::Sparse(moe), FeedForwardKept::Sparse(kept)) => {
-                    moe.backward(cx, &dx, *kept)?
+                (FeedForward::Sparse(moe), FeedForwardSaved::Sparse(saved)) => {
+                    moe.backward(cx, &dx, *saved)?
                 }
-                _ => unreachable!("a layer keeps what its own kind keeps"),
+                _ => unreachable!("a layer saves what its own kind saves"),
             };
-            dx =
-                layer
-                    .attention
-                    .backward(cx, &dx, kept.attention, tokens.sequences, tokens.rope)?;
+            dx = layer.attention.backward(
+                cx,
+                &dx,
+                saved.attention,
+                tokens.sequences,
+                tokens.rope,
+            )?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {

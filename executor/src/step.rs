@@ -1,13 +1,13 @@
 //! [`Stepper`]: one training step, as the interpretation of `planner`'s schedule.
 //!
 //! The order of work is data: this module does what each [`Action`] says and decides nothing. What a
-//! stage keeps between an action's forward and its backward is an explicit value here, by stage and
+//! stage saves between an action's forward and its backward is an explicit value here, by stage and
 //! microbatch. Losses and the gradient's norm stay on the device, where the update reads them, until
 //! the step has been asked for in full: within a step only row counts come to the host. Sends and receives between pipeline ranks are refused by [`crate::support`] so far.
 
 use std::collections::BTreeMap;
 
-use moefold_kernels::cuda::Queue;
+use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::{self, Rope};
 use moefold_kernels::{Scalars, Tensor, TensorClass};
 use moefold_planner::model::{Mixer, Model};
@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::moe::{Balance, RoutingStats};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
-use crate::stage::{StageKept, StageModel, StageOutput, Tokens};
+use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
 
 /// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each.
@@ -68,7 +68,7 @@ const SQUARES: usize = 2;
 /// What the actions of one step have gathered so far.
 #[derive(Debug, Default)]
 struct Progress {
-    kept: BTreeMap<(Stage, Microbatch), StageKept>,
+    saved: BTreeMap<(Stage, Microbatch), StageSaved>,
     /// By microbatch.
     tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
@@ -124,7 +124,7 @@ impl Stepper {
             }
         }
         assert!(
-            progress.kept.is_empty(),
+            progress.saved.is_empty(),
             "a schedule runs every forward backward"
         );
         Ok(outcome.expect("a schedule ends in an optimizer step"))
@@ -168,9 +168,9 @@ impl Stepper {
             Action::Backward(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
                 let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
-                let kept = progress.kept.remove(&(stage, microbatch));
-                let kept = kept.expect("a schedule runs a stage forward before backward");
-                self.stages[&stage].backward(cx, None, &tokens, kept)?;
+                let saved = progress.saved.remove(&(stage, microbatch));
+                let saved = saved.expect("a schedule runs a stage forward before backward");
+                self.stages[&stage].backward(cx, None, &tokens, saved)?;
                 Ok(())
             }
             Action::ReduceGradients(_) => {
@@ -209,9 +209,13 @@ impl Stepper {
         Ok(outcome)
     }
 
-    /// Runs one stage forward and gives what it keeps, with nothing recorded: for tests of what is
-    /// kept and for measurements.
-    pub fn forward_only(&self, cx: &Context, tokens: &HostTokens) -> Result<Vec<StageKept>, Error> {
+    /// Runs one stage forward and gives what it saves, with nothing recorded: for tests of what is
+    /// saved and for measurements.
+    pub fn forward_only(
+        &self,
+        cx: &Context,
+        tokens: &HostTokens,
+    ) -> Result<Vec<StageSaved>, Error> {
         let tokens = self.upload(cx, std::slice::from_ref(tokens));
         let tokens = self.tokens(cx, &tokens[0]);
         let mut all = Vec::with_capacity(self.stages.len());
@@ -250,8 +254,8 @@ impl Stepper {
             layer += 1;
         };
         let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
-        let (output, kept) = self.stages[&stage].forward(cx, None, &tokens, routed)?;
-        progress.kept.insert((stage, microbatch), kept);
+        let (output, saved) = self.stages[&stage].forward(cx, None, &tokens, routed)?;
+        progress.saved.insert((stage, microbatch), saved);
         match output {
             // TP ranks compute the same losses; one of them accounts for them.
             StageOutput::Losses(losses) if cx.tp.index() == 0 => {
@@ -309,14 +313,14 @@ impl Stepper {
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let len = self.sequences * self.seq_len;
         let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &[len]);
-        let tokens = cx.device.beside(Queue::Copies, || {
+        let tokens = cx.device.beside(Stream::Copies, || {
             let upload = |host: &HostTokens| DeviceTokens {
                 ids: tensor(&host.ids),
                 targets: tensor(&host.targets),
             };
             microbatches.iter().map(upload).collect()
         });
-        cx.device.join(Queue::Copies);
+        cx.device.join(Stream::Copies);
         tokens
     }
 

@@ -18,7 +18,7 @@ use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
-use crate::checkpoint::{self, Course, Resumed, Saved, Saver, Saving, Written};
+use crate::checkpoint::{self, Checkpoint, Fingerprint, Resumed, Saver, Saving, Written};
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
@@ -137,7 +137,7 @@ pub fn run_in(
             world.ranks()
         )));
     }
-    let (weights, course) = begin(model, batch, options, samples)?;
+    let (weights, fingerprint) = begin(model, batch, options, samples)?;
     let collector = Collector::new();
     let rank = |rank: &RankContext| {
         let recorder = rank.recorder();
@@ -147,7 +147,7 @@ pub fn run_in(
         if let Some(saved) = weights.saved() {
             saved.verify(&cx.world)?;
         }
-        let saver = Saver::of(rank, &cx.world, options, model, course.as_ref())?;
+        let saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
         let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
         let report = |record: &StepRecord| {
             if rank.rank() == 0 {
@@ -214,23 +214,25 @@ fn begin(
     batch: &Batch,
     options: &TrainOptions,
     samples: &Samples,
-) -> Result<(Source, Option<Course>), Error> {
+) -> Result<(Source, Option<Fingerprint>), Error> {
     let weights = match &options.init {
         Init::Random => Source::Random {
             seed: options.seed,
             std: model.initializer_range,
         },
         Init::HuggingFace(folder) => Source::hugging_face(folder, &global_tensors(model))?,
-        Init::Resume(from) => Source::Saved(Box::new(Saved::open(&from.checkpoint, model)?)),
+        Init::Resume(from) => {
+            Source::Checkpoint(Box::new(Checkpoint::open(&from.checkpoint, model)?))
+        }
     };
     if weights.saved().is_none() && options.save.is_none() {
         return Ok((weights, None));
     }
-    let course = Course::of(options, batch, samples)?;
+    let fingerprint = Fingerprint::of(options, batch, samples)?;
     if let Some(saved) = weights.saved() {
-        saved.check(&course, options.steps)?;
+        saved.check(&fingerprint, options.steps)?;
     }
-    Ok((weights, Some(course)))
+    Ok((weights, Some(fingerprint)))
 }
 
 /// Leading steps whose times are not counted: a quarter of a short run, three of a long one.

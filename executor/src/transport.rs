@@ -29,7 +29,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use moefold_kernels::{Moment, Tensor};
+use moefold_kernels::{Event, Tensor};
 use serde::{Deserialize, Serialize};
 
 pub use communicator::Communicator;
@@ -142,7 +142,7 @@ impl Pending {
         }
     }
 
-    /// A collective that a device does in its communication queue. `finish` lets the queue that ops go
+    /// A collective that a device does in its communication stream. `finish` lets the stream that ops go
     /// to wait for the end of this collective, and for none that was started after it.
     pub fn on_device(finish: impl FnOnce() -> Result<Carried, TransportError> + 'static) -> Self {
         Self {
@@ -178,15 +178,15 @@ impl Pending {
     }
 }
 
-/// When a device did a collective: moments of its communication queue. Those of rank threads and of NCCL
+/// When a device did a collective: events of its communication stream. Those of rank threads and of NCCL
 /// are not to be compared: waiting for a late peer is outside of the former, and within the latter.
 #[derive(Debug, Clone)]
 pub struct Carried {
     /// Its work was let begin: of rank threads when what all members offered was there, of NCCL, whose
     /// kernel waits for the others, when what it reads on this rank's side was.
-    pub begun: Moment,
+    pub begun: Event,
     /// Its outputs are there, and its inputs may be written again.
-    pub done: Moment,
+    pub done: Event,
 }
 
 /// What was carried since it was last asked for: none where no collective was started on a device, nor

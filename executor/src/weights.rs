@@ -21,7 +21,7 @@ pub use save::Collector;
 use serde::{Deserialize, Serialize};
 
 use self::random::normal_region;
-use crate::checkpoint::Saved;
+use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::optimizer::State;
 
@@ -170,7 +170,7 @@ pub enum Source {
     /// A Hugging Face checkpoint.
     HuggingFace(HuggingFace),
     /// A checkpoint of a run.
-    Saved(Box<Saved>),
+    Checkpoint(Box<Checkpoint>),
 }
 
 impl Source {
@@ -180,9 +180,9 @@ impl Source {
     }
 
     /// The run's checkpoint, where that is what it is.
-    pub(crate) fn saved(&self) -> Option<&Saved> {
+    pub(crate) fn saved(&self) -> Option<&Checkpoint> {
         match self {
-            Self::Saved(saved) => Some(saved),
+            Self::Checkpoint(saved) => Some(saved),
             Self::Random { .. } | Self::HuggingFace(_) => None,
         }
     }
@@ -191,7 +191,7 @@ impl Source {
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
         match self {
             Self::HuggingFace(folder) => folder.read(region),
-            Self::Saved(saved) => saved.read(State::Master, region),
+            Self::Checkpoint(saved) => saved.read(State::Master, region),
             Self::Random { .. } if matches!(region.tensor.rsplit_once('.'), Some((_, "bias"))) => {
                 Ok(vec![0.0; region.len()])
             }

@@ -40,7 +40,7 @@ pub(crate) struct Arena {
     blocks: Shelves<Allocation>,
     /// The end of the last slab beside blocks.
     slabs_end: u64,
-    /// Freed while a queue beside the compute queue may still be using it, with its bytes.
+    /// Freed while a stream beside the compute stream may still be using it, with its bytes.
     held: Vec<(usize, Storage)>,
     holding: bool,
     growths: u64,

@@ -1,4 +1,4 @@
-//! Every op against its twin, and against the clock, on a device that is at hand.
+//! Every op against its reference, and against the clock, on a device that is at hand.
 //!
 //! A [`Case`] is one call of one op at one shape: it makes its inputs on any device from a seed, and
 //! runs. [`agrees`] runs it on the CPU in f32, whose ops are tested against f64 loops, and on the
@@ -85,7 +85,7 @@ impl Written {
 }
 
 /// Inputs of a case: the same numbers on every device, drawn from the seed and rounded to what the
-/// device under test stores, so that its twin reads them too.
+/// device under test stores, so that its reference reads them too.
 struct Inputs<'a> {
     device: &'a Device,
     rounding: Dtype,
@@ -140,7 +140,7 @@ impl Inputs<'_> {
     }
 }
 
-/// How far one output is from the twin's.
+/// How far one output is from the reference's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     /// The output.
@@ -214,14 +214,14 @@ impl Case {
     }
 }
 
-/// Runs the case on `device` and on `twin`, from inputs of this seed, and compares every output.
+/// Runs the case on `device` and on `reference`, from inputs of this seed, and compares every output.
 ///
 /// # Panics
 /// When the two write outputs of different lengths.
-pub fn agrees(case: &Case, device: &Device, twin: &Device, seed: u64) -> Vec<Verdict> {
+pub fn agrees(case: &Case, device: &Device, reference: &Device, seed: u64) -> Vec<Verdict> {
     let rounding = device.dtype();
     let got = case.work(device, rounding, seed)();
-    let want = case.work(twin, rounding, seed)();
+    let want = case.work(reference, rounding, seed)();
     let names = |written: &[Written]| written.iter().map(|w| w.name).collect::<Vec<_>>();
     assert_eq!(names(&got), names(&want), "{}: outputs", case.name);
     got.iter()
@@ -231,7 +231,7 @@ pub fn agrees(case: &Case, device: &Device, twin: &Device, seed: u64) -> Vec<Ver
 }
 
 /// What an output of `dtype` may be off by on a device that stores `rounding`. An f32 output of bf16
-/// operands is summed in another order and, on tensor cores, with another rounding than its twin.
+/// operands is summed in another order and, on tensor cores, with another rounding than its reference.
 fn tolerance(dtype: Dtype, rounding: Dtype) -> f64 {
     match (dtype, rounding) {
         (Dtype::I32, _) => 0.0,
@@ -246,7 +246,7 @@ fn verdict(got: &Written, want: &Written, rounding: Dtype) -> Verdict {
     let (got_values, want_values) = (got.read(), want.read());
     assert!(
         got_values.len() == want_values.len(),
-        "{}: {} values on the device, {} of its twin",
+        "{}: {} values on the device, {} of its reference",
         got.name,
         got_values.len(),
         want_values.len()

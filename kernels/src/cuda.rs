@@ -19,7 +19,7 @@ use moefold_profiles::units::Bytes;
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{Address, Dense, Grouped, Launch, Lent, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
-use crate::moment::Moment;
+use crate::event::Event;
 use crate::tensor::Tensor;
 
 pub mod ahead;
@@ -43,8 +43,8 @@ pub mod survey;
 mod table;
 
 #[cfg(any(test, feature = "emulator"))]
-pub use emulator::queues::LostWait;
-pub use platform::{Overhead, Properties, Queue};
+pub use emulator::streams::LostWait;
+pub use platform::{Overhead, Properties, Stream};
 pub use program::Architecture;
 
 /// A CUDA device as the ops see it.
@@ -192,48 +192,48 @@ impl Cuda {
         self.platform.forget(dst.address(), dst.bytes().0);
     }
 
-    /// Runs `body` with its work on `queue`, after everything asked for so far.
+    /// Runs `body` with its work on `stream`, after everything asked for so far.
     ///
     /// # Panics
     /// Inside another such call.
-    pub(crate) fn beside<R>(&self, queue: Queue, body: impl FnOnce() -> R) -> R {
-        self.on_queue(queue, |platform| platform.after(Queue::Compute), body)
+    pub(crate) fn beside<R>(&self, stream: Stream, body: impl FnOnce() -> R) -> R {
+        self.on_stream(stream, |platform| platform.after(Stream::Compute), body)
     }
 
-    /// Runs `body` with its work on `queue`, after `moment`.
+    /// Runs `body` with its work on `stream`, after `event`.
     ///
     /// # Panics
     /// Inside another such call.
     pub(crate) fn beside_since<R>(
         &self,
-        queue: Queue,
-        moment: &Moment,
+        stream: Stream,
+        event: &Event,
         body: impl FnOnce() -> R,
     ) -> R {
-        self.on_queue(queue, |platform| platform.wait_for(moment), body)
+        self.on_stream(stream, |platform| platform.wait_for(event), body)
     }
 
-    fn on_queue<R>(
+    fn on_stream<R>(
         &self,
-        queue: Queue,
+        stream: Stream,
         ordered: impl FnOnce(&dyn Platform) -> Result<(), DeviceError>,
         body: impl FnOnce() -> R,
     ) -> R {
-        struct Back<'a>(&'a dyn Platform, Queue);
+        struct Back<'a>(&'a dyn Platform, Stream);
         impl Drop for Back<'_> {
             fn drop(&mut self) {
                 self.0.switch(self.1);
             }
         }
-        let back = Back(&*self.platform, self.platform.switch(queue));
-        assert!(back.1 == Queue::Compute, "beside: called inside another");
+        let back = Back(&*self.platform, self.platform.switch(stream));
+        assert!(back.1 == Stream::Compute, "beside: called inside another");
         done("beside", ordered(&*self.platform));
         body()
     }
 
-    /// Lets what is asked from now on wait for what `queue` was asked.
-    pub(crate) fn join(&self, queue: Queue) {
-        done("join", self.platform.after(queue));
+    /// Lets what is asked from now on wait for what `stream` was asked.
+    pub(crate) fn join(&self, stream: Stream) {
+        done("join", self.platform.after(stream));
     }
 
     /// How often [`Cuda::download`] was called.
@@ -241,12 +241,12 @@ impl Cuda {
         self.downloads.get()
     }
 
-    pub(crate) fn moment(&self) -> Moment {
-        done("moment", self.platform.moment())
+    pub(crate) fn record_event(&self) -> Event {
+        done("record_event", self.platform.record_event())
     }
 
-    pub(crate) fn wait_for(&self, moment: &Moment) {
-        done("wait_for", self.platform.wait_for(moment));
+    pub(crate) fn wait_for(&self, event: &Event) {
+        done("wait_for", self.platform.wait_for(event));
     }
 
     pub(crate) fn synchronize(&self) {
@@ -254,9 +254,9 @@ impl Cuda {
         done("synchronize", self.platform.synchronize());
     }
 
-    /// See [`Platform::raw_queue`].
-    pub(crate) fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
-        self.platform.raw_queue()
+    /// See [`Platform::raw_stream`].
+    pub(crate) fn raw_stream(&self) -> Result<*mut c_void, DeviceError> {
+        self.platform.raw_stream()
     }
 
     /// See [`crate::Device::wait_by`].
@@ -264,7 +264,7 @@ impl Cuda {
         self.wait.replace(Some(wait));
     }
 
-    /// Before the host waits for all queues.
+    /// Before the host waits for all streams.
     pub(crate) fn before_waiting(&self, op: &'static str) {
         let wait = self.wait.borrow().clone();
         if let Some(wait) = wait {
@@ -272,11 +272,11 @@ impl Cuda {
         }
     }
 
-    /// Before the host waits for the current queue: what others still do is nothing to it.
+    /// Before the host waits for the current stream: what others still do is nothing to it.
     fn before_reading(&self, op: &'static str) {
         let wait = self.wait.borrow().clone();
         if let Some(wait) = wait {
-            let asked = done(op, self.platform.moment());
+            let asked = done(op, self.platform.record_event());
             wait(&|| done(op, asked.reached()));
         }
     }

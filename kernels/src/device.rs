@@ -17,13 +17,13 @@ use crate::buffer::{Buffer, Storage};
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::emulator::Emulator;
 #[cfg(any(test, feature = "emulator"))]
-use crate::cuda::emulator::queues::LostWait;
+use crate::cuda::emulator::streams::LostWait;
 use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Gpu;
 #[cfg(any(test, feature = "emulator"))]
 use crate::cuda::program::Architecture;
-use crate::cuda::{Cuda, Overhead, Properties, Queue};
-use crate::moment::Moment;
+use crate::cuda::{Cuda, Overhead, Properties, Stream};
+use crate::event::Event;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
@@ -138,11 +138,11 @@ pub(crate) struct Inner {
     /// Whether an op holds slices of this device's memory right now.
     pub(crate) leased: Cell<bool>,
     poison: Cell<bool>,
-    /// Queues that work beside the compute queue until they are joined, a bit each.
+    /// Streams that work beside the compute stream until they are joined, a bit each.
     beside: Cell<u8>,
-    /// Queues that may use memory which was freed in them ([`Device::beside_since`]), a bit each.
+    /// Streams that may use memory which was freed in them ([`Device::beside_since`]), a bit each.
     using: Cell<u8>,
-    /// Whether the current queue has not waited for all that the compute queue was asked for, so that
+    /// Whether the current stream has not waited for all that the compute stream was asked for, so that
     /// freed memory may still be in use there.
     ahead: Cell<bool>,
 }
@@ -191,7 +191,7 @@ impl Device {
         Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
     }
 
-    /// The same with an error planted: one of its queues does not wait for another when it should.
+    /// The same with an error planted: one of its streams does not wait for another when it should.
     #[cfg(any(test, feature = "emulator"))]
     pub fn emulated_losing(
         architecture: Architecture,
@@ -356,7 +356,7 @@ impl Device {
     }
 
     /// Waits until every op started on the device is done. Ops on the CPU are done when they
-    /// return; a device with a queue drains it here, before a clock is read.
+    /// return; a device with a stream drains it here, before a clock is read.
     pub fn synchronize(&self) {
         match self.0.backend {
             Backend::Cpu(_) => {}
@@ -370,8 +370,8 @@ impl Device {
     }
 
     /// From now on `wait` is called before the host waits for the device, with a way to ask whether what
-    /// it waits for is done: one queue where it reads a tensor, else all of them. It returns once that
-    /// says yes, or ends the rank. For whoever has work of other machines in the queues, which may never
+    /// it waits for is done: one stream where it reads a tensor, else all of them. It returns once that
+    /// says yes, or ends the rank. For whoever has work of other machines in the streams, which may never
     /// come: the driver's own waits have no end. Nothing on the CPU.
     pub fn wait_by(&self, wait: impl Fn(&dyn Fn() -> bool) + 'static) {
         if let Backend::Cuda(gpu) = &self.0.backend {
@@ -387,32 +387,32 @@ impl Device {
         }
     }
 
-    /// Runs `body` with its ops on `queue` of the device: after everything asked for so far, and
-    /// beside what is asked for next, until [`Device::join`]. On a device with one queue the ops are
+    /// Runs `body` with its ops on `stream` of the device: after everything asked for so far, and
+    /// beside what is asked for next, until [`Device::join`]. On a device with one stream the ops are
     /// done when it returns. What `body` writes is not to be touched, nor what it reads written,
     /// before the join.
     ///
     /// # Panics
     /// Inside another such call.
-    pub fn beside<R>(&self, queue: Queue, body: impl FnOnce() -> R) -> R {
+    pub fn beside<R>(&self, stream: Stream, body: impl FnOnce() -> R) -> R {
         match &self.0.backend {
             Backend::Cpu(_) => body(),
             Backend::Cuda(gpu) => {
                 let beside = &self.0.beside;
-                beside.set(beside.get() | queue.bit());
+                beside.set(beside.get() | stream.bit());
                 self.0.arena.borrow_mut().hold(true);
-                gpu.beside(queue, body)
+                gpu.beside(stream, body)
             }
         }
     }
 
-    /// As [`Device::beside`], but only after `moment`: what was asked for since then goes on beside it
-    /// too. What `body` reads and writes has to live until the compute queue has waited for a moment of
+    /// As [`Device::beside`], but only after `event`: what was asked for since then goes on beside it
+    /// too. What `body` reads and writes has to live until the compute stream has waited for an event of
     /// its end ([`Device::wait_for`]), or the join.
     ///
     /// # Panics
     /// Inside another such call.
-    pub fn beside_since<R>(&self, queue: Queue, moment: &Moment, body: impl FnOnce() -> R) -> R {
+    pub fn beside_since<R>(&self, stream: Stream, event: &Event, body: impl FnOnce() -> R) -> R {
         struct Back<'a>(&'a Device, bool);
         impl Drop for Back<'_> {
             fn drop(&mut self) {
@@ -423,29 +423,29 @@ impl Device {
         let Backend::Cuda(gpu) = &self.0.backend else {
             return body();
         };
-        // What `body` itself frees may be in use until the join; the rest is the compute queue's.
+        // What `body` itself frees may be in use until the join; the rest is the compute stream's.
         let arena = &self.0.arena;
         let held = arena.borrow().held();
         let result = {
             let _back = Back(self, arena.borrow_mut().hold(true));
             self.0.ahead.set(true);
-            gpu.beside_since(queue, moment, body)
+            gpu.beside_since(stream, event, body)
         };
         if arena.borrow().held() > held {
-            self.0.using.set(self.0.using.get() | queue.bit());
+            self.0.using.set(self.0.using.get() | stream.bit());
         }
         result
     }
 
-    /// Lets what is asked for from now on see what `queue` was asked for.
-    pub fn join(&self, queue: Queue) {
+    /// Lets what is asked for from now on see what `stream` was asked for.
+    pub fn join(&self, stream: Stream) {
         let Backend::Cuda(gpu) = &self.0.backend else {
             return;
         };
-        gpu.join(queue);
+        gpu.join(stream);
         let (beside, using) = (&self.0.beside, &self.0.using);
-        beside.set(beside.get() & !queue.bit());
-        using.set(using.get() & !queue.bit());
+        beside.set(beside.get() & !stream.bit());
+        using.set(using.get() & !stream.bit());
         let mut arena = self.0.arena.borrow_mut();
         if beside.get() | using.get() == 0 {
             arena.release();
@@ -454,21 +454,21 @@ impl Device {
         }
     }
 
-    /// How far the device has come with what it was asked for: a place in the queue that ops go to
+    /// How far the device has come with what it was asked for: a place in the stream that ops go to
     /// now, and its time. The time now on a device whose ops are done when they return.
-    pub fn moment(&self) -> Moment {
+    pub fn record_event(&self) -> Event {
         match &self.0.backend {
-            Backend::Cpu(_) => Moment::host(),
-            Backend::Cuda(gpu) => gpu.moment(),
+            Backend::Cpu(_) => Event::host(),
+            Backend::Cuda(gpu) => gpu.record_event(),
         }
     }
 
-    /// Lets what the current queue is asked for from now on wait for a moment, of this device or of
+    /// Lets what the current stream is asked for from now on wait for an event, of this device or of
     /// another rank's on the same GPU. The host does not wait.
-    pub fn wait_for(&self, moment: &Moment) {
+    pub fn wait_for(&self, event: &Event) {
         match &self.0.backend {
             Backend::Cpu(_) => {}
-            Backend::Cuda(gpu) => gpu.wait_for(moment),
+            Backend::Cuda(gpu) => gpu.wait_for(event),
         }
     }
 
@@ -481,7 +481,7 @@ impl Device {
         }
     }
 
-    /// Seconds that `work` took the device: by its own clock where it has a queue and a clock.
+    /// Seconds that `work` took the device: by its own clock where it has a stream and a clock.
     pub fn timed(&self, mut work: impl FnMut()) -> f64 {
         match &self.0.backend {
             Backend::Cpu(_) => {
@@ -550,7 +550,7 @@ impl Device {
             Backend::Cpu(_) => Ok(self.0.arena.borrow_mut().take_pages(bytes)),
             Backend::Cuda(gpu) => {
                 if self.0.ahead.replace(false) {
-                    gpu.join(Queue::Compute);
+                    gpu.join(Stream::Compute);
                 }
                 self.0.arena.borrow_mut().take(gpu, bytes)
             }

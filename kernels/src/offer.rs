@@ -2,11 +2,11 @@
 //!
 //! Ranks are threads of one process and have the GPU's one context in common, so an address means the
 //! same to all of them. A tensor itself stays on its rank's thread; what travels is an offer of it,
-//! with the moment from which it may be read ([`Tensor::offer`]). Another rank accepts it as a tensor
-//! that ops may read and not write ([`Device::accept`]), on a queue that waits for that moment.
+//! with the event from which it may be read ([`Tensor::offer`]). Another rank accepts it as a tensor
+//! that ops may read and not write ([`Device::accept`]), on a stream that waits for that event.
 //!
 //! The memory stays its owner's, who keeps the tensor and its contents until every reader is done: a
-//! reader says when by a [`Moment`] after its last read, and the owner's queue waits for it. Keeping to
+//! reader says when by a [`Event`] after its last read, and the owner's stream waits for it. Keeping to
 //! that is the transport's business, not checked here but by the emulator, which reports a wait that is
 //! missing. Without it numbers are wrong; the host is never in danger, as a GPU's memory is not its own and
 //! the emulator holds what was offered.
@@ -19,7 +19,7 @@ use moefold_profiles::Dtype;
 use crate::buffer::{Buffer, Storage};
 use crate::cuda::platform::{Address, Lent};
 use crate::device::{Backend, Device, TensorClass};
-use crate::moment::Moment;
+use crate::event::Event;
 use crate::tensor::Tensor;
 
 /// A tensor that other ranks may read. Sent to their threads.
@@ -28,13 +28,13 @@ pub struct Offer {
     address: Address,
     dims: Vec<usize>,
     dtype: Dtype,
-    ready: Moment,
+    ready: Event,
     lent: Lent,
 }
 
 impl Offer {
-    /// The moment from which the contents are there.
-    pub fn ready(&self) -> &Moment {
+    /// The event from which the contents are there.
+    pub fn ready(&self) -> &Event {
         &self.ready
     }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for Offer {
 }
 
 impl Tensor {
-    /// An offer of what the tensor will hold when the current queue has done what it was asked for.
+    /// An offer of what the tensor will hold when the current stream has done what it was asked for.
     ///
     /// # Panics
     /// When the tensor is the host's memory.
@@ -63,14 +63,14 @@ impl Tensor {
             address: self.address(),
             dims: self.dims().to_vec(),
             dtype: self.dtype(),
-            ready: gpu.moment(),
+            ready: gpu.record_event(),
             lent: gpu.lend(self),
         }
     }
 }
 
 impl Device {
-    /// Another rank's tensor, to be read: the current queue waits until it is ready. It is in no
+    /// Another rank's tensor, to be read: the current stream waits until it is ready. It is in no
     /// account of this device.
     ///
     /// # Panics

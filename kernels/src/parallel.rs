@@ -87,8 +87,8 @@ impl Cpu {
         let Some(helpers) = self.helpers.as_ref().filter(|_| num_helpers > 0) else {
             return tasks.into_iter().for_each(body);
         };
-        let queue = Mutex::new(tasks.into_iter());
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let stream = Mutex::new(tasks.into_iter());
+        let next = || stream.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = || {
             while let Some(task) = next() {
                 body(task);

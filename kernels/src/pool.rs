@@ -1,7 +1,7 @@
 //! [`Pool`]: which parts of a device's memory are free.
 //!
 //! Taking memory from a GPU's driver costs the host time, and giving it back costs it a wait for every
-//! queue. So memory is taken in slabs, and tensors get ranges of them. A range comes from the smallest
+//! stream. So memory is taken in slabs, and tensors get ranges of them. A range comes from the smallest
 //! free piece that holds it, of equal ones the lowest; when it returns it becomes one with the free
 //! pieces beside it. What lies where follows from the order of calls and, of equal pieces in several
 //! slabs, from where the driver put those; so a training step that repeats itself finds the same places,

@@ -1,8 +1,8 @@
 //! What the tests of all ops share: random cases from a printed seed, devices that must agree bit
-//! for bit, and comparison with f64 twins.
+//! for bit, and comparison with f64 references.
 //!
-//! A twin is the op as plain loops in f64, sharing no code with it. Backward ops are compared with
-//! central differences of the forward twin.
+//! A reference is the op as plain loops in f64, sharing no code with it. Backward ops are compared with
+//! central differences of the forward reference.
 
 use std::io::Write as _;
 use std::sync::Once;
@@ -24,7 +24,7 @@ fn tolerance(dtype: Dtype) -> f64 {
 /// A small random number generator (splitmix64, Steele et al. 2014).
 pub(crate) struct Rng {
     state: u64,
-    /// What values are rounded to, so that a device that stores no more reads what the twin reads.
+    /// What values are rounded to, so that a device that stores no more reads what the reference reads.
     dtype: Dtype,
 }
 
@@ -90,7 +90,7 @@ impl Rng {
     }
 }
 
-/// A result and what the twin says it should be.
+/// A result and what the reference says it should be.
 pub(crate) struct Check(
     pub(crate) &'static str,
     pub(crate) Tensor,
@@ -117,7 +117,7 @@ impl Check {
 }
 
 /// Runs `case` with random shapes on a CPU of one thread and one of three, which share even the
-/// smallest work, with poisoned outputs; results agree with the twin, and bit for bit with each
+/// smallest work, with poisoned outputs; results agree with the reference, and bit for bit with each
 /// other.
 pub(crate) fn oracle(cases: u64, case: impl Fn(&Device, &mut Rng) -> Vec<Check>) {
     for seed in seeds(cases) {

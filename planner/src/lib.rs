@@ -6,7 +6,6 @@
 //! given and no clock, no environment and no device.
 
 pub mod answer;
-pub mod kept;
 pub mod layout;
 pub mod lower;
 pub mod memory;
@@ -16,6 +15,7 @@ pub mod options;
 pub mod partition;
 pub mod plan;
 pub mod price;
+pub mod saved;
 pub mod schedule;
 pub mod search;
 pub mod shard;

@@ -20,7 +20,7 @@ use crate::stack::StateBytes;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moment {
+pub struct Occupancy {
     /// Live microbatches of each chunk of the rank, the running one included.
     pub live: Vec<u32>,
     /// The chunk that runs.
@@ -29,7 +29,7 @@ pub struct Moment {
     pub backward: bool,
 }
 
-impl Moment {
+impl Occupancy {
     fn dominates(&self, other: &Self) -> bool {
         self.chunk == other.chunk
             && self.backward == other.backward
@@ -38,22 +38,22 @@ impl Moment {
 }
 
 /// The undominated instants of every pipeline rank.
-pub fn moments(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Moment>> {
+pub fn occupancies(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Occupancy>> {
     schedule
         .ranks
         .iter()
-        .map(|actions| rank_moments(actions, pp, vpp))
+        .map(|actions| rank_occupancies(actions, pp, vpp))
         .collect()
 }
 
-fn rank_moments(actions: &[Action], pp: u32, vpp: u32) -> Vec<Moment> {
+fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
     let chunk_of = |stage: Stage| (stage.0 / pp) as usize;
     let mut live = vec![0_u32; vpp as usize];
-    let mut worst: Vec<Moment> = Vec::new();
-    let mut see = |moment: Moment| {
-        if !worst.iter().any(|known| known.dominates(&moment)) {
-            worst.retain(|known| !moment.dominates(known));
-            worst.push(moment);
+    let mut worst: Vec<Occupancy> = Vec::new();
+    let mut see = |occupancy: Occupancy| {
+        if !worst.iter().any(|known| known.dominates(&occupancy)) {
+            worst.retain(|known| !occupancy.dominates(known));
+            worst.push(occupancy);
         }
     };
     for action in actions {
@@ -61,7 +61,7 @@ fn rank_moments(actions: &[Action], pp: u32, vpp: u32) -> Vec<Moment> {
             Action::Forward(stage, _) => {
                 let chunk = chunk_of(stage);
                 live[chunk] += 1;
-                see(Moment {
+                see(Occupancy {
                     live: live.clone(),
                     chunk,
                     backward: false,
@@ -69,7 +69,7 @@ fn rank_moments(actions: &[Action], pp: u32, vpp: u32) -> Vec<Moment> {
             }
             Action::Backward(stage, _) => {
                 let chunk = chunk_of(stage);
-                see(Moment {
+                see(Occupancy {
                     live: live.clone(),
                     chunk,
                     backward: true,
@@ -154,7 +154,7 @@ impl StageMemory {
         let passes = if backward {
             self.passes.backward
         } else {
-            self.passes.forward - self.passes.kept
+            self.passes.forward - self.passes.saved
         };
         passes + self.sets.running(backward)
     }
@@ -167,9 +167,9 @@ pub struct RankMemory {
     pub weights: Bytes,
     /// Main gradients.
     pub gradients: Bytes,
-    /// Master weights and moments.
+    /// Master weights and occupancies.
     pub optimizer: Bytes,
-    /// Kept activations.
+    /// SavedTensor activations.
     pub activations: Bytes,
     /// Working set.
     pub transient: Bytes,
@@ -240,18 +240,18 @@ pub fn state(
 
 /// Adds the worst instant of a step to what a rank holds throughout. `update` is the highest of what
 /// follows the last backward pass.
-pub fn at_worst_moment(
+pub fn at_worst_instant(
     mut rank: RankMemory,
     stages: &[StageMemory],
-    moments: &[Moment],
+    occupancies: &[Occupancy],
     update: Level,
 ) -> RankMemory {
-    let worst = moments.iter().fold(update, |worst, moment| {
-        let live = stages.iter().zip(&moment.live);
+    let worst = occupancies.iter().fold(update, |worst, occupancy| {
+        let live = stages.iter().zip(&occupancy.live);
         let kept = live.fold(Level::default(), |sum, (stage, &live)| {
-            sum + stage.passes.kept * i64::from(live)
+            sum + stage.passes.saved * i64::from(live)
         });
-        worst.higher(kept + stages[moment.chunk].running(moment.backward))
+        worst.higher(kept + stages[occupancy.chunk].running(occupancy.backward))
     });
     rank.add(worst);
     rank
@@ -271,10 +271,10 @@ mod tests {
         Schedule::new(name, pp, vpp, microbatches)
     }
 
-    fn most_live(moments: &[Moment]) -> u32 {
-        moments
+    fn most_live(occupancies: &[Occupancy]) -> u32 {
+        occupancies
             .iter()
-            .map(|moment| moment.live.iter().sum())
+            .map(|occupancy| occupancy.live.iter().sum())
             .max()
             .unwrap_or(0)
     }
@@ -287,8 +287,8 @@ mod tests {
             (2, 8, vec![17, 15]),
             (8, 4, vec![39, 37, 35, 33, 31, 29, 27, 25]),
         ] {
-            let moments = moments(&schedule(pp, vpp, 8 * pp), pp, vpp);
-            let live: Vec<u32> = moments.iter().map(|rank| most_live(rank)).collect();
+            let occupancies = occupancies(&schedule(pp, vpp, 8 * pp), pp, vpp);
+            let live: Vec<u32> = occupancies.iter().map(|rank| most_live(rank)).collect();
             assert_eq!(live, expected, "pp {pp} vpp {vpp}");
         }
     }
@@ -298,15 +298,19 @@ mod tests {
         for (pp, vpp, microbatches) in [(1, 1, 3), (4, 1, 6), (4, 1, 2), (2, 3, 8), (4, 2, 12)] {
             let schedule = schedule(pp, vpp, microbatches);
             let kept = |stage: Stage| Bytes(1000 + 37 * u64::from(stage.0 * stage.0));
-            for (rank, moments) in (0..).zip(moments(&schedule, pp, vpp)) {
+            for (rank, occupancies) in (0..).zip(occupancies(&schedule, pp, vpp)) {
                 let stages: Vec<StageMemory> = (0..vpp)
                     .map(|chunk| StageMemory {
                         passes: Passes::keeping(kept(Stage(chunk * pp + rank))),
                         ..StageMemory::default()
                     })
                     .collect();
-                let worst =
-                    at_worst_moment(RankMemory::default(), &stages, &moments, Level::default());
+                let worst = at_worst_instant(
+                    RankMemory::default(),
+                    &stages,
+                    &occupancies,
+                    Level::default(),
+                );
                 let peak = schedule.peak_live(rank, kept).bytes;
                 assert_eq!(worst.activations, peak, "pp {pp} vpp {vpp} rank {rank}");
             }
@@ -317,11 +321,14 @@ mod tests {
     #[test]
     fn law_moments_do_not_depend_on_microbatches_past_four_groups() {
         for (pp, vpp) in [(2, 1), (4, 1), (2, 2), (4, 3)] {
-            let few = moments(&schedule(pp, vpp, 4 * pp), pp, vpp);
-            let many = moments(&schedule(pp, vpp, 11 * pp), pp, vpp);
+            let few = occupancies(&schedule(pp, vpp, 4 * pp), pp, vpp);
+            let many = occupancies(&schedule(pp, vpp, 11 * pp), pp, vpp);
             for (few, many) in few.iter().zip(&many) {
                 assert_eq!(few.len(), many.len());
-                assert!(many.iter().all(|moment| few.contains(moment)), "{pp} {vpp}");
+                assert!(
+                    many.iter().all(|occupancy| few.contains(occupancy)),
+                    "{pp} {vpp}"
+                );
             }
         }
     }

@@ -1,7 +1,7 @@
-//! [`Bill`]: what a list of work costs, by category and by how the prices are known.
+//! [`Breakdown`]: what a list of work costs, by category and by how the prices are known.
 //!
-//! Prices come from [`Costs`]; exposure rules from the stack. A bill is exposed time on the device's
-//! compute queue: communication that runs beside compute appears only with its excess.
+//! Prices come from [`Costs`]; exposure rules from the stack. A breakdown is exposed time on the device's
+//! compute stream: communication that runs beside compute appears only with its excess.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ const PARTS: usize = Part::Ends as usize + 1;
 
 /// Exposed seconds of some work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Bill {
+pub struct Breakdown {
     by_category: [f64; CATEGORIES],
     by_source: [f64; 3],
     launches: f64,
 }
 
-impl Bill {
+impl Breakdown {
     /// Adds a price.
     pub fn add(&mut self, category: Category, cost: Cost) {
         self.by_category[category as usize] += cost.time.0;
         self.by_source[cost.source as usize] += cost.time.0;
     }
 
-    /// Adds another bill.
+    /// Adds another breakdown.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.by_category.iter_mut().zip(other.by_category) {
             *mine += theirs;
@@ -64,21 +64,21 @@ impl Bill {
     }
 }
 
-/// Bills of the two passes of one layer, and what running each part again costs.
+/// Breakdowns of the two passes of one layer, and what running each part again costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LayerBill {
+pub struct LayerBreakdown {
     /// Forward.
-    pub forward: Bill,
+    pub forward: Breakdown,
     /// Backward without recomputation.
-    pub backward: Bill,
+    pub backward: Breakdown,
     again: [f64; PARTS],
     again_launches: [f64; PARTS],
 }
 
-impl LayerBill {
+impl LayerBreakdown {
     /// Prices a lowered layer.
     pub fn new(lowered: &crate::lower::Lowered, costs: &Costs, stack: &Stack) -> Self {
-        let mut bill = Self {
+        let mut breakdown = Self {
             forward: price(&lowered.forward, costs, stack, |_, _| {}),
             backward: price(&lowered.backward, costs, stack, |_, _| {}),
             ..Self::default()
@@ -86,24 +86,24 @@ impl LayerBill {
         for work in &lowered.forward {
             // Communication beside the core is hidden again when the core runs again.
             if !work.beside_core {
-                bill.again[work.part as usize] += cost_of(work, costs).time.0;
-                bill.again_launches[work.part as usize] += launches(work, stack);
+                breakdown.again[work.part as usize] += cost_of(work, costs).time.0;
+                breakdown.again_launches[work.part as usize] += launches(work, stack);
             }
         }
-        bill
+        breakdown
     }
 
     /// The backward pass with a recompute set: the forward work of its parts first.
-    pub fn backward_with(&self, recompute: &Recompute) -> Bill {
-        let mut bill = self.backward;
+    pub fn backward_with(&self, recompute: &Recompute) -> Breakdown {
+        let mut breakdown = self.backward;
         for (index, &part) in PART_LIST.iter().enumerate() {
             if runs_again(recompute, part) {
-                bill.by_category[Category::Recompute as usize] += self.again[index];
-                bill.by_source[Source::Extrapolated as usize] += 0.0;
-                bill.launches += self.again_launches[index];
+                breakdown.by_category[Category::Recompute as usize] += self.again[index];
+                breakdown.by_source[Source::Extrapolated as usize] += 0.0;
+                breakdown.launches += self.again_launches[index];
             }
         }
-        bill
+        breakdown
     }
 }
 
@@ -142,17 +142,17 @@ pub fn price(
     costs: &Costs,
     stack: &Stack,
     mut each: impl FnMut(&Work, Cost),
-) -> Bill {
-    let mut bill = Bill::default();
+) -> Breakdown {
+    let mut breakdown = Breakdown::default();
     let (mut core, mut beside) = (0.0, None::<(Category, f64, Source)>);
     for work in list {
         let cost = cost_of(work, costs);
         each(work, cost);
-        bill.launches += launches(work, stack);
+        breakdown.launches += launches(work, stack);
         if let Task::Op(Op::Router { .. }) = work.task {
-            bill.launches += f64::from(stack.router_kernels) / 2.0;
+            breakdown.launches += f64::from(stack.router_kernels) / 2.0;
             // Dropless routing reads the counts back before it can size the exchange.
-            bill.by_category[Category::Host as usize] += stack.sync.0 / 2.0;
+            breakdown.by_category[Category::Host as usize] += stack.sync.0 / 2.0;
         }
         if work.beside_core {
             let (_, time, source) = beside.unwrap_or((work.category, 0.0, Source::Measured));
@@ -162,11 +162,11 @@ pub fn price(
         if work.part == Part::Core {
             core += cost.time.0;
         }
-        bill.add(work.category, cost);
+        breakdown.add(work.category, cost);
     }
     if let Some((category, time, source)) = beside {
         let excess = Seconds((time - core).max(0.0));
-        bill.add(
+        breakdown.add(
             category,
             Cost {
                 time: excess,
@@ -174,7 +174,7 @@ pub fn price(
             },
         );
     }
-    bill
+    breakdown
 }
 
 /// Kernels launched: one an op; one a group for the experts' products where the stack has no kernel

@@ -27,7 +27,7 @@ use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
 use crate::layout::{Illegal, Layout, Rules, delayed_scaling, nearest_legal, space};
-use crate::memory::{self, Moment};
+use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
@@ -81,8 +81,8 @@ pub fn plan(
     }
 
     let shapes = shapes(&question, &layouts);
-    let moments = all_moments(&layouts);
-    let mut units = units(&question, &layouts, &shapes, &moments);
+    let occupancies = all_occupancies(&layouts);
+    let mut units = units(&question, &layouts, &shapes, &occupancies);
     let objective = options.objective;
     units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
@@ -354,8 +354,8 @@ fn shapes(question: &Question<'_>, layouts: &[Layout]) -> Shapes {
         .collect()
 }
 
-/// Worst moments by pipeline degree, virtual stages and (as far as they matter) microbatches.
-type Moments = BTreeMap<[u32; 3], Vec<Vec<Moment>>>;
+/// Worst occupancies by pipeline degree, virtual stages and (as far as they matter) microbatches.
+type Moments = BTreeMap<[u32; 3], Vec<Vec<Occupancy>>>;
 
 /// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
 fn moments_key(layout: &Layout) -> [u32; 3] {
@@ -363,7 +363,7 @@ fn moments_key(layout: &Layout) -> [u32; 3] {
     [layout.pp(), layout.vpp(), matter]
 }
 
-fn all_moments(layouts: &[Layout]) -> Moments {
+fn all_occupancies(layouts: &[Layout]) -> Moments {
     let mut first: BTreeMap<[u32; 3], &Layout> = BTreeMap::new();
     for layout in layouts {
         first.entry(moments_key(layout)).or_insert(layout);
@@ -373,7 +373,7 @@ fn all_moments(layouts: &[Layout]) -> Moments {
         .map(|(key, layout)| {
             let name = crate::plan::ScheduleName::of(layout);
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
-            (key, memory::moments(&schedule, key[0], key[1]))
+            (key, memory::occupancies(&schedule, key[0], key[1]))
         })
         .collect::<Vec<_>>()
         .into_iter()
@@ -384,7 +384,7 @@ fn units<'a>(
     question: &Question<'_>,
     layouts: &'a [Layout],
     shapes: &'a Shapes,
-    moments: &'a Moments,
+    occupancies: &'a Moments,
 ) -> Vec<Unit<'a>> {
     let work: BTreeMap<[u32; 5], Vec<(f64, f64)>> = shapes
         .iter()
@@ -414,7 +414,7 @@ fn units<'a>(
             Unit {
                 layout,
                 shapes: &shapes[&key],
-                moments: &moments[&moments_key(layout)],
+                occupancies: &occupancies[&moments_key(layout)],
                 floors,
                 floor,
             }

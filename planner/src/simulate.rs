@@ -134,7 +134,7 @@ pub struct Part {
     pub name: String,
     /// What it counts as.
     pub category: Category,
-    /// The queue it runs on.
+    /// The stream it runs on.
     pub lane: Lane,
     /// Model layer, where it belongs to one.
     pub layer: Option<u32>,

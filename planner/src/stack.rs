@@ -12,13 +12,13 @@ use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use self::moefold::{Device, Site};
-use crate::kept::{self, Local};
 use crate::memory::passes::Passes;
 use crate::memory::tape::Level;
 use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
 use crate::options::Overlap;
 use crate::plan::{Dispatcher, Optimizer, Recompute, StackName};
+use crate::saved::{self, Local};
 use crate::shard;
 
 /// A runtime.
@@ -113,7 +113,7 @@ impl Stack {
             name: StackName::Megatron,
             // The per-kernel floor NVIDIA's GB200 DeepSeek-V3 guide works with (about 5 us).
             launch: Seconds::from_us(5.0),
-            // One device-to-host copy and the refill of the launch queue.
+            // One device-to-host copy and the refill of the launch stream.
             sync: Seconds::from_us(20.0),
             // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
             router_kernels: 31,
@@ -224,12 +224,12 @@ impl Stack {
         let shard = shard::layer(model, layer, local);
         match self.name {
             StackName::Megatron => {
-                let kept = kept::bytes(self.name, model, layer, local, precision, recompute);
+                let saved = saved::bytes(self.name, model, layer, local, precision, recompute);
                 let (forward, backward) =
                     megatron::transient(model, layer, local, precision, recompute);
                 StageMemory {
                     shard,
-                    passes: Passes::keeping(kept),
+                    passes: Passes::keeping(saved),
                     sets: WorkingSets {
                         forward,
                         backward,

@@ -131,7 +131,7 @@ impl<'de> Deserialize<'de> for TimeByCategory {
     }
 }
 
-/// Which queue of a rank a span ran on.
+/// Which stream of a rank a span ran on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lane {
@@ -151,7 +151,7 @@ pub enum Lane {
 pub struct TraceSpan {
     /// The rank.
     pub rank: u32,
-    /// The queue.
+    /// The stream.
     pub lane: Lane,
     /// Stem of the op or collective, or the phase (`forward`, `backward`).
     pub name: String,

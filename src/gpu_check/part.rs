@@ -55,7 +55,7 @@ pub(crate) struct Line {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It ran; errors of its outputs against the twin, and its time where one was taken.
+    /// It ran; errors of its outputs against the reference, and its time where one was taken.
     Ran {
         outputs: Vec<Output>,
         time: Option<Time>,
@@ -64,7 +64,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-/// One output's distance from the twin's.
+/// One output's distance from the reference's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Output {
     pub(crate) name: String,
@@ -116,10 +116,10 @@ pub(crate) fn run(part: &Part, target: Target) -> Result<(), Failure> {
         return hardware(part, target);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let twin = Device::cpu(cores);
+    let reference = Device::cpu(cores);
     for case in cases_of(part) {
         say(&Said::Begins(case.name.clone()))?;
-        let outcome = catch(|| one(&case, part, target, &twin))
+        let outcome = catch(|| one(&case, part, target, &reference))
             .and_then(|inner| inner)
             .unwrap_or_else(|error| Some(Outcome::Failed(error.to_string())));
         let Some(outcome) = outcome else {
@@ -210,14 +210,14 @@ fn one(
     case: &Case,
     part: &Part,
     target: Target,
-    twin: &Device,
+    reference: &Device,
 ) -> Result<Option<Outcome>, DeviceError> {
     let device = target.open(part.dtype)?;
     if !case.is_for(&device) {
         return Ok(None);
     }
     device.poison(true);
-    let verdicts = check::agrees(case, &device, twin, SEED);
+    let verdicts = check::agrees(case, &device, reference, SEED);
     device.poison(false);
     let outputs: Vec<Output> = verdicts
         .iter()

@@ -67,7 +67,7 @@ impl Line {
         }
     }
 
-    /// The output furthest from its twin, in words.
+    /// The output furthest from its reference, in words.
     fn verdict(&self) -> String {
         match &self.outcome {
             Outcome::Failed(why) => format!("FAILED {why}"),
@@ -190,7 +190,11 @@ impl Report {
         let _ = write!(text, "\n{}\n", self.verdict());
         let correctness = self.correctness();
         if !correctness.is_empty() {
-            let _ = write!(text, "\n## Against the twin\n\n{}", correctness.markdown());
+            let _ = write!(
+                text,
+                "\n## Against the reference\n\n{}",
+                correctness.markdown()
+            );
         }
         let times = self.times();
         if !times.is_empty() {

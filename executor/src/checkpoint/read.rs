@@ -1,4 +1,4 @@
-//! [`Saved`]: a checkpoint, read rectangle by rectangle.
+//! [`Checkpoint`]: a checkpoint, read rectangle by rectangle.
 //!
 //! Its files are open only while something is read from them: every rank of a run knows all of them, and
 //! there may be more than a process may have open.
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use moefold_planner::model::Model;
 use safetensors::tensor::Dtype;
 
-use super::{Course, INDEX, Index, describe, differences, name_of};
+use super::{Fingerprint, INDEX, Index, describe, differences, name_of};
 use crate::error::Error;
 use crate::model::{Parameter, global_tensors};
 use crate::optimizer::{State, ZeroAdam};
@@ -22,9 +22,9 @@ use crate::weights::stored::{Stored, read_header};
 use crate::weights::{Rectangle, Region};
 
 /// A checkpoint that holds the states of a model, every element once. Files are as long as they should
-/// be; that they hold what was written is seen by [`Saved::verify`].
+/// be; that they hold what was written is seen by [`Checkpoint::verify`].
 #[derive(Debug)]
-pub struct Saved {
+pub struct Checkpoint {
     dir: PathBuf,
     index: Index,
     /// The files, as the index lists them.
@@ -42,7 +42,7 @@ struct Piece {
     at: [u64; 3],
 }
 
-impl Saved {
+impl Checkpoint {
     /// Opens the checkpoint in `dir`, which must be of `model`.
     pub fn open(dir: &Path, model: &Model) -> Result<Self, Error> {
         let index = Index::load(dir)?;
@@ -93,9 +93,9 @@ impl Saved {
     }
 
     /// Refuses to go on otherwise than it was trained, or where nothing is left of `steps` steps.
-    pub fn check(&self, course: &Course, steps: u64) -> Result<(), Error> {
-        let [saved, now] = [&self.index.course, course]
-            .map(|course| serde_json::to_value(course).expect("options are plain data"));
+    pub fn check(&self, fingerprint: &Fingerprint, steps: u64) -> Result<(), Error> {
+        let [saved, now] = [&self.index.fingerprint, fingerprint]
+            .map(|fingerprint| serde_json::to_value(fingerprint).expect("options are plain data"));
         let differ = differences(&saved, &now);
         if !differ.is_empty() {
             return Err(Error::Request(format!(

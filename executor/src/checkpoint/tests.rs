@@ -15,7 +15,7 @@ use moefold_planner::plan::LayoutRecord;
 use moefold_profiles::Precision;
 
 use super::*;
-use crate::data::Stream;
+use crate::data::TokenStream;
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
@@ -41,7 +41,7 @@ impl Bench {
     fn new(name: &str, global_batch: u64) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let model = hf::read(&folder.join(name)).expect("a fixture");
-        let stream = Stream::indexed(&folder.join(name).join("tokens")).expect("tokens");
+        let stream = TokenStream::indexed(&folder.join(name).join("tokens")).expect("tokens");
         let order = Order::Shuffled { seed: 3 };
         let samples = Samples::new(stream, SEQ_LEN, model.vocab_size, order).expect("enough");
         let steps = 8;

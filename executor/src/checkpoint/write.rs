@@ -9,7 +9,7 @@ use moefold_planner::model::Model;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
 
-use super::{CHECKPOINT_VERSION, Course, FOLDER, Flaw, INDEX, Index, KEPT, ShardFile};
+use super::{CHECKPOINT_VERSION, FOLDER, Fingerprint, Flaw, INDEX, Index, KEPT, ShardFile};
 use super::{complete, folder_of, name_of, partial, room};
 use crate::error::Error;
 use crate::gather::{bytes_of, read, words, words_of};
@@ -51,22 +51,22 @@ pub(crate) struct Saver<'a> {
     every: u64,
     last: u64,
     folder: PathBuf,
-    course: Course,
+    fingerprint: Fingerprint,
     model: Model,
     tensors: Vec<GlobalTensor>,
 }
 
 impl<'a> Saver<'a> {
-    /// As `options` ask for it, which then have a `course`; agrees with the other ranks on where to save,
+    /// As `options` ask for it, which then have a `fingerprint`; agrees with the other ranks on where to save,
     /// and sees that there is room.
     pub(crate) fn of(
         rank: &'a RankContext,
         world: &Communicator,
         options: &TrainOptions,
         model: &Model,
-        course: Option<&Course>,
+        fingerprint: Option<&Fingerprint>,
     ) -> Result<Option<Self>, Error> {
-        let (Some(saving), Some(course)) = (&options.save, course) else {
+        let (Some(saving), Some(fingerprint)) = (&options.save, fingerprint) else {
             return Ok(None);
         };
         let folder = said_by_first(world, &saving.run_dir)?.join(FOLDER);
@@ -83,7 +83,7 @@ impl<'a> Saver<'a> {
             every: saving.every,
             last: options.steps,
             folder,
-            course: course.clone(),
+            fingerprint: fingerprint.clone(),
             model: model.clone(),
             tensors,
         }))
@@ -127,7 +127,7 @@ impl<'a> Saver<'a> {
             let index = Index {
                 version: CHECKPOINT_VERSION,
                 step,
-                course: self.course.clone(),
+                fingerprint: self.fingerprint.clone(),
                 model: self.model.clone(),
                 files,
             };

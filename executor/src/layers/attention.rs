@@ -9,7 +9,7 @@ use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Keeps, linear, tokens};
+use super::{Saves, linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -31,9 +31,9 @@ pub struct Attention {
     scale: f32,
 }
 
-/// What the block keeps for backward.
+/// What the block saves for backward.
 #[derive(Debug)]
-pub struct AttentionKept {
+pub struct AttentionSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
     /// Its reciprocal root mean squares `[t]`.
@@ -62,7 +62,7 @@ struct BeforeNorm {
     key_rstd: Tensor,
 }
 
-impl Keeps for AttentionKept {
+impl Saves for AttentionSaved {
     const MODULE: &'static str = "attention";
 
     fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
@@ -113,7 +113,7 @@ impl Attention {
         x: &Tensor,
         sequences: usize,
         rope: &rope::Rope,
-    ) -> Result<(Tensor, AttentionKept), Error> {
+    ) -> Result<(Tensor, AttentionSaved), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &normed)?;
         let heads = |projected: Tensor| {
@@ -149,7 +149,7 @@ impl Attention {
         let projected = linear::forward(cx, CATEGORY, &flat(&output), &self.output.value);
         let y = tokens::scatter_sum(cx, projected)?;
         cx.op(CATEGORY, "add", || add_into(&y, x));
-        let kept = AttentionKept {
+        let saved = AttentionSaved {
             input: x.clone(),
             norm_rstd,
             norm_output: normed,
@@ -160,7 +160,7 @@ impl Attention {
             output,
             lse,
         };
-        Ok((y, kept))
+        Ok((y, saved))
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
@@ -168,11 +168,11 @@ impl Attention {
         &self,
         cx: &Context,
         dy: &Tensor,
-        kept: AttentionKept,
+        saved: AttentionSaved,
         sequences: usize,
         rope: &rope::Rope,
     ) -> Result<Tensor, Error> {
-        let AttentionKept {
+        let AttentionSaved {
             input,
             norm_rstd,
             norm_output,
@@ -182,7 +182,7 @@ impl Attention {
             before_norm,
             output,
             lse,
-        } = kept;
+        } = saved;
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);

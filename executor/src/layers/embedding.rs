@@ -1,7 +1,7 @@
 //! The token embedding, its vocabulary split over TP.
 //!
 //! Each rank looks up the tokens of its own vocabulary rows and leaves zeros for the others; the sum
-//! over TP ranks is the embedding, scattered to each rank's tokens. It keeps only token ids.
+//! over TP ranks is the embedding, scattered to each rank's tokens. It saves only token ids.
 
 use moefold_kernels::{Tensor, embedding};
 use moefold_profiles::trace::Category;

@@ -10,7 +10,7 @@ use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Keeps, linear, tokens};
+use super::{Saves, linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -26,9 +26,9 @@ pub struct Head {
     vocab_start: usize,
 }
 
-/// What the head keeps for backward.
+/// What the head saves for backward.
 #[derive(Debug)]
-pub struct HeadKept {
+pub struct HeadSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
     /// Its reciprocal root mean squares `[t]`.
@@ -39,7 +39,7 @@ pub struct HeadKept {
     logits_gradient: Tensor,
 }
 
-impl Keeps for HeadKept {
+impl Saves for HeadSaved {
     const MODULE: &'static str = "head";
 
     fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
@@ -71,7 +71,7 @@ impl Head {
         x: &Tensor,
         targets: &Tensor,
         gradient_scale: f32,
-    ) -> Result<(Tensor, HeadKept), Error> {
+    ) -> Result<(Tensor, HeadSaved), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &normed)?;
         let kind = (TensorClass::Logits, all.dtype());
@@ -103,23 +103,23 @@ impl Head {
             };
             cross_entropy::finish(&logits, reduced, targets, self.vocab_start, gradient_scale)
         });
-        let kept = HeadKept {
+        let saved = HeadSaved {
             input: x.clone(),
             norm_rstd,
             norm_output: normed,
             logits_gradient: logits,
         };
-        Ok((losses, kept))
+        Ok((losses, saved))
     }
 
     /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights.
-    pub fn backward(&self, cx: &Context, kept: HeadKept) -> Result<Tensor, Error> {
-        let HeadKept {
+    pub fn backward(&self, cx: &Context, saved: HeadSaved) -> Result<Tensor, Error> {
+        let HeadSaved {
             input,
             norm_rstd,
             norm_output,
             logits_gradient,
-        } = kept;
+        } = saved;
         let all = tokens::gather(cx, &norm_output)?;
         linear::wgrad(cx, CATEGORY, &logits_gradient, &all, &self.matrix.grad);
         drop((all, norm_output));

@@ -6,7 +6,7 @@ use moefold_kernels::swiglu::{self, Rule};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Keeps, linear, tokens};
+use super::{Saves, linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -22,9 +22,9 @@ pub struct Mlp {
     down: Weight,
 }
 
-/// What the block keeps for backward.
+/// What the block saves for backward.
 #[derive(Debug)]
-pub struct MlpKept {
+pub struct MlpSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
     /// Its reciprocal root mean squares `[t]`.
@@ -37,7 +37,7 @@ pub struct MlpKept {
     activation: Tensor,
 }
 
-impl Keeps for MlpKept {
+impl Saves for MlpSaved {
     const MODULE: &'static str = "mlp";
 
     fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
@@ -63,7 +63,7 @@ impl Mlp {
     }
 
     /// `x [t, h] -> x + mlp(norm(x))`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MlpKept), Error> {
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MlpSaved), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &normed)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
@@ -74,25 +74,25 @@ impl Mlp {
         let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
         let y = tokens::scatter_sum(cx, y)?;
         cx.op(CATEGORY, "add", || add_into(&y, x));
-        let kept = MlpKept {
+        let saved = MlpSaved {
             input: x.clone(),
             norm_rstd,
             norm_output: normed,
             gate_up,
             activation,
         };
-        Ok((y, kept))
+        Ok((y, saved))
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
-    pub fn backward(&self, cx: &Context, dy: &Tensor, kept: MlpKept) -> Result<Tensor, Error> {
-        let MlpKept {
+    pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MlpSaved) -> Result<Tensor, Error> {
+        let MlpSaved {
             input,
             norm_rstd,
             norm_output,
             gate_up,
             activation,
-        } = kept;
+        } = saved;
         let dy_all = tokens::gather(cx, dy)?;
         let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);

@@ -99,7 +99,7 @@ impl Dispatch {
         })
     }
 
-    /// Every tensor kept, with its name in the declaration.
+    /// Every tensor saved, with its name in the declaration.
     pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
         let mut list = vec![
             ("row_of", &self.map.row_of),

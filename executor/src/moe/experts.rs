@@ -23,9 +23,9 @@ pub struct Experts {
     down: Weight,
 }
 
-/// What the experts keep for backward.
+/// What the experts save for backward.
 #[derive(Debug)]
-pub struct ExpertsKept {
+pub struct ExpertsSaved {
     /// Rows `[N, h]`.
     input: Tensor,
     /// Gate and up `[N, 2f]`.
@@ -36,8 +36,8 @@ pub struct ExpertsKept {
     row_probs: Tensor,
 }
 
-impl ExpertsKept {
-    /// Every tensor kept, with its name in the declaration.
+impl ExpertsSaved {
+    /// Every tensor saved, with its name in the declaration.
     pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
         vec![
             ("dispatched", &self.input),
@@ -61,7 +61,7 @@ impl Experts {
         x: Tensor,
         row_probs: Tensor,
         rows: Rows<'_>,
-    ) -> (Tensor, ExpertsKept) {
+    ) -> (Tensor, ExpertsSaved) {
         let gate_up = cx.op(CATEGORY, "grouped_gemm", || {
             grouped_gemm::forward_of(&x, &self.gate_up.value, rows)
         });
@@ -71,13 +71,13 @@ impl Experts {
         let y = cx.op(CATEGORY, "grouped_gemm", || {
             grouped_gemm::forward_of(&activation, &self.down.value, rows)
         });
-        let kept = ExpertsKept {
+        let saved = ExpertsSaved {
             input: x,
             gate_up,
             activation,
             row_probs,
         };
-        (y, kept)
+        (y, saved)
     }
 
     /// `dy [N, h] -> (dx [N, h], dp [N])`; adds to the gradients of the weights.
@@ -85,15 +85,15 @@ impl Experts {
         &self,
         cx: &Context,
         dy: Tensor,
-        kept: ExpertsKept,
+        saved: ExpertsSaved,
         rows: Rows<'_>,
     ) -> (Tensor, Tensor) {
-        let ExpertsKept {
+        let ExpertsSaved {
             input,
             gate_up,
             activation,
             row_probs,
-        } = kept;
+        } = saved;
         let dactivation = cx.op(CATEGORY, "grouped_gemm", || {
             grouped_gemm::wgrad_of(&dy, &activation, rows, &self.down.grad);
             grouped_gemm::dgrad_of(&dy, &self.down.value, rows)

@@ -36,17 +36,17 @@ pub struct AuxLoss {
     pub microbatches: u32,
 }
 
-/// What the router keeps for backward.
+/// What the router saves for backward.
 #[derive(Debug)]
-pub struct RouterKept {
+pub struct RouterSaved {
     /// Chosen experts, their probabilities, and the scores of all.
     pub routing: Routing,
     /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
     pub balance: Option<Tensor>,
 }
 
-impl RouterKept {
-    /// Every tensor kept, with its name in the declaration.
+impl RouterSaved {
+    /// Every tensor saved, with its name in the declaration.
     pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
         let mut list = vec![
             ("scores", &self.routing.scores),
@@ -85,7 +85,7 @@ impl Router {
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(RouterKept, RowMap, RoutingStats), Error> {
+    ) -> Result<(RouterSaved, RowMap, RoutingStats), Error> {
         let kind = (TensorClass::Activations, Dtype::F32);
         let logits = linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value);
         let (routing, stats) = cx.op(CATEGORY, "router", || {
@@ -104,7 +104,7 @@ impl Router {
             (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
             _ => None,
         };
-        let kept = RouterKept {
+        let saved = RouterSaved {
             routing,
             balance: balance.as_ref().map(|balance| balance.gradient.clone()),
         };
@@ -112,7 +112,7 @@ impl Router {
             load: map.counts.iter().map(|&count| count as u64).collect(),
             balance,
         };
-        Ok((kept, map, stats))
+        Ok((saved, map, stats))
     }
 
     /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.
@@ -150,12 +150,12 @@ impl Router {
         &self,
         cx: &Context,
         dprobs: &Tensor,
-        kept: &RouterKept,
+        saved: &RouterSaved,
         x: &Tensor,
         dx: &Tensor,
     ) {
         let dlogits = cx.op(CATEGORY, "router", || {
-            router::backward(dprobs, &kept.routing, &self.rule, kept.balance.as_ref())
+            router::backward(dprobs, &saved.routing, &self.rule, saved.balance.as_ref())
         });
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);

@@ -14,7 +14,7 @@ use super::{ProfileOptions, SAMPLES_MIN, ops};
 use crate::device::DeviceSpec;
 use crate::error::Error;
 
-/// Ops asked for in a row: fewer than a queue holds, so that the host never waits for room.
+/// Ops asked for in a row: fewer than a stream holds, so that the host never waits for room.
 const ROW: usize = 200;
 /// Elements of the tensor that they add to: as good as no work.
 const ELEMENTS: usize = 256;

@@ -1,4 +1,4 @@
-//! Ops timed on a device with a queue, by its own clock.
+//! Ops timed on a device with a stream, by its own clock.
 //!
 //! A sample is a few runs back to back, each on operands of its own, after the level-two cache was
 //! filled with something else: in training an op rarely finds its weights there. The filling is also

@@ -168,7 +168,7 @@ fn tiny_ops() -> Vec<Op> {
     ]
 }
 
-/// On a device with a queue: every kind of op, uneven groups, and what the host costs.
+/// On a device with a stream: every kind of op, uneven groups, and what the host costs.
 #[test]
 fn an_emulated_gpu_is_profiled_and_its_profile_prices_plans() {
     let device = DeviceSpec::Emulated {

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use moefold_profiles::trace::{Category, Lane};
 
-use super::{Kept, Place};
+use super::{Entry, Place};
 
 /// What a span stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Work of its lane.
     Work,
-    /// The compute queue's start of a collective, or its wait for one, that has a span of its own.
+    /// The compute stream's start of a collective, or its wait for one, that has a span of its own.
     Wait,
-    /// A collective, when the communication queue did it.
+    /// A collective, when the communication stream did it.
     Carried,
 }
 
@@ -31,8 +31,8 @@ pub(super) struct Timed {
 
 impl Timed {
     /// The span as it is kept, of a step that began at `step_ns`.
-    pub(super) fn kept(&self, step_ns: u64) -> Kept {
-        Kept {
+    pub(super) fn kept(&self, step_ns: u64) -> Entry {
+        Entry {
             lane: self.lane,
             category: self.category,
             name: self.name,
@@ -57,7 +57,7 @@ pub(super) struct Swept {
 /// Goes through a step of `step_ns` and gives each moment to the innermost span of the compute lane
 /// that is running, else to that of another lane, else to the host. Of the spans of a lane that run at
 /// once, the one that comes last in `spans` is the innermost. A collective that was carried counts where the
-/// compute queue waited for it and not where it ran; a lane is busy where it ran and not where it was
+/// compute stream waited for it and not where it ran; a lane is busy where it ran and not where it was
 /// waited for.
 pub(super) fn sweep(step_ns: u64, spans: &[Timed]) -> Swept {
     let mut turns: BTreeMap<u64, Vec<usize>> = BTreeMap::from([(0, vec![]), (step_ns, vec![])]);
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(swept.busy, BTreeMap::from(busy));
     }
 
-    /// A gather that runs from 10 to 60, of which the compute queue waits for the last 15, after a host that
+    /// A gather that runs from 10 to 60, of which the compute stream waits for the last 15, after a host that
     /// was late from 40 to 45.
     #[test]
     fn golden_what_ran_beside_compute_is_hidden_and_what_was_waited_for_counts() {

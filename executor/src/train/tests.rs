@@ -10,7 +10,7 @@ use moefold_profiles::Precision;
 use moefold_profiles::units::Bytes;
 
 use super::*;
-use crate::data::{Order, Stream};
+use crate::data::{Order, TokenStream};
 use crate::testing;
 
 const STEPS: u64 = 4;
@@ -20,9 +20,9 @@ fn fixture() -> PathBuf {
 }
 
 fn samples(plan: &Plan) -> Samples {
-    let stream = Stream::indexed(&fixture().join("tokens")).expect("tokens");
+    let stream = TokenStream::indexed(&fixture().join("tokens")).expect("tokens");
     let seq_len = plan.request.batch.seq_len;
-    Samples::new(stream, seq_len, plan.model.vocab_size, Order::Stream).expect("enough")
+    Samples::new(stream, seq_len, plan.model.vocab_size, Order::TokenStream).expect("enough")
 }
 
 fn options() -> TrainOptions {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use moefold_kernels::{Moment, Offer};
+use moefold_kernels::{Event, Offer};
 use serde::{Deserialize, Serialize};
 
 use super::{Place, TransportError};
@@ -29,7 +29,7 @@ pub(crate) enum Payload {
     /// Memory of the GPU that the ranks share.
     Offer(Offer),
     /// How far the member has come there.
-    Moment(Moment),
+    Event(Event),
 }
 
 #[cfg(test)]

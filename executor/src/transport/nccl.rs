@@ -34,9 +34,9 @@ use std::rc::{Rc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moefold_kernels::cuda::Queue;
+use moefold_kernels::cuda::Stream;
 use moefold_kernels::cuda::nccl::{self, Comm, Nccl, Progress, UNIQUE_ID_BYTES, UniqueId};
-use moefold_kernels::{Device, DeviceError, Moment, Tensor, catch};
+use moefold_kernels::{Device, DeviceError, Event, Tensor, catch};
 
 use super::mail::Mail;
 use super::mailbox::{Failure, GroupKey};
@@ -78,7 +78,7 @@ struct Started {
     place: Place,
     bytes: u64,
     /// When the device is done with it.
-    done: Moment,
+    done: Event,
 }
 
 /// Why waiting ends without what was waited for.
@@ -285,8 +285,9 @@ impl Group {
             sequence,
         };
         let device = &ring.device;
-        let ready = device.moment();
-        let queued = || device.beside_since(Queue::Communication, &ready, || device.moment());
+        let ready = device.record_event();
+        let queued =
+            || device.beside_since(Stream::Communication, &ready, || device.record_event());
         let begun = queued();
         let asked = begin(&self.comm, exchange).map_err(Cause::Nccl);
         let settled = asked.and_then(|progress| match progress {
@@ -366,7 +367,7 @@ fn elsewhere() -> Place {
     }
 }
 
-/// Queues a collective.
+/// Streams a collective.
 fn begin(comm: &Comm, exchange: &Exchange) -> Result<Progress, DeviceError> {
     match exchange {
         Exchange::AllReduce { tensor, reduce } => {

@@ -78,7 +78,7 @@ pub(super) fn bytes(payload: &Payload) -> &[u8] {
         Payload::F32(numbers) => bytemuck::cast_slice(numbers),
         Payload::I32(numbers) => bytemuck::cast_slice(numbers),
         Payload::U64(numbers) => bytemuck::cast_slice(numbers),
-        Payload::Offer(_) | Payload::Moment(_) => panic!("memory of a GPU stays in its process"),
+        Payload::Offer(_) | Payload::Event(_) => panic!("memory of a GPU stays in its process"),
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn element(payload: &Payload) -> &'static str {
         Payload::F32(_) => "f32",
         Payload::I32(_) => "i32",
         Payload::U64(_) => "u64",
-        Payload::Offer(_) | Payload::Moment(_) => panic!("memory of a GPU stays in its process"),
+        Payload::Offer(_) | Payload::Event(_) => panic!("memory of a GPU stays in its process"),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use moefold_executor::data::{Order, Samples, Stream, Tokenizer};
+use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
@@ -66,8 +66,8 @@ impl Fixture {
         let read = |file: &str| std::fs::read(folder.join(file)).expect("a fixture is complete");
         let golden: Golden = serde_json::from_slice(&read("golden.json")).expect("golden.json");
         let model = moefold_planner::model::hf::read(&folder).expect("config.json");
-        let stream = Stream::indexed(&folder.join("tokens")).expect("tokens");
-        let samples = Samples::new(stream, golden.seq_len, model.vocab_size, Order::Stream)
+        let stream = TokenStream::indexed(&folder.join("tokens")).expect("tokens");
+        let samples = Samples::new(stream, golden.seq_len, model.vocab_size, Order::TokenStream)
             .expect("enough tokens");
         Self {
             name,
@@ -82,7 +82,7 @@ impl Fixture {
     pub(crate) fn on_text(mut self) -> Self {
         let text = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../src/quickstart/text.txt");
         let bytes = Tokenizer::named("byte").expect("known");
-        let stream = Stream::text(&[text], &bytes).expect("text");
+        let stream = TokenStream::text(&[text], &bytes).expect("text");
         self.model.vocab_size = 256;
         self.samples = Samples::new(
             stream,

@@ -10,13 +10,13 @@ use moefold_executor::step::HostTokens;
 use moefold_executor::train::{self, TrainOptions, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::kept::Local;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::memory::tape::{Class, Level};
 use moefold_planner::memory::{self, passes::Passes};
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::{Optimizer, Predicted, StackName};
+use moefold_planner::saved::Local;
 use moefold_planner::stack::Stack;
 use moefold_planner::stack::moefold::{
     Device as On, Site, embedding_padding, head_padding, layer_padding,
@@ -106,7 +106,7 @@ fn declared(
     for tokens in microbatches {
         let passes = passes(fixture, trainer, site, tokens)?;
         worst = worst.higher(passes.forward);
-        worst = worst.higher(passes.kept + passes.backward);
+        worst = worst.higher(passes.saved + passes.backward);
     }
     Ok(site.standing(microbatches.len() as u64) + worst)
 }

@@ -1,4 +1,4 @@
-//! Tests of `adamw` against its f64 twin in plain loops.
+//! Tests of `adamw` against its f64 reference in plain loops.
 
 use super::*;
 use crate::device::TensorClass;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
-use crate::cuda::Queue;
+use crate::cuda::Stream;
 use crate::cuda::error::catch;
 use crate::cuda::gpu::tests::mock::Mock;
 use crate::cuda::gpu::tests::{IMAGE, device as on_mock};
@@ -40,8 +40,8 @@ fn law_an_emulator_takes_slabs_as_a_gpu_does() {
         for (device, tensors) in devices.iter().zip(&mut tensors) {
             match action {
                 0 => device.trim(),
-                1 => device.beside(Queue::Copies, || ()),
-                2 => device.join(Queue::Copies),
+                1 => device.beside(Stream::Copies, || ()),
+                2 => device.join(Stream::Copies),
                 3 if step > 300 => device.reserve(Bytes(30 * MIB)).expect("room"),
                 3..10 if !tensors.is_empty() => drop(tensors.swap_remove(which % tensors.len())),
                 _ => tensors.push(floats(device, bytes as u64)),
@@ -116,11 +116,11 @@ fn what_is_freed_beside_a_queue_is_given_out_after_the_join() {
     for device in &devices {
         let first = floats(device, 4096);
         let place = first.address();
-        device.beside(Queue::Communication, || ());
+        device.beside(Stream::Communication, || ());
         drop(first);
         let second = floats(device, 4096);
         assert_ne!(second.address(), place);
-        device.join(Queue::Communication);
+        device.join(Stream::Communication);
         assert_eq!(floats(device, 4096).address(), place);
     }
     drop(devices);

@@ -1,4 +1,4 @@
-//! Tests of `attention` against its f64 twin in plain loops.
+//! Tests of `attention` against its f64 reference in plain loops.
 
 use super::*;
 use crate::Device;
@@ -16,7 +16,7 @@ fn seen(s: Sizes, t: usize) -> std::ops::RangeInclusive<usize> {
 }
 
 /// Attention by definition, one score at a time: `(o [T,h,dv], lse [h,T])`.
-fn twin(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
+fn reference(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
     let tokens = s.seqs * s.seq_len;
     let mut o = vec![0.0; tokens * s.heads * s.dv];
     let mut lse = vec![0.0; s.heads * tokens];
@@ -114,11 +114,11 @@ impl Case {
         ]
     }
 
-    /// Forward against the twin.
+    /// Forward against the reference.
     fn forward(&self, device: &Device) -> Vec<Check> {
         let inputs = [&self.q, &self.k, &self.v].map(|x| wide(x));
         let inputs = inputs.each_ref().map(Vec::as_slice);
-        let (o_want, lse_want) = twin(self.sizes, inputs, f64::from(self.scale));
+        let (o_want, lse_want) = reference(self.sizes, inputs, f64::from(self.scale));
         let [q, k, v] = self.tensors(device);
         let (o, lse) = forward_of(self.sizes.mask, &q, &k, &v, self.sizes.seqs, self.scale);
         vec![Check("o", o, o_want), Check("lse", lse, lse_want)]
@@ -147,7 +147,7 @@ impl Case {
         let tokens = s.seqs * s.seq_len;
         let (q, k, v, g) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(d_o));
         let scale = f64::from(self.scale);
-        let (_, lse) = twin(s, [&q, &k, &v], scale);
+        let (_, lse) = reference(s, [&q, &k, &v], scale);
         let mut dq = vec![0.0; q.len()];
         let mut dk = vec![0.0; k.len()];
         let mut dv = vec![0.0; v.len()];
@@ -222,7 +222,7 @@ fn oracle_forward() {
     });
 }
 
-/// The gradients of the twin itself, by differences.
+/// The gradients of the reference itself, by differences.
 #[test]
 fn oracle_backward() {
     oracle_everywhere(4, |device, rng| {
@@ -236,7 +236,7 @@ fn oracle_backward() {
         let d_o = case.d_o(rng);
         let (q, k, v) = (wide(&case.q), wide(&case.k), wide(&case.v));
         let scale = f64::from(case.scale);
-        let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&twin(s, [q, k, v], scale).0, &d_o);
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&reference(s, [q, k, v], scale).0, &d_o);
         let dq_want = differences(&case.q, |q| loss(q, &k, &v));
         let dk_want = differences(&case.k, |k| loss(&q, k, &v));
         let dv_want = differences(&case.v, |v| loss(&q, &k, v));

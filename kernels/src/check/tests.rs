@@ -5,7 +5,7 @@ use crate::testing::emulated;
 
 #[test]
 fn every_case_agrees_with_its_twin_on_every_device_of_a_test() {
-    let twin = Device::cpu(1);
+    let reference = Device::cpu(1);
     let mut devices = emulated(1);
     devices.push(Device::cpu(2));
     for device in devices {
@@ -14,7 +14,7 @@ fn every_case_agrees_with_its_twin_on_every_device_of_a_test() {
                 if !case.is_for(&device) {
                     continue;
                 }
-                let verdicts = crate::catch(|| agrees(&case, &device, &twin, 7))
+                let verdicts = crate::catch(|| agrees(&case, &device, &reference, 7))
                     .unwrap_or_else(|error| panic!("{} on {device:?}: {error}", case.name));
                 assert!(!verdicts.is_empty(), "{}: nothing was compared", case.name);
                 for verdict in verdicts {
@@ -61,7 +61,7 @@ fn one_wrong_row_of_many_does_not_pass() {
 /// Functions that are no ops: keys of cost tables, and tables that the host makes.
 const NO_OPS: [&str; 3] = ["key", "unpermute_key", "table"];
 
-/// An op that is not called by any case never meets its twin on a GPU.
+/// An op that is not called by any case never meets its reference on a GPU.
 #[test]
 fn every_public_op_has_a_case() {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

@@ -1,4 +1,4 @@
-//! Tests of `cross_entropy` against its f64 twin in plain loops.
+//! Tests of `cross_entropy` against its f64 reference in plain loops.
 
 use super::*;
 use crate::elementwise::add_into;
@@ -6,7 +6,7 @@ use crate::testing::{
     Check, differences, inside, integers, oracle_everywhere, statistic, tensor, wide,
 };
 
-fn twin(logits: &[f64], target: i32) -> f64 {
+fn reference(logits: &[f64], target: i32) -> f64 {
     if target < 0 {
         return 0.0;
     }
@@ -31,18 +31,18 @@ fn oracle_loss_and_gradient_over_shards() {
         }
         let scale = 0.25;
         let rows = || logits.chunks(vocab).zip(&targets);
-        let losses_want: Vec<f64> = rows().map(|(x, &t)| twin(&wide(x), t)).collect();
+        let losses_want: Vec<f64> = rows().map(|(x, &t)| reference(&wide(x), t)).collect();
         // A loss is the logarithm of a sum less a logit: next to nothing where the target is likely.
         let terms = |(x, &target): (&[f32], &i32)| {
             let logit = x.get(target as usize).map_or(0.0, |&x| f64::from(x));
-            (twin(&wide(x), target) + logit).abs() + logit.abs()
+            (reference(&wide(x), target) + logit).abs() + logit.abs()
         };
         // What differences of the loss say at a tenth of their cost.
         let gradient = |x: &[f32], target: i32| {
             if target < 0 {
                 return vec![0.0; vocab];
             }
-            let loss = twin(&wide(x), target) + f64::from(x[target as usize]);
+            let loss = reference(&wide(x), target) + f64::from(x[target as usize]);
             let softmax = |(i, &x): (usize, &f32)| {
                 let one = f64::from(u8::from(i == target as usize));
                 f64::from(scale) * ((f64::from(x) - loss).exp() - one)
@@ -116,7 +116,7 @@ fn oracle_loss_and_gradient_over_shards() {
     });
 }
 
-/// The gradient that [`finish`] leaves is the slope of the twin's loss.
+/// The gradient that [`finish`] leaves is the slope of the reference's loss.
 #[test]
 fn law_the_gradient_is_the_slope_of_the_loss() {
     let device = crate::Device::cpu(1);
@@ -131,7 +131,7 @@ fn law_the_gradient_is_the_slope_of_the_loss() {
         target: &target,
     };
     finish(&piece, reduced, &targets, 0, 1.0);
-    let want = differences(&logits, |x| twin(x, 3));
+    let want = differences(&logits, |x| reference(x, 3));
     assert!(crate::testing::error(&piece.to_f32(), &want) < 1e-6);
 }
 

@@ -178,7 +178,7 @@ impl CublasLt {
         self.workspace
     }
 
-    /// Queues a product; false where the library has no way to do it.
+    /// Streams a product; false where the library has no way to do it.
     pub(super) fn dense(&self, stream: *mut c_void, product: &Dense) -> Result<bool, DeviceError> {
         let Dense { m, n, k, .. } = *product;
         if m == 0 || n == 0 || k == 0 {

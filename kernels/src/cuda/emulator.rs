@@ -5,7 +5,7 @@
 //! the hardware is a call (`abi`) into a model of it in Rust (`machine` and its parts `access`, `sync`,
 //! `copies`, `mbarrier`, `tensor_core`; pure tables in `matrix` and `tensor_map`). A thread of a block
 //! is a fiber (`launch`). Which one runs next, when a bulk copy happens, in which order blocks come and
-//! how often a moment is not reached yet is thrown from a seed: what no instruction orders is met in
+//! how often an event is not reached yet is thrown from a seed: what no instruction orders is met in
 //! many orders.
 //!
 //! Every load and store is seen, because kernels are compiled with the hooks of the compiler's thread
@@ -17,11 +17,11 @@
 //! flight, misused barriers, divergent collectives and deadlocks. The memory model is the documented
 //! one, not what hardware happens to do: shuffles order nothing, atomics order only with fences.
 //!
-//! Work is done when it is asked for, and yet queues are held to waiting for each other: every launch,
-//! copy, fill, recycled tensor and the like is an event of its queue, with what that queue knows to be
-//! over (`queues`), and every block of memory remembers who used which bytes last, over all ranks that
-//! know it (`history`). Two uses of which one writes, of queues neither of which waits for the other,
-//! are reported with both pieces of work, both queues and ranks, and the bytes, whatever the order in
+//! Work is done when it is asked for, and yet streams are held to waiting for each other: every launch,
+//! copy, fill, recycled tensor and the like is an event of its stream, with what that stream knows to be
+//! over (`streams`), and every block of memory remembers who used which bytes last, over all ranks that
+//! know it (`history`). Two uses of which one writes, of streams neither of which waits for the other,
+//! are reported with both pieces of work, both streams and ranks, and the bytes, whatever the order in
 //! which they were done here. Memory given back counts as written, for the next tensor may be anywhere
 //! in it. ([`LostWait`] leaves out one wait of a device, to see that it is missed.)
 //!
@@ -32,7 +32,7 @@
 //! contracts no `a * b + c`, and takes no notice of `setmaxnreg`, clusters, L1 and L2, register
 //! pressure and time. Blocks run one at a time, so one that waits for another deadlocks here even
 //! where a GPU holds both. Of the readers of a place since its last write it remembers two. A race
-//! through local memory is not looked for. Between kernels only their queues are: what hosts tell each
+//! through local memory is not looked for. Between kernels only their streams are: what hosts tell each
 //! other orders nothing, so who relied on that would be reported; and work is done when it is asked for, so
 //! what goes wrong where a wait is missing is reported and not seen, and a wait for what never comes is no
 //! deadlock. A rank that unwinds or ends is not held to waiting for what it lets go of. What a library other
@@ -50,12 +50,12 @@ use crate::cuda::emulator::compile::Library;
 use crate::cuda::emulator::fault::Fault;
 use crate::cuda::emulator::machine::{Machine, Setup};
 use crate::cuda::emulator::memory::Memory;
-use crate::cuda::emulator::queues::{LostWait, Queues};
+use crate::cuda::emulator::streams::{LostWait, Streams};
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties, Queue};
+use crate::cuda::platform::{self, Address, Dense, Launch, Module, Platform, Properties, Stream};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
 use crate::cuda::programs::expect_listed;
-use crate::moment::{self, Moment};
+use crate::event::{self, Event};
 
 mod abi;
 mod access;
@@ -69,11 +69,11 @@ mod machine;
 mod matrix;
 mod mbarrier;
 pub(crate) mod memory;
-pub(crate) mod queues;
 mod random;
 mod report;
 mod shadow;
 mod shared;
+pub(crate) mod streams;
 mod sync;
 mod tensor_core;
 mod tensor_map;
@@ -93,7 +93,7 @@ pub(crate) struct Emulator {
     properties: Properties,
     seed: u64,
     memory: RefCell<Memory>,
-    queues: RefCell<Queues>,
+    streams: RefCell<Streams>,
     /// What was found where no call can say so.
     late: RefCell<Option<Fault>>,
     /// The same of memory given back: an error once there is a next tensor, which may lie there.
@@ -140,7 +140,7 @@ impl Emulator {
             },
             seed,
             memory: RefCell::default(),
-            queues: RefCell::new(Queues::new(seed, lost)),
+            streams: RefCell::new(Streams::new(seed, lost)),
             late: RefCell::default(),
             given: RefCell::default(),
             told: Cell::new(false),
@@ -210,8 +210,8 @@ impl Emulator {
             let mut machine = Machine::new(&setup, memory, dice, self.count.get());
             let outcome = launch::run(&mut machine, &kernel, &pointers);
             self.count.set(machine.next_count());
-            let mut queues = self.queues.borrow_mut();
-            let (event, over) = queues.begin(launch.entry);
+            let mut streams = self.streams.borrow_mut();
+            let (event, over) = streams.begin(launch.entry);
             let in_order = memory.note_launch(event, over);
             Ok(outcome.and(in_order))
         })
@@ -224,8 +224,8 @@ impl Emulator {
         what: &'static str,
         uses: &[(Address, usize, bool)],
     ) -> Result<(), Fault> {
-        let mut queues = self.queues.borrow_mut();
-        let (event, over) = queues.begin(what);
+        let mut streams = self.streams.borrow_mut();
+        let (event, over) = streams.begin(what);
         uses.iter().try_for_each(|&(address, bytes, writes)| {
             memory.note(event, over, (address.0, bytes), writes)
         })
@@ -284,7 +284,7 @@ impl Drop for Emulator {
     fn drop(&mut self) {
         if let Some(fault) = self.late.take()
             && !self.told.get()
-            && !self.queues.get_mut().is_planted()
+            && !self.streams.get_mut().is_planted()
             && !thread::panicking()
         {
             panic!("found as the emulator was dropped: {fault}");
@@ -350,8 +350,8 @@ impl Platform for Emulator {
 
     fn free(&self, address: Address, bytes: u64) {
         let mut memory = self.memory.borrow_mut();
-        // As on a GPU, all queues of the rank are waited for.
-        let (event, over) = self.queues.borrow_mut().begin_after_all("freeing");
+        // As on a GPU, all streams of the rank are waited for.
+        let (event, over) = self.streams.borrow_mut().begin_after_all("freeing");
         self.note_given(memory.note(event, &over, (address.0, bytes as usize), true));
         memory.free(address.0);
     }
@@ -390,7 +390,7 @@ impl Platform for Emulator {
             let noted = self.note(memory, "a download", &[(src, bytes.len(), false)]);
             noted.map_err(|fault| self.tell(&fault))
         })?;
-        self.queues.borrow_mut().drain();
+        self.streams.borrow_mut().drain();
         Ok(())
     }
 
@@ -474,34 +474,34 @@ impl Platform for Emulator {
         self.memory.borrow_mut().disown(address.0);
     }
 
-    fn switch(&self, queue: Queue) -> Queue {
-        self.queues.borrow_mut().switch(queue)
+    fn switch(&self, stream: Stream) -> Stream {
+        self.streams.borrow_mut().switch(stream)
     }
 
-    fn after(&self, queue: Queue) -> Result<(), DeviceError> {
-        self.queues.borrow_mut().after(queue);
+    fn after(&self, stream: Stream) -> Result<(), DeviceError> {
+        self.streams.borrow_mut().after(stream);
         Ok(())
     }
 
-    fn moment(&self) -> Result<Moment, DeviceError> {
-        let mark = Arc::new(self.queues.borrow_mut().mark());
-        Ok(Moment(moment::Kind::Emulator(mark)))
+    fn record_event(&self) -> Result<Event, DeviceError> {
+        let mark = Arc::new(self.streams.borrow_mut().mark());
+        Ok(Event(event::Kind::Emulator(mark)))
     }
 
-    fn wait_for(&self, moment: &Moment) -> Result<(), DeviceError> {
-        if let moment::Kind::Emulator(mark) = &moment.0 {
-            self.queues.borrow_mut().wait_for(mark);
+    fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
+        if let event::Kind::Emulator(mark) = &event.0 {
+            self.streams.borrow_mut().wait_for(mark);
         }
         Ok(())
     }
 
     fn is_idle(&self) -> Result<bool, DeviceError> {
-        self.queues.borrow().drain_all();
+        self.streams.borrow().drain_all();
         Ok(true)
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
-        self.queues.borrow().drain_all();
+        self.streams.borrow().drain_all();
         self.on_time()
     }
 }

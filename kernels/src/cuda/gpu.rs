@@ -1,6 +1,6 @@
 //! [`Gpu`]: the platform that is a real GPU, through its driver.
 //!
-//! A queue is a stream; work waits for another queue only where it is told to. Memory is plain
+//! A stream is a stream; work waits for another stream only where it is told to. Memory is plain
 //! allocations, which the arena above divides; uploads go through a ring of pinned memory, programs
 //! come from [`Compiler`] and are loaded once.
 //!
@@ -37,14 +37,14 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{
-    Address, Dense, Grouped, Launch, Lent, Module, Overhead, Platform, Properties, Queue,
+    Address, Dense, Grouped, Launch, Lent, Module, Overhead, Platform, Properties, Stream,
 };
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 use crate::cuda::survey::memory_used;
-use crate::moment::{self, Moment};
+use crate::event::{self, Event};
 
 pub(crate) use context::Mark;
-use context::{Context, Event, Marks, Stream, Used, call};
+use context::{Context, CudaEvent, CudaStream, Marks, Used, call};
 use driver::Driver;
 use kernel::Loaded;
 use staging::Staging;
@@ -65,13 +65,13 @@ pub(crate) struct Gpu {
     // Dropped in this order, the context last.
     dense: OnceCell<Option<CublasLt>>,
     modules: RefCell<Vec<Loaded>>,
-    /// By queue, as the two below.
+    /// By stream, as the two below.
     staging: RefCell<[Staging; 3]>,
-    /// Where a queue was when another was last told to wait for it.
-    joins: [Event; 3],
+    /// Where a stream was when another was last told to wait for it.
+    joins: [CudaEvent; 3],
     marks: Arc<Marks>,
-    streams: [Stream; 3],
-    queue: Cell<Queue>,
+    streams: [CudaStream; 3],
+    stream: Cell<Stream>,
     context: Arc<Context>,
     properties: Properties,
     compiler: Compiler,
@@ -112,15 +112,15 @@ impl Gpu {
                 ),
             ));
         }
-        let (join, stream) = (|| Event::new(&context), || Stream::new(&context));
+        let (join, stream) = (|| CudaEvent::new(&context), || CudaStream::new(&context));
         Ok(Self {
             dense: OnceCell::new(),
             modules: RefCell::default(),
-            staging: RefCell::new(Queue::ALL.map(|_| Staging::new(&context, SEGMENT_BYTES))),
+            staging: RefCell::new(Stream::ALL.map(|_| Staging::new(&context, SEGMENT_BYTES))),
             joins: [join()?, join()?, join()?],
             marks: Marks::new(&context),
             streams: [stream()?, stream()?, stream()?],
-            queue: Cell::new(Queue::Compute),
+            stream: Cell::new(Stream::Compute),
             context,
             properties,
             compiler,
@@ -135,14 +135,14 @@ impl Gpu {
     }
 
     /// The stream that work goes to now.
-    fn stream(&self) -> &Stream {
-        &self.streams[self.queue.get() as usize]
+    fn stream(&self) -> &CudaStream {
+        &self.streams[self.stream.get() as usize]
     }
 
     /// cuBLASLt, where it is found and may be used now.
     fn library(&self) -> Result<Option<&CublasLt>, DeviceError> {
-        if self.queue.get() != Queue::Compute {
-            // The workspace is the compute queue's.
+        if self.stream.get() != Stream::Compute {
+            // The workspace is the compute stream's.
             return Ok(None);
         }
         self.driver()?;
@@ -215,7 +215,7 @@ impl Platform for Gpu {
 
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {
         self.driver()?;
-        let staging = &mut self.staging.borrow_mut()[self.queue.get() as usize];
+        let staging = &mut self.staging.borrow_mut()[self.stream.get() as usize];
         staging.upload(self.stream(), dst, bytes)
     }
 
@@ -315,21 +315,21 @@ impl Platform for Gpu {
         }
     }
 
-    fn switch(&self, queue: Queue) -> Queue {
-        self.queue.replace(queue)
+    fn switch(&self, stream: Stream) -> Stream {
+        self.stream.replace(stream)
     }
 
-    fn after(&self, queue: Queue) -> Result<(), DeviceError> {
+    fn after(&self, stream: Stream) -> Result<(), DeviceError> {
         self.driver()?;
-        let join = &self.joins[queue as usize];
-        join.record(&self.streams[queue as usize])?;
+        let join = &self.joins[stream as usize];
+        join.record(&self.streams[stream as usize])?;
         self.stream().wait(join)
     }
 
-    fn moment(&self) -> Result<Moment, DeviceError> {
+    fn record_event(&self) -> Result<Event, DeviceError> {
         self.driver()?;
         let mark = self.marks.record(self.stream())?;
-        Ok(Moment(moment::Kind::Gpu(Arc::new(mark))))
+        Ok(Event(event::Kind::Gpu(Arc::new(mark))))
     }
 
     fn memory_info(&self) -> Result<Option<(Bytes, Bytes)>, DeviceError> {
@@ -367,8 +367,8 @@ impl Platform for Gpu {
 
     fn disown(&self, _address: Address) {}
 
-    fn wait_for(&self, moment: &Moment) -> Result<(), DeviceError> {
-        let moment::Kind::Gpu(mark) = &moment.0 else {
+    fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
+        let event::Kind::Gpu(mark) = &event.0 else {
             // What the host has seen done is done.
             return Ok(());
         };
@@ -378,7 +378,7 @@ impl Platform for Gpu {
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.driver()?;
-        self.streams.iter().try_for_each(Stream::synchronize)
+        self.streams.iter().try_for_each(CudaStream::synchronize)
     }
 
     fn is_idle(&self) -> Result<bool, DeviceError> {
@@ -391,14 +391,17 @@ impl Platform for Gpu {
         Ok(true)
     }
 
-    fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
+    fn raw_stream(&self) -> Result<*mut c_void, DeviceError> {
         self.driver()?;
         Ok(self.stream().raw.cast())
     }
 
     fn timed(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceError> {
         self.driver()?;
-        let (start, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        let (start, end) = (
+            CudaEvent::timed(&self.context)?,
+            CudaEvent::timed(&self.context)?,
+        );
         start.record(self.stream())?;
         work();
         end.record(self.stream())?;

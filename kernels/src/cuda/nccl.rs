@@ -3,8 +3,8 @@
 //! Communicators are non-blocking: a call that NCCL finishes in the background leaves its communicator
 //! busy ([`Progress::Busy`]), and [`Comm::settle`] asks it until it is done, fails, or the caller has
 //! waited enough. Nothing here knows a clock or other ranks; who loses patience aborts. Collectives go
-//! to the communication queue of the device, after what was asked of its compute queue so far. Who uses
-//! their results, writes what they read or lets go of either waits first for a moment of that queue after
+//! to the communication stream of the device, after what was asked of its compute stream so far. Who uses
+//! their results, writes what they read or lets go of either waits first for an event of that stream after
 //! them ([`crate::Device::wait_for`]) or joins it ([`crate::Device::join`]).
 //!
 //! The functions stand in a table of our own. `cudarc` has bindings, and its own loader would look for
@@ -19,7 +19,7 @@
 //! communicator's device and as long as the counts say. They live until the wait above, which is
 //! [`crate::Device::beside_since`]'s contract: memory that is let go of before is not held back, and a
 //! collective would read or write another tensor's numbers in it. That is wrong and not unsound: device memory
-//! is no memory of Rust's, and goes back to the driver only when all queues are done.
+//! is no memory of Rust's, and goes back to the driver only when all streams are done.
 #![expect(unsafe_code, reason = "calls into NCCL; see the module documentation")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -48,7 +48,7 @@ const IN_PROGRESS: Code = 7;
 type Raw = *mut c_void;
 
 /// `cudaStream_t`, which is a `CUstream`.
-type Stream = *mut c_void;
+type RawStream = *mut c_void;
 
 table! {
     /// What is called of NCCL.
@@ -64,19 +64,19 @@ table! {
         ncclGroupStart: fn() -> Code;
         ncclGroupEnd: fn() -> Code;
         ncclAllReduce: fn(
-            *const c_void, *mut c_void, usize, c_uint, c_uint, Raw, Stream,
+            *const c_void, *mut c_void, usize, c_uint, c_uint, Raw, RawStream,
         ) -> Code;
         ncclReduceScatter: fn(
-            *const c_void, *mut c_void, usize, c_uint, c_uint, Raw, Stream,
+            *const c_void, *mut c_void, usize, c_uint, c_uint, Raw, RawStream,
         ) -> Code;
-        ncclAllGather: fn(*const c_void, *mut c_void, usize, c_uint, Raw, Stream) -> Code;
-        ncclBroadcast: fn(*const c_void, *mut c_void, usize, c_uint, c_int, Raw, Stream) -> Code;
-        ncclSend: fn(*const c_void, usize, c_uint, c_int, Raw, Stream) -> Code;
-        ncclRecv: fn(*mut c_void, usize, c_uint, c_int, Raw, Stream) -> Code;
+        ncclAllGather: fn(*const c_void, *mut c_void, usize, c_uint, Raw, RawStream) -> Code;
+        ncclBroadcast: fn(*const c_void, *mut c_void, usize, c_uint, c_int, Raw, RawStream) -> Code;
+        ncclSend: fn(*const c_void, usize, c_uint, c_int, Raw, RawStream) -> Code;
+        ncclRecv: fn(*mut c_void, usize, c_uint, c_int, Raw, RawStream) -> Code;
     }
     optional {
         ncclGetLastError: fn(Raw) -> *const c_char;
-        ncclAlltoAll: fn(*const c_void, *mut c_void, usize, c_uint, Raw, Stream) -> Code;
+        ncclAlltoAll: fn(*const c_void, *mut c_void, usize, c_uint, Raw, RawStream) -> Code;
     }
 }
 
@@ -93,7 +93,7 @@ pub enum Reduce {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a busy communicator takes no other call"]
 pub enum Progress {
-    /// Done, as far as the host is concerned: work for the device is on its queue.
+    /// Done, as far as the host is concerned: work for the device is on its stream.
     Done,
     /// Going on in the background; [`Comm::settle`] comes before any other call.
     Busy,

@@ -1,7 +1,7 @@
 //! [`Platform`]: what the ops need of the machine below them.
 //!
 //! Two implement it: the driver of a GPU, and the emulator that tests use. Work is ordered within a
-//! [`Queue`]: what is asked later sees what was asked before. Everything goes to the compute queue
+//! [`Stream`]: what is asked later sees what was asked before. Everything goes to the compute stream
 //! unless [`Platform::switch`] says otherwise. Failures of work that is still queued
 //! may come with a later call.
 
@@ -14,7 +14,7 @@ use moefold_profiles::units::Bytes;
 
 use crate::cuda::error::DeviceError;
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Program, TensorMap};
-use crate::moment::Moment;
+use crate::event::Event;
 
 /// An address in device memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,9 +149,9 @@ impl Field {
     pub(crate) const COUNT: usize = 9;
 }
 
-/// A queue of a device. Work of one is done in order, works of several beside each other.
+/// A stream of a device. Work of one is done in order, works of several beside each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Queue {
+pub enum Stream {
     /// What ops run on.
     Compute,
     /// Collectives.
@@ -160,7 +160,7 @@ pub enum Queue {
     Copies,
 }
 
-impl Queue {
+impl Stream {
     /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::Compute, Self::Communication, Self::Copies];
 
@@ -215,7 +215,7 @@ pub(crate) trait Platform {
     fn forget(&self, dst: Address, bytes: u64);
 
     /// Says that a range is given back, and may be part of another tensor of any size from here on. A
-    /// machine that knows which queues still use it reports that.
+    /// machine that knows which streams still use it reports that.
     fn give(&self, _address: Address, _bytes: u64) {}
 
     /// Compiles and loads a program for this device.
@@ -241,25 +241,25 @@ pub(crate) trait Platform {
         Ok(false)
     }
 
-    /// Sends what is asked from now on to `queue`; the queue before. A machine that does everything
-    /// at once has one queue.
-    fn switch(&self, _queue: Queue) -> Queue {
-        Queue::Compute
+    /// Sends what is asked from now on to `stream`; the stream before. A machine that does everything
+    /// at once has one stream.
+    fn switch(&self, _queue: Stream) -> Stream {
+        Stream::Compute
     }
 
-    /// Lets what is asked from now on wait for what `queue` was asked so far.
-    fn after(&self, _queue: Queue) -> Result<(), DeviceError> {
+    /// Lets what is asked from now on wait for what `stream` was asked so far.
+    fn after(&self, _queue: Stream) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// How far the current queue's work has come.
-    fn moment(&self) -> Result<Moment, DeviceError> {
-        Ok(Moment::host())
+    /// How far the current stream's work has come.
+    fn record_event(&self) -> Result<Event, DeviceError> {
+        Ok(Event::host())
     }
 
-    /// Lets what the current queue is asked from now on wait for a moment, which may be another
+    /// Lets what the current stream is asked from now on wait for an event, which may be another
     /// platform's on the same device. The host does not wait.
-    fn wait_for(&self, _moment: &Moment) -> Result<(), DeviceError> {
+    fn wait_for(&self, _moment: &Event) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -282,21 +282,21 @@ pub(crate) trait Platform {
     /// Lets go of a range adopted, by an address in it.
     fn disown(&self, address: Address);
 
-    /// Waits for all work of all queues.
+    /// Waits for all work of all streams.
     fn synchronize(&self) -> Result<(), DeviceError>;
 
-    /// Whether all work of all queues is done; does not wait.
+    /// Whether all work of all streams is done; does not wait.
     fn is_idle(&self) -> Result<bool, DeviceError> {
         Ok(true)
     }
 
-    /// The queue that work goes to now as the vendor's other libraries know it (`CUstream`), ready to
+    /// The stream that work goes to now as the vendor's other libraries know it (`CUstream`), ready to
     /// be used on this thread; null on a machine that does everything at once.
-    fn raw_queue(&self) -> Result<*mut c_void, DeviceError> {
+    fn raw_stream(&self) -> Result<*mut c_void, DeviceError> {
         Ok(ptr::null_mut())
     }
 
-    /// Says that another library was asked to read a range, in the current queue.
+    /// Says that another library was asked to read a range, in the current stream.
     fn read(&self, _src: Address, _bytes: u64) {}
 
     /// Says that another library was asked to write a range. A machine that can tell reads of what

@@ -1,4 +1,4 @@
-//! Tests of `embedding` against its f64 twin in plain loops.
+//! Tests of `embedding` against its f64 reference in plain loops.
 
 use super::*;
 use crate::testing::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};

@@ -1,4 +1,4 @@
-//! Tests of `grad_norm` against its f64 twin in plain loops.
+//! Tests of `grad_norm` against its f64 reference in plain loops.
 
 use super::*;
 use crate::Device;

@@ -1,4 +1,4 @@
-//! Tests of `grouped_gemm` against its f64 twin in plain loops.
+//! Tests of `grouped_gemm` against its f64 reference in plain loops.
 
 use super::*;
 use crate::testing::{

@@ -132,7 +132,7 @@ fn memory_outlives_its_owner_where_somebody_reads_it() {
     let error = catch(|| theirs.to_f32()).expect_err("a fault");
     let said = error.to_string();
     assert!(
-        said.contains("written by freeing in the compute queue of emulator"),
+        said.contains("written by freeing in the compute stream of emulator"),
         "{said}"
     );
 }

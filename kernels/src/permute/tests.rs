@@ -1,4 +1,4 @@
-//! Tests of `permute` against its f64 twin in plain loops.
+//! Tests of `permute` against its f64 reference in plain loops.
 
 use super::*;
 use crate::Device;

@@ -1,4 +1,4 @@
-//! Tests of `rms_norm` against its f64 twin in plain loops.
+//! Tests of `rms_norm` against its f64 reference in plain loops.
 
 use super::*;
 use crate::Device;
@@ -6,7 +6,7 @@ use crate::testing::{
     Check, Rng, differences, inner, inside, oracle_everywhere, statistic, tensor, wide,
 };
 
-fn twin(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+fn reference(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
     let d = w.len();
     let mut y = Vec::new();
     let mut rstd = Vec::new();
@@ -53,7 +53,7 @@ fn oracle_forward() {
     oracle_everywhere(12, |device, rng| {
         let (rows, d) = sizes(rng);
         let (x, w) = (rng.values(rows * d), rng.values(d));
-        let (y_want, rstd_want) = twin(&wide(&x), &wide(&w), f64::from(1e-6f32));
+        let (y_want, rstd_want) = reference(&wide(&x), &wide(&w), f64::from(1e-6f32));
         let x = inside(&tensor(device, &x, &[rows, d]), 8 - rng.size(0..=1));
         let (y, rstd) = forward(&x, &parameter(device, rng.coin(), &w), 1e-6);
         assert_eq!(y.dtype(), device.dtype());
@@ -80,10 +80,10 @@ fn oracle_backward() {
         let dx_want: Vec<f64> = x
             .chunks(d)
             .zip(dy.chunks(d))
-            .flat_map(|(x, dy)| differences(x, |x| inner(&twin(x, &wide(&w), eps).0, dy)))
+            .flat_map(|(x, dy)| differences(x, |x| inner(&reference(x, &wide(&w), eps).0, dy)))
             .collect();
         // y is linear in w, element by element.
-        let normed = twin(&wide(&x), &vec![1.0; d], eps).0;
+        let normed = reference(&wide(&x), &vec![1.0; d], eps).0;
         let mut dw_want = wide(&start);
         for (normed, dy) in normed.chunks(d).zip(dy.chunks(d)) {
             for (dw, (normed, &dy)) in dw_want.iter_mut().zip(normed.iter().zip(dy)) {

@@ -1,4 +1,4 @@
-//! Tests of `rope` against its f64 twin in plain loops.
+//! Tests of `rope` against its f64 reference in plain loops.
 
 use super::*;
 use crate::testing::{Check, differences, inner, inside, oracle_everywhere, tensor, wide};
@@ -14,7 +14,7 @@ struct Rule<'a> {
     pairing: Pairing,
 }
 
-fn twin(x: &[f64], rule: &Rule<'_>) -> Vec<f64> {
+fn reference(x: &[f64], rule: &Rule<'_>) -> Vec<f64> {
     let &Rule {
         positions,
         sizes: (heads, d, rotary),
@@ -56,8 +56,8 @@ fn oracle_forward_and_backward() {
         };
         let len = tokens * heads * d;
         let (x, dy) = (rng.values(len), rng.values(len));
-        let y_want = twin(&wide(&x), &rule);
-        let dx_want = differences(&x, |x| inner(&twin(x, &rule), &dy));
+        let y_want = reference(&wide(&x), &rule);
+        let dx_want = differences(&x, |x| inner(&reference(x, &rule), &dy));
         let rope = table(device, &positions, rotary, rule.theta).pairing(rule.pairing);
         let offset = 8 - rng.size(0..=1);
         let place = |values: &[f32]| inside(&tensor(device, values, &[tokens, heads, d]), offset);

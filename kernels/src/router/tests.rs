@@ -1,4 +1,4 @@
-//! Tests of `router` against its f64 twin in plain loops.
+//! Tests of `router` against its f64 reference in plain loops.
 
 use super::*;
 use crate::Device;

@@ -1,4 +1,4 @@
-//! Tests of `swiglu` against its f64 twin in plain loops.
+//! Tests of `swiglu` against its f64 reference in plain loops.
 
 use super::*;
 use crate::testing::{Check, differences, inner, oracle_everywhere, statistic, tensor, wide};
@@ -18,7 +18,7 @@ const RULES: [Rule; 4] = [
     },
 ];
 
-fn twin(x: &[f64], probs: &[f64], f: usize, rule: &Rule) -> Vec<f64> {
+fn reference(x: &[f64], probs: &[f64], f: usize, rule: &Rule) -> Vec<f64> {
     let limit = f64::from(rule.limit);
     let mut y = Vec::new();
     for (row, prob) in x.chunks(2 * f).zip(probs) {
@@ -60,16 +60,17 @@ fn oracle_forward_and_backward() {
             } else {
                 vec![1.0; rows]
             };
-            let y_want = twin(&wide(&x), &wide(&probs), f, rule);
+            let y_want = reference(&wide(&x), &wide(&probs), f, rule);
             let dx_want = x
                 .chunks(2 * f)
                 .zip(dy.chunks(f).zip(&probs))
                 .flat_map(|(x, (dy, &p))| {
-                    differences(x, |x| inner(&twin(x, &[p.into()], f, rule), dy))
+                    differences(x, |x| inner(&reference(x, &[p.into()], f, rule), dy))
                 })
                 .collect();
-            let dprobs_want = differences(&probs, |p| inner(&twin(&wide(&x), p, f, rule), &dy));
-            let activations = twin(&wide(&x), &vec![1.0; rows], f, rule);
+            let dprobs_want =
+                differences(&probs, |p| inner(&reference(&wide(&x), p, f, rule), &dy));
+            let activations = reference(&wide(&x), &vec![1.0; rows], f, rule);
             let terms: Vec<f64> = activations
                 .iter()
                 .zip(&dy)

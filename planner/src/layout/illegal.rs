@@ -9,7 +9,7 @@
 //!
 //! Rules of Megatron-Core that are no variant:
 //!
-//! - *Kept by construction.* Sequence parallelism is on exactly where TP is, so neither experts nor
+//! - *SavedTensor by construction.* Sequence parallelism is on exactly where TP is, so neither experts nor
 //!   TP overlap lack it; experts and context never share a grid; weights are gathered by the
 //!   distributed optimizer, which is always on; experts always run as a grouped product; p2p overlap
 //!   is off without virtual stages; a model has grouped queries or latent attention, never both. EP

@@ -8,11 +8,11 @@ use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
 use super::{LayerGroups, Lowered, Setting, Task};
-use crate::kept::Local;
 use crate::layout::{Batch, Layout};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::plan::Dispatcher;
+use crate::saved::Local;
 use crate::shard::{self, Shard};
 
 /// The job whose keys are wanted.

@@ -9,20 +9,20 @@ use super::tape::{Class, Level, Tape};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Passes {
     /// What the forward pass leaves alive.
-    pub kept: Level,
+    pub saved: Level,
     /// The highest of the forward pass, above what was alive before it.
     pub forward: Level,
-    /// The highest of the backward pass, above what was alive before it, what is kept included.
+    /// The highest of the backward pass, above what was alive before it, what is saved included.
     pub backward: Level,
 }
 
 impl Passes {
     /// Of layers of which nothing is known but what they keep.
     pub fn keeping(bytes: Bytes) -> Self {
-        let kept = Level::of(Class::Activations, bytes);
+        let saved = Level::of(Class::Activations, bytes);
         Self {
-            kept,
-            forward: kept,
+            saved,
+            forward: saved,
             backward: Level::default(),
         }
     }
@@ -32,14 +32,14 @@ impl Passes {
     /// # Panics
     /// When the backward pass does not give back what the forward pass left.
     pub fn of(forward: &Tape, backward: &Tape) -> Self {
-        let kept = forward.live();
+        let saved = forward.live();
         assert_eq!(
-            kept + backward.live(),
+            saved + backward.live(),
             Level::default(),
-            "a backward pass gives back all that is kept"
+            "a backward pass gives back all that is saved"
         );
         Self {
-            kept,
+            saved,
             forward: forward.peak(),
             backward: backward.peak(),
         }
@@ -49,9 +49,9 @@ impl Passes {
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         Self {
-            kept: self.kept + next.kept,
-            forward: self.forward.higher(self.kept + next.forward),
-            backward: next.backward.higher(self.backward - next.kept),
+            saved: self.saved + next.saved,
+            forward: self.forward.higher(self.saved + next.forward),
+            backward: next.backward.higher(self.backward - next.saved),
         }
     }
 
@@ -62,12 +62,12 @@ impl Passes {
             return Self::default();
         };
         Self {
-            kept: self.kept * i64::from(count),
+            saved: self.saved * i64::from(count),
             // What the others keep is no less than nothing: the last run is the highest forward, and
             // backward, where it is the first, as well.
             forward: self
                 .forward
-                .higher(self.kept * i64::from(before) + self.forward),
+                .higher(self.saved * i64::from(before) + self.forward),
             backward: self.backward,
         }
     }
@@ -81,8 +81,8 @@ mod tests {
     use super::*;
     use crate::memory::tape::Held;
 
-    /// What a layer takes and gives: kept, working forward, working backward before and after it gives
-    /// back what it kept.
+    /// What a layer takes and gives: saved, working forward, working backward before and after it gives
+    /// back what it saved.
     type Layer = [u64; 4];
 
     fn take(tape: &mut Tape, bytes: u64) -> Held {
@@ -90,21 +90,21 @@ mod tests {
     }
 
     fn forward(tape: &mut Tape, layer: Layer) -> Held {
-        let kept = take(tape, layer[0]);
+        let saved = take(tape, layer[0]);
         tape.work_in(Dtype::Fp8, layer[1]);
-        kept
+        saved
     }
 
-    fn backward(tape: &mut Tape, layer: Layer, kept: Held) {
+    fn backward(tape: &mut Tape, layer: Layer, saved: Held) {
         tape.work_in(Dtype::Fp8, layer[2]);
-        tape.give(kept);
+        tape.give(saved);
         tape.work_in(Dtype::Fp8, layer[3]);
     }
 
     fn passes(layer: Layer) -> Passes {
         let (mut there, mut back) = (Tape::default(), Tape::default());
-        let kept = forward(&mut there, layer);
-        backward(&mut back, layer, kept);
+        let saved = forward(&mut there, layer);
+        backward(&mut back, layer, saved);
         Passes::of(&there, &back)
     }
 
@@ -112,13 +112,13 @@ mod tests {
         #[test]
         fn law_composing_is_playing_one_tape(layers in prop::collection::vec(prop::array::uniform4(0_u64..100), 0..8)) {
             let (mut there, mut back) = (Tape::default(), Tape::default());
-            let kept: Vec<_> = layers.iter().map(|&layer| forward(&mut there, layer)).collect();
-            for (&layer, kept) in layers.iter().zip(kept).rev() {
-                backward(&mut back, layer, kept);
+            let saved: Vec<_> = layers.iter().map(|&layer| forward(&mut there, layer)).collect();
+            for (&layer, saved) in layers.iter().zip(saved).rev() {
+                backward(&mut back, layer, saved);
             }
             let whole = Passes::of(&there, &back);
             let composed = layers.iter().map(|&layer| passes(layer)).fold(Passes::default(), Passes::then);
-            for (a, b) in [(whole.kept, composed.kept), (whole.forward, composed.forward), (whole.backward, composed.backward)] {
+            for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {
                 prop_assert_eq!(a.total(), b.total());
             }
         }

@@ -12,7 +12,7 @@ use moefold_profiles::units::{Bytes, GIB};
 /// What a tensor counts as; the classes of a plan that a step's passes fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Kept between a forward and its backward, or flowing between ops.
+    /// SavedTensor between a forward and its backward, or flowing between ops.
     Activations,
     /// Communication staging and workspace.
     Transient,

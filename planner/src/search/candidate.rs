@@ -1,4 +1,4 @@
-//! [`Cut`]: one layout under one dispatcher and one split into stages, ready for every recompute
+//! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every recompute
 //! set: durations of its stages, bound, simulated step, memory.
 
 use moefold_profiles::trace::Category;
@@ -10,7 +10,7 @@ use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::tape::Level;
-use crate::memory::{self, Moment, RankMemory, StageMemory};
+use crate::memory::{self, Occupancy, RankMemory, StageMemory};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
 use crate::shard::{self, Shard};
@@ -18,7 +18,7 @@ use crate::simulate::{StageTimes, lower_bound};
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
-pub(crate) struct Cut {
+pub(crate) struct StageSplit {
     /// Layers of each stage.
     pub(crate) stages: Vec<Vec<u32>>,
     /// Layers of each kind in each stage.
@@ -47,9 +47,14 @@ pub(crate) struct RankEnd {
 }
 
 /// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
-pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<Cut> {
+pub(crate) fn splits(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<StageSplit> {
     if let Some(given) = &question.options.stages {
-        return vec![Cut::new(question, layout, shape, given.stages().to_vec())];
+        return vec![StageSplit::new(
+            question,
+            layout,
+            shape,
+            given.stages().to_vec(),
+        )];
     }
     let layers = layer_weights(question, shape);
     let weights = weights(&layers, shape);
@@ -67,13 +72,17 @@ pub(crate) fn cuts(question: &Question<'_>, layout: &Layout, shape: &Shape) -> V
     }
     splits
         .into_iter()
-        .map(|stages| Cut::new(question, layout, shape, stages))
+        .map(|stages| StageSplit::new(question, layout, shape, stages))
         .collect()
 }
 
 /// A split good enough to judge a layout by, found in one pass: the given one, equal numbers of
 /// layers where they divide, or about equal times.
-pub(crate) fn likely_cut(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Option<Cut> {
+pub(crate) fn likely_split(
+    question: &Question<'_>,
+    layout: &Layout,
+    shape: &Shape,
+) -> Option<StageSplit> {
     let stages = if let Some(given) = &question.options.stages {
         given.stages().to_vec()
     } else {
@@ -81,7 +90,7 @@ pub(crate) fn likely_cut(question: &Question<'_>, layout: &Layout, shape: &Shape
         partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
             .or_else(|| partition::proportional(&weights(&layers, shape), layout.stages()))?
     };
-    Some(Cut::new(question, layout, shape, stages))
+    Some(StageSplit::new(question, layout, shape, stages))
 }
 
 fn nanoseconds(kind: &Kind) -> u64 {
@@ -102,7 +111,7 @@ fn weights<'l>(layers: &'l [u64], shape: &Shape) -> Weights<'l> {
     }
 }
 
-impl Cut {
+impl StageSplit {
     fn new(question: &Question<'_>, layout: &Layout, shape: &Shape, stages: Vec<Vec<u32>>) -> Self {
         let counts: Vec<Vec<u32>> = stages
             .iter()
@@ -114,7 +123,7 @@ impl Cut {
                 count
             })
             .collect();
-        let mut cut = Self {
+        let mut split = Self {
             times: StageTimes::new(
                 layout.pp(),
                 vec![Span::ZERO; stages.len()],
@@ -127,10 +136,10 @@ impl Cut {
             held: Vec::new(),
             update: Level::default(),
         };
-        cut.hold(question, layout, shape);
-        cut.ends = cut.rank_ends(question, layout, shape);
-        cut.time(question, layout, shape);
-        cut
+        split.hold(question, layout, shape);
+        split.ends = split.rank_ends(question, layout, shape);
+        split.time(question, layout, shape);
+        split
     }
 
     /// Everything of a stage, layers by kind and the ends of the model.
@@ -288,7 +297,7 @@ impl Cut {
         layout: &Layout,
         shape: &Shape,
         set: usize,
-        moments: &[Vec<Moment>],
+        occupancies: &[Vec<Occupancy>],
     ) -> Vec<RankMemory> {
         let pp = layout.pp() as usize;
         let mut own = Vec::with_capacity(layout.vpp() as usize);
@@ -298,8 +307,12 @@ impl Cut {
                 for stage in (rank..self.stages.len()).step_by(pp) {
                     own.push(self.stage_memory(shape, stage, set));
                 }
-                let mut held =
-                    memory::at_worst_moment(self.held[rank], &own, &moments[rank], self.update);
+                let mut held = memory::at_worst_instant(
+                    self.held[rank],
+                    &own,
+                    &occupancies[rank],
+                    self.update,
+                );
                 let allocated = held.total() - held.overhead;
                 held.overhead += allocated.scale(question.stack.fragmentation);
                 held
@@ -314,13 +327,13 @@ impl Cut {
         question: &Question<'_>,
         layout: &Layout,
         shape: &Shape,
-        moments: &[Vec<Moment>],
+        occupancies: &[Vec<Occupancy>],
     ) -> f64 {
         let pp = layout.pp() as usize;
         let microbatches = f64::from(layout.microbatches());
         let capacity = question.cluster.gpu.memory().gib();
         let (mut before, mut bound) = (0.0, 0.0_f64);
-        for (rank, moments) in moments.iter().enumerate() {
+        for (rank, occupancies) in occupancies.iter().enumerate() {
             let held = self.held[rank];
             // Allocated memory may be so much that with its fragmentation it fits.
             let allocated = (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation);
@@ -329,7 +342,7 @@ impl Cut {
             let mut ends_s = 0.0;
             for stage in (rank..self.stages.len()).step_by(pp) {
                 let chunk = stage / pp;
-                let live: Vec<u32> = moments.iter().map(|m| m.live[chunk]).collect();
+                let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
                     let ways = kind.memory.iter().zip(&kind.backward_s);
                     groups.push(Alike {
@@ -338,7 +351,7 @@ impl Cut {
                         ways: ways
                             .map(|(memory, backward_s)| Way {
                                 seconds: kind.forward_s + backward_s,
-                                gib: memory.passes.kept.gib(),
+                                gib: memory.passes.saved.gib(),
                             })
                             .collect(),
                     });
@@ -350,7 +363,7 @@ impl Cut {
                 }
             }
             groups.retain(|group| group.layers > 0);
-            let rooms = vec![room; moments.len()];
+            let rooms = vec![room; occupancies.len()];
             if let Some(work) = mix::least_work(&groups, &rooms) {
                 bound = bound.max(before + microbatches * (work + ends_s));
             }
@@ -517,7 +530,7 @@ fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
     stack.context + stack.communicator * communicators + staging
 }
 
-/// The categories a bill's exposed time of a rank is told in; the rest of the step has its own.
+/// The categories a breakdown's exposed time of a rank is told in; the rest of the step has its own.
 pub(crate) const WORK: [Category; 9] = [
     Category::Attention,
     Category::Experts,

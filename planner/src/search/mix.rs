@@ -19,12 +19,12 @@ pub(crate) struct Way {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Alike {
     pub(crate) layers: u32,
-    /// Live microbatches at each moment.
+    /// Live microbatches at each occupancy.
     pub(crate) live: Vec<u32>,
     pub(crate) ways: Vec<Way>,
 }
 
-/// The least seconds of one microbatch on a rank whose activations fit `room_gib` at every moment;
+/// The least seconds of one microbatch on a rank whose activations fit `room_gib` at every occupancy;
 /// `None` where not even a fraction fits.
 pub(crate) fn least_work(groups: &[Alike], room_gib: &[f64]) -> Option<f64> {
     let mut problem = variables!();

@@ -6,7 +6,7 @@ use moefold_profiles::Dtype;
 use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::Seconds;
 
-use super::candidate::{Cut, WORK};
+use super::candidate::{StageSplit, WORK};
 use super::shape::{Question, Shape};
 use crate::layout::Layout;
 use crate::memory::RankMemory;
@@ -14,7 +14,7 @@ use crate::model::count;
 use crate::plan::{
     Confidence, LayoutRecord, Offload, Pipeline, PlannedLayout, Predicted, ScheduleName,
 };
-use crate::price::{self, Bill};
+use crate::price::{self, Breakdown};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};
 
@@ -23,7 +23,7 @@ use crate::simulate::{Timeline, simulate};
 pub(crate) struct Choice<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) shape: &'a Shape,
-    pub(crate) cut: &'a Cut,
+    pub(crate) split: &'a StageSplit,
     pub(crate) set: usize,
 }
 
@@ -43,10 +43,10 @@ pub(crate) fn planned(
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout);
-    let timeline = simulate(&schedule, &choice.cut.times(choice.shape, choice.set));
+    let timeline = simulate(&schedule, &choice.split.times(choice.shape, choice.set));
     let critical = timeline.critical as usize;
-    let (forward, backward) = rank_bills(question, choice, critical);
-    let time_s = breakdown(choice, &timeline, critical, &forward, &backward);
+    let (forward, backward) = rank_breakdowns(question, choice, critical);
+    let time_s = time_by_category(choice, &timeline, critical, &forward, &backward);
     let mean_s = mean(question, choice, &timeline);
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
@@ -69,7 +69,7 @@ pub(crate) fn planned(
         layout: LayoutRecord::from(layout),
         pipeline: Pipeline {
             schedule: ScheduleName::of(layout),
-            stages: choice.cut.stages.clone(),
+            stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
         recompute: question.sets[choice.set].clone(),
@@ -97,8 +97,8 @@ pub(crate) fn planned(
 fn mean(question: &Question<'_>, choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
     let mut sum = TimeByCategory::default();
     for rank in 0..timeline.ranks.len() {
-        let (forward, backward) = rank_bills(question, choice, rank);
-        let own = breakdown(choice, timeline, rank, &forward, &backward);
+        let (forward, backward) = rank_breakdowns(question, choice, rank);
+        let own = time_by_category(choice, timeline, rank, &forward, &backward);
         for category in Category::ALL {
             sum.add(category, own.get(category));
         }
@@ -108,12 +108,12 @@ fn mean(question: &Question<'_>, choice: &Choice<'_>, timeline: &Timeline) -> Ti
 
 /// Where a pipeline rank's time goes. Its passes are told by category as priced, messages,
 /// waiting, reduction and update as simulated.
-fn breakdown(
+fn time_by_category(
     choice: &Choice<'_>,
     timeline: &Timeline,
     rank: usize,
-    forward: &Bill,
-    backward: &Bill,
+    forward: &Breakdown,
+    backward: &Breakdown,
 ) -> TimeByCategory {
     let simulated = &timeline.ranks[rank];
     let microbatches = f64::from(choice.layout.microbatches());
@@ -124,13 +124,13 @@ fn breakdown(
         priced += seconds;
         time.add(category, Seconds(seconds));
     }
-    let gather = choice.cut.exposed_gather(rank).seconds().0;
+    let gather = choice.split.exposed_gather(rank).seconds().0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
     let passes = (simulated.forward + simulated.backward).seconds().0 - gather;
     time.add(Category::Host, Seconds((passes - priced).max(0.0)));
     time.add(Category::PpComm, simulated.p2p.seconds());
     time.add(Category::Bubble, simulated.bubble.seconds());
-    let end = &choice.cut.ends[rank];
+    let end = &choice.split.ends[rank];
     let reductions = simulated.reduce.seconds().0 + gather + end.exposed_s;
     time.add(Category::DpComm, Seconds(reductions));
     time.add(Category::Optimizer, Seconds(end.update_s));
@@ -148,14 +148,18 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 }
 
 /// One microbatch's work on a pipeline rank, both passes.
-fn rank_bills(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> (Bill, Bill) {
+fn rank_breakdowns(
+    question: &Question<'_>,
+    choice: &Choice<'_>,
+    rank: usize,
+) -> (Breakdown, Breakdown) {
     let set = &question.sets[choice.set];
-    let (mut forward, mut backward) = (Bill::default(), Bill::default());
+    let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
     for stage in own_stages(choice, rank) {
-        for (kind, count) in choice.cut.each_kind(choice.shape, stage) {
-            let again = kind.bill.backward_with(set);
+        for (kind, count) in choice.split.each_kind(choice.shape, stage) {
+            let again = kind.breakdown.backward_with(set);
             for _ in 0..count {
-                forward.merge(&kind.bill.forward);
+                forward.merge(&kind.breakdown.forward);
                 backward.merge(&again);
             }
         }
@@ -164,7 +168,7 @@ fn rank_bills(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> (Bil
 }
 
 fn own_stages(choice: &Choice<'_>, rank: usize) -> impl Iterator<Item = usize> + use<> {
-    (rank..choice.cut.stages.len()).step_by(choice.layout.pp() as usize)
+    (rank..choice.split.stages.len()).step_by(choice.layout.pp() as usize)
 }
 
 /// Busy seconds a step of a pipeline rank by stem, hidden work included.
@@ -173,7 +177,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
     let microbatches = f64::from(choice.layout.microbatches());
     let set = &question.sets[choice.set];
     for stage in own_stages(choice, rank) {
-        for (kind, count) in choice.cut.each_kind(choice.shape, stage) {
+        for (kind, count) in choice.split.each_kind(choice.shape, stage) {
             let times = f64::from(count) * microbatches;
             price::add_busy(&mut busy, &kind.lowered.forward, question.costs, times);
             price::add_busy(&mut busy, &kind.lowered.backward, question.costs, times);
@@ -187,7 +191,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
             price::add_busy(&mut busy, &again, question.costs, times);
         }
     }
-    let work = &choice.cut.ends[rank].work;
+    let work = &choice.split.ends[rank].work;
     for op in &work.optimizer {
         *busy.entry(op.stem().to_owned()).or_insert(0.0) += question.costs.op(op).time.0;
     }
@@ -198,7 +202,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
     busy
 }
 
-fn confidence(forward: &Bill, backward: &Bill) -> Confidence {
+fn confidence(forward: &Breakdown, backward: &Breakdown) -> Confidence {
     let (a, b) = (forward.by_source(), backward.by_source());
     let seconds = [a[0] + b[0], a[1] + b[1], a[2] + b[2]];
     let total: f64 = seconds.iter().sum();

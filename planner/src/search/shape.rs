@@ -9,7 +9,6 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
-use crate::kept::Local;
 use crate::layout::{Illegal, Layout};
 use crate::lower::{self, LayerGroups, Lowered, Setting};
 use crate::memory::passes::Passes;
@@ -17,7 +16,8 @@ use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
 use crate::options::{Overlap, SearchOptions};
 use crate::plan::{Dispatcher, Recompute};
-use crate::price::LayerBill;
+use crate::price::LayerBreakdown;
+use crate::saved::Local;
 use crate::shard;
 use crate::stack::Stack;
 
@@ -46,7 +46,7 @@ pub(crate) struct Question<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Kind {
     pub(crate) lowered: Lowered,
-    pub(crate) bill: LayerBill,
+    pub(crate) breakdown: LayerBreakdown,
     /// Forward seconds, the host's excess included.
     pub(crate) forward_s: f64,
     /// Backward seconds by recompute set.
@@ -203,17 +203,19 @@ impl Question<'_> {
     }
 
     fn kind(&self, lowered: Lowered, memory: Vec<StageMemory>) -> Kind {
-        let bill = LayerBill::new(&lowered, self.costs, &self.stack);
-        let seconds = |bill: &crate::price::Bill| bill.device() + bill.host_excess(&self.stack);
+        let breakdown = LayerBreakdown::new(&lowered, self.costs, &self.stack);
+        let seconds = |breakdown: &crate::price::Breakdown| {
+            breakdown.device() + breakdown.host_excess(&self.stack)
+        };
         Kind {
-            forward_s: seconds(&bill.forward),
+            forward_s: seconds(&breakdown.forward),
             backward_s: self
                 .sets
                 .iter()
-                .map(|set| seconds(&bill.backward_with(set)))
+                .map(|set| seconds(&breakdown.backward_with(set)))
                 .collect(),
             lowered,
-            bill,
+            breakdown,
             memory,
         }
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
-use super::candidate::likely_cut;
+use super::candidate::likely_split;
 use super::shape::{Question, Shape};
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
@@ -55,15 +55,15 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
     let (shape, _) = unit.shapes.iter().zip(&unit.floors).min_by(cheapest)?;
-    let cut = likely_cut(question, layout, shape)?;
-    if cut.held() > capacity {
+    let split = likely_split(question, layout, shape)?;
+    if split.held() > capacity {
         return None;
     }
-    let peak_of = |set: usize| peak(&cut.memory(question, layout, shape, set, unit.moments));
+    let peak_of = |set: usize| peak(&split.memory(question, layout, shape, set, unit.occupancies));
     let (set, memory) = shape
         .sets_by_time()
         .iter()
         .map(|&set| (set, peak_of(set)))
         .find(|&(_, memory)| memory <= capacity)?;
-    Some((memory, cut.bound(layout, shape, set).seconds().0))
+    Some((memory, split.bound(layout, shape, set).seconds().0))
 }

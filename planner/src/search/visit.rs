@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::candidate::{self, Cut};
+use super::candidate::{self, StageSplit};
 use super::explain;
 use super::predict::Choice;
 use super::shape::{Question, Shape};
 use crate::answer::Candidate;
 use crate::layout::Layout;
-use crate::memory::{Moment, RankMemory};
+use crate::memory::{Occupancy, RankMemory};
 use crate::options::LeastMemory;
 use crate::plan::{LayoutRecord, Objective, Recompute};
 use crate::schedule::Schedule;
@@ -23,7 +23,7 @@ const FEASIBLE_KEPT: usize = 400;
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) shapes: &'a [Shape],
-    pub(crate) moments: &'a [Vec<Moment>],
+    pub(crate) occupancies: &'a [Vec<Occupancy>],
     /// No child under each shape scores less.
     pub(crate) floors: Vec<f64>,
     /// The least of them.
@@ -34,7 +34,7 @@ pub(crate) struct Unit<'a> {
 pub(crate) struct Found<'a> {
     pub(crate) unit: &'a Unit<'a>,
     shape: usize,
-    cut: Cut,
+    split: StageSplit,
     set: usize,
     pub(crate) step_s: f64,
     peak: Bytes,
@@ -68,8 +68,8 @@ impl Found<'_> {
         let mut bound = self.step_s;
         if question.sets.len() > 1 && question.sets[self.set] != Recompute::None {
             bound = self
-                .cut
-                .mixed_bound_s(question, layout, shape, self.unit.moments);
+                .split
+                .mixed_bound_s(question, layout, shape, self.unit.occupancies);
         }
         if !self.split_is_exact(question) {
             bound = bound.min(self.unit.floors[self.shape]);
@@ -91,15 +91,15 @@ impl Found<'_> {
         Choice {
             layout: self.unit.layout,
             shape: &self.unit.shapes[self.shape],
-            cut: &self.cut,
+            split: &self.split,
             set: self.set,
         }
     }
 
     pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<RankMemory> {
         let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
-        self.cut
-            .memory(question, layout, shape, self.set, self.unit.moments)
+        self.split
+            .memory(question, layout, shape, self.set, self.unit.occupancies)
     }
 }
 
@@ -117,17 +117,17 @@ struct Child {
     bound_s: f64,
     shape: usize,
     set: usize,
-    cut: usize,
+    split: usize,
 }
 
 /// Splits under each shape that may still win.
-fn cuts(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Cut>> {
+fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<StageSplit>> {
     unit.shapes
         .iter()
         .zip(&unit.floors)
         .map(|(shape, &floor)| {
             if floor < limit {
-                candidate::cuts(question, unit.layout, shape)
+                candidate::splits(question, unit.layout, shape)
             } else {
                 Vec::new()
             }
@@ -136,13 +136,18 @@ fn cuts(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Cut>> {
 }
 
 /// Children that may still win, in the order of their bounds.
-fn children(question: &Question<'_>, unit: &Unit<'_>, cuts: &[Vec<Cut>], limit: f64) -> Vec<Child> {
+fn children(
+    question: &Question<'_>,
+    unit: &Unit<'_>,
+    splits: &[Vec<StageSplit>],
+    limit: f64,
+) -> Vec<Child> {
     let by_time = question.options.objective != Objective::Memory;
     let mut children = Vec::new();
     for (shape_index, shape) in unit.shapes.iter().enumerate() {
-        for (cut_index, cut) in cuts[shape_index].iter().enumerate() {
+        for (split_index, split) in splits[shape_index].iter().enumerate() {
             for set in 0..question.sets.len() {
-                let bound_s = cut.bound(unit.layout, shape, set).seconds().0;
+                let bound_s = split.bound(unit.layout, shape, set).seconds().0;
                 if by_time && set == 0 && bound_s >= limit {
                     // Recomputing more takes no less time.
                     break;
@@ -152,14 +157,14 @@ fn children(question: &Question<'_>, unit: &Unit<'_>, cuts: &[Vec<Cut>], limit: 
                         bound_s,
                         shape: shape_index,
                         set,
-                        cut: cut_index,
+                        split: split_index,
                     });
                 }
             }
         }
     }
     children.sort_by(|a, b| {
-        let places = (a.shape, a.set, a.cut).cmp(&(b.shape, b.set, b.cut));
+        let places = (a.shape, a.set, a.split).cmp(&(b.shape, b.set, b.split));
         a.bound_s.total_cmp(&b.bound_s).then(places)
     });
     children
@@ -178,8 +183,8 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         feasible: Vec::new(),
         least: None,
     };
-    let cuts = cuts(question, unit, limit);
-    let children = children(question, unit, &cuts, limit);
+    let splits = splits(question, unit, limit);
+    let children = children(question, unit, &splits, limit);
     let mut simulator = None;
     // A child is a dispatcher and a recompute set, whatever its split: counted once.
     let mut state: BTreeMap<(usize, usize), bool> = BTreeMap::new();
@@ -189,8 +194,8 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         if by_time && child.bound_s >= beaten {
             break;
         }
-        let (shape, cut) = (&unit.shapes[child.shape], &cuts[child.shape][child.cut]);
-        let memory = cut.memory(question, layout, shape, child.set, unit.moments);
+        let (shape, split) = (&unit.shapes[child.shape], &splits[child.shape][child.split]);
+        let memory = split.memory(question, layout, shape, child.set, unit.occupancies);
         let peak = peak(&memory);
         let place = (child.shape, child.set);
         if peak > capacity {
@@ -213,7 +218,7 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
             continue;
         }
         state.insert(place, true);
-        let times = cut.times(shape, child.set);
+        let times = split.times(shape, child.set);
         let step_s = simulator
             .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
             .run(&times)
@@ -229,7 +234,7 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         let found = Found {
             unit,
             shape: child.shape,
-            cut: cut.clone(),
+            split: split.clone(),
             set: child.set,
             step_s,
             peak,

@@ -2,19 +2,19 @@
 //!
 //! The list follows Megatron-LM at d98e8a64 (grouped experts of `megatron/core/transformer/moe`,
 //! multi-latent attention, flash attention, dropout 0, memory-efficient permutation: the routing
-//! probability multiplies the activation, so expert outputs are not kept). It is checked against
+//! probability multiplies the activation, so expert outputs are not saved). It is checked against
 //! Table 3 of arXiv 2603.07685: 1788 MiB for a DeepSeek-V3 layer at 4096 tokens.
 
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
-use crate::kept::{Kept, Local};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
 use crate::plan::{Module, Recompute};
+use crate::saved::{Local, SavedTensor};
 
 /// A list being written: one line a tensor.
 struct List<'a> {
-    kept: Vec<Kept>,
+    saved: Vec<SavedTensor>,
     module: &'static str,
     wide: Dtype,
     linear: Dtype,
@@ -27,7 +27,7 @@ impl List<'_> {
         self.push(name, elements, self.wide);
     }
 
-    /// The input of a linear layer, kept in the type it multiplies in.
+    /// The input of a linear layer, saved in the type it multiplies in.
     fn linear_input(&mut self, name: &'static str, elements: u64) {
         self.push(name, elements, self.linear);
     }
@@ -49,7 +49,7 @@ impl List<'_> {
 
     fn push(&mut self, name: &'static str, elements: u64, dtype: Dtype) {
         if elements > 0 {
-            self.kept.push(Kept {
+            self.saved.push(SavedTensor {
                 module: self.module,
                 name,
                 elements,
@@ -64,15 +64,15 @@ impl List<'_> {
 }
 
 /// See the module's documentation.
-pub fn kept(
+pub fn saved(
     model: &Model,
     layer: &Layer,
     local: &Local,
     precision: Precision,
     recompute: &Recompute,
-) -> Vec<Kept> {
+) -> Vec<SavedTensor> {
     let mut list = List {
-        kept: Vec::with_capacity(24),
+        saved: Vec::with_capacity(24),
         module: "layer",
         wide: precision.activation(),
         linear: precision.compute(),
@@ -81,7 +81,7 @@ pub fn kept(
     let residual = local.tokens_local * model.hidden * model.residual_streams;
     if *recompute == Recompute::Full {
         list.wide("input", residual);
-        return list.kept;
+        return list.saved;
     }
     if let Some(mixer) = &layer.mixer {
         list.module = "attention";
@@ -123,7 +123,7 @@ pub fn kept(
         }
         None => {}
     }
-    list.kept
+    list.saved
 }
 
 /// The norm before a block of linear layers: its output is their input.
@@ -186,7 +186,7 @@ fn keep_mla(list: &mut List<'_>, mla: &Mla, local: &Local) {
     lse(list, mla.heads, local);
 }
 
-/// DeepSeek-V4 attention: the shared key/value head is kept by every rank.
+/// DeepSeek-V4 attention: the shared key/value head is saved by every rank.
 fn keep_shared_kv(list: &mut List<'_>, shared: &SharedKv, local: &Local) {
     let q = local.tokens * shared.heads * shared.head_dim / local.tp;
     list.wide("query_latent", local.tokens_local * shared.q_lora_rank);
@@ -323,9 +323,9 @@ pub fn transient(
         Bytes::ZERO
     } else {
         let bytes = |recompute: &Recompute| -> Bytes {
-            kept(model, layer, local, precision, recompute)
+            saved(model, layer, local, precision, recompute)
                 .iter()
-                .map(Kept::bytes)
+                .map(SavedTensor::bytes)
                 .sum()
         };
         bytes(&Recompute::None).saturating_sub(bytes(recompute))
@@ -366,9 +366,9 @@ mod tests {
 
     fn mib(model: &Model, recompute: &Recompute) -> f64 {
         let layer = &model.layers[60];
-        kept(model, layer, &local(), Precision::Bf16, recompute)
+        saved(model, layer, &local(), Precision::Bf16, recompute)
             .iter()
-            .map(Kept::bytes)
+            .map(SavedTensor::bytes)
             .sum::<Bytes>()
             .mib()
     }
@@ -378,7 +378,7 @@ mod tests {
         let model = presets::load("deepseek-v3").expect("a preset");
         let all = mib(&model, &Recompute::None);
         assert!((all - 1788.0).abs() < 1.0, "{all}");
-        // Without memory-efficient permutation the experts' outputs are kept too: 448 MiB, and the
+        // Without memory-efficient permutation the experts' outputs are saved too: 448 MiB, and the
         // sum is the table's 2236 MiB a layer, 131.0 GiB for the 60 layers it counts alive.
         let outputs = f64::from(4096 * 8 * 7168 / 512) / 1024.0;
         assert_eq!(outputs, 448.0);
@@ -390,10 +390,10 @@ mod tests {
     fn golden_fp8_keeps_attentions_output_and_the_routers_input_wide_besides() {
         let model = presets::load("deepseek-v3").expect("a preset");
         let tensors = |precision, recompute: &Recompute| {
-            let tensors = kept(&model, &model.layers[60], &local(), precision, recompute);
+            let tensors = saved(&model, &model.layers[60], &local(), precision, recompute);
             let bytes = |name: &str| {
-                let of = tensors.iter().filter(|kept| kept.name == name);
-                of.map(Kept::bytes).sum::<Bytes>().mib()
+                let of = tensors.iter().filter(|saved| saved.name == name);
+                of.map(SavedTensor::bytes).sum::<Bytes>().mib()
             };
             // The input norm of attention, and that of the experts.
             let names = ["core_output", "output", "norm_output", "shared_input"];
@@ -448,9 +448,9 @@ mod tests {
             let model = presets::load(preset).expect("a preset");
             for layer in &model.layers {
                 let bytes = |recompute: &Recompute| -> Bytes {
-                    kept(&model, layer, &local(), Precision::Bf16, recompute)
+                    saved(&model, layer, &local(), Precision::Bf16, recompute)
                         .iter()
-                        .map(Kept::bytes)
+                        .map(SavedTensor::bytes)
                         .sum()
                 };
                 let none = bytes(&Recompute::None);

@@ -9,7 +9,7 @@
 //! backward pass.
 //!
 //! Where routing decides, the declaration is for the rows that [`Local`] says. What only a run knows is
-//! not in a plan: a load-balancing loss (`Site::balanced`: four bytes an expert and layer kept, and the
+//! not in a plan: a load-balancing loss (`Site::balanced`: four bytes an expert and layer saved, and the
 //! router's sums while it runs), and reductions of more than eight parts on one GPU, of rank threads or
 //! of expert tensor parallelism, which take eight bytes for each part beyond. Of models that the executor refuses, what it does not run is
 //! declared by its norms alone.
@@ -26,15 +26,15 @@ mod workspaces;
 
 use moefold_profiles::{Dtype, Precision};
 
-use self::attention::AttentionKept;
-use self::feed_forward::FeedForwardKept;
+use self::attention::AttentionSaved;
+use self::feed_forward::FeedForwardSaved;
 use self::ops::Pass;
 pub use self::resting::{GRAIN, embedding_padding, head_padding, layer_padding};
 pub use self::workspaces::{AttentionWork, Device};
-use crate::kept::{Kept, Local};
 use crate::memory::passes::Passes;
 use crate::memory::tape::{Class, Held, Level};
 use crate::model::{Gqa, Layer, Mixer, Model};
+use crate::saved::{Local, SavedTensor};
 use crate::shard;
 
 /// Where passes run: one rank, with what one microbatch is to it.
@@ -78,17 +78,17 @@ impl<'a> Site<'a> {
     }
 
     /// What a layer keeps between its passes.
-    pub fn kept(&self, layer: &Layer) -> Vec<Kept> {
-        let (_, kept) = LayerKept::forward(&mut self.pass(), layer, self.stream());
-        kept.list()
+    pub fn saved(&self, layer: &Layer) -> Vec<SavedTensor> {
+        let (_, saved) = LayerSaved::forward(&mut self.pass(), layer, self.stream());
+        saved.list()
     }
 
     /// Both passes of a layer.
     pub fn layer(&self, layer: &Layer) -> Passes {
         let (mut forward, mut backward) = (self.pass(), self.pass());
         // Output and gradient are the next block's.
-        let (_, kept) = LayerKept::forward(&mut forward, layer, self.stream());
-        let _ = kept.backward(&mut backward, layer, self.stream());
+        let (_, saved) = LayerSaved::forward(&mut forward, layer, self.stream());
+        let _ = saved.backward(&mut backward, layer, self.stream());
         Passes::of(&forward.tape, &backward.tape)
     }
 
@@ -133,50 +133,50 @@ impl<'a> Site<'a> {
 }
 
 /// What a layer keeps for backward.
-struct LayerKept {
-    attention: Option<AttentionKept>,
-    feed_forward: Option<FeedForwardKept>,
+struct LayerSaved {
+    attention: Option<AttentionSaved>,
+    feed_forward: Option<FeedForwardSaved>,
 }
 
-impl LayerKept {
+impl LayerSaved {
     fn forward(pass: &mut Pass<'_>, layer: &Layer, x: Held) -> (Held, Self) {
         let (x, attention) = match &layer.mixer {
             Some(mixer) => {
-                let (y, kept) = AttentionKept::forward(pass, gqa(mixer), x);
-                (y, Some(kept))
+                let (y, saved) = AttentionSaved::forward(pass, gqa(mixer), x);
+                (y, Some(saved))
             }
             None => (x, None),
         };
         let (x, feed_forward) = match &layer.ffn {
             Some(ffn) => {
-                let (y, kept) = FeedForwardKept::forward(pass, ffn, x);
-                (y, Some(kept))
+                let (y, saved) = FeedForwardSaved::forward(pass, ffn, x);
+                (y, Some(saved))
             }
             None => (x, None),
         };
-        let kept = Self {
+        let saved = Self {
             attention,
             feed_forward,
         };
-        (x, kept)
+        (x, saved)
     }
 
     fn backward(self, pass: &mut Pass<'_>, layer: &Layer, dy: Held) -> Held {
         let mut dx = dy;
-        if let (Some(ffn), Some(kept)) = (&layer.ffn, self.feed_forward) {
-            let gradient = kept.backward(pass, ffn);
+        if let (Some(ffn), Some(saved)) = (&layer.ffn, self.feed_forward) {
+            let gradient = saved.backward(pass, ffn);
             pass.give(std::mem::replace(&mut dx, gradient));
         }
-        if let (Some(mixer), Some(kept)) = (&layer.mixer, self.attention) {
-            let gradient = kept.backward(pass, gqa(mixer));
+        if let (Some(mixer), Some(saved)) = (&layer.mixer, self.attention) {
+            let gradient = saved.backward(pass, gqa(mixer));
             pass.give(std::mem::replace(&mut dx, gradient));
         }
         dx
     }
 
-    fn list(&self) -> Vec<Kept> {
-        let attention = self.attention.iter().flat_map(AttentionKept::list);
-        let feed_forward = self.feed_forward.iter().flat_map(FeedForwardKept::list);
+    fn list(&self) -> Vec<SavedTensor> {
+        let attention = self.attention.iter().flat_map(AttentionSaved::list);
+        let feed_forward = self.feed_forward.iter().flat_map(FeedForwardSaved::list);
         attention.chain(feed_forward).collect()
     }
 }
@@ -193,13 +193,13 @@ fn gqa(mixer: &Mixer) -> Option<&Gqa> {
 fn list<'h>(
     module: &'static str,
     tensors: impl IntoIterator<Item = (&'static str, &'h Held)>,
-) -> Vec<Kept> {
-    let kept = |(name, held): (&'static str, &Held)| Kept {
+) -> Vec<SavedTensor> {
+    let saved = |(name, held): (&'static str, &Held)| SavedTensor {
         module,
         name,
         elements: held.elements(),
         dtype: held.dtype(),
     };
-    let all = tensors.into_iter().map(kept);
-    all.filter(|kept| kept.elements > 0).collect()
+    let all = tensors.into_iter().map(saved);
+    all.filter(|saved| saved.elements > 0).collect()
 }

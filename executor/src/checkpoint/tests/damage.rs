@@ -176,8 +176,9 @@ fn what_would_not_go_on_as_it_began_is_refused_with_what_differs() {
     longer.options = options.clone();
     refused(&longer, &dir, &options, &["global_batch was 8 and is 16"]);
     let ids = vec![1; 500];
-    let order = Order::Stream;
-    bench.samples = Samples::new(Stream::of_ids("ones", ids), SEQ_LEN, 128, order).expect("enough");
+    let order = Order::TokenStream;
+    bench.samples =
+        Samples::new(TokenStream::of_ids("ones", ids), SEQ_LEN, 128, order).expect("enough");
     let data = [
         "data_blake3 was",
         "data_tokens was",
@@ -272,7 +273,7 @@ fn ranks_that_read_different_checkpoints_are_told() {
     let verified = |steps: [u64; 2]| {
         World::threads(2).run(|rank| {
             let step = steps[rank.rank() as usize];
-            let saved = Saved::open(&step_dir(run.path(), step), &bench.model)?;
+            let saved = Checkpoint::open(&step_dir(run.path(), step), &bench.model)?;
             saved.verify(&rank.communicator("world", &[0, 1]))
         })
     };
@@ -295,9 +296,9 @@ fn a_checkpoint_is_of_a_model_by_what_decides_training() {
     model.name = "another/name".to_owned();
     model.max_position = Some(1 << 20);
     model.initializer_range = 0.5;
-    Saved::open(&dir, &model).expect("it trains alike");
+    Checkpoint::open(&dir, &model).expect("it trains alike");
     model.norm.eps *= 2.0;
-    let error = Saved::open(&dir, &model)
+    let error = Checkpoint::open(&dir, &model)
         .expect_err("another model")
         .to_string();
     assert!(error.ends_with("another/name: norm differs"), "{error}");
@@ -308,7 +309,7 @@ fn a_checkpoint_that_is_not_read_is_not_open() {
     let mut bench = Bench::new("mixtral", 8);
     let run = saved_run(&mut bench);
     let dir = step_dir(run.path(), 4).canonicalize().expect("there");
-    let saved = Saved::open(&dir, &bench.model).expect("complete");
+    let saved = Checkpoint::open(&dir, &bench.model).expect("complete");
     let tensors = global_tensors(&bench.model);
     let values = saved.read(State::Master, &tensors[0].whole());
     assert_eq!(values.expect("reads").len(), tensors[0].len());

@@ -66,7 +66,7 @@ pub(super) fn save_marked(
     let layout = bench.layout(degrees);
     let options = bench.saving(1, run_dir);
     let weights = Source::Random { seed: 1, std: 0.1 };
-    let course = Course::of(&options, &bench.batch, &bench.samples).expect("reads");
+    let fingerprint = Fingerprint::of(&options, &bench.batch, &bench.samples).expect("reads");
     World::threads(layout.gpus()).run(|rank| {
         let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
         let world = cx.world.clone();
@@ -74,7 +74,7 @@ pub(super) fn save_marked(
         each_state(&trainer, |state, region, tensor| {
             tensor.copy_from_f32(&values_of(state, region));
         });
-        let saver = Saver::of(rank, &world, &options, &bench.model, Some(&course))?;
+        let saver = Saver::of(rank, &world, &options, &bench.model, Some(&fingerprint))?;
         let saver = saver.expect("it saves");
         let written = saver.save(&trainer, step)?;
         assert!(
@@ -116,11 +116,11 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
     let tensors = global_tensors(&bench.model);
     // A folder each: two are kept in one at a time.
     let runs = LAYOUTS.map(|_| folder());
-    let saved: Vec<Saved> = (0..)
+    let saved: Vec<Checkpoint> = (0..)
         .zip(LAYOUTS.into_iter().zip(&runs))
         .map(|(step, (degrees, run))| {
             save_marked(&bench, degrees, run.path(), step).expect("saves");
-            Saved::open(&step_dir(run.path(), step), &bench.model).expect("complete")
+            Checkpoint::open(&step_dir(run.path(), step), &bench.model).expect("complete")
         })
         .collect();
     let ends = (0..=1000_usize, 0..=1000_usize);
@@ -152,7 +152,7 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
 
     for (index, saved) in saved.into_iter().enumerate() {
         let layout = bench.layout(LAYOUTS[LAYOUTS.len() - 1 - index]);
-        let source = Source::Saved(Box::new(saved));
+        let source = Source::Checkpoint(Box::new(saved));
         World::threads(layout.gpus())
             .run(|rank| {
                 let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());

@@ -90,7 +90,7 @@ fn a_collective_is_waited_for_without_those_after_it() {
                 Ok(()) => assert!(both, "nobody waited for the second"),
                 Err(error) => assert!(
                     !both
-                        && (error.contains("queues out of order")
+                        && (error.contains("streams out of order")
                             || error.contains("because rank")),
                     "{error}"
                 ),

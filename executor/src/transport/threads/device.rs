@@ -1,12 +1,12 @@
 //! Collectives of rank threads on one GPU: tensors stay where they are, and ranks read each other's.
 //!
-//! Members meet through the mailbox several times, and each time say how far their queues have come:
+//! Members meet through the mailbox several times, and each time say how far their streams have come:
 //! first what they offer, then that they have read it. A member that has met the others launches its
-//! next piece of work on its communication queue, behind the moments they gave, and goes on; no host
+//! next piece of work on its communication stream, behind the events they gave, and goes on; no host
 //! waits for a device. A reduction is cut into one shard a member, who sums it in member order, in f32,
 //! over its own part of the tensor, where nobody else reads; an all-reduce then gathers the shards.
 //! Nothing is staged, so nothing is allocated. The last meeting is what lets a tensor be written again:
-//! by then everybody's reads of it are queued, and the member's queue waits for them.
+//! by then everybody's reads of it are queued, and the member's stream waits for them.
 //!
 //! A member that waits, for whatever, advances all that it has in flight as far as that goes
 //! ([`Flights::advance`]): so it does not matter in which order members wait.
@@ -19,8 +19,8 @@ use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use moefold_kernels::cuda::Queue;
-use moefold_kernels::{Device, Moment, Tensor, reduce};
+use moefold_kernels::cuda::Stream;
+use moefold_kernels::{Device, Event, Tensor, reduce};
 
 use super::{Started, Threads, call_of};
 use crate::transport::mailbox::{Collected, Payload};
@@ -75,15 +75,15 @@ struct Flight {
     exchange: Exchange,
     device: Device,
     /// When its tensors were ready here.
-    since: Moment,
+    since: Event,
     /// What the other members offered.
     theirs: RefCell<Vec<Option<Tensor>>>,
     /// The meeting that comes next.
     meeting: Cell<u32>,
     /// When all that the first piece of work reads was there.
-    begun: OnceCell<Moment>,
+    begun: OnceCell<Event>,
     /// When everybody was done with everybody's tensors.
-    done: OnceCell<Moment>,
+    done: OnceCell<Event>,
 }
 
 /// Posts what this member offers of a collective on its device's memory.
@@ -95,11 +95,11 @@ pub(super) fn start(threads: &Threads, exchange: Exchange) -> Result<Pending, Tr
     let device = exchange.tensor().device().clone();
     let data = match offered {
         Some(tensor) => Payload::Offer(tensor.offer()),
-        None => Payload::Moment(device.moment()),
+        None => Payload::Event(device.record_event()),
     };
     let since = match &data {
         Payload::Offer(offer) => offer.ready().clone(),
-        _ => device.moment(),
+        _ => device.record_event(),
     };
     let rows = match &exchange {
         Exchange::AllToAll { send_rows, .. } => send_rows.clone(),
@@ -122,7 +122,7 @@ pub(super) fn start(threads: &Threads, exchange: Exchange) -> Result<Pending, Tr
 }
 
 impl Flight {
-    /// Lets the compute queue see the result, and go on beside collectives that come after it. The host
+    /// Lets the compute stream see the result, and go on beside collectives that come after it. The host
     /// waits for the other members' hosts at most.
     fn wait(&self) -> Result<Carried, TransportError> {
         let Started {
@@ -160,13 +160,13 @@ impl Flight {
                 self.check_rows(&all)?;
             }
             let work = || self.after(meeting, &all);
-            let queue = Queue::Communication;
-            match self.device.beside_since(queue, &self.since, work) {
-                ControlFlow::Continue(moment) => {
-                    self.started.meet(meeting + 1, Payload::Moment(moment))?;
+            let stream = Stream::Communication;
+            match self.device.beside_since(stream, &self.since, work) {
+                ControlFlow::Continue(event) => {
+                    self.started.meet(meeting + 1, Payload::Event(event))?;
                 }
-                ControlFlow::Break(moment) => {
-                    self.done.get_or_init(|| moment);
+                ControlFlow::Break(event) => {
+                    self.done.get_or_init(|| event);
                 }
             }
             self.meeting.set(meeting + 1);
@@ -174,9 +174,9 @@ impl Flight {
         Ok(())
     }
 
-    /// Launches what follows a meeting, and the moment when that is done: for the next meeting, or after
-    /// the last the moment when all is.
-    fn after(&self, meeting: u32, all: &Collected) -> ControlFlow<Moment, Moment> {
+    /// Launches what follows a meeting, and the event when that is done: for the next meeting, or after
+    /// the last the event when all is.
+    fn after(&self, meeting: u32, all: &Collected) -> ControlFlow<Event, Event> {
         let others = all.posts.iter().enumerate();
         let others =
             others.map(|(member, post)| (member != self.started.member).then_some(&post.data));
@@ -187,13 +187,13 @@ impl Flight {
                     _ => None,
                 })
                 .collect();
-            self.begun.get_or_init(|| self.device.moment());
+            self.begun.get_or_init(|| self.device.record_event());
         } else {
             for data in others.flatten() {
-                let Payload::Moment(moment) = data else {
-                    unreachable!("calls were matched, yet {data:?} is not a moment");
+                let Payload::Event(event) = data else {
+                    unreachable!("calls were matched, yet {data:?} is not an event");
                 };
-                self.device.wait_for(moment);
+                self.device.wait_for(event);
             }
         }
         match (&self.exchange, meeting) {
@@ -248,10 +248,10 @@ impl Flight {
             }
             _ => {
                 self.theirs.borrow_mut().clear();
-                return ControlFlow::Break(self.device.moment());
+                return ControlFlow::Break(self.device.record_event());
             }
         }
-        ControlFlow::Continue(self.device.moment())
+        ControlFlow::Continue(self.device.record_event())
     }
 
     /// What a member offered, or `own` of this member itself.

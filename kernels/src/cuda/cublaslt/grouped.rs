@@ -62,7 +62,7 @@ impl Functions {
 }
 
 impl CublasLt {
-    /// Queues the products; false where the library has no way to do them.
+    /// Streams the products; false where the library has no way to do them.
     pub(in crate::cuda) fn grouped(
         &self,
         stream: *mut c_void,

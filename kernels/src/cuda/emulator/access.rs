@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use crate::cuda::emulator::clock::{Agent, Foreign, Moment};
+use crate::cuda::emulator::clock::{Agent, Foreign, Timestamp};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Operation};
 use crate::cuda::emulator::memory::Memory;
@@ -65,9 +65,9 @@ impl Machine<'_> {
         self.check_shared(thread, address, bytes, access, site)?;
         let by = &self.threads[thread];
         let view = View {
-            who: by.moment.who,
-            now: by.moment.now,
-            clock: &by.moment.clock,
+            who: by.timestamp.who,
+            now: by.timestamp.now,
+            clock: &by.timestamp.clock,
             turns: &self.turns,
             fences: None,
             site,
@@ -90,7 +90,7 @@ impl Machine<'_> {
     ) -> Result<(), Fault> {
         let Operation {
             issuer,
-            moment,
+            timestamp,
             device_fence,
             site,
         } = *operation;
@@ -100,17 +100,18 @@ impl Machine<'_> {
             Fences::Device(&self.device_fences, device_fence)
         };
         let view = View {
-            who: moment.who,
-            now: moment.now,
-            clock: &moment.clock,
+            who: timestamp.who,
+            now: timestamp.now,
+            clock: &timestamp.clock,
             turns: &self.turns,
             fences: Some(fences),
             site,
             coin: self.random.next() & 1 == 1,
         };
         let outcome = checked(&mut self.shared, self.memory, address, bytes, access, &view);
-        outcome
-            .map_err(|wrong| self.explain(wrong, issuer, moment.who, address, bytes, access, site))
+        outcome.map_err(|wrong| {
+            self.explain(wrong, issuer, timestamp.who, address, bytes, access, site)
+        })
     }
 
     // ---- Atomics and fences of global memory ----
@@ -143,12 +144,12 @@ impl Machine<'_> {
         };
         // SAFETY: as above.
         unsafe { word.write(after) };
-        if let Some(moment) = self.threads[self.current].fence.clone() {
-            self.publish(address, moment);
+        if let Some(timestamp) = self.threads[self.current].fence.clone() {
+            self.publish(address, timestamp);
         }
         let published = self.published.get(&address).map_or(0, Vec::len);
         self.threads[self.current].seen.push((address, published));
-        self.queue.progress();
+        self.stream.progress();
         self.pause(4);
         Ok(before)
     }
@@ -172,10 +173,10 @@ impl Machine<'_> {
         self.access_as(self.current, address, 4, Access::AtomicWrite, site)?;
         // SAFETY: inside a live allocation, as the access found.
         unsafe { (address as *mut u32).write_unaligned(value) };
-        let moment = self.threads[self.current].moment.clone();
-        self.publish(address, moment);
-        self.threads[self.current].moment.tick();
-        self.queue.progress();
+        let timestamp = self.threads[self.current].timestamp.clone();
+        self.publish(address, timestamp);
+        self.threads[self.current].timestamp.tick();
+        self.stream.progress();
         self.pause(4);
         Ok(())
     }
@@ -187,14 +188,14 @@ impl Machine<'_> {
             self.acquire(address, published);
         }
         let thread = &mut self.threads[self.current];
-        thread.fence = Some(thread.moment.clone());
-        thread.moment.tick();
+        thread.fence = Some(thread.timestamp.clone());
+        thread.timestamp.tick();
     }
 
-    fn publish(&mut self, address: u64, moment: Moment) {
+    fn publish(&mut self, address: u64, timestamp: Timestamp) {
         let turn = self.turns.len() - 1;
         let all = self.published.entry(address).or_default();
-        let foreign = Foreign { turn, moment };
+        let foreign = Foreign { turn, timestamp };
         if all.last() != Some(&foreign) {
             all.push(foreign);
         }
@@ -209,33 +210,33 @@ impl Machine<'_> {
             .iter()
             .cloned()
             .partition(|foreign| foreign.turn == turn);
-        let mut clock = Rc::clone(&self.threads[self.current].moment.clock);
-        for Foreign { moment, .. } in here {
-            clock = self.joiner.join(&clock, &moment.clock);
-            clock = clock.with(&[(moment.who, moment.now)]);
+        let mut clock = Rc::clone(&self.threads[self.current].timestamp.clock);
+        for Foreign { timestamp, .. } in here {
+            clock = self.joiner.join(&clock, &timestamp.clock);
+            clock = clock.with(&[(timestamp.who, timestamp.now)]);
         }
         if !elsewhere.is_empty() {
             clock = clock.with_foreign(&elsewhere.into());
         }
-        self.threads[self.current].moment.clock = clock;
+        self.threads[self.current].timestamp.clock = clock;
     }
 
     pub(super) fn fence_async(&mut self) {
-        let moment = &mut self.threads[self.current].moment;
-        self.fences[self.current].push(moment.now);
-        moment.tick();
+        let timestamp = &mut self.threads[self.current].timestamp;
+        self.fences[self.current].push(timestamp.now);
+        timestamp.tick();
     }
 
     pub(super) fn fence_async_global(&mut self) {
         let thread = &mut self.threads[self.current];
-        let moment = &mut thread.moment;
-        thread.device_fence = Some(moment.clock.with(&[(moment.who, moment.now)]));
-        self.device_fences[self.current].push(moment.now);
-        moment.tick();
+        let timestamp = &mut thread.timestamp;
+        thread.device_fence = Some(timestamp.clock.with(&[(timestamp.who, timestamp.now)]));
+        self.device_fences[self.current].push(timestamp.now);
+        timestamp.tick();
     }
 
     pub(super) fn mbar_fence_init(&mut self) {
-        let now = self.threads[self.current].moment.now;
+        let now = self.threads[self.current].timestamp.now;
         self.init_fences[self.current].push(now);
     }
 }

@@ -17,21 +17,21 @@ pub(super) type Agent = u16;
 pub(super) struct Clock {
     /// The last count known, by agent.
     known: Box<[u32]>,
-    /// Moments of other blocks of this launch, learned through atomics.
+    /// Timestamps of other blocks of this launch, learned through atomics.
     foreign: Option<Rc<[Foreign]>>,
 }
 
-/// A moment of another block.
+/// A timestamp of another block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Foreign {
     /// Which block, in the order of execution.
     pub(super) turn: usize,
-    pub(super) moment: Moment,
+    pub(super) timestamp: Timestamp,
 }
 
 /// What an agent did and knew at one point.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Moment {
+pub(super) struct Timestamp {
     pub(super) who: Agent,
     pub(super) now: u32,
     pub(super) clock: Rc<Clock>,
@@ -56,10 +56,11 @@ impl Clock {
             .iter()
             .flat_map(|all| all.iter())
             .any(|foreign| {
-                let moment = &foreign.moment;
+                let timestamp = &foreign.timestamp;
                 foreign.turn == turn
-                    && (moment.who == who && moment.now >= when || moment.clock.known(who) >= when)
-                    || moment.clock.knows_foreign(turn, who, when)
+                    && (timestamp.who == who && timestamp.now >= when
+                        || timestamp.clock.known(who) >= when)
+                    || timestamp.clock.knows_foreign(turn, who, when)
             })
     }
 
@@ -96,15 +97,15 @@ impl Clock {
         Rc::new(clock)
     }
 
-    /// This and moments of other blocks.
-    pub(super) fn with_foreign(self: &Rc<Self>, moments: &Rc<[Foreign]>) -> Rc<Self> {
+    /// This and timestamps of other blocks.
+    pub(super) fn with_foreign(self: &Rc<Self>, timestamps: &Rc<[Foreign]>) -> Rc<Self> {
         let mut clock = (**self).clone();
-        clock.absorb_foreign(moments);
+        clock.absorb_foreign(timestamps);
         Rc::new(clock)
     }
 }
 
-impl Moment {
+impl Timestamp {
     /// Starts a new count, after what was done so far has been told to others.
     pub(super) fn tick(&mut self) {
         self.now += 1;
@@ -112,17 +113,17 @@ impl Moment {
 }
 
 /// What all of these know together, and what they did. There is at least one.
-pub(super) fn join<'a>(moments: impl Iterator<Item = &'a Moment> + Clone) -> Rc<Clock> {
-    let first = moments.clone().next().expect("somebody takes part");
+pub(super) fn join<'a>(timestamps: impl Iterator<Item = &'a Timestamp> + Clone) -> Rc<Clock> {
+    let first = timestamps.clone().next().expect("somebody takes part");
     let mut clock = (*first.clock).clone();
     let mut last = &first.clock;
-    for moment in moments {
-        if !Rc::ptr_eq(&moment.clock, &first.clock) && !Rc::ptr_eq(&moment.clock, last) {
-            clock.absorb(&moment.clock);
-            last = &moment.clock;
+    for timestamp in timestamps {
+        if !Rc::ptr_eq(&timestamp.clock, &first.clock) && !Rc::ptr_eq(&timestamp.clock, last) {
+            clock.absorb(&timestamp.clock);
+            last = &timestamp.clock;
         }
-        let known = &mut clock.known[usize::from(moment.who)];
-        *known = (*known).max(moment.now);
+        let known = &mut clock.known[usize::from(timestamp.who)];
+        *known = (*known).max(timestamp.now);
     }
     Rc::new(clock)
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use moefold_profiles::Dtype;
 
 use crate::bf16;
-use crate::cuda::emulator::clock::{Agent, Clock, Moment};
+use crate::cuda::emulator::clock::{Agent, Clock, Timestamp};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Operation, State, Wait};
 use crate::cuda::emulator::shadow::Access;
@@ -263,9 +263,9 @@ impl Machine<'_> {
         };
         let thread = &mut self.threads[self.current];
         let device_fence = thread.device_fence.clone();
-        let moment = &mut thread.moment;
-        let clock = moment.clock.with(&[(moment.who, moment.now)]);
-        moment.tick();
+        let timestamp = &mut thread.timestamp;
+        let clock = timestamp.clock.with(&[(timestamp.who, timestamp.now)]);
+        timestamp.tick();
         self.copies.number += 1;
         let number = self.copies.number;
         self.copies.flying.push(BulkCopy {
@@ -300,17 +300,17 @@ impl Machine<'_> {
     pub(super) fn complete_one(&mut self) -> Result<(), Fault> {
         let index = self.random.below(self.copies.flying.len());
         let copy = self.copies.flying.swap_remove(index);
-        self.queue.progress();
-        let as_agent = |(who, now): (Agent, u32)| Moment {
+        self.stream.progress();
+        let as_agent = |(who, now): (Agent, u32)| Timestamp {
             who,
             now,
             clock: Rc::clone(&copy.clock),
         };
         let (reader, writer) = (as_agent(copy.reads), as_agent(copy.writes));
         let (issuer, site) = (copy.issuer, copy.site);
-        let operation = |moment| Operation {
+        let operation = |timestamp| Operation {
             issuer,
-            moment,
+            timestamp,
             device_fence: copy.device_fence.as_deref(),
             site,
         };
@@ -431,7 +431,7 @@ impl Machine<'_> {
             .flatten()
             .collect();
         if !passed.is_empty() {
-            thread.moment.clock = thread.moment.clock.with(&passed);
+            thread.timestamp.clock = thread.timestamp.clock.with(&passed);
         }
         if read_only {
             for group in thread.bulk_groups.iter_mut().take(old) {

@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Divergence,
     /// An operand that the hardware does not take.
     Operand,
-    /// Two pieces of work of different queues, one of which writes what the other uses, and neither
+    /// Two pieces of work of different streams, one of which writes what the other uses, and neither
     /// waits for the other.
     Unordered,
 }
@@ -52,7 +52,7 @@ impl fmt::Display for Fault {
             Kind::Barrier => "misused barrier",
             Kind::Divergence => "divergent warp",
             Kind::Operand => "bad operand",
-            Kind::Unordered => "queues out of order",
+            Kind::Unordered => "streams out of order",
         };
         write!(f, "{kind}: {}", self.detail)
     }

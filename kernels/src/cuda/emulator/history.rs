@@ -1,15 +1,15 @@
-//! What queues did with a block of memory: for every byte, who wrote it last and who has read it since.
+//! What streams did with a block of memory: for every byte, who wrote it last and who has read it since.
 //!
 //! A use is one event over some ranges. It has to come after the last write of all of them and, where it
-//! writes, after the reads since: in the clock of its queue, whatever the order in which the emulator did
+//! writes, after the reads since: in the clock of its stream, whatever the order in which the emulator did
 //! them. All that matters is remembered, so a wait that is missing is found in every run that asks for
-//! both pieces of work. (Happens-before over queues; of reads those that a later read came after are
+//! both pieces of work. (Happens-before over streams; of reads those that a later read came after are
 //! dropped, since whoever comes after that came after them.)
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::cuda::emulator::queues::{Clock, Event};
+use crate::cuda::emulator::streams::{Clock, Work};
 
 /// Who used the bytes of a block.
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Piece {
-    write: Option<Event>,
+    write: Option<Work>,
     /// None of them came after another.
-    reads: Vec<Event>,
+    reads: Vec<Work>,
 }
 
 /// A range that an event uses.
@@ -38,7 +38,7 @@ pub(super) struct Use {
 pub(super) struct Collision {
     pub(super) range: Range<usize>,
     pub(super) writes: bool,
-    pub(super) before: Event,
+    pub(super) before: Work,
     pub(super) wrote_before: bool,
 }
 
@@ -54,7 +54,7 @@ impl History {
     /// Notes what an event uses; `over` is what came before it.
     pub(super) fn note(
         &mut self,
-        event: Event,
+        event: Work,
         over: &Clock,
         uses: &[Use],
     ) -> Result<(), Collision> {
@@ -103,7 +103,7 @@ impl History {
         Ok(())
     }
 
-    fn write(&mut self, event: Event, range: &Range<usize>) {
+    fn write(&mut self, event: Work, range: &Range<usize>) {
         let written = Piece {
             write: Some(event),
             reads: Vec::new(),
@@ -114,7 +114,7 @@ impl History {
         self.pieces.insert(range.start, written);
     }
 
-    fn read(&mut self, event: Event, over: &Clock, range: &Range<usize>) {
+    fn read(&mut self, event: Work, over: &Clock, range: &Range<usize>) {
         for (_, piece) in self.pieces.range_mut(range.clone()) {
             piece.reads.retain(|before| !over.knows(*before));
             if !piece.reads.contains(&event) {

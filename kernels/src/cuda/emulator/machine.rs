@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::cuda::emulator::clock::{Agent, Clock, Foreign, Joiner, Moment};
+use crate::cuda::emulator::clock::{Agent, Clock, Foreign, Joiner, Timestamp};
 use crate::cuda::emulator::compile::Library;
 use crate::cuda::emulator::copies::{Copies, CpAsync, Group};
 use crate::cuda::emulator::fault::{Fault, Kind};
@@ -48,7 +48,7 @@ pub(super) struct Machine<'m> {
     pub(super) warps: Vec<Warp>,
     pub(super) current: usize,
     pub(super) live: u32,
-    pub(super) queue: Queue,
+    pub(super) stream: Stream,
     /// `__syncthreads`, then the named barriers.
     pub(super) gates: [Gate; 16],
     pub(super) mbarriers: BTreeMap<u32, Mbarrier>,
@@ -66,7 +66,7 @@ pub(super) struct Machine<'m> {
 
 /// A thread of the block.
 pub(super) struct Thread {
-    pub(super) moment: Moment,
+    pub(super) timestamp: Timestamp,
     pub(super) state: State,
     /// Addresses of its stack.
     pub(super) stack: Range<u64>,
@@ -78,10 +78,10 @@ pub(super) struct Thread {
     pub(super) bulk_groups: VecDeque<Group>,
     pub(super) wgmma: Wgmma,
     /// What it knew at its last `thread_fence`.
-    pub(super) fence: Option<Moment>,
+    pub(super) fence: Option<Timestamp>,
     /// What it knew at its last `fence_async_global`, and what it had done.
     pub(super) device_fence: Option<Rc<Clock>>,
-    /// Addresses it read by atomics since, and how many moments were published there.
+    /// Addresses it read by atomics since, and how many timestamps were published there.
     pub(super) seen: Vec<(u64, usize)>,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Thread {
 pub(super) struct Operation<'a> {
     /// The thread that started it.
     pub(super) issuer: usize,
-    pub(super) moment: &'a Moment,
+    pub(super) timestamp: &'a Timestamp,
     /// [`Thread::device_fence`] of that thread when it did.
     pub(super) device_fence: Option<&'a Clock>,
     pub(super) site: u32,
@@ -115,7 +115,7 @@ pub(super) enum Wait {
 
 /// Who runs next.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct Stream {
     ready: Vec<u16>,
     /// Threads held back, and until which step.
     asleep: BinaryHeap<Reverse<(u64, u16)>>,
@@ -124,7 +124,7 @@ pub(super) struct Queue {
     idle: u64,
 }
 
-impl Queue {
+impl Stream {
     /// Something happened that a thread may have waited for.
     pub(super) fn progress(&mut self) {
         self.idle = 0;
@@ -155,7 +155,7 @@ impl<'m> Machine<'m> {
             warps: (0..warps).map(|_| Warp::default()).collect(),
             current: 0,
             live: 0,
-            queue: Queue::default(),
+            stream: Stream::default(),
             gates: Default::default(),
             mbarriers: BTreeMap::new(),
             copies: Copies::default(),
@@ -170,7 +170,7 @@ impl<'m> Machine<'m> {
 
     /// The first count that nobody has used.
     pub(super) fn next_count(&self) -> u32 {
-        let threads = self.threads.iter().map(|thread| thread.moment.now);
+        let threads = self.threads.iter().map(|thread| thread.timestamp.now);
         let wgmmas = self.threads.iter().map(|thread| thread.wgmma.count());
         let last = threads.chain(wgmmas).chain(self.copies.counts()).max();
         last.map_or(1, |last| last + 1)
@@ -188,8 +188,8 @@ impl<'m> Machine<'m> {
         self.joiner.clear();
         for (who, thread) in self.threads.iter_mut().enumerate() {
             *thread = Thread::new(Rc::clone(&clock));
-            thread.moment.who = who as Agent;
-            thread.moment.now = base;
+            thread.timestamp.who = who as Agent;
+            thread.timestamp.now = base;
             thread.wgmma.start(base);
         }
         self.warps.fill_with(Warp::default);
@@ -199,7 +199,7 @@ impl<'m> Machine<'m> {
             .start((self.threads.len() + self.warps.len()) as Agent, base);
         self.fences.iter_mut().for_each(Vec::clear);
         self.init_fences.iter_mut().for_each(Vec::clear);
-        self.queue = Queue::default();
+        self.stream = Stream::default();
         self.live = self.setup.threads;
         self.block = block;
         self.shared.clear();
@@ -222,18 +222,18 @@ impl<'m> Machine<'m> {
     /// nothing enforces meets the other order.
     pub(super) fn wake(&mut self, thread: usize) {
         self.threads[thread].state = State::Queued;
-        self.queue.progress();
+        self.stream.progress();
         if self.random.one_in(8) {
             self.sleep(thread);
         } else {
-            self.queue.ready.push(thread as u16);
+            self.stream.ready.push(thread as u16);
         }
     }
 
     fn sleep(&mut self, thread: usize) {
         let steps = 1 + self.random.below(2 * self.threads.len());
-        let until = self.queue.step + steps as u64;
-        self.queue.asleep.push(Reverse((until, thread as u16)));
+        let until = self.stream.step + steps as u64;
+        self.stream.asleep.push(Reverse((until, thread as u16)));
     }
 
     /// The running thread lets others go first, perhaps; one that waits already does so.
@@ -246,7 +246,7 @@ impl<'m> Machine<'m> {
 
     /// The running thread asked in vain and will ask again.
     pub(super) fn poll_again(&mut self) {
-        self.queue.idle += 1;
+        self.stream.idle += 1;
         self.threads[self.current].state = State::Queued;
         self.sleep(self.current);
     }
@@ -267,16 +267,16 @@ impl<'m> Machine<'m> {
             return None;
         }
         loop {
-            self.queue.step += 1;
-            let step = self.queue.step;
-            let queue = &mut self.queue;
-            while let Some(&Reverse((until, thread))) = queue.asleep.peek()
+            self.stream.step += 1;
+            let step = self.stream.step;
+            let stream = &mut self.stream;
+            while let Some(&Reverse((until, thread))) = stream.asleep.peek()
                 && until <= step
             {
-                queue.asleep.pop();
-                queue.ready.push(thread);
+                stream.asleep.pop();
+                stream.ready.push(thread);
             }
-            let nobody = queue.ready.is_empty();
+            let nobody = stream.ready.is_empty();
             if self.copies.any() && (nobody || self.random.one_in(16)) {
                 if let Err(fault) = self.complete_one() {
                     self.fault = Some(fault);
@@ -284,21 +284,21 @@ impl<'m> Machine<'m> {
                 }
                 continue;
             }
-            if self.queue.idle > 1000 * self.threads.len() as u64 + 10_000 {
+            if self.stream.idle > 1000 * self.threads.len() as u64 + 10_000 {
                 self.fault =
                     Some(self.deadlock("threads ask again and again for what does not come"));
                 return None;
             }
             if nobody {
-                let Some(&Reverse((next, _))) = self.queue.asleep.peek() else {
+                let Some(&Reverse((next, _))) = self.stream.asleep.peek() else {
                     self.fault = Some(self.deadlock("every thread waits"));
                     return None;
                 };
-                self.queue.step = next - 1;
+                self.stream.step = next - 1;
                 continue;
             }
-            let index = self.random.below(self.queue.ready.len());
-            let thread = usize::from(self.queue.ready.swap_remove(index));
+            let index = self.random.below(self.stream.ready.len());
+            let thread = usize::from(self.stream.ready.swap_remove(index));
             self.threads[thread].state = State::Running;
             self.current = thread;
             return Some(thread);
@@ -309,7 +309,7 @@ impl<'m> Machine<'m> {
     pub(super) fn exit(&mut self) -> Result<(), Fault> {
         self.check_nothing_in_flight()?;
         self.threads[self.current].state = State::Done;
-        self.queue.progress();
+        self.stream.progress();
         self.live -= 1;
         self.warps[self.current / 32].live -= 1;
         self.exit_gates()
@@ -329,7 +329,7 @@ impl<'m> Machine<'m> {
 impl Thread {
     fn new(clock: Rc<Clock>) -> Self {
         Self {
-            moment: Moment {
+            timestamp: Timestamp {
                 who: 0,
                 now: 0,
                 clock,

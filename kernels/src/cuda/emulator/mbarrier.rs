@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::cuda::emulator::clock::{Clock, Moment, join};
+use crate::cuda::emulator::clock::{Clock, Timestamp, join};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Wait};
 use crate::cuda::emulator::shadow::Access;
@@ -15,11 +15,11 @@ pub(super) struct Mbarrier {
     /// Bytes announced and not yet arrived.
     bytes: i64,
     parity: u32,
-    moments: Vec<Moment>,
+    timestamps: Vec<Timestamp>,
     /// What those knew who completed the last phase.
     finished: Option<Rc<Clock>>,
     waiting: Vec<usize>,
-    init: Moment,
+    init: Timestamp,
 }
 
 impl fmt::Display for Mbarrier {
@@ -72,7 +72,7 @@ impl Machine<'_> {
             return Err(self.fault(Kind::Barrier, site, what));
         }
         self.access_as(self.current, address, 8, Access::Write, site)?;
-        let init = self.threads[self.current].moment.clone();
+        let init = self.threads[self.current].timestamp.clone();
         self.mbarriers.insert(
             at,
             Mbarrier {
@@ -80,7 +80,7 @@ impl Machine<'_> {
                 pending: arrivals,
                 bytes: 0,
                 parity: 0,
-                moments: Vec::new(),
+                timestamps: Vec::new(),
                 finished: None,
                 waiting: Vec::new(),
                 init,
@@ -96,8 +96,8 @@ impl Machine<'_> {
             let what = format!("shared memory + {at} is no initialized mbarrier");
             return Err(self.fault(Kind::Barrier, site, what));
         };
-        let (moment, init) = (&self.threads[self.current].moment, &barrier.init);
-        if moment.who != init.who && moment.clock.known(init.who) < init.now {
+        let (timestamp, init) = (&self.threads[self.current].timestamp, &barrier.init);
+        if timestamp.who != init.who && timestamp.clock.known(init.who) < init.now {
             let what = format!(
                 "uses the mbarrier at shared memory + {at}, and nothing orders that after its \
                  mbar_init by thread {}",
@@ -122,9 +122,9 @@ impl Machine<'_> {
         }
         barrier.bytes += i64::from(bytes);
         barrier.pending -= 1;
-        let moment = &mut self.threads[self.current].moment;
-        barrier.moments.push(moment.clone());
-        moment.tick();
+        let timestamp = &mut self.threads[self.current].timestamp;
+        barrier.timestamps.push(timestamp.clone());
+        timestamp.tick();
         if barrier.bytes >= 1 << 20 {
             let what = format!(
                 "{} bytes announced, an mbarrier counts below 2^20",
@@ -138,12 +138,12 @@ impl Machine<'_> {
     }
 
     /// The bytes of a bulk load arrive, copied by `copier`; false where the barrier is gone.
-    pub(super) fn mbar_complete(&mut self, at: u32, bytes: u32, copier: Moment) -> bool {
+    pub(super) fn mbar_complete(&mut self, at: u32, bytes: u32, copier: Timestamp) -> bool {
         let Some(barrier) = self.mbarriers.get_mut(&at) else {
             return false;
         };
         barrier.bytes -= i64::from(bytes);
-        barrier.moments.push(copier);
+        barrier.timestamps.push(copier);
         self.settle(at);
         true
     }
@@ -156,8 +156,8 @@ impl Machine<'_> {
         }
         barrier.parity ^= 1;
         barrier.pending = barrier.arrivals;
-        let moments = std::mem::take(&mut barrier.moments);
-        barrier.finished = Some(join(moments.iter()));
+        let timestamps = std::mem::take(&mut barrier.timestamps);
+        barrier.finished = Some(join(timestamps.iter()));
         for thread in std::mem::take(&mut barrier.waiting) {
             self.wake(thread);
         }
@@ -181,8 +181,8 @@ impl Machine<'_> {
         if barrier.parity != parity {
             // Of a barrier that no phase has ended on yet, nothing is to be learned.
             if let Some(finished) = barrier.finished.clone() {
-                let clock = &self.threads[self.current].moment.clock;
-                self.threads[self.current].moment.clock = self.joiner.join(clock, &finished);
+                let clock = &self.threads[self.current].timestamp.clock;
+                self.threads[self.current].timestamp.clock = self.joiner.join(clock, &finished);
             }
             return Ok(true);
         }

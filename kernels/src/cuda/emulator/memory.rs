@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::history::{Collision, History, Use};
-use crate::cuda::emulator::queues::{Clock, Event};
 use crate::cuda::emulator::shadow::Shadow;
+use crate::cuda::emulator::streams::{Clock, Work};
 
 /// Alignment of an allocation, and the bytes after it that belong to nobody.
 const ALIGNMENT: usize = 256;
@@ -31,7 +31,7 @@ pub(super) type Gate = RwLock<()>;
 struct Block {
     start: u64,
     layout: Layout,
-    /// Of the queues of everybody who knows it.
+    /// Of the streams of everybody who knows it.
     history: Mutex<History>,
 }
 
@@ -84,8 +84,8 @@ impl Allocation {
         self.adopted.is_some()
     }
 
-    /// Notes what an event of a queue uses of it.
-    fn note(&self, event: Event, over: &Clock, uses: &[Use]) -> Result<(), Fault> {
+    /// Notes what an event of a stream uses of it.
+    fn note(&self, event: Work, over: &Clock, uses: &[Use]) -> Result<(), Fault> {
         // A rank that panicked here has noted part of what it did.
         let history = self.block.history.lock();
         let mut history = history.unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ impl Allocation {
                 kind: Kind::Unordered,
                 detail: format!(
                     "{event} {verb} bytes {} to {} of an allocation of {} bytes, {verb_before} by {before}, \
-                     and its queue does not wait for that: Device::join, or Device::wait_for a moment \
+                     and its stream does not wait for that: Device::join, or Device::wait_for an event \
                      after it",
                     range.start, range.end, self.bytes
                 ),
@@ -270,10 +270,10 @@ impl Memory {
         Some(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
     }
 
-    /// Notes that an event of a queue uses a range of one allocation, whatever tensor that is out for.
+    /// Notes that an event of a stream uses a range of one allocation, whatever tensor that is out for.
     pub(super) fn note(
         &self,
-        event: Event,
+        event: Work,
         over: &Clock,
         (address, bytes): (u64, usize),
         writes: bool,
@@ -288,7 +288,7 @@ impl Memory {
     }
 
     /// Notes what the launch that ran has used.
-    pub(super) fn note_launch(&mut self, event: Event, over: &Clock) -> Result<(), Fault> {
+    pub(super) fn note_launch(&mut self, event: Work, over: &Clock) -> Result<(), Fault> {
         let mut outcome = Ok(());
         for allocation in &mut self.allocations {
             let uses = allocation.shadow.take_used();

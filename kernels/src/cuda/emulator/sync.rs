@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::cuda::emulator::clock::{Moment, join};
+use crate::cuda::emulator::clock::{Timestamp, join};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Wait};
 use crate::cuda::emulator::matrix;
@@ -19,7 +19,7 @@ pub(super) struct Gate {
     /// Threads it waits for; of no meaning for `__syncthreads`, which waits for all.
     pub(super) expected: u32,
     pub(super) arrived: u32,
-    moments: Vec<Moment>,
+    timestamps: Vec<Timestamp>,
     waiting: Vec<usize>,
 }
 
@@ -130,9 +130,9 @@ impl Machine<'_> {
 
     fn arrive(&mut self, id: u32, wait: bool, site: u32) {
         let gate = &mut self.gates[id as usize];
-        let moment = &mut self.threads[self.current].moment;
-        gate.moments.push(moment.clone());
-        moment.tick();
+        let timestamp = &mut self.threads[self.current].timestamp;
+        gate.timestamps.push(timestamp.clone());
+        timestamp.tick();
         gate.arrived += 1;
         if wait {
             gate.waiting.push(self.current);
@@ -143,9 +143,9 @@ impl Machine<'_> {
     /// All have arrived.
     fn open(&mut self, id: u32) {
         let gate = std::mem::take(&mut self.gates[id as usize]);
-        let clock = join(gate.moments.iter());
+        let clock = join(gate.timestamps.iter());
         for thread in gate.waiting {
-            self.threads[thread].moment.clock.clone_from(&clock);
+            self.threads[thread].timestamp.clock.clone_from(&clock);
             self.wake(thread);
         }
     }
@@ -201,12 +201,14 @@ impl Machine<'_> {
         match any.what {
             Collective::Sync => {
                 let threads = &self.threads;
-                let moments: Vec<_> = lanes().map(|(thread, _)| &threads[thread].moment).collect();
-                let clock = join(moments.iter().copied());
+                let timestamps: Vec<_> = lanes()
+                    .map(|(thread, _)| &threads[thread].timestamp)
+                    .collect();
+                let clock = join(timestamps.iter().copied());
                 for (thread, _) in lanes() {
-                    let moment = &mut self.threads[thread].moment;
-                    moment.clock.clone_from(&clock);
-                    moment.tick();
+                    let timestamp = &mut self.threads[thread].timestamp;
+                    timestamp.clock.clone_from(&clock);
+                    timestamp.tick();
                 }
             }
             Collective::Exchange(kind) => {

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::cuda::emulator::clock::{Agent, Clock, Moment, join};
+use crate::cuda::emulator::clock::{Agent, Clock, Timestamp, join};
 use crate::cuda::emulator::fault::{Fault, Kind};
 use crate::cuda::emulator::machine::{Machine, Operation};
 use crate::cuda::emulator::matrix::{self, COLUMNS_MAX, DEPTH, Descriptor, ROWS};
@@ -40,7 +40,7 @@ struct Part {
     a: A,
     b: u64,
     accumulate: bool,
-    moment: Moment,
+    timestamp: Timestamp,
     site: u32,
 }
 
@@ -141,7 +141,7 @@ impl Machine<'_> {
             transpose_a: issue.shape >> 16 & 1 == 1,
             transpose_b: issue.shape >> 17 & 1 == 1,
         };
-        let moment = self.threads[self.current].moment.clone();
+        let timestamp = self.threads[self.current].timestamp.clone();
         let a = if issue.a_registers == 0 {
             A::Shared(issue.a)
         } else {
@@ -169,7 +169,7 @@ impl Machine<'_> {
             a,
             b: issue.b,
             accumulate: issue.accumulate,
-            moment,
+            timestamp,
             site,
         });
         Ok(())
@@ -211,7 +211,7 @@ impl Machine<'_> {
             }
             for number in 0..parts[0].len() {
                 self.check_agreement(lanes.start, &parts, number)?;
-                let all = || parts.iter().map(|parts| &parts[number].moment);
+                let all = || parts.iter().map(|parts| &parts[number].timestamp);
                 let key: Vec<_> = all()
                     .map(|m| (Rc::as_ptr(&m.clock) as usize, m.now))
                     .collect();
@@ -219,12 +219,12 @@ impl Machine<'_> {
                     snapshot = Some((key, join(all())));
                 }
                 let (_, clock) = snapshot.as_ref().expect("set just now");
-                let moment = Moment {
+                let timestamp = Timestamp {
                     who: agent,
                     now: count,
                     clock: Rc::clone(clock),
                 };
-                self.multiply(warp, &parts, number, &moment)?;
+                self.multiply(warp, &parts, number, &timestamp)?;
             }
             if let Some(odd) = parts.iter().position(|other| other.len() != parts[0].len()) {
                 let what = "the lanes of a warp issued different numbers of wgmma";
@@ -233,7 +233,7 @@ impl Machine<'_> {
             let learned = Clock::with;
             let mut last: Option<[Rc<Clock>; 2]> = None;
             for thread in lanes.clone() {
-                let clock = &mut self.threads[thread].moment.clock;
+                let clock = &mut self.threads[thread].timestamp.clock;
                 let new = match &last {
                     Some([old, new]) if Rc::ptr_eq(old, clock) => Rc::clone(new),
                     _ => learned(clock, &[(agent, count)]),
@@ -276,14 +276,14 @@ impl Machine<'_> {
         warp: usize,
         parts: &[Vec<Part>],
         number: usize,
-        moment: &Moment,
+        timestamp: &Timestamp,
     ) -> Result<(), Fault> {
         let one = parts[0][number].clone();
         let columns = one.shape.columns;
         let first = 32 * warp;
         let operation = Operation {
             issuer: first,
-            moment,
+            timestamp,
             device_fence: None,
             site: one.site,
         };

@@ -275,12 +275,12 @@ pub(super) fn count(driver: &Driver) -> Result<usize, DeviceError> {
 }
 
 /// Work in order.
-pub(super) struct Stream {
+pub(super) struct CudaStream {
     context: Arc<Context>,
     pub(super) raw: CUstream,
 }
 
-impl Stream {
+impl CudaStream {
     /// A stream that does not wait for the default one.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let mut raw = ptr::null_mut();
@@ -300,13 +300,13 @@ impl Stream {
     }
 
     /// Lets its later work wait for a point in another stream's, as last recorded.
-    pub(super) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+    pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), DeviceError> {
         // SAFETY: both are alive.
         unsafe {
             call!(
                 &self.context.driver,
                 cuStreamWaitEvent(self.raw, event.raw, 0),
-                "ordering two queues"
+                "ordering two streams"
             )
         }
     }
@@ -332,7 +332,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed here alone; the driver finishes what is queued.
         unsafe { (self.context.driver.cuStreamDestroy_v2)(self.raw) };
@@ -349,18 +349,18 @@ fn reached(driver: &Driver, call: &'static str, code: Code) -> Result<bool, Devi
 }
 
 /// A point in a stream's work.
-pub(super) struct Event {
+pub(super) struct CudaEvent {
     context: Arc<Context>,
     raw: CUevent,
 }
 
 // SAFETY: an event is a handle that the driver takes from every thread of the process, its functions
 // from several at once; it is destroyed when nobody else holds it.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// A point to wait for.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         Self::of(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
@@ -402,13 +402,13 @@ impl Event {
     }
 
     /// Puts the point after what is queued on `stream` now.
-    pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+    pub(super) fn record(&self, stream: &CudaStream) -> Result<(), DeviceError> {
         // SAFETY: both are alive.
         unsafe {
             call!(
                 &self.context.driver,
                 cuEventRecord(self.raw, stream.raw),
-                "marking a place in the queue"
+                "marking a place in the stream"
             )
         }
     }
@@ -420,13 +420,13 @@ impl Event {
             call!(
                 &self.context.driver,
                 cuEventSynchronize(self.raw),
-                "waiting for a place in the queue"
+                "waiting for a place in the stream"
             )
         }
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // Perhaps on another thread than it was made on.
         let _ = self.context.enter();
@@ -438,14 +438,14 @@ impl Drop for Event {
 /// Events that note their time, kept for reuse: a step marks thousands of places.
 pub(super) struct Marks {
     context: Arc<Context>,
-    idle: Mutex<Vec<Event>>,
+    idle: Mutex<Vec<CudaEvent>>,
 }
 
 /// A point that was recorded once. Its event is used again when it is dropped, on any thread: what
 /// was told to wait for it by then waits for the point, not for the event's next use.
 pub(crate) struct Mark {
     /// Leaves on drop alone.
-    event: Option<Event>,
+    event: Option<CudaEvent>,
     home: Arc<Marks>,
 }
 
@@ -458,11 +458,11 @@ impl Marks {
     }
 
     /// The point after what is queued on `stream` now.
-    pub(super) fn record(self: &Arc<Self>, stream: &Stream) -> Result<Mark, DeviceError> {
+    pub(super) fn record(self: &Arc<Self>, stream: &CudaStream) -> Result<Mark, DeviceError> {
         let idle = lock(&self.idle).pop();
         let event = match idle {
             Some(event) => event,
-            None => Event::timed(&self.context)?,
+            None => CudaEvent::timed(&self.context)?,
         };
         event.record(stream)?;
         Ok(Mark {
@@ -473,7 +473,7 @@ impl Marks {
 }
 
 impl Mark {
-    pub(super) fn event(&self) -> &Event {
+    pub(super) fn event(&self) -> &CudaEvent {
         self.event.as_ref().expect("the event leaves on drop alone")
     }
 

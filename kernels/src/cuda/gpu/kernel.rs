@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
 use moefold_profiles::units::Bytes;
 
-use super::context::{Context, Stream, call};
+use super::context::{Context, CudaStream, call};
 use super::driver::{Driver, INVALID_VALUE};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::Launch;
@@ -65,12 +65,12 @@ impl Loaded {
         })
     }
 
-    /// Queues a kernel, having checked what can be checked. `shared` is what a block may have.
+    /// Streams a kernel, having checked what can be checked. `shared` is what a block may have.
     pub(super) fn launch(
         &mut self,
         launch: &Launch<'_>,
         shared: Bytes,
-        stream: &Stream,
+        stream: &CudaStream,
     ) -> Result<(), DeviceError> {
         let driver = &self.context.driver;
         let kernel = match self.kernels.entry(launch.entry) {

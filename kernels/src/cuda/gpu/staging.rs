@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use super::context::{Context, Event, Pinned, Stream, call};
+use super::context::{Context, CudaEvent, CudaStream, Pinned, call};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::Address;
 
@@ -26,7 +26,7 @@ pub(super) struct Staging {
 struct Ring {
     pinned: Pinned,
     /// Reached when the segment of that number is free again.
-    events: [Event; SEGMENTS],
+    events: [CudaEvent; SEGMENTS],
     segment: usize,
     used: usize,
 }
@@ -40,10 +40,10 @@ impl Staging {
         }
     }
 
-    /// Queues a copy of `bytes` to `dst`; they may be reused on return.
+    /// Streams a copy of `bytes` to `dst`; they may be reused on return.
     pub(super) fn upload(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         dst: Address,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
@@ -79,7 +79,7 @@ impl Staging {
 
 impl Ring {
     fn new(context: &Arc<Context>, segment_bytes: usize) -> Result<Self, DeviceError> {
-        let event = || Event::new(context);
+        let event = || CudaEvent::new(context);
         Ok(Self {
             pinned: Pinned::new(context, SEGMENTS * segment_bytes)?,
             events: [event()?, event()?, event()?, event()?],
@@ -89,7 +89,7 @@ impl Ring {
     }
 
     /// Goes on to the next segment once it is free.
-    fn advance(&mut self, stream: &Stream) -> Result<(), DeviceError> {
+    fn advance(&mut self, stream: &CudaStream) -> Result<(), DeviceError> {
         self.events[self.segment].record(stream)?;
         self.segment = (self.segment + 1) % SEGMENTS;
         self.used = 0;

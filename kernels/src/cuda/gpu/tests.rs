@@ -19,7 +19,7 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::libraries::Version;
 use crate::cuda::nvrtc::Cubin;
-use crate::cuda::platform::{Address, Launch, Module, Platform, Queue};
+use crate::cuda::platform::{Address, Launch, Module, Platform, Stream};
 use crate::cuda::program::{Architecture, Arg, EncodedMap, Grid, Source, Swizzle, TensorMap};
 use crate::cuda::programs::programs;
 use crate::device::{Backend, Device, TensorClass};
@@ -29,7 +29,7 @@ use moefold_profiles::units::Bytes;
 
 mod memory;
 pub(crate) mod mock;
-mod queues;
+mod streams;
 
 const CODE: Source = Source {
     stem: "code",
@@ -394,17 +394,17 @@ fn scenario(mock: Mock) -> Result<(), DeviceError> {
         assert!(other.to_f32().iter().all(|&value| value == 0.0));
         drop(other);
         device.trim();
-        device.beside(Queue::Copies, || {
+        device.beside(Stream::Copies, || {
             device.zeros(TensorClass::Transient, Dtype::F32, &[1000])
         });
-        device.join(Queue::Copies);
-        let start = device.moment();
-        let theirs = device.beside_since(Queue::Communication, &start, || {
+        device.join(Stream::Copies);
+        let start = device.record_event();
+        let theirs = device.beside_since(Stream::Communication, &start, || {
             device.accept(&tensor.offer())
         });
         drop(theirs);
-        device.join(Queue::Communication);
-        let end = device.moment();
+        device.join(Stream::Communication);
+        let end = device.record_event();
         device.synchronize();
         assert!(end.seconds_since(&start) >= 0.0);
     })?;

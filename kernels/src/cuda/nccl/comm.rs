@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use moefold_profiles::Dtype;
 
-use super::{Code, Config, IN_PROGRESS, Nccl, Progress, Raw, Reduce, Stream, UniqueId};
+use super::{Code, Config, IN_PROGRESS, Nccl, Progress, Raw, RawStream, Reduce, UniqueId};
 use crate::cuda::error::DeviceError;
-use crate::cuda::{Cuda, Queue};
+use crate::cuda::{Cuda, Stream};
 use crate::device::{Backend, Device};
 use crate::tensor::Tensor;
 
@@ -297,7 +297,7 @@ impl Comm {
         body: impl FnOnce(&Group<'_>) -> Result<(), DeviceError>,
     ) -> Result<Progress, DeviceError> {
         self.alive("ncclGroupStart")?;
-        self.on_queue(|stream| {
+        self.on_stream(|stream| {
             let functions = &self.nccl.functions;
             let doing = || format!("sends and receives among {} ranks", self.size);
             // SAFETY: takes nothing.
@@ -360,13 +360,13 @@ impl Comm {
         call: &'static str,
         src: &Tensor,
         dst: &Tensor,
-        work: impl FnOnce(&super::Functions, Stream) -> Code,
+        work: impl FnOnce(&super::Functions, RawStream) -> Code,
     ) -> Result<Progress, DeviceError> {
         self.alive(call)?;
         self.expect_own(src);
         self.expect_own(dst);
         assert_eq!(src.dtype(), dst.dtype(), "{call}: types differ");
-        self.on_queue(|stream| {
+        self.on_stream(|stream| {
             let code = work(&self.nccl.functions, stream);
             let doing = || format!("{src:?} among {} ranks", self.size);
             let progress = self.nccl.check(call, code, doing)?;
@@ -376,15 +376,15 @@ impl Comm {
         })
     }
 
-    /// Runs `body` with the communication queue, which waits for the compute queue so far. The caller keeps
-    /// the tensors until the compute queue has waited in turn.
-    fn on_queue<R>(
+    /// Runs `body` with the communication stream, which waits for the compute stream so far. The caller keeps
+    /// the tensors until the compute stream has waited in turn.
+    fn on_stream<R>(
         &self,
-        body: impl FnOnce(Stream) -> Result<R, DeviceError>,
+        body: impl FnOnce(RawStream) -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         let device = &self.device;
-        device.beside_since(Queue::Communication, &device.moment(), || {
-            let stream = gpu(device).raw_queue()?;
+        device.beside_since(Stream::Communication, &device.record_event(), || {
+            let stream = gpu(device).raw_stream()?;
             body(stream)
         })
     }
@@ -422,7 +422,7 @@ impl fmt::Debug for Comm {
 /// Sends and receives between [`Comm::grouped`]'s start and end.
 pub struct Group<'a> {
     comm: &'a Comm,
-    stream: Stream,
+    stream: RawStream,
 }
 
 impl Group<'_> {
@@ -485,7 +485,7 @@ fn gpu(device: &Device) -> &Cuda {
 
 /// Makes the device's context current on this thread, as NCCL expects.
 fn enter(device: &Device) -> Result<(), DeviceError> {
-    gpu(device).raw_queue().map(drop)
+    gpu(device).raw_stream().map(drop)
 }
 
 fn src_of(tensor: &Tensor) -> *const c_void {

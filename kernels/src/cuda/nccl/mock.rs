@@ -115,7 +115,7 @@ impl Mock {
         self.function::<extern "C" fn(c_int, c_int)>("mock_break")(rank, code);
     }
 
-    /// Data moves from here on between ranks that are threads, at once, as on a machine without queues.
+    /// Data moves from here on between ranks that are threads, at once, as on a machine without streams.
     pub fn moves(self) {
         self.drain_by(ptr::null());
     }

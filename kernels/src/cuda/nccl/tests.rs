@@ -7,7 +7,7 @@ use moefold_profiles::Dtype;
 
 use super::mock::Mock;
 use super::*;
-use crate::cuda::Queue;
+use crate::cuda::Stream;
 use crate::cuda::gpu::tests::mock::Mock as Driver;
 use crate::cuda::gpu::tests::{IMAGE, device};
 use crate::cuda::nvrtc::tests::skip;
@@ -255,7 +255,7 @@ fn oracle_collectives_move_what_they_say_in_every_dtype() {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::I32] {
             let done = |progress: Result<Progress, DeviceError>| {
                 assert_eq!(progress.expect("nothing fails"), Progress::Done);
-                device.join(Queue::Communication);
+                device.join(Stream::Communication);
             };
             let own = |len| tensor(device, dtype, &numbers(rank, len));
             let folded = |len: usize, fold: fn(f32, f32) -> f32| -> Vec<f32> {
@@ -318,7 +318,7 @@ fn oracle_rows_arrive_in_the_order_of_their_senders() {
         let dst = dst.reshape(&[receive.iter().sum(), WIDTH]);
         let progress = world.all_to_all(&src, &send, &dst, &receive);
         assert_eq!(progress.expect("nothing fails"), Progress::Done);
-        device.join(Queue::Communication);
+        device.join(Stream::Communication);
         assert_eq!(values(&dst), expected);
     });
     let sends: usize = (0..4)
@@ -353,7 +353,7 @@ fn equal_parts_go_by_nccls_own_all_to_all_where_it_has_one() {
             let dst = tensor(device, Dtype::F32, &[0.0; 6]);
             let progress = world.all_to_all_even(&src, &dst);
             assert_eq!(progress.expect("nothing fails"), Progress::Done);
-            device.join(Queue::Communication);
+            device.join(Stream::Communication);
             let part = |rank| numbers(rank, 6)[me * 3..][..3].to_vec();
             assert_eq!(values(&dst), [part(0), part(1)].concat());
             world.finalize(&mut patient).expect("it ends");
@@ -386,7 +386,7 @@ fn law_whichever_call_fails_it_is_told_and_nothing_is_left_behind() {
         let sent = group.all_to_all(&half, &[1, 1], &whole, &[1, 3])?;
         assert_eq!(sent, Progress::Busy);
         group.settle(&mut patient)?;
-        device.join(Queue::Communication);
+        device.join(Stream::Communication);
         group.finalize(&mut patient)?;
         world.finalize(&mut patient)
     };
@@ -407,7 +407,7 @@ fn law_whichever_call_fails_it_is_told_and_nothing_is_left_behind() {
             }
             Ok(()) => assert_eq!(failed, "ncclCommDestroy", "failed unheard"),
         }
-        device.join(Queue::Communication);
+        device.join(Stream::Communication);
         mock.assert_clean();
     }
     assert!(count >= 30, "{count} calls");

@@ -3,19 +3,19 @@
 use moefold_profiles::Dtype;
 
 use super::ops::{Normed, Pass};
-use super::{Kept, list};
+use super::{SavedTensor, list};
 use crate::memory::tape::{Class, Held};
 use crate::model::{Gqa, QkNorm};
 
 /// What the block keeps.
-pub(super) struct AttentionKept {
+pub(super) struct AttentionSaved {
     input: Held,
     norm: Normed,
-    core: Option<CoreKept>,
+    core: Option<CoreSaved>,
 }
 
-/// What is kept between the projections.
-struct CoreKept {
+/// What is saved between the projections.
+struct CoreSaved {
     query: Held,
     key: Held,
     value: Held,
@@ -56,19 +56,19 @@ impl Heads {
     }
 }
 
-impl AttentionKept {
+impl AttentionSaved {
     pub(super) fn forward(pass: &mut Pass<'_>, gqa: Option<&Gqa>, x: Held) -> (Held, Self) {
         let hidden = pass.at.model.hidden;
         let norm = pass.block_norm();
-        let core = gqa.map(|gqa| CoreKept::forward(pass, gqa));
+        let core = gqa.map(|gqa| CoreSaved::forward(pass, gqa));
         let projected = pass.float(pass.at.local.tokens * hidden);
         let y = pass.scatter_sum(projected);
-        let kept = Self {
+        let saved = Self {
             input: x,
             norm,
             core,
         };
-        (y, kept)
+        (y, saved)
     }
 
     pub(super) fn backward(self, pass: &mut Pass<'_>, gqa: Option<&Gqa>) -> Held {
@@ -91,19 +91,19 @@ impl AttentionKept {
         dx
     }
 
-    pub(super) fn list(&self) -> Vec<Kept> {
+    pub(super) fn list(&self) -> Vec<SavedTensor> {
         let Normed { rstd, output } = &self.norm;
         let ends = [
             ("input", &self.input),
             ("rstd", rstd),
             ("norm_output", output),
         ];
-        let core = self.core.iter().flat_map(CoreKept::tensors);
+        let core = self.core.iter().flat_map(CoreSaved::tensors);
         list("attention", ends.into_iter().chain(core))
     }
 }
 
-impl CoreKept {
+impl CoreSaved {
     fn forward(pass: &mut Pass<'_>, gqa: &Gqa) -> Self {
         let heads = Heads::of(pass, gqa);
         let ((query_rows, queries), (key_rows, keys)) = (heads.queries(), heads.keys());

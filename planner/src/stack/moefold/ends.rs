@@ -4,12 +4,12 @@ use moefold_profiles::Dtype;
 
 use super::ops::{Normed, Pass};
 use super::{Site, list};
-use crate::kept::Kept;
 use crate::memory::passes::Passes;
 use crate::memory::tape::{Class, Held};
+use crate::saved::SavedTensor;
 
 /// What final norm, head and loss keep: the gradient by the logits lies where they were.
-struct HeadKept {
+struct HeadSaved {
     input: Held,
     norm: Normed,
     logits_gradient: Held,
@@ -34,24 +34,24 @@ impl Site<'_> {
     /// Both passes of final norm, head and loss.
     pub fn head(&self) -> Passes {
         let (mut forward, mut backward) = (self.pass(), self.pass());
-        let (losses, kept) = HeadKept::forward(&mut forward, self.stream());
+        let (losses, saved) = HeadSaved::forward(&mut forward, self.stream());
         // The step adds them up.
         let sums = self.device.total(Dtype::F32, losses.elements());
         forward.tape.work_in(Dtype::I32, sums);
         forward.give(losses);
-        let _ = kept.backward(&mut backward);
+        let _ = saved.backward(&mut backward);
         Passes::of(&forward.tape, &backward.tape)
     }
 
     /// What the head keeps between its passes.
-    pub fn kept_by_head(&self) -> Vec<Kept> {
-        let (_, kept) = HeadKept::forward(&mut self.pass(), self.stream());
-        kept.list()
+    pub fn kept_by_head(&self) -> Vec<SavedTensor> {
+        let (_, saved) = HeadSaved::forward(&mut self.pass(), self.stream());
+        saved.list()
     }
 }
 
-impl HeadKept {
-    /// The losses, and what is kept.
+impl HeadSaved {
+    /// The losses, and what is saved.
     fn forward(pass: &mut Pass<'_>, x: Held) -> (Held, Self) {
         let norm = pass.block_norm();
         let all = pass.gather(pass.at.model.hidden);
@@ -61,12 +61,12 @@ impl HeadKept {
         let statistics: [Held; 3] = std::array::from_fn(|_| Self::row_numbers(pass));
         let losses = Self::row_numbers(pass);
         pass.give_all(statistics);
-        let kept = Self {
+        let saved = Self {
             input: x,
             norm,
             logits_gradient: logits,
         };
-        (losses, kept)
+        (losses, saved)
     }
 
     fn row_numbers(pass: &mut Pass<'_>) -> Held {
@@ -86,7 +86,7 @@ impl HeadKept {
         dx
     }
 
-    fn list(&self) -> Vec<Kept> {
+    fn list(&self) -> Vec<SavedTensor> {
         list(
             "head",
             [

@@ -1,56 +1,56 @@
 //! The feed-forward block: the dense MLP as `executor/src/layers/mlp.rs` runs it, or experts.
 
-use super::moe::MoeKept;
+use super::moe::MoeSaved;
 use super::ops::{Normed, Pass};
-use super::{Kept, list};
+use super::{SavedTensor, list};
 use crate::memory::tape::Held;
 use crate::model::{Ffn, Mlp};
 
 /// What the block keeps.
-pub(super) enum FeedForwardKept {
-    Dense(MlpKept),
-    Sparse(Box<MoeKept>),
+pub(super) enum FeedForwardSaved {
+    Dense(MlpSaved),
+    Sparse(Box<MoeSaved>),
 }
 
-impl FeedForwardKept {
+impl FeedForwardSaved {
     pub(super) fn forward(pass: &mut Pass<'_>, ffn: &Ffn, x: Held) -> (Held, Self) {
         match ffn {
             Ffn::Dense(mlp) => {
-                let (y, kept) = MlpKept::forward(pass, mlp, x);
-                (y, Self::Dense(kept))
+                let (y, saved) = MlpSaved::forward(pass, mlp, x);
+                (y, Self::Dense(saved))
             }
             Ffn::Moe(moe) => {
-                let (y, kept) = MoeKept::forward(pass, moe, x);
-                (y, Self::Sparse(Box::new(kept)))
+                let (y, saved) = MoeSaved::forward(pass, moe, x);
+                (y, Self::Sparse(Box::new(saved)))
             }
         }
     }
 
     pub(super) fn backward(self, pass: &mut Pass<'_>, ffn: &Ffn) -> Held {
         match (self, ffn) {
-            (Self::Dense(kept), Ffn::Dense(mlp)) => kept.backward(pass, mlp),
-            (Self::Sparse(kept), Ffn::Moe(moe)) => kept.backward(pass, moe),
+            (Self::Dense(saved), Ffn::Dense(mlp)) => saved.backward(pass, mlp),
+            (Self::Sparse(saved), Ffn::Moe(moe)) => saved.backward(pass, moe),
             _ => unreachable!("a layer keeps what its own kind keeps"),
         }
     }
 
-    pub(super) fn list(&self) -> Vec<Kept> {
+    pub(super) fn list(&self) -> Vec<SavedTensor> {
         match self {
-            Self::Dense(kept) => kept.list(),
-            Self::Sparse(kept) => kept.list(),
+            Self::Dense(saved) => saved.list(),
+            Self::Sparse(saved) => saved.list(),
         }
     }
 }
 
 /// What the dense block keeps.
-pub(super) struct MlpKept {
+pub(super) struct MlpSaved {
     input: Held,
     norm: Normed,
     fc1_output: Held,
     activation: Held,
 }
 
-impl MlpKept {
+impl MlpSaved {
     fn forward(pass: &mut Pass<'_>, mlp: &Mlp, x: Held) -> (Held, Self) {
         let (local, hidden) = (pass.at.local, pass.at.model.hidden);
         let width = mlp.width / local.tp;
@@ -61,13 +61,13 @@ impl MlpKept {
         let activation = pass.float(local.tokens * width);
         let y = pass.float(local.tokens * hidden);
         let y = pass.scatter_sum(y);
-        let kept = Self {
+        let saved = Self {
             input: x,
             norm,
             fc1_output,
             activation,
         };
-        (y, kept)
+        (y, saved)
     }
 
     fn backward(self, pass: &mut Pass<'_>, mlp: &Mlp) -> Held {
@@ -87,7 +87,7 @@ impl MlpKept {
         dx
     }
 
-    fn list(&self) -> Vec<Kept> {
+    fn list(&self) -> Vec<SavedTensor> {
         let Normed { rstd, output } = &self.norm;
         list(
             "mlp",

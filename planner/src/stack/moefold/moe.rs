@@ -3,12 +3,12 @@
 use moefold_profiles::Dtype;
 
 use super::ops::{Normed, Pass};
-use super::{Kept, list};
+use super::{SavedTensor, list};
 use crate::memory::tape::{Class, Held};
 use crate::model::Moe;
 
 /// What the block keeps.
-pub(super) struct MoeKept {
+pub(super) struct MoeSaved {
     input: Held,
     norm: Normed,
     router: RouterKept,
@@ -39,7 +39,7 @@ struct ExpertsKept {
     row_probabilities: Held,
 }
 
-impl MoeKept {
+impl MoeSaved {
     pub(super) fn forward(pass: &mut Pass<'_>, moe: &Moe, x: Held) -> (Held, Self) {
         let (local, hidden) = (pass.at.local, pass.at.model.hidden);
         let norm = pass.block_norm();
@@ -66,7 +66,7 @@ impl MoeKept {
             let width = shared.mlp.width / local.tp;
             [2 * width, width].map(|width| pass.float(local.tokens * width))
         });
-        let kept = Self {
+        let saved = Self {
             input: x,
             norm,
             router,
@@ -74,7 +74,7 @@ impl MoeKept {
             experts,
             shared,
         };
-        (y, kept)
+        (y, saved)
     }
 
     pub(super) fn backward(self, pass: &mut Pass<'_>, moe: &Moe) -> Held {
@@ -100,7 +100,7 @@ impl MoeKept {
         dx
     }
 
-    pub(super) fn list(&self) -> Vec<Kept> {
+    pub(super) fn list(&self) -> Vec<SavedTensor> {
         let RouterKept {
             ids,
             probabilities,
@@ -139,7 +139,7 @@ impl MoeKept {
 }
 
 impl RouterKept {
-    /// What is kept, and the sums of scores that a balancing loss is made of.
+    /// What is saved, and the sums of scores that a balancing loss is made of.
     fn forward(pass: &mut Pass<'_>, moe: &Moe) -> (Self, Held) {
         let (tokens, experts) = (pass.at.local.tokens_local, moe.experts);
         let chosen = tokens * moe.topk;
@@ -156,7 +156,7 @@ impl RouterKept {
         pass.tape.work_in(Dtype::I32, table);
         let balance = pass.single(statistics);
         pass.give_all([counts, logits]);
-        let kept = Self {
+        let saved = Self {
             ids,
             probabilities,
             scores,
@@ -164,7 +164,7 @@ impl RouterKept {
             offsets,
             balance,
         };
-        (kept, score_sums)
+        (saved, score_sums)
     }
 
     fn give(self, pass: &mut Pass<'_>) {
@@ -186,13 +186,13 @@ impl ExpertsKept {
         let fc1_output = pass.float(rows * 2 * width);
         let activation = pass.float(rows * width);
         let y = pass.float(rows * pass.at.model.hidden);
-        let kept = Self {
+        let saved = Self {
             input,
             fc1_output,
             activation,
             row_probabilities,
         };
-        (y, kept)
+        (y, saved)
     }
 
     /// From the gradient of the rows to those of rows and probabilities.

@@ -4,9 +4,9 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Precision, presets as clusters};
 
 use super::{Device, Site};
-use crate::kept::{Kept, Local};
 use crate::memory::tape::Class;
 use crate::model::{Ffn, Mixer, presets};
+use crate::saved::{Local, SavedTensor};
 
 /// A rank of a group of `tp`, experts over `ep` and `etp`.
 fn local(tp: u64, ep: u64, etp: u64) -> Local {
@@ -43,13 +43,13 @@ fn law_a_layer_of_any_model_keeps_what_it_lists_and_gives_it_back() {
                 let site = Site::new(&model, &local, Precision::Bf16, device);
                 for layer in model.layers.iter().take(8) {
                     let passes = site.layer(layer);
-                    let listed: Bytes = site.kept(layer).iter().map(Kept::bytes).sum();
-                    assert_eq!(passes.kept.total(), listed.0 as i64, "{name}");
-                    assert!(passes.forward.total() >= passes.kept.total(), "{name}");
+                    let listed: Bytes = site.saved(layer).iter().map(SavedTensor::bytes).sum();
+                    assert_eq!(passes.saved.total(), listed.0 as i64, "{name}");
+                    assert!(passes.forward.total() >= passes.saved.total(), "{name}");
                 }
                 let ends = site.embedding().then(site.head());
-                let listed: Bytes = site.kept_by_head().iter().map(Kept::bytes).sum();
-                assert_eq!(ends.kept.total(), listed.0 as i64, "{name}");
+                let listed: Bytes = site.kept_by_head().iter().map(SavedTensor::bytes).sum();
+                assert_eq!(ends.saved.total(), listed.0 as i64, "{name}");
             }
         }
     }
@@ -75,10 +75,10 @@ fn golden_a_dense_layer_peaks_where_its_gradients_meet() {
     // statistic for each head; values; output and log-sum-exp.
     let attention = 2 * h + 1 + 2 * (q + kv) + 36 + kv + q + 32;
     let mlp = 2 * h + 1 + 3 * f as i64;
-    assert_eq!(passes.kept.total(), 4 * t * (attention + mlp));
-    // Forward ends with everything kept.
-    assert_eq!(passes.forward, passes.kept);
-    // The MLP has let go of what it kept, and the gradients of queries, keys and values meet that of the
+    assert_eq!(passes.saved.total(), 4 * t * (attention + mlp));
+    // Forward ends with everything saved.
+    assert_eq!(passes.forward, passes.saved);
+    // The MLP has let go of what it saved, and the gradients of queries, keys and values meet that of the
     // core's output, which is a product's and so transient. The MLP's own, two widths, take less.
     let core = 2 * q + 2 * kv - mlp;
     assert!(core > 2 * f as i64);

@@ -8,7 +8,7 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
 
 use super::*;
-use crate::data::{Order, Samples, Stream};
+use crate::data::{Order, Samples, TokenStream};
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
@@ -54,9 +54,10 @@ fn options(device: DeviceSpec) -> TrainOptions {
 
 fn run(world: &World, plan: &Plan, device: DeviceSpec) -> Result<Option<Trained>, Error> {
     let tokens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral/tokens");
-    let stream = Stream::indexed(&tokens).expect("tokens");
+    let stream = TokenStream::indexed(&tokens).expect("tokens");
     let (batch, vocabulary) = (&plan.request.batch, plan.model.vocab_size);
-    let samples = Samples::new(stream, batch.seq_len, vocabulary, Order::Stream).expect("enough");
+    let samples =
+        Samples::new(stream, batch.seq_len, vocabulary, Order::TokenStream).expect("enough");
     train::run_in(
         world,
         &plan.planned,

@@ -92,7 +92,7 @@ fn every_collective(rank: &RankContext, device: &Device) -> Result<(), Error> {
     run(exchange, &[&tensor])
 }
 
-/// Each wait of a rank's queues that tells them anything new is needed: without it work of two queues that
+/// Each wait of a rank's streams that tells them anything new is needed: without it work of two streams that
 /// do not go together is not ordered, which the emulator finds on whichever rank comes second.
 #[test]
 fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
@@ -119,7 +119,7 @@ fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
             outcome.expect("nothing is missing");
             // Of each all-reduce: for its own tensor, two offers, twice two meetings, and its end; of each
             // of the next three the same with one meeting; of the broadcast what its root waits for, whose
-            // queue would not have to wait for the root's own tensor, since it does nothing.
+            // stream would not have to wait for the root's own tensor, since it does nothing.
             let before = 2 * (1 + 2 + 4 + 1) + 3 * (1 + 2 + 2 + 1);
             assert_eq!((number, not_missed), (before + 1 + 2 + 1, vec![before]));
             return;
@@ -128,7 +128,7 @@ fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
             Ok(_) => not_missed.push(number),
             Err(error) => {
                 let said = error.to_string();
-                assert!(said.contains("queues out of order"), "{number}: {said}");
+                assert!(said.contains("streams out of order"), "{number}: {said}");
             }
         }
     }
@@ -146,7 +146,7 @@ fn a_collective_is_waited_for_without_those_after_it() {
             let group = rank.communicator("all", &[0, 1]);
             let [first, second] = [1.0, 2.0].map(|value| tensor(&device, &[value; 32]));
             let started = group.start_all_reduce(&first)?;
-            // All ranks' parts of it are in their queues before there is another one.
+            // All ranks' parts of it are in their streams before there is another one.
             group.barrier()?;
             group.barrier()?;
             let after = group.start_all_reduce(&second)?;
@@ -166,7 +166,7 @@ fn a_collective_is_waited_for_without_those_after_it() {
             run.expect("every rank finishes");
         } else {
             let error = run.expect_err("nobody waited for it").to_string();
-            assert!(error.contains("queues out of order"), "{error}");
+            assert!(error.contains("streams out of order"), "{error}");
         }
     }
 }

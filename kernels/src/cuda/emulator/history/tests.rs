@@ -1,9 +1,9 @@
 //! A history against a naive twin that keeps every use of every byte.
 
 use super::*;
-use crate::cuda::emulator::queues::Queues;
 use crate::cuda::emulator::random::Random;
-use crate::cuda::platform::Queue;
+use crate::cuda::emulator::streams::Streams;
+use crate::cuda::platform::Stream;
 
 const BYTES: usize = 12;
 
@@ -24,23 +24,23 @@ fn meet(a: &Use, b: &Use) -> bool {
     (a.writes || b.writes) && a.range.start < b.range.end && b.range.start < a.range.end
 }
 
-/// Whatever queues do and wait for, a use is refused exactly where some use of one of its bytes before it,
+/// Whatever streams do and wait for, a use is refused exactly where some use of one of its bytes before it,
 /// of whatever age, is not over and one of the two writes.
 #[test]
 fn differential_a_use_is_in_order_where_it_comes_after_every_use_before() {
     let (mut refused, mut longest) = (0, 0);
     for seed in 0..1500 {
         let mut random = Random::new(seed, 0);
-        let mut ranks = [Queues::new(1, None), Queues::new(1, None)];
+        let mut ranks = [Streams::new(1, None), Streams::new(1, None)];
         let mut history = History::new(BYTES);
-        let mut all: Vec<(Event, Use)> = Vec::new();
+        let mut all: Vec<(Work, Use)> = Vec::new();
         for _ in 0..80 {
             let by = random.below(2);
-            ranks[by].switch(Queue::ALL[random.below(3)]);
+            ranks[by].switch(Stream::ALL[random.below(3)]);
             if !random.one_in(6) {
-                // It waits for where another queue has come.
+                // It waits for where another stream has come.
                 let of = &mut ranks[random.below(2)];
-                let back = of.switch(Queue::ALL[random.below(3)]);
+                let back = of.switch(Stream::ALL[random.below(3)]);
                 let mark = of.mark();
                 of.switch(back);
                 ranks[by].wait_for(&mark);
@@ -69,7 +69,7 @@ fn differential_a_use_is_in_order_where_it_comes_after_every_use_before() {
 
 #[test]
 fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
-    let mut ranks = [Queues::new(1, None), Queues::new(1, None)];
+    let mut ranks = [Streams::new(1, None), Streams::new(1, None)];
     let mut history = History::new(BYTES);
     let used = |range, writes| [Use { range, writes }];
     let (event, over) = ranks[0].begin("norm");
@@ -77,7 +77,7 @@ fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
         .note(event, over, &used(2..6, true))
         .expect("the first");
     let done = ranks[0].mark();
-    ranks[1].switch(Queue::Communication);
+    ranks[1].switch(Stream::Communication);
     ranks[1].wait_for(&done);
     let (read, over) = ranks[1].begin("sum");
     history
@@ -94,7 +94,7 @@ fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
     assert_eq!(collision, Err(expected));
     let said = read.to_string();
     assert!(
-        said.starts_with("sum in the communication queue of emulator "),
+        said.starts_with("sum in the communication stream of emulator "),
         "{said}"
     );
 }
@@ -102,10 +102,10 @@ fn golden_what_collides_is_named_with_the_bytes_that_both_use() {
 /// What is used as a whole is remembered as one piece again.
 #[test]
 fn pieces_with_one_past_are_joined() {
-    let mut queues = Queues::new(1, None);
+    let mut streams = Streams::new(1, None);
     let mut history = History::new(BYTES);
     for at in 0..BYTES {
-        let (event, over) = queues.begin("rows");
+        let (event, over) = streams.begin("rows");
         let range = at..at + 1;
         history
             .note(
@@ -116,10 +116,10 @@ fn pieces_with_one_past_are_joined() {
                     writes: at % 2 == 0,
                 }],
             )
-            .expect("one queue");
+            .expect("one stream");
     }
     assert_eq!(history.pieces.len(), BYTES);
-    let (event, over) = queues.begin("all");
+    let (event, over) = streams.begin("all");
     history
         .note(
             event,
@@ -129,10 +129,10 @@ fn pieces_with_one_past_are_joined() {
                 writes: true,
             }],
         )
-        .expect("one queue");
+        .expect("one stream");
     assert_eq!(history.pieces.len(), 1);
     for at in 0..BYTES {
-        let (event, over) = queues.begin("rows");
+        let (event, over) = streams.begin("rows");
         history
             .note(
                 event,
@@ -142,9 +142,9 @@ fn pieces_with_one_past_are_joined() {
                     writes: false,
                 }],
             )
-            .expect("one queue");
+            .expect("one stream");
     }
-    let (event, over) = queues.begin("all");
+    let (event, over) = streams.begin("all");
     history
         .note(
             event,
@@ -154,6 +154,6 @@ fn pieces_with_one_past_are_joined() {
                 writes: false,
             }],
         )
-        .expect("one queue");
+        .expect("one stream");
     assert_eq!(history.pieces.len(), 1);
 }

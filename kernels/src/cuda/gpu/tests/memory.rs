@@ -9,7 +9,7 @@ use super::{CODE, IMAGE, compiler, device, driver, open};
 use crate::cuda::error::catch;
 use crate::cuda::gpu::Gpu;
 use crate::cuda::gpu::tests::mock::Mock;
-use crate::cuda::platform::{Overhead, Platform, Queue};
+use crate::cuda::platform::{Overhead, Platform, Stream};
 use crate::device::{Device, TensorClass};
 use crate::testing::emulated;
 
@@ -122,20 +122,20 @@ fn memory_freed_beside_the_compute_queue_is_kept_until_the_join() {
     let Some(mock) = Mock::driver() else { return };
     let device = device(mock, IMAGE);
     let tensor = || device.zeros(TensorClass::Transient, Dtype::F32, &[100]);
-    let used = device.beside(Queue::Communication, || {
+    let used = device.beside(Stream::Communication, || {
         let used = tensor();
         used.address()
     });
     let other = tensor();
     assert!(other.address() != used, "memory in use was given out again");
     drop(other);
-    device.join(Queue::Communication);
+    device.join(Stream::Communication);
     let [one, two] = [tensor(), tensor()];
     assert!([one.address(), two.address()].contains(&used));
     drop((one, two));
 
     // A device that is synchronized has nothing in use either.
-    let used = device.beside(Queue::Copies, || tensor().address());
+    let used = device.beside(Stream::Copies, || tensor().address());
     device.synchronize();
     let tensors = [tensor(), tensor()];
     assert!(tensors.iter().any(|tensor| tensor.address() == used));

@@ -1,10 +1,10 @@
-//! [`Moment`]: how far the work of a device's queue had come when it was asked for.
+//! [`Event`]: how far the work of a device's stream had come when it was asked for.
 //!
-//! Where a device has queues, a moment is an event in one: another queue's work can wait for it
+//! Where a device has streams, an event is an event in one: another stream's work can wait for it
 //! ([`Device::wait_for`]) without the host waiting, and it notes the device's time. Elsewhere work is
-//! done when it was asked for, so a moment is the host's time and waiting for it is nothing.
+//! done when it was asked for, so an event is the host's time and waiting for it is nothing.
 //!
-//! Moments go to other threads: that is how ranks of one GPU tell each other how far they are. What
+//! Events go to other threads: that is how ranks of one GPU tell each other how far they are. What
 //! they hold of the GPU (an event and a hold on the context) may be used from any thread; see
 //! [`crate::cuda::gpu`].
 //!
@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 #[cfg(any(test, feature = "emulator"))]
-use crate::cuda::emulator::queues;
+use crate::cuda::emulator::streams;
 use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Mark;
 
-/// A place in the work of a queue. Clones are the same place.
+/// A place in the work of a stream. Clones are the same place.
 #[derive(Clone)]
-pub struct Moment(pub(crate) Kind);
+pub struct Event(pub(crate) Kind);
 
 #[derive(Clone)]
 pub(crate) enum Kind {
@@ -29,12 +29,12 @@ pub(crate) enum Kind {
     Host(Instant),
     /// An event of a GPU.
     Gpu(Arc<Mark>),
-    /// A place in a queue of the emulator.
+    /// A place in a stream of the emulator.
     #[cfg(any(test, feature = "emulator"))]
-    Emulator(Arc<queues::Mark>),
+    Emulator(Arc<streams::Mark>),
 }
 
-impl Moment {
+impl Event {
     /// Now, by the host's clock.
     pub(crate) fn host() -> Self {
         Self(Kind::Host(Instant::now()))
@@ -56,9 +56,9 @@ impl Moment {
         }
     }
 
-    /// Seconds from `earlier` to this moment, by the clock of the device: to about half a
+    /// Seconds from `earlier` to this event, by the clock of the device: to about half a
     /// microsecond, and to seven digits. Both have been reached: the device was synchronized since.
-    /// Moments of several ranks on one GPU share its clock.
+    /// Events of several ranks on one GPU share its clock.
     ///
     /// # Panics
     /// When one is of a GPU's clock and the other of the host's.
@@ -72,18 +72,18 @@ impl Moment {
                 .unwrap_or_else(|error| error.during("seconds_since").raise()),
             #[cfg(any(test, feature = "emulator"))]
             (Kind::Emulator(end), Kind::Emulator(start)) => end.seconds_since(start),
-            _ => panic!("seconds_since: one moment is of a GPU's clock and the other is not"),
+            _ => panic!("seconds_since: one event is of a GPU's clock and the other is not"),
         }
     }
 }
 
-impl fmt::Debug for Moment {
+impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Kind::Host(_) => "Moment of the host",
-            Kind::Gpu(_) => "Moment of a GPU",
+            Kind::Host(_) => "Event of the host",
+            Kind::Gpu(_) => "Event of a GPU",
             #[cfg(any(test, feature = "emulator"))]
-            Kind::Emulator(_) => "Moment of an emulator",
+            Kind::Emulator(_) => "Event of an emulator",
         })
     }
 }

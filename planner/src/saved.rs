@@ -85,9 +85,9 @@ impl Local {
     }
 }
 
-/// A tensor kept for the backward pass.
+/// A tensor saved for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Kept {
+pub struct SavedTensor {
     /// The module that keeps it (`attention`, `mlp`, `moe`, `shared_expert`).
     pub module: &'static str,
     /// Its name within the module.
@@ -98,7 +98,7 @@ pub struct Kept {
     pub dtype: Dtype,
 }
 
-impl Kept {
+impl SavedTensor {
     /// Its size.
     pub fn bytes(&self) -> Bytes {
         self.dtype.bytes(self.elements)
@@ -113,13 +113,13 @@ pub fn of(
     local: &Local,
     precision: Precision,
     recompute: &Recompute,
-) -> Vec<Kept> {
+) -> Vec<SavedTensor> {
     match stack {
-        StackName::Megatron => stack::megatron::kept(model, layer, local, precision, recompute),
+        StackName::Megatron => stack::megatron::saved(model, layer, local, precision, recompute),
         StackName::Moefold => {
-            // What is kept is the same on every device, and nothing is recomputed.
+            // What is saved is the same on every device, and nothing is recomputed.
             let device = stack::moefold::Device::Cpu;
-            stack::moefold::Site::new(model, local, precision, device).kept(layer)
+            stack::moefold::Site::new(model, local, precision, device).saved(layer)
         }
     }
 }
@@ -135,6 +135,6 @@ pub fn bytes(
 ) -> Bytes {
     of(stack, model, layer, local, precision, recompute)
         .iter()
-        .map(Kept::bytes)
+        .map(SavedTensor::bytes)
         .sum()
 }

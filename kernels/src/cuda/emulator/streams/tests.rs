@@ -1,15 +1,15 @@
-//! Devices whose queues wait where they must, and the same with the wait left out: found under every
+//! Devices whose streams wait where they must, and the same with the wait left out: found under every
 //! schedule. What orders work here is what orders it on a GPU, and nothing else.
 
 use std::panic::{self, AssertUnwindSafe};
 
-use crate::cuda::emulator::queues::LostWait;
+use crate::cuda::emulator::streams::LostWait;
 use crate::cuda::error::catch;
-use crate::cuda::platform::Queue;
+use crate::cuda::platform::Stream;
 use crate::cuda::program::Architecture;
 use crate::device::{Backend, TensorClass};
 use crate::testing::at_hand;
-use crate::{Device, Dtype, Moment, Tensor, elementwise};
+use crate::{Device, Dtype, Event, Tensor, elementwise};
 
 const LEN: usize = 24;
 
@@ -26,7 +26,7 @@ fn tensor(device: &Device, value: f32) -> Tensor {
 fn refused(work: impl FnOnce(), what: &str) {
     let error = catch(work).expect_err("nothing waits");
     let said = error.to_string();
-    assert!(said.contains("queues out of order"), "{said}");
+    assert!(said.contains("streams out of order"), "{said}");
     assert!(said.contains(what), "{said}");
 }
 
@@ -35,15 +35,15 @@ fn work_beside_is_joined_before_its_results_are_used() {
     for joined in [true, false] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        device.beside(Queue::Communication, || elementwise::copy(&x, &y));
+        device.beside(Stream::Communication, || elementwise::copy(&x, &y));
         if joined {
-            device.join(Queue::Communication);
+            device.join(Stream::Communication);
             elementwise::scale(&y, 2.0);
             assert_eq!(y.to_f32(), [2.0; LEN]);
         } else {
             refused(
                 || elementwise::scale(&y, 2.0),
-                "in the compute queue of emulator ",
+                "in the compute stream of emulator ",
             );
         }
     }
@@ -59,8 +59,8 @@ fn both_waits_of_work_beside_are_missed_where_they_are_left_out() {
         };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
         let work = || {
-            device.beside(Queue::Copies, || elementwise::copy(&x, &y));
-            device.join(Queue::Copies);
+            device.beside(Stream::Copies, || elementwise::copy(&x, &y));
+            device.join(Stream::Copies);
             elementwise::scale(&y, 2.0);
         };
         if number == 2 {
@@ -70,7 +70,7 @@ fn both_waits_of_work_beside_are_missed_where_they_are_left_out() {
         }
         refused(
             work,
-            ["in the copies queue", "in the compute queue"][number as usize],
+            ["in the copies stream", "in the compute stream"][number as usize],
         );
     }
 }
@@ -79,12 +79,12 @@ fn both_waits_of_work_beside_are_missed_where_they_are_left_out() {
 fn what_work_beside_reads_is_not_written_before_the_join() {
     let Some(device) = device() else { return };
     let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-    device.beside(Queue::Communication, || elementwise::copy(&x, &y));
+    device.beside(Stream::Communication, || elementwise::copy(&x, &y));
     // Reading beside it is fine.
     assert_eq!(x.to_f32(), [1.0; LEN]);
     refused(
         || x.copy_from_f32(&[2.0; LEN]),
-        "an upload in the compute queue of emulator ",
+        "an upload in the compute stream of emulator ",
     );
 }
 
@@ -93,17 +93,17 @@ fn work_since_a_moment_does_not_come_after_what_was_asked_since() {
     for late in [false, true] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        let early = device.moment();
+        let early = device.record_event();
         elementwise::scale(&x, 3.0);
-        let since = if late { device.moment() } else { early };
+        let since = if late { device.record_event() } else { early };
         let copy = || {
-            device.beside_since(Queue::Communication, &since, || elementwise::copy(&x, &y));
+            device.beside_since(Stream::Communication, &since, || elementwise::copy(&x, &y));
         };
         if late {
             copy();
-            device.join(Queue::Communication);
+            device.join(Stream::Communication);
         } else {
-            refused(copy, "in the communication queue of emulator ");
+            refused(copy, "in the communication stream of emulator ");
         }
     }
 }
@@ -113,27 +113,27 @@ fn a_moment_that_is_waited_for_orders_what_came_before_it_and_no_more() {
     let Some(device) = device() else { return };
     let [a, b, x] = [0.0; 3].map(|value| tensor(&device, value));
     let beside = |to: &Tensor| {
-        device.beside(Queue::Communication, || {
+        device.beside(Stream::Communication, || {
             elementwise::copy(&x, to);
-            device.moment()
+            device.record_event()
         })
     };
     let first = beside(&a);
     beside(&b);
     device.wait_for(&first);
     elementwise::scale(&a, 2.0);
-    refused(|| elementwise::scale(&b, 2.0), "in the compute queue");
+    refused(|| elementwise::scale(&b, 2.0), "in the compute stream");
 }
 
 #[test]
 fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
-    let waits: [fn(&Device, &Tensor, &Moment); 5] = [
+    let waits: [fn(&Device, &Tensor, &Event); 5] = [
         |_, _, _| {},
         |device, _, _| device.synchronize(),
         |device, y, _| {
-            // A download of the other queue, which also waits for all before it there.
-            let since = device.moment();
-            device.beside_since(Queue::Communication, &since, || y.to_f32());
+            // A download of the other stream, which also waits for all before it there.
+            let since = device.record_event();
+            device.beside_since(Stream::Communication, &since, || y.to_f32());
         },
         |_, _, done| while !done.is_reached() {},
         |device, _, _| assert!(device.is_idle()),
@@ -141,21 +141,21 @@ fn the_host_orders_what_it_waited_for_and_what_it_asks_after() {
     for (number, wait) in waits.into_iter().enumerate() {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        let done = device.beside(Queue::Communication, || {
+        let done = device.beside(Stream::Communication, || {
             elementwise::copy(&x, &y);
-            device.moment()
+            device.record_event()
         });
         wait(&device, &y, &done);
         let work = || elementwise::scale(&y, 2.0);
         if number == 0 {
-            refused(work, "in the compute queue");
+            refused(work, "in the compute stream");
         } else {
             work();
         }
     }
 }
 
-/// The arena keeps what is freed beside the compute queue until the join. What a moment orders it gives
+/// The arena keeps what is freed beside the compute stream until the join. What an event orders it gives
 /// out again at once, to tensors of any size, so its tensors have to live until somebody waited.
 #[test]
 fn memory_is_not_used_again_while_another_queue_reads_it() {
@@ -167,10 +167,10 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
     ] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        let since = device.moment();
-        let done = device.beside_since(Queue::Communication, &since, || {
+        let since = device.record_event();
+        let done = device.beside_since(Stream::Communication, &since, || {
             elementwise::copy(&x, &y);
-            device.moment()
+            device.record_event()
         });
         if !early {
             device.wait_for(&done);
@@ -178,7 +178,7 @@ fn memory_is_not_used_again_while_another_queue_reads_it() {
         drop(x);
         let again = || drop(device.from_f32(TensorClass::Transient, &vec![2.0; len], &[len]));
         if early {
-            refused(again, "memory given back in the compute queue");
+            refused(again, "memory given back in the compute stream");
         } else {
             again();
         }
@@ -192,10 +192,10 @@ fn a_moment_may_not_be_reached_yet_and_a_no_orders_nothing() {
         let device = at_hand(Device::emulated(Architecture::SM80, Dtype::F32, seed));
         let Some(device) = device else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        let since = device.moment();
-        let done = device.beside_since(Queue::Communication, &since, || {
+        let since = device.record_event();
+        let done = device.beside_since(Stream::Communication, &since, || {
             elementwise::copy(&x, &y);
-            device.moment()
+            device.record_event()
         });
         if done.is_reached() {
             elementwise::scale(&y, 2.0);
@@ -203,7 +203,7 @@ fn a_moment_may_not_be_reached_yet_and_a_no_orders_nothing() {
         }
         denied += 1;
         if denied % 2 == 0 {
-            refused(|| elementwise::scale(&y, 2.0), "in the compute queue");
+            refused(|| elementwise::scale(&y, 2.0), "in the compute stream");
         } else {
             device.synchronize();
             assert!(done.is_reached(), "all is done");
@@ -218,10 +218,10 @@ fn who_reads_a_tensor_waits_for_the_queue_that_it_is_read_in_alone() {
     let Some(device) = device() else { return };
     device.wait_by(|is_done| while !is_done() {});
     let [x, y, z] = [1.0, 0.0, 3.0].map(|value| tensor(&device, value));
-    let since = device.moment();
-    device.beside_since(Queue::Communication, &since, || elementwise::copy(&x, &y));
+    let since = device.record_event();
+    device.beside_since(Stream::Communication, &since, || elementwise::copy(&x, &y));
     assert_eq!(z.to_f32(), [3.0; LEN]);
-    refused(|| elementwise::scale(&y, 2.0), "in the compute queue");
+    refused(|| elementwise::scale(&y, 2.0), "in the compute stream");
 }
 
 #[test]
@@ -229,10 +229,10 @@ fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
     for waits in [true, false] {
         let Some(device) = device() else { return };
         let (x, y) = (tensor(&device, 1.0), tensor(&device, 0.0));
-        let since = device.moment();
-        let done = device.beside_since(Queue::Communication, &since, || {
+        let since = device.record_event();
+        let done = device.beside_since(Stream::Communication, &since, || {
             elementwise::copy(&x, &y);
-            device.moment()
+            device.record_event()
         });
         if waits {
             device.wait_for(&done);
@@ -248,7 +248,7 @@ fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
         }
         let payload = ended.expect_err("nothing waits");
         let said = payload.downcast_ref::<String>().expect("a message");
-        assert!(said.contains("a library in the compute queue"), "{said}");
+        assert!(said.contains("a library in the compute stream"), "{said}");
     }
 }
 
@@ -256,12 +256,12 @@ fn a_fault_that_no_call_comes_after_is_told_as_the_device_ends() {
 fn what_is_freed_beside_is_in_use_until_the_join() {
     let Some(device) = device() else { return };
     device.poison(false);
-    let since = device.moment();
+    let since = device.record_event();
     let make = || tensor(&device, 1.0);
-    device.beside_since(Queue::Communication, &since, || drop(make()));
+    device.beside_since(Stream::Communication, &since, || drop(make()));
     // It is held, so this is other memory.
     drop(make());
-    device.join(Queue::Communication);
+    device.join(Stream::Communication);
     drop([make(), make()]);
 }
 
@@ -285,10 +285,10 @@ fn each_wait_between_ranks_is_missed_where_it_is_left_out() {
         let outcome = catch(|| {
             elementwise::scale(&x, 2.0);
             let offer = x.offer();
-            let since = reader.moment();
-            let read = reader.beside_since(Queue::Communication, &since, || {
+            let since = reader.record_event();
+            let read = reader.beside_since(Stream::Communication, &since, || {
                 elementwise::copy(&reader.accept(&offer), &y);
-                reader.moment()
+                reader.record_event()
             });
             owner.wait_for(&read);
             elementwise::scale(&x, 2.0);
@@ -297,14 +297,14 @@ fn each_wait_between_ranks_is_missed_where_it_is_left_out() {
         });
         if !lost.happened() {
             outcome.expect("nothing is missing");
-            // The reader's queue for its own, for the owner's; the owner's; the reader's for its own.
+            // The reader's stream for its own, for the owner's; the owner's; the reader's for its own.
             assert_eq!(number, 4);
             return;
         }
         let error = outcome.expect_err("a wait is missing");
         let said = error.to_string();
         assert!(
-            said.contains("queues out of order"),
+            said.contains("streams out of order"),
             "wait {number}: {said}"
         );
     }

@@ -1,10 +1,10 @@
-//! Which queue knows of whose work: vector clocks of queues, of hosts, and of the moments between them.
+//! Which stream knows of whose work: vector clocks of streams, of hosts, and of the events between them.
 //!
-//! The emulator does work when it is asked for. A GPU does it when its queue comes to it, so what orders
-//! two pieces of work is not when they were asked for but that one queue waited for the other, or the
-//! host did. So every piece of work is an [`Event`] of its queue, with a count, and a queue has a
-//! [`Clock`]: of every queue of every rank the last event that is over when its own next one begins. It
-//! learns by [`Queues::after`], by a moment that it waits for, and from the host who asks: a host is a
+//! The emulator does work when it is asked for. A GPU does it when its stream comes to it, so what orders
+//! two pieces of work is not when they were asked for but that one stream waited for the other, or the
+//! host did. So every piece of work is an [`Work`] of its stream, with a count, and a stream has a
+//! [`Clock`]: of every stream of every rank the last event that is over when its own next one begins. It
+//! learns by [`Streams::after`], by an event that it waits for, and from the host who asks: a host is a
 //! thread, and knows what it waited for. (What hosts tell each other orders nothing here.)
 //!
 //! `history` remembers who used memory last, and so what of it an event should have waited for.
@@ -17,12 +17,12 @@ use std::thread;
 use std::time::Instant;
 
 use crate::cuda::emulator::random::Random;
-use crate::cuda::platform::Queue;
+use crate::cuda::platform::Stream;
 
-/// A queue of a rank, by a number of its own in the process.
+/// A stream of a rank, by a number of its own in the process.
 type Agent = u32;
 
-/// How often a moment may be said not to be reached.
+/// How often an event may be said not to be reached.
 const DENIALS: usize = 2;
 
 /// The stream of dice for that, beside those of launches.
@@ -74,35 +74,35 @@ impl Clock {
     }
 
     /// Whether an event is over.
-    pub(super) fn knows(&self, event: Event) -> bool {
+    pub(super) fn knows(&self, event: Work) -> bool {
         self.known(event.agent) >= event.count
     }
 }
 
-/// A piece of work of a queue.
+/// A piece of work of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct Work {
     agent: Agent,
     count: u32,
     /// A kernel, or what else was done.
     what: &'static str,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, queue) = (self.agent / 3, self.agent % 3);
-        let queue = match Queue::ALL[queue as usize] {
-            Queue::Compute => "compute",
-            Queue::Communication => "communication",
-            Queue::Copies => "copies",
+        let (rank, stream) = (self.agent / 3, self.agent % 3);
+        let stream = match Stream::ALL[stream as usize] {
+            Stream::Compute => "compute",
+            Stream::Communication => "communication",
+            Stream::Copies => "copies",
         };
         let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = &ranks[rank as usize];
-        write!(f, "{} in the {queue} queue of {rank}", self.what)
+        write!(f, "{} in the {stream} stream of {rank}", self.what)
     }
 }
 
-/// How far a queue had come, and when.
+/// How far a stream had come, and when.
 #[derive(Debug)]
 pub(crate) struct Mark {
     over: Clock,
@@ -112,7 +112,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Whether the queue has come so far. A GPU takes its time, so the answer may be no at first; by a
+    /// Whether the stream has come so far. A GPU takes its time, so the answer may be no at first; by a
     /// yes the host learns it.
     pub(crate) fn is_reached(&self) -> bool {
         HOST.with_borrow_mut(|host| {
@@ -137,8 +137,8 @@ impl Mark {
     }
 }
 
-/// One of an emulated device's waits of a queue for another, to be left out: tests plant that error.
-/// Waits that tell the queue nothing new are not counted. Clones are the same one.
+/// One of an emulated device's waits of a stream for another, to be left out: tests plant that error.
+/// Waits that tell the stream nothing new are not counted. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct LostWait(Arc<AtomicI64>);
 
@@ -159,18 +159,18 @@ impl LostWait {
     }
 }
 
-/// The queues of one emulator.
-pub(super) struct Queues {
+/// The streams of one emulator.
+pub(super) struct Streams {
     rank: Agent,
-    current: Queue,
-    /// By queue.
+    current: Stream,
+    /// By stream.
     clocks: [Clock; 3],
     lost: Option<LostWait>,
     dice: Random,
 }
 
-impl Queues {
-    /// Queues without work, of the rank that this thread is.
+impl Streams {
+    /// Streams without work, of the rank that this thread is.
     pub(super) fn new(seed: u64, lost: Option<LostWait>) -> Self {
         let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let number = ranks.len();
@@ -179,7 +179,7 @@ impl Queues {
         ranks.push(named.map_or_else(|| format!("emulator {number}"), str::to_owned));
         Self {
             rank: number as Agent,
-            current: Queue::Compute,
+            current: Stream::Compute,
             clocks: Default::default(),
             lost,
             dice: Random::new(seed, MOMENTS),
@@ -195,23 +195,23 @@ impl Queues {
         &mut self.clocks[self.current as usize]
     }
 
-    /// Sends what comes to another queue; the one before.
-    pub(super) fn switch(&mut self, queue: Queue) -> Queue {
-        std::mem::replace(&mut self.current, queue)
+    /// Sends what comes to another stream; the one before.
+    pub(super) fn switch(&mut self, stream: Stream) -> Stream {
+        std::mem::replace(&mut self.current, stream)
     }
 
     /// The next piece of work, and what is over when it begins.
-    pub(super) fn begin(&mut self, what: &'static str) -> (Event, &Clock) {
+    pub(super) fn begin(&mut self, what: &'static str) -> (Work, &Clock) {
         let agent = 3 * self.rank + self.current as Agent;
         let clock = self.clock();
         HOST.with_borrow(|host| clock.absorb(host));
         let count = clock.known(agent) + 1;
         clock.learn(agent, count);
-        (Event { agent, count, what }, clock)
+        (Work { agent, count, what }, clock)
     }
 
-    /// The same, of work that waits for all queues of the rank.
-    pub(super) fn begin_after_all(&mut self, what: &'static str) -> (Event, Clock) {
+    /// The same, of work that waits for all streams of the rank.
+    pub(super) fn begin_after_all(&mut self, what: &'static str) -> (Work, Clock) {
         let (event, clock) = self.begin(what);
         let mut clock = clock.clone();
         for other in &self.clocks {
@@ -220,13 +220,13 @@ impl Queues {
         (event, clock)
     }
 
-    /// The current queue waits for what another was asked for.
-    pub(super) fn after(&mut self, queue: Queue) {
-        let over = self.clocks[queue as usize].clone();
+    /// The current stream waits for what another was asked for.
+    pub(super) fn after(&mut self, stream: Stream) {
+        let over = self.clocks[stream as usize].clone();
         self.wait(&over);
     }
 
-    /// The current queue waits for a moment.
+    /// The current stream waits for an event.
     pub(super) fn wait_for(&mut self, mark: &Mark) {
         self.wait(&mark.over);
     }
@@ -239,7 +239,7 @@ impl Queues {
         }
     }
 
-    /// How far the current queue has come.
+    /// How far the current stream has come.
     pub(super) fn mark(&mut self) -> Mark {
         Mark {
             over: self.clock().clone(),
@@ -248,7 +248,7 @@ impl Queues {
         }
     }
 
-    /// The host waits for the current queue.
+    /// The host waits for the current stream.
     pub(super) fn drain(&mut self) {
         let clock = self.clock();
         HOST.with_borrow_mut(|host| host.absorb(clock));

@@ -8,9 +8,9 @@ use moefold_executor::stage::NamedTensor;
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Dtype, TensorClass};
-use moefold_planner::kept::{self, Kept, Local};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::plan::{Optimizer, Recompute, StackName};
+use moefold_planner::saved::{self, Local, SavedTensor};
 use moefold_planner::stack::Stack;
 use moefold_planner::stack::moefold::{Device as On, Site};
 use moefold_profiles::Precision;
@@ -23,9 +23,9 @@ type Listing = Vec<(String, String, u64)>;
 
 fn actual<'a>(tensors: impl Iterator<Item = &'a NamedTensor<'a>>) -> Listing {
     let mut list: Listing = tensors
-        .map(|kept| {
-            let bytes = kept.tensor.bytes().0;
-            (kept.module.to_owned(), kept.name.to_owned(), bytes)
+        .map(|saved| {
+            let bytes = saved.tensor.bytes().0;
+            (saved.module.to_owned(), saved.name.to_owned(), bytes)
         })
         .filter(|(_, _, bytes)| *bytes > 0)
         .collect();
@@ -33,10 +33,16 @@ fn actual<'a>(tensors: impl Iterator<Item = &'a NamedTensor<'a>>) -> Listing {
     list
 }
 
-fn declared(kept: &[Kept]) -> Listing {
-    let mut list: Listing = kept
+fn declared(saved: &[SavedTensor]) -> Listing {
+    let mut list: Listing = saved
         .iter()
-        .map(|kept| (kept.module.to_owned(), kept.name.to_owned(), kept.bytes().0))
+        .map(|saved| {
+            (
+                saved.module.to_owned(),
+                saved.name.to_owned(),
+                saved.bytes().0,
+            )
+        })
         .collect();
     list.sort();
     list
@@ -76,13 +82,13 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
     let tokens = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0).expect("tokens");
     let precision = precision(&cx.device);
     let before = cx.device.memory().live_total();
-    let kept = trainer
+    let saved = trainer
         .stepper()
         .forward_only(cx, &tokens[0])
         .expect("forward");
     let alive = cx.device.memory().live_total().0 - before.0;
 
-    let tensors = kept[0].tensors();
+    let tensors = saved[0].tensors();
     let mut local = Local::new(layout, model, &fixture.batch(), 1.0);
     let mut total = 0;
     for (index, layer) in model.layers.iter().enumerate() {
@@ -90,7 +96,7 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
         // Routing decides how many rows reach the rank; the declaration is for a given number.
         let dispatched = of_layer().find(|t| t.name == "dispatched");
         local.expert_rows = dispatched.map_or(0, |t| t.tensor.dims()[0] as u64);
-        let expected = kept::of(
+        let expected = saved::of(
             StackName::Moefold,
             model,
             layer,
@@ -105,14 +111,14 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
             fixture.name,
             cx.rank
         );
-        total += expected.iter().map(|kept| kept.bytes().0).sum::<u64>();
+        total += expected.iter().map(|saved| saved.bytes().0).sum::<u64>();
     }
     let head = Site::new(model, &local, precision, On::Cpu).kept_by_head();
     assert_eq!(
         actual(tensors.iter().filter(|t| t.layer.is_none())),
         declared(&head)
     );
-    total += head.iter().map(|kept| kept.bytes().0).sum::<u64>();
+    total += head.iter().map(|saved| saved.bytes().0).sum::<u64>();
     assert_eq!(
         alive, total,
         "{layout:?} rank {}: bytes alive and declared",
