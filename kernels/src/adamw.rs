@@ -91,6 +91,7 @@ pub fn step_by(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
     );
+    let _op = weights.device().begin(|| key(model.unwrap_or(weights)));
     let (scale, factor) = match &scale.0 {
         Known::Host(scale) => (*scale, None),
         Known::Device(factor) => (1.0, Some(factor)),

@@ -179,7 +179,7 @@ impl Arena {
                     self.blocks.put(lines, block);
                 }
             }
-            Storage::Adopted(_) => {}
+            Storage::Adopted(_) | Storage::Meta => {}
         }
     }
 

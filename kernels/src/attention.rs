@@ -43,6 +43,10 @@ struct Sizes {
 /// The cost-table key of attention over `seqs` sequences.
 pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
     let s = sizes("attention::key", q, k, v, seqs, Mask::Causal);
+    key_of(s, pass, q.dtype())
+}
+
+fn key_of(s: Sizes, pass: Pass, dtype: Dtype) -> Op {
     Op::Attention {
         batch: s.seqs as u64,
         heads: s.heads as u64,
@@ -51,9 +55,9 @@ pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
         kv_len: s.seq_len as u64,
         qk_dim: s.dk as u64,
         v_dim: s.dv as u64,
-        causal: true,
+        causal: s.mask == Mask::Causal,
         pass,
-        dtype: q.dtype(),
+        dtype,
     }
 }
 
@@ -78,6 +82,7 @@ pub fn forward_of(
     scale: f32,
 ) -> (Tensor, Tensor) {
     let s = sizes("attention::forward", q, k, v, seqs, mask);
+    let _op = q.device().begin(|| key_of(s, Pass::Forward, q.dtype()));
     let (device, tokens) = (q.device(), s.seqs * s.seq_len);
     let o = device.empty(
         TensorClass::Activations,
@@ -149,6 +154,7 @@ pub fn backward_of(
     scale: f32,
 ) -> (Tensor, Tensor, Tensor) {
     let s = sizes("attention::backward", q, k, v, seqs, mask);
+    let _op = q.device().begin(|| key_of(s, Pass::Backward, q.dtype()));
     let tokens = s.seqs * s.seq_len;
     expect_dims("attention::backward", "o", o, &[tokens, s.heads, s.dv]);
     expect_dims("attention::backward", "do", d_o, &[tokens, s.heads, s.dv]);

@@ -29,11 +29,14 @@ use std::cell::UnsafeCell;
 use std::rc::Rc;
 
 use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
 
 use crate::arena::Piece;
 use crate::cuda::Adopted;
 use crate::cuda::platform::Address;
 use crate::device::{Device, TensorClass};
+use crate::meta::NOWHERE;
+use crate::observe::Allocation;
 use crate::tensor::Tensor;
 
 /// A cache line of words: the unit of allocation, so that every buffer is 64-byte aligned.
@@ -67,6 +70,8 @@ pub(crate) enum Storage {
     Cuda(Piece),
     /// Another rank's, which no arena has an account of.
     Adopted(Adopted),
+    /// None, of a [meta device](crate::meta).
+    Meta,
 }
 
 /// Bytes of a line: what memory of the CPU is handed out in.
@@ -77,17 +82,35 @@ pub(crate) struct Buffer {
     pub(crate) device: Device,
     pub(crate) class: TensorClass,
     bytes: usize,
+    /// Its number on its device, from 0.
+    id: u64,
     storage: Option<Storage>,
 }
 
 impl Buffer {
     /// `storage` holds at least `bytes`.
-    pub(crate) fn new(device: Device, class: TensorClass, bytes: usize, storage: Storage) -> Self {
+    pub(crate) fn new(
+        device: Device,
+        class: TensorClass,
+        bytes: usize,
+        id: u64,
+        storage: Storage,
+    ) -> Self {
         Self {
             device,
             class,
             bytes,
+            id,
             storage: Some(storage),
+        }
+    }
+
+    /// As observers are told of it.
+    pub(crate) fn allocation(&self) -> Allocation {
+        Allocation {
+            id: self.id,
+            class: self.class,
+            bytes: Bytes(self.bytes as u64),
         }
     }
 
@@ -103,7 +126,7 @@ impl Buffer {
     fn base(&self) -> *mut u32 {
         match self.storage() {
             Storage::Cpu(memory) => memory.base(),
-            Storage::Cuda(_) | Storage::Adopted(_) => {
+            Storage::Cuda(_) | Storage::Adopted(_) | Storage::Meta => {
                 panic!("memory of {:?} is not the host's", self.device)
             }
         }
@@ -114,6 +137,7 @@ impl Buffer {
         match self.storage() {
             Storage::Cuda(piece) => piece.address(),
             Storage::Adopted(adopted) => adopted.address(),
+            Storage::Meta => NOWHERE,
             Storage::Cpu(_) => panic!("memory of {:?} has no device address", self.device),
         }
     }
@@ -126,6 +150,8 @@ impl Drop for Buffer {
             Some(storage) => {
                 let mut arena = self.device.0.arena.borrow_mut();
                 arena.give(self.class, self.bytes, storage);
+                drop(arena);
+                self.device.tell_freed(self.allocation());
             }
         }
     }
@@ -237,18 +263,22 @@ pub(crate) fn disjoint<'a>(op: &str, inputs: &[&'a Tensor], outputs: &[&'a Tenso
 }
 
 /// Runs `body` on the contents of `inputs` (shared) and `outputs` (exclusive). See the module
-/// documentation for why this is sound.
+/// documentation for why this is sound. A [meta device](crate::meta) has no contents: there `body` is left
+/// out, after the same checks.
 ///
 /// # Panics
 /// When an output overlaps another argument, when the tensors are of several devices, or inside
 /// another `with` of the device.
-pub(crate) fn with<const I: usize, const O: usize, R>(
+pub(crate) fn with<const I: usize, const O: usize, R: Default>(
     op: &str,
     inputs: [&Tensor; I],
     outputs: [&Tensor; O],
     body: impl FnOnce([Input<'_>; I], [Output<'_>; O]) -> R,
 ) -> R {
     let device = disjoint(op, &inputs, &outputs);
+    if device.is_meta() {
+        return R::default();
+    }
     let _lease = Lease::take(op, device);
     // SAFETY: the range is inside the buffer (an invariant of `Tensor`), the memory is initialized,
     // no exclusive slice overlaps it (checked above), and no other slice of the device is alive

@@ -17,10 +17,11 @@
 //! A device implementation: logits in the device's dtype, statistics in f32; one block a row in each
 //! step, sums in f32 by a fixed tree.
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
+use crate::elementwise::sweep;
 use crate::tensor::{Tensor, expect_dims};
 
 pub(crate) use cuda::programs;
@@ -37,6 +38,7 @@ pub fn key(logits: &Tensor, pass: Pass) -> Op {
 
 /// The largest logit of each row: `[T, V]` to `[T]`.
 pub fn row_max(logits: &Tensor) -> Tensor {
+    let _op = logits.device().begin(|| sweep(SweepKind::RowMax, logits));
     let top = logits
         .device()
         .empty(TensorClass::Transient, Dtype::F32, &[logits.num_rows()]);
@@ -62,6 +64,7 @@ pub fn sum_exp_and_target(
     targets: &Tensor,
     vocab_start: usize,
 ) -> (Tensor, Tensor) {
+    let _op = logits.device().begin(|| sweep(SweepKind::SumExp, logits));
     let rows = logits.num_rows();
     expect_dims("cross_entropy::sum_exp_and_target", "top", top, &[rows]);
     assert!(
@@ -103,6 +106,7 @@ pub struct Statistics {
 /// The largest logit of each row and the sum of `exp(logit - largest)`, in one read of
 /// `logits [T, V]`.
 pub fn row_statistics(logits: &Tensor) -> Statistics {
+    let _op = logits.device().begin(|| sweep(SweepKind::SumExp, logits));
     let device = logits.device();
     let rows = [logits.num_rows()];
     let top = device.empty(TensorClass::Transient, Dtype::F32, &rows);
@@ -134,6 +138,7 @@ pub fn rebase(
     targets: &Tensor,
     vocab_start: usize,
 ) -> (Tensor, Tensor) {
+    let _op = logits.device().begin(|| sweep(SweepKind::Scale, top));
     let rows = logits.num_rows();
     for (name, t) in [
         ("own.top", &own.top),
@@ -193,6 +198,7 @@ pub fn finish(
     vocab_start: usize,
     scale: f32,
 ) -> Tensor {
+    let _op = logits.device().begin(|| key(logits, Pass::Backward));
     let rows = logits.num_rows();
     let Reduced {
         top,

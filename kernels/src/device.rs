@@ -24,6 +24,8 @@ use crate::cuda::gpu::Gpu;
 use crate::cuda::program::Architecture;
 use crate::cuda::{Cuda, Overhead, Properties, Stream};
 use crate::event::Event;
+use crate::meta::Routing;
+use crate::observe::Observer;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
@@ -142,6 +144,16 @@ pub(crate) struct Inner {
     beside: Cell<u8>,
     /// Streams that may use memory which was freed in them ([`Device::beside_since`]), a bit each.
     using: Cell<u8>,
+    /// Whether this is a [meta device](crate::meta).
+    pub(crate) meta: bool,
+    /// See [`Device::assume_routing`].
+    pub(crate) routing: RefCell<Option<Rc<Routing>>>,
+    /// See [`Device::observe`].
+    pub(crate) observer: RefCell<Option<Rc<dyn Observer>>>,
+    /// Ops under way, each called by the one before.
+    pub(crate) op_depth: Cell<u32>,
+    /// Buffers so far.
+    buffers: Cell<u64>,
     /// Whether the current stream has not waited for all that the compute stream was asked for, so that
     /// freed memory may still be in use there.
     ahead: Cell<bool>,
@@ -204,11 +216,25 @@ impl Device {
     }
 
     pub(crate) fn on(backend: Backend) -> Self {
+        Self::of(backend, false)
+    }
+
+    /// A [meta device](crate::meta).
+    pub(crate) fn without_memory(backend: Backend) -> Self {
+        Self::of(backend, true)
+    }
+
+    fn of(backend: Backend, meta: bool) -> Self {
         Self(Rc::new(Inner {
             backend,
+            meta,
+            routing: RefCell::default(),
+            observer: RefCell::default(),
+            op_depth: Cell::new(0),
+            buffers: Cell::new(0),
             arena: RefCell::new(Arena::default()),
             leased: Cell::new(false),
-            poison: Cell::new(cfg!(debug_assertions)),
+            poison: Cell::new(cfg!(debug_assertions) && !meta),
             beside: Cell::new(0),
             using: Cell::new(0),
             ahead: Cell::new(false),
@@ -536,7 +562,10 @@ impl Device {
         let bytes = dtype.bytes(len as u64).0 as usize;
         let storage = self.storage(bytes).unwrap_or_else(|error| error.raise());
         self.0.arena.borrow_mut().memory.add(class, bytes as u64);
-        let buffer = Buffer::new(self.clone(), class, bytes, storage);
+        let id = self.0.buffers.get();
+        self.0.buffers.set(id + 1);
+        let buffer = Buffer::new(self.clone(), class, bytes, id, storage);
+        self.tell_allocated(buffer.allocation());
         let tensor = Tensor::whole(Rc::new(buffer), dtype, dims);
         if let Backend::Cuda(gpu) = &self.0.backend {
             gpu.forget(&tensor);
@@ -546,6 +575,9 @@ impl Device {
 
     /// Memory for `bytes`, recycled where there is some.
     fn storage(&self, bytes: usize) -> Result<Storage, DeviceError> {
+        if self.0.meta {
+            return Ok(Storage::Meta);
+        }
         match &self.0.backend {
             Backend::Cpu(_) => Ok(self.0.arena.borrow_mut().take_pages(bytes)),
             Backend::Cuda(gpu) => {

@@ -6,7 +6,7 @@
 //! A device implementation: one elementwise launch each, arithmetic in f32 and rounded once. A sum
 //! to the host adds in f64; a device may add in another fixed order than the CPU's.
 
-use moefold_profiles::{Dtype, Op};
+use moefold_profiles::{Dtype, Op, SweepKind};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
@@ -23,11 +23,21 @@ pub fn key(x: &Tensor) -> Op {
     }
 }
 
+/// The cost-table key of a pass over `x` that is not a sum of tensors.
+pub(crate) fn sweep(kind: SweepKind, x: &Tensor) -> Op {
+    Op::Sweep {
+        kind,
+        len: x.len() as u64,
+        dtype: x.dtype(),
+    }
+}
+
 /// `a + b`, new, with the dims and the dtype of `a`.
 ///
 /// # Panics
 /// When the lengths differ.
 pub fn add(a: &Tensor, b: &Tensor) -> Tensor {
+    let _op = a.device().begin(|| key(a));
     expect_len("add", a, b);
     let sum = a
         .device()
@@ -57,6 +67,7 @@ pub fn add_into(dst: &Tensor, x: &Tensor) {
 /// # Panics
 /// When the lengths differ.
 pub fn axpy(factor: f32, x: &Tensor, dst: &Tensor) {
+    let _op = x.device().begin(|| key(dst));
     expect_len("axpy", dst, x);
     match &x.device().0.backend {
         Backend::Cpu(cpu) => with("axpy", [x], [dst], |[x], [dst]| {
@@ -71,6 +82,7 @@ pub fn axpy(factor: f32, x: &Tensor, dst: &Tensor) {
 
 /// `dst *= factor`.
 pub fn scale(dst: &Tensor, factor: f32) {
+    let _op = dst.device().begin(|| sweep(SweepKind::Scale, dst));
     match &dst.device().0.backend {
         Backend::Cpu(cpu) => with("scale", [], [dst], |[], [dst]| {
             let dst = dst.f32();
@@ -84,6 +96,7 @@ pub fn scale(dst: &Tensor, factor: f32) {
 
 /// Sets every element.
 pub fn fill(dst: &Tensor, value: f32) {
+    let _op = dst.device().begin(|| sweep(SweepKind::Fill, dst));
     match &dst.device().0.backend {
         Backend::Cpu(cpu) => with("fill", [], [dst], |[], [dst]| {
             let dst = dst.f32();
@@ -108,6 +121,7 @@ pub fn copy(x: &Tensor, dst: &Tensor) {
     if x.same_memory(dst) {
         return;
     }
+    let _op = x.device().begin(|| sweep(SweepKind::Copy, x));
     match &x.device().0.backend {
         Backend::Cpu(_) => with("copy", [x], [dst], |[x], [dst]| {
             dst.words().copy_from_slice(x.words());
@@ -125,6 +139,7 @@ pub fn duplicate(x: &Tensor, class: TensorClass) -> Tensor {
 
 /// Sum of all elements, in f64, to the host: in order on the CPU, in a fixed order elsewhere.
 pub fn sum(x: &Tensor) -> f64 {
+    let _op = x.device().begin(|| sweep(SweepKind::Sum, x));
     match &x.device().0.backend {
         Backend::Cpu(_) => with("sum", [x], [], |[x], []| {
             x.f32().iter().map(|&x| f64::from(x)).sum()

@@ -29,6 +29,9 @@ pub fn key(table: &Tensor, tokens: usize, pass: Pass) -> Op {
 /// # Panics
 /// When the shapes do not agree.
 pub fn forward(ids: &Tensor, table: &Tensor, vocab_start: usize) -> Tensor {
+    let _op = table
+        .device()
+        .begin(|| key(table, ids.len(), Pass::Forward));
     let &[_, h] = table.dims() else {
         panic!("embedding::forward: table is {table:?}, expected [vocabulary, width]")
     };
@@ -53,6 +56,7 @@ pub fn forward(ids: &Tensor, table: &Tensor, vocab_start: usize) -> Tensor {
 /// # Panics
 /// When the shapes do not agree.
 pub fn backward(dy: &Tensor, ids: &Tensor, dtable: &Tensor, vocab_start: usize) {
+    let _op = dy.device().begin(|| key(dy, ids.len(), Pass::Backward));
     let h = dtable.width();
     expect_dims("embedding::backward", "dy", dy, &[ids.len(), h]);
     match &dy.device().0.backend {

@@ -149,6 +149,24 @@ fn multiply(
             "{op}: a bias {bias:?} beside {b:?}, expected {n} of its dtype"
         );
     }
+    let _op = a.tensor.device().begin(|| {
+        let pass = match (ta, tb) {
+            (Trans::Yes, _) => Pass::Wgrad,
+            (Trans::No, Trans::No) => Pass::Dgrad,
+            (Trans::No, Trans::Yes) => Pass::Forward,
+        };
+        let dtype = match [a, b].map(|view| view.tensor.dtype()) {
+            [one, other] if one == other => one,
+            _ => Dtype::F32,
+        };
+        Op::Gemm {
+            m: m as u64,
+            n: n as u64,
+            k: k as u64,
+            pass,
+            dtype,
+        }
+    });
     match &a.tensor.device().0.backend {
         Backend::Cpu(cpu) => {
             let whole =

@@ -19,6 +19,7 @@ pub fn key(x: &Tensor) -> Op {
 
 /// Sum of the squares of all elements, f32 or bf16. Does not depend on the number of threads.
 pub fn sum_squares(x: &Tensor) -> f64 {
+    let _op = x.device().begin(|| key(x));
     match &x.device().0.backend {
         Backend::Cpu(cpu) => with("grad_norm", [x], [], |[x], []| {
             cpu::sum_squares(cpu, x.f32())

@@ -107,6 +107,7 @@ pub fn forward(x: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn forward_of(x: &Tensor, w: &Tensor, rows: Rows<'_>) -> Tensor {
+    let _op = x.device().begin(|| key(w, x.num_rows(), Pass::Forward));
     let [experts, n, k] = sizes("forward", w);
     rows.expect("forward", experts, x);
     expect_dims("grouped_gemm::forward", "x", x, &[x.num_rows(), k]);
@@ -136,6 +137,7 @@ pub fn dgrad(dy: &Tensor, w: &Tensor, counts: &[usize]) -> Tensor {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn dgrad_of(dy: &Tensor, w: &Tensor, rows: Rows<'_>) -> Tensor {
+    let _op = dy.device().begin(|| key(w, dy.num_rows(), Pass::Dgrad));
     let [experts, n, k] = sizes("dgrad", w);
     rows.expect("dgrad", experts, dy);
     expect_dims("grouped_gemm::dgrad", "dy", dy, &[dy.num_rows(), n]);
@@ -165,6 +167,17 @@ pub fn wgrad(dy: &Tensor, x: &Tensor, counts: &[usize], dw: &Tensor) {
 /// # Panics
 /// When shapes or counts do not agree.
 pub fn wgrad_of(dy: &Tensor, x: &Tensor, rows: Rows<'_>, dw: &Tensor) {
+    let _op = x.device().begin(|| {
+        let [groups, n, k] = sizes("wgrad", dw).map(|size| size as u64);
+        Op::GroupedGemm {
+            groups,
+            rows: x.num_rows() as u64,
+            n,
+            k,
+            pass: Pass::Wgrad,
+            dtype: x.dtype(),
+        }
+    });
     let [experts, n, k] = sizes("wgrad", dw);
     rows.expect("wgrad", experts, x);
     expect_dims("grouped_gemm::wgrad", "dy", dy, &[x.num_rows(), n]);

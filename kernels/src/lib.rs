@@ -40,6 +40,8 @@ pub mod event;
 pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;
+pub mod meta;
+pub mod observe;
 pub mod offer;
 pub mod permute;
 pub mod reduce;

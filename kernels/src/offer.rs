@@ -88,6 +88,7 @@ impl Device {
             self.clone(),
             TensorClass::Transient,
             bytes.0 as usize,
+            0,
             adopted,
         );
         Tensor::whole(Rc::new(buffer), offer.dtype, &offer.dims)

@@ -11,10 +11,11 @@
 //! y, writes dy. A GPU takes at most [`MAX_EXPERTS`] experts and, where weights have a gradient,
 //! [`MAX_WEIGHTED_SLOTS`] slots a token.
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
 use crate::buffer::{Output, with};
 use crate::device::{Backend, TensorClass};
+use crate::meta::Choices;
 use crate::tensor::{Tensor, expect_dims};
 
 /// Experts that a GPU sorts by: their counts lie in the shared memory of a block.
@@ -62,6 +63,16 @@ pub fn key(y: &Tensor, pass: Pass) -> Op {
     }
 }
 
+/// The same for the rows that `x: [T, h]` becomes.
+fn key_of(map: &RowMap, x: &Tensor, pass: Pass) -> Op {
+    Op::Permute {
+        rows: map.num_rows() as u64,
+        dim: x.width() as u64,
+        pass,
+        dtype: x.dtype(),
+    }
+}
+
 /// The cost-table key of an inverse permutation out of or into `y: [N, h]`.
 pub fn unpermute_key(y: &Tensor, pass: Pass) -> Op {
     Op::Unpermute {
@@ -84,6 +95,15 @@ impl Sorted {
     pub fn counted(self) -> RowMap {
         let Self(map) = self;
         let ends = map.offsets.to_i32();
+        if map.offsets.device().is_meta() {
+            let choices = Choices {
+                tokens: map.tokens,
+                slots: map.slots,
+                experts: ends.len() - 1,
+            };
+            let counts = map.offsets.device().assumed_rows(choices);
+            return RowMap { counts, ..map };
+        }
         assert!(
             ends.last() == Some(&(map.num_rows() as i32)),
             "permute::map: ids that are not among {} experts",
@@ -107,6 +127,11 @@ pub fn map(ids: &Tensor, experts: usize) -> RowMap {
 /// # Panics
 /// When the experts are more than the device takes.
 pub fn sort(ids: &Tensor, experts: usize) -> Sorted {
+    let _op = ids.device().begin(|| Op::Sweep {
+        kind: SweepKind::Sort,
+        len: ids.len() as u64,
+        dtype: Dtype::I32,
+    });
     let &[tokens, slots] = ids.dims() else {
         panic!("permute::map: ids is {ids:?}, expected [tokens, topk]")
     };
@@ -147,6 +172,7 @@ pub fn sort(ids: &Tensor, experts: usize) -> Sorted {
 /// # Panics
 /// When x has other than the map's tokens.
 pub fn forward(x: &Tensor, map: &RowMap) -> Tensor {
+    let _op = x.device().begin(|| key_of(map, x, Pass::Forward));
     expect_dims("permute::forward", "x", x, &[map.tokens, x.width()]);
     let device = x.device();
     match &device.0.backend {
@@ -200,6 +226,7 @@ pub fn unpermute_slots(values: &Tensor, map: &RowMap) -> Tensor {
 /// # Panics
 /// When the shapes do not agree.
 pub fn unpermute(y: &Tensor, map: &RowMap, weights: Option<&Tensor>) -> Tensor {
+    let _op = y.device().begin(|| unpermute_key(y, Pass::Forward));
     let h = y.width();
     expect_dims("permute::unpermute", "y", y, &[map.num_rows(), h]);
     let device = y.device();
@@ -252,6 +279,7 @@ pub fn unpermute_weighted_backward(
     weights: &Tensor,
 ) -> (Tensor, Tensor) {
     const OP: &str = "permute::unpermute_weighted_backward";
+    let _op = y.device().begin(|| unpermute_key(y, Pass::Backward));
     let (n, h) = (map.num_rows(), dx.width());
     expect_dims(OP, "dx", dx, &[map.tokens, h]);
     expect_dims(OP, "y", y, &[n, h]);

@@ -31,6 +31,7 @@ pub fn key(x: &Tensor, pass: Pass) -> Op {
 /// # Panics
 /// When the widths differ.
 pub fn forward(x: &Tensor, w: &Tensor, eps: f32) -> (Tensor, Tensor) {
+    let _op = x.device().begin(|| key(x, Pass::Forward));
     expect_dims("rms_norm::forward", "w", w, &[x.width()]);
     let device = x.device();
     let y = device.empty(TensorClass::Activations, x.dtype(), x.dims());
@@ -54,6 +55,7 @@ pub fn forward(x: &Tensor, w: &Tensor, eps: f32) -> (Tensor, Tensor) {
 /// # Panics
 /// When the shapes do not agree.
 pub fn backward(dy: &Tensor, x: &Tensor, w: &Tensor, rstd: &Tensor, dw: &Tensor) -> Tensor {
+    let _op = x.device().begin(|| key(x, Pass::Backward));
     expect_dims("rms_norm::backward", "dy", dy, x.dims());
     expect_dims("rms_norm::backward", "w", w, &[x.width()]);
     expect_dims("rms_norm::backward", "rstd", rstd, &[x.num_rows()]);

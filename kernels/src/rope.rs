@@ -45,9 +45,14 @@ impl Rope {
 
 /// The cost-table key for `x: [tokens, heads, d]`.
 pub fn key(x: &Tensor, pass: Pass) -> Op {
+    key_of(x, x.width(), pass)
+}
+
+/// The same where only the first `dim` elements of each head are rotated.
+fn key_of(x: &Tensor, dim: usize, pass: Pass) -> Op {
     Op::Rope {
         rows: x.num_rows() as u64,
-        dim: x.width() as u64,
+        dim: dim as u64,
         pass,
         dtype: x.dtype(),
     }
@@ -73,9 +78,13 @@ pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) 
         angles.map(|angle| f(angle) as f32).collect()
     };
     let dims = [positions.len(), half];
+    let table = |f| match device.is_meta() {
+        true => device.empty(TensorClass::Transient, moefold_profiles::Dtype::F32, &dims),
+        false => device.from_f32(TensorClass::Transient, &values(f), &dims),
+    };
     Rope {
-        cos: device.from_f32(TensorClass::Transient, &values(f64::cos), &dims),
-        sin: device.from_f32(TensorClass::Transient, &values(f64::sin), &dims),
+        cos: table(f64::cos),
+        sin: table(f64::sin),
         pairing: Pairing::Halves,
     }
 }
@@ -85,6 +94,9 @@ pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) 
 /// # Panics
 /// When the table is of other tokens or wider than a head.
 pub fn forward(x: &Tensor, rope: &Rope) {
+    let _op = x
+        .device()
+        .begin(|| key_of(x, 2 * rope.cos.width(), Pass::Forward));
     rotate("rope::forward", x, rope, 1.0);
 }
 
@@ -93,6 +105,9 @@ pub fn forward(x: &Tensor, rope: &Rope) {
 /// # Panics
 /// When the table is of other tokens or wider than a head.
 pub fn backward(dx: &Tensor, rope: &Rope) {
+    let _op = dx
+        .device()
+        .begin(|| key_of(dx, 2 * rope.cos.width(), Pass::Backward));
     rotate("rope::backward", dx, rope, -1.0);
 }
 

@@ -142,6 +142,7 @@ pub fn key(logits: &Tensor, topk: usize, pass: Pass) -> Op {
 /// # Panics
 /// When `topk` is not between 1 and the number of eligible experts, or the shapes do not agree.
 pub fn forward(logits: &Tensor, topk: usize, rule: &RouterRule, bias: Option<&Tensor>) -> Routing {
+    let _op = logits.device().begin(|| key(logits, topk, Pass::Forward));
     let routing = prepare(logits, topk, rule, bias);
     match &logits.device().0.backend {
         Backend::Cpu(_) => route(logits, rule, bias, &routing),
@@ -160,6 +161,7 @@ pub fn forward_with_stats(
     rule: &RouterRule,
     bias: Option<&Tensor>,
 ) -> (Routing, Stats) {
+    let _op = logits.device().begin(|| key(logits, topk, Pass::Forward));
     let routing = prepare(logits, topk, rule, bias);
     let device = logits.device();
     let new = |dtype| device.empty(TensorClass::Activations, dtype, &[logits.width()]);
@@ -243,6 +245,8 @@ pub fn backward(
     dshares: Option<&Tensor>,
 ) -> Tensor {
     const OP: &str = "router::backward";
+    let device = routing.scores.device();
+    let _op = device.begin(|| key(&routing.scores, routing.ids.width(), Pass::Backward));
     let Routing { ids, probs, scores } = routing;
     expect_dims(OP, "dprobs", dprobs, probs.dims());
     let (topk, experts) = (ids.width(), scores.width());

@@ -9,15 +9,29 @@
 
 use std::ops::Range;
 
+use moefold_profiles::{Dtype, Op, SweepKind};
+
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
+
+/// The cost-table key of copies of `len` elements.
+fn key(kind: SweepKind, len: usize, dtype: Dtype) -> Op {
+    Op::Sweep {
+        kind,
+        len: len as u64,
+        dtype,
+    }
+}
 
 /// `y[i] = x[index[i]]`: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
 ///
 /// # Panics
 /// When an index is not a row of x.
 pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
+    let _op = x
+        .device()
+        .begin(|| key(SweepKind::Gather, index.len() * x.width(), x.dtype()));
     let &[_, width] = x.dims() else {
         panic!("rows::gather: x is {x:?}, expected [rows, width]")
     };
@@ -37,6 +51,13 @@ pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
 /// # Panics
 /// When a chunk is not inside x.
 pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
+    let _op = x.device().begin(|| {
+        key(
+            SweepKind::Chunks,
+            chunks.iter().map(ExactSizeIterator::len).sum::<usize>() * x.width(),
+            x.dtype(),
+        )
+    });
     let rows = chunks.iter().map(ExactSizeIterator::len).sum();
     let mut dims = x.dims().to_vec();
     dims[0] = rows;
@@ -57,6 +78,9 @@ pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 /// # Panics
 /// When the chunks do not partition the rows of y.
 pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
+    let _op = y
+        .device()
+        .begin(|| key(SweepKind::Chunks, y.len(), y.dtype()));
     let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
     sorted.sort_by_key(|chunk| chunk.start);
     let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
@@ -84,6 +108,9 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 /// # Panics
 /// When the range is not inside the width.
 pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
+    let _op = x
+        .device()
+        .begin(|| key(SweepKind::Chunks, x.num_rows() * range.len(), x.dtype()));
     assert!(
         range.start <= range.end && range.end <= x.width(),
         "rows::gather_columns: columns {range:?} of {x:?}"
@@ -106,6 +133,9 @@ pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
 /// # Panics
 /// When the shapes do not agree.
 pub fn scatter_columns(y: &Tensor, x: &Tensor, range: Range<usize>) {
+    let _op = y
+        .device()
+        .begin(|| key(SweepKind::Chunks, y.len(), y.dtype()));
     assert!(
         range.start <= range.end && range.end <= x.width(),
         "rows::scatter_columns: columns {range:?} of {x:?}"

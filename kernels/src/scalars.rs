@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use moefold_profiles::Dtype;
+use moefold_profiles::{Dtype, SweepKind};
 
 use crate::buffer::with;
 use crate::device::{Backend, Device, TensorClass};
@@ -68,6 +68,7 @@ impl Scalars {
 
     /// Number `i` grows by `factor` times the sum of all elements of `x`.
     pub fn add_sum(&self, i: usize, factor: f64, x: &Tensor) {
+        let _op = x.device().begin(|| elementwise::sweep(SweepKind::Sum, x));
         match &self.0 {
             Values::Host(values) => values.borrow_mut()[i] += factor * elementwise::sum(x),
             Values::Device(values) => cuda::add(&values.view(i, &[1]), factor, x, Of::Values),
@@ -76,6 +77,7 @@ impl Scalars {
 
     /// Number `i` grows by `factor` times the sum of the squares of all elements of `x`.
     pub fn add_squares(&self, i: usize, factor: f64, x: &Tensor) {
+        let _op = x.device().begin(|| grad_norm::key(x));
         match &self.0 {
             Values::Host(values) => values.borrow_mut()[i] += factor * grad_norm::sum_squares(x),
             Values::Device(values) => cuda::add(&values.view(i, &[1]), factor, x, Of::Squares),
@@ -87,6 +89,7 @@ impl Scalars {
     /// # Panics
     /// When their lengths or dtypes differ.
     pub fn add_products(&self, i: usize, factor: f64, x: &Tensor, y: &Tensor) {
+        let _op = x.device().begin(|| elementwise::sweep(SweepKind::Sum, x));
         assert!(
             x.len() == y.len() && x.dtype() == y.dtype(),
             "scalars::add_products: {x:?} with {y:?}, expected as many of one dtype"
@@ -171,11 +174,12 @@ impl Factor {
                 let norm = values.borrow()[i].sqrt();
                 Self::of((scale * (limit / (norm + CLIP_EPS)).min(1.0)) as f32)
             }
-            Values::Device(values) => Self(Known::Device(cuda::clip(
-                &values.view(i, &[1]),
-                scale,
-                limit,
-            ))),
+            Values::Device(values) => {
+                let square = values.view(i, &[1]);
+                let key = || elementwise::sweep(SweepKind::Clip, &square);
+                let _op = square.device().begin(key);
+                Self(Known::Device(cuda::clip(&square, scale, limit)))
+            }
         }
     }
 }

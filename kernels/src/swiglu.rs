@@ -64,6 +64,7 @@ pub fn key(x: &Tensor, pass: Pass) -> Op {
 /// When the shapes do not agree.
 pub fn forward(x: &Tensor, probs: Option<&Tensor>, rule: &Rule) -> Tensor {
     const OP: &str = "swiglu::forward";
+    let _op = x.device().begin(|| key(x, Pass::Forward));
     let [rows, f] = sizes(OP, x, probs);
     let device = x.device();
     let y = device.empty(TensorClass::Activations, x.dtype(), &[rows, f]);
@@ -92,6 +93,7 @@ pub fn backward(
     rule: &Rule,
 ) -> (Tensor, Option<Tensor>) {
     const OP: &str = "swiglu::backward";
+    let _op = x.device().begin(|| key(x, Pass::Backward));
     let [rows, f] = sizes(OP, x, probs);
     expect_dims(OP, "dy", dy, &[rows, f]);
     let device = x.device();

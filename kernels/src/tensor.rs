@@ -169,7 +169,13 @@ impl Tensor {
     /// When the tensor is not i32.
     pub fn to_i32(&self) -> Vec<i32> {
         match &self.device().0.backend {
-            Backend::Cpu(_) => with("to_i32", [self], [], |[t], []| t.i32().to_vec()),
+            Backend::Cpu(_) => {
+                let mut host = vec![0; self.len()];
+                with("to_i32", [self], [], |[t], []| {
+                    host.copy_from_slice(t.i32())
+                });
+                host
+            }
             Backend::Cuda(gpu) => {
                 self.expect_dtype("to_i32", Dtype::I32);
                 let mut host = vec![0; self.len()];

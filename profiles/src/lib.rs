@@ -27,6 +27,6 @@ pub use cost::{Cost, Source};
 pub use directory::Profile;
 pub use dtype::{Dtype, Precision};
 pub use host::{Direction, HostCost, HostTimes};
-pub use op::{Op, Pass};
+pub use op::{Op, Pass, SweepKind};
 pub use pricing::Costs;
 pub use trace::{Category, Trace, TraceSpan};

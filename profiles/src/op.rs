@@ -24,6 +24,60 @@ pub enum Pass {
     Wgrad,
 }
 
+/// What an [`Op::Sweep`] does; memory alone bounds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SweepKind {
+    /// Sets every element.
+    Fill,
+    /// Copies every element.
+    Copy,
+    /// Multiplies every element in place.
+    Scale,
+    /// Sums all elements, or their products with another tensor's.
+    Sum,
+    /// The largest element of each row of logits.
+    RowMax,
+    /// The sum of exponentials of each row of logits.
+    SumExp,
+    /// Copies rows by an index.
+    Gather,
+    /// Copies consecutive rows in pieces.
+    Chunks,
+    /// Sorts the chosen expert of each slot into a map of rows.
+    Sort,
+    /// The factor that clips gradients.
+    Clip,
+}
+
+impl SweepKind {
+    /// The name in tables and traces.
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::Fill => "fill",
+            Self::Copy => "copy",
+            Self::Scale => "scale",
+            Self::Sum => "sum",
+            Self::RowMax => "row_max",
+            Self::SumExp => "sum_exp",
+            Self::Gather => "gather",
+            Self::Chunks => "chunks",
+            Self::Sort => "sort",
+            Self::Clip => "clip",
+        }
+    }
+
+    /// How often an element is read or written. A sort reads a slot's expert twice and writes three
+    /// numbers of as many bytes.
+    fn touches(self) -> u64 {
+        match self {
+            Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
+            Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
+            Self::Sort => 5,
+        }
+    }
+}
+
 /// One device operation with its shape on one rank. Sizes are element counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
@@ -176,6 +230,15 @@ pub enum Op {
         /// Type.
         dtype: Dtype,
     },
+    /// A pass over `len` elements that no other op names.
+    Sweep {
+        /// What it does.
+        kind: SweepKind,
+        /// Elements.
+        len: u64,
+        /// Type.
+        dtype: Dtype,
+    },
     /// AdamW on `len` parameters of one shard: reads gradient, two moments and master weight,
     /// writes moments, master and model weight.
     Adamw {
@@ -223,6 +286,7 @@ impl Op {
             Self::Embedding { .. } => "embedding",
             Self::CrossEntropy { .. } => "cross_entropy",
             Self::Add { .. } => "add",
+            Self::Sweep { kind, .. } => kind.stem(),
             Self::Adamw { .. } => "adamw",
             Self::GradNorm { .. } => "grad_norm",
             Self::LinearAttention { .. } => "linear_attention",
@@ -244,7 +308,9 @@ impl Op {
             | Self::Embedding { pass, .. }
             | Self::CrossEntropy { pass, .. }
             | Self::LinearAttention { pass, .. } => Some(pass),
-            Self::Add { .. } | Self::Adamw { .. } | Self::GradNorm { .. } => None,
+            Self::Add { .. } | Self::Sweep { .. } | Self::Adamw { .. } | Self::GradNorm { .. } => {
+                None
+            }
         }
     }
 
@@ -385,6 +451,7 @@ impl Op {
                 of(dtype, rows * vocab) + Dtype::F32.bytes(rows * vocab)
             }
             Self::Add { len, dtype } => of(dtype, 3 * len),
+            Self::Sweep { kind, len, dtype } => of(dtype, kind.touches() * len),
             // gradient, two moments, master read; two moments, master written: 7 f32, and a weight.
             Self::Adamw { len, dtype } => Dtype::F32.bytes(7 * len) + of(dtype, len),
             Self::GradNorm { len } => Dtype::F32.bytes(len),
@@ -423,6 +490,7 @@ impl Op {
             | Self::Embedding { dtype, .. }
             | Self::CrossEntropy { dtype, .. }
             | Self::Add { dtype, .. }
+            | Self::Sweep { dtype, .. }
             | Self::Adamw { dtype, .. }
             | Self::LinearAttention { dtype, .. } => dtype,
             Self::Router { .. } | Self::GradNorm { .. } => Dtype::F32,

@@ -91,6 +91,7 @@ fn only_what_was_offered_can_be_read_and_only_what_was_written() {
                 device.clone(),
                 TensorClass::Transient,
                 24,
+                0,
                 Storage::Adopted(match &device.0.backend {
                     Backend::Cuda(gpu) => gpu.adopt(first.address, &first.lent),
                     Backend::Cpu(_) => unreachable!("the device is emulated"),

@@ -16,7 +16,7 @@ use crate::dtype::Dtype;
 use crate::op::{Op, Pass};
 use crate::units::{Bytes, Seconds};
 
-const STEMS: usize = 15;
+const STEMS: usize = 25;
 const PASSES: usize = 5;
 const DTYPES: usize = 5;
 
@@ -223,6 +223,7 @@ fn family(op: &Op) -> usize {
         Op::Adamw { .. } => 12,
         Op::GradNorm { .. } => 13,
         Op::LinearAttention { .. } => 14,
+        Op::Sweep { kind, .. } => 15 + *kind as usize,
     };
     let pass = match op.pass() {
         None => 0,
@@ -281,7 +282,10 @@ fn sizes(op: &Op) -> ([f64; 3], f64) {
             topk,
             ..
         } => ([rows, experts, topk], 1),
-        Op::Add { len, .. } | Op::Adamw { len, .. } | Op::GradNorm { len } => ([len, 1, 1], 1),
+        Op::Add { len, .. }
+        | Op::Sweep { len, .. }
+        | Op::Adamw { len, .. }
+        | Op::GradNorm { len } => ([len, 1, 1], 1),
         Op::LinearAttention {
             rows,
             heads,
@@ -303,7 +307,9 @@ fn reach(op: &Op) -> [[f64; 2]; 3] {
         Op::Attention { .. } => [16384.0, 2.0 * WIDTH, 1024.0],
         Op::Router { .. } => [ROWS, 16384.0, 1024.0],
         Op::LinearAttention { .. } => [ROWS, WIDTH, WIDTH],
-        Op::Add { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => [1024.0 * ROWS, 1.0, 1.0],
+        Op::Add { .. } | Op::Sweep { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => {
+            [1024.0 * ROWS, 1.0, 1.0]
+        }
         _ => [ROWS, WIDTH, 1.0],
     };
     most.map(|most| [1.0, most])
@@ -349,7 +355,10 @@ fn resized(template: &Op, at: [f64; 3]) -> Op {
             topk,
             ..
         } => (*rows, *experts, *topk) = (a, b, c),
-        Op::Add { len, .. } | Op::Adamw { len, .. } | Op::GradNorm { len } => *len = a,
+        Op::Add { len, .. }
+        | Op::Sweep { len, .. }
+        | Op::Adamw { len, .. }
+        | Op::GradNorm { len } => *len = a,
         Op::LinearAttention {
             rows,
             heads,

@@ -9,7 +9,7 @@ use super::*;
 use crate::directory::Key;
 use crate::presets;
 use crate::table;
-use crate::{CollectiveKind, Dtype, Pass};
+use crate::{CollectiveKind, Dtype, Pass, SweepKind};
 
 /// One op of every kind, pass and a few dtypes with sizes around `s`.
 pub(super) fn every_op(s: u64) -> Vec<Op> {
@@ -23,6 +23,16 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
             dtype: Dtype::Bf16,
         },
         Op::GradNorm { len: s * s },
+        Op::Sweep {
+            kind: SweepKind::Copy,
+            len: s * s,
+            dtype: Dtype::Bf16,
+        },
+        Op::Sweep {
+            kind: SweepKind::Clip,
+            len: s,
+            dtype: Dtype::F32,
+        },
     ];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Fp8, Dtype::Fp4] {
         for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {

@@ -54,7 +54,13 @@ pub(super) fn grown(op: &Op, axis: usize, by: u64) -> Option<Op> {
             1,
         ) => dim,
         (Op::CrossEntropy { vocab, .. }, 1) => vocab,
-        (Op::Add { len, .. } | Op::Adamw { len, .. } | Op::GradNorm { len }, 0) => len,
+        (
+            Op::Add { len, .. }
+            | Op::Sweep { len, .. }
+            | Op::Adamw { len, .. }
+            | Op::GradNorm { len },
+            0,
+        ) => len,
         _ => return None,
     };
     *size = size.checked_add(by)?;
