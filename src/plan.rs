@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
@@ -112,7 +113,9 @@ impl<'a> Question<'a> {
     /// Searches, and says how long that took.
     pub(crate) fn ask(&self, options: &SearchOptions) -> Result<Found, Failure> {
         let started = Instant::now();
-        let result = search::plan(self.model, self.cluster, self.gpus, options, &self.costs)
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
+        let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
             .map_err(refusal)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();

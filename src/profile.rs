@@ -11,11 +11,15 @@ use moefold_executor::profile::{
     self, Measured, ProfileOptions, Progress, default_sweep, gpu_sweep, host_keys,
 };
 use moefold_executor::support;
+use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
+use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{Dispatcher, Plan};
+use moefold_planner::runtime::Runtime as _;
+use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::Key;
 use moefold_profiles::host::HostCost;
 use moefold_profiles::{Cluster, Op, Precision, presets};
@@ -233,12 +237,14 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
     let layout = plan
         .layout()
         .expect("a plan is proven when it is made or loaded");
+    let runtime = trace::runtime(plan.planned.stack, &plan.model, &plan.cluster);
     let job = Job {
         model: &plan.model,
         cluster: &plan.cluster,
         batch: &plan.request.batch,
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
+        runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
 }
@@ -260,7 +266,9 @@ fn model_keys(
     let cluster = presets::local(each);
     let mut found = Vec::new();
     for &ranks in &nodes {
-        found.extend(keys_on(&model, seq_len, ranks, &cluster, precision)?);
+        found.extend(keys_on(
+            &model, seq_len, ranks, &cluster, chosen, precision,
+        )?);
     }
     found.sort_unstable();
     found.dedup();
@@ -279,18 +287,26 @@ fn keys_on(
     seq_len: u64,
     ranks: u32,
     cluster: &Cluster,
+    chosen: &Chosen,
     precision: Precision,
 ) -> Result<Vec<Key>, Failure> {
     let batch = Batch {
         seq_len,
         global_batch: u64::from(ranks),
     };
+    let gpu = matches!(chosen, Chosen::Cuda(_)).then(|| Properties::assumed(Architecture::SM90));
+    let traced = Traced::on(model, gpu);
     let job = Job {
         model,
         cluster,
         batch: &batch,
         precision,
         dispatcher: Dispatcher::Alltoall,
+        runtime: match traced.refuses(model, precision) {
+            None => &traced,
+            // What this executor does not run is measured as it is declared for another.
+            Some(_) => &Declared,
+        },
     };
     let pins: PartialDegrees = "cp=1,pp=1,vpp=1,mbs=1"
         .parse()

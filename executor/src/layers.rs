@@ -1,9 +1,7 @@
 //! The layers outside the experts: embedding, attention, dense MLP, head and loss.
 //!
 //! A layer is a value with views of its weights. `forward` returns its output and a `Saved` value:
-//! the tensors that `backward` needs, and nothing else survives in between. What a `Saved` holds is
-//! declared in `planner::stack::moefold`, name by name, and a test compares the two byte for byte.
-//! Layers call ops and collectives; they never look inside a tensor.
+//! the tensors that `backward` needs, and nothing else survives in between. Layers call ops and collectives; they never look inside a tensor.
 //!
 //! Shapes in names: `T` tokens of the tensor-parallel group in a microbatch, `t` the share `T / tp`
 //! of it that this rank holds between blocks (sequence parallelism), `h` the residual width, `n`
@@ -16,14 +14,3 @@ pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod tokens;
-
-use moefold_kernels::Tensor;
-
-/// What a module saves for its backward pass, by the names of the declaration.
-pub trait Saves {
-    /// The name of the module in the declaration.
-    const MODULE: &'static str;
-
-    /// Every tensor saved, with its name in the declaration.
-    fn tensors(&self) -> Vec<(&'static str, &Tensor)>;
-}

@@ -31,6 +31,7 @@ pub mod store;
 pub mod support;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 pub mod train;
 pub mod transport;
 mod unpriced;

@@ -21,7 +21,7 @@ use self::declare::Declaration;
 use crate::weights::{GlobalTensor, Region};
 
 /// Parameters start at multiples of this many elements: a cache line of f32.
-const ALIGNMENT: usize = 16;
+pub(crate) const ALIGNMENT: usize = 16;
 
 /// Which buffer, and so which data-parallel group, a parameter belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,40 +170,42 @@ pub struct Shard {
     pub expert_len: usize,
 }
 
-/// What a rank of the pipeline holds of the model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
-    /// Decoder layers, in order.
-    pub layers: Vec<u32>,
-    /// Whether the embedding is here.
-    pub embedding: bool,
-    /// Whether final norm, head and loss are here.
-    pub head: bool,
+/// A piece of the model that runs as one: forward, and later backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Piece {
+    /// The token embedding.
+    Embedding,
+    /// The mixer of a decoder layer, with the norm before it.
+    Mixer(u32),
+    /// The feed-forward block of a decoder layer, with the norm before it.
+    FeedForward(u32),
+    /// Final norm, head and loss.
+    Head,
 }
 
-impl Holding {
-    /// The whole model, as without a pipeline.
-    pub fn whole(model: &Model) -> Self {
-        Self {
-            layers: (0..model.layers.len() as u32).collect(),
-            embedding: true,
-            head: true,
-        }
+/// The pieces of a model, in the order of a forward pass.
+pub fn pieces(model: &Model) -> Vec<Piece> {
+    let mut all = vec![Piece::Embedding];
+    for (index, layer) in (0..).zip(&model.layers) {
+        all.extend(layer.mixer.is_some().then_some(Piece::Mixer(index)));
+        all.extend(layer.ffn.is_some().then_some(Piece::FeedForward(index)));
     }
+    all.push(Piece::Head);
+    all
 }
 
 impl Shard {
-    /// Declares the shard of the rank at `at`. The model and layout must have passed
+    /// Declares what the rank at `at` has of some pieces. The model and layout must have passed
     /// [`crate::support::check`].
-    pub fn new(model: &Model, layout: &Layout, at: &Coordinates, holding: &Holding) -> Self {
+    pub fn new(model: &Model, layout: &Layout, at: &Coordinates, pieces: &[Piece]) -> Self {
         let replicas = [layout.dp() * layout.cp(), layout.edp()];
-        let parameters = Declaration::of_rank(model, layout, at).list(holding);
+        let parameters = Declaration::of_rank(model, layout, at).list(pieces);
         Self::place(parameters, replicas.map(|count| count as usize))
     }
 
     /// The whole model on one rank.
     pub fn whole(model: &Model) -> Self {
-        let parameters = Declaration::of_whole(model).list(&Holding::whole(model));
+        let parameters = Declaration::of_whole(model).list(&pieces(model));
         Self::place(parameters, [1, 1])
     }
 

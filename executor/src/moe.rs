@@ -23,7 +23,6 @@ use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
 use self::router::{AuxLoss, Router, RouterSaved};
 use crate::error::Error;
-use crate::layers::Saves;
 use crate::layers::norm::Norm;
 use crate::model::Part;
 use crate::rank::Context;
@@ -70,22 +69,6 @@ pub struct Balance {
     pub gradient: Tensor,
 }
 
-impl Saves for MoeSaved {
-    const MODULE: &'static str = "moe";
-
-    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut list = vec![
-            ("input", &self.input),
-            ("rstd", &self.norm_rstd),
-            ("norm_output", &self.norm_output),
-        ];
-        list.extend(self.router.tensors());
-        list.extend(self.dispatch.tensors());
-        list.extend(self.experts.tensors());
-        list
-    }
-}
-
 impl Moe {
     /// The block of `layer`, on weights of `store`.
     pub fn new(
@@ -111,7 +94,7 @@ impl Moe {
     ) -> Result<(Tensor, MoeSaved, RoutingStats), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
         let (router, map, stats) = self.router.forward(cx, &normed)?;
-        let (sent, sent_probs) = cx.op(Category::RouterPermute, "permute", || {
+        let (sent, sent_probs) = cx.op(Category::RouterPermute, || {
             let rows = permute::forward(&normed, &map);
             (rows, permute::permute_slots(&router.routing.probs, &map))
         });
@@ -119,10 +102,10 @@ impl Moe {
         let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
         let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
         let rows = dispatch.from_experts(cx, rows)?;
-        let y = cx.op(Category::RouterPermute, "unpermute", || {
+        let y = cx.op(Category::RouterPermute, || {
             permute::unpermute(&rows, &dispatch.map, None)
         });
-        cx.op(Category::Experts, "add", || add_into(&y, x));
+        cx.op(Category::Experts, || add_into(&y, x));
         let saved = MoeSaved {
             input: x.clone(),
             norm_rstd,
@@ -137,7 +120,7 @@ impl Moe {
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MoeSaved) -> Result<Tensor, Error> {
         let dispatch = &saved.dispatch;
-        let sent = cx.op(Category::RouterPermute, "permute", || {
+        let sent = cx.op(Category::RouterPermute, || {
             permute::forward(dy, &dispatch.map)
         });
         let drows = dispatch.to_experts(cx, sent)?;
@@ -145,7 +128,7 @@ impl Moe {
             .experts
             .backward(cx, drows, saved.experts, dispatch.rows());
         let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
-        let (dnormed, dprobs) = cx.op(Category::RouterPermute, "unpermute", || {
+        let (dnormed, dprobs) = cx.op(Category::RouterPermute, || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
             (
                 dnormed,
@@ -158,7 +141,7 @@ impl Moe {
         let dx = self
             .norm
             .backward(cx, &dnormed, &saved.input, &saved.norm_rstd);
-        cx.op(Category::Experts, "add", || add_into(&dx, dy));
+        cx.op(Category::Experts, || add_into(&dx, dy));
         Ok(dx)
     }
 }

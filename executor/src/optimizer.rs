@@ -230,7 +230,7 @@ impl ZeroAdam {
         for family in &self.families {
             for segment in family.segments.iter().filter(|segment| segment.counted) {
                 let grads = view(&family.grads, &segment.range);
-                cx.op(Category::Optimizer, "grad_norm", || {
+                cx.op(Category::Optimizer, || {
                     sums.add_squares(i, factor, &grads);
                 });
             }
@@ -241,7 +241,7 @@ impl ZeroAdam {
     /// the weights and clears the gradients.
     pub fn step(&mut self, cx: &Context, lr: f64, sums: &Scalars, i: usize) -> Result<(), Error> {
         self.steps += 1;
-        let scale = cx.op(Category::Optimizer, "grad_norm", || {
+        let scale = cx.op(Category::Optimizer, || {
             Factor::clipped(sums, i, gradient_scale(cx), self.options.clip)
         });
         let mut pending: Vec<Pending> = Vec::new();
@@ -261,7 +261,7 @@ impl ZeroAdam {
                     step: self.steps,
                 };
                 let of = |tensor| view(tensor, &segment.range);
-                cx.op(Category::Optimizer, "adamw", || {
+                cx.op(Category::Optimizer, || {
                     adamw::step_by(
                         &of(&family.masters),
                         &of(&family.grads),
@@ -280,7 +280,7 @@ impl ZeroAdam {
                         .start_all_gather(&family.weights, &family.all_weights)
                 })?);
             }
-            cx.op(Category::Optimizer, "fill", || {
+            cx.op(Category::Optimizer, || {
                 elementwise::fill(&family.all_grads, 0.0);
             });
         }
@@ -324,7 +324,7 @@ fn gradient_scale(cx: &Context) -> f64 {
 }
 
 /// Completes the gradients of what TP ranks hold in common: each has seen its own tokens or heads.
-fn sum_over_tp(cx: &Context, store: &Store) -> Result<(), Error> {
+pub(crate) fn sum_over_tp(cx: &Context, store: &Store) -> Result<(), Error> {
     if cx.tp.is_solo() {
         return Ok(());
     }
@@ -346,9 +346,9 @@ fn sum_over_tp(cx: &Context, store: &Store) -> Result<(), Error> {
             .device
             .zeros(TensorClass::Transient, Dtype::F32, &[blocks * own.len()]);
         let block = all.view(cx.tp.index() / ranks * own.len(), own.dims());
-        elementwise::copy(&own, &block);
+        cx.op(Category::TpComm, || elementwise::copy(&own, &block));
         cx.comm(Category::TpComm, "all_reduce", || cx.tp.all_reduce(&all))?;
-        elementwise::copy(&block, &own);
+        cx.op(Category::TpComm, || elementwise::copy(&block, &own));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use moefold_profiles::trace::Category;
 
 use crate::model::Family;
 use crate::record::Recorder;
-use crate::transport::{CarriedLog, Communicator, RankContext};
+use crate::transport::{CollectiveLog, Communicator, RankContext};
 
 /// One rank of a run.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct Context {
     /// Where its time is written down.
     pub recorder: Recorder,
     waited_ns: Rc<Cell<u64>>,
-    carried: CarriedLog,
+    collectives: CollectiveLog,
     /// Tensor-parallel group.
     pub tp: Communicator,
     /// Expert-parallel group.
@@ -50,27 +50,52 @@ impl Context {
     /// Joins every group of `layout` that the rank belongs to.
     pub fn join(ranks: &RankContext, layout: &Layout, device: Device, recorder: Recorder) -> Self {
         let rank = ranks.rank();
-        let carried = CarriedLog::default();
-        let ranks = &ranks.on(&device).noting(&carried);
-        let group = |kind: GroupKind, name: &str| {
-            ranks.communicator(name, &mesh::group_of(layout, kind, rank))
-        };
+        let collectives = CollectiveLog::default();
+        let waited_ns = ranks.waited_ns();
+        let ranks = &ranks.on(&device).noting(&collectives);
         let everyone: Vec<u32> = (0..ranks.ranks()).collect();
+        let group = |kind: Option<GroupKind>, name: &str| match kind {
+            Some(kind) => ranks.communicator(name, &mesh::group_of(layout, kind, rank)),
+            None => ranks.communicator(name, &everyone),
+        };
+        Self::with_groups(
+            rank,
+            layout,
+            device,
+            recorder,
+            collectives,
+            &group,
+            waited_ns,
+        )
+    }
+
+    /// A rank whose communicators `group` makes, by kind and name; of all ranks where no kind is said.
+    pub(crate) fn with_groups(
+        rank: u32,
+        layout: &Layout,
+        device: Device,
+        recorder: Recorder,
+        collectives: CollectiveLog,
+        group: &dyn Fn(Option<GroupKind>, &str) -> Communicator,
+        waited_ns: Rc<Cell<u64>>,
+    ) -> Self {
+        let everyone = group(None, "world");
+        let group = |kind, name| group(Some(kind), name);
         Self {
             rank,
             layout: *layout,
             at: mesh::coordinates(layout, rank),
             recorder: recorder.on(&device),
             device,
-            waited_ns: ranks.waited_ns(),
-            carried,
+            waited_ns,
+            collectives,
             tp: group(GroupKind::Tp, "tp"),
             ep: group(GroupKind::Ep, "ep"),
             etp: group(GroupKind::Etp, "etp"),
             tp_ep: group(GroupKind::TpEp, "tp-ep"),
             dp_cp: group(GroupKind::DpCp, "dp-cp"),
             edp: group(GroupKind::Edp, "edp"),
-            world: ranks.communicator("world", &everyone),
+            world: everyone,
         }
     }
 
@@ -82,9 +107,9 @@ impl Context {
         }
     }
 
-    /// Runs an op as a span named by its stem.
-    pub fn op<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
-        self.recorder.span(category, stem, work)
+    /// Runs ops, each of which is a span with its key that counts as `category`.
+    pub fn op<T>(&self, category: Category, work: impl FnOnce() -> T) -> T {
+        self.recorder.counting(category, work)
     }
 
     /// Runs what may make the host wait for the device, as a span of that name, and counts how often
@@ -97,16 +122,17 @@ impl Context {
         result
     }
 
-    /// Runs a collective, or the start of one or the wait for it, as a span of the communication lane.
+    /// Runs a collective, or the start of one or the wait for several, as a span of the communication lane.
     /// What passes until the other ranks are there is set apart from the exchange itself, and when a device
     /// did it from how long its compute stream stood still.
     pub fn comm<T>(&self, category: Category, stem: &'static str, work: impl FnOnce() -> T) -> T {
         let waited_before = self.waited_ns.get();
         self.recorder.communication(category, stem, || {
+            self.collectives.take();
             let result = work();
             let waited_ns = self.waited_ns.get() - waited_before;
             self.recorder.waited(category, waited_ns);
-            (result, self.carried.take())
+            (result, self.collectives.take())
         })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The measured half of "predicted against measured": a span carries the stem of the op or
 //! collective it covers, its category, lane, and where in the step it ran, exactly like a simulated
-//! one. A recorder that is off costs one branch a span. Spans may nest; [`Recorder::end_step`] counts
+//! one. An op's span is the op's own: the device tells the recorder of each with its key ([`Observer`]), and
+//! a layer says what their time counts as ([`Recorder::counting`]). A recorder that is off costs one branch a span. Spans may nest; [`Recorder::end_step`] counts
 //! each moment once, for the innermost span, and what no span covers for the host, so the categories
 //! of a step sum to its wall time. It measures time only; bytes are the device's business.
 //!
@@ -18,12 +19,16 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time;
 
-use moefold_kernels::{Device, Event};
+use moefold_kernels::observe::{Allocation, Observer};
+use moefold_kernels::{Device, Event, Op};
+use moefold_profiles::Collective;
+use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
 
 use self::sweep::{Role, Timed, sweep};
-use crate::transport::Carried;
+use crate::trace::{Entry as Traced, Tape};
+use crate::transport::{Carried, Noted};
 
 mod sweep;
 
@@ -36,6 +41,12 @@ struct Inner {
     rank: u32,
     epoch: time::Instant,
     place: Cell<Place>,
+    /// What ops count as.
+    category: Cell<Category>,
+    /// Whether ops are part of a collective, which has a span of its own.
+    in_collective: Cell<bool>,
+    /// The op under way.
+    open: RefCell<Option<Open>>,
     /// Whether spans are kept one by one, besides being summed.
     keep: Cell<bool>,
     /// Nanoseconds spent in spans nested directly in the one that is open.
@@ -48,6 +59,19 @@ struct Inner {
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Spans by the device's clock, where that is not the host's.
     queued: Option<Queued>,
+    /// Where there is one, what would be a span is written down there, without times.
+    tape: Option<Tape>,
+}
+
+/// A span that has begun.
+#[derive(Debug)]
+enum Open {
+    /// By the host's clock, with what was nested before it.
+    Host { start_ns: u64, nested_before: u64 },
+    /// By the device's clock, with its number.
+    Device { number: usize, start: Event },
+    /// On a tape.
+    Untimed,
 }
 
 /// Spans of a step on a device whose ops are queued.
@@ -69,6 +93,7 @@ struct QueuedSpan {
     lane: Lane,
     category: Category,
     name: &'static str,
+    key: Option<Key>,
     start: Event,
     end: Event,
     place: Place,
@@ -81,11 +106,21 @@ struct Place {
     layer: Option<u32>,
 }
 
+/// What a span is called, without when it was.
+#[derive(Clone, Copy, Debug)]
+struct Label {
+    lane: Lane,
+    category: Category,
+    name: &'static str,
+    key: Option<Key>,
+}
+
 #[derive(Debug)]
 struct Entry {
     lane: Lane,
     category: Category,
     name: &'static str,
+    key: Option<Key>,
     start_ns: u64,
     end_ns: u64,
     place: Place,
@@ -120,6 +155,9 @@ impl Recorder {
             rank,
             epoch,
             place: Cell::default(),
+            category: Cell::new(Category::Host),
+            in_collective: Cell::new(false),
+            open: RefCell::default(),
             keep: Cell::new(true),
             nested_ns: Cell::new(0),
             step_start_ns: Cell::new(elapsed_ns(epoch)),
@@ -128,16 +166,32 @@ impl Recorder {
             waits: RefCell::default(),
             host_reads: RefCell::default(),
             queued: None,
+            tape: None,
         })))
+    }
+
+    /// A recorder that writes down on `tape` what it would measure, and what is allocated and freed.
+    pub(crate) fn onto(tape: &Tape) -> Self {
+        let Self(new) = Self::new(0, time::Instant::now());
+        Self(new.and_then(Rc::into_inner).map(|new| {
+            Rc::new(Inner {
+                tape: Some(tape.clone()),
+                ..new
+            })
+        }))
     }
 
     /// A recorder for spans of work on `device`: this one, or where ops are queued one that measures by
     /// the device's clock and begins anew.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
-        let Some(inner) = self.0.as_ref().filter(|_| device.is_queued()) else {
+        let Some(inner) = self.0.as_ref() else {
             return self;
         };
+        if !device.is_queued() || inner.tape.is_some() {
+            self.listen(device);
+            return self;
+        }
         let Self(new) = Self::new(inner.rank, inner.epoch);
         let queued = Queued {
             device: device.clone(),
@@ -145,12 +199,22 @@ impl Recorder {
             spans: RefCell::default(),
             num_begun: Cell::new(0),
         };
-        Self(new.and_then(Rc::into_inner).map(|new| {
+        let new = Self(new.and_then(Rc::into_inner).map(|new| {
             Rc::new(Inner {
                 queued: Some(queued),
                 ..new
             })
-        }))
+        }));
+        new.listen(device);
+        new
+    }
+
+    /// Hears of the ops of `device`.
+    fn listen(&self, device: &Device) {
+        if let Some(inner) = &self.0 {
+            let observer: Rc<dyn Observer> = Rc::clone(inner) as Rc<dyn Observer>;
+            device.observe(&observer);
+        }
     }
 
     /// Whether anything is recorded.
@@ -163,22 +227,56 @@ impl Recorder {
         self.span_on(Lane::Compute, category, name, work)
     }
 
-    /// Runs `work` as a span of the communication lane. With its result it gives what a device carried
-    /// since the last one; none where the host did all.
+    /// Runs `work`, whose ops count as `category`.
+    pub fn counting<T>(&self, category: Category, work: impl FnOnce() -> T) -> T {
+        let Some(inner) = &self.0 else {
+            return work();
+        };
+        let before = inner.category.replace(category);
+        let result = work();
+        inner.category.set(before);
+        result
+    }
+
+    /// Runs `work` as a span of the communication lane, its ops part of it. With its result it gives what
+    /// was noted of collectives meanwhile; of those it starts there is at most one.
     pub(crate) fn communication<T>(
         &self,
         category: Category,
         name: &'static str,
-        work: impl FnOnce() -> (T, Option<Vec<Carried>>),
+        work: impl FnOnce() -> (T, Noted),
     ) -> T {
-        let Some((inner, queued)) = self.0.as_ref().and_then(|i| Some((i, i.queued.as_ref()?)))
-        else {
-            return self.span_on(Lane::Communication, category, name, work).0;
+        let Some(inner) = &self.0 else {
+            return work().0;
         };
-        let place = inner.place.get();
-        let (result, carried) = queued.span(Lane::Communication, category, name, place, work);
-        if let Some(carried) = carried {
-            queued.was_wait_for(carried);
+        let open = inner.begin_span();
+        let before = inner.in_collective.replace(true);
+        let (result, noted) = work();
+        inner.in_collective.set(before);
+        debug_assert!(
+            noted.started.len() <= 1,
+            "{name}: a span is of one collective, got {:?}",
+            noted.started
+        );
+        let started = noted.started.first();
+        let label = Label {
+            lane: Lane::Communication,
+            category,
+            name,
+            key: started.map(|started| Key::Collective(started.collective)),
+        };
+        inner.end_span(open, label);
+        match (&inner.tape, &inner.queued) {
+            (Some(tape), _) => {
+                let place = inner.place.get();
+                tape.communicated(noted, category, (place.microbatch, place.layer));
+            }
+            (None, Some(queued)) => {
+                if let Some(carried) = noted.carried {
+                    queued.was_wait_for(carried);
+                }
+            }
+            (None, None) => {}
         }
         result
     }
@@ -194,30 +292,15 @@ impl Recorder {
         let Some(inner) = &self.0 else {
             return work();
         };
-        if let Some(queued) = &inner.queued {
-            return queued.span(lane, category, name, inner.place.get(), work);
-        }
-        let nested_before = inner.nested_ns.replace(0);
-        let start_ns = elapsed_ns(inner.epoch);
+        let open = inner.begin_span();
         let result = work();
-        let end_ns = elapsed_ns(inner.epoch);
-        let own_ns = (end_ns - start_ns).saturating_sub(inner.nested_ns.get());
-        inner.nested_ns.set(nested_before + (end_ns - start_ns));
-        *inner
-            .sums
-            .borrow_mut()
-            .entry((lane, category, name))
-            .or_default() += own_ns;
-        if inner.keep.get() {
-            inner.spans.borrow_mut().push(Entry {
-                lane,
-                category,
-                name,
-                start_ns,
-                end_ns,
-                place: inner.place.get(),
-            });
-        }
+        let label = Label {
+            lane,
+            category,
+            name,
+            key: None,
+        };
+        inner.end_span(open, label);
         result
     }
 
@@ -237,6 +320,9 @@ impl Recorder {
         if let Some(inner) = &self.0
             && reads > 0
         {
+            if let Some(tape) = &inner.tape {
+                tape.push(Traced::HostRead { name, reads });
+            }
             *inner.host_reads.borrow_mut().entry(name).or_default() += reads as f64;
         }
     }
@@ -340,6 +426,7 @@ impl Recorder {
                 lane: kept.lane,
                 name: kept.name.to_owned(),
                 category: kept.category,
+                key: kept.key,
                 start: Instant(kept.start_ns),
                 end: Instant(kept.end_ns),
                 microbatch: kept.place.microbatch,
@@ -347,6 +434,103 @@ impl Recorder {
                 step: kept.place.step,
             })
             .collect()
+    }
+}
+
+impl Inner {
+    fn begin_span(&self) -> Open {
+        if self.tape.is_some() {
+            return Open::Untimed;
+        }
+        if let Some(queued) = &self.queued {
+            return queued.begin_span();
+        }
+        Open::Host {
+            nested_before: self.nested_ns.replace(0),
+            start_ns: elapsed_ns(self.epoch),
+        }
+    }
+
+    fn end_span(&self, open: Open, label: Label) {
+        let Label {
+            lane,
+            category,
+            name,
+            key,
+        } = label;
+        match (open, &self.queued) {
+            (Open::Untimed, _) | (Open::Device { .. }, None) => {}
+            (Open::Device { number, start }, Some(queued)) => {
+                queued.end_span((number, start), label, self.place.get());
+            }
+            (
+                Open::Host {
+                    start_ns,
+                    nested_before,
+                },
+                _,
+            ) => {
+                let end_ns = elapsed_ns(self.epoch);
+                let own_ns = (end_ns - start_ns).saturating_sub(self.nested_ns.get());
+                self.nested_ns.set(nested_before + (end_ns - start_ns));
+                let mut sums = self.sums.borrow_mut();
+                *sums.entry((lane, category, name)).or_default() += own_ns;
+                if self.keep.get() {
+                    self.spans.borrow_mut().push(Entry {
+                        lane,
+                        category,
+                        name,
+                        key,
+                        start_ns,
+                        end_ns,
+                        place: self.place.get(),
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Observer for Inner {
+    fn begin(&self, _op: Op) {
+        if !self.in_collective.get() {
+            self.open.replace(Some(self.begin_span()));
+        }
+    }
+
+    fn end(&self, op: Op) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let category = self.category.get();
+        if let Some(tape) = &self.tape {
+            let place = self.place.get();
+            tape.push(Traced::Op {
+                op,
+                category,
+                microbatch: place.microbatch,
+                layer: place.layer,
+            });
+        }
+        let label = Label {
+            lane: Lane::Compute,
+            category,
+            name: op.stem(),
+            key: Some(Key::Op(op)),
+        };
+        self.end_span(open, label);
+    }
+
+    fn allocated(&self, allocation: Allocation) {
+        if let Some(tape) = &self.tape {
+            tape.push(Traced::Allocated(allocation));
+        }
+    }
+
+    fn freed(&self, allocation: Allocation) {
+        if let Some(tape) = &self.tape {
+            tape.push(Traced::Freed(allocation));
+        }
     }
 }
 
@@ -359,34 +543,32 @@ impl Queued {
         *self.origin.borrow_mut() = self.device.record_event();
     }
 
-    fn span<T>(
-        &self,
-        lane: Lane,
-        category: Category,
-        name: &'static str,
-        place: Place,
-        work: impl FnOnce() -> T,
-    ) -> T {
+    fn begin_span(&self) -> Open {
         let number = self.num_begun.get();
         self.num_begun.set(number + 1);
-        let start = self.device.record_event();
-        let result = work();
+        Open::Device {
+            number,
+            start: self.device.record_event(),
+        }
+    }
+
+    fn end_span(&self, (number, start): (usize, Event), label: Label, place: Place) {
         self.spans.borrow_mut().push(QueuedSpan {
             number,
             role: Role::Work,
-            lane,
-            category,
-            name,
+            lane: label.lane,
+            category: label.category,
+            name: label.name,
+            key: label.key,
             start,
             end: self.device.record_event(),
             place,
         });
-        result
     }
 
     /// The span that has just ended was the start of collectives that the device does, or the wait for
     /// these.
-    fn was_wait_for(&self, carried: Vec<Carried>) {
+    fn was_wait_for(&self, carried: Vec<(Carried, Collective)>) {
         let mut spans = self.spans.borrow_mut();
         let wait = spans.last_mut().expect("one has just ended");
         wait.role = Role::Wait;
@@ -394,8 +576,9 @@ impl Queued {
         spans.extend(
             carried
                 .into_iter()
-                .map(|Carried { begun, done }| QueuedSpan {
+                .map(|(Carried { begun, done }, collective)| QueuedSpan {
                     role: Role::Carried,
+                    key: Some(Key::Collective(collective)),
                     start: begun,
                     end: done,
                     ..wait.clone()
@@ -415,6 +598,7 @@ impl Queued {
             lane: span.lane,
             category: span.category,
             name: span.name,
+            key: span.key,
             start_ns: ns(&span.start),
             end_ns: ns(&span.end),
             place: span.place,
@@ -440,7 +624,7 @@ mod tests {
     use moefold_kernels::{Dtype, TensorClass, elementwise};
 
     use super::*;
-    use crate::transport::{CarriedLog, World};
+    use crate::transport::{CollectiveLog, World};
 
     fn nap() {
         sleep(Duration::from_millis(2));
@@ -454,7 +638,7 @@ mod tests {
         recorder.span(Category::Host, "forward", || {
             recorder.span(Category::Attention, "gemm", nap);
             recorder.at_layer(Some(2));
-            recorder.communication(Category::EpComm, "all_to_all", || (nap(), None));
+            recorder.communication(Category::EpComm, "all_to_all", || (nap(), Noted::default()));
             nap();
         });
         nap();
@@ -492,7 +676,7 @@ mod tests {
         recorder.communication(Category::EpComm, "all_to_all", || {
             nap();
             recorder.waited(Category::EpComm, 1_500_000);
-            ((), None)
+            ((), Noted::default())
         });
         let step = recorder.end_step();
         assert_eq!(step.waited.get(Category::EpComm), Seconds(1.5e-3));
@@ -514,7 +698,7 @@ mod tests {
         }
         let steps = World::threads(2).run(|rank| {
             let device = open().expect("there was one");
-            let (log, recorder) = (CarriedLog::default(), rank.recorder().on(&device));
+            let (log, recorder) = (CollectiveLog::default(), rank.recorder().on(&device));
             let group = rank.noting(&log).communicator("all", &[0, 1]);
             let zeros = |len| device.zeros(TensorClass::Activations, Dtype::F32, &[len]);
             let [own, all, other] = [4, 8, 8].map(zeros);

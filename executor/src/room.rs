@@ -9,15 +9,15 @@
 //! worst instant came to 0.00 to 0.99 of the largest tensor (0.01 to 14 percent of the peak, least where
 //! there are many layers). What a rank takes and how far its tensors reached is in the summary of a run.
 
+use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{PlannedLayout, Recompute, StackName};
-use moefold_planner::saved::{self, Local};
-use moefold_planner::stack::moefold::{Device, Site};
+use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::Precision;
 use moefold_profiles::units::{Bytes, GIB, MIB};
 
 use crate::error::Error;
+use crate::trace::Traced;
 use crate::train::prove;
 
 /// Tensors begin at multiples of 256 bytes: enough for 8192 of any sizes at once.
@@ -44,20 +44,9 @@ pub fn room_for(
     alive + largest(layout, model, batch, precision) + ROUNDING
 }
 
-/// The largest tensor of a step: one of those kept for backward, under balanced routing.
+/// The largest tensor that a step allocates beside the state, under balanced routing.
 pub fn largest(layout: &Layout, model: &Model, batch: &Batch, precision: Precision) -> Bytes {
-    let local = Local::new(layout, model, batch, 1.0);
-    let of_layers = model.layers.iter().flat_map(|layer| {
-        saved::of(
-            StackName::Moefold,
-            model,
-            layer,
-            &local,
-            precision,
-            &Recompute::None,
-        )
-    });
-    let of_head = Site::new(model, &local, precision, Device::Cpu).kept_by_head();
-    let all = of_layers.chain(of_head);
-    all.map(|kept| kept.bytes()).max().unwrap_or(Bytes::ZERO)
+    // Of the GPU only workspaces depend, which are small.
+    let gpu = Properties::assumed(Architecture::SM90);
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision)
 }

@@ -9,12 +9,11 @@ use moefold_kernels::rope::Rope;
 use moefold_planner::model::{Ffn, Mixer, Model};
 
 use crate::error::Error;
-use crate::layers::Saves;
 use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
 use crate::layers::head::{Head, HeadSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
-use crate::model::Holding;
+use crate::model::Piece;
 use crate::moe::router::AuxLoss;
 use crate::moe::{Moe, MoeSaved, RoutingStats};
 use crate::rank::Context;
@@ -24,20 +23,14 @@ use crate::store::Store;
 #[derive(Debug)]
 pub struct StageModel {
     embedding: Option<Embedding>,
-    layers: Vec<Decoder>,
+    blocks: Vec<(u32, Block)>,
     head: Option<Head>,
 }
 
-/// One decoder layer.
+/// A block of a decoder layer, from residual stream to residual stream.
 #[derive(Debug)]
-struct Decoder {
-    index: u32,
-    attention: Attention,
-    feed_forward: FeedForward,
-}
-
-#[derive(Debug)]
-enum FeedForward {
+enum Block {
+    Attention(Box<Attention>),
     Dense(Box<Mlp>),
     Sparse(Box<Moe>),
 }
@@ -69,91 +62,54 @@ pub enum StageOutput {
 /// What a stage saves of one microbatch.
 #[derive(Debug)]
 pub struct StageSaved {
-    layers: Vec<LayerSaved>,
+    /// With the layer of each.
+    blocks: Vec<(u32, BlockSaved)>,
     head: Option<HeadSaved>,
 }
 
 #[derive(Debug)]
-struct LayerSaved {
-    attention: AttentionSaved,
-    feed_forward: FeedForwardSaved,
-}
-
-#[derive(Debug)]
-enum FeedForwardSaved {
+enum BlockSaved {
+    Attention(Box<AttentionSaved>),
     Dense(Box<MlpSaved>),
     Sparse(Box<MoeSaved>),
 }
 
-/// A saved tensor under the names of the declaration.
-#[derive(Debug)]
-pub struct NamedTensor<'a> {
-    /// Decoder layer; absent for the head.
-    pub layer: Option<usize>,
-    /// Module.
-    pub module: &'static str,
-    /// Name in the module.
-    pub name: &'static str,
-    /// The tensor.
-    pub tensor: &'a Tensor,
-}
-
-impl StageSaved {
-    /// Every tensor saved, with its name in the declaration. `layer` counts the stage's layers.
-    pub fn tensors(&self) -> Vec<NamedTensor<'_>> {
-        fn list<K: Saves>(layer: Option<usize>, saved: &K) -> Vec<NamedTensor<'_>> {
-            let named = |(name, tensor)| NamedTensor {
-                layer,
-                module: K::MODULE,
-                name,
-                tensor,
-            };
-            saved.tensors().into_iter().map(named).collect()
-        }
-        let mut all = Vec::new();
-        for (index, layer) in self.layers.iter().enumerate() {
-            all.extend(list(Some(index), &layer.attention));
-            all.extend(match &layer.feed_forward {
-                FeedForwardSaved::Dense(saved) => list(Some(index), saved.as_ref()),
-                FeedForwardSaved::Sparse(saved) => list(Some(index), saved.as_ref()),
-            });
-        }
-        if let Some(head) = &self.head {
-            all.extend(list(None, head));
-        }
-        all
-    }
-}
-
 impl StageModel {
-    /// The modules of `holding`, on weights of `store`.
-    pub fn new(model: &Model, store: &Store, holding: &Holding, aux: Option<AuxLoss>) -> Self {
+    /// The modules of some pieces, in the order of a forward pass, on weights of `store`.
+    pub fn new(model: &Model, store: &Store, pieces: &[Piece], aux: Option<AuxLoss>) -> Self {
         let eps = model.norm.eps;
-        let layer = |&index: &u32| {
-            let description = &model.layers[index as usize];
-            let Some(Mixer::Gqa(gqa)) = &description.mixer else {
-                unreachable!("support::check admits only grouped-query attention");
-            };
-            let feed_forward = match &description.ffn {
-                Some(Ffn::Dense(_)) => FeedForward::Dense(Box::new(Mlp::new(store, index, eps))),
-                Some(Ffn::Moe(moe)) => {
-                    FeedForward::Sparse(Box::new(Moe::new(store, index, moe, eps, aux)))
-                }
-                None => unreachable!("support::check admits only layers with a feed-forward block"),
-            };
-            Decoder {
-                index,
-                attention: Attention::new(store, index, gqa, eps),
-                feed_forward,
-            }
+        let mut stage = Self {
+            embedding: None,
+            blocks: Vec::new(),
+            head: None,
         };
-        Self {
-            embedding: holding.embedding.then(|| Embedding::new(store)),
-            layers: holding.layers.iter().map(layer).collect(),
-            head: holding
-                .head
-                .then(|| Head::new(store, model.tied_embeddings, eps)),
+        for piece in pieces {
+            match *piece {
+                Piece::Embedding => stage.embedding = Some(Embedding::new(store)),
+                Piece::Head => {
+                    stage.head = Some(Head::new(store, model.tied_embeddings, eps));
+                }
+                Piece::Mixer(layer) => {
+                    let Some(Mixer::Gqa(gqa)) = &model.layers[layer as usize].mixer else {
+                        unreachable!("support::check admits only grouped-query attention");
+                    };
+                    let attention = Attention::new(store, layer, gqa, eps);
+                    stage
+                        .blocks
+                        .push((layer, Block::Attention(Box::new(attention))));
+                }
+                Piece::FeedForward(layer) => {
+                    let block = match &model.layers[layer as usize].ffn {
+                        Some(Ffn::Moe(moe)) => {
+                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, aux)))
+                        }
+                        _ => Block::Dense(Box::new(Mlp::new(store, layer, eps))),
+                    };
+                    stage.blocks.push((layer, block));
+                }
+            }
         }
+        stage
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
@@ -170,37 +126,34 @@ impl StageModel {
             (None, Some(input)) => input,
             _ => unreachable!("the first stage has the embedding and no other has"),
         };
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
-            cx.recorder.at_layer(Some(layer.index));
-            let (mid, attention) =
-                layer
-                    .attention
-                    .forward(cx, &x, tokens.sequences, tokens.rope)?;
-            let (y, feed_forward) = match &layer.feed_forward {
-                FeedForward::Dense(mlp) => {
-                    let (y, saved) = mlp.forward(cx, &mid)?;
-                    (y, FeedForwardSaved::Dense(Box::new(saved)))
+        let mut blocks = Vec::with_capacity(self.blocks.len());
+        for (layer, block) in &self.blocks {
+            cx.recorder.at_layer(Some(*layer));
+            let (y, saved) = match block {
+                Block::Attention(attention) => {
+                    let (y, saved) = attention.forward(cx, &x, tokens.sequences, tokens.rope)?;
+                    (y, BlockSaved::Attention(Box::new(saved)))
                 }
-                FeedForward::Sparse(moe) => {
-                    let (y, saved, stats) = moe.forward(cx, &mid)?;
+                Block::Dense(mlp) => {
+                    let (y, saved) = mlp.forward(cx, &x)?;
+                    (y, BlockSaved::Dense(Box::new(saved)))
+                }
+                Block::Sparse(moe) => {
+                    let (y, saved, stats) = moe.forward(cx, &x)?;
                     routed(stats);
-                    (y, FeedForwardSaved::Sparse(Box::new(saved)))
+                    (y, BlockSaved::Sparse(Box::new(saved)))
                 }
             };
-            layers.push(LayerSaved {
-                attention,
-                feed_forward,
-            });
+            blocks.push((*layer, saved));
             x = y;
         }
         cx.recorder.at_layer(None);
         let Some(head) = &self.head else {
-            return Ok((StageOutput::Hidden(x), StageSaved { layers, head: None }));
+            return Ok((StageOutput::Hidden(x), StageSaved { blocks, head: None }));
         };
         let (losses, saved) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
         let saved = StageSaved {
-            layers,
+            blocks,
             head: Some(saved),
         };
         Ok((StageOutput::Losses(losses), saved))
@@ -220,24 +173,16 @@ impl StageModel {
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };
-        for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
-            cx.recorder.at_layer(Some(layer.index));
-            dx = match (&layer.feed_forward, saved.feed_forward) {
-                (FeedForward::Dense(mlp), FeedForwardSaved::Dense(saved)) => {
-                    mlp.backward(cx, &dx, *saved)?
+        for ((layer, block), (_, saved)) in self.blocks.iter().zip(saved.blocks).rev() {
+            cx.recorder.at_layer(Some(*layer));
+            dx = match (block, saved) {
+                (Block::Attention(attention), BlockSaved::Attention(saved)) => {
+                    attention.backward(cx, &dx, *saved, tokens.sequences, tokens.rope)?
                 }
-                (FeedForward::Sparse(moe), FeedForwardSaved::Sparse(saved)) => {
-                    moe.backward(cx, &dx, *saved)?
-                }
-                _ => unreachable!("a layer saves what its own kind saves"),
+                (Block::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, &dx, *saved)?,
+                (Block::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, &dx, *saved)?,
+                _ => unreachable!("a block saves what its own kind saves"),
             };
-            dx = layer.attention.backward(
-                cx,
-                &dx,
-                saved.attention,
-                tokens.sequences,
-                tokens.rope,
-            )?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {

@@ -61,9 +61,28 @@ pub struct Stepper {
 
 /// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, and the squares
 /// of the gradients.
-const LOSS: usize = 0;
+pub(crate) const LOSS: usize = 0;
 const AUX_LOSS: usize = 1;
 const SQUARES: usize = 2;
+
+/// Sends ids and targets of `len` tokens a microbatch to the device, beside what it is doing.
+pub(crate) fn upload(cx: &Context, len: usize, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
+    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &[len]);
+    let tokens = cx.device.beside(Stream::Copies, || {
+        let upload = |host: &HostTokens| DeviceTokens {
+            ids: tensor(&host.ids),
+            targets: tensor(&host.targets),
+        };
+        microbatches.iter().map(upload).collect()
+    });
+    cx.device.join(Stream::Copies);
+    tokens
+}
+
+/// The sums of a step, zero.
+pub(crate) fn sums(cx: &Context) -> Scalars {
+    Scalars::zeros(&cx.device, TensorClass::Transient, 3)
+}
 
 /// What the actions of one step have gathered so far.
 #[derive(Debug, Default)]
@@ -78,7 +97,7 @@ struct Progress {
 
 /// Ids and targets of one microbatch on the device.
 #[derive(Debug)]
-struct DeviceTokens {
+pub(crate) struct DeviceTokens {
     ids: Tensor,
     targets: Tensor,
 }
@@ -101,7 +120,7 @@ impl Stepper {
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
-            sums: Scalars::zeros(&cx.device, TensorClass::Transient, 3),
+            sums: sums(cx),
             seq_len,
             sequences,
         }
@@ -209,18 +228,14 @@ impl Stepper {
         Ok(outcome)
     }
 
-    /// Runs one stage forward and gives what it saves, with nothing recorded: for tests of what is
-    /// saved and for measurements.
-    pub fn forward_only(
-        &self,
-        cx: &Context,
-        tokens: &HostTokens,
-    ) -> Result<Vec<StageSaved>, Error> {
+    /// Runs the rank's stages forward on one microbatch and gives the routing of each MoE layer, in order:
+    /// for tests.
+    pub fn routing(&self, cx: &Context, tokens: &HostTokens) -> Result<Vec<RoutingStats>, Error> {
         let tokens = self.upload(cx, std::slice::from_ref(tokens));
         let tokens = self.tokens(cx, &tokens[0]);
-        let mut all = Vec::with_capacity(self.stages.len());
+        let mut all = Vec::new();
         for stage in self.stages.values() {
-            all.push(stage.forward(cx, None, &tokens, |_| ())?.1);
+            stage.forward(cx, None, &tokens, |stats| all.push(stats))?;
         }
         Ok(all)
     }
@@ -246,7 +261,7 @@ impl Stepper {
             }) = &stats.balance
             {
                 let factor = f64::from(cx.layout.microbatches());
-                cx.op(Category::RouterPermute, "router", || {
+                cx.op(Category::RouterPermute, || {
                     self.sums
                         .add_products(AUX_LOSS, factor, score_sums, gradient);
                 });
@@ -259,7 +274,7 @@ impl Stepper {
         match output {
             // TP ranks compute the same losses; one of them accounts for them.
             StageOutput::Losses(losses) if cx.tp.index() == 0 => {
-                cx.op(Category::Dense, "cross_entropy", || {
+                cx.op(Category::Dense, || {
                     self.sums.add_sum(LOSS, 1.0, &losses);
                 });
             }
@@ -309,19 +324,8 @@ impl Stepper {
         })
     }
 
-    /// Sends ids and targets to the device, beside what it is doing.
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
-        let len = self.sequences * self.seq_len;
-        let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &[len]);
-        let tokens = cx.device.beside(Stream::Copies, || {
-            let upload = |host: &HostTokens| DeviceTokens {
-                ids: tensor(&host.ids),
-                targets: tensor(&host.targets),
-            };
-            microbatches.iter().map(upload).collect()
-        });
-        cx.device.join(Stream::Copies);
-        tokens
+        upload(cx, self.sequences * self.seq_len, microbatches)
     }
 
     fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
@@ -337,7 +341,7 @@ impl Stepper {
 }
 
 /// Rotations of `sequences` sequences, each from position 0.
-fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
+pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
     let rotary_dim = model.layers.iter().find_map(|layer| match &layer.mixer {
         Some(Mixer::Gqa(gqa)) if gqa.rotary_dim > 0 => Some(gqa.rotary_dim as usize),
         _ => None,

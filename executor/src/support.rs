@@ -118,7 +118,7 @@ fn precision(asked: Precision, device: &DeviceSpec) -> String {
     }
 }
 
-fn in_model(model: &Model) -> Vec<String> {
+pub(crate) fn in_model(model: &Model) -> Vec<String> {
     let mut reasons = Vec::new();
     if !FAMILIES.contains(&model.model_type.as_str()) {
         reasons.push(format!(

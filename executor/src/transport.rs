@@ -30,9 +30,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use moefold_kernels::{Event, Tensor};
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Collective, CollectiveKind};
 use serde::{Deserialize, Serialize};
 
 pub use communicator::Communicator;
+
 pub use launched::{Launched, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
 pub use recording::{Call, CallLog};
@@ -108,15 +111,28 @@ impl Exchange {
         }
     }
 
+    /// What it is in the cost tables.
+    fn kind(&self) -> CollectiveKind {
+        match self {
+            Self::AllReduce { .. } => CollectiveKind::AllReduce,
+            Self::AllGather { .. } => CollectiveKind::AllGather,
+            Self::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+            Self::AllToAll { .. } => CollectiveKind::AllToAll,
+            Self::Broadcast { .. } => CollectiveKind::Broadcast,
+        }
+    }
+
     /// The name in traces and tables.
     pub fn stem(&self) -> &'static str {
-        use moefold_profiles::CollectiveKind as Kind;
+        self.kind().stem()
+    }
+
+    /// The rank's full buffer, as [`Collective`] counts it.
+    fn full(&self) -> &Tensor {
         match self {
-            Self::AllReduce { .. } => Kind::AllReduce.stem(),
-            Self::AllGather { .. } => Kind::AllGather.stem(),
-            Self::ReduceScatter { .. } => Kind::ReduceScatter.stem(),
-            Self::AllToAll { .. } => Kind::AllToAll.stem(),
-            Self::Broadcast { .. } => Kind::Broadcast.stem(),
+            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => tensor,
+            Self::AllGather { dst, .. } => dst,
+            Self::ReduceScatter { src, .. } | Self::AllToAll { src, .. } => src,
         }
     }
 }
@@ -125,7 +141,7 @@ impl Exchange {
 #[must_use = "a started collective has no result until it is awaited"]
 pub struct Pending {
     finish: Finish,
-    log: Option<CarriedLog>,
+    noted: Option<(CollectiveLog, Started)>,
 }
 
 enum Finish {
@@ -138,7 +154,7 @@ impl Pending {
     pub fn new(finish: impl FnOnce() -> Result<(), TransportError> + 'static) -> Self {
         Self {
             finish: Finish::Host(Box::new(finish)),
-            log: None,
+            noted: None,
         }
     }
 
@@ -147,34 +163,42 @@ impl Pending {
     pub fn on_device(finish: impl FnOnce() -> Result<Carried, TransportError> + 'static) -> Self {
         Self {
             finish: Finish::Device(Box::new(finish)),
-            log: None,
+            noted: None,
         }
     }
 
-    /// The same, which notes when the device did it.
-    fn noted_in(self, log: Option<&CarriedLog>) -> Self {
-        let log = log.filter(|_| matches!(self.finish, Finish::Device(_)));
-        if let Some(log) = log {
-            log.note(None);
+    /// The same, whose start and end go into `log`.
+    fn noted_in(self, log: &CollectiveLog, started: Started) -> Self {
+        let mut noted = log.0.borrow_mut();
+        noted.started.push(started.clone());
+        if matches!(self.finish, Finish::Device(_)) {
+            noted.carried.get_or_insert_default();
         }
+        drop(noted);
         Self {
-            log: log.cloned(),
+            noted: Some((log.clone(), started)),
             ..self
         }
     }
 
     /// Waits for the other members and writes the outputs.
     pub fn wait(self) -> Result<(), TransportError> {
-        match self.finish {
-            Finish::Host(finish) => finish(),
-            Finish::Device(finish) => {
-                let carried = finish()?;
-                if let Some(log) = self.log {
-                    log.note(Some(carried));
-                }
-                Ok(())
+        let carried = match self.finish {
+            Finish::Host(finish) => {
+                finish()?;
+                None
+            }
+            Finish::Device(finish) => Some(finish()?),
+        };
+        if let Some((log, started)) = self.noted {
+            let mut noted = log.0.borrow_mut();
+            noted.awaited.push(started.number);
+            if let Some(carried) = carried {
+                let all = noted.carried.get_or_insert_default();
+                all.push((carried, started.collective));
             }
         }
+        Ok(())
     }
 }
 
@@ -189,20 +213,60 @@ pub struct Carried {
     pub done: Event,
 }
 
-/// What was carried since it was last asked for: none where no collective was started on a device, nor
-/// awaited. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct CarriedLog(Rc<RefCell<Option<Vec<Carried>>>>);
+/// A collective that a rank started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    /// Its number among the rank's, from 0.
+    pub number: u64,
+    /// Name of the group.
+    pub group: Rc<str>,
+    /// Its key in the cost tables.
+    pub collective: Collective,
+}
 
-impl CarriedLog {
-    fn note(&self, carried: Option<Carried>) {
-        let mut log = self.0.borrow_mut();
-        log.get_or_insert_default().extend(carried);
+/// What a rank's collectives did since they were last asked about.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// Those started, in order.
+    pub(crate) started: Vec<Started>,
+    /// Numbers of those awaited, in order.
+    pub(crate) awaited: Vec<u64>,
+    /// When the device did those awaited; absent where none was started or awaited on a device.
+    pub(crate) carried: Option<Vec<(Carried, Collective)>>,
+    /// Host words exchanged: the group, and bytes over all members.
+    pub(crate) words: Vec<(Rc<str>, Bytes)>,
+    count: u64,
+}
+
+/// [`Noted`] by all communicators of a rank. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CollectiveLog(Rc<RefCell<Noted>>);
+
+impl CollectiveLog {
+    fn start(&self, group: &Rc<str>, collective: Collective) -> Started {
+        let mut noted = self.0.borrow_mut();
+        noted.count += 1;
+        Started {
+            number: noted.count - 1,
+            group: Rc::clone(group),
+            collective,
+        }
+    }
+
+    fn note_words(&self, group: &Rc<str>, bytes: Bytes) {
+        let mut noted = self.0.borrow_mut();
+        noted.words.push((Rc::clone(group), bytes));
     }
 
     /// Takes all of it.
-    pub(crate) fn take(&self) -> Option<Vec<Carried>> {
-        self.0.take()
+    pub(crate) fn take(&self) -> Noted {
+        let mut noted = self.0.borrow_mut();
+        let count = noted.count;
+        let fresh = Noted {
+            count,
+            ..Noted::default()
+        };
+        std::mem::replace(&mut *noted, fresh)
     }
 }
 
@@ -222,6 +286,15 @@ pub trait Transport: fmt::Debug {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError>;
     /// Every member's words, in member order; lengths may differ.
     fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError>;
+    /// Sums host numbers over the members, in member order, in place.
+    fn sum_numbers(&self, values: &mut [f64]) -> Result<(), TransportError> {
+        let words: Vec<u64> = values.iter().map(|value| value.to_bits()).collect();
+        let all = self.gather_words(&words)?;
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = all.iter().map(|member| f64::from_bits(member[i])).sum();
+        }
+        Ok(())
+    }
 }
 
 /// Which collective of which group.

@@ -6,7 +6,7 @@
 //! account ([`Device::cached`] reports it, [`Device::reserved`] all that was taken from the system).
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Instant;
 
 use moefold_profiles::Dtype;
@@ -149,7 +149,7 @@ pub(crate) struct Inner {
     /// See [`Device::assume_routing`].
     pub(crate) routing: RefCell<Option<Rc<Routing>>>,
     /// See [`Device::observe`].
-    pub(crate) observer: RefCell<Option<Rc<dyn Observer>>>,
+    pub(crate) observer: RefCell<Option<Weak<dyn Observer>>>,
     /// Ops under way, each called by the one before.
     pub(crate) op_depth: Cell<u32>,
     /// Buffers so far.

@@ -46,9 +46,13 @@ pub(crate) struct Running<'a> {
 }
 
 impl Device {
-    /// Tells `observer` from now on, instead of whom it told before; none for nobody.
-    pub fn observe(&self, observer: Option<Rc<dyn Observer>>) {
-        self.0.observer.replace(observer);
+    /// Tells `observer` from now on, as long as it lives, instead of whom it told before.
+    pub fn observe(&self, observer: &Rc<dyn Observer>) {
+        self.0.observer.replace(Some(Rc::downgrade(observer)));
+    }
+
+    fn observer(&self) -> Option<Rc<dyn Observer>> {
+        self.0.observer.borrow().as_ref()?.upgrade()
     }
 
     /// Says that an op begins. Its key is made only where somebody listens.
@@ -56,7 +60,7 @@ impl Device {
         let depth = self.0.op_depth.get();
         self.0.op_depth.set(depth + 1);
         let observer = match depth {
-            0 => self.0.observer.borrow().clone(),
+            0 => self.observer(),
             _ => None,
         };
         let observed = observer.map(|observer| {
@@ -71,13 +75,13 @@ impl Device {
     }
 
     pub(crate) fn tell_allocated(&self, allocation: Allocation) {
-        if let Some(observer) = &*self.0.observer.borrow() {
+        if let Some(observer) = self.observer() {
             observer.allocated(allocation);
         }
     }
 
     pub(crate) fn tell_freed(&self, allocation: Allocation) {
-        if let Some(observer) = &*self.0.observer.borrow() {
+        if let Some(observer) = self.observer() {
             observer.freed(allocation);
         }
     }

@@ -8,6 +8,8 @@
 //! floor in bytes: `R` reads and a write an element, or one and one of a copy. A GPU moves 16 bytes of the
 //! wider type at a time where all addresses and lengths allow.
 
+use moefold_profiles::Op;
+
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::elementwise;
@@ -18,6 +20,10 @@ use crate::tensor::Tensor;
 /// # Panics
 /// When there is no source, or one has another length than dst.
 pub fn sum_ordered(srcs: &[&Tensor], dst: &Tensor) {
+    let _op = dst.device().begin(|| Op::Add {
+        len: (dst.len() * srcs.len().saturating_sub(1)) as u64,
+        dtype: dst.dtype(),
+    });
     reduce(How::Sum, srcs, dst);
 }
 

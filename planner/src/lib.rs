@@ -15,6 +15,7 @@ pub mod options;
 pub mod partition;
 pub mod plan;
 pub mod price;
+pub mod runtime;
 pub mod saved;
 pub mod schedule;
 pub mod search;

@@ -62,6 +62,8 @@ pub enum Task {
     Op(Op),
     /// A collective on its own.
     Collective(Collective),
+    /// The host waits to read the device's memory.
+    HostRead,
     /// A dispatch that sends one copy a destination: so much to ranks of the own NVLink domain, so
     /// much over the network.
     Exchange {
@@ -81,8 +83,8 @@ pub struct Work {
     pub task: Task,
     /// What its time counts as.
     pub category: Category,
-    /// Where it belongs.
-    pub part: Part,
+    /// Where it belongs; absent where what is run again is not this crate's to say.
+    pub part: Option<Part>,
     /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
     pub beside_core: bool,
 }
@@ -153,6 +155,8 @@ impl LayerGroups {
 pub struct Setting<'a> {
     /// The model.
     pub model: &'a Model,
+    /// A layout of this shape.
+    pub layout: &'a Layout,
     /// The shape of a microbatch on a rank.
     pub local: &'a Local,
     /// Where the groups sit.
@@ -227,7 +231,7 @@ impl<'a> Writer<'a> {
         Work {
             task,
             category,
-            part: self.part,
+            part: Some(self.part),
             beside_core: false,
         }
     }

@@ -214,18 +214,19 @@ impl RankMemory {
 }
 
 /// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'
-/// over `expert_shards`.
+/// over `expert_shards`. Buffers that are divided end at a multiple of `grain` elements for each shard, or
+/// with the last parameter where it is 0.
 pub fn state(
     shard: &Shard,
     bytes: StateBytes,
+    grain: u64,
     dense_shards: u64,
     expert_shards: u64,
 ) -> RankMemory {
     let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
-    // Buffers that are divided evenly end at a multiple of it.
-    let whole = |count: u64, shards: u64| match bytes.grain {
+    let whole = |count: u64, shards: u64| match grain {
         0 => count,
-        grain => count.next_multiple_of(grain * shards),
+        _ => count.next_multiple_of(grain * shards),
     };
     let dense = whole(shard.dense(), dense_shards);
     let experts = whole(shard.experts, expert_shards);

@@ -50,7 +50,7 @@ impl Breakdown {
 
     /// What the host adds: launches that take longer than the work they launch.
     pub fn host_excess(&self, stack: &Stack) -> f64 {
-        (self.launches * stack.launch.0 - self.device()).max(0.0)
+        (self.launches * stack.common().launch.0 - self.device()).max(0.0)
     }
 
     /// Time of one category.
@@ -85,9 +85,9 @@ impl LayerBreakdown {
         };
         for work in &lowered.forward {
             // Communication beside the core is hidden again when the core runs again.
-            if !work.beside_core {
-                breakdown.again[work.part as usize] += cost_of(work, costs).time.0;
-                breakdown.again_launches[work.part as usize] += launches(work, stack);
+            if let (Some(part), false) = (work.part, work.beside_core) {
+                breakdown.again[part as usize] += cost_of(work, costs).time.0;
+                breakdown.again_launches[part as usize] += launches(work, stack);
             }
         }
         breakdown
@@ -133,6 +133,10 @@ pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
             remote,
             group,
         } => costs.exchange(local, remote, group.ranks, group.ranks_per_domain),
+        Task::HostRead => Cost {
+            time: Seconds::ZERO,
+            source: Source::Measured,
+        },
     }
 }
 
@@ -149,17 +153,13 @@ pub fn price(
         let cost = cost_of(work, costs);
         each(work, cost);
         breakdown.launches += launches(work, stack);
-        if let Task::Op(Op::Router { .. }) = work.task {
-            breakdown.launches += f64::from(stack.router_kernels) / 2.0;
-            // Dropless routing reads the counts back before it can size the exchange.
-            breakdown.by_category[Category::Host as usize] += stack.sync.0 / 2.0;
-        }
+        breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
         if work.beside_core {
             let (_, time, source) = beside.unwrap_or((work.category, 0.0, Source::Measured));
             beside = Some((work.category, time + cost.time.0, source.max(cost.source)));
             continue;
         }
-        if work.part == Part::Core {
+        if work.part == Some(Part::Core) {
             core += cost.time.0;
         }
         breakdown.add(work.category, cost);
@@ -177,12 +177,23 @@ pub fn price(
     breakdown
 }
 
-/// Kernels launched: one an op; one a group for the experts' products where the stack has no kernel
-/// for them all.
+/// Kernels launched.
 fn launches(work: &Work, stack: &Stack) -> f64 {
-    match work.task {
-        Task::Op(Op::GroupedGemm { groups, .. }) if !stack.grouped => groups as f64,
-        _ => 1.0,
+    match &work.task {
+        Task::Op(op) => stack.launches(op),
+        Task::HostRead => 0.0,
+        Task::Collective(_) | Task::Exchange { .. } => 1.0,
+    }
+}
+
+/// Seconds that the device idles while the host waits for it. Dropless routing reads the counts back before
+/// it can size the exchange; Megatron-Core's declarations name no reads, so half of one is either pass's.
+fn host_wait(work: &Work, stack: &Stack) -> f64 {
+    let sync = stack.common().sync.0;
+    match (&work.task, stack) {
+        (Task::HostRead, _) => sync,
+        (Task::Op(Op::Router { .. }), Stack::Megatron(_)) => sync / 2.0,
+        _ => 0.0,
     }
 }
 
@@ -192,6 +203,7 @@ pub fn stem(work: &Work) -> &'static str {
         Task::Op(op) => op.stem(),
         Task::Collective(collective) => collective.kind.stem(),
         Task::Exchange { .. } => "all_to_all",
+        Task::HostRead => "counts_to_host",
     }
 }
 

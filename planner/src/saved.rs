@@ -1,18 +1,12 @@
-//! [`of`]: the tensors a layer keeps between its forward and its backward pass.
-//!
-//! A runtime's choice, so every stack declares its own list ([`crate::stack::megatron`],
-//! [`crate::stack::moefold`]); the memory model adds up whichever list the plan's stack gives, and a
-//! test of the executor compares the tensors it really holds with its list byte for byte. What lives
-//! only during a pass is not here but in [`crate::memory`].
+//! [`Local`]: one microbatch as one rank sees it; and [`SavedTensor`]: what a layer keeps of it between its
+//! forward and its backward pass.
 
+use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Batch, Layout};
-use crate::model::{Layer, Model, Moe};
-use crate::plan::{Recompute, StackName};
-use crate::stack;
+use crate::model::{Model, Moe};
 
 /// One microbatch as one rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,11 +31,6 @@ pub struct Local {
     /// Rows that enter the experts of this rank: `load * tokens_local * topk * etp`. 0 without
     /// experts.
     pub expert_rows: u64,
-    /// Those of them that come from this rank's own peers over EP, before ETP ranks share them.
-    pub received_rows: u64,
-    /// Blocks that rows arrive in, one a sender and expert held here; 0 where they arrive in the order of
-    /// experts.
-    pub row_blocks: u64,
     /// Routed experts this rank holds; 0 without experts.
     pub experts_local: u64,
 }
@@ -58,7 +47,6 @@ impl Local {
         let rows = |moe: &Moe| ((tokens_local * moe.topk * etp) as f64 * load).round() as u64;
         let expert_rows = model.moe().map_or(0, rows);
         let experts_local = model.moe().map_or(0, |moe| moe.experts.div_ceil(ep));
-        let in_order = ep * etp == 1 || experts_local <= 1;
         Self {
             tokens,
             tokens_local,
@@ -69,12 +57,6 @@ impl Local {
             ep,
             etp,
             expert_rows,
-            received_rows: expert_rows.div_ceil(etp),
-            row_blocks: if in_order {
-                0
-            } else {
-                ep * etp * experts_local
-            },
             experts_local,
         }
     }
@@ -103,38 +85,4 @@ impl SavedTensor {
     pub fn bytes(&self) -> Bytes {
         self.dtype.bytes(self.elements)
     }
-}
-
-/// What the modules of one layer keep for the backward pass of one microbatch on one rank.
-pub fn of(
-    stack: StackName,
-    model: &Model,
-    layer: &Layer,
-    local: &Local,
-    precision: Precision,
-    recompute: &Recompute,
-) -> Vec<SavedTensor> {
-    match stack {
-        StackName::Megatron => stack::megatron::saved(model, layer, local, precision, recompute),
-        StackName::Moefold => {
-            // What is saved is the same on every device, and nothing is recomputed.
-            let device = stack::moefold::Device::Cpu;
-            stack::moefold::Site::new(model, local, precision, device).saved(layer)
-        }
-    }
-}
-
-/// The bytes of [`of`].
-pub fn bytes(
-    stack: StackName,
-    model: &Model,
-    layer: &Layer,
-    local: &Local,
-    precision: Precision,
-    recompute: &Recompute,
-) -> Bytes {
-    of(stack, model, layer, local, precision, recompute)
-        .iter()
-        .map(SavedTensor::bytes)
-        .sum()
 }

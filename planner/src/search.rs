@@ -32,6 +32,7 @@ use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
+use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
@@ -55,16 +56,17 @@ pub struct SearchResult {
     pub search: SearchRecord,
 }
 
-/// Plans the training of a model on `gpus` ranks of a cluster.
+/// Plans the training of a model on `gpus` ranks of a cluster, for the runtime that is to run it.
 pub fn plan(
     model: &Model,
     cluster: &Cluster,
     gpus: u32,
     options: &SearchOptions,
     costs: &Costs,
+    runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
     let rules = Rules::of(model, options);
-    let question = question(model, cluster, gpus, options, costs, &rules)?;
+    let question = question(model, cluster, gpus, options, costs, runtime, &rules)?;
     let Candidates {
         layouts,
         space: total,
@@ -260,10 +262,14 @@ fn question<'a>(
     gpus: u32,
     options: &'a SearchOptions,
     costs: &'a Costs,
+    runtime: &'a dyn Runtime,
     rules: &Rules,
 ) -> Result<Question<'a>, PlanError> {
     let stack = Stack::on(options.stack, cluster, costs.host());
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
+    if let Some(reason) = runtime.refuses(model, options.precision) {
+        return unable(format!("--stack {}", stack.name().name()), reason);
+    }
     if gpus == 0 {
         return unable(
             "--gpus 0".to_owned(),
@@ -287,13 +293,13 @@ fn question<'a>(
         );
     }
     let dispatchers = match options.dispatcher {
-        _ if model.num_moe_layers() == 0 => vec![stack.dispatchers[0]],
-        None => stack.dispatchers.to_vec(),
+        _ if model.num_moe_layers() == 0 => vec![stack.common().dispatchers[0]],
+        None => stack.common().dispatchers.to_vec(),
         Some(wanted) => vec![wanted],
     };
     let mut sets = match &options.recompute {
         Some(set) => vec![set.clone()],
-        None if stack.recomputes => recompute::sets(model),
+        None if stack.recomputes() => recompute::sets(model),
         None => vec![Recompute::None],
     };
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
@@ -314,11 +320,12 @@ fn question<'a>(
         })
         .collect();
     Ok(Question {
+        runtime,
         model,
         cluster,
         options,
         costs,
-        overlap: options.overlap.unwrap_or(stack.overlap),
+        overlap: options.overlap.unwrap_or(stack.common().overlap),
         stack,
         sets,
         illegal_sets,

@@ -138,8 +138,6 @@ mod tests {
                 ep: 1,
                 etp: 1,
                 expert_rows: 8,
-                received_rows: 8,
-                row_blocks: 0,
                 experts_local: 1,
             };
             let layers: u64 = model

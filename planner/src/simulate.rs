@@ -263,6 +263,7 @@ impl Simulator {
             let mut push = |part: Part, start: Instant| {
                 let end = start + part.duration;
                 spans.push(TraceSpan {
+                    key: None,
                     rank: node.rank,
                     lane: part.lane,
                     name: part.name,

@@ -1,61 +1,68 @@
 //! [`Stack`]: what a runtime does around the math of a layer.
 //!
-//! The layout space and the cost engine are the same for every stack; what differs is data in here:
-//! which tensors it keeps ([`megatron`], [`moefold`]), bytes a parameter, launch overhead, what it
-//! overlaps, what context and communicators take. Constants are physics or cited measurements, none
-//! is per model.
+//! The layout space and the cost engine are the same for every stack; what differs is here: bytes a
+//! parameter, launch overhead, what it overlaps, what context and communicators take. What it runs and
+//! allocates for a piece of the model is its [`crate::runtime::Runtime`]'s to say. Constants are physics or
+//! cited measurements, none is per model.
 
 pub mod megatron;
-pub mod moefold;
 
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
-use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
+use moefold_profiles::{Cluster, Dtype, HostTimes, Op, Precision};
 
-use self::moefold::{Device, Site};
-use crate::memory::passes::Passes;
-use crate::memory::tape::Level;
-use crate::memory::{StageMemory, WorkingSets};
-use crate::model::{Layer, Model};
 use crate::options::Overlap;
-use crate::plan::{Dispatcher, Optimizer, Recompute, StackName};
-use crate::saved::{self, Local};
-use crate::shard;
+use crate::plan::{Dispatcher, Optimizer, StackName};
 
 /// A runtime.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stack {
-    /// Which.
-    pub name: StackName,
+pub enum Stack {
+    /// Megatron-Core with Transformer Engine.
+    Megatron(Megatron),
+    /// This project's executor.
+    Moefold(Moefold),
+}
+
+/// What every stack has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Common {
     /// Host time to launch one kernel; a stage that launches faster than it computes hides it.
     pub launch: Seconds,
     /// Time the device idles at a host synchronization (dropless routing reads its counts back).
     pub sync: Seconds,
-    /// Kernels of one router beyond its product: scores, top-k, maps, losses, both passes.
-    pub router_kernels: u32,
     /// Context and libraries of a process.
     pub context: Bytes,
-    /// Workspaces of matrix libraries that the framework's allocator holds.
-    pub workspace: Bytes,
     /// Buffers of one communicator of more than one rank.
     pub communicator: Bytes,
-    /// Memory the allocator reserves beyond what is allocated, as a share of that.
-    pub fragmentation: f64,
     /// What it can run beside compute.
     pub overlap: Overlap,
     /// Dispatchers it has, in the order a tie prefers.
     pub dispatchers: &'static [Dispatcher],
     /// Precisions it runs.
     pub precisions: &'static [Precision],
-    /// Largest context- and pipeline-parallel degrees it runs; `None` for no limit.
-    pub max_cp: Option<u32>,
-    /// See `max_cp`.
-    pub max_pp: Option<u32>,
-    /// Whether it can recompute.
-    pub recomputes: bool,
-    /// Whether the experts' products are one launch; else one a group.
-    pub grouped: bool,
-    /// What runs the ops of this project's executor; nothing of the other depends on it.
-    pub device: Device,
+}
+
+/// What Megatron-Core alone has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Megatron {
+    /// See [`Common`].
+    pub common: Common,
+    /// Kernels of one router beyond its product: scores, top-k, maps, losses, both passes.
+    pub router_kernels: u32,
+    /// Workspaces of matrix libraries that the framework's allocator holds.
+    pub workspace: Bytes,
+    /// Memory the allocator reserves beyond what is allocated, as a share of that.
+    pub fragmentation: f64,
+}
+
+/// What this project's executor alone has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moefold {
+    /// See [`Common`].
+    pub common: Common,
+    /// Largest context-parallel degree it runs.
+    pub max_cp: u32,
+    /// Largest pipeline-parallel degree it runs.
+    pub max_pp: u32,
 }
 
 /// Device memory that this project's executor is taken to need beside its tensors where no profile
@@ -75,105 +82,81 @@ pub struct StateBytes {
     pub gradient: f64,
     /// Master weight and moments, divided over the replicas (ZeRO-1).
     pub sharded: f64,
-    /// Elements that buffers end at a multiple of, for each rank they are divided over; 0 where they end
-    /// with the last parameter.
-    pub grain: u64,
 }
 
 impl Stack {
     /// The stack of a name.
     pub fn of(name: StackName) -> Self {
         match name {
-            StackName::Megatron => Self::megatron(),
-            StackName::Moefold => Self::moefold(),
+            StackName::Megatron => Self::Megatron(Megatron::new()),
+            StackName::Moefold => Self::Moefold(Moefold::on_cpu()),
         }
     }
 
     /// The stack of a name on the devices of a cluster, with what was measured of their host: of this
     /// project's executor on GPUs, what no profile says is assumed.
     pub fn on(name: StackName, cluster: &Cluster, host: &HostTimes) -> Self {
-        let stack = Self::of(name);
-        if name == StackName::Megatron || cluster.gpu.is_cpu() {
-            return stack;
-        }
-        let megatron = Self::megatron();
-        Self {
-            // An op is about one kernel; that of the other runtime where nothing was measured.
-            launch: host.launch.unwrap_or(megatron.launch),
-            sync: host.read.unwrap_or(megatron.sync),
-            context: host.overhead.unwrap_or(ASSUMED_OVERHEAD),
-            communicator: megatron.communicator,
-            device: Device::of(&cluster.gpu),
-            ..stack
+        match Self::of(name) {
+            Self::Moefold(stack) if !cluster.gpu.is_cpu() => Self::Moefold(stack.on_gpu(host)),
+            stack => stack,
         }
     }
 
-    fn megatron() -> Self {
-        Self {
-            name: StackName::Megatron,
-            // The per-kernel floor NVIDIA's GB200 DeepSeek-V3 guide works with (about 5 us).
-            launch: Seconds::from_us(5.0),
-            // One device-to-host copy and the refill of the launch stream.
-            sync: Seconds::from_us(20.0),
-            // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
-            router_kernels: 31,
-            // CUDA context and loaded libraries.
-            context: Bytes(3 * GIB / 2),
-            // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
-            workspace: Bytes(64 * MIB),
-            // NCCL: 342 to 392 MB at 2 to 8 ranks (ai-dynamo/aiconfigurator system files).
-            communicator: Bytes(392_000_000),
-            // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;
-            // github.com/MooreThreads/SimuMax@4dcaae5, b200_release_v1.2_summary.json).
-            fragmentation: 0.05,
-            overlap: Overlap {
-                grad_reduce: true,
-                param_gather: true,
-                p2p: true,
-                ..Overlap::default()
-            },
-            dispatchers: &[
-                Dispatcher::Alltoall,
-                Dispatcher::Deepep,
-                Dispatcher::Hybridep,
-                Dispatcher::Allgather,
-            ],
-            precisions: &[
-                Precision::Bf16,
-                Precision::Fp8,
-                Precision::Fp8Delayed,
-                Precision::Fp8Blockwise,
-                Precision::Mxfp8,
-                Precision::Nvfp4,
-            ],
-            max_cp: None,
-            max_pp: None,
-            recomputes: true,
-            grouped: false,
-            device: Device::Cpu,
+    /// Which.
+    pub fn name(&self) -> StackName {
+        match self {
+            Self::Megatron(_) => StackName::Megatron,
+            Self::Moefold(_) => StackName::Moefold,
         }
     }
 
-    fn moefold() -> Self {
-        Self {
-            name: StackName::Moefold,
-            // Calls into kernels are function calls.
-            launch: Seconds::ZERO,
-            sync: Seconds::ZERO,
-            router_kernels: 0,
-            context: Bytes::ZERO,
-            workspace: Bytes::ZERO,
-            communicator: Bytes::ZERO,
-            fragmentation: 0.0,
-            overlap: Overlap::default(),
-            dispatchers: &[Dispatcher::Alltoall],
-            // bf16 needs a GPU.
-            precisions: &[Precision::Fp32, Precision::Bf16],
-            max_cp: Some(1),
-            max_pp: Some(1),
-            recomputes: false,
-            grouped: true,
-            device: Device::Cpu,
+    /// What every stack has.
+    pub fn common(&self) -> &Common {
+        match self {
+            Self::Megatron(Megatron { common, .. }) | Self::Moefold(Moefold { common, .. }) => {
+                common
+            }
+        }
+    }
+
+    /// Largest context- and pipeline-parallel degrees it runs; `None` for no limit.
+    pub fn limits(&self) -> [Option<u32>; 2] {
+        match self {
+            Self::Megatron(_) => [None, None],
+            Self::Moefold(stack) => [Some(stack.max_cp), Some(stack.max_pp)],
+        }
+    }
+
+    /// Whether it can recompute.
+    pub fn recomputes(&self) -> bool {
+        matches!(self, Self::Megatron(_))
+    }
+
+    /// Workspaces that its allocator holds throughout.
+    pub fn workspace(&self) -> Bytes {
+        match self {
+            Self::Megatron(stack) => stack.workspace,
+            Self::Moefold(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Memory its allocator reserves beyond what is allocated, as a share of that.
+    pub fn fragmentation(&self) -> f64 {
+        match self {
+            Self::Megatron(stack) => stack.fragmentation,
+            Self::Moefold(_) => 0.0,
+        }
+    }
+
+    /// Kernels that an op is, on average over both passes: one, but for a router, and for the experts'
+    /// products where there is no kernel for them all.
+    pub fn launches(&self, op: &Op) -> f64 {
+        match (self, op) {
+            (Self::Megatron(_), Op::GroupedGemm { groups, .. }) => *groups as f64,
+            (Self::Megatron(stack), Op::Router { .. }) => {
+                1.0 + f64::from(stack.router_kernels) / 2.0
+            }
+            _ => 1.0,
         }
     }
 
@@ -181,17 +164,12 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
     pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
-        let grain = match self.name {
-            StackName::Megatron => 0,
-            StackName::Moefold => moefold::GRAIN,
-        };
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
             return StateBytes {
                 weight: 4.0,
                 gradient: 4.0,
                 sharded: 8.0,
-                grain,
             };
         }
         let quantized = match precision {
@@ -208,125 +186,6 @@ impl Stack {
                 Optimizer::Adam => 12.0,
                 Optimizer::AdamBf16Moments => 8.0,
             },
-            grain,
-        }
-    }
-
-    /// A decoder layer on one rank.
-    pub fn layer_memory(
-        &self,
-        model: &Model,
-        layer: &Layer,
-        local: &Local,
-        precision: Precision,
-        recompute: &Recompute,
-    ) -> StageMemory {
-        let shard = shard::layer(model, layer, local);
-        match self.name {
-            StackName::Megatron => {
-                let saved = saved::bytes(self.name, model, layer, local, precision, recompute);
-                let (forward, backward) =
-                    megatron::transient(model, layer, local, precision, recompute);
-                StageMemory {
-                    shard,
-                    passes: Passes::keeping(saved),
-                    sets: WorkingSets {
-                        forward,
-                        backward,
-                        ..WorkingSets::default()
-                    },
-                    ..StageMemory::default()
-                }
-            }
-            StackName::Moefold => StageMemory {
-                shard,
-                padding: moefold::layer_padding(model, layer, local),
-                passes: Site::new(model, local, precision, self.device).layer(layer),
-                ..StageMemory::default()
-            },
-        }
-    }
-
-    /// The embedding on one rank.
-    pub fn embedding_memory(
-        &self,
-        model: &Model,
-        local: &Local,
-        precision: Precision,
-    ) -> StageMemory {
-        let shard = shard::embedding(model, local);
-        match self.name {
-            StackName::Megatron => StageMemory {
-                shard,
-                ..StageMemory::default()
-            },
-            StackName::Moefold => StageMemory {
-                shard,
-                padding: moefold::embedding_padding(model, local),
-                passes: Site::new(model, local, precision, self.device).embedding(),
-                ..StageMemory::default()
-            },
-        }
-    }
-
-    /// Final norm, head and loss on one rank. A tied head on one rank with the embedding is the same
-    /// matrix; the caller takes it off.
-    pub fn head_memory(&self, model: &Model, local: &Local, precision: Precision) -> StageMemory {
-        let shard = shard::head(model, local);
-        match self.name {
-            StackName::Megatron => {
-                let wide = precision.activation();
-                let vocab = shard::vocab(model, local);
-                // An unused weight gradient in bf16 keeps autograd's hooks firing
-                // (`megatron/core/tensor_parallel/layers.py`), beside the gathered input and its gradient.
-                let head = 2 * vocab * model.hidden + 4 * local.tokens * model.hidden;
-                StageMemory {
-                    shard,
-                    // Input and output of the final norm.
-                    passes: Passes::keeping(wide.bytes(2 * local.tokens_local * model.hidden)),
-                    sets: WorkingSets {
-                        logits: self.logits(model, local, precision),
-                        head: Bytes(head),
-                        ..WorkingSets::default()
-                    },
-                    ..StageMemory::default()
-                }
-            }
-            StackName::Moefold => StageMemory {
-                shard,
-                padding: moefold::head_padding(model, local),
-                passes: Site::new(model, local, precision, self.device).head(),
-                ..StageMemory::default()
-            },
-        }
-    }
-
-    /// Logits between a head's forward and backward.
-    pub fn logits(&self, model: &Model, local: &Local, precision: Precision) -> Bytes {
-        let elements = local.tokens * shard::vocab(model, local);
-        match self.name {
-            // Transformer Engine's cross entropy turns wide logits into their gradient in place.
-            StackName::Megatron => Bytes(2 * elements),
-            // As activations are, turned into their gradient in place.
-            StackName::Moefold => precision.activation().bytes(elements),
-        }
-    }
-
-    /// What a rank holds throughout a step of so many microbatches beside its state, and the highest of
-    /// what follows the last backward pass.
-    pub fn step_memory(
-        &self,
-        model: &Model,
-        local: &Local,
-        precision: Precision,
-        microbatches: u32,
-    ) -> (Level, Level) {
-        match self.name {
-            StackName::Megatron => (Level::default(), Level::default()),
-            StackName::Moefold => {
-                let site = Site::new(model, local, precision, self.device);
-                (site.standing(u64::from(microbatches)), site.update())
-            }
         }
     }
 
@@ -334,9 +193,9 @@ impl Stack {
     /// weight gradients into the main gradients itself and hands autograd an unused bf16 tensor,
     /// cached by shape (`get_dummy_wgrad`).
     pub fn weight_shape_buffer(&self, elements: u64) -> Bytes {
-        match self.name {
-            StackName::Megatron => Bytes(2 * elements),
-            StackName::Moefold => Bytes::ZERO,
+        match self {
+            Self::Megatron(_) => Bytes(2 * elements),
+            Self::Moefold(_) => Bytes::ZERO,
         }
     }
 
@@ -355,5 +214,85 @@ impl Stack {
                 Bytes((buffers * hidden as f64 / 7168.0) as u64)
             }
         }
+    }
+}
+
+impl Megatron {
+    fn new() -> Self {
+        Self {
+            common: Common {
+                // The per-kernel floor NVIDIA's GB200 DeepSeek-V3 guide works with (about 5 us).
+                launch: Seconds::from_us(5.0),
+                // One device-to-host copy and the refill of the launch stream.
+                sync: Seconds::from_us(20.0),
+                // CUDA context and loaded libraries.
+                context: Bytes(3 * GIB / 2),
+                // NCCL: 342 to 392 MB at 2 to 8 ranks (ai-dynamo/aiconfigurator system files).
+                communicator: Bytes(392_000_000),
+                overlap: Overlap {
+                    grad_reduce: true,
+                    param_gather: true,
+                    p2p: true,
+                    ..Overlap::default()
+                },
+                dispatchers: &[
+                    Dispatcher::Alltoall,
+                    Dispatcher::Deepep,
+                    Dispatcher::Hybridep,
+                    Dispatcher::Allgather,
+                ],
+                precisions: &[
+                    Precision::Bf16,
+                    Precision::Fp8,
+                    Precision::Fp8Delayed,
+                    Precision::Fp8Blockwise,
+                    Precision::Mxfp8,
+                    Precision::Nvfp4,
+                ],
+            },
+            // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
+            router_kernels: 31,
+            // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
+            workspace: Bytes(64 * MIB),
+            // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;
+            // github.com/MooreThreads/SimuMax@4dcaae5, b200_release_v1.2_summary.json).
+            fragmentation: 0.05,
+        }
+    }
+}
+
+impl Moefold {
+    fn on_cpu() -> Self {
+        Self {
+            common: Common {
+                // Calls into kernels are function calls.
+                launch: Seconds::ZERO,
+                sync: Seconds::ZERO,
+                context: Bytes::ZERO,
+                communicator: Bytes::ZERO,
+                overlap: Overlap::default(),
+                dispatchers: &[Dispatcher::Alltoall],
+                // bf16 needs a GPU.
+                precisions: &[Precision::Fp32, Precision::Bf16],
+            },
+            max_cp: 1,
+            max_pp: 1,
+        }
+    }
+
+    /// What no profile says of the host and of memory beside tensors is taken from the other runtime: an
+    /// op is about one kernel.
+    fn on_gpu(mut self, host: &HostTimes) -> Self {
+        let Common {
+            launch,
+            sync,
+            communicator,
+            ..
+        } = Megatron::new().common;
+        self.common.launch = host.launch.unwrap_or(launch);
+        self.common.sync = host.read.unwrap_or(sync);
+        self.common.context = host.overhead.unwrap_or(ASSUMED_OVERHEAD);
+        self.common.communicator = communicator;
+        self
     }
 }

@@ -8,6 +8,7 @@
     reason = "every case is reported, `--nocapture` shows it"
 )]
 
+use moefold_planner::stack::megatron::Declared;
 use std::collections::BTreeMap;
 
 use moefold_planner::layout::Batch;
@@ -91,7 +92,8 @@ fn predicted(row: &Row) -> PlannedLayout {
     let each = layers.len() / row.pp as usize;
     let stages: Vec<Vec<u32>> = layers.chunks(each).map(<[u32]>::to_vec).collect();
     options.stages = Some(stages.into());
-    let mut found = search::plan(&row.model, &cluster, 8, &options, &costs).expect("fits");
+    let mut found =
+        search::plan(&row.model, &cluster, 8, &options, &costs, &Declared).expect("fits");
     found.plans.remove(0)
 }
 
@@ -193,7 +195,7 @@ fn throughputs() -> Vec<Throughput> {
             let cluster = moefold_profiles::presets::cluster(cells[2]).expect("a preset");
             let costs = Costs::for_cluster(&cluster, &[]);
             let gpus = number(3) as u32;
-            let found = search::plan(&model, &cluster, gpus, &options, &costs)
+            let found = search::plan(&model, &cluster, gpus, &options, &costs, &Declared)
                 .unwrap_or_else(|error| panic!("{line}: {error}"));
             let source = cells[0].split('-').next().unwrap_or_default();
             Throughput {

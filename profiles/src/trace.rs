@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::directory::Key;
 use crate::units::{Instant, Seconds, Span};
 
 /// What a stretch of time is spent on; the keys of `time_s` in a plan, and they sum to the step.
@@ -157,6 +158,9 @@ pub struct TraceSpan {
     pub name: String,
     /// What the time counts as.
     pub category: Category,
+    /// What ran, as cost tables know it; absent for phases and for what no table prices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Key>,
     /// When it began.
     pub start: Instant,
     /// When it ended.
@@ -235,6 +239,9 @@ impl Trace {
                 if let Some(value) = value {
                     args.insert(key.to_owned(), value.into());
                 }
+            }
+            if let Some(key) = &span.key {
+                args.insert("key".to_owned(), json!(key));
             }
             events.push(
                 json!({"ph": "X", "name": span.name, "cat": span.category.name(),

@@ -9,6 +9,7 @@
 
 use anyhow::anyhow;
 use moefold_executor::room::room;
+use moefold_executor::trace::Traced;
 use moefold_executor::transport::Launched;
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::SearchOptions;
@@ -163,7 +164,16 @@ impl<'a> Judge<'a> {
             ..SearchOptions::new(plan.request.batch, StackName::Moefold)
         };
         let costs = Costs::for_cluster(&self.cluster, &[]);
-        let found = search::plan(&plan.model, &self.cluster, ranks, &options, &costs).ok()?;
+        let runtime = Traced::new(&plan.model, &self.cluster);
+        let found = search::plan(
+            &plan.model,
+            &self.cluster,
+            ranks,
+            &options,
+            &costs,
+            &runtime,
+        );
+        let found = found.ok()?;
         found.plans.into_iter().next()
     }
 

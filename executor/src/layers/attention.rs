@@ -9,7 +9,7 @@ use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Saves, linear, tokens};
+use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -60,31 +60,6 @@ struct BeforeNorm {
     query_rstd: Tensor,
     key: Tensor,
     key_rstd: Tensor,
-}
-
-impl Saves for AttentionSaved {
-    const MODULE: &'static str = "attention";
-
-    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut list = vec![
-            ("input", &self.input),
-            ("rstd", &self.norm_rstd),
-            ("norm_output", &self.norm_output),
-            ("query", &self.query),
-            ("key", &self.key),
-            ("value", &self.value),
-        ];
-        if let Some(before) = &self.before_norm {
-            list.extend([
-                ("query_before_norm", &before.query),
-                ("query_rstd", &before.query_rstd),
-                ("key_before_norm", &before.key),
-                ("key_rstd", &before.key_rstd),
-            ]);
-        }
-        list.extend([("output", &self.output), ("log_sum_exp", &self.lse)]);
-        list
-    }
 }
 
 impl Attention {
@@ -138,17 +113,17 @@ impl Attention {
             });
         }
         if self.rotary_dim > 0 {
-            cx.op(CATEGORY, "rope", || {
+            cx.op(CATEGORY, || {
                 rope::forward(&query, rope);
                 rope::forward(&key, rope);
             });
         }
-        let (output, lse) = cx.op(CATEGORY, "attention", || {
+        let (output, lse) = cx.op(CATEGORY, || {
             attention::forward(&query, &key, &value, sequences, self.scale)
         });
         let projected = linear::forward(cx, CATEGORY, &flat(&output), &self.output.value);
         let y = tokens::scatter_sum(cx, projected)?;
-        cx.op(CATEGORY, "add", || add_into(&y, x));
+        cx.op(CATEGORY, || add_into(&y, x));
         let saved = AttentionSaved {
             input: x.clone(),
             norm_rstd,
@@ -189,7 +164,7 @@ impl Attention {
         drop(dy_all);
         let all = tokens::start_gather(cx, &norm_output)?;
 
-        let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, "attention", || {
+        let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, || {
             let doutput = doutput.reshape(output.dims());
             attention::backward(
                 &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
@@ -197,7 +172,7 @@ impl Attention {
         });
         drop((doutput, query, key, value, output, lse));
         if self.rotary_dim > 0 {
-            cx.op(CATEGORY, "rope", || {
+            cx.op(CATEGORY, || {
                 rope::backward(&dquery, rope);
                 rope::backward(&dkey, rope);
             });
@@ -218,7 +193,7 @@ impl Attention {
         linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
         let dnormed = tokens::scatter_sum(cx, dall)?;
         let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
-        cx.op(CATEGORY, "add", || add_into(&dx, dy));
+        cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }
 }

@@ -33,7 +33,7 @@ impl Embedding {
 
     /// `ids [T] -> [t, h]`.
     pub fn forward(&self, cx: &Context, ids: &Tensor) -> Result<Tensor, Error> {
-        let own = cx.op(CATEGORY, "embedding", || {
+        let own = cx.op(CATEGORY, || {
             embedding::forward(ids, &self.table.value, self.vocab_start)
         });
         tokens::scatter_sum(cx, own)
@@ -42,7 +42,7 @@ impl Embedding {
     /// Adds `dx [t, h]` to the rows that `ids [T]` name.
     pub fn backward(&self, cx: &Context, dx: &Tensor, ids: &Tensor) -> Result<(), Error> {
         let dx_all = tokens::gather(cx, dx)?;
-        cx.op(CATEGORY, "embedding", || {
+        cx.op(CATEGORY, || {
             embedding::backward(&dx_all, ids, &self.table.grad, self.vocab_start);
         });
         Ok(())

@@ -10,7 +10,7 @@ use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Saves, linear, tokens};
+use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -39,19 +39,6 @@ pub struct HeadSaved {
     logits_gradient: Tensor,
 }
 
-impl Saves for HeadSaved {
-    const MODULE: &'static str = "head";
-
-    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("input", &self.input),
-            ("rstd", &self.norm_rstd),
-            ("norm_output", &self.norm_output),
-            ("logits_gradient", &self.logits_gradient),
-        ]
-    }
-}
-
 impl Head {
     /// The head on weights of `store`; `tied` to the embedding or with a matrix of its own.
     pub fn new(store: &Store, tied: bool, eps: f64) -> Self {
@@ -77,25 +64,24 @@ impl Head {
         let kind = (TensorClass::Logits, all.dtype());
         let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value);
         drop(all);
-        let max = cx.op(CATEGORY, "cross_entropy", || {
-            cross_entropy::row_max(&logits)
-        });
+        let max = cx.op(CATEGORY, || cross_entropy::row_max(&logits));
         if !cx.tp.is_solo() {
             cx.comm(Category::TpComm, "all_reduce", || {
                 cx.tp.all_reduce_max(&max)
             })?;
         }
-        let (sum, target) = cx.op(CATEGORY, "cross_entropy", || {
+        let (sum, target) = cx.op(CATEGORY, || {
             cross_entropy::sum_exp_and_target(&logits, &max, targets, self.vocab_start)
         });
         if !cx.tp.is_solo() {
-            cx.comm(Category::TpComm, "all_reduce", || {
-                let sums = cx.tp.start_all_reduce(&sum)?;
-                cx.tp.all_reduce(&target)?;
-                sums.wait()
-            })?;
+            let start = |part| cx.tp.start_all_reduce(part);
+            let sums = cx.comm(Category::TpComm, "all_reduce", || start(&sum))?;
+            let targets = cx.comm(Category::TpComm, "all_reduce", || start(&target))?;
+            for pending in [targets, sums] {
+                cx.comm(Category::TpComm, "all_reduce", || pending.wait())?;
+            }
         }
-        let losses = cx.op(CATEGORY, "cross_entropy", || {
+        let losses = cx.op(CATEGORY, || {
             let reduced = Reduced {
                 top: &max,
                 sum_exp: &sum,

@@ -20,7 +20,7 @@ pub fn forward_as(
     w: &Tensor,
 ) -> Tensor {
     let y = cx.device.empty(class, dtype, &[x.dims()[0], w.dims()[0]]);
-    cx.op(category, "gemm", || {
+    cx.op(category, || {
         gemm(x, Trans::No, w, Trans::Yes, &y, 0.0);
     });
     y
@@ -30,7 +30,7 @@ pub fn forward_as(
 pub fn dgrad(cx: &Context, category: Category, dy: &Tensor, w: &Tensor) -> Tensor {
     let dims = [dy.dims()[0], w.dims()[1]];
     let dx = cx.device.empty(TensorClass::Transient, dy.dtype(), &dims);
-    cx.op(category, "gemm", || {
+    cx.op(category, || {
         gemm(dy, Trans::No, w, Trans::No, &dx, 0.0);
     });
     dx
@@ -38,14 +38,14 @@ pub fn dgrad(cx: &Context, category: Category, dy: &Tensor, w: &Tensor) -> Tenso
 
 /// Adds the gradient of the input to `dx [T, in]`.
 pub fn dgrad_onto(cx: &Context, category: Category, dy: &Tensor, w: &Tensor, dx: &Tensor) {
-    cx.op(category, "gemm", || {
+    cx.op(category, || {
         gemm(dy, Trans::No, w, Trans::No, dx, 1.0);
     });
 }
 
 /// Adds the gradient of the weight, `dyᵀ x`, to `dw [out, in]`.
 pub fn wgrad(cx: &Context, category: Category, dy: &Tensor, x: &Tensor, dw: &Tensor) {
-    cx.op(category, "gemm", || {
+    cx.op(category, || {
         gemm(dy, Trans::Yes, x, Trans::No, dw, 1.0);
     });
 }

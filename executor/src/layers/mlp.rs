@@ -6,7 +6,7 @@ use moefold_kernels::swiglu::{self, Rule};
 use moefold_profiles::trace::Category;
 
 use super::norm::Norm;
-use super::{Saves, linear, tokens};
+use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
@@ -37,20 +37,6 @@ pub struct MlpSaved {
     activation: Tensor,
 }
 
-impl Saves for MlpSaved {
-    const MODULE: &'static str = "mlp";
-
-    fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("input", &self.input),
-            ("rstd", &self.norm_rstd),
-            ("norm_output", &self.norm_output),
-            ("fc1_output", &self.gate_up),
-            ("activation", &self.activation),
-        ]
-    }
-}
-
 impl Mlp {
     /// The block of `layer`, on weights of `store`.
     pub fn new(store: &Store, layer: u32, eps: f64) -> Self {
@@ -68,12 +54,10 @@ impl Mlp {
         let all = tokens::gather(cx, &normed)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
         drop(all);
-        let activation = cx.op(CATEGORY, "swiglu", || {
-            swiglu::forward(&gate_up, None, &Rule::SWIGLU)
-        });
+        let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
         let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
         let y = tokens::scatter_sum(cx, y)?;
-        cx.op(CATEGORY, "add", || add_into(&y, x));
+        cx.op(CATEGORY, || add_into(&y, x));
         let saved = MlpSaved {
             input: x.clone(),
             norm_rstd,
@@ -98,7 +82,7 @@ impl Mlp {
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
         drop((dy_all, activation));
         let all = tokens::start_gather(cx, &norm_output)?;
-        let (dgate_up, _) = cx.op(CATEGORY, "swiglu", || {
+        let (dgate_up, _) = cx.op(CATEGORY, || {
             swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
         });
         drop((dactivation, gate_up));
@@ -108,7 +92,7 @@ impl Mlp {
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
         let dnormed = tokens::scatter_sum(cx, dall)?;
         let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
-        cx.op(CATEGORY, "add", || add_into(&dx, dy));
+        cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }
 }

@@ -26,14 +26,14 @@ impl Norm {
 
     /// `x [rows, d] -> (y [rows, d], rstd [rows])`; backward needs `x` and `rstd`.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> (Tensor, Tensor) {
-        cx.op(self.category, "rms_norm", || {
+        cx.op(self.category, || {
             rms_norm::forward(x, &self.weight.value, self.eps)
         })
     }
 
     /// `dy -> dx`; adds to the weight's gradient.
     pub fn backward(&self, cx: &Context, dy: &Tensor, x: &Tensor, rstd: &Tensor) -> Tensor {
-        cx.op(self.category, "rms_norm", || {
+        cx.op(self.category, || {
             rms_norm::backward(dy, x, &self.weight.value, rstd, &self.weight.grad)
         })
     }

@@ -7,7 +7,7 @@ use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::{Ffn, Gqa, Mixer, Model, Moe, QkNorm};
 
-use super::{Family, Holding, Parameter, Part, Slice, Spread};
+use super::{Family, Parameter, Part, Piece, Slice, Spread};
 
 /// Collects parameters; offsets are assigned once all are known.
 pub(super) struct Declaration<'a> {
@@ -51,24 +51,25 @@ impl<'a> Declaration<'a> {
         }
     }
 
-    /// Lists what `holding` says, layer by layer; offsets are still zero.
-    pub(super) fn list(mut self, holding: &Holding) -> Vec<Parameter> {
+    /// Lists the parameters of some pieces, in their order; offsets are still zero.
+    pub(super) fn list(mut self, pieces: &[Piece]) -> Vec<Parameter> {
         let tied = self.model.tied_embeddings;
-        if holding.embedding || (holding.head && tied) {
+        // A head that shares the embedding's matrix has it beside it, or has it alone.
+        if pieces.contains(&Piece::Embedding) || (pieces.contains(&Piece::Head) && tied) {
             self.vocabulary(Part::Embedding, "model.embed_tokens.weight");
         }
-        for &layer in &holding.layers {
-            self.layer(layer);
-        }
-        if holding.head {
-            self.norm(
-                None,
-                Part::FinalNorm,
-                "model.norm.weight".to_owned(),
-                self.hidden,
-            );
-            if !tied {
-                self.vocabulary(Part::Head, "lm_head.weight");
+        for piece in pieces {
+            match *piece {
+                Piece::Embedding => {}
+                Piece::Mixer(layer) => self.mixer(layer),
+                Piece::FeedForward(layer) => self.feed_forward(layer),
+                Piece::Head => {
+                    let norm = "model.norm.weight".to_owned();
+                    self.norm(None, Part::FinalNorm, norm, self.hidden);
+                    if !tied {
+                        self.vocabulary(Part::Head, "lm_head.weight");
+                    }
+                }
             }
         }
         self.parameters
@@ -148,22 +149,20 @@ impl<'a> Declaration<'a> {
         self.push(Some(layer), part, dims, spread, vec![slice]);
     }
 
-    fn layer(&mut self, layer: u32) {
+    fn mixer(&mut self, layer: u32) {
         let prefix = format!("model.layers.{layer}");
-        let description = &self.model.layers[layer as usize];
-        let norm = |name: &str| format!("{prefix}.{name}.weight");
-        if let Some(Mixer::Gqa(gqa)) = &description.mixer {
-            self.norm(
-                Some(layer),
-                Part::InputNorm,
-                norm("input_layernorm"),
-                self.hidden,
-            );
+        if let Some(Mixer::Gqa(gqa)) = &self.model.layers[layer as usize].mixer {
+            let norm = format!("{prefix}.input_layernorm.weight");
+            self.norm(Some(layer), Part::InputNorm, norm, self.hidden);
             self.attention(layer, &format!("{prefix}.self_attn"), gqa);
         }
-        if let Some(ffn) = &description.ffn {
-            let tensor = norm("post_attention_layernorm");
-            self.norm(Some(layer), Part::PostNorm, tensor, self.hidden);
+    }
+
+    fn feed_forward(&mut self, layer: u32) {
+        let prefix = format!("model.layers.{layer}");
+        if let Some(ffn) = &self.model.layers[layer as usize].ffn {
+            let norm = format!("{prefix}.post_attention_layernorm.weight");
+            self.norm(Some(layer), Part::PostNorm, norm, self.hidden);
             match ffn {
                 Ffn::Dense(mlp) => self.dense(layer, &format!("{prefix}.mlp"), mlp.width as usize),
                 Ffn::Moe(moe) => self.moe(layer, &prefix, moe),

@@ -99,18 +99,6 @@ impl Dispatch {
         })
     }
 
-    /// Every tensor saved, with its name in the declaration.
-    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut list = vec![
-            ("row_of", &self.map.row_of),
-            ("slot_of", &self.map.slot_of),
-            ("token_of", &self.map.token_of),
-            ("expert_offsets", &self.map.offsets),
-        ];
-        list.extend(self.offsets.iter().map(|t| ("held_offsets", t)));
-        list
-    }
-
     /// Which rows the experts here process.
     pub fn rows(&self) -> Rows<'_> {
         Rows::Offsets(self.offsets.as_ref().unwrap_or(&self.map.offsets))
@@ -163,7 +151,7 @@ impl Dispatch {
         if self.blocks.is_empty() {
             return arrived;
         }
-        cx.op(Category::RouterPermute, "permute", || {
+        cx.op(Category::RouterPermute, || {
             rows::gather_chunks(&arrived, &self.blocks)
         })
     }
@@ -172,7 +160,7 @@ impl Dispatch {
         if self.blocks.is_empty() {
             return rows;
         }
-        cx.op(Category::RouterPermute, "unpermute", || {
+        cx.op(Category::RouterPermute, || {
             rows::scatter_chunks(&rows, &self.blocks)
         })
     }
@@ -187,7 +175,7 @@ impl Dispatch {
             .empty(TensorClass::Activations, rows.dtype(), &dims);
         let own = shared.rows(self.etp_block(cx.etp.index()));
         let pending = if cx.ep.is_solo() {
-            elementwise::copy(&rows, &own);
+            cx.op(Category::RouterPermute, || elementwise::copy(&rows, &own));
             None
         } else {
             Some(cx.comm(Category::EpComm, "all_to_all", || {
@@ -249,12 +237,13 @@ impl Dispatch {
         if cx.etp.is_solo() {
             return Ok(());
         }
-        cx.comm(Category::TpComm, "all_gather", || {
-            let mut pending = Vec::with_capacity(self.etp_rows.len());
-            for peer in 0..self.etp_rows.len() {
-                let block = shared.rows(self.etp_block(peer));
-                pending.push(cx.etp.start_broadcast(&block, peer)?);
-            }
+        let mut pending = Vec::with_capacity(self.etp_rows.len());
+        for peer in 0..self.etp_rows.len() {
+            let block = shared.rows(self.etp_block(peer));
+            let start = || cx.etp.start_broadcast(&block, peer);
+            pending.push(cx.comm(Category::TpComm, "broadcast", start)?);
+        }
+        cx.comm(Category::TpComm, "broadcast", || {
             pending.into_iter().try_for_each(Pending::wait)
         })?;
         Ok(())
@@ -270,7 +259,7 @@ impl Dispatch {
         let received = cx
             .device
             .empty(TensorClass::Transient, parts.dtype(), &dims);
-        cx.comm(Category::TpComm, "reduce_scatter", || {
+        cx.comm(Category::TpComm, "all_to_all", || {
             let arriving = vec![own; peers];
             let even = all_equal(self.etp_rows.iter().copied());
             let rows: [&[usize]; 2] = [&self.etp_rows, &arriving];
@@ -284,7 +273,7 @@ impl Dispatch {
         let parts: Vec<Tensor> = (0..peers)
             .map(|peer| received.rows(peer * own..(peer + 1) * own))
             .collect();
-        cx.op(Category::TpComm, "add", || {
+        cx.op(Category::TpComm, || {
             reduce::sum_ordered(&parts.iter().collect::<Vec<_>>(), &sum);
         });
         Ok(sum)

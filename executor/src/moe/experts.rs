@@ -36,18 +36,6 @@ pub struct ExpertsSaved {
     row_probs: Tensor,
 }
 
-impl ExpertsSaved {
-    /// Every tensor saved, with its name in the declaration.
-    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("dispatched", &self.input),
-            ("fc1_output", &self.gate_up),
-            ("activation", &self.activation),
-            ("row_probabilities", &self.row_probs),
-        ]
-    }
-}
-
 impl Experts {
     /// Experts on their weights.
     pub fn new(gate_up: Weight, down: Weight) -> Self {
@@ -62,13 +50,13 @@ impl Experts {
         row_probs: Tensor,
         rows: Rows<'_>,
     ) -> (Tensor, ExpertsSaved) {
-        let gate_up = cx.op(CATEGORY, "grouped_gemm", || {
+        let gate_up = cx.op(CATEGORY, || {
             grouped_gemm::forward_of(&x, &self.gate_up.value, rows)
         });
-        let activation = cx.op(CATEGORY, "swiglu", || {
+        let activation = cx.op(CATEGORY, || {
             swiglu::forward(&gate_up, Some(&row_probs), &Rule::SWIGLU)
         });
-        let y = cx.op(CATEGORY, "grouped_gemm", || {
+        let y = cx.op(CATEGORY, || {
             grouped_gemm::forward_of(&activation, &self.down.value, rows)
         });
         let saved = ExpertsSaved {
@@ -94,16 +82,16 @@ impl Experts {
             activation,
             row_probs,
         } = saved;
-        let dactivation = cx.op(CATEGORY, "grouped_gemm", || {
+        let dactivation = cx.op(CATEGORY, || {
             grouped_gemm::wgrad_of(&dy, &activation, rows, &self.down.grad);
             grouped_gemm::dgrad_of(&dy, &self.down.value, rows)
         });
         drop((dy, activation));
-        let (dgate_up, dprobs) = cx.op(CATEGORY, "swiglu", || {
+        let (dgate_up, dprobs) = cx.op(CATEGORY, || {
             swiglu::backward(&dactivation, &gate_up, Some(&row_probs), &Rule::SWIGLU)
         });
         drop((dactivation, gate_up, row_probs));
-        let dx = cx.op(CATEGORY, "grouped_gemm", || {
+        let dx = cx.op(CATEGORY, || {
             grouped_gemm::wgrad_of(&dgate_up, &input, rows, &self.gate_up.grad);
             drop(input);
             grouped_gemm::dgrad_of(&dgate_up, &self.gate_up.value, rows)

@@ -45,19 +45,6 @@ pub struct RouterSaved {
     pub balance: Option<Tensor>,
 }
 
-impl RouterSaved {
-    /// Every tensor saved, with its name in the declaration.
-    pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut list = vec![
-            ("scores", &self.routing.scores),
-            ("expert_ids", &self.routing.ids),
-            ("probabilities", &self.routing.probs),
-        ];
-        list.extend(self.balance.iter().map(|t| ("balance", t)));
-        list
-    }
-}
-
 impl Router {
     /// The router on its weight, with a balancing loss or without.
     pub fn new(matrix: Weight, moe: &Moe, aux: Option<AuxLoss>) -> Self {
@@ -88,7 +75,7 @@ impl Router {
     ) -> Result<(RouterSaved, RowMap, RoutingStats), Error> {
         let kind = (TensorClass::Activations, Dtype::F32);
         let logits = linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value);
-        let (routing, stats) = cx.op(CATEGORY, "router", || {
+        let (routing, stats) = cx.op(CATEGORY, || {
             let (topk, rule) = (self.topk, &self.rule);
             if self.aux.is_none() {
                 return (router::forward(&logits, topk, rule, None), None);
@@ -96,9 +83,7 @@ impl Router {
             let (routing, stats) = router::forward_with_stats(&logits, topk, rule, None);
             (routing, Some(stats))
         });
-        let sorted = cx.op(CATEGORY, "permute", || {
-            permute::sort(&routing.ids, self.num_experts)
-        });
+        let sorted = cx.op(CATEGORY, || permute::sort(&routing.ids, self.num_experts));
         let map = cx.to_host("counts_to_host", || sorted.counted());
         let balance = match (&self.aux, stats) {
             (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
@@ -154,7 +139,7 @@ impl Router {
         x: &Tensor,
         dx: &Tensor,
     ) {
-        let dlogits = cx.op(CATEGORY, "router", || {
+        let dlogits = cx.op(CATEGORY, || {
             router::backward(dprobs, &saved.routing, &self.rule, saved.balance.as_ref())
         });
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);

@@ -6,14 +6,14 @@ use std::ops::Range;
 use moefold_kernels::cross_entropy::{self, Reduced};
 use moefold_kernels::gemm::{self, Trans};
 use moefold_kernels::router::{self, RouterRule, Score};
-use moefold_kernels::scalars::Scalars;
+use moefold_kernels::scalars::{Factor, Scalars};
 use moefold_kernels::swiglu::Rule;
 use moefold_kernels::{
     Device, TensorClass, adamw, attention, elementwise, embedding, grouped_gemm, permute, rms_norm,
-    rope, swiglu,
+    rope, rows, swiglu,
 };
 use moefold_kernels::{Dtype, Tensor};
-use moefold_profiles::{Op, Pass};
+use moefold_profiles::{Op, Pass, SweepKind};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -39,9 +39,17 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
             | Op::GradNorm { .. }
             | Op::CrossEntropy { .. }
             | Op::Add { .. }
+            | Op::Sweep { .. }
             | Op::Adamw { .. }
     );
-    if op.dtype() != stored && !(wide && op.dtype() == Dtype::F32) {
+    let sorts = matches!(
+        op,
+        Op::Sweep {
+            kind: SweepKind::Sort,
+            ..
+        }
+    );
+    if op.dtype() != stored && !(wide && op.dtype() == Dtype::F32) && !sorts {
         return Some(match (device.properties(), stored) {
             (None, _) => "the CPU computes in f32",
             (_, Dtype::Bf16) => "the device was opened in bf16",
@@ -199,6 +207,7 @@ fn one_place(at: &Operands<'_>, op: &Op) -> Run {
             let (a, b) = (at.tensor(&[len]), at.tensor(&[len]));
             Box::new(move || elementwise::axpy(1e-6, &a, &b))
         }
+        Op::Sweep { kind, len, .. } => sweep(at, kind, len),
         Op::Adamw { len, .. } => update(at, len),
         Op::GradNorm { len } => {
             let x = at.wide(&[len]);
@@ -206,6 +215,54 @@ fn one_place(at: &Operands<'_>, op: &Op) -> Run {
             Box::new(move || sum.add_squares(0, 1e-6, &x))
         }
         Op::LinearAttention { .. } => unreachable!("refused before"),
+    }
+}
+
+fn sweep(at: &Operands<'_>, kind: SweepKind, len: u64) -> Run {
+    let x = match kind {
+        SweepKind::Sort => at.ids(&[len as usize, 1], EXPERTS),
+        _ => at.tensor(&[len]),
+    };
+    // Rows of logits are as wide as a vocabulary, where there are so many.
+    let width = (len as usize).clamp(1, VOCAB);
+    let logits = x.view(0, &[x.len() / width, width]);
+    match kind {
+        SweepKind::Fill => Box::new(move || elementwise::fill(&x, 1e-6)),
+        SweepKind::Copy => {
+            let y = at.tensor(&[len]);
+            Box::new(move || elementwise::copy(&x, &y))
+        }
+        SweepKind::Scale => Box::new(move || elementwise::scale(&x, 1.0)),
+        SweepKind::Sum => {
+            let sum = Scalars::zeros(at.device, TensorClass::Transient, 1);
+            Box::new(move || sum.add_sum(0, 1e-6, &x))
+        }
+        SweepKind::RowMax => Box::new(move || drop(cross_entropy::row_max(&logits))),
+        SweepKind::SumExp => {
+            let top = at.wide(&[logits.num_rows() as u64]);
+            let targets = at.ids(&[logits.num_rows()], width);
+            Box::new(move || {
+                drop(cross_entropy::sum_exp_and_target(
+                    &logits, &top, &targets, 0,
+                ));
+            })
+        }
+        SweepKind::Gather => {
+            let index = at.ids(&[len as usize], len as usize);
+            let x = x.reshape(&[len as usize, 1]);
+            Box::new(move || drop(rows::gather(&x, &index)))
+        }
+        SweepKind::Chunks => {
+            let x = x.reshape(&[len as usize, 1]);
+            let middle = len as usize / 2;
+            let halves = [middle..len as usize, 0..middle];
+            Box::new(move || drop(rows::gather_chunks(&x, &halves)))
+        }
+        SweepKind::Sort => Box::new(move || drop(permute::sort(&x, EXPERTS))),
+        SweepKind::Clip => {
+            let sums = Scalars::zeros(at.device, TensorClass::Transient, 1);
+            Box::new(move || drop(Factor::clipped(&sums, 0, 1.0, Some(1.0))))
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane};
 
 use super::{Entry, Place};
@@ -24,6 +25,7 @@ pub(super) struct Timed {
     pub(super) lane: Lane,
     pub(super) category: Category,
     pub(super) name: &'static str,
+    pub(super) key: Option<Key>,
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
     pub(super) place: Place,
@@ -36,6 +38,7 @@ impl Timed {
             lane: self.lane,
             category: self.category,
             name: self.name,
+            key: self.key,
             start_ns: step_ns + self.start_ns,
             end_ns: step_ns + self.end_ns,
             place: self.place,
@@ -113,6 +116,7 @@ mod tests {
             lane,
             category,
             name,
+            key: None,
             start_ns: ns[0],
             end_ns: ns[1],
             place: Place::default(),

@@ -12,9 +12,9 @@ use super::TrainOptions;
 use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
-use crate::model::{Holding, Shard};
+use crate::model::{Shard, pieces};
 use crate::moe::router::AuxLoss;
-use crate::optimizer::{State, ZeroAdam};
+use crate::optimizer::{AdamOptions, State, ZeroAdam};
 use crate::rank::Context;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
@@ -39,19 +39,35 @@ impl Trainer {
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
-        let holding = Holding::whole(model);
-        let shard = Shard::new(model, &cx.layout, &cx.at, &holding);
+        let (adam, aux_loss_coef) = (options.adam, options.aux_loss_coef);
+        let mut trainer = Self::assemble(cx, model, seq_len, adam, aux_loss_coef);
+        let Stepper {
+            store, optimizer, ..
+        } = &mut trainer.stepper;
+        fill(store, optimizer, weights)?;
+        if let Some(saved) = weights.saved() {
+            saved.restore(store, optimizer)?;
+        }
+        Ok(trainer)
+    }
+
+    /// Allocates the rank's shard and leaves it zero.
+    pub(crate) fn assemble(
+        cx: Context,
+        model: &Model,
+        seq_len: u64,
+        adam: AdamOptions,
+        aux_loss_coef: f64,
+    ) -> Self {
+        let pieces = pieces(model);
+        let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
-        let aux = (options.aux_loss_coef > 0.0).then(|| AuxLoss {
-            coefficient: options.aux_loss_coef,
+        let aux = (aux_loss_coef > 0.0).then(|| AuxLoss {
+            coefficient: aux_loss_coef,
             microbatches: cx.layout.microbatches(),
         });
-        let stage = StageModel::new(model, &store, &holding, aux);
-        let mut optimizer = ZeroAdam::new(&cx, &store, options.adam);
-        fill(&store, &optimizer, weights)?;
-        if let Some(saved) = weights.saved() {
-            saved.restore(&store, &mut optimizer)?;
-        }
+        let stage = StageModel::new(model, &store, &pieces, aux);
+        let optimizer = ZeroAdam::new(&cx, &store, adam);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stages = BTreeMap::from([(Stage(0), stage)]);
@@ -64,7 +80,7 @@ impl Trainer {
             actions,
             seq_len as usize,
         );
-        Ok(Self { cx, stepper })
+        Self { cx, stepper }
     }
 
     /// Steps taken, those before the checkpoint it began with among them.

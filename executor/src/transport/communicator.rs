@@ -6,8 +6,10 @@
 use std::rc::Rc;
 
 use moefold_kernels::{Tensor, elementwise};
+use moefold_profiles::Collective;
+use moefold_profiles::units::Bytes;
 
-use super::{CarriedLog, Exchange, Pending, Reduce, Transport, TransportError};
+use super::{CollectiveLog, Exchange, Pending, Reduce, Transport, TransportError};
 
 /// One rank's end of a process group. Clones share it; members must call in the same order.
 #[derive(Debug, Clone)]
@@ -16,7 +18,11 @@ pub struct Communicator {
     index: usize,
     /// Absent in a group of one.
     transport: Option<Rc<dyn Transport>>,
-    carried: Option<CarriedLog>,
+    /// As traces and logs call it.
+    name: Rc<str>,
+    /// The most members that share one memory domain.
+    ranks_per_domain: u32,
+    log: Option<CollectiveLog>,
 }
 
 impl Communicator {
@@ -26,27 +32,38 @@ impl Communicator {
             ranks: Rc::new([rank]),
             index: 0,
             transport: None,
-            carried: None,
+            name: "solo".into(),
+            ranks_per_domain: 1,
+            log: None,
         }
     }
 
-    /// The group of `ranks`, in their order, of which the caller is number `index`.
-    pub fn over(ranks: &[u32], index: usize, transport: Rc<dyn Transport>) -> Self {
+    /// The group of `ranks`, in their order, of which the caller is number `index`; all of them in one
+    /// memory domain until [`Communicator::spread`] says otherwise.
+    pub fn over(name: &str, ranks: &[u32], index: usize, transport: Rc<dyn Transport>) -> Self {
         assert!(index < ranks.len(), "member {index} of {ranks:?}");
         Self {
             ranks: ranks.into(),
             index,
             transport: (ranks.len() > 1).then_some(transport),
-            carried: None,
+            name: name.into(),
+            ranks_per_domain: ranks.len() as u32,
+            log: None,
         }
     }
 
-    /// The same, which notes in `log` when a device did each collective.
-    pub(super) fn noting(self, log: Option<CarriedLog>) -> Self {
+    /// The same, of which at most so many members share one memory domain.
+    #[must_use]
+    pub fn spread(self, ranks_per_domain: u32) -> Self {
         Self {
-            carried: log,
+            ranks_per_domain,
             ..self
         }
+    }
+
+    /// The same, which notes its collectives in `log`.
+    pub(crate) fn noting(self, log: Option<CollectiveLog>) -> Self {
+        Self { log, ..self }
     }
 
     /// Members.
@@ -195,18 +212,28 @@ impl Communicator {
     pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
         match &self.transport {
             None => Ok(vec![counts.to_vec()]),
-            Some(transport) => transport.gather_words(counts),
+            Some(transport) => {
+                self.note_words(counts.len());
+                transport.gather_words(counts)
+            }
         }
     }
 
     /// Sums host numbers over the members, in member order, in place.
     pub fn all_reduce_f64(&self, values: &mut [f64]) -> Result<(), TransportError> {
-        let words: Vec<u64> = values.iter().map(|v| v.to_bits()).collect();
-        let all = self.exchange_counts(&words)?;
-        for (i, value) in values.iter_mut().enumerate() {
-            *value = all.iter().map(|member| f64::from_bits(member[i])).sum();
+        match &self.transport {
+            None => Ok(()),
+            Some(transport) => {
+                self.note_words(values.len());
+                transport.sum_numbers(values)
+            }
         }
-        Ok(())
+    }
+
+    fn note_words(&self, len: usize) {
+        if let Some(log) = &self.log {
+            log.note_words(&self.name, Bytes(8 * (len * self.size()) as u64));
+        }
     }
 
     /// Waits until every member has come.
@@ -214,11 +241,28 @@ impl Communicator {
         self.exchange_counts(&[]).map(drop)
     }
 
+    /// The key of a collective in the cost tables.
+    fn key(&self, exchange: &Exchange) -> Collective {
+        Collective {
+            kind: exchange.kind(),
+            bytes: exchange.full().bytes(),
+            ranks: self.ranks.len() as u32,
+            ranks_per_domain: self.ranks_per_domain,
+        }
+    }
+
     /// Starts any collective.
     pub fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
         check(&exchange, self.size());
         match &self.transport {
-            Some(transport) => Ok(transport.start(exchange)?.noted_in(self.carried.as_ref())),
+            Some(transport) => {
+                let key = self.log.as_ref().map(|log| (log, self.key(&exchange)));
+                let pending = transport.start(exchange)?;
+                Ok(match key {
+                    None => pending,
+                    Some((log, key)) => pending.noted_in(log, log.start(&self.name, key)),
+                })
+            }
             None => Ok(Pending::new(move || {
                 copy_locally(&exchange);
                 Ok(())

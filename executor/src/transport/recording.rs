@@ -62,12 +62,7 @@ impl Recording {
 
 impl Transport for Recording {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        let full = match &exchange {
-            Exchange::AllReduce { tensor, .. } | Exchange::Broadcast { tensor, .. } => tensor,
-            Exchange::AllGather { dst, .. } => dst,
-            Exchange::ReduceScatter { src, .. } | Exchange::AllToAll { src, .. } => src,
-        };
-        self.write(exchange.stem(), full.bytes().0);
+        self.write(exchange.stem(), exchange.full().bytes().0);
         self.inner.start(exchange)
     }
 

@@ -23,7 +23,7 @@ use super::recording::{CallLog, Recording};
 use super::remote::Remote;
 use super::rendezvous::{self, Server};
 use super::threads::{Flights, Started, Threads};
-use super::{CarriedLog, Communicator, Transport, TransportError};
+use super::{CollectiveLog, Communicator, Transport, TransportError};
 use crate::error::Error;
 use crate::record::Recorder;
 
@@ -253,7 +253,7 @@ impl World {
             to_first: Rc::default(),
             gpus: Gpu::None,
             log: None,
-            carried: None,
+            log_of_collectives: None,
         };
         // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
@@ -357,7 +357,7 @@ pub struct RankContext {
     to_first: Rc<RefCell<HashMap<u32, Threads>>>,
     pub(super) gpus: Gpu,
     log: Option<CallLog>,
-    carried: Option<CarriedLog>,
+    log_of_collectives: Option<CollectiveLog>,
 }
 
 /// Whether collectives go by NCCL.
@@ -464,7 +464,12 @@ impl RankContext {
             None => transport,
             Some(log) => Rc::new(Recording::new(transport, name, ranks.len(), log.clone())),
         };
-        Communicator::over(ranks, index, transport).noting(self.carried.clone())
+        let machine = |rank: u32| rank / self.local_ranks().max(1);
+        let of_machine = |a: u32| ranks.iter().filter(|&&b| machine(a) == machine(b)).count();
+        let nearest = ranks.iter().map(|&rank| of_machine(rank)).max();
+        Communicator::over(name, ranks, index, transport)
+            .spread(nearest.unwrap_or(1) as u32)
+            .noting(self.log_of_collectives.clone())
     }
 
     fn threads(&self, key: &GroupKey, index: usize) -> Threads {
@@ -543,9 +548,9 @@ impl RankContext {
     /// The same rank with communicators that note in `log` when its device did each collective; whoever
     /// holds the log may take the notes out of it at any time.
     #[must_use]
-    pub(crate) fn noting(&self, log: &CarriedLog) -> Self {
+    pub(crate) fn noting(&self, log: &CollectiveLog) -> Self {
         Self {
-            carried: Some(log.clone()),
+            log_of_collectives: Some(log.clone()),
             ..self.clone()
         }
     }

@@ -6,6 +6,4 @@ mod dispatch;
 mod huggingface;
 mod layouts;
 mod peak;
-mod saved;
 mod shards;
-mod workspaces;

@@ -1,29 +1,29 @@
-//! The most that a step has alive is what the planner declares, byte for byte and class by class: the
-//! state of a rank, what stands throughout a step, and the highest instant of its passes. On the CPU over
-//! many layouts, and on emulated GPUs in f32 and bf16. Where routing decides how many rows a rank has,
-//! the rows of the step itself are put in; where it decides nothing, the number is the plan's.
+//! A traced step is the step: the account of memory, byte for byte and class by class, the ops by their
+//! keys and the collectives, on the CPU over many layouts, and on emulated GPUs in f32 and bf16. Where
+//! routing decides how many rows a rank has, the trace is given those of the step itself; where it decides
+//! nothing, the peak is the plan's.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
 
 use moefold_executor::error::Error;
-use moefold_executor::model::Part;
 use moefold_executor::rank::Context;
+use moefold_executor::record::Recorder;
 use moefold_executor::step::HostTokens;
+use moefold_executor::trace::{self, Assumed, Entry, Tape, Traced};
 use moefold_executor::train::{self, TrainOptions, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::layout::{Degrees, Layout};
-use moefold_planner::memory::tape::{Class, Level};
-use moefold_planner::memory::{self, passes::Passes};
+use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{Optimizer, Predicted, StackName};
-use moefold_planner::saved::Local;
-use moefold_planner::stack::Stack;
-use moefold_planner::stack::moefold::{
-    Device as On, Site, embedding_padding, head_padding, layer_padding,
-};
-use moefold_planner::{search, shard};
+use moefold_planner::plan::{Predicted, StackName};
+use moefold_planner::search;
+use moefold_profiles::directory::Key;
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{Cluster, Costs, Dtype, Precision, presets};
+use moefold_profiles::{Cluster, Costs, Precision, presets};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -34,154 +34,102 @@ use crate::layouts::legal;
 /// What a step is measured on.
 struct Place<'a> {
     open: &'a (dyn Fn() -> Device + Sync),
-    on: On,
     precision: Precision,
 }
 
 const CPU: Place<'static> = Place {
     open: &|| Device::cpu(1),
-    on: On::Cpu,
     precision: Precision::Fp32,
 };
 
-/// The rows of one layer's routing as this rank has them, after the counts of all that send to it.
-fn routed(cx: &Context, local: &Local, ids: &[i32], experts: usize) -> Result<Local, Error> {
-    let mut own = vec![0_u64; experts];
-    for &id in ids {
-        own[id as usize] += 1;
+/// A device without memory that stands for this one.
+fn without_memory(device: &Device) -> Device {
+    match device.properties() {
+        None => Device::meta_cpu(),
+        Some(properties) => Device::meta_cuda(properties.clone(), device.dtype()),
     }
-    let all = cx.tp_ep.exchange_counts(&own)?;
-    let held = experts / cx.ep.size();
-    let here = cx.ep.index() * held..(cx.ep.index() + 1) * held;
-    let from = |sender: usize| all[sender][here.clone()].iter();
-    let peers = cx.etp.size();
-    let mine = (0..all.len()).filter(|sender| sender % peers == cx.etp.index());
-    let in_order = held == 1 || all.len() == 1;
-    let blocks = (0..all.len()).flat_map(from).filter(|&&rows| rows > 0);
-    Ok(Local {
-        expert_rows: (0..all.len()).flat_map(from).sum(),
-        received_rows: mine.flat_map(from).sum(),
-        row_blocks: if in_order { 0 } else { blocks.count() as u64 },
-        ..*local
-    })
 }
 
-/// The passes of one microbatch, declared for the rows that it sends.
-fn passes(
-    fixture: &Fixture,
-    trainer: &Trainer,
-    site: &Site<'_>,
-    tokens: &HostTokens,
-) -> Result<Passes, Error> {
+/// Rows that each member of the rank's group sends to each expert, of every router of a step in order.
+fn routed(trainer: &Trainer, microbatches: &[HostTokens]) -> Result<Vec<Vec<Vec<usize>>>, Error> {
     let cx = &trainer.cx;
-    let kept = trainer.stepper().forward_only(cx, tokens)?;
-    let tensors = kept[0].tensors();
-    let mut all = site.embedding();
-    for (index, layer) in fixture.model.layers.iter().enumerate() {
-        let mut local = *site.local;
-        if let Some(Ffn::Moe(moe)) = &layer.ffn {
-            let ids = tensors
-                .iter()
-                .find(|t| t.layer == Some(index) && t.name == "expert_ids");
-            let ids = ids.expect("a router keeps them").tensor.to_i32();
-            local = routed(cx, site.local, &ids, moe.experts as usize)?;
-        }
-        let here = Site {
-            local: &local,
-            ..*site
-        };
-        all = all.then(here.layer(layer));
-    }
-    Ok(all.then(site.head()))
-}
-
-/// What a rank is declared to have alive at most beside its state.
-fn declared(
-    fixture: &Fixture,
-    trainer: &Trainer,
-    site: &Site<'_>,
-    microbatches: &[HostTokens],
-) -> Result<Level, Error> {
-    let mut worst = site.update();
+    let mut routers = Vec::new();
     for tokens in microbatches {
-        let passes = passes(fixture, trainer, site, tokens)?;
-        worst = worst.higher(passes.forward);
-        worst = worst.higher(passes.saved + passes.backward);
+        for stats in trainer.stepper().routing(cx, tokens)? {
+            let all = cx.tp_ep.exchange_counts(&stats.load)?;
+            let rows = |counts: Vec<u64>| counts.into_iter().map(|rows| rows as usize).collect();
+            routers.push(all.into_iter().map(rows).collect());
+        }
     }
-    Ok(site.standing(microbatches.len() as u64) + worst)
+    Ok(routers)
 }
 
-/// Weights, gradients and optimizer of a rank that holds as much as any, as a plan says.
-fn planned_state(fixture: &Fixture, layout: &Layout, site: &Site<'_>, on: Precision) -> [Bytes; 3] {
-    let (model, local) = (&fixture.model, site.local);
-    let embedding = shard::embedding(model, local) + embedding_padding(model, local);
-    let mut all = embedding + shard::head(model, local) + head_padding(model, local);
-    for layer in &model.layers {
-        all += shard::layer(model, layer, local) + layer_padding(model, layer, local);
+/// How often each key was run.
+type Keys = BTreeMap<Key, usize>;
+
+fn count(keys: impl Iterator<Item = Key>) -> Keys {
+    let mut counts = Keys::new();
+    for key in keys {
+        *counts.entry(key).or_default() += 1;
     }
-    if model.tied_embeddings {
-        all.split -= embedding.split;
-    }
-    let bytes = Stack::of(StackName::Moefold).state(on, Optimizer::Adam, Dtype::F32);
-    let (dense, experts) = (layout.dp() * layout.cp(), layout.edp());
-    let state = memory::state(&all, bytes, dense.into(), experts.into());
-    [state.weights, state.gradients, state.optimizer]
+    counts
 }
 
-/// Runs two steps on one rank and compares the peak of each.
+fn key(entry: &Entry) -> Option<Key> {
+    match entry {
+        Entry::Op { op, .. } => Some(Key::Op(*op)),
+        Entry::Started { collective, .. } => Some(Key::Collective(*collective)),
+        _ => None,
+    }
+}
+
+/// Runs two steps on one rank and compares each with its trace.
 fn compare(
     fixture: &Fixture,
-    place: &Place<'_>,
     layout: &Layout,
     trainer: &mut Trainer,
     options: &TrainOptions,
 ) -> Result<(), Error> {
     let batch = fixture.batch();
-    let local = Local::new(layout, &fixture.model, &batch, 1.0);
-    let embedding = trainer.stepper().store.shard.find(None, Part::Embedding);
-    let site = Site {
-        vocab: embedding.dims[0] as u64,
-        balanced: options.aux_loss_coef > 0.0,
-        ..Site::new(&fixture.model, &local, place.precision, place.on)
-    };
-    let device = trainer.cx.device.clone();
-    let what = format!("{} {layout:?} rank {}", fixture.name, trainer.cx.rank);
-    let states = [
-        TensorClass::Weights,
-        TensorClass::Gradients,
-        TensorClass::Optimizer,
-    ];
-    let memory = device.memory();
-    let held = states.map(|class| memory.live(class));
-    // The last of TP ranks may have fewer rows of the vocabulary.
-    if site.vocab == shard::vocab(&fixture.model, &local) {
-        let planned = planned_state(fixture, layout, &site, place.precision);
-        assert_eq!(held, planned, "{what}: {states:?}");
-    }
-    let state: u64 = held.iter().map(|bytes| bytes.0).sum();
-    // Ids and targets come with a step.
-    let before = site.standing(0).total() as u64;
-    assert_eq!(
-        memory.live_total().0,
-        state + before,
-        "{what}: between steps"
-    );
+    let (device, rank) = (trainer.cx.device.clone(), trainer.cx.rank);
+    let what = format!("{} {layout:?} rank {rank}", fixture.name);
+    let between = device.memory();
     for step in 0..2 {
+        let what = format!("{what} step {step}");
         let tokens = train::microbatches(&fixture.samples, &trainer.cx, &batch, step)?;
-        let expected = declared(fixture, trainer, &site, &tokens)?;
+        let assumed = Assumed::Recorded(Rc::new(routed(trainer, &tokens)?));
+        let meta = without_memory(&device);
+        let tape = Tape::default();
+        let size = |kind| match kind {
+            Some(kind) => mesh::group_of(layout, kind, rank).len() as u32,
+            None => layout.gpus(),
+        };
+        let cx = trace::rank_on(meta.clone(), layout, rank, assumed, &size, &tape);
+        let aux = options.aux_loss_coef;
+        let [before, traced] = trace::step(cx, &fixture.model, &batch, aux, &tape)?;
+        assert!(!before.is_empty(), "{what}: nothing is set up");
+
+        // What the search for its routing ran is no part of it.
+        trainer.cx.recorder.take_spans();
         device.reset_peak();
+        trainer.cx.recorder.begin_step(step as u32, true);
         trainer.step(&tokens, options.lr.at(step))?;
-        let memory = device.memory();
-        let measured = [
-            (TensorClass::Activations, Class::Activations),
-            (TensorClass::Transient, Class::Transient),
-            (TensorClass::Logits, Class::Logits),
-        ]
-        .map(|(measured, declared)| (memory.at_peak(measured).0 as i64, expected.get(declared)));
-        let what = format!("{what} step {step}: measured and declared {measured:?}");
-        let total = state + expected.total() as u64;
-        assert_eq!(memory.peak_total().0, total, "{what}");
-        assert!(measured.iter().all(|(a, b)| a == b), "{what}");
+        trainer.cx.recorder.end_step();
+        let (real, predicted) = (device.memory(), meta.memory());
+        for class in TensorClass::ALL {
+            let of = |memory: &Memory| [memory.peak(class), memory.at_peak(class)];
+            assert_eq!(of(&real), of(&predicted), "{what}: {class:?}");
+        }
+        assert_eq!(real.peak_total(), predicted.peak_total(), "{what}");
+        assert_eq!(
+            real.live_total(),
+            between.live_total(),
+            "{what}: afterwards"
+        );
+
+        let spans = trainer.cx.recorder.take_spans();
+        let ran = count(spans.iter().filter_map(|span| span.key));
+        assert_eq!(ran, count(traced.iter().filter_map(key)), "{what}: keys");
     }
     Ok(())
 }
@@ -192,16 +140,17 @@ fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, aux_loss_coef:
     options.aux_loss_coef = aux_loss_coef;
     World::threads(layout.gpus())
         .run(|rank| {
-            let cx = Context::join(rank, &layout, (place.open)(), rank.recorder());
+            let recorder = Recorder::new(rank.rank(), Instant::now());
+            let cx = Context::join(rank, &layout, (place.open)(), recorder);
             let seq_len = fixture.golden.seq_len;
             let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
-            compare(fixture, place, &layout, &mut trainer, &options)
+            compare(fixture, &layout, &mut trainer, &options)
         })
         .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
 }
 
 #[test]
-fn law_the_peak_of_a_step_is_declared() {
+fn law_a_traced_step_is_the_step() {
     for name in ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"] {
         let fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
@@ -249,7 +198,7 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
 }
 
 #[test]
-fn law_the_peak_is_declared_wherever_it_is() {
+fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for draw in 0..24 {
         let fixture = drawn(&mut random);
@@ -267,10 +216,8 @@ fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, aux_loss_c
     if !on.is_there() {
         return;
     }
-    let capability = if on == cuda::HOPPER { 90 } else { 80 };
     let place = Place {
         open: &|| on.open(),
-        on: On::cuda(capability),
         precision: precision(on),
     };
     check(fixture, &place, degrees, aux_loss_coef);
@@ -285,7 +232,7 @@ fn precision(on: Emulated) -> Precision {
 }
 
 #[test]
-fn law_the_peak_of_a_step_on_cuda_is_declared() {
+fn law_a_traced_step_is_the_step_on_cuda() {
     let (mixtral, qwen) = (Fixture::load("mixtral"), Fixture::load("qwen3_moe"));
     let one = degrees(1, 1, 1, 1, 1);
     let (mixtral, qwen) = (mixtral.with_batch(2), qwen.with_batch(2));
@@ -295,7 +242,7 @@ fn law_the_peak_of_a_step_on_cuda_is_declared() {
 }
 
 #[test]
-fn law_the_peak_of_rank_threads_on_cuda_is_declared() {
+fn law_a_traced_step_is_that_of_rank_threads_on_cuda() {
     let fixture = Fixture::load("qwen3_moe_raw").with_batch(2);
     check_emulated(&fixture, cuda::F32, &degrees(2, 2, 1, 2, 1), 0.0);
     check_emulated(&fixture, cuda::BF16, &degrees(2, 1, 2, 1, 1), 0.01);
@@ -350,7 +297,9 @@ fn predicted(
     let pins = format!("tp={tp},cp=1,pp=1,vpp=1,ep={ep},etp={etp},mbs={mbs}");
     options.pins = pins.parse().expect("degrees");
     let costs = Costs::for_cluster(cluster, &[]);
-    let found = search::plan(&fixture.model, cluster, degrees.gpus, &options, &costs);
+    let (model, gpus) = (&fixture.model, degrees.gpus);
+    let runtime = Traced::new(model, cluster);
+    let found = search::plan(model, cluster, gpus, &options, &costs, &runtime);
     found.expect("it fits").plans.swap_remove(0).predicted
 }
 
@@ -388,14 +337,12 @@ fn law_a_plan_says_the_peak_of_a_run() {
 
 #[test]
 fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
-    for (on, capability, cluster) in [(cuda::BF16, 80, "dgx-a100"), (cuda::HOPPER, 90, "dgx-h100")]
-    {
+    for (on, cluster) in [(cuda::BF16, "dgx-a100"), (cuda::HOPPER, "dgx-h100")] {
         if !on.is_there() {
             return;
         }
         let place = Place {
             open: &|| on.open(),
-            on: On::cuda(capability),
             precision: precision(on),
         };
         let cluster = presets::cluster(cluster).expect("a preset");

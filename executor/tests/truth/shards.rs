@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::model::{Family, Holding, Shard};
+use moefold_executor::model::{Family, Shard, pieces};
 use moefold_executor::rank::Context;
 use moefold_executor::train::{self, TrainOptions, Trainer};
 use moefold_executor::transport::World;
@@ -39,7 +39,7 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
     let mut answered = 0;
     for rank in 0..layout.gpus() {
         let at = mesh::coordinates(layout, rank);
-        let shard = Shard::new(&fixture.model, layout, &at, &Holding::whole(&fixture.model));
+        let shard = Shard::new(&fixture.model, layout, &at, &pieces(&fixture.model));
         for parameter in &shard.parameters {
             let replica = match parameter.family {
                 Family::Dense => at.dp,

@@ -46,6 +46,20 @@ pub struct Properties {
     pub l2: Bytes,
 }
 
+impl Properties {
+    /// Those of a GPU of which only the generation is known, as far as memory is concerned.
+    pub fn assumed(architecture: Architecture) -> Self {
+        Self {
+            name: architecture.to_string(),
+            architecture,
+            multiprocessors: 132,
+            memory: Bytes::ZERO,
+            shared_per_block: architecture.shared_per_block(),
+            l2: Bytes::ZERO,
+        }
+    }
+}
+
 /// Memory of a GPU beside the tensors on it, over all that the process has open there: several ranks on
 /// one GPU share it and see the same. What is taken of the GPU is the sum of these and of the tensors'
 /// memory.

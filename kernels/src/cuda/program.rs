@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use moefold_profiles::Dtype;
+use moefold_profiles::units::Bytes;
 
 use crate::cuda::platform::Address;
 use crate::tensor::Tensor;
@@ -178,6 +179,17 @@ impl Architecture {
     /// Whether it multiplies matrices by warpgroups (`wgmma`, only Hopper).
     pub fn has_wgmma(self) -> bool {
         self.major == 9
+    }
+
+    /// Shared memory that a block may ask for ("Technical Specifications per Compute Capability" of the
+    /// CUDA C++ Programming Guide).
+    pub fn shared_per_block(self) -> Bytes {
+        let kib = match self.number() {
+            86 | 89 | 120.. => 99,
+            ..90 => 163,
+            _ => 227,
+        };
+        Bytes(kib << 10)
     }
 
     /// The one that code is compiled for to run on this: code of the first of a generation runs on

@@ -29,14 +29,15 @@ pub(super) struct Choices {
 impl Choices {
     pub(super) fn of(model: &Model, options: &SearchOptions) -> Self {
         let stack = Stack::of(options.stack);
-        let limit = |key, limit: Option<u32>| limit.map(|limit| (stack.name, key, limit));
-        let limits = [limit("cp", stack.max_cp), limit("pp", stack.max_pp)];
+        let limit = |key, limit: Option<u32>| limit.map(|limit| (stack.name(), key, limit));
+        let [cp, pp] = stack.limits();
+        let limits = [limit("cp", cp), limit("pp", pp)];
         let stages = options.stages.as_ref();
         Self {
             limits: limits.into_iter().flatten().collect(),
             stages: stages.map(|given| given.stages().len() as u64),
             overlap: options.overlap.unwrap_or_default(),
-            without_p2p: !options.overlap.unwrap_or(stack.overlap).p2p,
+            without_p2p: !options.overlap.unwrap_or(stack.common().overlap).p2p,
             broken: broken(model, options, &stack),
         }
     }
@@ -84,9 +85,9 @@ const SHARED_EXPERT: &str = "shared-expert";
 /// Every rule that choices break whatever the degrees are.
 fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal> {
     let mut broken = options.unpriced.clone();
-    let name = stack.name;
+    let name = stack.name();
     let precision = options.precision;
-    if !stack.precisions.contains(&precision) {
+    if !stack.common().precisions.contains(&precision) {
         broken.push(Illegal::StackPrecision {
             stack: name,
             precision,
@@ -95,7 +96,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     let has_experts = model.num_moe_layers() > 0;
     if let Some(dispatcher) = options.dispatcher
         && has_experts
-        && !stack.dispatchers.contains(&dispatcher)
+        && !stack.common().dispatchers.contains(&dispatcher)
     {
         broken.push(Illegal::StackDispatcher {
             stack: name,
@@ -167,8 +168,10 @@ pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Op
 }
 
 fn check_recompute(set: &Recompute, model: &Model, stack: &Stack, broken: &mut Vec<Illegal>) {
-    if *set != Recompute::None && !stack.recomputes {
-        broken.push(Illegal::StackRecompute { stack: stack.name });
+    if *set != Recompute::None && !stack.recomputes() {
+        broken.push(Illegal::StackRecompute {
+            stack: stack.name(),
+        });
     }
     let Recompute::Modules(wanted) = set else {
         return;

@@ -174,14 +174,14 @@ pub enum Illegal {
     },
     /// A precision the stack does not run.
     #[error("the {} stack does not run --precision {precision}; it runs {}",
-        stack.name(), names(Stack::of(*stack).precisions, Precision::name))]
+        stack.name(), names(Stack::of(*stack).common().precisions, Precision::name))]
     StackPrecision {
         stack: StackName,
         precision: Precision,
     },
     /// A dispatcher the stack has not.
     #[error("the {} stack has no --dispatcher {}; it has {}", stack.name(), dispatcher.name(),
-        names(Stack::of(*stack).dispatchers, Dispatcher::name))]
+        names(Stack::of(*stack).common().dispatchers, Dispatcher::name))]
     StackDispatcher {
         stack: StackName,
         dispatcher: Dispatcher,

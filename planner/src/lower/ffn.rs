@@ -144,6 +144,7 @@ mod tests {
             .expect("a legal layout");
         let setting = Setting {
             model: &model,
+            layout: &layout,
             local: &Local::new(&layout, &model, &batch, 1.0),
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,

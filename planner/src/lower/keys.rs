@@ -12,6 +12,7 @@ use crate::layout::{Batch, Layout};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::plan::Dispatcher;
+use crate::runtime::{Piece, Runtime};
 use crate::saved::Local;
 use crate::shard::{self, Shard};
 
@@ -28,6 +29,8 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// What runs it.
+    pub runtime: &'a dyn Runtime,
 }
 
 /// The distinct keys of a layout, in the order of keys. Every rank is taken to hold a stage of its
@@ -37,6 +40,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     let groups = LayerGroups::new(layout, job.cluster);
     let setting = Setting {
         model: job.model,
+        layout,
         local: &local,
         groups: &groups,
         precision: job.precision,
@@ -47,13 +51,11 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     for layer in &job.model.layers {
         if !seen.contains(&layer) {
             seen.push(layer);
-            collect(&mut found, &super::layer(&setting, layer));
+            collect(&mut found, &job.runtime.work(&setting, Piece::Layer(layer)));
         }
     }
-    collect(&mut found, &ends::embedding(&setting));
-    collect(&mut found, &ends::head(&setting));
-    for layer in &job.model.mtp {
-        collect(&mut found, &ends::mtp(&setting, layer));
+    for end in [Piece::Embedding, Piece::Head] {
+        collect(&mut found, &job.runtime.work(&setting, end));
     }
     step_keys(&mut found, job, layout, &local);
     found.sort_unstable();
@@ -66,8 +68,8 @@ fn collect(found: &mut Vec<Key>, lowered: &Lowered) {
         match work.task {
             Task::Op(op) => found.push(Key::Op(op)),
             Task::Collective(collective) => found.push(Key::Collective(collective)),
-            // A fused exchange is priced by its bytes alone and has no key.
-            Task::Exchange { .. } => {}
+            // A fused exchange is priced by its bytes alone, a read by the host: they have no key.
+            Task::Exchange { .. } | Task::HostRead => {}
         }
     }
 }
@@ -105,6 +107,7 @@ mod tests {
     use super::*;
     use crate::layout::Degrees;
     use crate::model::presets;
+    use crate::stack::megatron::Declared;
     use moefold_profiles::presets as clusters;
 
     #[test]
@@ -132,6 +135,7 @@ mod tests {
             batch: &batch,
             precision: Precision::Fp32,
             dispatcher: Dispatcher::Alltoall,
+            runtime: &Declared,
         };
         let keys = keys(&job, &layout);
         let stems: std::collections::BTreeSet<&str> = keys.iter().map(Key::stem).collect();

@@ -187,6 +187,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use crate::stack::megatron::Declared;
     use moefold_profiles::pricing::Costs;
 
     use super::*;
@@ -207,7 +208,8 @@ mod tests {
             .parse()
             .expect("degrees");
         let costs = Costs::for_cluster(&cluster, &[]);
-        let found = crate::search::plan(&model, &cluster, 32, &options, &costs).expect("fits");
+        let found =
+            crate::search::plan(&model, &cluster, 32, &options, &costs, &Declared).expect("fits");
         Plan {
             version: PLAN_VERSION,
             planned: found.plans[0].clone(),

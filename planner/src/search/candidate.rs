@@ -269,20 +269,22 @@ impl StageSplit {
             .stack
             .state(options.precision, options.optimizer, options.grad_dtype);
         let overhead = overhead(question, layout, shape);
-        let (standing, update) = question.stack.step_memory(
-            question.model,
-            &shape.local,
-            options.precision,
-            layout.microbatches(),
-        );
-        self.update = update;
+        let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let step = question.runtime.step(&setting, layout.microbatches());
+        self.update = step.update;
         let (pp, dense_shards) = (layout.pp() as usize, u64::from(layout.dp() * layout.cp()));
         self.held = (0..pp)
             .map(|rank| {
                 let resting = |memory: &StageMemory| memory.shard + memory.padding;
                 let shard = self.shard(question, layout, shape, rank, resting);
-                let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
-                held.add(standing);
+                let mut held = memory::state(
+                    &shard,
+                    bytes,
+                    step.grain,
+                    dense_shards,
+                    u64::from(layout.edp()),
+                );
+                held.add(step.standing);
                 held.transient += self.buffers(question, shape, rank, pp);
                 held.overhead = overhead;
                 held
@@ -314,7 +316,7 @@ impl StageSplit {
                     self.update,
                 );
                 let allocated = held.total() - held.overhead;
-                held.overhead += allocated.scale(question.stack.fragmentation);
+                held.overhead += allocated.scale(question.stack.fragmentation());
                 held
             })
             .collect()
@@ -336,7 +338,8 @@ impl StageSplit {
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let held = self.held[rank];
             // Allocated memory may be so much that with its fragmentation it fits.
-            let allocated = (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation);
+            let allocated =
+                (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation());
             let room = allocated - (held.total() - held.overhead).gib();
             let mut groups = Vec::new();
             let mut ends_s = 0.0;
@@ -384,7 +387,7 @@ impl StageSplit {
                 }
             }
         }
-        shape.shape_buffer(kinds) + question.stack.workspace
+        shape.shape_buffer(kinds) + question.stack.workspace()
     }
 
     /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
@@ -527,7 +530,7 @@ fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
         ep.ranks,
         ep.ranks_per_domain,
     );
-    stack.context + stack.communicator * communicators + staging
+    stack.common().context + stack.common().communicator * communicators + staging
 }
 
 /// The categories a breakdown's exposed time of a rank is told in; the rest of the step has its own.

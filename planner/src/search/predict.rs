@@ -185,7 +185,10 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
                 .lowered
                 .forward
                 .iter()
-                .filter(|work| crate::lower::runs_again(set, work.part))
+                .filter(|work| {
+                    work.part
+                        .is_some_and(|part| crate::lower::runs_again(set, part))
+                })
                 .copied()
                 .collect();
             price::add_busy(&mut busy, &again, question.costs, times);

@@ -10,15 +10,14 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
 use crate::layout::{Illegal, Layout};
-use crate::lower::{self, LayerGroups, Lowered, Setting};
-use crate::memory::passes::Passes;
-use crate::memory::{StageMemory, WorkingSets};
+use crate::lower::{LayerGroups, Lowered, Setting};
+use crate::memory::StageMemory;
 use crate::model::{Layer, Model};
 use crate::options::{Overlap, SearchOptions};
 use crate::plan::{Dispatcher, Recompute};
 use crate::price::LayerBreakdown;
+use crate::runtime::{Piece, Runtime};
 use crate::saved::Local;
-use crate::shard;
 use crate::stack::Stack;
 
 /// The inputs of a search that stay the same throughout.
@@ -28,6 +27,8 @@ pub(crate) struct Question<'a> {
     pub(crate) options: &'a SearchOptions,
     pub(crate) costs: &'a Costs,
     pub(crate) stack: Stack,
+    /// What runs the plan.
+    pub(crate) runtime: &'a dyn Runtime,
     /// What runs beside compute.
     pub(crate) overlap: Overlap,
     /// Recompute sets tried.
@@ -60,6 +61,7 @@ pub(crate) struct Kind {
 pub(crate) struct Shape {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) local: Local,
+    pub(crate) groups: LayerGroups,
     pub(crate) kinds: Vec<Kind>,
     pub(crate) embedding: Kind,
     /// Norm, head, loss and all multi-token-prediction depths.
@@ -82,48 +84,42 @@ impl Shape {
             .as_ref()
             .map_or(1.0, |r| r.load(layout.ep()));
         let local = Local::new(layout, question.model, &options.batch, load);
+        let groups = LayerGroups::new(layout, question.cluster);
+        // The same for all dispatchers.
+        let any = question.setting(layout, question.dispatchers[0], &local, &groups);
         let memory: Vec<Vec<StageMemory>> = question
-            .distinct
-            .iter()
-            .map(|layer| layer_memory(question, &local, layer))
+            .pieces()
+            .map(|piece| question.runtime.memory(&any, piece, &question.sets))
             .collect();
         question
             .dispatchers_for(layout.ep())
             .iter()
-            .map(|&dispatcher| Self::new(question, layout, dispatcher, local, &memory))
+            .map(|&dispatcher| {
+                let setting = question.setting(layout, dispatcher, &local, &groups);
+                Self::new(question, &setting, &memory)
+            })
             .collect()
     }
 
-    fn new(
-        question: &Question<'_>,
-        layout: &Layout,
-        dispatcher: Dispatcher,
-        local: Local,
-        memory: &[Vec<StageMemory>],
-    ) -> Self {
-        let options = question.options;
-        let groups = LayerGroups::new(layout, question.cluster);
-        let setting = Setting {
-            model: question.model,
-            local: &local,
-            groups: &groups,
-            precision: options.precision,
-            dispatcher,
-        };
-        let kinds: Vec<Kind> = question
-            .distinct
-            .iter()
+    fn new(question: &Question<'_>, setting: &Setting<'_>, memory: &[Vec<StageMemory>]) -> Self {
+        let mut kinds: Vec<Kind> = question
+            .pieces()
             .zip(memory)
-            .map(|(layer, memory)| question.kind(lower::layer(&setting, layer), memory.clone()))
+            .map(|(piece, memory)| {
+                question.kind(question.runtime.work(setting, piece), memory.clone())
+            })
             .collect();
+        let head = kinds.pop().expect("the last piece");
+        let embedding = kinds.pop().expect("the piece before it");
         Self {
-            dispatcher,
-            local,
+            dispatcher: setting.dispatcher,
+            local: *setting.local,
+            groups: *setting.groups,
             buffers: buffers(question, &kinds),
             sets_by_time: sets_by_time(question, &kinds),
             kinds,
-            embedding: embedding(question, &setting),
-            head: head(question, &setting),
+            embedding,
+            head,
         }
     }
 }
@@ -196,6 +192,30 @@ fn buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
 }
 
 impl Question<'_> {
+    /// What is asked of the runtime about a layout of this shape.
+    pub(crate) fn setting<'s>(
+        &'s self,
+        layout: &'s Layout,
+        dispatcher: Dispatcher,
+        local: &'s Local,
+        groups: &'s LayerGroups,
+    ) -> Setting<'s> {
+        Setting {
+            model: self.model,
+            layout,
+            local,
+            groups,
+            precision: self.options.precision,
+            dispatcher,
+        }
+    }
+
+    /// The distinct layers, the embedding and the head.
+    fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let layers = self.distinct.iter().map(|layer| Piece::Layer(layer));
+        layers.chain([Piece::Embedding, Piece::Head])
+    }
+
     /// Dispatchers that differ: without an exchange all are one.
     pub(crate) fn dispatchers_for(&self, ep: u32) -> &[Dispatcher] {
         let all = &self.dispatchers;
@@ -219,56 +239,4 @@ impl Question<'_> {
             memory,
         }
     }
-}
-
-/// Memory of one decoder layer under every recompute set.
-fn layer_memory(question: &Question<'_>, local: &Local, layer: &Layer) -> Vec<StageMemory> {
-    let (model, precision) = (question.model, question.options.precision);
-    let of = |set| {
-        let stack = &question.stack;
-        stack.layer_memory(model, layer, local, precision, set)
-    };
-    question.sets.iter().map(of).collect()
-}
-
-fn embedding(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
-    let memory = question
-        .stack
-        .embedding_memory(question.model, setting.local, setting.precision);
-    question.kind(
-        lower::ends::embedding(setting),
-        vec![memory; question.sets.len()],
-    )
-}
-
-/// The head with the multi-token-prediction depths, which sit on the same stage.
-fn head(question: &Question<'_>, setting: &Setting<'_>) -> Kind {
-    let (model, local, stack) = (question.model, setting.local, &question.stack);
-    let precision = setting.precision;
-    let mut lowered = lower::ends::head(setting);
-    let end = stack.head_memory(model, local, precision);
-    let mut memory = vec![end; question.sets.len()];
-    for (layer, shard) in model.mtp.iter().zip(shard::mtp(model, local)) {
-        let depth = lower::ends::mtp(setting, layer);
-        lowered.forward.extend(depth.forward);
-        lowered.backward.extend(depth.backward);
-        // Two norms' inputs, the projection's input of twice the width, the final norm's two; the
-        // depth's logits wait, as the main head's, for the backward pass.
-        let width = local.tokens_local * model.hidden;
-        let ends = StageMemory {
-            passes: Passes::keeping(precision.activation().bytes(6 * width)),
-            sets: WorkingSets {
-                logits: stack.logits(model, local, precision),
-                ..WorkingSets::default()
-            },
-            ..StageMemory::default()
-        };
-        let inner = layer_memory(question, local, layer);
-        for (end, inner) in memory.iter_mut().zip(&inner) {
-            let inner = StageMemory { shard, ..*inner };
-            end.add_layers(&inner, 1);
-            end.add_layers(&ends, 1);
-        }
-    }
-    question.kind(lowered, memory)
 }

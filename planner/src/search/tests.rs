@@ -1,5 +1,6 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+use crate::stack::megatron::Declared;
 use std::collections::BTreeMap;
 
 use moefold_profiles::pricing::Costs;
@@ -18,7 +19,7 @@ fn cluster(name: &str) -> Cluster {
 
 fn run(model: &Model, cluster: &Cluster, gpus: u32, options: &SearchOptions) -> SearchResult {
     let costs = Costs::for_cluster(cluster, &[]);
-    plan(model, cluster, gpus, options, &costs).expect("something is feasible")
+    plan(model, cluster, gpus, options, &costs, &Declared).expect("something is feasible")
 }
 
 fn small() -> (Model, Cluster, SearchOptions) {
@@ -78,7 +79,7 @@ fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
         .expect("degrees");
         options.recompute = Some(set);
         let costs = Costs::for_cluster(&cluster, &[]);
-        if let Ok(found) = plan(&model, &cluster, 16, &options, &costs) {
+        if let Ok(found) = plan(&model, &cluster, 16, &options, &costs, &Declared) {
             assert!(found.plans[0].predicted.step_s >= best.predicted.step_s);
         }
     }
@@ -198,7 +199,7 @@ fn nothing_feasible_says_what_came_closest() {
     };
     let options = SearchOptions::new(batch, StackName::Megatron);
     let costs = Costs::for_cluster(&cluster, &[]);
-    let error = plan(&model, &cluster, 16, &options, &costs).expect_err("does not fit");
+    let error = plan(&model, &cluster, 16, &options, &costs, &Declared).expect_err("does not fit");
     let PlanError::Infeasible { refused, least, .. } = &error else {
         panic!("{error}");
     };
@@ -222,7 +223,7 @@ fn the_executors_limits_are_refused_by_name() {
     let cluster = cluster("dgx-h100");
     let costs = Costs::for_cluster(&cluster, &[]);
     let mut refused = BTreeMap::new();
-    match plan(&model, &cluster, 8, &options, &costs) {
+    match plan(&model, &cluster, 8, &options, &costs, &Declared) {
         Ok(found) => refused.extend(found.search.refused),
         Err(PlanError::Infeasible {
             refused: counts, ..
@@ -242,7 +243,7 @@ fn impossible_pins_are_refused_with_every_broken_rule() {
             seq_len,
             global_batch,
         };
-        let error = plan(&model, &cluster, 128, &options, &costs).expect_err(pins);
+        let error = plan(&model, &cluster, 128, &options, &costs, &Declared).expect_err(pins);
         assert!(!matches!(error, PlanError::Infeasible { .. }), "{error}");
         error.to_string()
     };
@@ -407,7 +408,7 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
     };
     let predicted = |profiles: &[Profile]| {
         let costs = Costs::for_cluster(&cluster, profiles);
-        let found = plan(&model, &cluster, 1, &options, &costs).expect("feasible");
+        let found = plan(&model, &cluster, 1, &options, &costs, &Declared).expect("feasible");
         found.plans[0].predicted.clone()
     };
     let assumed = predicted(&[]);

@@ -1,5 +1,6 @@
-//! What Megatron-Core with Transformer Engine keeps for the backward pass.
+//! [`Declared`]: Megatron-Core with Transformer Engine, by declarations.
 //!
+//! What it runs is in [`crate::lower`]; here is what it keeps for the backward pass and works in.
 //! The list follows Megatron-LM at d98e8a64 (grouped experts of `megatron/core/transformer/moe`,
 //! multi-latent attention, flash attention, dropout 0, memory-efficient permutation: the routing
 //! probability multiplies the activation, so expert outputs are not saved). It is checked against
@@ -8,9 +9,123 @@
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
+use crate::lower::{self, Lowered, Setting, ends};
+use crate::memory::passes::Passes;
+use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
 use crate::plan::{Module, Recompute};
+use crate::runtime::{Piece, Runtime, StepMemory};
 use crate::saved::{Local, SavedTensor};
+use crate::shard;
+
+/// Answers for Megatron-Core.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Declared;
+
+impl Runtime for Declared {
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered {
+        match piece {
+            Piece::Embedding => ends::embedding(setting),
+            Piece::Layer(layer) => lower::layer(setting, layer),
+            Piece::Head => {
+                let mut lowered = ends::head(setting);
+                for layer in &setting.model.mtp {
+                    let depth = ends::mtp(setting, layer);
+                    lowered.forward.extend(depth.forward);
+                    lowered.backward.extend(depth.backward);
+                }
+                lowered
+            }
+        }
+    }
+
+    fn memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        match piece {
+            Piece::Embedding => {
+                let shard = shard::embedding(setting.model, setting.local);
+                let memory = StageMemory {
+                    shard,
+                    ..StageMemory::default()
+                };
+                vec![memory; sets.len()]
+            }
+            Piece::Layer(layer) => {
+                let of = |set| layer_memory(setting, layer, set);
+                sets.iter().map(of).collect()
+            }
+            Piece::Head => sets.iter().map(|set| head_memory(setting, set)).collect(),
+        }
+    }
+
+    fn step(&self, _setting: &Setting<'_>, _microbatches: u32) -> StepMemory {
+        StepMemory::default()
+    }
+}
+
+fn layer_memory(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> StageMemory {
+    let (model, local, precision) = (setting.model, setting.local, setting.precision);
+    let tensors = saved(model, layer, local, precision, recompute);
+    let (forward, backward) = transient(model, layer, local, precision, recompute);
+    StageMemory {
+        shard: shard::layer(model, layer, local),
+        passes: Passes::keeping(tensors.iter().map(SavedTensor::bytes).sum()),
+        sets: WorkingSets {
+            forward,
+            backward,
+            ..WorkingSets::default()
+        },
+        ..StageMemory::default()
+    }
+}
+
+/// Final norm, head and loss, and the multi-token-prediction depths beside them. A tied head on one rank
+/// with the embedding is the same matrix; the caller takes it off.
+fn head_memory(setting: &Setting<'_>, recompute: &Recompute) -> StageMemory {
+    let (model, local) = (setting.model, setting.local);
+    let wide = setting.precision.activation();
+    let vocab = shard::vocab(model, local);
+    // Transformer Engine's cross entropy turns wide logits into their gradient in place.
+    let logits = Bytes(2 * local.tokens * vocab);
+    // An unused weight gradient in bf16 keeps autograd's hooks firing
+    // (`megatron/core/tensor_parallel/layers.py`), beside the gathered input and its gradient.
+    let head = 2 * vocab * model.hidden + 4 * local.tokens * model.hidden;
+    let width = local.tokens_local * model.hidden;
+    let mut memory = StageMemory {
+        shard: shard::head(model, local),
+        // Input and output of the final norm.
+        passes: Passes::keeping(wide.bytes(2 * width)),
+        sets: WorkingSets {
+            logits,
+            head: Bytes(head),
+            ..WorkingSets::default()
+        },
+        ..StageMemory::default()
+    };
+    for (layer, shard) in model.mtp.iter().zip(shard::mtp(model, local)) {
+        // Two norms' inputs, the projection's input of twice the width, the final norm's two; the
+        // depth's logits wait, as the main head's, for the backward pass.
+        let ends = StageMemory {
+            passes: Passes::keeping(wide.bytes(6 * width)),
+            sets: WorkingSets {
+                logits,
+                ..WorkingSets::default()
+            },
+            ..StageMemory::default()
+        };
+        let inner = StageMemory {
+            shard,
+            ..layer_memory(setting, layer, recompute)
+        };
+        memory.add_layers(&inner, 1);
+        memory.add_layers(&ends, 1);
+    }
+    memory
+}
 
 /// A list being written: one line a tensor.
 struct List<'a> {
@@ -358,8 +473,6 @@ mod tests {
             ep: 64,
             etp: 1,
             expert_rows: 4096 * 8,
-            received_rows: 4096 * 8,
-            row_blocks: 0,
             experts_local: 4,
         }
     }
@@ -431,7 +544,7 @@ mod tests {
         }
         let stack = Stack::of(StackName::Megatron);
         let bytes = stack.state(Precision::Bf16, Optimizer::Adam, Dtype::F32);
-        let state = memory::state(&rank, bytes, 64, 1);
+        let state = memory::state(&rank, bytes, 0, 64, 1);
         let held = (state.weights + state.gradients).gib();
         assert!((held - 36.4).abs() < 0.05, "{held}");
         assert!(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use moefold_executor::data::{Element, write_indexed};
+use moefold_executor::trace::Traced;
 use moefold_kernels::cuda::survey::Survey;
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, hf, presets};
@@ -283,7 +284,8 @@ fn tensors(model: &Model, batch: Batch, cluster: &str, precision: Precision) -> 
         ..SearchOptions::new(batch, StackName::Moefold)
     };
     let costs = Costs::for_cluster(&cluster, &[]);
-    search::plan(model, &cluster, 1, &options, &costs).map_or(Bytes(u64::MAX), |found| {
+    let runtime = Traced::new(model, &cluster);
+    search::plan(model, &cluster, 1, &options, &costs, &runtime).map_or(Bytes(u64::MAX), |found| {
         let memory = found.plans[0].predicted.memory_gib;
         Bytes(((memory.total() - memory.overhead) * GIB as f64) as u64)
     })

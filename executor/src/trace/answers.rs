@@ -1,0 +1,475 @@
+//! [`Traced`]: what the planner asks about this executor, answered by running its modules.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use moefold_kernels::cuda::{Architecture, Properties};
+use moefold_kernels::rope;
+use moefold_kernels::{Device, TensorClass};
+use moefold_planner::layout::{Batch, Layout};
+use moefold_planner::lower::{Lowered, Setting, Task, Work};
+use moefold_planner::memory::StageMemory;
+use moefold_planner::memory::passes::Passes;
+use moefold_planner::memory::tape::{Class, Level};
+use moefold_planner::mesh;
+use moefold_planner::model::{Ffn, Model};
+use moefold_planner::plan::Recompute;
+use moefold_planner::runtime::{Piece, Runtime, StepMemory};
+use moefold_planner::saved::Local;
+use moefold_planner::shard::{self, Shard as Counts};
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
+
+use super::{Assumed, Entry, Tape, rank_on};
+use crate::error::Error;
+use crate::model::{self, Family, Shard, Spread};
+use crate::optimizer::sum_over_tp;
+use crate::stage::{StageModel, StageOutput, Tokens};
+use crate::step::{LOSS, rotations, sums, upload};
+use crate::store::Store;
+use crate::support;
+
+/// Answers for this executor, about one model on the devices of one cluster. What was asked before is
+/// remembered by the sizes that it depends on.
+pub struct Traced<'a> {
+    model: &'a Model,
+    /// The GPU; absent on a CPU.
+    gpu: Option<Properties>,
+    pieces: Mutex<HashMap<Sizes, Arc<Answer>>>,
+    steps: Mutex<HashMap<[u64; 2], [Level; 2]>>,
+}
+
+/// A piece, and the sizes that decide what it does: `[tp, mbs, 0, 0, 0]`, or for routed experts
+/// `[ep, etp, local tokens, rows of the rank's experts, precision]`.
+type Sizes = (model::Piece, [u64; 5]);
+
+/// Where a piece runs.
+#[derive(Clone, Copy)]
+struct Site<'a> {
+    layout: &'a Layout,
+    local: &'a Local,
+    precision: Precision,
+}
+
+impl<'a> From<&Setting<'a>> for Site<'a> {
+    fn from(setting: &Setting<'a>) -> Self {
+        Self {
+            layout: setting.layout,
+            local: setting.local,
+            precision: setting.precision,
+        }
+    }
+}
+
+/// What one piece does with one microbatch.
+#[derive(Debug)]
+struct Answer {
+    forward: Vec<Item>,
+    backward: Vec<Item>,
+    passes: Passes,
+    padding: Counts,
+    /// The most that completing its gradients has alive.
+    update: Level,
+    /// The largest tensor it allocates.
+    largest: Bytes,
+}
+
+/// What takes time, with its category.
+type Item = (Doing, Category);
+
+#[derive(Debug, Clone)]
+enum Doing {
+    Op(Op),
+    Collective(String, Collective),
+    HostRead,
+}
+
+impl<'a> Traced<'a> {
+    /// Answers about `model` on the devices of `cluster`.
+    pub fn new(model: &'a Model, cluster: &Cluster) -> Self {
+        Self::on(model, properties(cluster))
+    }
+
+    /// Answers about `model` on a GPU, or without one on a CPU.
+    pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
+        Self {
+            model,
+            gpu,
+            pieces: Mutex::default(),
+            steps: Mutex::default(),
+        }
+    }
+
+    /// A device without memory that stands for the cluster's.
+    fn device(&self, dtype: Dtype) -> Device {
+        match &self.gpu {
+            None => Device::meta_cpu(),
+            Some(gpu) => Device::meta_cuda(gpu.clone(), dtype),
+        }
+    }
+
+    fn answer(&self, site: Site<'_>, piece: model::Piece) -> Arc<Answer> {
+        let local = site.local;
+        let routed = match piece {
+            model::Piece::FeedForward(layer) => {
+                matches!(self.model.layers[layer as usize].ffn, Some(Ffn::Moe(_)))
+            }
+            _ => false,
+        };
+        let precision = site.precision as u64;
+        let sizes = if routed {
+            let degrees = local.ep << 32 | local.etp;
+            let rows = local.expert_rows;
+            [degrees, local.tokens_local, rows, local.seq_len, precision]
+        } else {
+            [local.tp, local.mbs, local.seq_len, 0, precision]
+        };
+        let known = |pieces: &HashMap<Sizes, Arc<Answer>>| pieces.get(&(piece, sizes)).cloned();
+        if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return answer;
+        }
+        let answer = self.trace(site, piece);
+        let answer = Arc::new(answer.expect("ranks that are assumed to be there do not fail"));
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        pieces.insert((piece, sizes), Arc::clone(&answer));
+        answer
+    }
+
+    /// Runs a piece forward and backward on a rank that has as much as any.
+    fn trace(&self, site: Site<'_>, piece: model::Piece) -> Result<Answer, Error> {
+        let (model, local, layout) = (self.model, site.local, site.layout);
+        let device = self.device(site.precision.activation());
+        let tape = Tape::default();
+        let assumed = Assumed::Load(self.load(local));
+        let cx = rank_on(device, layout, 0, assumed, &|_| 1, &tape);
+        let at = mesh::coordinates(layout, 0);
+        let store = Store::new(&cx.device, Shard::new(model, layout, &at, &[piece]));
+        let stage = StageModel::new(model, &store, &[piece], None);
+        let sums = sums(&cx);
+        let rope = match piece {
+            model::Piece::Mixer(_) => {
+                rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
+            }
+            _ => rope::table(&cx.device, &[], 2, 1.0),
+        };
+        let integers = || {
+            let dims = [local.tokens as usize];
+            cx.device.empty(TensorClass::Activations, Dtype::I32, &dims)
+        };
+        let tokens = Tokens {
+            ids: integers(),
+            targets: integers(),
+            sequences: local.mbs as usize,
+            rope: &rope,
+            loss_scale: 1.0,
+        };
+        let stream = || {
+            let dims = [local.tokens_local as usize, model.hidden as usize];
+            let dtype = cx.device.dtype();
+            cx.device.empty(TensorClass::Activations, dtype, &dims)
+        };
+        // What comes from the piece before, and from the one after.
+        let x = (piece != model::Piece::Embedding).then(stream);
+        let dy = (piece != model::Piece::Head).then(stream);
+
+        tape.take();
+        let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
+        // The residual stream is the next piece's, which gives it back.
+        let hidden = match output {
+            StageOutput::Hidden(hidden) => Some(hidden),
+            StageOutput::Losses(losses) => {
+                cx.op(Category::Dense, || sums.add_sum(LOSS, 1.0, &losses));
+                None
+            }
+        };
+        let forward = tape.take();
+        let dx = stage.backward(&cx, dy, &tokens, saved)?;
+        let backward = tape.take();
+        sum_over_tp(&cx, &store)?;
+        let update = tape.take();
+        drop((hidden, dx));
+
+        let largest = [&forward, &backward, &update].map(|entries| largest(entries));
+        let largest = largest.into_iter().max().unwrap_or(Bytes::ZERO);
+        let (saved, forward_peak) = levels(&forward);
+        let (given, backward_peak) = levels(&backward);
+        assert_eq!(
+            saved + given,
+            Level::default(),
+            "{piece:?}: a backward pass gives back all that is saved"
+        );
+        Ok(Answer {
+            passes: Passes {
+                saved,
+                forward: forward_peak,
+                backward: backward_peak,
+            },
+            forward: items(forward),
+            backward: items(backward),
+            padding: padding(&store.shard),
+            update: levels(&update).1,
+            largest,
+        })
+    }
+
+    /// Rows of the rank's experts over the mean of all ranks.
+    fn load(&self, local: &Local) -> f64 {
+        let mean = |topk| (local.tokens_local * topk * local.etp) as f64;
+        let moe = self.model.moe();
+        moe.map_or(1.0, |moe| local.expert_rows as f64 / mean(moe.topk))
+    }
+
+    fn pieces(&self, piece: Piece<'_>) -> Vec<model::Piece> {
+        match piece {
+            Piece::Embedding => vec![model::Piece::Embedding],
+            Piece::Head => vec![model::Piece::Head],
+            Piece::Layer(layer) => {
+                let known = self.model.layers.iter().position(|own| own == layer);
+                let index = known.expect("a layer of the model that is asked about") as u32;
+                let mixer = layer.mixer.is_some();
+                let feed_forward = layer.ffn.is_some();
+                let mut pieces = Vec::with_capacity(2);
+                pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
+                pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
+                pieces
+            }
+        }
+    }
+}
+
+impl Runtime for Traced<'_> {
+    fn refuses(&self, model: &Model, precision: Precision) -> Option<String> {
+        let mut reasons = support::in_model(model);
+        if self.gpu.is_none() && precision.activation() != Dtype::F32 {
+            reasons.push(format!(
+                "precision \"{precision}\" is not implemented on the CPU, use \"fp32\", or a cluster of GPUs"
+            ));
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered {
+        let mut lowered = Lowered::default();
+        let pieces = self.pieces(piece);
+        let answers: Vec<_> = pieces
+            .into_iter()
+            .map(|p| self.answer(setting.into(), p))
+            .collect();
+        for answer in &answers {
+            let forward = answer.forward.iter();
+            lowered
+                .forward
+                .extend(forward.map(|item| work(setting, item)));
+        }
+        for answer in answers.iter().rev() {
+            let backward = answer.backward.iter();
+            lowered
+                .backward
+                .extend(backward.map(|item| work(setting, item)));
+        }
+        lowered
+    }
+
+    fn memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        let (model, local) = (self.model, setting.local);
+        let mut memory = StageMemory {
+            shard: match piece {
+                Piece::Embedding => shard::embedding(model, local),
+                Piece::Layer(layer) => shard::layer(model, layer, local),
+                Piece::Head => shard::head(model, local),
+            },
+            ..StageMemory::default()
+        };
+        for piece in self.pieces(piece) {
+            let answer = self.answer(setting.into(), piece);
+            memory.passes = memory.passes.then(answer.passes);
+            memory.padding += answer.padding;
+        }
+        // It recomputes nothing yet.
+        vec![memory; sets.len()]
+    }
+
+    fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
+        let local = setting.local;
+        let sizes = [local.mbs, local.tokens];
+        let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = steps().get(&sizes).copied();
+        let [fixed, microbatch] = known.unwrap_or_else(|| {
+            let levels = self.standing(setting);
+            steps().insert(sizes, levels);
+            levels
+        });
+        let mut update = Level::default();
+        let mut seen = Vec::new();
+        for layer in &self.model.layers {
+            if !seen.contains(&layer) {
+                seen.push(layer);
+                for piece in self.pieces(Piece::Layer(layer)) {
+                    update = update.higher(self.answer(setting.into(), piece).update);
+                }
+            }
+        }
+        StepMemory {
+            standing: fixed + microbatch * i64::from(microbatches),
+            update,
+            grain: model::ALIGNMENT as u64,
+        }
+    }
+}
+
+impl Traced<'_> {
+    /// The largest tensor that a step allocates beside weights, gradients and the optimizer's state, under
+    /// balanced routing.
+    pub(crate) fn largest(&self, layout: &Layout, batch: &Batch, precision: Precision) -> Bytes {
+        let site = Site {
+            layout,
+            local: &Local::new(layout, self.model, batch, 1.0),
+            precision,
+        };
+        let pieces = model::pieces(self.model).into_iter();
+        let sizes = pieces.map(|piece| self.answer(site, piece).largest);
+        sizes.max().unwrap_or(Bytes::ZERO)
+    }
+
+    /// What stands throughout a step, and what each of its microbatches adds.
+    fn standing(&self, setting: &Setting<'_>) -> [Level; 2] {
+        let local = setting.local;
+        let device = self.device(setting.precision.activation());
+        let tape = Tape::default();
+        let cx = rank_on(device, setting.layout, 0, Assumed::BALANCED, &|_| 1, &tape);
+        tape.take();
+        let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
+        let sums = sums(&cx);
+        let (fixed, _) = levels(&tape.take());
+        let len = local.tokens as usize;
+        let tokens = crate::step::HostTokens {
+            ids: vec![0; len],
+            targets: vec![0; len],
+        };
+        let uploaded = upload(&cx, len, std::slice::from_ref(&tokens));
+        let (microbatch, _) = levels(&tape.take());
+        drop((rope, sums, uploaded));
+        [fixed, microbatch]
+    }
+}
+
+impl fmt::Debug for Traced<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this executor for {} on {:?}", self.model.name, self.gpu)
+    }
+}
+
+/// The properties of a cluster's GPUs as far as ops depend on them; none of a CPU's.
+pub(super) fn properties(cluster: &Cluster) -> Option<Properties> {
+    let gpu = &cluster.gpu;
+    if gpu.is_cpu() {
+        return None;
+    }
+    let assumed = Properties::assumed(gpu.arch.parse().unwrap_or(Architecture::SM80));
+    Some(Properties {
+        name: gpu.name.clone(),
+        multiprocessors: gpu.num_sms,
+        memory: gpu.memory(),
+        ..assumed
+    })
+}
+
+/// What is alive at the end of some entries and at most, above what was alive before.
+pub(super) fn levels(entries: &[Entry]) -> (Level, Level) {
+    let (mut live, mut peak) = (Level::default(), Level::default());
+    for entry in entries {
+        match entry {
+            Entry::Allocated(allocation) => {
+                live = live + Level::of(class(allocation.class), allocation.bytes);
+                peak = peak.higher(live);
+            }
+            Entry::Freed(allocation) => {
+                live = live - Level::of(class(allocation.class), allocation.bytes);
+            }
+            _ => {}
+        }
+    }
+    (live, peak)
+}
+
+fn largest(entries: &[Entry]) -> Bytes {
+    let allocated = entries.iter().filter_map(|entry| match entry {
+        Entry::Allocated(allocation) => Some(allocation.bytes),
+        _ => None,
+    });
+    allocated.max().unwrap_or(Bytes::ZERO)
+}
+
+fn class(class: TensorClass) -> Class {
+    match class {
+        TensorClass::Activations => Class::Activations,
+        TensorClass::Transient => Class::Transient,
+        TensorClass::Logits => Class::Logits,
+        other => unreachable!("a pass takes no {}", other.name()),
+    }
+}
+
+fn items(entries: Vec<Entry>) -> Vec<Item> {
+    let item = |entry| match entry {
+        Entry::Op { op, category, .. } => Some((Doing::Op(op), category)),
+        Entry::Started {
+            group,
+            collective,
+            category,
+            ..
+        } => Some((Doing::Collective(group.to_string(), collective), category)),
+        Entry::HostRead { .. } => Some((Doing::HostRead, Category::Host)),
+        _ => None,
+    };
+    entries.into_iter().filter_map(item).collect()
+}
+
+/// An item as the planner prices it, its group where the setting has it.
+fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
+    let task = match doing {
+        Doing::Op(op) => Task::Op(*op),
+        Doing::HostRead => Task::HostRead,
+        Doing::Collective(group, collective) => {
+            let groups = setting.groups;
+            let placement = match group.as_str() {
+                "tp" => groups.tp,
+                "ep" => groups.ep,
+                "etp" => groups.etp,
+                "tp-ep" => groups.tp_ep,
+                other => unreachable!("a piece exchanges nothing over {other}"),
+            };
+            Task::Collective(Collective {
+                ranks_per_domain: placement.ranks_per_domain,
+                ..*collective
+            })
+        }
+    };
+    Work {
+        task,
+        category: *category,
+        part: None,
+        beside_core: false,
+    }
+}
+
+/// Elements between parameters where they rest.
+fn padding(shard: &Shard) -> Counts {
+    let mut padding = Counts::default();
+    for parameter in &shard.parameters {
+        let len = parameter.len();
+        let after = (len.next_multiple_of(model::ALIGNMENT) - len) as u64;
+        match (parameter.family, parameter.spread) {
+            (Family::Expert, _) => padding.experts += after,
+            (Family::Dense, Spread::Replicated) => padding.replicated += after,
+            (Family::Dense, _) => padding.split += after,
+        }
+    }
+    padding
+}

@@ -1,0 +1,74 @@
+//! [`step`]: one whole step of a rank, traced.
+
+use std::rc::Rc;
+
+use moefold_kernels::Device;
+use moefold_planner::layout::{Batch, Layout};
+use moefold_planner::mesh::{self, GroupKind};
+use moefold_planner::model::Model;
+
+use super::peers::{Crowd, Groups};
+use super::{Assumed, Entry, Tape};
+use crate::error::Error;
+use crate::optimizer::AdamOptions;
+use crate::rank::Context;
+use crate::record::Recorder;
+use crate::step::HostTokens;
+use crate::train::Trainer;
+use crate::transport::CollectiveLog;
+
+/// A rank of a layout on a meta device, whose peers do as it does. Everything it does goes on `tape`.
+/// `domain` says of a group, or of all ranks, how many members share a memory domain at most.
+pub fn rank_on(
+    device: Device,
+    layout: &Layout,
+    rank: u32,
+    assumed: Assumed,
+    domain: &dyn Fn(Option<GroupKind>) -> u32,
+    tape: &Tape,
+) -> Context {
+    let crowd = Crowd::new(layout, &mesh::coordinates(layout, rank), assumed);
+    let crowd = Rc::new(crowd);
+    crowd.route(&device);
+    let collectives = CollectiveLog::default();
+    let groups = Groups {
+        layout,
+        rank,
+        crowd,
+        domain,
+    };
+    let group = |kind, name: &str| groups.of(kind, name).noting(Some(collectives.clone()));
+    Context::with_groups(
+        rank,
+        layout,
+        device,
+        Recorder::onto(tape),
+        collectives.clone(),
+        &group,
+        Rc::default(),
+    )
+}
+
+/// What a rank does to set itself up, and then in one step. Its device's peak is that of the step.
+///
+/// The model, the layout and what the device computes in must have passed [`crate::support::check`].
+pub fn step(
+    cx: Context,
+    model: &Model,
+    batch: &Batch,
+    aux_loss_coef: f64,
+    tape: &Tape,
+) -> Result<[Vec<Entry>; 2], Error> {
+    let (layout, adam) = (cx.layout, AdamOptions::default());
+    let mut trainer = Trainer::assemble(cx, model, batch.seq_len, adam, aux_loss_coef);
+    let before = tape.take();
+    trainer.cx.device.reset_peak();
+    let len = layout.mbs() as usize * batch.seq_len as usize;
+    let tokens = HostTokens {
+        ids: vec![0; len],
+        targets: vec![0; len],
+    };
+    let microbatches = vec![tokens; layout.microbatches() as usize];
+    trainer.step(&microbatches, 0.0)?;
+    Ok([before, tape.take()])
+}

@@ -1,0 +1,63 @@
+//! [`Runtime`]: what the planner asks of the program that is to run a plan.
+//!
+//! The planner knows what a layout does to shapes; what a program does with them is the program's to say:
+//! which ops and collectives a piece of the model is on one rank, what it allocates, what it keeps between
+//! its passes. Megatron-Core is answered for by declarations ([`crate::stack::megatron`]); this project's
+//! executor answers for itself by running its own modules without memory, and is handed in by whoever
+//! calls. An answer depends on its question alone.
+
+use std::fmt;
+
+use moefold_profiles::Precision;
+
+use crate::lower::{Lowered, Setting};
+use crate::memory::StageMemory;
+use crate::memory::tape::Level;
+use crate::model::{Layer, Model};
+use crate::plan::Recompute;
+
+/// What is asked about.
+#[derive(Debug, Clone, Copy)]
+pub enum Piece<'a> {
+    /// The token embedding.
+    Embedding,
+    /// A decoder layer of the model.
+    Layer(&'a Layer),
+    /// Final norm, head, loss and all multi-token-prediction depths.
+    Head,
+}
+
+/// What a rank holds throughout a step, and after its last backward pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Alive throughout a step, beside weights, gradients and the optimizer's state.
+    pub standing: Level,
+    /// The most that the update has alive above that.
+    pub update: Level,
+    /// Elements that flat buffers end at a multiple of, for each rank they are divided over; 0 where they
+    /// end with the last parameter.
+    pub grain: u64,
+}
+
+/// See the module's documentation.
+pub trait Runtime: fmt::Debug + Sync {
+    /// Why it cannot run a model in a precision at all, if it cannot.
+    fn refuses(&self, _model: &Model, _precision: Precision) -> Option<String> {
+        None
+    }
+
+    /// The work of one microbatch, forward and backward, nothing recomputed.
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered;
+
+    /// The memory of one microbatch under each of some recompute sets. It does not depend on the
+    /// dispatcher.
+    fn memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory>;
+
+    /// Memory of a step of so many microbatches.
+    fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory;
+}
