@@ -161,6 +161,20 @@ fn commands_print_what_the_pages_show() {
 }
 
 #[test]
+fn the_picture_is_of_the_readme_example() {
+    let readme = text(&root().join("README.md"));
+    let picture = text(&root().join("docs/step-time.svg"));
+    let shown = shown(&readme);
+    let example = shown.iter().find(|shown| shown.runs).expect("an example");
+    let answer = run(folder().path(), &format!("{} --json", example.command));
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    for plan in answer["plans"].as_array().expect("plans") {
+        let step = plan["predicted"]["step_s"].as_f64().expect("seconds");
+        assert!(picture.contains(&format!(">{step:.2} s<")), "{step} s");
+    }
+}
+
+#[test]
 fn law_flags_that_pages_show_exist() {
     let folder = folder();
     let mut offences = Vec::new();
