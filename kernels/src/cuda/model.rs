@@ -9,7 +9,8 @@
 //! formulas by element, written apart from the emulator's. In tests the device is the emulator; on a GPU
 //! they confirm it.
 //!
-//! What shows in no word is not here: that code is wrong which a detector of the emulator reports.
+//! Claims that no output can show are not here. The emulator's detectors stand for those: races, missing
+//! fences, stray accesses.
 
 use moefold_profiles::Dtype;
 
