@@ -24,8 +24,7 @@ use serde::Serialize;
 
 use crate::cli::{Launch, ProfileArgs, Stored};
 use crate::device::{self, Chosen};
-use crate::execute::failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
 

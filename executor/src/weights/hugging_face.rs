@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
+use super::region::{GlobalTensor, Region};
 use super::stored::{Stored, read_header};
-use super::{GlobalTensor, Region};
 use crate::error::Error;
 
 /// Tensors named in one error, of each kind.
