@@ -256,7 +256,7 @@ pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
 }
 
 /// Degrees without context or pipeline parallelism.
-pub(crate) fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> Degrees {
+pub(crate) const fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> Degrees {
     Degrees {
         gpus,
         tp,
