@@ -31,7 +31,7 @@ const TRACED_STEPS: u64 = 3;
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ExecuteJson<'a> {
     run_dir: &'a Path,
     /// The last one, where any was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         output.note(why)?;
     }
     output.answer(
-        &Answer {
+        &ExecuteJson {
             run_dir: &dir,
             checkpoint,
             summary,

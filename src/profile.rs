@@ -33,7 +33,7 @@ const REPEATS: usize = 7;
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ProfileJson<'a> {
     directory: &'a Path,
     measured: usize,
     skipped: Vec<String>,
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         return Ok(());
     };
     measured.profile.save(&args.out).map_err(Failure::runtime)?;
-    let answer = Answer {
+    let answer = ProfileJson {
         directory: &args.out,
         measured: measured.profile.samples.len(),
         skipped: skipped(&measured),

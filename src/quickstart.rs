@@ -49,7 +49,7 @@ const PROFILE_BUDGET_S: f64 = 25.0;
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer {
+struct QuickstartJson {
     directory: PathBuf,
     report: PathBuf,
     /// Predicted over measured step time minus one, before anything was measured.
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     let report = stage.compare()?;
 
     let error = |plan: &Plan, run: &RunSummary| plan.planned.predicted.step_s / run.step_s - 1.0;
-    let answer = Answer {
+    let answer = QuickstartJson {
         directory: dir.clone(),
         report,
         error_before: error(&before, &first),
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     output.answer(&answer, || summary(&answer))
 }
 
-fn summary(answer: &Answer) -> String {
+fn summary(answer: &QuickstartJson) -> String {
     format!(
         "\nThe step time of the folded layout was predicted {} off before anything was measured, \
          {} off with this machine's profile.\nOpen {} to see where the time and the memory went.\n",
