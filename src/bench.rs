@@ -9,8 +9,7 @@ use moefold_reports::tables::Table;
 
 use crate::cli::BenchArgs;
 use crate::device;
-use crate::execute::failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::output::Output;
 
 pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {

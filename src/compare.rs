@@ -10,14 +10,14 @@ use crate::output::Output;
 
 /// What was written and found.
 #[derive(Serialize)]
-struct Answer {
+struct CompareJson {
     files: Vec<std::path::PathBuf>,
     findings: Vec<String>,
 }
 
 pub(crate) fn run(args: &CompareArgs, output: Output) -> Result<(), Failure> {
     let written = moefold_reports::compare(&args.inputs, &args.out).map_err(Failure::request)?;
-    let answer = Answer {
+    let answer = CompareJson {
         files: written.files,
         findings: written.findings,
     };

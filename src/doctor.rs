@@ -50,7 +50,7 @@ pub(crate) struct Report {
     driver_release: Option<String>,
     /// Why nothing runs on a GPU.
     no_gpu: Option<Refusal>,
-    devices: Vec<Device>,
+    devices: Vec<Gpu>,
     links: Vec<Link>,
     libraries: Vec<LibraryRow>,
     /// What NVRTC compiles for: 90 is sm_90.
@@ -71,7 +71,7 @@ struct Refusal {
 }
 
 #[derive(Serialize)]
-struct Device {
+struct Gpu {
     ordinal: u32,
     name: String,
     capability: Option<String>,
@@ -221,7 +221,7 @@ impl Report {
                     NoGpu::NoDriver(_) | NoGpu::NoDevice => None,
                 },
             }),
-            devices: survey.devices.into_iter().map(Device::from).collect(),
+            devices: survey.devices.into_iter().map(Gpu::from).collect(),
             links: survey
                 .links
                 .iter()
@@ -248,7 +248,7 @@ impl Report {
     }
 }
 
-impl From<Surveyed> for Device {
+impl From<Surveyed> for Gpu {
     fn from(device: Surveyed) -> Self {
         Self {
             ordinal: device.ordinal,

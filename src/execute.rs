@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::anyhow;
-use moefold_executor::Error;
-use moefold_executor::checkpoint::{self, Saving, Written};
+use moefold_executor::checkpoint::{self, Written};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
+use moefold_executor::options::{Init, Saving, TrainOptions};
 use moefold_executor::run::RunDir;
-use moefold_executor::train::{self, Init, TrainOptions, Trained};
+use moefold_executor::train::{self, Trained};
 use moefold_executor::transport::{Launched, World};
 use moefold_executor::weights;
 use moefold_planner::plan::Plan;
@@ -22,21 +22,16 @@ use serde::Serialize;
 
 use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs};
 use crate::device;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
 
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
 const TRACED_STEPS: u64 = 3;
 
-/// This machine's cores, shared out among the ranks.
-pub(crate) const CPU: DeviceSpec = DeviceSpec::Cpu {
-    threads_per_rank: None,
-};
-
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ExecuteJson<'a> {
     run_dir: &'a Path,
     /// The last one, where any was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,7 +92,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         output.note(why)?;
     }
     output.answer(
-        &Answer {
+        &ExecuteJson {
             run_dir: &dir,
             checkpoint,
             summary,
@@ -337,13 +332,4 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
         traced_steps: first_traced..first_traced + TRACED_STEPS,
         save: None,
     })
-}
-
-/// A failure of the executor, with the exit code that fits.
-pub(crate) fn failure(error: Error) -> Failure {
-    if error.is_bad_request() {
-        Failure::request(error)
-    } else {
-        Failure::runtime(error)
-    }
 }

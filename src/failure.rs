@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use moefold_executor::Error;
+
 /// Why a command did not do what was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -69,5 +71,14 @@ impl fmt::Display for Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::runtime(error)
+    }
+}
+
+/// A failure of the executor, with the exit code that fits.
+pub(crate) fn failure(error: Error) -> Failure {
+    if error.is_bad_request() {
+        Failure::request(error)
+    } else {
+        Failure::runtime(error)
     }
 }

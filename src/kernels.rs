@@ -11,7 +11,7 @@ use crate::output::Output;
 
 /// The answer as JSON.
 #[derive(Serialize)]
-struct Answer {
+struct KernelsJson {
     nvrtc: String,
     kernels: Vec<Row>,
 }
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &KernelsArgs, output: Output) -> Result<(), Failure> {
             .with_context(|| format!("--out {}", path.display()))
             .map_err(Failure::Runtime)?;
     }
-    let answer = Answer {
+    let answer = KernelsJson {
         nvrtc: compiled.nvrtc.to_string(),
         kernels: compiled.kernels.iter().map(Row::from).collect(),
     };
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &KernelsArgs, output: Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn describe(answer: &Answer, compiled: &Compiled) -> String {
+fn describe(answer: &KernelsJson, compiled: &Compiled) -> String {
     let mut table = Table::new([
         "kernel",
         "program",

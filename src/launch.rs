@@ -18,8 +18,7 @@ use anyhow::{Context as _, anyhow};
 use moefold_executor::transport::Launched;
 
 use crate::cli::Launch;
-use crate::execute::failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 
 /// Set where stdin is a pipe of the process that started this one.
 const PARENT_VARIABLE: &str = "MOEFOLD_PARENT_ON_STDIN";

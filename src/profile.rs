@@ -28,8 +28,7 @@ use serde::Serialize;
 
 use crate::cli::{Launch, ProfileArgs, Stored};
 use crate::device::{self, Chosen};
-use crate::execute::failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
 
@@ -38,7 +37,7 @@ const REPEATS: usize = 7;
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ProfileJson<'a> {
     directory: &'a Path,
     measured: usize,
     skipped: Vec<String>,
@@ -104,7 +103,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
         return Ok(());
     };
     measured.profile.save(&args.out).map_err(Failure::runtime)?;
-    let answer = Answer {
+    let answer = ProfileJson {
         directory: &args.out,
         measured: measured.profile.samples.len(),
         skipped: skipped(&measured),

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
+use moefold_executor::device::DeviceSpec;
 use moefold_executor::files::write_json;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
-use moefold_executor::train::{Init, TrainOptions};
+use moefold_executor::options::{Init, TrainOptions};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, presets};
 use moefold_planner::options::SearchOptions;
@@ -22,8 +23,8 @@ use moefold_reports::format;
 use serde::Serialize;
 
 use crate::cli::QuickstartArgs;
-use crate::execute::{CPU, failure, numbered, train_into};
-use crate::failure::Failure;
+use crate::execute::{numbered, train_into};
+use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::{Found, NamedProfile, Question, load_profiles};
 use crate::profile::{measure, plan_keys};
@@ -48,7 +49,7 @@ const PROFILE_BUDGET_S: f64 = 25.0;
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Answer {
+struct QuickstartJson {
     directory: PathBuf,
     report: PathBuf,
     /// Predicted over measured step time minus one, before anything was measured.
@@ -87,7 +88,7 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     let report = stage.compare()?;
 
     let error = |plan: &Plan, run: &RunSummary| plan.planned.predicted.step_s / run.step_s - 1.0;
-    let answer = Answer {
+    let answer = QuickstartJson {
         directory: dir.clone(),
         report,
         error_before: error(&before, &first),
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
     output.answer(&answer, || summary(&answer))
 }
 
-fn summary(answer: &Answer) -> String {
+fn summary(answer: &QuickstartJson) -> String {
     format!(
         "\nThe step time of the folded layout was predicted {} off before anything was measured, \
          {} off with this machine's profile.\nOpen {} to see where the time and the memory went.\n",
@@ -262,7 +263,7 @@ impl Stage<'_> {
             aux_loss_coef: AUX_LOSS_COEF,
             seed: self.args.seed,
             init: Init::Random,
-            device: CPU,
+            device: DeviceSpec::CPU,
             traced_steps: steps / 2..steps / 2 + 2,
             save: None,
         };
@@ -306,7 +307,13 @@ impl Stage<'_> {
         self.output.say(&format!(
             "Measuring every op and collective of the likely layouts, for {PROFILE_BUDGET_S:.0} s or so."
         ))?;
-        let measured = measure(keys, self.args.ranks, CPU, PROFILE_BUDGET_S, self.output)?;
+        let measured = measure(
+            keys,
+            self.args.ranks,
+            DeviceSpec::CPU,
+            PROFILE_BUDGET_S,
+            self.output,
+        )?;
         let directory = PathBuf::from(&out);
         measured
             .profile

@@ -21,8 +21,9 @@ use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
 use crate::optimizer::AdamOptions;
+use crate::options::{Init, TrainOptions};
 use crate::run::median;
-use crate::train::{self, Init, TrainOptions};
+use crate::train;
 use crate::unpriced::planned;
 
 /// The model, as other frameworks read it.
@@ -182,9 +183,7 @@ mod tests {
     fn ranks_must_share_the_batch() {
         let options = BenchOptions {
             ranks: 3,
-            device: DeviceSpec::Cpu {
-                threads_per_rank: None,
-            },
+            device: DeviceSpec::CPU,
             steps: 1,
         };
         let text = tokens_per_s(&options).expect_err("refused").to_string();

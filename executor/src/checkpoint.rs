@@ -27,12 +27,12 @@ use serde_json::Value;
 use crate::data::{Order, Samples};
 use crate::error::Error;
 use crate::lr::Decay;
-use crate::train::TrainOptions;
-use crate::weights::{GlobalTensor, Rectangle};
+use crate::options::{Resumed, TrainOptions};
+use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
+pub use write::Written;
 pub(crate) use write::{Saver, discard_partial};
-pub use write::{Saving, Written};
 
 /// Version of the format of `checkpoint.json`.
 pub const CHECKPOINT_VERSION: u32 = 1;
@@ -302,15 +302,6 @@ fn differences(saved: &Value, now: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A checkpoint to go on from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Resumed {
-    /// Its folder.
-    pub checkpoint: PathBuf,
-    /// Steps taken.
-    pub step: u64,
-}
-
 /// The checkpoint that a path leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -408,7 +399,7 @@ fn partial(folder: &Path, step: u64) -> PathBuf {
 }
 
 /// The name of a state of a rectangle in a file.
-fn name_of(region: &Rectangle, state: crate::optimizer::State) -> String {
+fn name_of(region: &Rectangle, state: State) -> String {
     let ([top, bottom], [left, right]) = (region.rows, region.cols);
     format!(
         "{}[{top}:{bottom},{left}:{right}].{}",

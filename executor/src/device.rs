@@ -41,6 +41,11 @@ pub enum DeviceSpec {
 }
 
 impl DeviceSpec {
+    /// This machine's cores, shared out among the ranks.
+    pub const CPU: Self = Self::Cpu {
+        threads_per_rank: None,
+    };
+
     /// The device of one of `ranks` ranks that run on this machine; of several GPUs the one that the
     /// driver counts as `ordinal`. With it, memory that is to be reserved is.
     pub fn open(&self, ordinal: usize, ranks: u32) -> Result<Device, Error> {

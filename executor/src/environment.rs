@@ -11,8 +11,8 @@ use moefold_kernels::cuda::survey::Survey;
 use moefold_profiles::presets::Machine;
 use serde::Serialize;
 
-use crate::checkpoint::Resumed;
 use crate::device::DeviceSpec;
+use crate::options::Resumed;
 
 /// Version of the format of `env.json`.
 pub const ENV_VERSION: u32 = 1;

@@ -5,11 +5,11 @@
 //! are assertions instead. A message holds its cause, so causes are no `source`s: whoever prints the
 //! chain of errors would print them twice.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::DeviceError;
 
-use crate::support::Unsupported;
 use crate::transport::TransportError;
 
 /// A failure of a run.
@@ -150,5 +150,19 @@ impl Error {
             | Self::Save { .. }
             | Self::Spawn { .. } => false,
         }
+    }
+}
+
+/// Everything in a plan that the executor does not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Unsupported {
+    /// One line for each reason: what was asked for and what would work.
+    pub reasons: Vec<String>,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reasons = self.reasons.join("; ");
+        write!(f, "the executor does not run this plan: {reasons}")
     }
 }

@@ -18,7 +18,7 @@ use crate::model::{Family, Parameter, Shard, Slice, Spread};
 use crate::rank::Context;
 use crate::store::Store;
 use crate::transport::{Communicator, Pending};
-use crate::weights::Region;
+use crate::weights::{Region, State};
 
 /// Constants of AdamW (decoupled weight decay, arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,31 +40,6 @@ impl Default for AdamOptions {
             eps: 1e-8,
             weight_decay: 0.1,
             clip: Some(1.0),
-        }
-    }
-}
-
-/// What the optimizer knows of every element, in f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// The weight itself.
-    Master,
-    /// Decaying mean of its gradients.
-    FirstMoment,
-    /// Decaying mean of their squares.
-    SecondMoment,
-}
-
-impl State {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
-
-    /// Its name in checkpoints.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Master => "master",
-            Self::FirstMoment => "first_moment",
-            Self::SecondMoment => "second_moment",
         }
     }
 }

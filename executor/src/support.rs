@@ -3,8 +3,6 @@
 //! Refusing happens once, before any rank starts, and names every reason together; nothing further
 //! in checks again. A plan for another executor is no error of the plan.
 
-use std::fmt;
-
 use moefold_planner::model::{Feature, Model, features};
 use moefold_planner::plan::{
     Dispatcher, Offload, Optimizer, PlannedLayout, Recompute, ScheduleName,
@@ -12,6 +10,7 @@ use moefold_planner::plan::{
 use moefold_profiles::{Dtype, Precision};
 
 use crate::device::DeviceSpec;
+use crate::error::Unsupported;
 
 /// Families whose checkpoints are known by tensor name.
 const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
@@ -27,20 +26,6 @@ const FEATURES: &[Feature] = &[
     Feature::RouterScaling,
     Feature::TiedEmbeddings,
 ];
-
-/// Everything in a plan that the executor does not run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Unsupported {
-    /// One line for each reason: what was asked for and what would work.
-    pub reasons: Vec<String>,
-}
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reasons = self.reasons.join("; ");
-        write!(f, "the executor does not run this plan: {reasons}")
-    }
-}
 
 /// Refuses a plan or a model that this version cannot run on `device`.
 pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result<(), Unsupported> {
@@ -139,17 +124,13 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    const CPU: DeviceSpec = DeviceSpec::Cpu {
-        threads_per_rank: None,
-    };
-
     fn plan() -> PlannedLayout {
         testing::plan().planned
     }
 
     fn check_model(name: &str) -> Result<(), Unsupported> {
         let model = moefold_planner::model::presets::load(name).expect("a preset");
-        check(&plan(), &model, &CPU)
+        check(&plan(), &model, &DeviceSpec::CPU)
     }
 
     #[test]
@@ -186,7 +167,7 @@ mod tests {
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &CPU).expect_err("four reasons");
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("four reasons");
         assert_eq!(refused.reasons.len(), 4, "{refused}");
         for part in ["cp=2", "pp=4", "bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
@@ -205,16 +186,20 @@ mod tests {
             asked.precision = precision;
             check(&asked, &model, device).map_err(|refused| refused.to_string())
         };
-        for device in [CPU, cuda(Dtype::F32)] {
+        for device in [DeviceSpec::CPU, cuda(Dtype::F32)] {
             assert_eq!(check(Precision::Fp32, &device), Ok(()));
         }
         assert_eq!(check(Precision::Bf16, &cuda(Dtype::Bf16)), Ok(()));
         for (precision, device, part) in [
-            (Precision::Bf16, CPU, "use \"fp32\", or a CUDA device"),
+            (
+                Precision::Bf16,
+                DeviceSpec::CPU,
+                "use \"fp32\", or a CUDA device",
+            ),
             (Precision::Bf16, cuda(Dtype::F32), "was asked for f32"),
             (Precision::Fp32, cuda(Dtype::Bf16), "was asked for bf16"),
             (Precision::Fp8, cuda(Dtype::Bf16), "use \"bf16\""),
-            (Precision::Nvfp4, CPU, "use \"bf16\""),
+            (Precision::Nvfp4, DeviceSpec::CPU, "use \"bf16\""),
         ] {
             let refused = check(precision, &device).expect_err(part);
             assert!(refused.contains(part), "{refused} lacks {part}");

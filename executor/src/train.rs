@@ -9,23 +9,18 @@
 mod tests;
 mod trainer;
 
-use std::ops::Range;
-use std::path::PathBuf;
-
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
-use crate::checkpoint::{self, Checkpoint, Fingerprint, Resumed, Saver, Saving, Written};
+use crate::checkpoint::{self, Checkpoint, Fingerprint, Saver, Written};
 use crate::data::Samples;
-use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
-use crate::lr::LearningRate;
 use crate::model::global_tensors;
-use crate::optimizer::AdamOptions;
+use crate::options::{Init, TrainOptions};
 use crate::rank::Context;
 use crate::run::{rank_peak, summarize};
 use crate::support;
@@ -33,51 +28,6 @@ use crate::transport::{RankContext, World};
 use crate::weights::{Collector, Source};
 
 pub use trainer::{Trainer, microbatches};
-
-/// Where initial weights come from.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Init {
-    /// Drawn from the seed, by global coordinates: the same under every layout.
-    #[default]
-    Random,
-    /// A Hugging Face checkpoint folder.
-    HuggingFace(PathBuf),
-    /// A checkpoint of a run: training goes on after its steps, with the states it had.
-    Resume(Resumed),
-}
-
-impl Init {
-    /// The checkpoint that training goes on from.
-    pub fn resumed(&self) -> Option<&Resumed> {
-        match self {
-            Self::Random | Self::HuggingFace(_) => None,
-            Self::Resume(resumed) => Some(resumed),
-        }
-    }
-}
-
-/// How to train, besides the plan.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrainOptions {
-    /// Steps of the whole run, those before a checkpoint it goes on from among them.
-    pub steps: u64,
-    /// Learning rate by step.
-    pub lr: LearningRate,
-    /// Optimizer constants.
-    pub adam: AdamOptions,
-    /// Coefficient of the load-balancing loss; 0 is off.
-    pub aux_loss_coef: f64,
-    /// Seed of random weights.
-    pub seed: u64,
-    /// Initial weights.
-    pub init: Init,
-    /// What every rank computes on.
-    pub device: DeviceSpec,
-    /// Steps whose spans go into the trace one by one.
-    pub traced_steps: Range<u64>,
-    /// Whether checkpoints are saved, and where.
-    pub save: Option<Saving>,
-}
 
 /// What a run gives.
 #[derive(Debug)]

@@ -6,24 +6,15 @@ mod accuracy;
 mod loss;
 pub(crate) mod memory;
 mod pipeline_memory;
+mod plot;
 mod rows;
 mod step_time;
 mod steps;
 mod tradeoff;
 
-use crate::draw::scene::Scene;
 use crate::subject::Comparison;
 
-/// One picture and what to look at in it.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Plot {
-    /// File name without its ending.
-    pub(crate) stem: String,
-    /// What to look at, one or two sentences.
-    pub(crate) caption: String,
-    /// The picture.
-    pub(crate) scene: Scene,
-}
+pub(crate) use plot::Plot;
 
 /// All plots of a comparison, in the order of a page.
 pub(crate) fn all(comparison: &Comparison) -> Vec<Plot> {

@@ -21,8 +21,7 @@ use moefold_profiles::{Cluster, Costs, presets};
 
 use super::Gpu;
 use crate::cli::Launch;
-use crate::execute::failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, failure};
 
 /// Refuses a plan that needs more GPUs than there are, or more memory than they have free; what every
 /// rank reserves for its tensors.

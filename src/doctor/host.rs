@@ -3,11 +3,10 @@
 use std::fs;
 use std::process::Command;
 
+use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_profiles::units::KIB;
 use serde::Serialize;
-
-use crate::execute::CPU;
 
 /// The machine without its GPUs. What the system does not say is left out.
 #[derive(Debug, Serialize)]
@@ -41,7 +40,7 @@ pub(super) enum LockedMemory {
 
 impl Host {
     pub(super) fn detect() -> Self {
-        let environment = Environment::detect(1, &CPU);
+        let environment = Environment::detect(1, &DeviceSpec::CPU);
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let memory = read("/proc/meminfo");
         Self {

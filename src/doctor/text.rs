@@ -4,7 +4,7 @@ use moefold_profiles::units::Bytes;
 use moefold_reports::tables::Table;
 
 use super::host::LockedMemory;
-use super::{Device, LibraryRow, NOT_FOUND, Report};
+use super::{Gpu, LibraryRow, NOT_FOUND, Report};
 
 pub(super) fn text(report: &Report, verbose: bool) -> String {
     let mut parts = vec![host(report)];
@@ -83,7 +83,7 @@ fn joined(lines: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
-fn devices(devices: &[Device]) -> String {
+fn devices(devices: &[Gpu]) -> String {
     let mut table = Table::new([
         ">GPU",
         "name",

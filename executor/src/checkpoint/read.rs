@@ -15,11 +15,11 @@ use safetensors::tensor::Dtype;
 use super::{Fingerprint, INDEX, Index, describe, differences, name_of};
 use crate::error::Error;
 use crate::model::{Parameter, global_tensors};
-use crate::optimizer::{State, ZeroAdam};
+use crate::optimizer::ZeroAdam;
 use crate::store::Store;
 use crate::transport::Communicator;
 use crate::weights::stored::{Stored, read_header};
-use crate::weights::{Rectangle, Region};
+use crate::weights::{Rectangle, Region, State};
 
 /// A checkpoint that holds the states of a model, every element once. Files are as long as they should
 /// be; that they hold what was written is seen by [`Checkpoint::verify`].

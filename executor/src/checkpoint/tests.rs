@@ -20,7 +20,8 @@ use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
 use crate::optimizer::AdamOptions;
-use crate::train::{self, Init, Trained};
+use crate::options::{Init, Saving};
+use crate::train::{self, Trained};
 use crate::unpriced::planned;
 
 const SEQ_LEN: u64 = 16;

@@ -14,20 +14,12 @@ use super::{complete, folder_of, name_of, partial, room};
 use crate::error::Error;
 use crate::gather::{bytes_of, read, words, words_of};
 use crate::model::global_tensors;
-use crate::optimizer::{Owned, State};
+use crate::optimizer::Owned;
+use crate::options::TrainOptions;
 use crate::step::Stepper;
-use crate::train::{TrainOptions, Trainer};
+use crate::train::Trainer;
 use crate::transport::{Communicator, RankContext};
-use crate::weights::{GlobalTensor, Rectangle};
-
-/// When a run saves, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saving {
-    /// Steps between checkpoints; there is one at the end of the run too.
-    pub every: u64,
-    /// The run directory. Ranks that are processes take rank 0's.
-    pub run_dir: PathBuf,
-}
+use crate::weights::{GlobalTensor, Rectangle, State};
 
 /// A checkpoint that was written.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,7 +1,7 @@
 //! Whole runs: what they report, and in which precision.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use moefold_kernels::Dtype;
@@ -11,6 +11,9 @@ use moefold_profiles::units::Bytes;
 
 use super::*;
 use crate::data::{Order, TokenStream};
+use crate::device::DeviceSpec;
+use crate::lr::LearningRate;
+use crate::optimizer::AdamOptions;
 use crate::testing;
 
 const STEPS: u64 = 4;

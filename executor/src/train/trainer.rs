@@ -8,18 +8,18 @@ use moefold_planner::schedule::{Schedule, Stage};
 use moefold_profiles::run::StepRecord;
 use moefold_profiles::units::Bytes;
 
-use super::TrainOptions;
 use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Shard, pieces};
 use crate::moe::router::AuxLoss;
-use crate::optimizer::{AdamOptions, State, ZeroAdam};
+use crate::optimizer::{AdamOptions, ZeroAdam};
+use crate::options::TrainOptions;
 use crate::rank::Context;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
 use crate::store::Store;
-use crate::weights::{Collector, Region, Source};
+use crate::weights::{Collector, Region, Source, State};
 
 /// One rank, ready to step.
 #[derive(Debug)]

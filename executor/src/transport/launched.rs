@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::rendezvous;
 use crate::error::Error;
 
 /// How long a rank waits for others, in seconds, at most 30 days; ten minutes where it is not set.
@@ -73,6 +72,11 @@ impl Launched {
     /// This process goes to meet the others.
     pub(super) fn begin() {
         HAS_BEGUN.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it has.
+    pub(super) fn has_begun() -> bool {
+        HAS_BEGUN.load(Ordering::SeqCst)
     }
 
     fn of_torchrun(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
@@ -183,15 +187,6 @@ impl Launched {
             "the number of ranks of this machine",
         )?;
         Ok(self)
-    }
-
-    /// Tells the other ranks why this one will not take part. Nothing where it has begun to: a world tells
-    /// them then; nor of rank 0, at which the others look: they hear from its [`World`](super::World) or miss
-    /// it at their deadline.
-    pub fn decline(&self, why: &str) {
-        if self.rank > 0 && !HAS_BEGUN.load(Ordering::SeqCst) {
-            rendezvous::decline(self, why);
-        }
     }
 
     /// How long ranks wait for each other, as [`TIMEOUT_VARIABLE`] says.

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use super::TransportError;
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Post};
 
+/// Name of a message to rank 0 among the calls on mailboxes.
+pub(super) const TO_FIRST: &str = "to rank 0";
+
 /// A mailbox, wherever it is. See [`Mailbox`] for what the calls do.
 pub(super) trait Mail: fmt::Debug {
     fn group(&self, key: &GroupKey) -> Arc<Group>;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::mail::Mail;
+use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
 use super::wire::{self, BODY_LIMIT};
 use super::{Place, TransportError};
@@ -369,7 +369,7 @@ fn known(name: &str) -> Option<&'static str> {
     let own = [
         super::threads::ALL_REDUCE_MAX,
         super::threads::WORDS,
-        super::world::TO_FIRST,
+        TO_FIRST,
     ];
     let elements = ["f32", "bf16", "i32", "u64"];
     stems

@@ -439,9 +439,20 @@ pub(super) fn connect(launched: &Launched, deadline: Duration) -> Result<TcpStre
     }
 }
 
+impl Launched {
+    /// Tells the other ranks why this one will not take part. Nothing where it has begun to: a world tells
+    /// them then; nor of rank 0, at which the others look: they hear from its [`World`](super::World) or miss
+    /// it at their deadline.
+    pub fn decline(&self, why: &str) {
+        if self.rank > 0 && !Self::has_begun() {
+            decline(self, why);
+        }
+    }
+}
+
 /// Tells rank 0, and by it the others, that this rank has failed before it could take part. Where rank 0
 /// does not listen yet it is tried again for a moment; else the others miss this rank at their deadline.
-pub(super) fn decline(launched: &Launched, why: &str) {
+fn decline(launched: &Launched, why: &str) {
     let begun = Instant::now();
     while begun.elapsed() < DECLINING {
         if let Ok(mut connection) = try_connect(launched)

@@ -16,7 +16,7 @@ use moefold_kernels::cuda::nccl::Nccl;
 use moefold_kernels::{Device, DeviceError};
 
 use super::launched::Launched;
-use super::mail::Mail;
+use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
 use super::recording::{CallLog, Recording};
@@ -368,9 +368,6 @@ pub(super) enum Gpu {
     /// They should, and could not.
     Broken(TransportError),
 }
-
-/// Name of a message to rank 0 among the calls on mailboxes.
-pub(super) const TO_FIRST: &str = "to rank 0";
 
 impl RankContext {
     /// The rank.

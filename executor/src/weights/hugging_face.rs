@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
+use super::region::{GlobalTensor, Region};
 use super::stored::{Stored, read_header};
-use super::{GlobalTensor, Region};
 use crate::error::Error;
 
 /// Tensors named in one error, of each kind.
@@ -29,12 +29,12 @@ const NAMED_MAX: usize = 6;
 #[derive(Debug)]
 pub struct HuggingFace {
     files: Vec<(PathBuf, File)>,
-    places: BTreeMap<String, Place>,
+    locations: BTreeMap<String, Location>,
 }
 
 /// Where a global tensor lies.
 #[derive(Debug, Clone)]
-struct Place {
+struct Location {
     file: usize,
     dtype: Dtype,
     /// Position of its first element in the file, bytes.
@@ -62,15 +62,15 @@ impl HuggingFace {
             let count: &mut usize = experts.entry(part.name).or_default();
             *count = (*count).max(part.expert + 1);
         }
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         let mut used = BTreeSet::new();
         let mut missing = Vec::new();
         let mut wrong = Vec::new();
         for tensor in expected {
             match locate(tensor, &stored, &experts) {
-                Located::At(name, place) => {
+                Located::At(name, location) => {
                     used.insert(name);
-                    places.insert(tensor.name.clone(), place);
+                    locations.insert(tensor.name.clone(), location);
                 }
                 Located::Wrong(name, reason) => {
                     used.insert(name.clone());
@@ -109,7 +109,7 @@ impl HuggingFace {
             }
         }
         if reason.is_empty() {
-            Ok(Self { files, places })
+            Ok(Self { files, locations })
         } else {
             let reason = format!("does not hold the weights of this model: {reason}");
             Err(Error::malformed(dir, reason))
@@ -118,14 +118,14 @@ impl HuggingFace {
 
     /// The values of a region, row by row.
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
-        let place = &self.places[region.tensor];
-        let (path, file) = &self.files[place.file];
-        let (width, size) = (region.width(), place.dtype.bitsize() / 8);
+        let location = &self.locations[region.tensor];
+        let (path, file) = &self.files[location.file];
+        let (width, size) = (region.width(), location.dtype.bitsize() / 8);
         let mut bytes = vec![0; region.rows.len() * width * size];
-        let at = place.at + (region.rows.start * width * size) as u64;
+        let at = location.at + (region.rows.start * width * size) as u64;
         file.read_exact_at(&mut bytes, at)
             .map_err(Error::io(path, "read"))?;
-        let values = decode(place.dtype, &bytes);
+        let values = decode(location.dtype, &bytes);
         if region.cols == (0..width) {
             return Ok(values);
         }
@@ -162,8 +162,8 @@ fn shard_paths(dir: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 enum Located {
-    /// In this stored tensor, from this place on.
-    At(String, Place),
+    /// In this stored tensor, from this location on.
+    At(String, Location),
     /// This stored tensor should hold it and does not.
     Wrong(String, String),
     Nowhere,
@@ -206,12 +206,12 @@ fn place_in(found: &Stored, name: String, shape: &[usize], first: usize) -> Loca
         let reason = format!("is {:?}, expected F32, BF16 or F16", found.dtype);
         return Located::Wrong(name, reason);
     }
-    let place = Place {
+    let location = Location {
         file: found.file,
         dtype: found.dtype,
         at: found.at + (first * found.dtype.bitsize() / 8) as u64,
     };
-    Located::At(name, place)
+    Located::At(name, location)
 }
 
 /// The part of a fused expert tensor that one expert's matrix is.

@@ -9,7 +9,7 @@ use std::thread;
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::Region;
+use super::region::Region;
 use crate::device::cores;
 
 /// Numbers that are worth a thread of their own: some milliseconds.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-use super::{GlobalTensor, Region};
+use super::region::{GlobalTensor, Region};
 use crate::error::Error;
 use crate::files::{write_atomically, write_json};
 

@@ -8,9 +8,10 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
 use moefold_executor::optimizer::AdamOptions;
+use moefold_executor::options::{Init, TrainOptions};
 use moefold_executor::rank::Context;
 use moefold_executor::step::StepOutcome;
-use moefold_executor::train::{self, Init, TrainOptions, Trainer};
+use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
@@ -255,7 +256,7 @@ pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
 }
 
 /// Degrees without context or pipeline parallelism.
-pub(crate) fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> Degrees {
+pub(crate) const fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> Degrees {
     Degrees {
         gpus,
         tp,

@@ -70,16 +70,7 @@ impl Emulated {
 }
 
 /// One rank, two microbatches of a sequence each.
-const ONE: Degrees = Degrees {
-    gpus: 1,
-    tp: 1,
-    cp: 1,
-    pp: 1,
-    vpp: 1,
-    ep: 1,
-    etp: 1,
-    mbs: 1,
-};
+const ONE: Degrees = degrees(1, 1, 1, 1, 1);
 
 fn fixture(name: &'static str) -> Fixture {
     Fixture::load(name).with_batch(2)

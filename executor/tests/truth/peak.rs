@@ -8,11 +8,12 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use moefold_executor::error::Error;
+use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::record::Recorder;
 use moefold_executor::step::HostTokens;
 use moefold_executor::trace::{self, Assumed, Entry, Tape, Traced};
-use moefold_executor::train::{self, TrainOptions, Trainer};
+use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::layout::{Degrees, Layout};

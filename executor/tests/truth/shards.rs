@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::model::{Family, Shard, pieces};
+use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
-use moefold_executor::train::{self, TrainOptions, Trainer};
+use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;

@@ -4,11 +4,10 @@ use moefold_planner::plan::MemoryRecord;
 use moefold_profiles::run::PeakBytes;
 
 use super::Plot;
-use super::rows::{self, Bar};
+use super::rows::{self, Bar, BarPart};
 use crate::draw::axis::{self, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
-use crate::draw::color::{self, MEMORY, MEMORY_LABELS, Paint};
-use crate::draw::font::{self, Weight};
-use crate::draw::scene::{Anchor, Scene};
+use crate::draw::color::{MEMORY, MEMORY_LABELS, Paint};
+use crate::draw::scene::Scene;
 use crate::format::{self, MemoryUnit};
 use crate::subject::{Comparison, Subject};
 
@@ -47,7 +46,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     let top = axis::heading(&mut scene, "Peak memory of the fullest rank", &subtitle);
     let mut entries: Vec<_> = (0..MEMORY.len())
         .filter(|&i| {
-            bars_of(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
+            rows::both(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
         })
         .map(|i| (Swatch::Square, MEMORY[i], MEMORY_LABELS[i].to_owned()))
         .collect();
@@ -56,25 +55,15 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         entries.push((line, Paint::Limit, "capacity".to_owned()));
     }
     let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
-    let axis_at = scene.shapes.len();
-    let rows = rows::layout(&mut scene, top + 10.0, &subjects);
     let unit = MemoryUnit::for_largest(largest);
-    let frame = Frame {
-        left: rows.left,
-        right: WIDTH - MARGIN - TOTALS,
-        top: top + 2.0,
-        bottom: rows.bottom,
-    };
     let end = if drawn {
         largest.max(capacity)
     } else {
         largest
     };
-    let scale = Scale::linear((0.0, end * unit.per_gib()), frame.across());
-    let mut grid = Scene::new(WIDTH, "");
     let name = format!("peak memory of a rank ({})", unit.name());
-    frame.x_axis(&mut grid, &scale, &name);
-    scene.shapes.splice(axis_at..axis_at, grid.shapes);
+    let axis = (end * unit.per_gib(), name.as_str());
+    let (rows, frame, scale) = rows::over_axis(&mut scene, top, &subjects, TOTALS, axis);
     for bar in &rows.bars {
         stack(&mut scene, bar, subjects[bar.subject], (&scale, unit));
     }
@@ -119,10 +108,6 @@ fn limits(
             scene.dashed(ends, Paint::Limit, 2.0, (6.0, 3.0));
         }
     }
-}
-
-fn bars_of<'a>(subjects: &'a [&'a Subject]) -> impl Iterator<Item = (&'a Subject, bool)> {
-    subjects.iter().flat_map(|&s| [(s, false), (s, true)])
 }
 
 fn total(subject: &Subject, measured: bool) -> f64 {
@@ -172,39 +157,17 @@ fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale
         return;
     };
     let total: f64 = parts.iter().sum();
-    let mut done = 0.0;
-    for (i, part) in parts.into_iter().enumerate() {
-        let x0 = scale.at(done * unit.per_gib());
-        done += part;
-        let x1 = scale.at(done * unit.per_gib());
-        let width = if x1 - x0 > 3.0 {
-            x1 - x0 - 0.75
-        } else {
-            x1 - x0
-        };
-        let paint = color::MEMORY[i];
-        let tip = format!(
-            "{}: {}, {} of the {} peak of {}",
-            MEMORY_LABELS[i],
-            format::gib(part),
-            format::percent(part / total),
-            if bar.is_measured {
-                "measured"
-            } else {
-                "predicted"
-            },
-            subject.name,
-        );
-        scene.rect((x0, bar.y), (width, bar.height), paint, Some(tip));
-        let label = format::three_digits(part * unit.per_gib());
-        let size = SMALL - 1.0;
-        if bar.height >= 15.0 && font::width(&label, size, Weight::Regular) + 8.0 < width {
-            let at = (f64::midpoint(x0, x1), bar.y + bar.height / 2.0 + 4.0);
-            scene
-                .text(at, label, size, Anchor::Middle)
-                .paint(paint.text_on());
-        }
-    }
+    let part = |(i, size): (usize, f64)| BarPart {
+        size,
+        paint: MEMORY[i],
+        name: MEMORY_LABELS[i],
+        said: format::gib(size),
+        label: format::three_digits(size * unit.per_gib()),
+    };
+    let parts = parts.into_iter().enumerate().map(part);
+    let whole = format!("peak of {}", subject.name);
+    let x = |gib: f64| scale.at(gib * unit.per_gib());
+    let done = rows::stack(scene, bar, parts, (total, &whole), x);
     let mut text = format::gib(total);
     let capacity = subject.setting.capacity_gib();
     if let Some(capacity) = capacity.filter(|&c| c > 0.0 && c <= scale.high() / unit.per_gib()) {
@@ -215,9 +178,5 @@ fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale
         Some(capacity) => done.max(capacity),
         None => done,
     };
-    let at = (
-        scale.at(end * unit.per_gib()) + 8.0,
-        bar.y + bar.height / 2.0 + 4.0,
-    );
-    scene.figure(at, &text, SMALL);
+    scene.figure((x(end) + 8.0, bar.text_y()), &text, SMALL);
 }

@@ -4,11 +4,10 @@ use moefold_profiles::Category;
 use moefold_profiles::trace::TimeByCategory;
 
 use super::Plot;
-use super::rows::{self, Bar};
-use crate::draw::axis::{self, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
+use super::rows::{self, Bar, BarPart};
+use crate::draw::axis::{self, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
 use crate::draw::color;
-use crate::draw::font::{self, Weight};
-use crate::draw::scene::{Anchor, Scene};
+use crate::draw::scene::Scene;
 use crate::format::{self, TimeUnit};
 use crate::subject::{Comparison, Subject};
 
@@ -18,11 +17,9 @@ const TOTALS: f64 = 84.0;
 /// The plot; absent without subjects.
 pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     let (subjects, note) = rows::shown(&comparison.subjects);
-    let bars: Vec<(&Subject, bool)> = subjects
-        .iter()
-        .flat_map(|&s| [(s, false), (s, true)])
+    let times: Vec<&TimeByCategory> = rows::both(&subjects)
+        .filter_map(|(s, m)| time_of(s, m))
         .collect();
-    let times: Vec<&TimeByCategory> = bars.iter().filter_map(|&(s, m)| time_of(s, m)).collect();
     let longest = times.iter().map(|t| t.total().0).fold(0.0, f64::max);
     if longest <= 0.0 {
         return None;
@@ -43,23 +40,10 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         })
         .collect();
     let top = axis::legend(&mut scene, (MARGIN, top), WIDTH - 2.0 * MARGIN, &entries);
-    let axis_at = scene.shapes.len();
-    let rows = rows::layout(&mut scene, top + 10.0, &subjects);
     let unit = TimeUnit::for_longest(longest);
-    let frame = Frame {
-        left: rows.left,
-        right: WIDTH - MARGIN - TOTALS,
-        top: top + 2.0,
-        bottom: rows.bottom,
-    };
-    let scale = Scale::linear((0.0, longest * unit.per_second()), frame.across());
-    let mut grid = Scene::new(WIDTH, "");
-    frame.x_axis(
-        &mut grid,
-        &scale,
-        &format!("time of a step ({})", unit.name()),
-    );
-    scene.shapes.splice(axis_at..axis_at, grid.shapes);
+    let name = format!("time of a step ({})", unit.name());
+    let axis = (longest * unit.per_second(), name.as_str());
+    let (rows, _, scale) = rows::over_axis(&mut scene, top, &subjects, TOTALS, axis);
     for bar in &rows.bars {
         let subject = subjects[bar.subject];
         if let Some(time) = time_of(subject, bar.is_measured) {
@@ -90,46 +74,25 @@ fn stack(
     (scale, unit): (&Scale, TimeUnit),
 ) {
     let total = time.total().0;
-    let mut done = 0.0;
-    for category in Category::ALL {
-        let part = time.get(category).0;
-        let x0 = scale.at(done * unit.per_second());
-        done += part;
-        let x1 = scale.at(done * unit.per_second());
-        // A hairline of background keeps neighbours apart without their colours.
-        let width = if x1 - x0 > 3.0 {
-            x1 - x0 - 0.75
-        } else {
-            x1 - x0
-        };
-        let paint = color::category(category);
-        let tip = format!(
-            "{}: {}, {} of the {} step of {}",
-            color::category_label(category),
-            format::seconds(part),
-            format::percent(part / total),
-            if bar.is_measured {
-                "measured"
-            } else {
-                "predicted"
-            },
-            subject.name,
-        );
-        scene.rect((x0, bar.y), (width, bar.height), paint, Some(tip));
-        let share = format!("{:.0}%", 100.0 * part / total);
-        let size = SMALL - 1.0;
-        if bar.height >= 15.0 && font::width(&share, size, Weight::Regular) + 8.0 < width {
-            let at = (f64::midpoint(x0, x1), bar.y + bar.height / 2.0 + 4.0);
-            scene
-                .text(at, share, size, Anchor::Middle)
-                .paint(paint.text_on());
+    let part = |category| {
+        let size = time.get(category).0;
+        BarPart {
+            size,
+            paint: color::category(category),
+            name: color::category_label(category),
+            said: format::seconds(size),
+            label: format!("{:.0}%", 100.0 * size / total),
         }
-    }
-    let at = (
-        scale.at(done * unit.per_second()) + 7.0,
-        bar.y + bar.height / 2.0 + 4.0,
+    };
+    let whole = format!("step of {}", subject.name);
+    let x = |seconds: f64| scale.at(seconds * unit.per_second());
+    let parts = Category::ALL.into_iter().map(part);
+    let done = rows::stack(scene, bar, parts, (total, &whole), x);
+    scene.figure(
+        (x(done) + 7.0, bar.text_y()),
+        &format::seconds(total),
+        SMALL,
     );
-    scene.figure(at, &format::seconds(total), SMALL);
 }
 
 fn caption(comparison: &Comparison) -> String {

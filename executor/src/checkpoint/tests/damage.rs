@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::optimizer::State;
 use crate::transport::World;
 
 #[test]

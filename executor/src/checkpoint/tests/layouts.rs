@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
-use crate::optimizer::State;
 use crate::rank::Context;
 use crate::train::Trainer;
 use crate::transport::World;

@@ -9,7 +9,7 @@ use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use super::{Element, HEADER_BYTES, MAGIC, VERSION};
+use super::format::{Element, HEADER_BYTES, MAGIC, VERSION};
 use crate::error::Error;
 
 /// What an index says, once it is proven consistent.

@@ -3,7 +3,7 @@
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
-use super::{Element, MAGIC, VERSION, with_ending};
+use super::format::{Element, MAGIC, VERSION, with_ending};
 use crate::error::Error;
 use crate::files::write_atomically;
 

@@ -13,8 +13,9 @@ use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
 use crate::optimizer::AdamOptions;
+use crate::options::{Init, TrainOptions};
 use crate::testing;
-use crate::train::{self, Init, TrainOptions, Trained};
+use crate::train::{self, Trained};
 
 const STEPS: u64 = 2;
 

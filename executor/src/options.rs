@@ -1,0 +1,76 @@
+//! [`TrainOptions`]: how to train, besides the plan.
+//!
+//! Plain data that a caller fills in. What it asks for is done elsewhere: [`mod@crate::train`] begins
+//! and steps, [`mod@crate::checkpoint`] saves and resumes.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::device::DeviceSpec;
+use crate::lr::LearningRate;
+use crate::optimizer::AdamOptions;
+
+/// How to train, besides the plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainOptions {
+    /// Steps of the whole run, those before a checkpoint it goes on from among them.
+    pub steps: u64,
+    /// Learning rate by step.
+    pub lr: LearningRate,
+    /// Optimizer constants.
+    pub adam: AdamOptions,
+    /// Coefficient of the load-balancing loss; 0 is off.
+    pub aux_loss_coef: f64,
+    /// Seed of random weights.
+    pub seed: u64,
+    /// Initial weights.
+    pub init: Init,
+    /// What every rank computes on.
+    pub device: DeviceSpec,
+    /// Steps whose spans go into the trace one by one.
+    pub traced_steps: Range<u64>,
+    /// Whether checkpoints are saved, and where.
+    pub save: Option<Saving>,
+}
+
+/// Where initial weights come from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Init {
+    /// Drawn from the seed, by global coordinates: the same under every layout.
+    #[default]
+    Random,
+    /// A Hugging Face checkpoint folder.
+    HuggingFace(PathBuf),
+    /// A checkpoint of a run: training goes on after its steps, with the states it had.
+    Resume(Resumed),
+}
+
+impl Init {
+    /// The checkpoint that training goes on from.
+    pub fn resumed(&self) -> Option<&Resumed> {
+        match self {
+            Self::Random | Self::HuggingFace(_) => None,
+            Self::Resume(resumed) => Some(resumed),
+        }
+    }
+}
+
+/// A checkpoint to go on from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resumed {
+    /// Its folder.
+    pub checkpoint: PathBuf,
+    /// Steps taken.
+    pub step: u64,
+}
+
+/// When a run saves, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saving {
+    /// Steps between checkpoints; there is one at the end of the run too.
+    pub every: u64,
+    /// The run directory. Ranks that are processes take rank 0's.
+    pub run_dir: PathBuf,
+}
