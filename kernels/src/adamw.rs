@@ -274,6 +274,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

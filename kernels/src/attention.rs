@@ -480,6 +480,3 @@ mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

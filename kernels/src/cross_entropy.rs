@@ -371,6 +371,3 @@ mod cpu {
 }
 
 mod cuda;
-
-#[cfg(test)]
-mod tests;

@@ -288,6 +288,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

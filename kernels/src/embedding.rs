@@ -262,6 +262,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

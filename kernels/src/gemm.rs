@@ -371,6 +371,3 @@ pub(crate) mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

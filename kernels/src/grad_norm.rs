@@ -66,6 +66,3 @@ mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -171,6 +171,3 @@ mod cpu {
 }
 
 mod cuda;
-
-#[cfg(test)]
-mod tests;

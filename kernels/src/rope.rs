@@ -276,6 +276,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

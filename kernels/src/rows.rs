@@ -174,5 +174,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-#[cfg(test)]
-mod tests;

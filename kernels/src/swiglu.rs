@@ -273,6 +273,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-
-#[cfg(test)]
-mod tests;

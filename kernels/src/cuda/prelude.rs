@@ -1,7 +1,7 @@
 //! The prelude: headers that every program includes, compiled into this one.
 
 /// Name as included, and text, of the headers of a GPU.
-pub(crate) const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 4] = [
     ("prelude.cuh", include_str!("prelude.cuh")),
     ("prelude/gpu.cuh", include_str!("prelude/gpu.cuh")),
     ("prelude/pieces.cuh", include_str!("prelude/pieces.cuh")),
