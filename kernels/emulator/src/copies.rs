@@ -11,6 +11,7 @@
 
 use std::rc::Rc;
 
+use moefold_kernels::bf16;
 use moefold_profiles::Dtype;
 
 use crate::clock::{Agent, Clock, Timestamp};
@@ -18,7 +19,6 @@ use crate::fault::{Fault, Kind};
 use crate::machine::{Machine, Operation, State, Wait};
 use crate::shadow::Access;
 use crate::tensor_map::Map;
-use moefold_kernels::bf16;
 
 /// A cp.async that has not happened yet.
 #[derive(Debug, Clone, Copy)]

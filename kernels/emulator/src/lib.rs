@@ -47,13 +47,6 @@ use std::rc::Rc;
 use std::sync::{Once, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 
-use moefold_profiles::units::Bytes;
-
-use crate::compile::Library;
-use crate::fault::Fault;
-use crate::machine::{Machine, Setup};
-use crate::memory::Memory;
-use crate::streams::{Mark, Streams};
 use moefold_kernels::cuda::error::DeviceError;
 use moefold_kernels::cuda::platform::{
     Address, Dense, Launch, Lent, Module, Platform, Properties, Stream,
@@ -61,6 +54,13 @@ use moefold_kernels::cuda::platform::{
 use moefold_kernels::cuda::program::{Architecture, Arg, EncodedMap, Program, TensorMap};
 use moefold_kernels::programs::expect_listed;
 use moefold_kernels::{Device, Dtype, Event};
+use moefold_profiles::units::Bytes;
+
+use crate::compile::Library;
+use crate::fault::Fault;
+use crate::machine::{Machine, Setup};
+use crate::memory::Memory;
+use crate::streams::{Mark, Streams};
 
 mod abi;
 mod access;

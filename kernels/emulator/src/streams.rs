@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use crate::random::Random;
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::{DeviceError, event};
+
+use crate::random::Random;
 
 /// A stream of a rank, by a number of its own in the process.
 type Agent = u32;

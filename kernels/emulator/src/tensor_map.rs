@@ -1,8 +1,9 @@
 //! Tensor maps of the emulator: what is in the 128 bytes, and where a box lies on both sides.
 
-use crate::matrix::swizzle;
 use moefold_kernels::cuda::program::{EncodedMap, Swizzle, TensorMap};
 use moefold_profiles::Dtype;
+
+use crate::matrix::swizzle;
 
 /// Marks the maps that this emulator made.
 const MAGIC: u64 = 0x6d6f_6566_6f6c_6421;

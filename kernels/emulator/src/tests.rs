@@ -1,12 +1,13 @@
 //! The emulator runs what is right, under many schedules, and reports what is wrong by the right
 //! detector, under every one of them.
 
-use super::Emulator;
-use super::fault::{Fault, Kind};
-use crate::at_hand;
 use moefold_kernels::cuda::platform::{Address, Launch, Platform};
 use moefold_kernels::cuda::program::{Architecture, Arg, Define, Grid, Source, Swizzle, TensorMap};
 use moefold_kernels::{Dtype, bf16};
+
+use super::Emulator;
+use super::fault::{Fault, Kind};
+use crate::at_hand;
 
 const SEEDS: u64 = 12;
 

@@ -1,9 +1,10 @@
 //! Tests of `adamw` against its f64 reference in plain loops.
 
-use crate::support::{Check, inside, oracle_everywhere, statistic, tensor, wide};
 use moefold_kernels::TensorClass;
 use moefold_kernels::adamw::*;
 use moefold_kernels::scalars::{Factor, Scalars};
+
+use crate::support::{Check, inside, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
 fn oracle_several_steps() {

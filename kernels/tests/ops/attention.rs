@@ -1,10 +1,11 @@
 //! Tests of `attention` against its f64 reference in plain loops.
 
+use moefold_kernels::attention::*;
+use moefold_kernels::{Device, Dtype, Tensor};
+
 use crate::support::{
     Check, Rng, assert_bits, differences, emulated, inner, oracle_everywhere, tensor, wide,
 };
-use moefold_kernels::attention::*;
-use moefold_kernels::{Device, Dtype, Tensor};
 
 /// Sizes of one call.
 #[derive(Clone, Copy)]

@@ -1,11 +1,12 @@
 //! Tests of `cross_entropy` against its f64 reference in plain loops.
 
-use crate::support::{
-    Check, differences, inside, integers, oracle_everywhere, statistic, tensor, wide,
-};
 use moefold_kernels::Tensor;
 use moefold_kernels::cross_entropy::*;
 use moefold_kernels::elementwise::add_into;
+
+use crate::support::{
+    Check, differences, inside, integers, oracle_everywhere, statistic, tensor, wide,
+};
 
 fn reference(logits: &[f64], target: i32) -> f64 {
     if target < 0 {

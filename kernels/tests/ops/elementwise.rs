@@ -1,8 +1,9 @@
 //! Tests of `elementwise` against its f64 reference in plain loops.
 
-use crate::support::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};
 use moefold_kernels::TensorClass;
 use moefold_kernels::elementwise::*;
+
+use crate::support::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
 fn oracle_all() {

@@ -1,7 +1,8 @@
 //! Tests of `embedding` against its f64 reference in plain loops.
 
-use crate::support::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};
 use moefold_kernels::embedding::*;
+
+use crate::support::{Check, inside, integers, oracle_everywhere, statistic, tensor, wide};
 
 #[test]
 fn oracle_forward_and_backward() {

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use moefold_kernels::gemm::*;
+use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
+
 use crate::support::{
     Check, Rng, assert_bits, on_every_device, oracle, oracle_everywhere, product, statistic,
     tensor, tensor_at, wide,
 };
-use moefold_kernels::gemm::*;
-use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 
 #[test]
 fn oracle_all_transposes_and_beta() {

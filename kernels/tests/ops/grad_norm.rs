@@ -1,8 +1,9 @@
 //! Tests of `grad_norm` against its f64 reference in plain loops.
 
-use crate::support::{Rng, emulated, inside, statistic, tensor};
 use moefold_kernels::Device;
 use moefold_kernels::grad_norm::*;
+
+use crate::support::{Rng, emulated, inside, statistic, tensor};
 
 #[test]
 fn oracle_sum_and_equal_bits_at_any_threads() {

@@ -1,11 +1,12 @@
 //! Tests of `grouped_gemm` against its f64 reference in plain loops.
 
+use moefold_kernels::grouped_gemm::*;
+use moefold_kernels::{Device, Dtype, TensorClass, catch};
+
 use crate::support::{
     Check, Rng, assert_bits, emulated, integers, on_every_device, oracle, oracle_everywhere,
     statistic, tensor, tensor_at, wide,
 };
-use moefold_kernels::grouped_gemm::*;
-use moefold_kernels::{Device, Dtype, TensorClass, catch};
 
 #[test]
 fn oracle_three_products() {

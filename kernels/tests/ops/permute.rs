@@ -1,10 +1,11 @@
 //! Tests of `permute` against its f64 reference in plain loops.
 
+use moefold_kernels::Device;
+use moefold_kernels::permute::*;
+
 use crate::support::{
     Check, differences, inner, integers, oracle_everywhere, statistic, tensor, wide,
 };
-use moefold_kernels::Device;
-use moefold_kernels::permute::*;
 
 /// The rows in order: for each expert in turn, its slots in turn.
 fn slots_by_expert(ids: &[i32], experts: usize) -> Vec<usize> {

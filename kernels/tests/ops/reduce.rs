@@ -1,10 +1,11 @@
 //! Tests of ordered sums and copies of ranges against plain loops.
 
+use moefold_kernels::Tensor;
+use moefold_kernels::reduce::*;
+
 use crate::support::{
     Check, integers, on_every_device, oracle_everywhere, statistic, tensor, wide,
 };
-use moefold_kernels::Tensor;
-use moefold_kernels::reduce::*;
 
 #[test]
 fn oracle_sum_in_order() {

@@ -1,10 +1,11 @@
 //! Tests of `rms_norm` against its f64 reference in plain loops.
 
+use moefold_kernels::rms_norm::*;
+use moefold_kernels::{Device, Tensor};
+
 use crate::support::{
     Check, Rng, differences, inner, inside, oracle_everywhere, statistic, tensor, wide,
 };
-use moefold_kernels::rms_norm::*;
-use moefold_kernels::{Device, Tensor};
 
 fn reference(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
     let d = w.len();

@@ -1,7 +1,8 @@
 //! Tests of `rope` against its f64 reference in plain loops.
 
-use crate::support::{Check, differences, inner, inside, oracle_everywhere, tensor, wide};
 use moefold_kernels::rope::*;
+
+use crate::support::{Check, differences, inner, inside, oracle_everywhere, tensor, wide};
 
 /// Sizes of one case: heads, their width, the rotated width.
 type Sizes = (usize, usize, usize);

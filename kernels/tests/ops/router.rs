@@ -1,10 +1,11 @@
 //! Tests of `router` against its f64 reference in plain loops.
 
+use moefold_kernels::Device;
+use moefold_kernels::router::*;
+
 use crate::support::{
     Check, Rng, assert_bits, differences, inner, integers, oracle_everywhere, statistic, wide,
 };
-use moefold_kernels::Device;
-use moefold_kernels::router::*;
 
 const PLAIN: RouterRule = RouterRule {
     score: Score::SoftmaxThenTopk,

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use crate::support::{Check, integers, oracle_everywhere, tensor, wide};
 use moefold_kernels::rows::*;
+
+use crate::support::{Check, integers, oracle_everywhere, tensor, wide};
 
 #[test]
 fn oracle_gather_and_chunks() {

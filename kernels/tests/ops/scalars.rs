@@ -1,8 +1,9 @@
 //! Tests of `scalars` against plain loops in f64.
 
-use crate::support::{Rng, emulated, inside, on_every_device, statistic, tensor};
 use moefold_kernels::scalars::*;
 use moefold_kernels::{Device, TensorClass};
+
+use crate::support::{Rng, emulated, inside, on_every_device, statistic, tensor};
 
 /// Relative error that a number may have: its roundings to f32, where it is kept so.
 fn close(device: &Device, got: f64, want: f64) -> bool {

@@ -1,7 +1,8 @@
 //! Tests of `swiglu` against its f64 reference in plain loops.
 
-use crate::support::{Check, differences, inner, oracle_everywhere, statistic, tensor, wide};
 use moefold_kernels::swiglu::*;
+
+use crate::support::{Check, differences, inner, oracle_everywhere, statistic, tensor, wide};
 
 /// Every number of the rule at work, and either order of the columns.
 const RULES: [Rule; 4] = [

@@ -1,9 +1,10 @@
 //! A history against a naive twin that keeps every use of every byte.
 
+use moefold_kernels::cuda::platform::Stream;
+
 use super::*;
 use crate::random::Random;
 use crate::streams::Streams;
-use moefold_kernels::cuda::platform::Stream;
 
 const BYTES: usize = 12;
 

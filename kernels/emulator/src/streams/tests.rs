@@ -4,12 +4,12 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 
-use crate::streams::LostWait;
 use moefold_kernels::cuda::error::catch;
 use moefold_kernels::cuda::platform::{Platform, Stream};
 use moefold_kernels::cuda::program::Architecture;
 use moefold_kernels::{Device, Dtype, Event, Tensor, TensorClass, elementwise};
 
+use crate::streams::LostWait;
 use crate::{Emulator, at_hand, losing};
 
 const LEN: usize = 24;
