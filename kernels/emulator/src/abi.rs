@@ -2,10 +2,11 @@
 //!
 //! # Why this is sound
 //!
-//! Kernels are compiled from this crate's own sources, on fibers of the thread that launched them.
-//! While one runs, [`CURRENT`] points to the machine of its launch, which outlives all fibers and is
-//! borrowed nowhere else (the launcher keeps only this pointer). Every function here borrows it for
-//! one method that does not switch fibers, and lets go of it before [`rest`] switches.
+//! Kernels are compiled from sources of `kernels` and of tests, and run on fibers of the thread
+//! that launched them. While one runs, [`CURRENT`] points to the machine of its launch, which
+//! outlives all fibers and is borrowed nowhere else (the launcher keeps only this pointer). Every
+//! function here borrows it for one method that does not switch fibers, and lets go of it before
+//! [`rest`] switches.
 #![expect(
     unsafe_code,
     reason = "calls from C++ carry addresses; see the module documentation"

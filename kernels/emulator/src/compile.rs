@@ -6,8 +6,9 @@
 //! stays so for the life of the process.
 #![expect(
     unsafe_code,
-    reason = "opens a library made of the crate's own sources and the prelude, whose initialization \
-              does nothing, and keeps it open, so that what is looked up in it stays valid"
+    reason = "opens a library made of sources of `kernels` or of a test, and the prelude, whose \
+              initialization does nothing, and keeps it open, so that what is looked up in it stays \
+              valid"
 )]
 
 use std::collections::HashMap;
@@ -191,7 +192,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 impl Library {
     fn open(path: PathBuf) -> Result<Self, String> {
         let failed = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: the library was built from this crate's sources; loading it runs no code of ours.
+        // SAFETY: the library was built from such sources; loading it runs no code of ours.
         let library = unsafe { libloading::Library::new(&path) }.map_err(failed)?;
         // SAFETY: the prelude defines it with this type.
         let attach = unsafe {

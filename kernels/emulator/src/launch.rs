@@ -2,10 +2,10 @@
 //!
 //! # Why this is sound
 //!
-//! A fiber runs a kernel compiled from this crate's sources with the arguments that its own
-//! signature was checked against. Fibers never leave the thread that launched them. One that a fault
-//! stops is abandoned: its stack holds frames of the kernel (plain data) and of `abi`, which hold
-//! nothing to drop while they give way.
+//! A fiber runs a kernel compiled from sources of `kernels` or of a test with the arguments that its
+//! own signature was checked against. Fibers never leave the thread that launched them. One that a
+//! fault stops is abandoned: its stack holds frames of the kernel (plain data) and of `abi`, which
+//! hold nothing to drop while they give way.
 #![expect(
     unsafe_code,
     reason = "calls compiled kernels and abandons their fibers; see the module documentation"

@@ -131,7 +131,7 @@ pub fn at_hand<T>(made: Result<T, DeviceError>) -> Option<T> {
     .ok()
 }
 
-/// A machine made of software.
+/// A machine made of software. It runs the sources it is given, which are those of kernels and of tests.
 pub struct Emulator {
     properties: Properties,
     seed: u64,
