@@ -1,7 +1,7 @@
 //! `moefold kernels`: every CUDA kernel compiled, what each takes, and packs for other machines.
 
 use anyhow::{Context as _, anyhow};
-use moefold_kernels::cuda::ahead::{self, Compiled, Kernel};
+use moefold_kernels::ahead::{self, Compiled, Kernel};
 use moefold_reports::tables::Table;
 use serde::Serialize;
 

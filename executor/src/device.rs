@@ -26,7 +26,7 @@ pub enum DeviceSpec {
         /// until it is needed.
         reserve: Option<Bytes>,
     },
-    /// CUDA made of software, as [`Device::emulated`].
+    /// CUDA made of software, as [`moefold_emulator::device`].
     #[cfg(test)]
     Emulated {
         /// The generation of GPU.
@@ -58,7 +58,7 @@ impl DeviceSpec {
                 dtype,
                 seed,
                 reserve,
-            } => (Device::emulated(architecture, dtype, seed), reserve),
+            } => (moefold_emulator::device(architecture, dtype, seed), reserve),
         };
         let device = device.map_err(Error::Device)?;
         let reserved = reserve.map_or(Ok(()), |bytes| device.reserve(bytes));

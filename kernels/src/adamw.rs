@@ -275,6 +275,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

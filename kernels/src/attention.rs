@@ -486,6 +486,3 @@ mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

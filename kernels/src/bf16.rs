@@ -1,7 +1,7 @@
 //! bfloat16 on the host: the upper half of an f32.
 
 /// The nearest bf16, ties to even; NaN stays NaN.
-pub(crate) fn narrow(value: f32) -> u16 {
+pub fn narrow(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
         // A NaN whose set bits are all in the lower half must not become an infinity.
@@ -12,7 +12,7 @@ pub(crate) fn narrow(value: f32) -> u16 {
 }
 
 /// The same number as an f32.
-pub(crate) fn widen(bits: u16) -> f32 {
+pub fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 

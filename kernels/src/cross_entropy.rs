@@ -377,6 +377,3 @@ mod cpu {
 }
 
 mod cuda;
-
-#[cfg(test)]
-mod tests;

@@ -22,12 +22,9 @@ use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::event::Event;
 use crate::tensor::Tensor;
 
-pub mod ahead;
-mod cache;
-mod compiler;
+pub(crate) mod cache;
+pub(crate) mod compiler;
 mod cublaslt;
-#[cfg(any(test, feature = "emulator"))]
-pub(crate) mod emulator;
 pub mod error;
 pub(crate) mod flat;
 pub(crate) mod gpu;
@@ -35,15 +32,13 @@ pub mod libraries;
 pub mod model;
 pub mod nccl;
 pub mod nvrtc;
-pub(crate) mod platform;
-mod prelude;
-pub(crate) mod program;
-mod programs;
+pub(crate) mod operand;
+pub mod platform;
+pub mod prelude;
+pub mod program;
 pub mod survey;
 mod table;
 
-#[cfg(any(test, feature = "emulator"))]
-pub use emulator::streams::LostWait;
 pub use platform::{Overhead, Properties, Stream};
 pub use program::Architecture;
 

@@ -14,14 +14,9 @@ use moefold_profiles::units::Bytes;
 
 use crate::arena::Arena;
 use crate::buffer::{Buffer, Storage};
-#[cfg(any(test, feature = "emulator"))]
-use crate::cuda::emulator::Emulator;
-#[cfg(any(test, feature = "emulator"))]
-use crate::cuda::emulator::streams::LostWait;
 use crate::cuda::error::DeviceError;
 use crate::cuda::gpu::Gpu;
-#[cfg(any(test, feature = "emulator"))]
-use crate::cuda::program::Architecture;
+use crate::cuda::platform::Platform;
 use crate::cuda::{Cuda, Overhead, Properties, Stream};
 use crate::event::Event;
 use crate::meta::Routing;
@@ -176,7 +171,7 @@ impl Device {
     /// When `dtype` is another.
     pub fn cuda(index: usize, dtype: Dtype) -> Result<Self, DeviceError> {
         let gpu = Gpu::open(index)?;
-        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(gpu), dtype))))
+        Ok(Self::on_platform(Rc::new(gpu), dtype))
     }
 
     /// How many GPUs [`Device::cuda`] can open; the error says why none.
@@ -184,35 +179,19 @@ impl Device {
         crate::cuda::gpu::count()
     }
 
-    /// A CPU that shares even the smallest work among its threads.
-    #[cfg(test)]
-    pub(crate) fn cpu_sharing_all(threads: usize) -> Self {
+    /// A CPU that shares even the smallest work among its threads: slower, and for tests of what that
+    /// must not change.
+    pub fn cpu_sharing_all(threads: usize) -> Self {
         Self::on(Backend::Cpu(Cpu::new(threads, true)))
     }
 
-    /// A CUDA device made of software: runs the same kernels on the CPU, slowly, and reports their
-    /// races, stray accesses and deadlocks as failures. Schedules are thrown from `seed`. Needs a C++
-    /// compiler.
-    #[cfg(any(test, feature = "emulator"))]
-    pub fn emulated(
-        architecture: Architecture,
-        dtype: Dtype,
-        seed: u64,
-    ) -> Result<Self, DeviceError> {
-        let emulator = Emulator::new(architecture, seed)?;
-        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
-    }
-
-    /// The same with an error planted: one of its streams does not wait for another when it should.
-    #[cfg(any(test, feature = "emulator"))]
-    pub fn emulated_losing(
-        architecture: Architecture,
-        dtype: Dtype,
-        seed: u64,
-        lost: &LostWait,
-    ) -> Result<Self, DeviceError> {
-        let emulator = Emulator::losing(architecture, seed, Some(lost.clone()))?;
-        Ok(Self::on(Backend::Cuda(Cuda::new(Rc::new(emulator), dtype))))
+    /// A CUDA device on a machine of the caller's making; weights and activations are stored in
+    /// `dtype`: f32 or bf16.
+    ///
+    /// # Panics
+    /// When `dtype` is another.
+    pub fn on_platform(platform: Rc<dyn Platform>, dtype: Dtype) -> Self {
+        Self::on(Backend::Cuda(Cuda::new(platform, dtype)))
     }
 
     pub(crate) fn on(backend: Backend) -> Self {

@@ -303,6 +303,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -266,6 +266,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

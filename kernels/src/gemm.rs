@@ -389,6 +389,3 @@ pub(crate) mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -67,6 +67,3 @@ mod cpu {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

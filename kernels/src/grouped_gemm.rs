@@ -355,6 +355,3 @@ mod cpu {
         cpu.tasks(tasks, |(a, b, c)| multiply(1.0, a, b, 1.0, c));
     }
 }
-
-#[cfg(test)]
-mod tests;

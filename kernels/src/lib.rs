@@ -16,8 +16,9 @@
 //! shapes and dtypes, nothing of models.
 
 mod arena;
-mod bf16;
 mod buffer;
+#[cfg(test)]
+mod emulated;
 mod matrix;
 mod parallel;
 mod pool;
@@ -29,7 +30,9 @@ mod total;
 mod turn;
 
 pub mod adamw;
+pub mod ahead;
 pub mod attention;
+pub mod bf16;
 pub mod check;
 pub mod cross_entropy;
 pub mod cuda;
@@ -44,6 +47,7 @@ pub mod meta;
 pub mod observe;
 pub mod offer;
 pub mod permute;
+pub mod programs;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;

@@ -395,6 +395,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-
-#[cfg(test)]
-mod tests;

@@ -144,6 +144,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-
-#[cfg(test)]
-mod tests;

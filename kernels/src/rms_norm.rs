@@ -173,6 +173,3 @@ mod cpu {
 }
 
 mod cuda;
-
-#[cfg(test)]
-mod tests;

@@ -291,6 +291,3 @@ mod cuda {
         programs
     }
 }
-
-#[cfg(test)]
-mod tests;

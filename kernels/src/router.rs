@@ -532,6 +532,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-
-#[cfg(test)]
-mod tests;

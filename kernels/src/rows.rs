@@ -204,5 +204,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-#[cfg(test)]
-mod tests;

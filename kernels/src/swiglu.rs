@@ -275,6 +275,3 @@ mod cpu {
 }
 
 pub(crate) mod cuda;
-
-#[cfg(test)]
-mod tests;

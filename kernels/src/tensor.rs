@@ -283,7 +283,7 @@ impl Tensor {
     }
 
     /// The address of the first element on a CUDA device.
-    pub(crate) fn address(&self) -> Address {
+    pub fn address(&self) -> Address {
         let offset = self.dtype.bytes(self.offset as u64);
         self.buffer.address().offset(offset.0)
     }

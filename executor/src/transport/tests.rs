@@ -4,6 +4,7 @@ use std::panic::resume_unwind;
 use std::thread::sleep;
 use std::time::Duration;
 
+use moefold_emulator::at_hand;
 use moefold_kernels::cuda::Architecture;
 use moefold_kernels::{Device, DeviceError, Tensor, TensorClass, elementwise};
 use moefold_profiles::Dtype;
@@ -28,7 +29,7 @@ impl Kind {
         match self {
             Self::Cpu => Device::cpu(1),
             Self::Emulated(dtype) => {
-                Device::emulated(Architecture::SM80, dtype, 11).expect("there was one")
+                moefold_emulator::device(Architecture::SM80, dtype, 11).expect("there was one")
             }
         }
     }
@@ -36,14 +37,8 @@ impl Kind {
 
 /// The devices at hand: without a C++ compiler none is emulated.
 pub(super) fn kinds() -> Vec<Kind> {
-    let emulated = Device::emulated(Architecture::SM80, Dtype::F32, 0);
-    if let Err(missing) = &emulated {
-        let required = std::env::var("MOEFOLD_REQUIRE").unwrap_or_default();
-        assert!(!required.contains("emulator"), "{missing}");
-    }
-    let emulated = emulated
-        .ok()
-        .map(|_| [Dtype::F32, Dtype::Bf16].map(Kind::Emulated));
+    let emulated = moefold_emulator::device(Architecture::SM80, Dtype::F32, 0);
+    let emulated = at_hand(emulated).map(|_| [Dtype::F32, Dtype::Bf16].map(Kind::Emulated));
     [Kind::Cpu]
         .into_iter()
         .chain(emulated.into_iter().flatten())

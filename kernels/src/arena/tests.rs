@@ -9,7 +9,8 @@ use crate::cuda::Stream;
 use crate::cuda::error::catch;
 use crate::cuda::gpu::tests::mock::Mock;
 use crate::cuda::gpu::tests::{IMAGE, device as on_mock};
-use crate::testing::{Rng, emulated};
+use crate::emulated::emulated;
+use crate::testing::Rng;
 use crate::{Device, Dtype, Tensor};
 
 fn floats(device: &Device, bytes: u64) -> Tensor {

@@ -30,9 +30,8 @@ use crate::TensorClass;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::error::DeviceError;
-use crate::cuda::program::{
-    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
-};
+use crate::cuda::operand::vector;
+use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("attention", "../attention.cu");
@@ -261,7 +260,6 @@ pub(super) const WIDTHS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [2
 
 /// Whether a program of this op is for heads that no model has: of other widths, of rows that are not
 /// aligned, or of f32 but for one width. There is one for every width, so not all are listed.
-#[cfg(any(test, feature = "emulator"))]
 pub(crate) fn is_unlike_models(program: &Program) -> bool {
     let widths = ["DK", "DV"].map(|name| program.int(name).unwrap_or(0) as usize);
     let in_f32 = program.define("T") == Some(Define::dtype("T", Dtype::F32).value);

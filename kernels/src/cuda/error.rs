@@ -25,7 +25,8 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    pub(crate) fn new(call: &'static str, detail: impl Into<String>) -> Self {
+    /// A call that failed without a code.
+    pub fn new(call: &'static str, detail: impl Into<String>) -> Self {
         Self {
             call,
             code: None,

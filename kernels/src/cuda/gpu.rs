@@ -41,10 +41,9 @@ use crate::cuda::platform::{
 };
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 use crate::cuda::survey::memory_used;
-use crate::event::{self, Event};
+use crate::event::Event;
 
-pub(crate) use context::Mark;
-use context::{Context, CudaEvent, CudaStream, Marks, Used, call};
+use context::{Context, CudaEvent, CudaStream, Mark, Marks, Used, call};
 use driver::Driver;
 use kernel::Loaded;
 use staging::Staging;
@@ -76,6 +75,11 @@ pub(crate) struct Gpu {
     properties: Properties,
     compiler: Compiler,
     cublaslt: Option<cublaslt::Functions>,
+}
+
+/// What a GPU lends: memory of the process's one context on it, which is known by its handle.
+struct LentBy {
+    context: usize,
 }
 
 /// GPUs of this machine that the driver shows to this process.
@@ -329,7 +333,7 @@ impl Platform for Gpu {
     fn record_event(&self) -> Result<Event, DeviceError> {
         self.driver()?;
         let mark = self.marks.record(self.stream())?;
-        Ok(Event(event::Kind::Gpu(Arc::new(mark))))
+        Ok(Event::of_machine(mark))
     }
 
     fn memory_info(&self) -> Result<Option<(Bytes, Bytes)>, DeviceError> {
@@ -351,12 +355,14 @@ impl Platform for Gpu {
     }
 
     fn lend(&self, _address: Address, _bytes: u64) -> Result<Lent, DeviceError> {
-        let context = self.context.number();
-        Ok(Lent::Gpu { context })
+        Ok(Lent::new(LentBy {
+            context: self.context.number(),
+        }))
     }
 
     fn adopt(&self, lent: &Lent) -> Result<(), DeviceError> {
-        if matches!(lent, Lent::Gpu { context } if *context == self.context.number()) {
+        let lender = lent.known::<LentBy>();
+        if lender.is_some_and(|lender| lender.context == self.context.number()) {
             return Ok(());
         }
         Err(DeviceError::new(
@@ -368,7 +374,7 @@ impl Platform for Gpu {
     fn disown(&self, _address: Address) {}
 
     fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
-        let event::Kind::Gpu(mark) = &event.0 else {
+        let Some(mark) = event.mark::<Mark>() else {
             // What the host has seen done is done.
             return Ok(());
         };

@@ -151,28 +151,3 @@ fn swizzled_piece(row_bytes: usize, row: usize, piece: usize) -> usize {
         _ => piece,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_emulator_does_what_the_tables_say() {
-        for architecture in [Architecture::SM80, Architecture::SM90] {
-            let device = Device::emulated(architecture, Dtype::Bf16, 1);
-            let Some(device) = crate::testing::at_hand(device) else {
-                return;
-            };
-            for case in cases(architecture) {
-                let words = crate::catch(|| case.run(&device));
-                let Words { got, want } = words.unwrap_or_else(|e| panic!("{}: {e}", case.name));
-                assert_eq!(got.len(), want.len(), "{}", case.name);
-                let wrong = got.iter().zip(&want).position(|(got, want)| got != want);
-                if let Some(at) = wrong {
-                    let (got, want) = (got[at], want[at]);
-                    panic!("{}: word {at} is {got:#x}, expected {want:#x}", case.name);
-                }
-            }
-        }
-    }
-}

@@ -31,7 +31,7 @@ use crate::cuda::libraries::{Version, gate};
 use crate::cuda::table::table;
 
 mod comm;
-#[cfg(any(test, feature = "emulator"))]
+#[cfg(any(test, feature = "mocks"))]
 pub mod mock;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
-//! [`Platform`]: what the ops need of the machine below them.
+//! [`Platform`]: what the ops need of the machine below them. For who makes such a machine
+//! ([`crate::Device::on_platform`]); ops and their callers have no use for it.
 //!
 //! Two implement it: the driver of a GPU, and the emulator that tests use. Work is ordered within a
 //! [`Stream`]: what is asked later sees what was asked before. Everything goes to the compute stream
 //! unless [`Platform::switch`] says otherwise. Failures of work that is still queued
 //! may come with a later call.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use moefold_profiles::Dtype;
@@ -18,13 +21,15 @@ use crate::event::Event;
 
 /// An address in device memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Address(pub(crate) u64);
+pub struct Address(pub u64);
 
 impl Address {
-    pub(crate) const NULL: Self = Self(0);
+    /// Where nothing is.
+    pub const NULL: Self = Self(0);
 
     /// The address `bytes` further on.
-    pub(crate) fn offset(self, bytes: u64) -> Self {
+    #[must_use]
+    pub fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
@@ -81,63 +86,81 @@ pub struct Overhead {
 
 /// A loaded program, known by the number its platform gave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Module(pub(crate) usize);
+pub struct Module(pub usize);
 
 /// A kernel to run. Arguments are the kernel's parameters in order.
-pub(crate) struct Launch<'a> {
-    pub(crate) module: Module,
-    pub(crate) entry: &'static str,
-    pub(crate) grid: Grid,
-    pub(crate) args: &'a [Arg],
+pub struct Launch<'a> {
+    /// The program that has it.
+    pub module: Module,
+    /// Its name.
+    pub entry: &'static str,
+    /// How many threads run it.
+    pub grid: Grid,
+    /// Its arguments.
+    pub args: &'a [Arg],
 }
 
 /// A matrix of a dense product: row-major, `row_stride` elements from row to row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Matrix {
-    pub(crate) address: Address,
-    pub(crate) dtype: Dtype,
-    pub(crate) row_stride: usize,
+pub struct Matrix {
+    /// Its first element.
+    pub address: Address,
+    /// Of its elements.
+    pub dtype: Dtype,
+    /// Elements from row to row.
+    pub row_stride: usize,
     /// Whether the product reads its transpose.
-    pub(crate) transposed: bool,
+    pub transposed: bool,
 }
 
 /// `C[m,n] = op(A)[m,k] op(B)[k,n] + bias[n] + beta C`, accumulated in f32.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Dense {
-    pub(crate) op: &'static str,
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) a: Matrix,
-    pub(crate) b: Matrix,
-    pub(crate) c: Matrix,
+pub struct Dense {
+    /// Whose product it is.
+    pub op: &'static str,
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// What is summed over.
+    pub k: usize,
+    /// A, stored as `[m,k]`, or as `[k,m]` where it is transposed.
+    pub a: Matrix,
+    /// B, stored as `[k,n]`, or as `[n,k]` where it is transposed.
+    pub b: Matrix,
+    /// C.
+    pub c: Matrix,
     /// Of C's dtype.
-    pub(crate) bias: Option<Address>,
-    pub(crate) beta: f32,
+    pub bias: Option<Address>,
+    /// What C's own values count.
+    pub beta: f32,
 }
 
 /// `C_g = op(A_g) op(B_g) + beta C_g` for every group, accumulated in f32: matrices whose addresses and
 /// sizes lie on the device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grouped {
-    pub(crate) op: &'static str,
-    pub(crate) groups: usize,
+pub struct Grouped {
+    /// Whose product it is.
+    pub op: &'static str,
+    /// How many groups there are.
+    pub groups: usize,
     /// An array of `groups` 64-bit numbers for each [`Field`], one behind the other.
-    pub(crate) tables: Address,
+    pub tables: Address,
     /// m, n and k of a group on average, about.
-    pub(crate) average: [usize; 3],
+    pub average: [usize; 3],
     /// Of A and of B.
-    pub(crate) transposed: [bool; 2],
+    pub transposed: [bool; 2],
     /// Of A and B.
-    pub(crate) input: Dtype,
+    pub input: Dtype,
     /// Of C.
-    pub(crate) output: Dtype,
-    pub(crate) beta: f32,
+    pub output: Dtype,
+    /// What C's own values count.
+    pub beta: f32,
 }
 
 impl Grouped {
     /// Where the array of a field starts.
-    pub(crate) fn array(&self, field: Field) -> Address {
+    pub fn array(&self, field: Field) -> Address {
         self.tables
             .offset((field as usize * self.groups * 8) as u64)
     }
@@ -146,21 +169,30 @@ impl Grouped {
 /// What is known of a group on the device: addresses of its matrices, sizes, and elements from row to
 /// row, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Field {
+pub enum Field {
+    /// Address of A.
     A,
+    /// Address of B.
     B,
+    /// Address of C.
     C,
+    /// Rows of C.
     M,
+    /// Columns of C.
     N,
+    /// What is summed over.
     K,
+    /// Elements from row to row of A.
     PitchA,
+    /// Elements from row to row of B.
     PitchB,
+    /// Elements from row to row of C.
     PitchC,
 }
 
 impl Field {
     /// How many there are.
-    pub(crate) const COUNT: usize = 9;
+    pub const COUNT: usize = 9;
 }
 
 /// A stream of a device. Work of one is done in order, works of several beside each other.
@@ -176,7 +208,7 @@ pub enum Stream {
 
 impl Stream {
     /// All of them.
-    pub(crate) const ALL: [Self; 3] = [Self::Compute, Self::Communication, Self::Copies];
+    pub const ALL: [Self; 3] = [Self::Compute, Self::Communication, Self::Copies];
 
     /// A bit of its own, in sets of them.
     pub(crate) fn bit(self) -> u8 {
@@ -185,18 +217,24 @@ impl Stream {
 }
 
 /// Memory of one rank that others on the same device may read: what they need to know of it besides
-/// its address.
+/// its address. Only machines of the kind that lent it know what that is.
 #[derive(Clone)]
-pub(crate) enum Lent {
-    /// Memory of the process's one context on a GPU, which is known by its handle.
-    Gpu { context: usize },
-    /// Memory of another emulator.
-    #[cfg(any(test, feature = "emulator"))]
-    Emulator(crate::cuda::emulator::memory::Lent),
+pub struct Lent(Arc<dyn Any + Send + Sync>);
+
+impl Lent {
+    /// What a machine has others of its kind know.
+    pub fn new(known: impl Any + Send + Sync) -> Self {
+        Self(Arc::new(known))
+    }
+
+    /// The same, where a machine of the kind that knows `T` lent it.
+    pub fn known<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
 }
 
 /// The machine below the ops.
-pub(crate) trait Platform {
+pub trait Platform {
     /// What the device is.
     fn properties(&self) -> &Properties;
 

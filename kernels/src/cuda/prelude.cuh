@@ -1,8 +1,8 @@
 // What every kernel includes first: one vocabulary, two targets.
 //
 // On a GPU (`prelude/gpu.cuh`, compiled by NVRTC) a name is the instruction; on the CPU
-// (`prelude/host.cuh`, compiled by a C++17 compiler) it is a call into the emulator's model of that
-// instruction. No other header is included, neither CUDA's nor libc's. What an architecture lacks is
+// (`prelude/host.cuh`, the emulator's own, compiled by a C++17 compiler) it is a call into its model of
+// that instruction. No other header is included, neither CUDA's nor libc's. What an architecture lacks is
 // not declared for it: `-DARCH=80` has cp.async and mma.sync, 90 and newer have mbarriers and bulk
 // tensor copies, and only 90 has wgmma.
 #pragma once

@@ -10,18 +10,19 @@ use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
 use crate::cuda::platform::Address;
-use crate::tensor::Tensor;
 
 /// Text of one `.cu` file, named by its stem.
 #[derive(Clone, Copy)]
-pub(crate) struct Source {
-    pub(crate) stem: &'static str,
-    pub(crate) text: &'static str,
+pub struct Source {
+    /// The file's name, less `.cu`.
+    pub stem: &'static str,
+    /// What it says.
+    pub text: &'static str,
 }
 
 impl Source {
     /// The program of this source with these defines.
-    pub(crate) fn with(self, defines: &[Define]) -> Program {
+    pub fn with(self, defines: &[Define]) -> Program {
         Program {
             source: self,
             defines: defines.to_vec(),
@@ -60,26 +61,31 @@ pub(crate) use source;
 
 /// One `-DNAME=VALUE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Define {
-    pub(crate) name: &'static str,
-    pub(crate) value: Value,
+pub struct Define {
+    /// Its name.
+    pub name: &'static str,
+    /// What it stands for.
+    pub value: Value,
 }
 
 /// What a define stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Value {
+pub enum Value {
+    /// A number.
     Int(i64),
+    /// A name of the sources: a type.
     Name(&'static str),
 }
 
 impl Define {
-    pub(crate) fn int(name: &'static str, value: usize) -> Self {
+    /// A number.
+    pub fn int(name: &'static str, value: usize) -> Self {
         let value = Value::Int(value as i64);
         Self { name, value }
     }
 
     /// A flag, 0 or 1.
-    pub(crate) fn flag(name: &'static str, value: bool) -> Self {
+    pub fn flag(name: &'static str, value: bool) -> Self {
         Self::int(name, usize::from(value))
     }
 
@@ -87,7 +93,7 @@ impl Define {
     ///
     /// # Panics
     /// When no kernel stores that type.
-    pub(crate) fn dtype(name: &'static str, dtype: Dtype) -> Self {
+    pub fn dtype(name: &'static str, dtype: Dtype) -> Self {
         let value = match dtype {
             Dtype::F32 => "float",
             Dtype::Bf16 => "bf16",
@@ -118,12 +124,13 @@ impl fmt::Display for Value {
 
 /// A source with everything that is fixed when it is compiled, but for the architecture.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Program {
-    pub(crate) source: Source,
-    pub(crate) defines: Vec<Define>,
+pub struct Program {
+    /// The file.
+    pub source: Source,
+    /// What is fixed in it.
+    pub defines: Vec<Define>,
 }
 
-#[cfg(any(test, feature = "emulator"))]
 impl Program {
     /// What a define of this name stands for.
     pub(crate) fn define(&self, name: &str) -> Option<Value> {
@@ -202,7 +209,7 @@ impl Architecture {
     }
 
     /// The number that sources know as `ARCH`.
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         10 * self.major + self.minor
     }
 }
@@ -235,12 +242,13 @@ impl FromStr for Architecture {
 
 /// How many threads run an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Grid {
-    pub(crate) blocks: [u32; 3],
+pub struct Grid {
+    /// Blocks in x, y and z.
+    pub blocks: [u32; 3],
     /// Threads of a block: a multiple of 32.
-    pub(crate) threads: u32,
+    pub threads: u32,
     /// Bytes of dynamic shared memory of a block.
-    pub(crate) shared: u32,
+    pub shared: u32,
 }
 
 impl Grid {
@@ -248,7 +256,7 @@ impl Grid {
     ///
     /// # Panics
     /// When they are more than a grid holds.
-    pub(crate) fn linear(blocks: usize, threads: u32, shared: usize) -> Self {
+    pub fn linear(blocks: usize, threads: u32, shared: usize) -> Self {
         let blocks = u32::try_from(blocks).expect("a grid has fewer than 2^31 blocks");
         Self {
             blocks: [blocks, 1, 1],
@@ -258,18 +266,23 @@ impl Grid {
     }
 
     /// Whether there is nothing to run.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.blocks.contains(&0)
     }
 }
 
 /// One argument of a kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Arg {
+pub enum Arg {
+    /// An address in device memory.
     Address(Address),
+    /// A whole number of four bytes.
     I32(i32),
+    /// A whole number of eight bytes.
     U64(u64),
+    /// An f32.
     F32(f32),
+    /// A tensor map.
     Map(EncodedMap),
 }
 
@@ -278,60 +291,38 @@ impl Arg {
     ///
     /// # Panics
     /// When it is no i32.
-    pub(crate) fn size(value: usize) -> Self {
+    pub fn size(value: usize) -> Self {
         Self::I32(i32::try_from(value).expect("a size handed to a kernel is an i32"))
-    }
-
-    /// The address of a tensor's first element, or null.
-    pub(crate) fn optional(tensor: Option<&Tensor>) -> Self {
-        tensor.map_or(Self::Address(Address::NULL), Self::from)
-    }
-}
-
-impl From<&Tensor> for Arg {
-    fn from(tensor: &Tensor) -> Self {
-        Self::Address(tensor.address())
-    }
-}
-
-/// Elements of one 16-byte access where every row of all these tensors starts at a multiple of 16
-/// bytes, else 1. They have one dtype.
-pub(crate) fn vector(tensors: &[&Tensor]) -> usize {
-    let size = |t: &Tensor| t.dtype().bytes(1).0;
-    let aligned = |t: &&Tensor| {
-        t.address().0.is_multiple_of(16) && (t.width() as u64 * size(t)).is_multiple_of(16)
-    };
-    if tensors.iter().all(aligned) {
-        16 / size(tensors[0]) as usize
-    } else {
-        1
     }
 }
 
 /// A tensor map as a kernel takes it: 128 bytes, aligned to 64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(64))]
-pub(crate) struct EncodedMap(pub(crate) [u64; 16]);
+pub struct EncodedMap(pub [u64; 16]);
 
 /// Tiles of a tensor in device memory, as the bulk copy engine sees them. Dims and boxes innermost
 /// first, as the hardware has them.
 #[derive(Debug, Clone)]
-pub(crate) struct TensorMap {
+pub struct TensorMap {
     /// First element: aligned to 16 bytes.
-    pub(crate) address: Address,
-    pub(crate) dtype: Dtype,
+    pub address: Address,
+    /// Of its elements.
+    pub dtype: Dtype,
     /// Elements of each dim: 2 to 5.
-    pub(crate) dims: Vec<u64>,
+    pub dims: Vec<u64>,
     /// Bytes from one entry to the next, of every dim but the innermost: multiples of 16.
-    pub(crate) strides: Vec<u64>,
+    pub strides: Vec<u64>,
     /// Elements of a tile in each dim: at most 256.
-    pub(crate) tile: Vec<u32>,
-    pub(crate) swizzle: Swizzle,
+    pub tile: Vec<u32>,
+    /// How a tile lies in shared memory.
+    pub swizzle: Swizzle,
 }
 
 /// How a tile's 16-byte pieces are mixed in shared memory so that columns of it spread over banks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Swizzle {
+pub enum Swizzle {
+    /// Not at all.
     None,
     /// Rows of 32 bytes.
     B32,
@@ -343,16 +334,18 @@ pub(crate) enum Swizzle {
 
 /// A program that ops launch, where, and what it may use: what is compiled ahead and checked.
 #[derive(Clone)]
-pub(crate) struct Listed {
-    pub(crate) program: Program,
+pub struct Listed {
+    /// The program.
+    pub program: Program,
     /// The oldest architecture it is for, and whether for that alone.
-    pub(crate) needs: Needs,
-    pub(crate) entries: Vec<Entry>,
+    pub needs: Needs,
+    /// Its kernels.
+    pub entries: Vec<Entry>,
 }
 
 /// Which architectures a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Needs {
+pub enum Needs {
     /// Every one from sm_80 on.
     Sm80,
     /// Every one from sm_80 on, but only for what published models rarely ask for: views that start
@@ -365,7 +358,7 @@ pub(crate) enum Needs {
 
 impl Needs {
     /// Whether a program runs on this architecture.
-    pub(crate) fn includes(self, architecture: Architecture) -> bool {
+    pub fn includes(self, architecture: Architecture) -> bool {
         match self {
             Self::Sm80 | Self::Odd => architecture >= Architecture::SM80,
             Self::Wgmma => architecture.has_wgmma(),
@@ -373,7 +366,7 @@ impl Needs {
     }
 
     /// The architectures that a program is checked on.
-    pub(crate) fn architectures(self) -> &'static [Architecture] {
+    pub fn architectures(self) -> &'static [Architecture] {
         match self {
             Self::Sm80 | Self::Odd => {
                 &[Architecture::SM80, Architecture::SM90, Architecture::SM100]
@@ -385,23 +378,20 @@ impl Needs {
 
 /// One kernel of a program and its limits. No kernel may spill.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
-    pub(crate) name: &'static str,
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
     /// Registers of a thread, at most.
-    pub(crate) registers: u32,
+    pub registers: u32,
     /// Bytes of dynamic shared memory that a launch asks for, at most.
-    pub(crate) shared: u32,
+    pub shared: u32,
     /// Instructions that its machine code must show, by the start of their names (`HGMMA`).
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "tests hold the machine code to it")
-    )]
-    pub(crate) shows: &'static [&'static str],
+    pub shows: &'static [&'static str],
 }
 
 impl Entry {
     /// An entry that is about no instruction in particular; `shared` in bytes.
-    pub(crate) fn plain(name: &'static str, registers: u32, shared: usize) -> Self {
+    pub fn plain(name: &'static str, registers: u32, shared: usize) -> Self {
         Self {
             name,
             registers,

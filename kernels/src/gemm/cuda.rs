@@ -220,7 +220,6 @@ const LAYER: [(Trans, Trans, Dtype, &[bool]); 5] = [
 
 /// Whether a program of these ops is for a product that no layer asks for: another choice of transposes,
 /// types and adding. The kernels do them all.
-#[cfg(any(test, feature = "emulator"))]
 pub(crate) fn is_unlike_models(program: &Program) -> bool {
     let flag = |name| program.int(name) == Some(1);
     let is = |name, dtype| program.define(name) == Some(Define::dtype(name, dtype).value);

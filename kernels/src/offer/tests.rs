@@ -8,11 +8,12 @@ use super::*;
 use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::program::Architecture;
 use crate::elementwise;
+use crate::emulated::Emulated;
 use crate::reduce;
-use crate::testing::at_hand;
 
 fn device() -> Option<Device> {
-    at_hand(Device::emulated(Architecture::SM80, Dtype::F32, 5))
+    let emulator = Emulated::new(Architecture::SM80, 5)?;
+    Some(Device::on_platform(Rc::new(emulator), Dtype::F32))
 }
 
 const VALUES: [f32; 6] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];

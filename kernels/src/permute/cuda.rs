@@ -5,9 +5,8 @@ use moefold_profiles::Dtype;
 use super::{MAX_EXPERTS, MAX_WEIGHTED_SLOTS, RowMap};
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
-use crate::cuda::program::{
-    Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source, vector,
-};
+use crate::cuda::operand::vector;
+use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::device::TensorClass;
 use crate::rows::cuda::lanes_log2;
 use crate::tensor::{Tensor, expect_dims};

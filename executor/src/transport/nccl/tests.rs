@@ -14,7 +14,7 @@ use crate::transport::{Communicator, RankContext, World};
 mod training;
 
 fn device(dtype: Dtype) -> Device {
-    Device::emulated(Architecture::SM90, dtype, 1).expect("it needs nothing yet")
+    moefold_emulator::device(Architecture::SM90, dtype, 1).expect("it needs nothing yet")
 }
 
 /// Runs ranks whose communicators are of `mock`.

@@ -4,6 +4,7 @@
     reason = "calls into the driver; see the documentation of `gpu`"
 )]
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -19,6 +20,7 @@ use super::driver::{Code, Driver, NOT_READY};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::Properties;
 use crate::cuda::program::Architecture;
+use crate::event;
 
 thread_local! {
     /// The context that this thread's calls go to.
@@ -443,7 +445,7 @@ pub(super) struct Marks {
 
 /// A point that was recorded once. Its event is used again when it is dropped, on any thread: what
 /// was told to wait for it by then waits for the point, not for the event's next use.
-pub(crate) struct Mark {
+pub(super) struct Mark {
     /// Leaves on drop alone.
     event: Option<CudaEvent>,
     home: Arc<Marks>,
@@ -476,9 +478,14 @@ impl Mark {
     pub(super) fn event(&self) -> &CudaEvent {
         self.event.as_ref().expect("the event leaves on drop alone")
     }
+}
 
-    /// Whether the work before it is done.
-    pub(crate) fn is_reached(&self) -> Result<bool, DeviceError> {
+impl event::Mark for Mark {
+    fn machine(&self) -> &'static str {
+        "a GPU"
+    }
+
+    fn is_reached(&self) -> Result<bool, DeviceError> {
         let context = &self.home.context;
         context.enter()?;
         // SAFETY: the event is alive.
@@ -486,10 +493,10 @@ impl Mark {
         reached(&context.driver, "cuEventQuery", code)
     }
 
-    /// Seconds from `start` to this point. Both have been reached.
-    pub(crate) fn seconds_since(&self, start: &Self) -> Result<f64, DeviceError> {
-        self.home.context.enter()?;
-        self.event().seconds_since(start.event())
+    fn seconds_since(&self, earlier: &dyn event::Mark) -> Option<Result<f64, DeviceError>> {
+        let earlier = (earlier as &dyn Any).downcast_ref::<Self>()?;
+        let entered = self.home.context.enter();
+        Some(entered.and_then(|()| self.event().seconds_since(earlier.event())))
     }
 }
 

@@ -3,7 +3,8 @@
 use super::*;
 use crate::TensorClass;
 use crate::device::Backend;
-use crate::testing::{Rng, assert_bits, emulated, integers, on_every_device, tensor};
+use crate::emulated::{emulated, on_every_device};
+use crate::testing::{Rng, assert_bits, integers, tensor};
 
 /// Forward, dgrad and wgrad of three experts with every tile, one tile or several of C.
 #[test]

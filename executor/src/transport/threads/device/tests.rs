@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::thread::sleep;
 
-use moefold_kernels::cuda::{Architecture, LostWait};
+use moefold_emulator::LostWait;
+use moefold_kernels::cuda::Architecture;
 use moefold_kernels::elementwise;
 use moefold_profiles::Dtype;
 
@@ -101,9 +102,9 @@ fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
             .deadline(Duration::from_mins(1))
             .run(|rank| {
                 let device = if rank.rank() == 0 {
-                    Device::emulated_losing(Architecture::SM80, Dtype::F32, 11, lost)
+                    moefold_emulator::losing(Architecture::SM80, Dtype::F32, 11, lost)
                 } else {
-                    Device::emulated(Architecture::SM80, Dtype::F32, 11)
+                    moefold_emulator::device(Architecture::SM80, Dtype::F32, 11)
                 };
                 every_collective(rank, &device.expect("there was one"))
             })

@@ -5,20 +5,18 @@ use std::rc::Rc;
 
 use super::{Functions, Mock, STREAM, WORKSPACE, WORKSPACE_BYTES, mock};
 use crate::check::{Sizes, agrees, cases};
-use crate::cuda::Cuda;
 use crate::cuda::cublaslt::CublasLt;
-use crate::cuda::emulator::Emulator;
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{Address, Dense, Grouped, Launch, Lent, Module, Platform, Properties};
 use crate::cuda::program::{Architecture, EncodedMap, Program, TensorMap};
-use crate::device::Backend;
+use crate::emulated::Emulated;
 use crate::grouped_gemm::{Rows, dgrad_of, forward_of, wgrad_of};
-use crate::testing::{at_hand, integers, statistic, tensor};
+use crate::testing::{integers, statistic, tensor};
 use crate::{Device, Dtype, Tensor, catch};
 
 /// The emulator with a vendor's library.
 struct Assisted {
-    emulator: Emulator,
+    emulator: Emulated,
     functions: Functions,
     library: CublasLt,
 }
@@ -88,15 +86,14 @@ fn functions(mock: Mock) -> Functions {
 
 /// A Hopper of bf16 with the mock as its library.
 fn device(functions: Functions) -> Option<Device> {
-    let emulator = at_hand(Emulator::new(Architecture::SM90, 1))?;
+    let emulator = Emulated::new(Architecture::SM90, 1)?;
     let library = CublasLt::new(functions, WORKSPACE, WORKSPACE_BYTES).expect("a handle");
     let platform = Assisted {
         emulator,
         functions,
         library,
     };
-    let cuda = Cuda::new(Rc::new(platform), Dtype::Bf16);
-    Some(Device::on(Backend::Cuda(cuda)))
+    Some(Device::on_platform(Rc::new(platform), Dtype::Bf16))
 }
 
 fn version(mock: Mock, number: std::ffi::c_long) {
