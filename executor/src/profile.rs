@@ -25,6 +25,7 @@ mod sweep;
 use std::time::{Duration, Instant};
 
 use moefold_kernels::Device;
+use moefold_kernels::cases::Load;
 use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
 use moefold_profiles::{Op, presets};
 
@@ -228,7 +229,8 @@ fn skew(key: &Key) -> f64 {
     let Key::Op(Op::GroupedGemm { rows, groups, .. }) = *key else {
         return 1.0;
     };
-    let fullest = ops::group_rows(rows, groups, true).into_iter().max();
+    let counts = Load::Skewed.counts(rows as usize, groups as usize);
+    let fullest = counts.into_iter().max();
     fullest.unwrap_or(0) as f64 * groups as f64 / rows.max(1) as f64
 }
 

@@ -10,6 +10,7 @@ use std::fmt;
 
 use moefold_profiles::{Dtype, Op};
 
+use crate::cases::{Call, Source};
 use crate::device::{Device, TensorClass};
 use crate::tensor::Tensor;
 
@@ -56,6 +57,13 @@ impl Written {
     fn host(name: &'static str, values: Vec<f64>) -> Self {
         let values = Values::Host(values);
         Self { name, values }
+    }
+
+    /// What a call writes.
+    fn all(call: &Call) -> Vec<Self> {
+        let mut written = Vec::new();
+        call.run_into(&mut |name, tensor| written.push(Self::new(name, tensor)));
+        written
     }
 
     fn dtype(&self) -> Dtype {
@@ -114,8 +122,13 @@ impl Inputs<'_> {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
+}
 
-    /// A weight or an activation, in the device's dtype.
+impl Source for Inputs<'_> {
+    fn device(&self) -> &Device {
+        self.device
+    }
+
     fn tensor(&mut self, dims: &[usize], scale: f32) -> Tensor {
         let tensor = self
             .device
@@ -124,7 +137,6 @@ impl Inputs<'_> {
         tensor
     }
 
-    /// What every device stores as f32.
     fn statistic(&mut self, dims: &[usize], scale: f32) -> Tensor {
         let values = self.values(dims.iter().product(), scale);
         self.device

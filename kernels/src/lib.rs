@@ -30,6 +30,7 @@ mod turn;
 
 pub mod adamw;
 pub mod attention;
+pub mod cases;
 pub mod check;
 pub mod cross_entropy;
 pub mod cuda;
