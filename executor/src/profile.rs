@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use moefold_kernels::Device;
 use moefold_kernels::cases::Load;
 use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::statistics::median;
 use moefold_profiles::{Op, presets};
 
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
@@ -35,7 +36,6 @@ use self::collectives::{Groups, Machines};
 use crate::device::DeviceSpec;
 use crate::environment::{Environment, gpu_clocks};
 use crate::error::Error;
-use crate::run::median;
 use crate::transport::{Communicator, RankContext, TransportError, World};
 
 /// A batch lasts at least this long: several time slices of a general-purpose scheduler.
@@ -287,7 +287,7 @@ impl Taker<'_> {
                     done: done + 1,
                     total: wanted.len(),
                     key,
-                    median_s: median(seconds.clone()),
+                    median_s: median(seconds.clone()).unwrap_or(0.0),
                 });
             }
             samples.push(Sample {

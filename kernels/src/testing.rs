@@ -7,6 +7,8 @@
 use std::io::Write as _;
 use std::sync::Once;
 
+use moefold_profiles::random::SplitMix64;
+
 use crate::bf16;
 use crate::cuda::error::{DeviceError, catch};
 use crate::cuda::program::Architecture;
@@ -21,9 +23,9 @@ fn tolerance(dtype: Dtype) -> f64 {
     }
 }
 
-/// A small random number generator (splitmix64, Steele et al. 2014).
+/// A small random number generator.
 pub(crate) struct Rng {
-    state: u64,
+    random: SplitMix64,
     /// What values are rounded to, so that a device that stores no more reads what the reference reads.
     dtype: Dtype,
 }
@@ -33,16 +35,13 @@ impl Rng {
         Self::of(seed, Dtype::F32)
     }
 
-    fn of(state: u64, dtype: Dtype) -> Self {
-        Self { state, dtype }
+    fn of(seed: u64, dtype: Dtype) -> Self {
+        let random = SplitMix64::new(seed);
+        Self { random, dtype }
     }
 
     fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.random.draw()
     }
 
     /// From `range`, both ends included.
