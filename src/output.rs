@@ -40,7 +40,7 @@ impl Output {
     }
 
     /// Says something beside the answer; silent with `--json` and `--quiet`.
-    pub(crate) fn say(self, line: &str) -> Result<(), Failure> {
+    pub(crate) fn say(self, line: &str) -> io::Result<()> {
         if !self.json && !self.quiet {
             writeln!(io::stdout(), "{line}")?;
         }

@@ -30,7 +30,7 @@ use crate::plan::{Found, NamedProfile, Question, load_profiles};
 use crate::profile::{measure, plan_keys};
 
 /// English text in the public domain; see `quickstart/SOURCE.md`.
-const TEXT: &str = include_str!("quickstart/text.txt");
+pub(crate) const TEXT: &str = include_str!("quickstart/text.txt");
 const MODEL: &str = "quickstart";
 const BATCH: Batch = Batch {
     seq_len: 128,
@@ -161,7 +161,7 @@ impl Stage<'_> {
         for command in commands {
             self.output.say(&format!("   $ moefold {command}"))?;
         }
-        self.output.say("")
+        Ok(self.output.say("")?)
     }
 
     fn search(&self, pins: PartialDegrees, profiles: &[NamedProfile]) -> Result<Found, Failure> {

@@ -1,32 +1,31 @@
 //! The command line as a user meets it: answers, refusals, exit codes, files.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
-
-use serde_json::Value;
-
-fn moefold(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_moefold"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+    pub(crate) mod program;
 }
 
+use std::fs;
+use std::path::Path;
+
+use common::json;
+use common::outcome::run;
+use common::program::program;
+use serde_json::Value;
+
 /// Runs a command that must succeed and returns its one JSON document.
-fn json(arguments: &[&str]) -> Value {
-    let output = moefold(arguments);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {stderr}");
-    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+fn answer(arguments: &[&str]) -> Value {
+    let (code, answer, errors) = run(&mut program(arguments));
+    assert_eq!(code, 0, "{arguments:?}: {errors}");
+    json::document(&answer)
 }
 
 /// Runs a command that must fail with an exit code, and says all of `parts` in its one message.
 fn refused(arguments: &[&str], code: i32, parts: &[&str]) {
-    let output = moefold(arguments);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-    assert!(output.stdout.is_empty(), "a refusal leaves stdout alone");
+    let (found, answer, stderr) = run(&mut program(arguments));
+    assert_eq!(found, code, "{arguments:?}: {stderr}");
+    assert!(answer.is_empty(), "a refusal leaves stdout alone");
     assert!(!stderr.contains("panicked"), "{stderr}");
     for part in parts {
         assert!(
@@ -58,7 +57,7 @@ fn mixtral<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn golden_groups_of_a_folded_layout() {
-    let groups = json(&[
+    let groups = answer(&[
         "groups",
         "--gpus",
         "16",
@@ -81,7 +80,7 @@ fn golden_groups_of_a_folded_layout() {
 
 #[test]
 fn golden_models_answer_with_the_contract_keys() {
-    let model = json(&["models", "deepseek-v3", "--json"]);
+    let model = answer(&["models", "deepseek-v3", "--json"]);
     assert_eq!(model["layers"], 61);
     for key in [
         "total_params",
@@ -92,7 +91,7 @@ fn golden_models_answer_with_the_contract_keys() {
         assert!(model[key].is_number(), "{key} in {model}");
     }
     assert_eq!(
-        json(&["models", "--json"])
+        answer(&["models", "--json"])
             .as_array()
             .expect("a list")
             .len(),
@@ -103,15 +102,15 @@ fn golden_models_answer_with_the_contract_keys() {
 #[test]
 fn lists_are_tables_for_people() {
     for (verb, part) in [("models", "Qwen3-30B-A3B"), ("clusters", "gb200-nvl72")] {
-        let output = moefold(&[verb]);
-        assert!(output.status.success());
-        assert!(String::from_utf8_lossy(&output.stdout).contains(part));
+        let (code, answer, _) = run(&mut program(&[verb]));
+        assert_eq!(code, 0);
+        assert!(answer.contains(part));
     }
 }
 
 #[test]
 fn law_plan_is_deterministic_and_its_parts_sum_up() {
-    let mut answers = [(); 2].map(|()| json(&mixtral(&["--top", "3", "--json"])));
+    let mut answers = [(); 2].map(|()| answer(&mixtral(&["--top", "3", "--json"])));
     for answer in &mut answers {
         answer["search"]["elapsed_s"] = 0.into();
     }
@@ -143,7 +142,7 @@ fn law_plan_is_deterministic_and_its_parts_sum_up() {
 
 #[test]
 fn law_the_front_trades_speed_for_memory() {
-    let answer = json(&mixtral(&[
+    let answer = answer(&mixtral(&[
         "--layout",
         "tp=2,cp=1,etp=1",
         "--front",
@@ -174,14 +173,14 @@ fn a_plan_written_is_a_plan_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("plan.json");
     let path = path.to_str().expect("UTF-8");
-    json(&mixtral(&[
+    answer(&mixtral(&[
         "--layout",
         "tp=2,cp=1,pp=8,vpp=7,ep=8,mbs=1",
         "--json",
         "--out",
         path,
     ]));
-    let plan: Value = serde_json::from_slice(&fs::read(path).expect("written")).expect("JSON");
+    let plan = json::read(path);
     assert_eq!(plan["version"], 1);
     assert_eq!(plan["layout"]["dp"], 8);
 
@@ -344,15 +343,15 @@ fn the_cluster_file_of_the_readme_is_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ours.toml");
     fs::write(&path, block.expect("the README shows a cluster file")).expect("writable");
-    let cluster = json(&["clusters", path.to_str().expect("UTF-8"), "--json"]);
+    let cluster = answer(&["clusters", path.to_str().expect("UTF-8"), "--json"]);
     assert_eq!(cluster["cluster"]["num_gpus"], 512);
 }
 
 #[test]
 fn completions_are_a_script() {
-    let output = moefold(&["completions", "bash"]);
-    assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stdout).contains("moefold"));
+    let (code, script, _) = run(&mut program(&["completions", "bash"]));
+    assert_eq!(code, 0);
+    assert!(script.contains("moefold"));
 }
 
 #[test]
@@ -360,7 +359,7 @@ fn quickstart_closes_the_loop() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("quickstart");
     let out_text = out.to_str().expect("UTF-8");
-    let answer = json(&["quickstart", "--steps", "6", "--out", out_text, "--json"]);
+    let answer = answer(&["quickstart", "--steps", "6", "--out", out_text, "--json"]);
     for file in [
         "report/report.html",
         "profile/profile.json",
@@ -368,7 +367,7 @@ fn quickstart_closes_the_loop() {
     ] {
         assert!(out.join(file).is_file(), "{file}");
     }
-    let run = out.join("run-profiled");
+    let trained = out.join("run-profiled");
     for file in [
         "steps.jsonl",
         "trace.json",
@@ -376,9 +375,9 @@ fn quickstart_closes_the_loop() {
         "env.json",
         "summary.json",
     ] {
-        assert!(run.join(file).is_file(), "{file}");
+        assert!(trained.join(file).is_file(), "{file}");
     }
-    let steps = fs::read_to_string(run.join("steps.jsonl")).expect("written");
+    let steps = fs::read_to_string(trained.join("steps.jsonl")).expect("written");
     let losses: Vec<f64> = steps
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("a step"))
@@ -388,8 +387,7 @@ fn quickstart_closes_the_loop() {
     assert!(losses[5] < losses[0] - 0.5, "it learns: {losses:?}");
     assert_eq!(answer["final_loss"].as_f64(), Some(losses[5]));
     // The plan of the second run is folded and rests on measurements.
-    let plan: Value =
-        serde_json::from_slice(&fs::read(run.join("plan.json")).expect("there")).expect("JSON");
+    let plan = json::read(trained.join("plan.json"));
     assert_eq!(
         (
             &plan["layout"]["tp"],
@@ -408,7 +406,7 @@ fn quickstart_closes_the_loop() {
     // A profile of four ranks at a time is scaled for two, and the user is told.
     let profile = out.join("profile");
     let profile = profile.to_str().expect("UTF-8");
-    let planned = moefold(&[
+    let (_, _, said) = run(&mut program(&[
         "plan",
         "--model",
         "quickstart",
@@ -423,8 +421,7 @@ fn quickstart_closes_the_loop() {
         "--profile",
         profile,
         "--json",
-    ]);
-    let said = String::from_utf8_lossy(&planned.stderr);
+    ]));
     assert!(
         said.starts_with("note: ") && said.contains("4 ranks at a time"),
         "{said}"

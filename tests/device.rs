@@ -2,6 +2,10 @@
 //! CUDA's, with a GPU of any size.
 #![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+}
 #[path = "../kernels/tests/stubs/mod.rs"]
 mod stubs;
 
@@ -9,6 +13,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use common::json;
+use common::outcome::run;
 use serde_json::Value;
 
 /// A machine: a folder with the CUDA libraries it has.
@@ -31,7 +37,7 @@ impl Machine {
             return None;
         }
         let (_, report, _) = machine.run(&["doctor", "--json"]);
-        let report: Value = serde_json::from_str(&report).expect("one JSON document");
+        let report = json::document(&report);
         let own = report["libraries"].as_array().expect("a list");
         if own.iter().any(|library| library["state"] != "absent") {
             println!("skipped: this machine has CUDA of its own");
@@ -68,17 +74,12 @@ impl Machine {
 
     /// The same with these variables in its environment.
     fn run_in(&self, variables: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String) {
-        let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
+        run(Command::new(env!("CARGO_BIN_EXE_moefold"))
             .args(arguments)
             .env_clear()
             .envs(variables.iter().copied())
             .env("MOEFOLD_CUDA", self.0.path())
-            .env("MOEFOLD_CACHE", self.0.path().join("kept"))
-            .output()
-            .expect("the program starts");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let code = output.status.code().expect("no signal ended it");
-        (code, text(&output.stdout), text(&output.stderr))
+            .env("MOEFOLD_CACHE", self.0.path().join("kept")))
     }
 
     fn path(&self, name: &str) -> String {
@@ -220,7 +221,7 @@ fn a_usable_gpu_is_what_doctor_and_auto_take() {
         return;
     };
     let (_, doctor, _) = machine.run(&["doctor", "--json"]);
-    let report: Value = serde_json::from_str(&doctor).expect("JSON");
+    let report = json::document(&doctor);
     assert_eq!(report["auto_device"], "cuda");
     let (_, doctor, _) = machine.run(&["doctor"]);
     check(&doctor, &["--device auto trains on GPU 0 (Stub H200).\n"]);
@@ -355,8 +356,7 @@ fn what_a_profile_measured_beside_tensors_is_taken_for_what_is_assumed() {
         return;
     };
     let path = machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
-    let text = fs::read_to_string(&path).expect("the plan");
-    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    let mut plan = json::read(&path);
     plan["predicted"]["memory_gib"]["overhead"] = 141.5.into();
     let mut write = |profiles: Value| {
         plan["profiles"] = profiles;
@@ -379,8 +379,7 @@ fn a_profile_that_measured_nothing_beside_tensors_is_not_said_to_have() {
         return;
     };
     let path = machine.plan(&[&TINY[..], &["--precision", "fp32"]].concat());
-    let text = fs::read_to_string(&path).expect("the plan");
-    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    let mut plan = json::read(&path);
     plan["profiles"] = serde_json::json!([{ "name": "measured", "hash": "0" }]);
     fs::write(&path, plan.to_string()).expect("writes");
     check(

@@ -2,12 +2,16 @@
 //! for CUDA's, and the program is told to look among them first.
 #![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
+mod common {
+    pub(crate) mod outcome;
+}
 #[path = "../kernels/tests/stubs/mod.rs"]
 mod stubs;
 
 use std::path::Path;
 use std::process::Command;
 
+use common::outcome::run;
 use serde_json::Value;
 
 /// C of an NVML that knows any device: not cut into instances, three NVLinks up, 1 GiB in use.
@@ -41,18 +45,13 @@ int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
 "#;
 
 fn doctor(folder: &Path, arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
+    let (code, text, errors) = run(Command::new(env!("CARGO_BIN_EXE_moefold"))
         .arg("doctor")
         .args(arguments)
         .env_clear()
         .env("MOEFOLD_CUDA", folder)
-        .env("MOEFOLD_CACHE", folder.join("kept"))
-        .output()
-        .expect("the program starts");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    assert!(stderr.is_empty(), "{stderr}");
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
+        .env("MOEFOLD_CACHE", folder.join("kept")));
+    assert_eq!((code, errors.as_str()), (0, ""));
     text.replace(&folder.display().to_string(), "DIR")
 }
 

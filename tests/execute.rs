@@ -1,69 +1,40 @@
 //! `execute` from the outside: a run from files to files, and every bad input refused with exit code 2
 //! and a message that says what was found and what would work.
 
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+    pub(crate) mod program;
+    pub(crate) mod tiny;
+}
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use moefold_profiles::run::{RunSummary, StepRecord};
+use common::json;
+use common::outcome::run;
+use common::program::program;
+use common::tiny::{Folder, fixture, tokens};
+use moefold_profiles::run::RunSummary;
 use serde_json::Value;
-use tempfile::TempDir;
-
-fn fixture(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/fixtures").join(name).display().to_string()
-}
-
-/// Runs the program; its exit code, standard output and standard error.
-fn moefold(arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
-        .args(arguments)
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the program starts");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let code = output.status.code().expect("no signal ended it");
-    (code, text(&output.stdout), text(&output.stderr))
-}
 
 /// A folder with a plan for the tiny Mixtral on four ranks, folded.
-struct Bench {
-    folder: TempDir,
-}
+struct Bench(Folder);
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self {
-            folder: tempfile::tempdir().expect("a temporary folder"),
-        };
-        let (code, _, errors) = moefold(&[
-            "plan",
-            "--model",
-            &fixture("mixtral"),
-            "--cluster",
-            "local",
-            "--gpus",
-            "4",
-            "--seq-len",
-            "16",
-            "--global-batch",
-            "24",
-            "--layout",
-            "tp=2,ep=4,etp=1,mbs=1",
-            "--out",
-            &bench.path("plan.json"),
-        ]);
-        assert_eq!(code, 0, "{errors}");
-        bench
+        let folder = Folder::new();
+        folder.plan("plan.json", "4", "24", "tp=2,ep=4,etp=1,mbs=1", &[]);
+        Self(folder)
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.0.path(name)
     }
 
     fn execute(&self, rest: &[&str]) -> (i32, String, String) {
         let plan = self.path("plan.json");
-        moefold(&[&["execute", &plan], rest].concat())
+        run(&mut program(&[&["execute", &plan], rest].concat()))
     }
 
     /// Expects a refusal that says all of `expected`, and nothing in the run directory.
@@ -80,20 +51,12 @@ impl Bench {
     }
 }
 
-fn steps(run: &str) -> Vec<StepRecord> {
-    let text = fs::read_to_string(Path::new(run).join("steps.jsonl")).expect("steps were written");
-    text.lines()
-        .map(|line| serde_json::from_str(line).expect("a step"))
-        .collect()
-}
-
 #[test]
 fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
     let bench = Bench::new();
-    let (run, saved) = (bench.path("run"), bench.path("saved"));
-    let data = format!("{}/tokens", fixture("mixtral"));
-    let golden = fs::read_to_string(format!("{}/golden.json", fixture("mixtral")));
-    let golden: Value = serde_json::from_str(&golden.expect("a fixture")).expect("JSON");
+    let (out, saved) = (bench.path("run"), bench.path("saved"));
+    let data = tokens();
+    let golden = json::read(fixture("mixtral/golden.json"));
     let lr = golden["lr"].to_string();
     let (code, answer, errors) = bench.execute(&[
         "--data",
@@ -106,17 +69,17 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
         "--lr",
         &lr,
         "--out",
-        &run,
+        &out,
         "--save-hf",
         &saved,
         "--json",
     ]);
     assert_eq!(code, 0, "{errors}");
-    let answer: Value = serde_json::from_str(&answer).expect("one JSON document and nothing else");
+    let answer = json::document(&answer);
     let summary: RunSummary = serde_json::from_value(answer["summary"].clone()).expect("typed");
     assert_eq!((summary.steps, summary.peak_by_rank.len()), (3, 4));
 
-    let steps = steps(&run);
+    let steps = bench.0.steps("run");
     assert_eq!(steps.len(), 3);
     for (step, expected) in steps.iter().zip(golden["steps"].as_array().expect("steps")) {
         for (found, expected) in [
@@ -132,8 +95,7 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
         }
     }
     for name in ["plan.json", "env.json", "trace.json", "summary.json"] {
-        let text = fs::read_to_string(Path::new(&run).join(name)).expect("written");
-        serde_json::from_str::<Value>(&text).expect("JSON");
+        json::read(Path::new(&out).join(name));
     }
 
     // What was saved starts the next run, as a model and as weights.
@@ -143,12 +105,12 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
     ];
     let (code, _, errors) = bench.execute(&rest);
     assert_eq!(code, 0, "{errors}");
-    let (code, shown, errors) = moefold(&["models", &saved, "--json"]);
+    let (code, shown, errors) = run(&mut program(&["models", &saved, "--json"]));
     assert_eq!(code, 0, "{errors}");
     assert!(shown.contains("\"total_params\""), "{shown}");
 
     // A finished run is not overwritten.
-    let (code, _, errors) = bench.execute(&["--data", &data, "--out", &run, "--steps", "1"]);
+    let (code, _, errors) = bench.execute(&["--data", &data, "--out", &out, "--steps", "1"]);
     assert_eq!(code, 2);
     assert!(errors.contains("is not empty"), "{errors}");
 }
@@ -156,7 +118,7 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
 /// A copy of the tokens of a fixture.
 fn copied_tokens(bench: &Bench) -> PathBuf {
     for ending in ["bin", "idx"] {
-        let from = format!("{}/tokens.{ending}", fixture("mixtral"));
+        let from = format!("{}.{ending}", tokens());
         fs::copy(from, bench.path(&format!("tokens.{ending}"))).expect("copies");
     }
     PathBuf::from(bench.path("tokens"))
@@ -194,7 +156,7 @@ fn bad_data_is_refused() {
 #[test]
 fn a_run_that_diverges_stops_before_the_step_that_would_spoil_its_weights() {
     let bench = Bench::new();
-    let data = format!("{}/tokens", fixture("mixtral"));
+    let data = tokens();
     let run = bench.path("run");
     let arguments = [
         "--data", &data, "--lr", "1e30", "--steps", "8", "--out", &run,
@@ -209,7 +171,7 @@ fn a_run_that_diverges_stops_before_the_step_that_would_spoil_its_weights() {
         errors.contains("diverged") && errors.contains("--lr"),
         "{errors}"
     );
-    let steps = steps(&run);
+    let steps = bench.0.steps("run");
     assert!((1..8).contains(&steps.len()), "{} steps", steps.len());
     assert!(steps.iter().all(|step| step.loss.is_finite()));
 }
@@ -217,7 +179,7 @@ fn a_run_that_diverges_stops_before_the_step_that_would_spoil_its_weights() {
 #[test]
 fn bad_weights_are_refused() {
     let bench = Bench::new();
-    let data = format!("{}/tokens", fixture("mixtral"));
+    let data = tokens();
     let init = |folder: &str, expected: &[&str]| {
         bench.refused(&["--data", &data, "--init", folder], expected);
     };
@@ -232,7 +194,7 @@ fn bad_weights_are_refused() {
     );
     let folder = bench.path("cut");
     fs::create_dir(&folder).expect("creates");
-    let whole = fs::read(format!("{}/model.safetensors", fixture("mixtral"))).expect("there");
+    let whole = fs::read(fixture("mixtral/model.safetensors")).expect("there");
     fs::write(
         format!("{folder}/model.safetensors"),
         &whole[..whole.len() / 2],
@@ -244,10 +206,10 @@ fn bad_weights_are_refused() {
 #[test]
 fn plans_that_cannot_run_are_refused() {
     let bench = Bench::new();
-    let data = format!("{}/tokens", fixture("mixtral"));
+    let data = tokens();
     let good = fs::read_to_string(bench.path("plan.json")).expect("there");
     let edited = |edit: fn(&mut Value), expected: &[&str]| {
-        let mut plan: Value = serde_json::from_str(&good).expect("JSON");
+        let mut plan = json::document(&good);
         edit(&mut plan);
         fs::write(bench.path("plan.json"), plan.to_string()).expect("writes");
         bench.refused(&["--data", &data], expected);

@@ -1,27 +1,25 @@
 //! `moefold gpu-check` where there is no GPU: rehearsed on the CPU, and refused with a reason.
 
-use std::process::{Command, Output};
-
-use serde_json::Value;
-
-fn moefold(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_moefold"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+    pub(crate) mod program;
 }
+
+use common::json;
+use common::outcome::run;
+use common::program::program;
+use serde_json::Value;
 
 #[test]
 fn a_rehearsal_runs_every_op_and_writes_both_files() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().to_str().expect("the path is text");
-    let output = moefold(&["gpu-check", "--rehearse", "--small", "--out", out]);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}\n{complaint}");
+    let rehearsal = ["gpu-check", "--rehearse", "--small", "--out", out];
+    let (code, text, complaint) = run(&mut program(&rehearsal));
+    assert_eq!(code, 0, "{text}\n{complaint}");
     assert!(text.contains("all right"), "{text}");
-    let json = std::fs::read_to_string(folder.path().join("gpu-check.json")).expect("written");
-    let document: Value = serde_json::from_str(&json).expect("it is JSON");
+    let document = json::read(folder.path().join("gpu-check.json"));
     let cases = document["cases"].as_array().expect("cases are a list");
     for op in [
         "attention::backward",
@@ -76,7 +74,7 @@ fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().to_str().expect("the path is text");
     // No answer can come in no time at all.
-    let output = moefold(&[
+    let (code, text, _) = run(&mut program(&[
         "gpu-check",
         "--rehearse",
         "--small",
@@ -86,9 +84,8 @@ fn a_case_that_hangs_is_killed_and_said_to_have_failed() {
         "0",
         "--out",
         out,
-    ]);
-    assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&output.stdout);
+    ]));
+    assert_eq!(code, 1);
     assert!(text.contains("FAILED"), "{text}");
     assert!(text.contains("killed"), "{text}");
 }
@@ -101,10 +98,10 @@ fn a_part_that_dies_is_reported_and_the_others_run() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let out = folder.path().to_str().expect("the path is text");
         let arguments = ["gpu-check", "--rehearse", "--small", "--only", "rope,rows"];
-        let output = moefold(&[&arguments[..], &["--dies", dies, "--out", out]].concat());
-        assert_eq!(output.status.code(), Some(1));
-        let json = std::fs::read_to_string(folder.path().join("gpu-check.json")).expect("written");
-        let document: Value = serde_json::from_str(&json).expect("it is JSON");
+        let arguments = [&arguments[..], &["--dies", dies, "--out", out]].concat();
+        let (code, _, _) = run(&mut program(&arguments));
+        assert_eq!(code, 1);
+        let document = json::read(folder.path().join("gpu-check.json"));
         let cases = document["cases"].as_array().expect("cases are a list");
         let (dead, others): (Vec<_>, Vec<_>) = cases.iter().partition(|line| line["case"] == dies);
         assert!(!dead.is_empty(), "{dies} is not among {cases:?}");
@@ -121,9 +118,9 @@ fn a_part_that_dies_is_reported_and_the_others_run() {
 fn an_op_that_there_is_not_is_a_bad_request() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().to_str().expect("the path is text");
-    let output = moefold(&["gpu-check", "--rehearse", "--only", "grupped", "--out", out]);
-    assert_eq!(output.status.code(), Some(2));
-    let complaint = String::from_utf8_lossy(&output.stderr);
+    let arguments = ["gpu-check", "--rehearse", "--only", "grupped", "--out", out];
+    let (code, _, complaint) = run(&mut program(&arguments));
+    assert_eq!(code, 2);
     assert!(complaint.contains("--only grupped"), "{complaint}");
 }
 
@@ -131,13 +128,9 @@ fn an_op_that_there_is_not_is_a_bad_request() {
 fn without_a_gpu_the_command_says_so() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("results");
-    let output = Command::new(env!("CARGO_BIN_EXE_moefold"))
-        .args(["gpu-check", "--device", "63", "--out"])
-        .arg(&out)
-        .output()
-        .expect("the program starts");
-    assert_eq!(output.status.code(), Some(1));
-    let complaint = String::from_utf8_lossy(&output.stderr);
+    let mut command = program(&["gpu-check", "--device", "63", "--out"]);
+    let (code, _, complaint) = run(command.arg(&out));
+    assert_eq!(code, 1);
     assert!(
         complaint.starts_with("error: ") && complaint.contains("moefold doctor"),
         "{complaint}"

@@ -1,98 +1,51 @@
 //! `--launch processes` and `--launch env` from the outside: the same training as on rank threads, every
 //! way in which processes fail to be a run, and profiles of them.
 
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+    pub(crate) mod program;
+    pub(crate) mod tiny;
+}
+
 use std::fs;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::json;
+use common::outcome::run;
+use common::program::program;
+use common::tiny::{Folder, tokens};
 use moefold_profiles::CollectiveKind as Kind;
 use moefold_profiles::directory::{Key, Profile, Sample};
-use moefold_profiles::run::{RunSummary, StepRecord};
+use moefold_profiles::run::RunSummary;
 use serde_json::Value;
-use tempfile::TempDir;
-
-fn fixture(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/fixtures").join(name).display().to_string()
-}
-
-/// The program, told nothing of a launcher.
-fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_moefold"));
-    command.args(arguments).env("NO_COLOR", "1");
-    for (name, _) in std::env::vars() {
-        if name.starts_with("SLURM_") || name.starts_with("MOEFOLD_") {
-            command.env_remove(name);
-        }
-    }
-    for name in [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ] {
-        command.env_remove(name);
-    }
-    command
-}
-
-fn said(output: &Output) -> (i32, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let code = output.status.code().expect("no signal ended it");
-    (code, text(&output.stdout), text(&output.stderr))
-}
-
-fn run(command: &mut Command) -> (i32, String, String) {
-    said(&command.output().expect("the program starts"))
-}
 
 /// A folder with a plan for the tiny Mixtral.
-struct Bench {
-    folder: TempDir,
-}
+struct Bench(Folder);
 
 impl Bench {
     fn new(ranks: u32, layout: &str) -> Self {
-        let bench = Self {
-            folder: tempfile::tempdir().expect("a temporary folder"),
-        };
-        let (model, ranks) = (fixture("mixtral"), ranks.to_string());
-        let out = bench.path("plan.json");
-        let (code, _, errors) = run(&mut program(&[
-            "plan",
-            "--model",
-            &model,
-            "--cluster",
-            "local",
-            "--gpus",
-            &ranks,
-            "--seq-len",
-            "16",
-            "--global-batch",
-            "24",
-            "--layout",
-            layout,
-            "--out",
-            &out,
-        ]));
-        assert_eq!(code, 0, "{errors}");
-        bench
+        let folder = Folder::new();
+        folder.plan("plan.json", &ranks.to_string(), "24", layout, &[]);
+        Self(folder)
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.0.path(name)
+    }
+
+    fn losses(&self, run: &str) -> Vec<(f64, f64)> {
+        let steps = self.0.steps(run).into_iter();
+        steps.map(|step| (step.loss, step.grad_norm)).collect()
     }
 
     fn execute(&self, rest: &[&str]) -> Command {
-        let (plan, data) = (
-            self.path("plan.json"),
-            format!("{}/tokens", fixture("mixtral")),
-        );
+        let (plan, data) = (self.path("plan.json"), tokens());
         let first = [
             "execute",
             &plan,
@@ -118,14 +71,6 @@ impl Bench {
             .stderr(Stdio::piped());
         command
     }
-}
-
-fn losses(run: &str) -> Vec<(f64, f64)> {
-    let text = fs::read_to_string(Path::new(run).join("steps.jsonl")).expect("steps were written");
-    text.lines()
-        .map(|line| serde_json::from_str::<StepRecord>(line).expect("a step"))
-        .map(|step| (step.loss, step.grad_norm))
-        .collect()
 }
 
 /// A port that nobody listened at a moment ago.
@@ -167,13 +112,17 @@ fn differential_processes_train_as_threads_do_and_rank_0_leaves_everything() {
                 "--json",
             ]));
             assert_eq!((code, errors.as_str()), (0, ""), "{launch}");
-            let answer: Value = serde_json::from_str(&answer).expect("one document and no more");
+            let answer = json::document(&answer);
             assert_eq!(answer["run_dir"], dir.as_str());
             (dir, saved)
         };
-        let (threads, threads_saved) = go("threads");
+        let (_, threads_saved) = go("threads");
         let (processes, processes_saved) = go("processes");
-        assert_eq!(losses(&processes), losses(&threads), "to the bit");
+        assert_eq!(
+            bench.losses("processes"),
+            bench.losses("threads"),
+            "to the bit"
+        );
         let weights =
             |saved: &str| fs::read(Path::new(saved).join("model.safetensors")).expect("saved");
         assert!(
@@ -191,7 +140,7 @@ fn differential_processes_train_as_threads_do_and_rank_0_leaves_everything() {
             "{:?}",
             summary.busy_s
         );
-        let trace: Value = serde_json::from_str(&read("trace.json")).expect("JSON");
+        let trace = json::read(Path::new(&processes).join("trace.json"));
         let events = trace["traceEvents"].as_array().expect("events");
         for rank in 0..ranks {
             let is_of = |event: &&Value| event["pid"] == rank && event["ph"] == "X";
@@ -461,7 +410,7 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
     };
     let (code, answer, errors) = run(&mut profile(&["--launch", "processes", "--json"]));
     assert_eq!((code, errors.as_str()), (0, ""));
-    let answer: Value = serde_json::from_str(&answer).expect("one document and no more");
+    let answer = json::document(&answer);
     assert_eq!(answer["directory"], out.as_str());
     let measured = Profile::load(Path::new(&out)).expect("rank 0 wrote it");
     assert_eq!(
@@ -479,28 +428,11 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
     }
     assert!(!measured.shared_device);
 
-    let again = bench.path("again.json");
-    let (code, _, errors) = run(&mut program(&[
-        "plan",
-        "--model",
-        &fixture("mixtral"),
-        "--cluster",
-        "local",
-        "--gpus",
-        "2",
-        "--seq-len",
-        "16",
-        "--global-batch",
-        "24",
-        "--layout",
-        "tp=1,ep=2,etp=1,mbs=1",
-        "--profile",
-        &out,
-        "--out",
-        &again,
-    ]));
-    assert_eq!(code, 0, "{errors}");
-    let planned = fs::read_to_string(&again).expect("written");
+    let rest = ["--profile", &out];
+    bench
+        .0
+        .plan("again.json", "2", "24", "tp=1,ep=2,etp=1,mbs=1", &rest);
+    let planned = fs::read_to_string(bench.path("again.json")).expect("written");
     assert!(planned.contains(&measured.hash()), "it names its source");
 
     let mut alone = profile(&["--launch", "env", "--ranks", "4"]);

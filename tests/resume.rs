@@ -1,95 +1,59 @@
 //! `execute --save-every` and `--resume` from the outside: a run that stops, in whatever way, and is
 //! taken up again.
 
+mod common {
+    pub(crate) mod json;
+    pub(crate) mod outcome;
+    pub(crate) mod program;
+    pub(crate) mod tiny;
+}
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moefold_profiles::run::StepRecord;
-use serde_json::Value;
-use tempfile::TempDir;
-
-fn fixture(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/fixtures").join(name).display().to_string()
-}
-
-fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_moefold"));
-    command.args(arguments).env("NO_COLOR", "1");
-    command
-}
-
-/// Runs a command; its exit code, standard output and standard error.
-fn run(command: &mut Command) -> (i32, String, String) {
-    let output = command.output().expect("the program starts");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let code = output.status.code().expect("no signal ended it");
-    (code, text(&output.stdout), text(&output.stderr))
-}
+use common::json;
+use common::outcome::run;
+use common::program::program;
+use common::tiny::{Folder, tokens};
 
 /// A folder with plans for the tiny Mixtral.
-struct Bench(TempDir);
+struct Bench(Folder);
 
 impl Bench {
     fn new(layouts: &[(&str, &str)]) -> Self {
-        let bench = Self(tempfile::tempdir().expect("a temporary folder"));
+        let folder = Folder::new();
         for (ranks, layout) in layouts {
-            let (code, _, errors) = run(&mut program(&[
-                "plan",
-                "--model",
-                &fixture("mixtral"),
-                "--cluster",
-                "local",
-                "--gpus",
-                ranks,
-                "--seq-len",
-                "16",
-                "--global-batch",
-                "8",
-                "--layout",
-                layout,
-                "--out",
-                &bench.path(&format!("{ranks}.json")),
-            ]));
-            assert_eq!(code, 0, "{errors}");
+            folder.plan(&format!("{ranks}.json"), ranks, "8", layout, &[]);
         }
-        bench
+        Self(folder)
     }
 
     fn path(&self, name: &str) -> String {
-        self.0.path().join(name).display().to_string()
+        self.0.path(name)
     }
 
     /// Training by the plan for so many ranks into a run directory.
     fn execute(&self, ranks: &str, out: &str, rest: &[&str]) -> Command {
         let (plan, out) = (self.path(&format!("{ranks}.json")), self.path(out));
-        let data = format!("{}/tokens", fixture("mixtral"));
+        let data = tokens();
         let first = [
             "execute", &plan, "--data", &data, "--device", "cpu", "--out", &out,
         ];
         program(&[&first, rest].concat())
     }
 
-    fn steps(&self, run: &str) -> Vec<StepRecord> {
-        let path = self.0.path().join(run).join("steps.jsonl");
-        let text = fs::read_to_string(path).expect("steps were written");
-        text.lines()
-            .map(|line| serde_json::from_str(line).expect("a step"))
-            .collect()
-    }
-
     fn losses(&self, run: &str) -> Vec<(u64, f64, f64)> {
-        let steps = self.steps(run).into_iter();
+        let steps = self.0.steps(run).into_iter();
         steps
             .map(|step| (step.step, step.loss, step.grad_norm))
             .collect()
     }
 
     fn checkpoints(&self, run: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.0.path().join(run).join("checkpoints")).expect("a folder");
+        let entries = fs::read_dir(self.path(&format!("{run}/checkpoints"))).expect("a folder");
         let mut names: Vec<String> = entries
             .map(|entry| entry.expect("readable").file_name().display().to_string())
             .collect();
@@ -122,7 +86,7 @@ fn oracle_a_run_in_two_parts_equals_one_on_threads_and_on_processes() {
             let arguments = [&common, &SCHEDULE[..], rest].concat();
             let (code, answer, errors) = run(&mut bench.execute(ranks, out, &arguments));
             assert_eq!((code, errors.as_str()), (0, ""), "{out}");
-            serde_json::from_str::<Value>(&answer).expect("one document and no more")
+            json::document(&answer)
         };
         let (whole, rest, other) = (name("whole"), name("rest"), name("other"));
         let answer = go("4", &whole, &["--save-every", "4"]);
@@ -149,9 +113,7 @@ fn oracle_a_run_in_two_parts_equals_one_on_threads_and_on_processes() {
             weights(&rest).expect("saved") == weights(&whole).expect("saved"),
             "the same weights"
         );
-        let environment = fs::read_to_string(bench.path(&format!("{rest}/env.json")));
-        let environment: Value =
-            serde_json::from_str(&environment.expect("written")).expect("JSON");
+        let environment = json::read(bench.path(&format!("{rest}/env.json")));
         assert_eq!(environment["resumed"]["checkpoint"], from.as_str());
         assert_eq!(environment["resumed"]["step"], 4);
 
@@ -177,7 +139,7 @@ fn kill(bench: &Bench, out: &str, rest: &[&str], after: Duration) {
     let mut command = bench.execute("4", out, &arguments);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the program starts");
-    let saved = bench.0.path().join(out).join("checkpoints");
+    let saved = bench.path(&format!("{out}/checkpoints"));
     let begun = Instant::now();
     let is_complete = || {
         let mut entries = fs::read_dir(&saved).into_iter().flatten().flatten();
@@ -263,7 +225,7 @@ fn without_room_on_the_disk_the_run_ends_with_what_was_to_be_written() {
             [""; 0],
             "nothing is half written"
         );
-        assert_eq!(bench.steps(launch).len(), 2);
+        assert_eq!(bench.0.steps(launch).len(), 2);
     }
 }
 
@@ -271,7 +233,7 @@ fn without_room_on_the_disk_the_run_ends_with_what_was_to_be_written() {
 fn processes_save_into_the_directory_that_the_first_of_them_chose() {
     let bench = Bench::new(&[FOLDED]);
     let plan = bench.path("4.json");
-    let data = format!("{}/tokens", fixture("mixtral"));
+    let data = tokens();
     let arguments = [
         "execute",
         &plan,
@@ -286,7 +248,7 @@ fn processes_save_into_the_directory_that_the_first_of_them_chose() {
         "--save-every",
         "1",
     ];
-    let (code, _, errors) = run(program(&arguments).current_dir(bench.0.path()));
+    let (code, _, errors) = run(program(&arguments).current_dir(bench.0.0.path()));
     assert_eq!(code, 0, "{errors}");
     assert_eq!(bench.checkpoints("runs/run-1"), ["step-1"]);
     assert!(!Path::new(&bench.path("runs/run-2")).exists());

@@ -11,6 +11,7 @@ use moefold_planner::layout::Batch;
 use moefold_planner::model::count::flops_per_token;
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
+use moefold_profiles::statistics::median;
 use moefold_profiles::trace::TimeByCategory;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -22,7 +23,6 @@ use crate::error::Error;
 use crate::lr::LearningRate;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
-use crate::run::median;
 use crate::train;
 use crate::unpriced::planned;
 
@@ -131,7 +131,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
     let timed = &trained.steps[WARMUP_STEPS as usize..];
     let mut rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
     rates.sort_by(f64::total_cmp);
-    let tokens_per_s = median(rates.clone());
+    let tokens_per_s = median(rates.clone()).unwrap_or(0.0);
     let step_s = (BATCH.seq_len * BATCH.global_batch) as f64 / tokens_per_s;
     let summary = trained.summary;
     let scale = step_s / summary.step_s;

@@ -25,7 +25,9 @@ mod sweep;
 use std::time::{Duration, Instant};
 
 use moefold_kernels::Device;
+use moefold_kernels::cases::Load;
 use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::statistics::median;
 use moefold_profiles::{Op, presets};
 
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
@@ -34,7 +36,6 @@ use self::collectives::{Groups, Machines};
 use crate::device::DeviceSpec;
 use crate::environment::{Environment, gpu_clocks};
 use crate::error::Error;
-use crate::run::median;
 use crate::transport::{Communicator, RankContext, TransportError, World};
 
 /// A batch lasts at least this long: several time slices of a general-purpose scheduler.
@@ -228,7 +229,8 @@ fn skew(key: &Key) -> f64 {
     let Key::Op(Op::GroupedGemm { rows, groups, .. }) = *key else {
         return 1.0;
     };
-    let fullest = ops::group_rows(rows, groups, true).into_iter().max();
+    let counts = Load::Skewed.counts(rows as usize, groups as usize);
+    let fullest = counts.into_iter().max();
     fullest.unwrap_or(0) as f64 * groups as f64 / rows.max(1) as f64
 }
 
@@ -285,7 +287,7 @@ impl Taker<'_> {
                     done: done + 1,
                     total: wanted.len(),
                     key,
-                    median_s: median(seconds.clone()),
+                    median_s: median(seconds.clone()).unwrap_or(0.0),
                 });
             }
             samples.push(Sample {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use moefold_kernels::{Device, TensorClass};
 use moefold_planner::plan::Plan;
 use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
+use moefold_profiles::statistics::median;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::{Bytes, Seconds};
 
@@ -139,7 +140,7 @@ pub fn summarize(
         0
     };
     let measured = &records[skipped..];
-    let step_s = median(measured.iter().map(|r| r.step_s).collect());
+    let step_s = median(measured.iter().map(|r| r.step_s).collect()).unwrap_or(0.0);
     let tokens = measured
         .first()
         .map_or(0.0, |r| (r.tokens_per_s * r.step_s).round());
@@ -273,16 +274,6 @@ fn mean_time(steps: &[StepTime]) -> StepTime {
 fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
     let all = Category::ALL.map(|category| (category, time.get(category).0));
     all.into_iter().filter(|&(_, s)| s > 0.0).collect()
-}
-
-/// The median; of an even number, the mean of the middle two; of none, zero.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
-    }
 }
 
 #[cfg(test)]

@@ -10,23 +10,20 @@
 
 use std::time::Instant;
 
-use moefold_kernels::gemm::{Trans, gemm};
-use moefold_kernels::router::{RouterRule, Score};
-use moefold_kernels::swiglu::Rule;
-use moefold_kernels::{
-    Device, Dtype, Op, Pass, Tensor, TensorClass, adamw, attention, cross_entropy, elementwise,
-    embedding, gemm, grad_norm, grouped_gemm, permute, rms_norm, rope, router, swiglu,
-};
+use moefold_kernels::cases::{self, Load, Source};
+use moefold_kernels::{Device, Dtype, Op, Pass, Tensor, TensorClass};
 
-const HIDDEN: usize = 512;
-const HEADS: usize = 8;
-const HEAD: usize = 64;
-const EXPERTS: usize = 16;
-const TOPK: usize = 2;
-const WIDTH: usize = 256;
-const VOCAB: usize = 8192;
-const SEQS: usize = 4;
-const TOKENS: usize = SEQS * 256;
+const HIDDEN: u64 = 512;
+const HEADS: u64 = 8;
+const HEAD: u64 = 64;
+const EXPERTS: u64 = 16;
+const TOPK: u64 = 2;
+const WIDTH: u64 = 256;
+const VOCAB: u64 = 8192;
+const SEQS: u64 = 4;
+const TOKENS: u64 = SEQS * 256;
+const ROWS: u64 = TOKENS * TOPK;
+const DTYPE: Dtype = Dtype::F32;
 
 struct Bench {
     device: Device,
@@ -48,35 +45,21 @@ impl Bench {
         (0..len).map(|_| next()).collect()
     }
 
-    fn tensor(&mut self, dims: &[usize]) -> Tensor {
-        let values = self.values(dims.iter().product());
-        self.device
-            .from_f32(TensorClass::Activations, &values, dims)
-    }
-
-    fn ids(&mut self, dims: &[usize], below: usize) -> Tensor {
-        let len = dims.iter().product();
-        let ids: Vec<i32> = self
-            .values(len)
-            .iter()
-            .map(|x| ((x + 0.5) * below as f32) as i32)
-            .collect();
-        self.device.from_i32(TensorClass::Activations, &ids, dims)
-    }
-
-    /// Times `body` and prints one line; what it returns is hashed.
-    fn time(&self, label: &str, op: Op, mut body: impl FnMut() -> Tensor) {
+    /// Times the op of this key and prints one line; what it writes first is hashed.
+    fn time(&mut self, label: &str, op: Op) {
         if !label.contains(&self.filter) {
             return;
         }
-        let hash = hash(&body());
+        let call = cases::call(self, &op, Load::Even);
+        let mut hash = None;
+        call.run_into(&mut |_, tensor| hash = hash.or_else(|| Some(hash_of(tensor))));
+        let hash = hash.map_or_else(String::new, |hash| format!("{hash:016x}"));
         let mut times = Vec::new();
         let (begin, ran_before) = (Instant::now(), ran());
         while times.len() < 5 || begin.elapsed().as_secs_f64() < self.seconds {
             let start = Instant::now();
-            let result = body();
+            call.run();
             times.push(start.elapsed().as_secs_f64());
-            drop(result);
         }
         let wall = begin.elapsed().as_secs_f64();
         let share = ran()
@@ -92,12 +75,38 @@ impl Bench {
             time
         };
         println!(
-            "{label:28} {:>9.1} us {:>6.1} GFLOP/s {:>7.2} GB/s  min {:>9.1} us  {hash:016x}",
+            "{label:28} {:>9.1} us {:>6.1} GFLOP/s {:>7.2} GB/s  min {:>9.1} us  {hash}",
             time * 1e6,
             op.flops().0 / time / 1e9,
             op.bytes().0 as f64 / time / 1e9,
             times[0] * 1e6,
         );
+    }
+}
+
+impl Source for Bench {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn tensor(&mut self, dims: &[usize], scale: f32) -> Tensor {
+        self.statistic(dims, scale)
+    }
+
+    fn statistic(&mut self, dims: &[usize], _scale: f32) -> Tensor {
+        let values = self.values(dims.iter().product());
+        self.device
+            .from_f32(TensorClass::Activations, &values, dims)
+    }
+
+    fn ids(&mut self, dims: &[usize], below: usize) -> Tensor {
+        let len = dims.iter().product();
+        let ids: Vec<i32> = self
+            .values(len)
+            .iter()
+            .map(|x| ((x + 0.5) * below as f32) as i32)
+            .collect();
+        self.device.from_i32(TensorClass::Activations, &ids, dims)
     }
 }
 
@@ -108,7 +117,7 @@ fn ran() -> Option<f64> {
 }
 
 /// FNV-1a over the bits.
-fn hash(t: &Tensor) -> u64 {
+fn hash_of(t: &Tensor) -> u64 {
     t.to_f32().iter().fold(0xcbf2_9ce4_8422_2325, |hash, x| {
         (hash ^ u64::from(x.to_bits())).wrapping_mul(0x0100_0000_01b3)
     })
@@ -126,210 +135,93 @@ fn main() {
         state: 1,
     };
     println!("{:?}", b.device);
-    products(&mut b);
-    experts(&mut b);
-    attention_block(&mut b);
-    head(&mut b);
-    optimizer(&mut b);
+    for (label, op) in products().into_iter().chain(experts()).chain(rest()) {
+        b.time(&label, op);
+    }
 }
 
-fn products(b: &mut Bench) {
-    for (name, n, k) in [
+const LINEAR: [(&str, Pass); 3] = [
+    ("forward", Pass::Forward),
+    ("dgrad", Pass::Dgrad),
+    ("wgrad", Pass::Wgrad),
+];
+const BOTH: [(&str, Pass); 2] = [("forward", Pass::Forward), ("backward", Pass::Backward)];
+
+fn products() -> Vec<(String, Op)> {
+    let layers = [
         ("qkv", 3 * HIDDEN, HIDDEN),
         ("proj", HIDDEN, HIDDEN),
         ("head", VOCAB, HIDDEN),
         ("router", EXPERTS, HIDDEN),
-    ] {
-        let (x, w) = (b.tensor(&[TOKENS, k]), b.tensor(&[n, k]));
-        let (dy, dw) = (b.tensor(&[TOKENS, n]), b.tensor(&[n, k]));
-        let y = b
-            .device
-            .zeros(TensorClass::Activations, Dtype::F32, &[TOKENS, n]);
-        let key = gemm::key(TOKENS, n, k, Pass::Forward);
-        b.time(&format!("gemm {name} forward"), key, || {
-            gemm(&x, Trans::No, &w, Trans::Yes, &y, 0.0);
-            y.clone()
-        });
-        b.time(&format!("gemm {name} dgrad"), key, || gemm::dgrad(&dy, &w));
-        b.time(&format!("gemm {name} wgrad"), key, || {
-            gemm(&dy, Trans::Yes, &x, Trans::No, &dw, 0.0);
-            dw.clone()
-        });
+    ];
+    let of_layer = |(name, out, inner)| {
+        LINEAR.map(|(what, pass)| {
+            // The key is of the product done.
+            let (m, n, k) = match pass {
+                Pass::Wgrad => (out, inner, TOKENS),
+                Pass::Dgrad => (TOKENS, inner, out),
+                _ => (TOKENS, out, inner),
+            };
+            let dtype = DTYPE;
+            let op = Op::Gemm {
+                m,
+                n,
+                k,
+                pass,
+                dtype,
+            };
+            (format!("gemm {name} {what}"), op)
+        })
+    };
+    layers.into_iter().flat_map(of_layer).collect()
+}
+
+fn experts() -> Vec<(String, Op)> {
+    let layers = [("fc1", 2 * WIDTH, HIDDEN), ("fc2", HIDDEN, WIDTH)];
+    let of_layer = |(name, n, k)| {
+        LINEAR.map(|(what, pass)| {
+            let op = Op::GroupedGemm {
+                groups: EXPERTS,
+                rows: ROWS,
+                n,
+                k,
+                pass,
+                dtype: DTYPE,
+            };
+            (format!("grouped_gemm {name} {what}"), op)
+        })
+    };
+    layers.into_iter().flat_map(of_layer).collect()
+}
+
+/// What is no product: each op forward and backward, then those of one pass.
+#[rustfmt::skip]
+fn rest() -> Vec<(String, Op)> {
+    let dtype = DTYPE;
+    let mut all = Vec::new();
+    for (what, pass) in BOTH {
+        let ops = [
+            ("router", Op::Router { rows: TOKENS, experts: EXPERTS, topk: TOPK, pass }),
+            ("permute", Op::Permute { rows: ROWS, dim: HIDDEN, pass, dtype }),
+            ("unpermute", Op::Unpermute { rows: ROWS, dim: HIDDEN, pass, dtype }),
+            ("swiglu", Op::Swiglu { rows: ROWS, dim: WIDTH, pass, dtype }),
+            ("rms_norm", Op::RmsNorm { rows: TOKENS, dim: HIDDEN, pass, dtype }),
+            ("qk_norm", Op::RmsNorm { rows: TOKENS * HEADS, dim: HEAD, pass, dtype }),
+            ("rope", Op::Rope { rows: TOKENS * HEADS, dim: HEAD, pass, dtype }),
+            ("attention", Op::Attention {
+                batch: SEQS, heads: HEADS, kv_heads: HEADS, q_len: TOKENS / SEQS,
+                kv_len: TOKENS / SEQS, qk_dim: HEAD, v_dim: HEAD, causal: true, pass, dtype,
+            }),
+            ("embedding", Op::Embedding { rows: TOKENS, dim: HIDDEN, pass, dtype }),
+            ("cross_entropy", Op::CrossEntropy { rows: TOKENS, vocab: VOCAB, pass, dtype }),
+        ];
+        all.extend(ops.map(|(name, op)| (format!("{name} {what}"), op)));
     }
-}
-
-fn experts(b: &mut Bench) {
-    let rule = RouterRule {
-        score: Score::SoftmaxThenTopk,
-        normalize: true,
-        scale: 1.0,
-        groups: None,
-    };
-    let logits = b.tensor(&[TOKENS, EXPERTS]);
-    let routing = router::forward(&logits, TOPK, &rule, None);
-    let dprobs = b.tensor(&[TOKENS, TOPK]);
-    b.time(
-        "router forward",
-        router::key(&logits, TOPK, Pass::Forward),
-        || router::forward(&logits, TOPK, &rule, None).probs,
-    );
-    b.time(
-        "router backward",
-        router::key(&logits, TOPK, Pass::Backward),
-        || router::backward(&dprobs, &routing, &rule, None),
-    );
-    let map = permute::map(&routing.ids, EXPERTS);
-    let x = b.tensor(&[TOKENS, HIDDEN]);
-    let rows = permute::forward(&x, &map);
-    b.time("permute map", permute::key(&rows, Pass::Forward), || {
-        permute::map(&routing.ids, EXPERTS);
-        x.rows(0..0)
-    });
-    b.time(
-        "permute forward",
-        permute::key(&rows, Pass::Forward),
-        || permute::forward(&x, &map),
-    );
-    b.time(
-        "unpermute forward",
-        permute::unpermute_key(&rows, Pass::Forward),
-        || permute::unpermute(&rows, &map, None),
-    );
-    let n = map.num_rows();
-    let probs = permute::permute_slots(&routing.probs, &map);
-    for (name, out, k) in [("fc1", 2 * WIDTH, HIDDEN), ("fc2", HIDDEN, WIDTH)] {
-        let (x, w) = (b.tensor(&[n, k]), b.tensor(&[EXPERTS, out, k]));
-        let (dy, dw) = (b.tensor(&[n, out]), b.tensor(&[EXPERTS, out, k]));
-        let key = |pass| grouped_gemm::key(&w, n, pass);
-        b.time(
-            &format!("grouped_gemm {name} forward"),
-            key(Pass::Forward),
-            || grouped_gemm::forward(&x, &w, &map.counts),
-        );
-        b.time(
-            &format!("grouped_gemm {name} dgrad"),
-            key(Pass::Dgrad),
-            || grouped_gemm::dgrad(&dy, &w, &map.counts),
-        );
-        b.time(
-            &format!("grouped_gemm {name} wgrad"),
-            key(Pass::Wgrad),
-            || {
-                elementwise::fill(&dw, 0.0);
-                grouped_gemm::wgrad(&dy, &x, &map.counts, &dw);
-                dw.clone()
-            },
-        );
-    }
-    let (x, dy) = (b.tensor(&[n, 2 * WIDTH]), b.tensor(&[n, WIDTH]));
-    b.time("swiglu forward", swiglu::key(&x, Pass::Forward), || {
-        swiglu::forward(&x, Some(&probs), &Rule::SWIGLU)
-    });
-    b.time("swiglu backward", swiglu::key(&x, Pass::Backward), || {
-        swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU).0
-    });
-}
-
-fn attention_block(b: &mut Bench) {
-    let (x, w) = (b.tensor(&[TOKENS, HIDDEN]), b.tensor(&[HIDDEN]));
-    let (dy, dw) = (b.tensor(&[TOKENS, HIDDEN]), b.tensor(&[HIDDEN]));
-    let (_, rstd) = rms_norm::forward(&x, &w, 1e-6);
-    b.time("rms_norm forward", rms_norm::key(&x, Pass::Forward), || {
-        rms_norm::forward(&x, &w, 1e-6).0
-    });
-    b.time(
-        "rms_norm backward",
-        rms_norm::key(&x, Pass::Backward),
-        || rms_norm::backward(&dy, &x, &w, &rstd, &dw),
-    );
-    b.time("add", elementwise::key(&x), || elementwise::add(&x, &dy));
-    let [q, k, v, d_o] = [0; 4].map(|_| b.tensor(&[TOKENS, HEADS, HEAD]));
-    let positions: Vec<u32> = (0..TOKENS as u32).map(|t| t % 256).collect();
-    let table = rope::table(&b.device, &positions, HEAD, 1e6);
-    let turned = elementwise::duplicate(&q, TensorClass::Activations);
-    b.time("rope forward", rope::key(&q, Pass::Forward), || {
-        rope::forward(&turned, &table);
-        x.rows(0..0)
-    });
-    let w = b.tensor(&[HEAD]);
-    b.time("qk_norm forward", rms_norm::key(&q, Pass::Forward), || {
-        rms_norm::forward(&q, &w, 1e-6).0
-    });
-    let (_, rstd) = rms_norm::forward(&q, &w, 1e-6);
-    let dw = b.tensor(&[HEAD]);
-    b.time(
-        "qk_norm backward",
-        rms_norm::key(&q, Pass::Backward),
-        || rms_norm::backward(&d_o, &q, &w, &rstd, &dw),
-    );
-    let scale = 0.125;
-    let key = |pass| attention::key(&q, &k, &v, SEQS, pass);
-    b.time("attention forward", key(Pass::Forward), || {
-        attention::forward(&q, &k, &v, SEQS, scale).0
-    });
-    let (o, lse) = attention::forward(&q, &k, &v, SEQS, scale);
-    b.time("attention backward", key(Pass::Backward), || {
-        attention::backward(&d_o, &q, &k, &v, &o, &lse, SEQS, scale).0
-    });
-}
-
-fn head(b: &mut Bench) {
-    let logits = b.tensor(&[TOKENS, VOCAB]);
-    let ids = b.ids(&[TOKENS], VOCAB);
-    let (table, dtable) = (b.tensor(&[VOCAB, HIDDEN]), b.tensor(&[VOCAB, HIDDEN]));
-    let dy = b.tensor(&[TOKENS, HIDDEN]);
-    b.time(
-        "embedding forward",
-        embedding::key(&table, TOKENS, Pass::Forward),
-        || embedding::forward(&ids, &table, 0),
-    );
-    b.time(
-        "embedding backward",
-        embedding::key(&table, TOKENS, Pass::Backward),
-        || {
-            embedding::backward(&dy, &ids, &dtable, 0);
-            dy.rows(0..0)
-        },
-    );
-    let key = |pass| cross_entropy::key(&logits, pass);
-    b.time("cross_entropy forward", key(Pass::Forward), || {
-        let top = cross_entropy::row_max(&logits);
-        cross_entropy::sum_exp_and_target(&logits, &top, &ids, 0).0
-    });
-    let top = cross_entropy::row_max(&logits);
-    let (sum_exp, target) = cross_entropy::sum_exp_and_target(&logits, &top, &ids, 0);
-    let reduced = cross_entropy::Reduced {
-        top: &top,
-        sum_exp: &sum_exp,
-        target: &target,
-    };
-    b.time("cross_entropy finish", key(Pass::Backward), || {
-        cross_entropy::finish(&logits, reduced, &ids, 0, 1e-3)
-    });
-}
-
-fn optimizer(b: &mut Bench) {
-    let dims = [EXPERTS, 2 * WIDTH, HIDDEN];
-    let [w, g, m] = [0; 3].map(|_| b.tensor(&dims));
-    let v = b.device.zeros(TensorClass::Optimizer, Dtype::F32, &dims);
-    let rule = adamw::Adamw {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        step: 3,
-    };
-    b.time("adamw", adamw::key(&w), || {
-        adamw::step(&w, &g, &m, &v, &rule, 1.0);
-        w.rows(0..0)
-    });
-    b.time("grad_norm", grad_norm::key(&g), || {
-        grad_norm::sum_squares(&g);
-        g.rows(0..0)
-    });
-    b.time("fill", elementwise::key(&g), || {
-        elementwise::fill(&g, 0.0);
-        g.rows(0..0)
-    });
+    let len = EXPERTS * 2 * WIDTH * HIDDEN;
+    all.extend([
+        ("add".to_owned(), Op::Add { len: TOKENS * HIDDEN, dtype }),
+        ("adamw".to_owned(), Op::Adamw { len, dtype }),
+        ("grad_norm".to_owned(), Op::GradNorm { len }),
+    ]);
+    all
 }

@@ -8,8 +8,10 @@
 
 use std::fmt;
 
+use moefold_profiles::random::SplitMix64;
 use moefold_profiles::{Dtype, Op};
 
+use crate::cases::{Call, Source};
 use crate::device::{Device, TensorClass};
 use crate::tensor::Tensor;
 
@@ -58,6 +60,13 @@ impl Written {
         Self { name, values }
     }
 
+    /// What a call writes.
+    fn all(call: &Call) -> Vec<Self> {
+        let mut written = Vec::new();
+        call.run_into(&mut |name, tensor| written.push(Self::new(name, tensor)));
+        written
+    }
+
     fn dtype(&self) -> Dtype {
         match &self.values {
             Values::Tensor(tensor) => tensor.dtype(),
@@ -89,7 +98,7 @@ impl Written {
 struct Inputs<'a> {
     device: &'a Device,
     rounding: Dtype,
-    state: u64,
+    random: SplitMix64,
 }
 
 impl Inputs<'_> {
@@ -97,7 +106,7 @@ impl Inputs<'_> {
     fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
         let rounding = self.rounding;
         let mut draw = || {
-            let value = scale * (((self.next() >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
+            let value = scale * (((self.random.draw() >> 40) as f32) / (1u32 << 23) as f32 - 1.0);
             match rounding {
                 Dtype::Bf16 => crate::bf16::widen(crate::bf16::narrow(value)),
                 _ => value,
@@ -105,17 +114,13 @@ impl Inputs<'_> {
         };
         (0..len).map(|_| draw()).collect()
     }
+}
 
-    /// Splitmix64 (Steele et al. 2014).
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+impl Source for Inputs<'_> {
+    fn device(&self) -> &Device {
+        self.device
     }
 
-    /// A weight or an activation, in the device's dtype.
     fn tensor(&mut self, dims: &[usize], scale: f32) -> Tensor {
         let tensor = self
             .device
@@ -124,7 +129,6 @@ impl Inputs<'_> {
         tensor
     }
 
-    /// What every device stores as f32.
     fn statistic(&mut self, dims: &[usize], scale: f32) -> Tensor {
         let values = self.values(dims.iter().product(), scale);
         self.device
@@ -134,7 +138,7 @@ impl Inputs<'_> {
     fn ids(&mut self, dims: &[usize], below: usize) -> Tensor {
         let len = dims.iter().product();
         let ids: Vec<i32> = (0..len)
-            .map(|_| (self.next() % below as u64) as i32)
+            .map(|_| (self.random.draw() % below as u64) as i32)
             .collect();
         self.device.from_i32(TensorClass::Activations, &ids, dims)
     }
@@ -209,7 +213,7 @@ impl Case {
         (self.prepare)(&mut Inputs {
             device,
             rounding,
-            state: seed,
+            random: SplitMix64::new(seed),
         })
     }
 }

@@ -33,6 +33,7 @@ pub mod adamw;
 pub mod ahead;
 pub mod attention;
 pub mod bf16;
+pub mod cases;
 pub mod check;
 pub mod cross_entropy;
 pub mod cuda;

@@ -1,11 +1,13 @@
 //! Random numbers and tensors of tests: of those of what is private to the crate, and of those in
 //! `tests/ops`, which has this file too.
 
+use moefold_profiles::random::SplitMix64;
+
 use crate::{Device, Dtype, Tensor, TensorClass, bf16};
 
-/// A small random number generator (splitmix64, Steele et al. 2014).
+/// A small random number generator.
 pub(crate) struct Rng {
-    state: u64,
+    random: SplitMix64,
     /// What values are rounded to, so that a device that stores no more reads what the reference reads.
     dtype: Dtype,
 }
@@ -15,16 +17,13 @@ impl Rng {
         Self::of(seed, Dtype::F32)
     }
 
-    pub(crate) fn of(state: u64, dtype: Dtype) -> Self {
-        Self { state, dtype }
+    pub(crate) fn of(seed: u64, dtype: Dtype) -> Self {
+        let random = SplitMix64::new(seed);
+        Self { random, dtype }
     }
 
     fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.random.draw()
     }
 
     /// From `range`, both ends included.

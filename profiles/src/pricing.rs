@@ -35,6 +35,7 @@ use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
 use crate::host::{HostCost, HostTimes};
 use crate::op::Op;
+use crate::statistics;
 use crate::units::{Bytes, Seconds};
 
 /// Prices for one cluster.
@@ -222,7 +223,7 @@ fn host_times(profiles: &[Scaled<'_>]) -> HostTimes {
         let samples = profiles.iter().flat_map(|scaled| &scaled.profile.samples);
         let of_cost = samples.filter(|sample| sample.key == Key::Host(cost));
         let seconds: Vec<f64> = of_cost.flat_map(|sample| sample.seconds.clone()).collect();
-        (!seconds.is_empty()).then(|| Seconds(local::median(seconds)))
+        statistics::median(seconds).map(Seconds)
     };
     let overheads = profiles.iter().filter_map(|scaled| scaled.profile.overhead);
     HostTimes {

@@ -4,6 +4,8 @@
 //! is below `n` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3).
 //! Every rank can ask for any element of any epoch; the order is not cryptographic, only mixed.
 
+use moefold_profiles::random::mix;
+
 /// One permutation of `0..n`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Permutation {
@@ -53,14 +55,6 @@ impl Permutation {
         }
         left << self.half_bits | right
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

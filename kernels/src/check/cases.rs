@@ -2,7 +2,8 @@
 
 use moefold_profiles::{Dtype, Op};
 
-use crate::check::{Case, Inputs, Work};
+use crate::cases::{self as operands, Call, Load};
+use crate::check::{Case, Inputs, Work, Written};
 
 mod attention;
 mod grouped;
@@ -166,6 +167,25 @@ fn case(
         by_library: false,
         prepare: Box::new(prepare),
     }
+}
+
+/// A case of a call, all that it writes compared.
+fn called(
+    name: impl Into<String>,
+    op: Op,
+    prepare: impl Fn(&mut Inputs<'_>) -> Call + 'static,
+) -> Case {
+    case(name, op, move |inputs| {
+        let call = prepare(inputs);
+        Box::new(move || Written::all(&call))
+    })
+}
+
+/// A case of an op as its key alone says it.
+fn keyed(name: impl Into<String>, op: Op) -> Case {
+    called(name, op, move |inputs| {
+        operands::call(inputs, &op, Load::Even)
+    })
 }
 
 /// A case that moves `bytes`, where its op counts those of another function.

@@ -14,7 +14,11 @@ use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
 use crate::dtype::Dtype;
 use crate::op::{Op, Pass};
+use crate::statistics::median;
 use crate::units::{Bytes, Seconds};
+
+/// What holds of every key.
+const MEASURED: &str = "a key has at least one timing";
 
 const STEMS: usize = 25;
 const PASSES: usize = 5;
@@ -86,7 +90,7 @@ impl Local {
         let mut families: BTreeMap<usize, Vec<(Op, Point)>> = BTreeMap::new();
         for (key, seconds) in ops {
             let (at, times) = sizes(&key);
-            let time = median(seconds) / times;
+            let time = median(seconds).expect(MEASURED) / times;
             families
                 .entry(family(&key))
                 .or_default()
@@ -115,7 +119,7 @@ impl Local {
         for (key, seconds) in messages {
             let group = [key.ranks, key.ranks_per_domain];
             let points = curves.entry((key.kind, group)).or_default();
-            points.push((key.bytes.0.max(1) as f64, median(seconds)));
+            points.push((key.bytes.0.max(1) as f64, median(seconds).expect(MEASURED)));
         }
         for ((kind, group), mut points) in curves {
             // One size says nothing of the others: the shipped price gives the shape.
@@ -191,17 +195,6 @@ impl Local {
             time: Seconds(time),
             source: Source::Extrapolated,
         })
-    }
-}
-
-/// The median of timings.
-pub(super) fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    let middle = seconds.len() / 2;
-    if seconds.len() % 2 == 1 {
-        seconds[middle]
-    } else {
-        f64::midpoint(seconds[middle - 1], seconds[middle])
     }
 }
 

@@ -5,24 +5,17 @@ use std::rc::Rc;
 
 use moefold_profiles::{Dtype, Op, Pass};
 
-use super::{Sizes, case};
+use super::{Sizes, called, case};
+use crate::cases::{Load, Source as _, grouped};
 use crate::check::{Case, Inputs, Written};
 use crate::device::TensorClass;
 use crate::grouped_gemm::{self, Rows};
 use crate::tensor::Tensor;
 
-/// Rows of each expert: equal but for a remainder, or falling as 1, 1/2, 1/3 with the last empty.
-fn counts(rows: usize, experts: usize, skewed: bool) -> Vec<usize> {
-    let weight = |e: usize| match skewed {
-        true if e + 1 == experts => 0.0,
-        true => 1.0 / (e + 1) as f64,
-        false => 1.0,
-    };
-    let total: f64 = (0..experts).map(weight).sum();
-    let mut counts: Vec<usize> = (0..experts)
-        .map(|e| (rows as f64 * weight(e) / total) as usize)
-        .collect();
-    counts[0] += rows - counts.iter().sum::<usize>();
+/// Rows of each expert: equal, the first with the remainder.
+fn equal(rows: usize, experts: usize) -> Vec<usize> {
+    let mut counts = vec![rows / experts; experts];
+    counts[0] += rows % experts;
     counts
 }
 
@@ -30,15 +23,17 @@ fn counts(rows: usize, experts: usize, skewed: bool) -> Vec<usize> {
 /// and the rows of each expert.
 pub fn loads(sizes: &Sizes) -> [(&'static str, Vec<usize>); 2] {
     let rows = sizes.tokens * sizes.topk;
-    [("even", false), ("skewed", true)]
-        .map(|(name, skewed)| (name, counts(rows, sizes.experts, skewed)))
+    [
+        ("even", equal(rows, sizes.experts)),
+        ("skewed", Load::Skewed.counts(rows, sizes.experts)),
+    ]
 }
 
 /// One product of experts: `[rows, k]` by `[experts, n, k]`.
 #[derive(Clone)]
 struct Layer {
     name: String,
-    counts: Rc<Vec<usize>>,
+    counts: Rc<[usize]>,
     n: usize,
     k: usize,
     dtype: Dtype,
@@ -47,7 +42,7 @@ struct Layer {
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = Vec::new();
     for (load, counts) in loads(sizes) {
-        let counts = Rc::new(counts);
+        let counts: Rc<[usize]> = counts.into();
         for (name, n, k) in [
             ("fc1", 2 * sizes.width, sizes.hidden),
             ("fc2", sizes.hidden, sizes.width),
@@ -59,7 +54,11 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 k,
                 dtype,
             };
-            all.extend([layer.forward(), layer.dgrad(), layer.wgrad()]);
+            all.extend([
+                layer.by_counts("forward", Pass::Forward),
+                layer.by_counts("dgrad", Pass::Dgrad),
+                layer.by_counts("wgrad", Pass::Wgrad),
+            ]);
             all.extend([layer.forward_of(), layer.dgrad_of()]);
             all.push(layer.wgrad_of(Gradient::F32));
             all.push(layer.wgrad_of(Gradient::AsStored));
@@ -127,37 +126,13 @@ impl Layer {
             .from_i32(TensorClass::Activations, &offsets, &dims)
     }
 
-    fn forward(&self) -> Case {
+    /// The product by counts on the host.
+    fn by_counts(&self, function: &str, pass: Pass) -> Case {
         let layer = self.clone();
-        let name = format!("grouped_gemm::forward {}", self.name);
-        case(name, self.key(Pass::Forward), move |inputs| {
-            let (x, w) = (layer.x(inputs), inputs.tensor(&layer.weights(), 0.02));
+        let name = format!("grouped_gemm::{function} {}", self.name);
+        called(name, self.key(pass), move |inputs| {
             let counts = Rc::clone(&layer.counts);
-            Box::new(move || vec![Written::new("y", &grouped_gemm::forward(&x, &w, &counts))])
-        })
-    }
-
-    fn dgrad(&self) -> Case {
-        let layer = self.clone();
-        let name = format!("grouped_gemm::dgrad {}", self.name);
-        case(name, self.key(Pass::Dgrad), move |inputs| {
-            let (dy, w) = (layer.dy(inputs), inputs.tensor(&layer.weights(), 0.02));
-            let counts = Rc::clone(&layer.counts);
-            Box::new(move || vec![Written::new("dx", &grouped_gemm::dgrad(&dy, &w, &counts))])
-        })
-    }
-
-    fn wgrad(&self) -> Case {
-        let layer = self.clone();
-        let name = format!("grouped_gemm::wgrad {}", self.name);
-        case(name, self.key(Pass::Wgrad), move |inputs| {
-            let (dy, x) = (layer.dy(inputs), layer.x(inputs));
-            let dw = inputs.statistic(&layer.weights(), 1.0);
-            let counts = Rc::clone(&layer.counts);
-            Box::new(move || {
-                grouped_gemm::wgrad(&dy, &x, &counts, &dw);
-                vec![Written::new("dw", &dw)]
-            })
+            grouped(inputs, counts, [layer.n, layer.k], pass)
         })
     }
 

@@ -4,7 +4,8 @@ use moefold_profiles::{Dtype, Op, Pass};
 
 use super::{Sizes, bytes, case, moving};
 use crate::adamw::{self, Adamw};
-use crate::check::{Case, Inputs, Written};
+use crate::cases::{Source as _, shard};
+use crate::check::{Case, Written};
 use crate::device::TensorClass;
 use crate::tensor::Tensor;
 use crate::{Factor, Scalars, elementwise, grad_norm, reduce};
@@ -17,12 +18,6 @@ const RULE: Adamw = Adamw {
     weight_decay: 0.1,
     step: 3,
 };
-
-/// Weights, a gradient and moments.
-fn optimizer(inputs: &mut Inputs<'_>, len: usize) -> [Tensor; 4] {
-    let [w, g, m] = [1.0, 0.1, 0.1].map(|scale| inputs.statistic(&[len], scale));
-    [w, g, m, inputs.statistic(&[len], 0.0)]
-}
 
 /// A copy of `words` f32.
 pub(in crate::check) fn copy(words: usize) -> Case {
@@ -215,7 +210,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     };
     vec![
         case("adamw::step", step(Dtype::F32), move |inputs| {
-            let [w, g, m, v] = optimizer(inputs, len);
+            let [w, g, m, v] = shard(inputs, len);
             Box::new(move || {
                 adamw::step(&w, &g, &m, &v, &RULE, 0.5);
                 vec![
@@ -226,7 +221,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             })
         }),
         case("adamw::step_into", step(dtype), move |inputs| {
-            let [w, g, m, v] = optimizer(inputs, len);
+            let [w, g, m, v] = shard(inputs, len);
             let model = inputs.tensor(&[len], 0.0);
             Box::new(move || {
                 adamw::step_into(&w, &g, &m, &v, Some(&model), &RULE, 0.5);
@@ -239,7 +234,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             })
         }),
         case("adamw::step_by", step(Dtype::F32), move |inputs| {
-            let [w, g, m, v] = optimizer(inputs, len);
+            let [w, g, m, v] = shard(inputs, len);
             let squares = Scalars::zeros(inputs.device, TensorClass::Transient, 1);
             Box::new(move || {
                 squares.clear();

@@ -3,6 +3,7 @@
 use moefold_profiles::{Dtype, Op, Pass};
 
 use super::{Sizes, bytes, case, moving};
+use crate::cases::{Source as _, factors};
 use crate::check::{Case, Written};
 use crate::gemm::{self, Trans, View};
 
@@ -34,7 +35,7 @@ pub fn dense_peer(sizes: &Sizes, dtype: Dtype) -> Case {
 pub(in crate::check) fn dense(name: &str, m: usize, n: usize, k: usize, dtype: Dtype) -> Case {
     let op = key(m, n, k, Pass::Forward, dtype);
     case(format!("gemm::forward {name}"), op, move |inputs| {
-        let (x, w) = (inputs.tensor(&[m, k], 1.0), inputs.tensor(&[n, k], 0.02));
+        let [x, w] = factors(inputs, [m, n, k], Pass::Forward);
         Box::new(move || vec![Written::new("y", &gemm::forward(&x, &w))])
     })
 }
@@ -48,7 +49,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             "gemm::dgrad qkv",
             key(m, k, n, Pass::Dgrad, dtype),
             move |inputs| {
-                let (dy, w) = (inputs.tensor(&[m, n], 1.0), inputs.tensor(&[n, k], 0.02));
+                let [dy, w] = factors(inputs, [m, k, n], Pass::Dgrad);
                 Box::new(move || vec![Written::new("dx", &gemm::dgrad(&dy, &w))])
             },
         ),
@@ -56,7 +57,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             "gemm::wgrad qkv",
             key(n, k, m, Pass::Wgrad, dtype),
             move |inputs| {
-                let (dy, x) = (inputs.tensor(&[m, n], 1.0), inputs.tensor(&[m, k], 1.0));
+                let [dy, x] = factors(inputs, [n, k, m], Pass::Wgrad);
                 let dw = inputs.statistic(&[n, k], 1.0);
                 Box::new(move || {
                     gemm::wgrad(&dy, &x, &dw);
@@ -70,8 +71,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             {
                 let experts = sizes.experts;
                 move |inputs| {
-                    let x = inputs.tensor(&[m, k], 1.0);
-                    let w = inputs.tensor(&[experts, k], 0.02);
+                    let [x, w] = factors(inputs, [m, experts, k], Pass::Forward);
                     let logits = inputs.statistic(&[m, experts], 0.0);
                     Box::new(move || {
                         gemm::gemm(&x, Trans::No, &w, Trans::Yes, &logits, 0.0);
@@ -84,7 +84,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             "gemm::wgrad qkv, gradients as stored",
             key(n, k, m, Pass::Wgrad, dtype),
             move |inputs| {
-                let (dy, x) = (inputs.tensor(&[m, n], 1.0), inputs.tensor(&[m, k], 1.0));
+                let [dy, x] = factors(inputs, [n, k, m], Pass::Wgrad);
                 let dw = inputs.tensor(&[n, k], 1.0);
                 Box::new(move || {
                     gemm::wgrad(&dy, &x, &dw);
@@ -96,7 +96,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             "gemm::forward_bias qkv",
             key(m, n, k, Pass::Forward, dtype),
             move |inputs| {
-                let (x, w) = (inputs.tensor(&[m, k], 1.0), inputs.tensor(&[n, k], 0.02));
+                let [x, w] = factors(inputs, [m, n, k], Pass::Forward);
                 let bias = inputs.tensor(&[n], 1.0);
                 Box::new(move || vec![Written::new("y", &gemm::forward_bias(&x, &w, &bias))])
             },

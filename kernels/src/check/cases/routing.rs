@@ -2,7 +2,8 @@
 
 use moefold_profiles::{Dtype, Op, Pass};
 
-use super::{Sizes, case};
+use super::{Sizes, case, keyed};
+use crate::cases::{SOFTMAX_THEN_TOPK, Source as _};
 use crate::check::{Case, Inputs, Written};
 use crate::permute::{self, RowMap};
 use crate::router::{self, Groups, RouterRule, Score};
@@ -27,30 +28,8 @@ fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         dtype,
     };
     vec![
-        case("swiglu::forward", swiglu_op(Pass::Forward), move |inputs| {
-            let x = inputs.tensor(&[rows, 2 * f], 2.0);
-            let probs = inputs.statistic(&[rows], 1.0);
-            Box::new(move || {
-                vec![Written::new(
-                    "y",
-                    &swiglu::forward(&x, Some(&probs), &Rule::SWIGLU),
-                )]
-            })
-        }),
-        case(
-            "swiglu::backward",
-            swiglu_op(Pass::Backward),
-            move |inputs| {
-                let x = inputs.tensor(&[rows, 2 * f], 2.0);
-                let dy = inputs.tensor(&[rows, f], 1.0);
-                let probs = inputs.statistic(&[rows], 1.0);
-                Box::new(move || {
-                    let (dx, dprobs) = swiglu::backward(&dy, &x, Some(&probs), &Rule::SWIGLU);
-                    let dprobs = dprobs.expect("probabilities were given");
-                    vec![Written::new("dx", &dx), Written::new("dprobs", &dprobs)]
-                })
-            },
-        ),
+        keyed("swiglu::forward", swiglu_op(Pass::Forward)),
+        keyed("swiglu::backward", swiglu_op(Pass::Backward)),
         case(
             "swiglu::forward clamped, interleaved",
             swiglu_op(Pass::Forward),
@@ -77,15 +56,6 @@ fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     ]
 }
 
-fn rule() -> RouterRule {
-    RouterRule {
-        score: Score::SoftmaxThenTopk,
-        normalize: true,
-        scale: 1.0,
-        groups: None,
-    }
-}
-
 fn routing(sizes: &Sizes) -> Vec<Case> {
     let (t, e, topk) = (sizes.tokens, sizes.experts, sizes.topk);
     let router_op = |pass| Op::Router {
@@ -95,24 +65,15 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
         pass,
     };
     vec![
-        case("router::forward", router_op(Pass::Forward), move |inputs| {
-            let logits = inputs.statistic(&[t, e], 2.0);
-            Box::new(move || {
-                let routing = router::forward(&logits, topk, &rule(), None);
-                vec![
-                    Written::new("ids", &routing.ids),
-                    Written::new("probs", &routing.probs),
-                    Written::new("scores", &routing.scores),
-                ]
-            })
-        }),
+        keyed("router::forward", router_op(Pass::Forward)),
         case(
             "router::forward_with_stats",
             router_op(Pass::Forward),
             move |inputs| {
                 let logits = inputs.statistic(&[t, e], 2.0);
                 Box::new(move || {
-                    let (routing, stats) = router::forward_with_stats(&logits, topk, &rule(), None);
+                    let (routing, stats) =
+                        router::forward_with_stats(&logits, topk, &SOFTMAX_THEN_TOPK, None);
                     vec![
                         Written::new("probs", &routing.probs),
                         Written::new("scores", &stats.score_sums),
@@ -121,19 +82,7 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
                 })
             },
         ),
-        case(
-            "router::backward",
-            router_op(Pass::Backward),
-            move |inputs| {
-                let logits = inputs.statistic(&[t, e], 2.0);
-                let dprobs = inputs.statistic(&[t, topk], 1.0);
-                let routing = router::forward(&logits, topk, &rule(), None);
-                Box::new(move || {
-                    let dlogits = router::backward(&dprobs, &routing, &rule(), None);
-                    vec![Written::new("dlogits", &dlogits)]
-                })
-            },
-        ),
+        keyed("router::backward", router_op(Pass::Backward)),
         deepseek_v3_choice(t),
         case(
             "router::backward sigmoid, balanced",
@@ -141,7 +90,7 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
             move |inputs| {
                 let rule = RouterRule {
                     score: Score::Sigmoid,
-                    ..rule()
+                    ..SOFTMAX_THEN_TOPK
                 };
                 let logits = inputs.statistic(&[t, e], 2.0);
                 let dprobs = inputs.statistic(&[t, topk], 1.0);
@@ -194,7 +143,10 @@ fn deepseek_v3_choice(tokens: usize) -> Case {
 fn map(inputs: &mut Inputs<'_>, sizes: [usize; 3]) -> RowMap {
     let [t, e, topk] = sizes;
     let logits = inputs.statistic(&[t, e], 2.0);
-    permute::map(&router::forward(&logits, topk, &rule(), None).ids, e)
+    permute::map(
+        &router::forward(&logits, topk, &SOFTMAX_THEN_TOPK, None).ids,
+        e,
+    )
 }
 
 fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
@@ -209,7 +161,7 @@ fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     vec![
         case("permute::map", permute_op(Pass::Forward), move |inputs| {
             let logits = inputs.statistic(&[t, e], 2.0);
-            let ids = router::forward(&logits, topk, &rule(), None).ids;
+            let ids = router::forward(&logits, topk, &SOFTMAX_THEN_TOPK, None).ids;
             Box::new(move || {
                 let map = permute::map(&ids, e);
                 vec![
@@ -222,7 +174,7 @@ fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         }),
         case("permute::sort", permute_op(Pass::Forward), move |inputs| {
             let logits = inputs.statistic(&[t, e], 2.0);
-            let ids = router::forward(&logits, topk, &rule(), None).ids;
+            let ids = router::forward(&logits, topk, &SOFTMAX_THEN_TOPK, None).ids;
             Box::new(move || {
                 let map = permute::sort(&ids, e).counted();
                 vec![Written::new("offsets", &map.offsets)]

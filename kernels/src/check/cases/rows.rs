@@ -2,9 +2,10 @@
 
 use moefold_profiles::{Dtype, Op, Pass};
 
-use super::{Sizes, bytes, case, moving};
+use super::{Sizes, bytes, called, case, keyed, moving};
+use crate::cases::{self as operands, Source as _};
 use crate::check::{Case, Written};
-use crate::{cross_entropy, elementwise, embedding, rms_norm, rows};
+use crate::{cross_entropy, elementwise, rows};
 
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = norms(sizes, dtype);
@@ -28,33 +29,10 @@ fn norms(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     ];
     let mut all = Vec::new();
     for (name, rows, dim) in shapes {
-        all.push(case(
-            format!("rms_norm::forward {name}"),
-            norm(Pass::Forward, rows, dim),
-            move |inputs| {
-                let (x, w) = (inputs.tensor(&[rows, dim], 1.0), inputs.tensor(&[dim], 1.0));
-                Box::new(move || {
-                    let (y, rstd) = rms_norm::forward(&x, &w, 1e-6);
-                    vec![Written::new("y", &y), Written::new("rstd", &rstd)]
-                })
-            },
-        ));
-        all.push(case(
-            format!("rms_norm::backward {name}"),
-            norm(Pass::Backward, rows, dim),
-            move |inputs| {
-                let (x, w) = (inputs.tensor(&[rows, dim], 1.0), inputs.tensor(&[dim], 1.0));
-                let (dy, dw) = (
-                    inputs.tensor(&[rows, dim], 1.0),
-                    inputs.statistic(&[dim], 1.0),
-                );
-                let (_, rstd) = rms_norm::forward(&x, &w, 1e-6);
-                Box::new(move || {
-                    let dx = rms_norm::backward(&dy, &x, &w, &rstd, &dw);
-                    vec![Written::new("dx", &dx), Written::new("dw", &dw)]
-                })
-            },
-        ));
+        for (function, pass) in [("forward", Pass::Forward), ("backward", Pass::Backward)] {
+            let name = format!("rms_norm::{function} {name}");
+            all.push(keyed(name, norm(pass, rows, dim)));
+        }
     }
     all
 }
@@ -68,47 +46,8 @@ fn head(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         dtype,
     };
     vec![
-        case(
-            "cross_entropy::sum_exp_and_target",
-            cross(Pass::Forward),
-            move |inputs| {
-                let logits = inputs.tensor(&[t, vocab], 4.0);
-                let targets = inputs.ids(&[t], vocab);
-                Box::new(move || {
-                    let top = cross_entropy::row_max(&logits);
-                    let (sum_exp, target) =
-                        cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
-                    vec![
-                        Written::new("top", &top),
-                        Written::new("sum_exp", &sum_exp),
-                        Written::new("target", &target),
-                    ]
-                })
-            },
-        ),
-        case(
-            "cross_entropy::finish",
-            cross(Pass::Backward),
-            move |inputs| {
-                let logits = inputs.tensor(&[t, vocab], 4.0);
-                let targets = inputs.ids(&[t], vocab);
-                let top = cross_entropy::row_max(&logits);
-                let (sum_exp, target) =
-                    cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
-                Box::new(move || {
-                    let reduced = cross_entropy::Reduced {
-                        top: &top,
-                        sum_exp: &sum_exp,
-                        target: &target,
-                    };
-                    let loss = cross_entropy::finish(&logits, reduced, &targets, 0, 1.0);
-                    vec![
-                        Written::new("loss", &loss),
-                        Written::new("dlogits", &logits),
-                    ]
-                })
-            },
-        ),
+        keyed("cross_entropy::sum_exp_and_target", cross(Pass::Forward)),
+        keyed("cross_entropy::finish", cross(Pass::Backward)),
         moving(
             bytes(dtype, t * vocab),
             case(
@@ -160,24 +99,15 @@ fn lookup(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         pass,
         dtype,
     };
-    vec![
-        case("embedding::forward", embed(Pass::Forward), move |inputs| {
-            let (ids, table) = (inputs.ids(&[t], vocab), inputs.tensor(&[vocab, h], 1.0));
-            Box::new(move || vec![Written::new("y", &embedding::forward(&ids, &table, 0))])
-        }),
-        case(
-            "embedding::backward",
-            embed(Pass::Backward),
-            move |inputs| {
-                let (ids, dy) = (inputs.ids(&[t], vocab), inputs.tensor(&[t, h], 1.0));
-                let dtable = inputs.statistic(&[vocab, h], 1.0);
-                Box::new(move || {
-                    embedding::backward(&dy, &ids, &dtable, 0);
-                    vec![Written::new("dtable", &dtable)]
-                })
-            },
-        ),
-    ]
+    let functions = [("forward", Pass::Forward), ("backward", Pass::Backward)];
+    let case_of = |(function, pass)| {
+        called(
+            format!("embedding::{function}"),
+            embed(pass),
+            move |inputs| operands::lookup(inputs, [t, vocab, h], pass),
+        )
+    };
+    functions.map(case_of).into()
 }
 
 fn moves(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {

@@ -3,24 +3,23 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Context as _;
 use moefold_kernels::cuda::libraries::{Answer, Library, find};
 use moefold_profiles::files::write_atomically;
 use moefold_reports::format;
 use moefold_reports::tables::Table;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::doctor;
-use crate::failure::Failure;
-use crate::gpu_check::Summary;
-use crate::gpu_check::part::{Ceilings, Line, Outcome, SEED, Time};
-use crate::gpu_check::peers::{Sanitized, Torch};
-use crate::gpu_check::trials::{Trial, Verdict};
+use crate::Error;
+use crate::part::{Ceilings, Line, Outcome, SEED, Time};
+use crate::sanitizer::Sanitized;
+use crate::torch::{PeerTime, Torch};
+use crate::trials::{Trial, Verdict};
 
 /// Everything a check found.
-pub(crate) struct Report {
+pub struct Report {
     /// What the machine has.
-    pub(crate) doctor: doctor::Report,
+    pub(crate) doctor: Value,
     pub(crate) device: String,
     pub(crate) command: String,
     /// What the driver's tool said of clocks, temperature and power, before and after.
@@ -30,6 +29,16 @@ pub(crate) struct Report {
     pub(crate) torch: Option<Torch>,
     pub(crate) sanitizer: Option<Vec<Sanitized>>,
     pub(crate) trials: Vec<Trial>,
+}
+
+/// What a check came to, for programs.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    device: String,
+    cases: usize,
+    wrong: usize,
+    ceilings: Option<Ceilings>,
+    trials: Vec<(&'static str, Verdict)>,
 }
 
 /// A trial's name, verdict and time.
@@ -94,8 +103,13 @@ impl Line {
 }
 
 impl Report {
-    /// Cases that are not right.
-    pub(crate) fn wrong(&self) -> usize {
+    /// Cases and trials that were made.
+    pub fn made(&self) -> usize {
+        self.lines.len() + self.trials.len()
+    }
+
+    /// Cases and trials that are wrong or failed, and runs of compute-sanitizer that found something.
+    pub fn wrong(&self) -> usize {
         let cases = self.lines.iter().filter(|line| !line.is_right()).count();
         let sanitized = self.sanitizer.iter().flatten();
         let trials = self.trials.iter();
@@ -107,21 +121,21 @@ impl Report {
     }
 
     /// Writes both files, replacing those of before.
-    pub(crate) fn write(&self, folder: &Path) -> Result<(), Failure> {
+    pub(crate) fn write(&self, folder: &Path, unix_s: u64) -> Result<(), Error> {
         let files = [
-            ("gpu-check.json", self.json()?),
+            ("gpu-check.json", self.json(unix_s)?),
             ("gpu-check.md", self.markdown()),
         ];
         for (name, text) in files {
             let path = folder.join(name);
             write_atomically(&path, |file| file.write_all(text.as_bytes()))
-                .with_context(|| format!("{}: could not write it", path.display()))
-                .map_err(Failure::Runtime)?;
+                .map_err(|cause| Error::Write { path, cause })?;
         }
         Ok(())
     }
 
-    pub(crate) fn summary(&self) -> Summary {
+    /// What it came to.
+    pub fn summary(&self) -> Summary {
         Summary {
             device: self.device.clone(),
             cases: self.lines.len(),
@@ -135,15 +149,13 @@ impl Report {
         }
     }
 
-    pub(crate) fn json(&self) -> Result<String, Failure> {
+    fn json(&self, unix_s: u64) -> Result<String, Error> {
         let document = json!({
             "version": 1,
             "moefold": env!("CARGO_PKG_VERSION"),
             "device": self.device,
             "command": self.command,
-            "written_unix_s": std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs()),
+            "written_unix_s": unix_s,
             "clocks": { "before": self.clocks[0], "after": self.clocks[1] },
             "doctor": self.doctor,
             "ceilings": self.ceilings,
@@ -158,11 +170,11 @@ impl Report {
             "trials": self.trials,
             "seed": SEED,
         });
-        serde_json::to_string_pretty(&document).map_err(Failure::runtime)
+        Ok(serde_json::to_string_pretty(&document)?)
     }
 
     /// What a person reads at the end of the command.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut text = self.head("\n");
         let correctness = self.correctness();
         if !correctness.is_empty() {
@@ -185,7 +197,7 @@ impl Report {
         text
     }
 
-    pub(crate) fn markdown(&self) -> String {
+    fn markdown(&self) -> String {
         let mut text = format!("# gpu-check\n\n{}", self.head("\n\n"));
         let _ = write!(text, "\n{}\n", self.verdict());
         let correctness = self.correctness();
@@ -320,8 +332,7 @@ impl Report {
 
     fn peer(&self, line: &Line) -> Option<f64> {
         let torch = self.torch.as_ref()?;
-        let same =
-            |peer: &&super::peers::PeerTime| peer.sizes == line.sizes && peer.case == line.case;
+        let same = |peer: &&PeerTime| peer.sizes == line.sizes && peer.case == line.case;
         Some(torch.times.iter().find(same)?.median_s)
     }
 }

@@ -121,7 +121,7 @@ pub(super) fn figure(value: f64) -> String {
 
 /// The same steps on the CPU in f32, on the GPU in f32 and in bf16.
 pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
-    let steps = if bench.args.small { 6 } else { 200 };
+    let steps = if bench.options.small { 6 } else { 200 };
     let run = |name, precision, device| Run {
         name,
         gpus: 1,
@@ -154,7 +154,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
         ("gpu-fp32", "fp32", F32_TOLERANCE, F32_STEPS),
         ("gpu-bf16", "bf16", BF16_TOLERANCE, steps),
     ] {
-        if bench.args.rehearse && precision == "bf16" {
+        if bench.options.rehearse && precision == "bf16" {
             trial.notes.push("a rehearsal has no bf16".to_owned());
             continue;
         }
@@ -188,7 +188,7 @@ pub(super) fn curve(bench: &Bench<'_>, trial: &mut Trial) {
 /// Layouts of rank threads on the one GPU against one rank there.
 pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
     let steps = 5;
-    let layouts = if bench.args.small {
+    let layouts = if bench.options.small {
         &LAYOUTS[3..4]
     } else {
         &LAYOUTS[..]
@@ -203,7 +203,7 @@ pub(super) fn layouts(bench: &Bench<'_>, trial: &mut Trial) {
     ]);
     let mut records = Vec::new();
     for (precision, limit) in [("fp32", F32_TOLERANCE), ("bf16", BF16_TOLERANCE)] {
-        if bench.args.rehearse && precision == "bf16" {
+        if bench.options.rehearse && precision == "bf16" {
             continue;
         }
         let device = bench.device();

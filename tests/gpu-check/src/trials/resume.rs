@@ -17,7 +17,7 @@ const LAYOUTS: [(u32, &str, &str); 2] = [
 
 /// Every layout goes on where each has stopped.
 pub(super) fn resume(bench: &Bench<'_>, trial: &mut Trial) {
-    let steps = if bench.args.small { 4 } else { 20 };
+    let steps = if bench.options.small { 4 } else { 20 };
     let mut table = Table::new([
         "precision",
         "saved by",
@@ -29,7 +29,7 @@ pub(super) fn resume(bench: &Bench<'_>, trial: &mut Trial) {
     ]);
     let mut records = Vec::new();
     for (precision, tolerance) in [("fp32", F32_TOLERANCE), ("bf16", BF16_TOLERANCE)] {
-        if bench.args.rehearse && precision == "bf16" {
+        if bench.options.rehearse && precision == "bf16" {
             trial.notes.push("a rehearsal has no bf16".to_owned());
             continue;
         }

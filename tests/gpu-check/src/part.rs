@@ -1,15 +1,14 @@
 //! One part of a check, in a process of its own: a kernel that hangs or breaks the device's context
 //! ends that process and not the check.
 
-use std::io::Write as _;
+use std::io;
 
 use moefold_kernels::check::{self, Case, Sizes};
 use moefold_kernels::cuda::model;
 use moefold_kernels::{Device, DeviceError, Dtype, catch};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
-use crate::gpu_check::Target;
+use crate::{Error, Options};
 
 /// What inputs are drawn from.
 pub(crate) const SEED: u64 = 1;
@@ -99,27 +98,49 @@ pub(crate) enum Said {
     Ceilings(Ceilings),
 }
 
-/// Runs the part in this process and says on stdout how it goes.
-pub(crate) fn run(part: &Part, target: Target) -> Result<(), Failure> {
-    if part.op == CEILINGS {
-        let measured = catch(|| {
-            let device = target.open(part.dtype)?;
-            Ok(check::ceilings(&device, 1 << 30, 8192, 30))
-        });
-        let measured = measured.and_then(|inner| inner).map_err(Failure::runtime)?;
-        return say(&Said::Ceilings(Ceilings {
-            copy_bytes_per_s: measured.copy_bytes_per_s,
-            dense_flops_per_s: measured.dense_flops_per_s,
-        }));
+/// Runs a part in this process, as [`crate::check`] asks for it in the words of `--part`, and says how it
+/// goes, each time one line that must be out before the call returns.
+///
+/// # Errors
+/// [`Error::Part`] where `part` is no part, [`Error::CaseFailed`] where a case failed that has been said.
+pub fn run(
+    part: &str,
+    options: &Options,
+    say: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> Result<(), Error> {
+    let part: Part = serde_json::from_str(part).map_err(Error::Part)?;
+    if options.dies.as_ref() == Some(&part.op) {
+        std::process::abort();
     }
-    if part.op == HARDWARE {
-        return hardware(part, target);
+    let mut say = |said: &Said| -> Result<(), Error> { Ok(say(&serde_json::to_string(said)?)?) };
+    match part.op.as_str() {
+        CEILINGS => say(&Said::Ceilings(ceilings(&part, options)?)),
+        HARDWARE => hardware(&part, options, &mut say),
+        _ => cases(&part, options, &mut say),
     }
+}
+
+fn ceilings(part: &Part, options: &Options) -> Result<Ceilings, Error> {
+    let measured = catch(|| {
+        let device = options.open(part.dtype)?;
+        Ok(check::ceilings(&device, 1 << 30, 8192, 30))
+    });
+    let measured = measured.and_then(|inner| inner).map_err(Error::Device)?;
+    Ok(Ceilings {
+        copy_bytes_per_s: measured.copy_bytes_per_s,
+        dense_flops_per_s: measured.dense_flops_per_s,
+    })
+}
+
+/// Says what a part has to say.
+type Say<'a> = dyn FnMut(&Said) -> Result<(), Error> + 'a;
+
+fn cases(part: &Part, options: &Options, say: &mut Say<'_>) -> Result<(), Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let reference = Device::cpu(cores);
     for case in cases_of(part) {
         say(&Said::Begins(case.name.clone()))?;
-        let outcome = catch(|| one(&case, part, target, &reference))
+        let outcome = catch(|| one(&case, part, options, &reference))
             .and_then(|inner| inner)
             .unwrap_or_else(|error| Some(Outcome::Failed(error.to_string())));
         let Some(outcome) = outcome else {
@@ -137,16 +158,16 @@ pub(crate) fn run(part: &Part, target: Target) -> Result<(), Failure> {
         }))?;
         if failed {
             // What the device does after a failure says nothing.
-            return Err(Failure::Reported);
+            return Err(Error::CaseFailed);
         }
     }
     Ok(())
 }
 
 /// Holds the device to what the emulator claims of the hardware, instruction by instruction.
-fn hardware(part: &Part, target: Target) -> Result<(), Failure> {
-    let opened = catch(|| target.open(part.dtype)).and_then(|inner| inner);
-    let opened = opened.map_err(Failure::runtime)?;
+fn hardware(part: &Part, options: &Options, say: &mut Say<'_>) -> Result<(), Error> {
+    let opened = catch(|| options.open(part.dtype)).and_then(|inner| inner);
+    let opened = opened.map_err(Error::Device)?;
     let Some(properties) = opened.properties() else {
         return Ok(());
     };
@@ -209,10 +230,10 @@ pub(crate) fn stem(case: &Case) -> &str {
 fn one(
     case: &Case,
     part: &Part,
-    target: Target,
+    options: &Options,
     reference: &Device,
 ) -> Result<Option<Outcome>, DeviceError> {
-    let device = target.open(part.dtype)?;
+    let device = options.open(part.dtype)?;
     if !case.is_for(&device) {
         return Ok(None);
     }
@@ -239,13 +260,4 @@ fn one(
         }
     });
     Ok(Some(Outcome::Ran { outputs, time }))
-}
-
-fn say(said: &Said) -> Result<(), Failure> {
-    let mut line = serde_json::to_string(said).map_err(Failure::runtime)?;
-    line.push('\n');
-    let mut stdout = std::io::stdout();
-    stdout.write_all(line.as_bytes())?;
-    stdout.flush()?;
-    Ok(())
 }

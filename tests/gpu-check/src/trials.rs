@@ -1,4 +1,4 @@
-//! Trials: whole runs on the GPU, by this program's own commands, and what their files say.
+//! Trials: whole runs on the GPU, by the program's own commands, and what their files say.
 //!
 //! Each command is a process of its own with a deadline and a log, and works in a folder of its own
 //! under `--out`, which stays: plans, runs, profiles and reports are there to be looked at.
@@ -8,23 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use moefold_profiles::presets;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_reports::tables::Table;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::peers::wait_at_most;
-use crate::cli::GpuCheckArgs;
-use crate::failure::Failure;
+use crate::deadline::wait_at_most;
+use crate::{Error, Options};
 
 mod losses;
 mod resume;
 mod speed;
-
-/// English text in the public domain, a megabyte.
-const TEXT: &str = include_str!("../quickstart/text.txt");
 
 /// The trials, in order.
 pub(crate) const NAMES: [&str; 5] = ["curve", "layouts", "profile", "models", "resume"];
@@ -86,11 +81,11 @@ impl Trial {
 /// Makes the trial of this name.
 pub(crate) fn make(
     name: &'static str,
-    args: &GpuCheckArgs,
+    options: &Options,
     gpu: Option<&str>,
-) -> Result<Trial, Failure> {
+) -> Result<Trial, Error> {
     let began = Instant::now();
-    let bench = Bench::new(name, args, gpu)?;
+    let bench = Bench::new(name, options, gpu)?;
     let mut trial = Trial::new(name);
     match name {
         "curve" => losses::curve(&bench, &mut trial),
@@ -105,15 +100,15 @@ pub(crate) fn make(
 
 /// Where a trial works and on what.
 struct Bench<'a> {
-    args: &'a GpuCheckArgs,
+    options: &'a Options,
     folder: PathBuf,
     /// The cluster preset of the GPU, or the CPU's in a rehearsal.
     cluster: String,
 }
 
 impl<'a> Bench<'a> {
-    fn new(name: &str, args: &'a GpuCheckArgs, gpu: Option<&str>) -> Result<Self, Failure> {
-        let folder = args.out.join(name);
+    fn new(name: &str, options: &'a Options, gpu: Option<&str>) -> Result<Self, Error> {
+        let folder = options.out.join(name);
         // What an earlier check left there would stand in the way of its runs.
         let emptied = match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -121,16 +116,14 @@ impl<'a> Bench<'a> {
         };
         emptied
             .and_then(|()| fs::create_dir_all(&folder))
-            .with_context(|| format!("{}: cannot be written", folder.display()))
-            .map_err(Failure::Runtime)?;
+            .map_err(Error::of_trial(&folder))?;
         let cluster = match gpu {
             None => Ok("local".to_owned()),
             Some(gpu) => cluster_of(gpu, &folder),
         }
-        .with_context(|| format!("{}: cannot be written", folder.display()))
-        .map_err(Failure::Runtime)?;
+        .map_err(Error::of_trial(&folder))?;
         Ok(Self {
-            args,
+            options,
             folder,
             cluster,
         })
@@ -138,14 +131,15 @@ impl<'a> Bench<'a> {
 
     /// `--device` of the commands.
     fn device(&self) -> &'static str {
-        if self.args.rehearse { "cpu" } else { "cuda" }
+        if self.options.rehearse { "cpu" } else { "cuda" }
     }
 
     /// The text that small models are trained on.
     fn text(&self) -> Result<String, String> {
         let path = self.folder.join("text.txt");
         if !path.exists() {
-            fs::write(&path, TEXT).map_err(|error| format!("{}: {error}", path.display()))?;
+            fs::write(&path, self.options.text)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(path.display().to_string())
     }
@@ -154,15 +148,14 @@ impl<'a> Bench<'a> {
         self.folder.join(name).display().to_string()
     }
 
-    /// Runs a command of this program, its output in `NAME.log`; the last line of what it complained
+    /// Runs a command of the program, its output in `NAME.log`; the last line of what it complained
     /// of where it failed or took too long.
     fn moefold(&self, name: &str, arguments: &[&str], deadline: Duration) -> Result<(), String> {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(&self.options.program);
         command.args(arguments);
-        if !self.args.rehearse {
+        if !self.options.rehearse {
             // The commands take the first GPU they see.
-            command.env("CUDA_VISIBLE_DEVICES", self.args.device.to_string());
+            command.env("CUDA_VISIBLE_DEVICES", self.options.device.to_string());
         }
         self.logged(name, command, deadline).map(|_| ())
     }

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use moefold_executor::data::{Element, write_indexed};
 use moefold_executor::trace::Traced;
 use moefold_kernels::cuda::survey::Survey;
@@ -23,7 +22,7 @@ use moefold_reports::tables::Table;
 use serde_json::{Value, json};
 
 use super::{Bench, Trial, minutes};
-use crate::failure::Failure;
+use crate::Error;
 
 /// The models that are cut: presets by name, and what they are called here.
 const MODELS: [(&str, &str); 2] = [
@@ -39,7 +38,7 @@ const SEQUENCES: u64 = 2;
 
 /// Profiles, each a directory that `plan --profile` reads: a sweep, and the shapes of each model.
 pub(super) fn profile(bench: &Bench<'_>, trial: &mut Trial) {
-    let small = bench.args.small;
+    let small = bench.options.small;
     let budget = if small { "2" } else { "45" };
     let models = if small { &REHEARSED[..] } else { &MODELS[..] };
     let seq_len = if small { "32" } else { "4096" };
@@ -125,8 +124,8 @@ fn profiled(name: &str, profile: &Profile, took: Duration) -> [String; 8] {
 
 /// Published models, cut to their first layers, planned with what was measured of their ops and
 /// trained.
-pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Failure> {
-    let models = if bench.args.small {
+pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Error> {
+    let models = if bench.options.small {
         &REHEARSED[..]
     } else {
         &MODELS[..]
@@ -181,7 +180,7 @@ pub(super) fn models(bench: &Bench<'_>, trial: &mut Trial) -> Result<(), Failure
         // Memory in the arena is what the plan declares, or one of the two is wrong.
         trial.judge((run.measured_gib / run.predicted_gib - 1.0).abs() < 0.01);
     }
-    if bench.args.beside.is_none() {
+    if bench.options.beside.is_none() {
         trial
             .notes
             .push("no PyTorch beside: --beside SCRIPT names one".to_owned());
@@ -211,17 +210,17 @@ struct Ran {
 }
 
 /// Writes the configuration of as many layers as have room, and random tokens.
-fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Failure> {
+fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Error> {
     let batch = Batch {
-        seq_len: if bench.args.small { 32 } else { 4096 },
+        seq_len: if bench.options.small { 32 } else { 4096 },
         global_batch: SEQUENCES,
     };
-    let preset = presets::find(preset).map_err(Failure::runtime)?;
-    let mut config: Value = serde_json::from_str(preset.config()).map_err(Failure::runtime)?;
+    let preset = presets::find(preset)?;
+    let mut config: Value = serde_json::from_str(preset.config())?;
     let room = room(bench);
     let whole = config["num_hidden_layers"].as_u64().unwrap_or(1);
     let mut layers = 1;
-    for more in 2..=whole.min(if bench.args.small { 2 } else { whole }) {
+    for more in 2..=whole.min(if bench.options.small { 2 } else { whole }) {
         config["num_hidden_layers"] = more.into();
         let model = parsed(name, &config)?;
         if tensors(&model, batch, &bench.cluster, precision(bench)) > room {
@@ -232,9 +231,7 @@ fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Failure> {
     config["num_hidden_layers"] = layers.into();
     let vocabulary = config["vocab_size"].as_u64().unwrap_or(2);
     let path = bench.folder.join(format!("{name}.json"));
-    fs::write(&path, config.to_string())
-        .with_context(|| format!("{}: cannot be written", path.display()))
-        .map_err(Failure::Runtime)?;
+    fs::write(&path, config.to_string()).map_err(Error::of_trial(&path))?;
     tokens(&bench.folder.join(name), vocabulary, batch)?;
     Ok(Cut {
         name: name.to_owned(),
@@ -244,12 +241,12 @@ fn cut(bench: &Bench<'_>, preset: &str, name: &str) -> Result<Cut, Failure> {
     })
 }
 
-fn parsed(name: &str, config: &Value) -> Result<Model, Failure> {
-    hf::parse(name, &config.to_string()).map_err(Failure::runtime)
+fn parsed(name: &str, config: &Value) -> Result<Model, Error> {
+    Ok(hf::parse(name, &config.to_string())?)
 }
 
 fn precision(bench: &Bench<'_>) -> Precision {
-    if bench.args.rehearse {
+    if bench.options.rehearse {
         Precision::Fp32
     } else {
         Precision::Bf16
@@ -259,7 +256,7 @@ fn precision(bench: &Bench<'_>) -> Precision {
 /// What tensors may take here.
 fn room(bench: &Bench<'_>) -> Bytes {
     let survey = Survey::take();
-    let gpu = survey.devices.get(bench.args.device as usize);
+    let gpu = survey.devices.get(bench.options.device as usize);
     let free = gpu.and_then(|gpu| {
         let used = gpu.memory_used.unwrap_or(Bytes::ZERO);
         Some(gpu.memory?.0.saturating_sub(used.0))
@@ -295,7 +292,7 @@ fn tensors(model: &Model, batch: Batch, cluster: &str, precision: Precision) -> 
 const STEPS: u64 = 12;
 
 /// Tokens drawn evenly from the vocabulary, so that experts are loaded evenly as the plan assumes.
-fn tokens(prefix: &Path, vocabulary: u64, batch: Batch) -> Result<(), Failure> {
+fn tokens(prefix: &Path, vocabulary: u64, batch: Batch) -> Result<(), Error> {
     let count = STEPS * batch.global_batch * (batch.seq_len + 1);
     let mut state = 1_u64;
     let ids: Vec<i32> = (0..count)
@@ -307,7 +304,7 @@ fn tokens(prefix: &Path, vocabulary: u64, batch: Batch) -> Result<(), Failure> {
             ((state >> 33) % vocabulary) as i32
         })
         .collect();
-    write_indexed(prefix, Element::I32, &[&ids]).map_err(Failure::runtime)
+    Ok(write_indexed(prefix, Element::I32, &[&ids])?)
 }
 
 impl Cut {
@@ -347,7 +344,7 @@ impl Cut {
         let (first, plan) = (path("unmeasured-plan.json"), path("plan.json"));
         let (profile, run, report) = (path("profile"), path("run"), path("report"));
         self.plan(bench, "unmeasured-plan", &["--out", &first])?;
-        let budget = if bench.args.small { "1" } else { "30" };
+        let budget = if bench.options.small { "1" } else { "30" };
         bench.moefold(
             &format!("{name}-profile"),
             &[
@@ -408,7 +405,7 @@ impl Cut {
 
     /// The same model and tokens a step in every mode of the script beside, as far as time goes.
     fn peers(&self, bench: &Bench<'_>, trial: &mut Trial) -> Vec<Value> {
-        let Some(script) = &bench.args.beside else {
+        let Some(script) = &bench.options.beside else {
             return Vec::new();
         };
         let began = Instant::now();
@@ -427,7 +424,7 @@ impl Cut {
                         .push(format!("{mode}: not run, the time for PyTorch was over"));
                     continue;
                 }
-                let mut command = Command::new(&bench.args.python);
+                let mut command = Command::new(&bench.options.python);
                 command.arg(script).args([
                     "--config",
                     &self.config,
@@ -442,10 +439,14 @@ impl Cut {
                     "--experts",
                     experts,
                     "--dtype",
-                    if bench.args.rehearse { "fp32" } else { "bf16" },
+                    if bench.options.rehearse {
+                        "fp32"
+                    } else {
+                        "bf16"
+                    },
                 ]);
                 command.args(compiled.then_some("--compile"));
-                command.env("CUDA_VISIBLE_DEVICES", bench.args.device.to_string());
+                command.env("CUDA_VISIBLE_DEVICES", bench.options.device.to_string());
                 match bench.logged(&mode, command, left.min(minutes(2))) {
                     Err(why) => trial.notes.push(why),
                     Ok(said) => {

@@ -1,0 +1,109 @@
+//! Attention and what rotates its queries and keys.
+
+use moefold_profiles::{Op, Pass};
+
+use super::{Call, Source};
+use crate::attention::{self, Mask};
+use crate::rope::{self, Pairing};
+
+/// Attention of whole sequences, causal or of all keys.
+pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
+    let Op::Attention {
+        batch,
+        heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        qk_dim,
+        v_dim,
+        causal,
+        pass,
+        ..
+    } = *op
+    else {
+        unreachable!("{op:?} is no attention")
+    };
+    assert_eq!(
+        q_len, kv_len,
+        "{op:?}: queries and keys are of one sequence"
+    );
+    let [tokens, heads, kv_heads, qk_dim, v_dim] =
+        [batch * q_len, heads, kv_heads, qk_dim, v_dim].map(|size| size as usize);
+    let q = source.tensor(&[tokens, heads, qk_dim], 1.0);
+    let k = source.tensor(&[tokens, kv_heads, qk_dim], 1.0);
+    let v = source.tensor(&[tokens, kv_heads, v_dim], 1.0);
+    let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
+    if pass == Pass::Forward {
+        return Call::new(move |out| {
+            let (o, lse) = if causal {
+                attention::forward(&q, &k, &v, seqs, scale)
+            } else {
+                attention::forward_of(Mask::Full, &q, &k, &v, seqs, scale)
+            };
+            out("o", &o);
+            out("lse", &lse);
+        });
+    }
+    let d_o = source.tensor(&[tokens, heads, v_dim], 1.0);
+    let mask = if causal { Mask::Causal } else { Mask::Full };
+    let (o, lse) = attention::forward_of(mask, &q, &k, &v, seqs, scale);
+    Call::new(move |out| {
+        let (dq, dk, dv) = if causal {
+            attention::backward(&d_o, &q, &k, &v, &o, &lse, seqs, scale)
+        } else {
+            attention::backward_of(Mask::Full, &d_o, &q, &k, &v, &o, &lse, seqs, scale)
+        };
+        out("dq", &dq);
+        out("dk", &dk);
+        out("dv", &dv);
+    })
+}
+
+/// What of a head is rotated, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Rotary {
+    /// Leading columns of a head that turn.
+    pub(crate) dim: usize,
+    pub(crate) theta: f64,
+    pub(crate) pairing: Pairing,
+}
+
+/// Rotates `[tokens, heads, dim]` in place, or turns a gradient back.
+pub(crate) fn rotation(
+    source: &mut dyn Source,
+    [tokens, heads, dim]: [usize; 3],
+    rotary: Rotary,
+    pass: Pass,
+) -> Call {
+    let x = source.tensor(&[tokens, heads, dim], 1.0);
+    let positions: Vec<u32> = (0..tokens as u32).collect();
+    let table = rope::table(source.device(), &positions, rotary.dim, rotary.theta);
+    let table = table.pairing(rotary.pairing);
+    match pass {
+        Pass::Forward => Call::new(move |out| {
+            rope::forward(&x, &table);
+            out("x", &x);
+        }),
+        _ => Call::new(move |out| {
+            rope::backward(&x, &table);
+            out("dx", &x);
+        }),
+    }
+}
+
+/// A rotation of `rows` heads, of as many heads a token as divide them.
+pub(super) fn rotation_of_rows(
+    source: &mut dyn Source,
+    rows: usize,
+    dim: usize,
+    pass: Pass,
+) -> Call {
+    let heads = [8, 4, 2].into_iter().find(|&h| rows.is_multiple_of(h));
+    let heads = heads.unwrap_or(1);
+    let rotary = Rotary {
+        dim,
+        theta: 1e4,
+        pairing: Pairing::Halves,
+    };
+    rotation(source, [rows / heads, heads, dim], rotary, pass)
+}

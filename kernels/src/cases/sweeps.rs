@@ -1,0 +1,75 @@
+//! Passes over memory that no other op names.
+
+use moefold_profiles::SweepKind;
+
+use super::{Call, Source};
+use crate::device::TensorClass;
+use crate::scalars::{Factor, Scalars};
+use crate::tensor::Tensor;
+use crate::{cross_entropy, elementwise, permute, rows};
+
+/// Experts that slots are sorted by.
+const EXPERTS: usize = 8;
+
+pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize) -> Call {
+    match kind {
+        SweepKind::Sort => {
+            let ids = source.ids(&[len, 1], EXPERTS);
+            Call::new(move |_| drop(permute::sort(&ids, EXPERTS)))
+        }
+        SweepKind::Fill => {
+            let x = source.tensor(&[len], 1.0);
+            Call::new(move |_| elementwise::fill(&x, 1.0))
+        }
+        SweepKind::Copy => {
+            let [x, y] = [(); 2].map(|()| source.tensor(&[len], 1.0));
+            Call::new(move |out| {
+                elementwise::copy(&x, &y);
+                out("y", &y);
+            })
+        }
+        SweepKind::Scale => {
+            let x = source.tensor(&[len], 1.0);
+            Call::new(move |_| elementwise::scale(&x, 1.0))
+        }
+        SweepKind::Sum => {
+            let x = source.tensor(&[len], 1.0);
+            let sum = Scalars::zeros(source.device(), TensorClass::Transient, 1);
+            Call::new(move |_| sum.add_sum(0, 1e-6, &x))
+        }
+        SweepKind::RowMax => {
+            let logits = logits(source, len);
+            Call::new(move |out| out("top", &cross_entropy::row_max(&logits)))
+        }
+        SweepKind::SumExp => {
+            let logits = logits(source, len);
+            let targets = source.ids(&[logits.num_rows()], logits.width());
+            let top = cross_entropy::row_max(&logits);
+            Call::new(move |out| {
+                let (sum, target) = cross_entropy::sum_exp_and_target(&logits, &top, &targets, 0);
+                out("sum_exp", &sum);
+                out("target", &target);
+            })
+        }
+        SweepKind::Gather => {
+            let x = source.tensor(&[len, 1], 1.0);
+            let index = source.ids(&[len], len.max(1));
+            Call::new(move |out| out("y", &rows::gather(&x, &index)))
+        }
+        SweepKind::Chunks => {
+            let x = source.tensor(&[len, 1], 1.0);
+            let halves = [len / 2..len, 0..len / 2];
+            Call::new(move |out| out("y", &rows::gather_chunks(&x, &halves)))
+        }
+        SweepKind::Clip => {
+            let square = Scalars::zeros(source.device(), TensorClass::Transient, 1);
+            Call::new(move |_| drop(Factor::clipped(&square, 0, 1.0, Some(1.0))))
+        }
+    }
+}
+
+/// So many logits, in rows as wide as a vocabulary where there are enough.
+fn logits(source: &mut dyn Source, len: usize) -> Tensor {
+    let width = len.clamp(1, super::rows::VOCAB);
+    source.tensor(&[len / width, width], 4.0)
+}
