@@ -10,7 +10,7 @@ mod file;
 use std::collections::BTreeMap;
 
 use moefold_profiles::trace::TimeByCategory;
-use moefold_profiles::{Cluster, Precision};
+use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Batch, Layout};
@@ -338,8 +338,10 @@ pub struct Predicted {
     pub mfu: f64,
     /// Peak memory of the worst rank, GiB.
     pub peak_gib: f64,
-    /// Its parts.
-    pub memory_gib: MemoryRecord,
+    /// Its parts, GiB. Of this project's executor the classes are those that its device counts: its
+    /// activations are also what flows between ops, and its transients communication staging, products
+    /// of backward passes and workspaces.
+    pub memory_gib: ByClass<f64>,
     /// Peak memory of each pipeline rank, GiB.
     pub memory_gib_by_pp_rank: Vec<f64>,
     /// Exposed seconds of the step by category; sums to `step_s`.
@@ -349,41 +351,6 @@ pub struct Predicted {
     pub busy_s: BTreeMap<String, f64>,
     /// Share of the busy time from each kind of price.
     pub confidence: Confidence,
-}
-
-/// Memory of one rank at its worst instant, GiB. Of this project's executor the classes are those that
-/// its device counts: its activations are also what flows between ops, and its transients communication
-/// staging, products of backward passes and workspaces.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryRecord {
-    /// Model weights.
-    pub weights: f64,
-    /// Main gradients.
-    pub gradients: f64,
-    /// Moments and master weights.
-    pub optimizer: f64,
-    /// Activations kept for the backward pass.
-    pub activations: f64,
-    /// The working set of the op that peaks.
-    pub transient: f64,
-    /// Logits and loss buffers.
-    pub logits: f64,
-    /// Context, libraries, communicators.
-    pub overhead: f64,
-}
-
-impl MemoryRecord {
-    /// The sum of the parts.
-    pub fn total(&self) -> f64 {
-        self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.transient
-            + self.logits
-            + self.overhead
-    }
 }
 
 /// Shares of time by how the price is known; they sum to 1.

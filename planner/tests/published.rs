@@ -15,6 +15,7 @@ use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::{Flags, Overlap, SearchOptions};
 use moefold_planner::plan::{Dispatcher, PlannedLayout, Recompute, StackName};
 use moefold_planner::search;
+use moefold_profiles::TensorClass;
 use moefold_profiles::pricing::Costs;
 
 /// One row of `simumax_b200.csv`.
@@ -107,7 +108,7 @@ fn golden_memory_of_simumax_b200_runs() {
         distinct.push(key);
         let plan = predicted(&row).predicted;
         // What the framework's allocator counts: without context and communicators.
-        let allocated = plan.peak_gib - plan.memory_gib.overhead;
+        let allocated = plan.peak_gib - plan.memory_gib[TensorClass::Overhead];
         let error = allocated / row.mem_gib - 1.0;
         println!(
             "{} {}: {allocated:.2} GiB, measured {:.2} ({:+.2} %)",

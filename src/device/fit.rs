@@ -16,7 +16,7 @@ use moefold_planner::plan::{Objective, Plan, PlannedLayout, StackName};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{Cluster, Costs, presets};
+use moefold_profiles::{Cluster, Costs, TensorClass, presets};
 
 use super::Gpu;
 use crate::cli::Launch;
@@ -297,7 +297,7 @@ fn less(from: Bytes, part: Bytes) -> Bytes {
 
 /// Predicted bytes beside tensors.
 fn overhead(planned: &PlannedLayout) -> Bytes {
-    Bytes((planned.predicted.memory_gib.overhead * GIB as f64).round() as u64)
+    Bytes((planned.predicted.memory_gib[TensorClass::Overhead] * GIB as f64).round() as u64)
 }
 
 /// The degrees of a plan, all pinned.

@@ -11,7 +11,7 @@ use moefold_executor::train::{self, TrainOptions, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::layout::{Degrees, Layout};
-use moefold_planner::memory::tape::{Class, Level};
+use moefold_planner::memory::tape::Level;
 use moefold_planner::memory::{self, passes::Passes};
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
@@ -111,6 +111,13 @@ fn declared(
     Ok(site.standing(microbatches.len() as u64) + worst)
 }
 
+/// What rests between steps.
+const STATES: [TensorClass; 3] = [
+    TensorClass::Weights,
+    TensorClass::Gradients,
+    TensorClass::Optimizer,
+];
+
 /// Weights, gradients and optimizer of a rank that holds as much as any, as a plan says.
 fn planned_state(fixture: &Fixture, layout: &Layout, site: &Site<'_>, on: Precision) -> [Bytes; 3] {
     let (model, local) = (&fixture.model, site.local);
@@ -125,7 +132,7 @@ fn planned_state(fixture: &Fixture, layout: &Layout, site: &Site<'_>, on: Precis
     let bytes = Stack::of(StackName::Moefold).state(on, Optimizer::Adam, Dtype::F32);
     let (dense, experts) = (layout.dp() * layout.cp(), layout.edp());
     let state = memory::state(&all, bytes, dense.into(), experts.into());
-    [state.weights, state.gradients, state.optimizer]
+    STATES.map(|class| state[class])
 }
 
 /// Runs two steps on one rank and compares the peak of each.
@@ -146,17 +153,12 @@ fn compare(
     };
     let device = trainer.cx.device.clone();
     let what = format!("{} {layout:?} rank {}", fixture.name, trainer.cx.rank);
-    let states = [
-        TensorClass::Weights,
-        TensorClass::Gradients,
-        TensorClass::Optimizer,
-    ];
     let memory = device.memory();
-    let held = states.map(|class| memory.live(class));
+    let held = STATES.map(|class| memory.live(class));
     // The last of TP ranks may have fewer rows of the vocabulary.
     if site.vocab == shard::vocab(&fixture.model, &local) {
         let planned = planned_state(fixture, layout, &site, place.precision);
-        assert_eq!(held, planned, "{what}: {states:?}");
+        assert_eq!(held, planned, "{what}: {STATES:?}");
     }
     let state: u64 = held.iter().map(|bytes| bytes.0).sum();
     // Ids and targets come with a step.
@@ -173,11 +175,11 @@ fn compare(
         trainer.step(&tokens, options.lr.at(step))?;
         let memory = device.memory();
         let measured = [
-            (TensorClass::Activations, Class::Activations),
-            (TensorClass::Transient, Class::Transient),
-            (TensorClass::Logits, Class::Logits),
+            TensorClass::Activations,
+            TensorClass::Transient,
+            TensorClass::Logits,
         ]
-        .map(|(measured, declared)| (memory.at_peak(measured).0 as i64, expected.get(declared)));
+        .map(|class| (memory.at_peak(class).0 as i64, expected.get(class)));
         let what = format!("{what} step {step}: measured and declared {measured:?}");
         let total = state + expected.total() as u64;
         assert_eq!(memory.peak_total().0, total, "{what}");
@@ -312,19 +314,15 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
     let measured = peaks.into_iter().max_by_key(Memory::peak_total);
     let measured = measured.expect("a rank");
     let gib = &planned.memory_gib;
-    let by_class = [
-        (TensorClass::Weights, gib.weights),
-        (TensorClass::Gradients, gib.gradients),
-        (TensorClass::Optimizer, gib.optimizer),
-        (TensorClass::Activations, gib.activations),
-        (TensorClass::Transient, gib.transient),
-        (TensorClass::Logits, gib.logits),
-    ];
     let what = format!("{} {degrees:?}", fixture.name);
-    for (class, gib) in by_class {
+    let overhead = gib[TensorClass::Overhead];
+    for (class, &gib) in gib
+        .iter()
+        .filter(|(class, _)| *class != TensorClass::Overhead)
+    {
         assert_eq!(measured.at_peak(class), bytes(gib), "{what}: {class:?}");
     }
-    let tensors = planned.peak_gib - gib.overhead;
+    let tensors = planned.peak_gib - overhead;
     assert_eq!(measured.peak_total(), bytes(tensors), "{what}");
 }
 

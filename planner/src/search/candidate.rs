@@ -1,16 +1,15 @@
 //! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every recompute
 //! set: durations of its stages, bound, simulated step, memory.
 
-use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds, Span};
-use moefold_profiles::{Collective, CollectiveKind, Dtype};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
 
 use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::tape::Level;
-use crate::memory::{self, Occupancy, RankMemory, StageMemory};
+use crate::memory::{self, Occupancy, StageMemory};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
 use crate::shard::{self, Shard};
@@ -30,7 +29,7 @@ pub(crate) struct StageSplit {
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
     /// Memory of each pipeline rank that no recompute set changes.
-    held: Vec<RankMemory>,
+    held: Vec<ByClass<Bytes>>,
     /// The highest of what follows the last backward pass.
     update: Level,
 }
@@ -247,7 +246,7 @@ impl StageSplit {
 
     /// The most that no recompute set changes, over all ranks.
     pub(crate) fn held(&self) -> Bytes {
-        let totals = self.held.iter().map(RankMemory::total);
+        let totals = self.held.iter().map(ByClass::total);
         totals.max().unwrap_or(Bytes::ZERO)
     }
 
@@ -282,9 +281,9 @@ impl StageSplit {
                 let resting = |memory: &StageMemory| memory.shard + memory.padding;
                 let shard = self.shard(question, layout, shape, rank, resting);
                 let mut held = memory::state(&shard, bytes, dense_shards, u64::from(layout.edp()));
-                held.add(standing);
-                held.transient += self.buffers(question, shape, rank, pp);
-                held.overhead = overhead;
+                held = held + standing.bytes();
+                held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
+                held[TensorClass::Overhead] = overhead;
                 held
             })
             .collect();
@@ -298,7 +297,7 @@ impl StageSplit {
         shape: &Shape,
         set: usize,
         occupancies: &[Vec<Occupancy>],
-    ) -> Vec<RankMemory> {
+    ) -> Vec<ByClass<Bytes>> {
         let pp = layout.pp() as usize;
         let mut own = Vec::with_capacity(layout.vpp() as usize);
         (0..pp)
@@ -313,8 +312,8 @@ impl StageSplit {
                     &occupancies[rank],
                     self.update,
                 );
-                let allocated = held.total() - held.overhead;
-                held.overhead += allocated.scale(question.stack.fragmentation);
+                let allocated = held.total() - held[TensorClass::Overhead];
+                held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation);
                 held
             })
             .collect()
@@ -336,8 +335,9 @@ impl StageSplit {
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let held = self.held[rank];
             // Allocated memory may be so much that with its fragmentation it fits.
-            let allocated = (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation);
-            let room = allocated - (held.total() - held.overhead).gib();
+            let allocated = (capacity - held[TensorClass::Overhead].gib())
+                / (1.0 + question.stack.fragmentation);
+            let room = allocated - (held.total() - held[TensorClass::Overhead]).gib();
             let mut groups = Vec::new();
             let mut ends_s = 0.0;
             for stage in (rank..self.stages.len()).step_by(pp) {
@@ -529,16 +529,3 @@ fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
     );
     stack.context + stack.communicator * communicators + staging
 }
-
-/// The categories a breakdown's exposed time of a rank is told in; the rest of the step has its own.
-pub(crate) const WORK: [Category; 9] = [
-    Category::Attention,
-    Category::Experts,
-    Category::Dense,
-    Category::RouterPermute,
-    Category::TpComm,
-    Category::CpComm,
-    Category::EpComm,
-    Category::Recompute,
-    Category::Host,
-];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{Cluster, Precision};
+use moefold_profiles::{Cluster, Precision, TensorClass};
 
 use super::{SearchResult, plan};
 use crate::layout::Batch;
@@ -411,9 +411,9 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
         found.plans[0].predicted.clone()
     };
     let assumed = predicted(&[]);
-    assert!((assumed.memory_gib.overhead - 600.0 / 1024.0).abs() < 1e-9);
+    assert!((assumed.memory_gib[TensorClass::Overhead] - 600.0 / 1024.0).abs() < 1e-9);
     let fast = predicted(&[profile(1e-9, 1e-9)]);
-    assert!((fast.memory_gib.overhead - 3.0).abs() < 1e-9);
+    assert!((fast.memory_gib[TensorClass::Overhead] - 3.0).abs() < 1e-9);
     let slow = predicted(&[profile(1e-3, 1e-9)]);
     assert!(
         slow.step_s > 0.2 && slow.step_s > 5.0 * fast.step_s,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
 use super::candidate::{self, StageSplit};
@@ -10,7 +11,7 @@ use super::predict::Choice;
 use super::shape::{Question, Shape};
 use crate::answer::Candidate;
 use crate::layout::Layout;
-use crate::memory::{Occupancy, RankMemory};
+use crate::memory::Occupancy;
 use crate::options::LeastMemory;
 use crate::plan::{LayoutRecord, Objective, Recompute};
 use crate::schedule::Schedule;
@@ -96,7 +97,7 @@ impl Found<'_> {
         }
     }
 
-    pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<RankMemory> {
+    pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<ByClass<Bytes>> {
         let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
         self.split
             .memory(question, layout, shape, self.set, self.unit.occupancies)
@@ -275,10 +276,10 @@ impl Tally {
 }
 
 /// Memory of the fullest rank.
-pub(crate) fn peak(ranks: &[RankMemory]) -> Bytes {
+pub(crate) fn peak(ranks: &[ByClass<Bytes>]) -> Bytes {
     ranks
         .iter()
-        .map(RankMemory::total)
+        .map(ByClass::total)
         .max()
         .unwrap_or(Bytes::ZERO)
 }

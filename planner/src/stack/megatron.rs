@@ -338,6 +338,8 @@ pub fn transient(
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::TensorClass;
+
     use super::*;
     use crate::memory;
     use crate::model::presets;
@@ -432,12 +434,12 @@ mod tests {
         let stack = Stack::of(StackName::Megatron);
         let bytes = stack.state(Precision::Bf16, Optimizer::Adam, Dtype::F32);
         let state = memory::state(&rank, bytes, 64, 1);
-        let held = (state.weights + state.gradients).gib();
+        let held = (state[TensorClass::Weights] + state[TensorClass::Gradients]).gib();
         assert!((held - 36.4).abs() < 0.05, "{held}");
         assert!(
-            (state.optimizer.gib() - 32.1).abs() < 0.05,
+            (state[TensorClass::Optimizer].gib() - 32.1).abs() < 0.05,
             "{}",
-            state.optimizer
+            state[TensorClass::Optimizer]
         );
     }
 

@@ -24,7 +24,7 @@ mod resting;
 mod tests;
 mod workspaces;
 
-use moefold_profiles::{Dtype, Precision};
+use moefold_profiles::{Dtype, Precision, TensorClass as Class};
 
 use self::attention::AttentionSaved;
 use self::feed_forward::FeedForwardSaved;
@@ -32,7 +32,7 @@ use self::ops::Pass;
 pub use self::resting::{GRAIN, embedding_padding, head_padding, layer_padding};
 pub use self::workspaces::{AttentionWork, Device};
 use crate::memory::passes::Passes;
-use crate::memory::tape::{Class, Held, Level};
+use crate::memory::tape::{Held, Level};
 use crate::model::{Gqa, Layer, Mixer, Model};
 use crate::saved::{Local, SavedTensor};
 use crate::shard;

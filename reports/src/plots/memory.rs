@@ -1,12 +1,12 @@
 //! What fills the memory of the fullest rank, against what the rank has.
 
-use moefold_planner::plan::MemoryRecord;
-use moefold_profiles::run::PeakBytes;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{ByClass, TensorClass};
 
 use super::Plot;
 use super::rows::{self, Bar};
 use crate::draw::axis::{self, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
-use crate::draw::color::{self, MEMORY, MEMORY_LABELS, Paint};
+use crate::draw::color::{self, Paint};
 use crate::draw::font::{self, Weight};
 use crate::draw::scene::{Anchor, Scene};
 use crate::format::{self, MemoryUnit};
@@ -45,11 +45,19 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     subtitle.extend(note);
     let mut scene = Scene::new(WIDTH, "Peak memory of the fullest rank");
     let top = axis::heading(&mut scene, "Peak memory of the fullest rank", &subtitle);
-    let mut entries: Vec<_> = (0..MEMORY.len())
-        .filter(|&i| {
-            bars_of(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
+    let shows = |class| {
+        bars_of(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[class] > 1e-3 * largest))
+    };
+    let mut entries: Vec<_> = TensorClass::ALL
+        .into_iter()
+        .filter(|&class| shows(class))
+        .map(|class| {
+            (
+                Swatch::Square,
+                color::memory(class),
+                class.name().to_owned(),
+            )
         })
-        .map(|i| (Swatch::Square, MEMORY[i], MEMORY_LABELS[i].to_owned()))
         .collect();
     if drawn {
         let line = Swatch::Line { dashed: true };
@@ -126,54 +134,32 @@ fn bars_of<'a>(subjects: &'a [&'a Subject]) -> impl Iterator<Item = (&'a Subject
 }
 
 fn total(subject: &Subject, measured: bool) -> f64 {
-    parts(subject, measured).map_or(0.0, |parts| parts.iter().sum())
+    parts(subject, measured).map_or(0.0, |parts| parts.total())
 }
 
-/// Peak by class, GiB, in the order of [`MEMORY_LABELS`].
-fn parts(subject: &Subject, measured: bool) -> Option<[f64; 7]> {
+/// Peak by class, GiB.
+fn parts(subject: &Subject, measured: bool) -> Option<ByClass<f64>> {
     if measured {
-        let peaks = &subject.measured.as_ref()?.summary.peak_by_rank;
-        let worst = peaks.iter().max_by_key(|peak| peak.bytes.total())?;
-        Some(measured_parts(&worst.bytes))
+        measured_gib(subject)
     } else {
-        Some(predicted_parts(&subject.planned.predicted.memory_gib))
+        Some(subject.planned.predicted.memory_gib)
     }
 }
 
-/// The classes of a prediction, GiB, in the order of [`MEMORY_LABELS`].
-pub(crate) fn predicted_parts(m: &MemoryRecord) -> [f64; 7] {
-    [
-        m.weights,
-        m.gradients,
-        m.optimizer,
-        m.activations,
-        m.transient,
-        m.logits,
-        m.overhead,
-    ]
-}
-
-/// The classes of a measurement, GiB, in the order of [`MEMORY_LABELS`].
-pub(crate) fn measured_parts(b: &PeakBytes) -> [f64; 7] {
-    [
-        b.weights,
-        b.gradients,
-        b.optimizer,
-        b.activations,
-        b.transient,
-        b.logits,
-        b.overhead,
-    ]
-    .map(moefold_profiles::units::Bytes::gib)
+/// What the fullest rank of a run held at its peak, GiB.
+pub(crate) fn measured_gib(subject: &Subject) -> Option<ByClass<f64>> {
+    let peaks = &subject.measured.as_ref()?.summary.peak_by_rank;
+    let worst = peaks.iter().max_by_key(|peak| peak.bytes.total())?;
+    Some(worst.bytes.map(Bytes::gib))
 }
 
 fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale, MemoryUnit)) {
     let Some(parts) = parts(subject, bar.is_measured) else {
         return;
     };
-    let total: f64 = parts.iter().sum();
+    let total = parts.total();
     let mut done = 0.0;
-    for (i, part) in parts.into_iter().enumerate() {
+    for (class, &part) in parts.iter() {
         let x0 = scale.at(done * unit.per_gib());
         done += part;
         let x1 = scale.at(done * unit.per_gib());
@@ -182,10 +168,10 @@ fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale
         } else {
             x1 - x0
         };
-        let paint = color::MEMORY[i];
+        let paint = color::memory(class);
         let tip = format!(
             "{}: {}, {} of the {} peak of {}",
-            MEMORY_LABELS[i],
+            class.name(),
             format::gib(part),
             format::percent(part / total),
             if bar.is_measured {

@@ -1,10 +1,10 @@
 //! The attention block, as `executor/src/layers/attention.rs` runs it.
 
-use moefold_profiles::Dtype;
+use moefold_profiles::{Dtype, TensorClass as Class};
 
 use super::ops::{Normed, Pass};
 use super::{SavedTensor, list};
-use crate::memory::tape::{Class, Held};
+use crate::memory::tape::Held;
 use crate::model::{Gqa, QkNorm};
 
 /// What the block keeps.

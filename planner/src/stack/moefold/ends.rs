@@ -1,11 +1,11 @@
 //! Embedding, and final norm with head and loss, as `executor/src/layers` runs them.
 
-use moefold_profiles::Dtype;
+use moefold_profiles::{Dtype, TensorClass as Class};
 
 use super::ops::{Normed, Pass};
 use super::{Site, list};
 use crate::memory::passes::Passes;
-use crate::memory::tape::{Class, Held};
+use crate::memory::tape::Held;
 use crate::saved::SavedTensor;
 
 /// What final norm, head and loss keep: the gradient by the logits lies where they were.

@@ -1,10 +1,10 @@
 //! The mixture-of-experts block, as `executor/src/moe.rs` and its modules run it.
 
-use moefold_profiles::Dtype;
+use moefold_profiles::{Dtype, TensorClass as Class};
 
 use super::ops::{Normed, Pass};
 use super::{SavedTensor, list};
-use crate::memory::tape::{Class, Held};
+use crate::memory::tape::Held;
 use crate::model::Moe;
 
 /// What the block keeps.

@@ -3,10 +3,10 @@
 //! Ops give their results as activations, collectives take room as transient, and products of a
 //! backward pass are transient as well: the classes are the executor's.
 
-use moefold_profiles::Dtype;
+use moefold_profiles::{Dtype, TensorClass as Class};
 
 use super::Site;
-use crate::memory::tape::{Class, Held, Tape};
+use crate::memory::tape::{Held, Tape};
 
 /// One pass of a block on a rank.
 pub(super) struct Pass<'a> {

@@ -1,10 +1,9 @@
 //! Tests of what the executor's memory is declared to be; whether it is so is for the executor's.
 
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Precision, presets as clusters};
+use moefold_profiles::{Precision, TensorClass as Class, presets as clusters};
 
 use super::{Device, Site};
-use crate::memory::tape::Class;
 use crate::model::{Ffn, Mixer, presets};
 use crate::saved::{Local, SavedTensor};
 
