@@ -15,13 +15,12 @@ use crate::plan::Recompute;
 use crate::stack::Stack;
 
 const CATEGORIES: usize = Category::ALL.len();
-const PARTS: usize = Part::Ends as usize + 1;
 
 /// Exposed seconds of some work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Breakdown {
     by_category: [f64; CATEGORIES],
-    by_source: [f64; 3],
+    by_source: [f64; Source::ALL.len()],
     launches: f64,
 }
 
@@ -58,70 +57,54 @@ impl Breakdown {
         self.by_category[category as usize]
     }
 
-    /// Seconds by how their prices are known: measured, interpolated, extrapolated.
-    pub fn by_source(&self) -> [f64; 3] {
+    /// Seconds by how their prices are known, in the order of [`Source::ALL`]. They sum to the time on the
+    /// device less [`Category::Host`], which has no price.
+    pub fn by_source(&self) -> [f64; Source::ALL.len()] {
         self.by_source
     }
 }
 
 /// Breakdowns of the two passes of one layer, and what running each part again costs.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LayerBreakdown {
     /// Forward.
     pub forward: Breakdown,
     /// Backward without recomputation.
     pub backward: Breakdown,
-    again: [f64; PARTS],
-    again_launches: [f64; PARTS],
+    /// Of the forward pass, done again; all of it is [`Category::Recompute`].
+    again: BTreeMap<Part, Breakdown>,
 }
 
 impl LayerBreakdown {
     /// Prices a lowered layer.
     pub fn new(lowered: &crate::lower::Lowered, costs: &Costs, stack: &Stack) -> Self {
-        let mut breakdown = Self {
+        let mut again: BTreeMap<Part, Breakdown> = BTreeMap::new();
+        // Communication beside the core is hidden again when the core runs again.
+        for work in lowered.forward.iter().filter(|work| !work.beside_core) {
+            let part = again.entry(work.part).or_default();
+            part.add(Category::Recompute, cost_of(work, costs));
+            part.launches += launches(work, stack);
+        }
+        Self {
             forward: price(&lowered.forward, costs, stack, |_, _| {}),
             backward: price(&lowered.backward, costs, stack, |_, _| {}),
-            ..Self::default()
-        };
-        for work in &lowered.forward {
-            // Communication beside the core is hidden again when the core runs again.
-            if !work.beside_core {
-                breakdown.again[work.part as usize] += cost_of(work, costs).time.0;
-                breakdown.again_launches[work.part as usize] += launches(work, stack);
-            }
+            again,
         }
-        breakdown
     }
 
     /// The backward pass with a recompute set: the forward work of its parts first.
     pub fn backward_with(&self, recompute: &Recompute) -> Breakdown {
         let mut breakdown = self.backward;
-        for (index, &part) in PART_LIST.iter().enumerate() {
-            if runs_again(recompute, part) {
-                breakdown.by_category[Category::Recompute as usize] += self.again[index];
-                breakdown.by_source[Source::Extrapolated as usize] += 0.0;
-                breakdown.launches += self.again_launches[index];
-            }
+        for (_, again) in self
+            .again
+            .iter()
+            .filter(|(part, _)| runs_again(recompute, **part))
+        {
+            breakdown.merge(again);
         }
         breakdown
     }
 }
-
-const PART_LIST: [Part; PARTS] = [
-    Part::Norm,
-    Part::Projection,
-    Part::UpProjection,
-    Part::Core,
-    Part::Output,
-    Part::Mlp,
-    Part::Router,
-    Part::Dispatch,
-    Part::Experts,
-    Part::ExpertActivation,
-    Part::Shared,
-    Part::Residual,
-    Part::Ends,
-];
 
 /// The price of one piece of work.
 pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
