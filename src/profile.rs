@@ -12,10 +12,11 @@ use moefold_executor::profile::{
 };
 use moefold_executor::support;
 use moefold_executor::transport::{Launched, World};
+use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{Dispatcher, Plan};
+use moefold_planner::plan::Plan;
 use moefold_profiles::directory::Key;
 use moefold_profiles::host::HostCost;
 use moefold_profiles::{Cluster, Op, Precision, presets};

@@ -9,9 +9,10 @@
 //! worst instant came to 0.00 to 0.99 of the largest tensor (0.01 to 14 percent of the peak, least where
 //! there are many layers). What a rank takes and how far its tensors reached is in the summary of a run.
 
+use moefold_planner::choice::{Recompute, StackName};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{PlannedLayout, Recompute, StackName};
+use moefold_planner::plan::PlannedLayout;
 use moefold_planner::saved::{self, Local};
 use moefold_planner::stack::moefold::{Device, Site};
 use moefold_profiles::units::{Bytes, GIB, MIB};

@@ -5,10 +5,9 @@
 
 use std::fmt;
 
+use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName};
 use moefold_planner::model::{Feature, Model, features};
-use moefold_planner::plan::{
-    Dispatcher, Offload, Optimizer, PlannedLayout, Recompute, ScheduleName,
-};
+use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::device::DeviceSpec;

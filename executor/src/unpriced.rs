@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName, StackName};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{
-    Confidence, Dispatcher, LayoutRecord, Offload, Optimizer, Pipeline, PlannedLayout, Predicted,
-    Recompute, ScheduleName, StackName,
-};
+use moefold_planner::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use moefold_profiles::trace::TimeByCategory;
 use moefold_profiles::{ByClass, Precision};
 

@@ -205,7 +205,7 @@ pub fn at_worst_instant(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ScheduleName;
+    use crate::choice::ScheduleName;
 
     fn schedule(pp: u32, vpp: u32, microbatches: u32) -> Schedule {
         let name = match (pp, vpp) {

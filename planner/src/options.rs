@@ -10,8 +10,8 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
+use crate::choice::{Dispatcher, Module, Objective, Optimizer, Overlap, Recompute, StackName};
 use crate::layout::{Batch, Illegal, PartialDegrees};
-use crate::plan::{Dispatcher, Module, Objective, Optimizer, Recompute, StackName};
 
 pub use error::{LeastMemory, PlanError};
 pub use pipeline::{PipelineLayout, pipeline_layout};
@@ -38,27 +38,6 @@ pub struct Flags {
     pub routing: Option<String>,
     pub objective: Option<String>,
     pub top: Option<usize>,
-}
-
-/// Communication that runs beside compute.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent kinds of overlap, each asked for or not"
-)]
-pub struct Overlap {
-    /// Gradient reduction under the last microbatch's backward pass.
-    pub grad_reduce: bool,
-    /// Weight gathering under the first microbatch's forward pass.
-    pub param_gather: bool,
-    /// Pipeline messages under other chunks' work, where stages are interleaved.
-    pub p2p: bool,
-    /// The experts' exchange under another microbatch; not priced yet.
-    pub expert_alltoall: bool,
-    /// The shared expert under the exchange; not priced yet.
-    pub shared_expert: bool,
-    /// Collectives of TP under their own products; not priced yet.
-    pub tp: bool,
 }
 
 /// What a search may vary and what is fixed.

@@ -10,8 +10,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Seconds;
 use moefold_profiles::{Cost, Op, Source};
 
+use crate::choice::Recompute;
 use crate::lower::{Part, Task, Work, runs_again};
-use crate::plan::Recompute;
 use crate::stack::Stack;
 
 const CATEGORIES: usize = Category::ALL.len();

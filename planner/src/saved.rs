@@ -9,9 +9,9 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::choice::{Recompute, StackName};
 use crate::layout::{Batch, Layout};
 use crate::model::{Layer, Model, Moe};
-use crate::plan::{Recompute, StackName};
 use crate::stack;
 
 /// One microbatch as one rank sees it.

@@ -26,12 +26,13 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
+use crate::choice::{Objective, Recompute};
 use crate::layout::{Illegal, Layout, Rules, delayed_scaling, nearest_legal, space};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
-use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
+use crate::plan::{Alternative, PlannedLayout};
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
@@ -371,7 +372,7 @@ fn all_occupancies(layouts: &[Layout]) -> Moments {
     let work: Vec<([u32; 3], &Layout)> = first.into_iter().collect();
     work.into_par_iter()
         .map(|(key, layout)| {
-            let name = crate::plan::ScheduleName::of(layout);
+            let name = crate::choice::ScheduleName::of(layout);
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
             (key, memory::occupancies(&schedule, key[0], key[1]))
         })

@@ -12,12 +12,11 @@ use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use self::moefold::{Device, Site};
+use crate::choice::{Dispatcher, Optimizer, Overlap, Recompute, StackName};
 use crate::memory::passes::Passes;
 use crate::memory::tape::Level;
 use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
-use crate::options::Overlap;
-use crate::plan::{Dispatcher, Optimizer, Recompute, StackName};
 use crate::saved::{self, Local};
 use crate::shard;
 

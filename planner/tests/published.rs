@@ -10,10 +10,11 @@
 
 use std::collections::BTreeMap;
 
+use moefold_planner::choice::{Dispatcher, Overlap, Recompute, StackName};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Mixer, Model, presets};
-use moefold_planner::options::{Flags, Overlap, SearchOptions};
-use moefold_planner::plan::{Dispatcher, PlannedLayout, Recompute, StackName};
+use moefold_planner::options::{Flags, SearchOptions};
+use moefold_planner::plan::PlannedLayout;
 use moefold_planner::search;
 use moefold_profiles::TensorClass;
 use moefold_profiles::pricing::Costs;

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::{Answer, Candidate, SearchRecord, Survey, SurveyCell};
+use moefold_planner::choice::{
+    Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Model, presets as models};
 use moefold_planner::plan::{
-    Alternative, Confidence, Dispatcher, LayoutRecord, Objective, Offload, Optimizer, PLAN_VERSION,
-    Pipeline, Plan, PlannedLayout, Predicted, ProfileUsed, Recompute, Request, ScheduleName,
-    StackName,
+    Alternative, Confidence, LayoutRecord, PLAN_VERSION, Pipeline, Plan, PlannedLayout, Predicted,
+    ProfileUsed, Request,
 };
 use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::trace::TimeByCategory;

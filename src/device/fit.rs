@@ -10,9 +10,10 @@
 use anyhow::anyhow;
 use moefold_executor::room::room;
 use moefold_executor::transport::Launched;
+use moefold_planner::choice::{Objective, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{Objective, Plan, PlannedLayout, StackName};
+use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
 use moefold_profiles::units::{Bytes, GIB};

@@ -5,9 +5,9 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use super::{Degrees, Illegal};
+use crate::choice::{Dispatcher, Module, Overlap, Recompute, StackName};
 use crate::model::Model;
-use crate::options::{Overlap, PipelineLayout, SearchOptions};
-use crate::plan::{Dispatcher, Module, Recompute, StackName};
+use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
 use moefold_profiles::Precision;
 

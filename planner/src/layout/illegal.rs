@@ -28,7 +28,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::plan::{Dispatcher, Module, StackName};
+use crate::choice::{Dispatcher, Module, StackName};
 use crate::stack::Stack;
 use moefold_profiles::Precision;
 

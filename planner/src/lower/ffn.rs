@@ -4,8 +4,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op, Pass};
 
 use super::{Part, Writer, dispatch};
+use crate::choice::Dispatcher;
 use crate::model::{Ffn, Mlp, Moe};
-use crate::plan::Dispatcher;
 
 /// Lowers the norm, the block and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {

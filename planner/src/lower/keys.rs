@@ -8,10 +8,10 @@ use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
 use super::{LayerGroups, Lowered, Setting, Task};
+use crate::choice::Dispatcher;
 use crate::layout::{Batch, Layout};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
-use crate::plan::Dispatcher;
 use crate::saved::Local;
 use crate::shard::{self, Shard};
 

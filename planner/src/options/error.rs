@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::choice::Recompute;
 use crate::layout::{Illegal, ParseDegreesError, PartialDegrees};
-use crate::plan::Recompute;
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]

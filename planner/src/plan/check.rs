@@ -6,9 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{
-    LayoutRecord, PlanFileError, PlannedLayout, Predicted, Recompute, Request, ScheduleName,
-};
+use super::{LayoutRecord, PlanFileError, PlannedLayout, Predicted, Request};
+use crate::choice::{Recompute, ScheduleName};
 use crate::layout::{Degrees, Layout, Rules};
 use crate::model::Model;
 use crate::options::SearchOptions;

@@ -8,11 +8,10 @@ use moefold_profiles::{ByClass, Dtype};
 
 use super::candidate::StageSplit;
 use super::shape::{Question, Shape};
+use crate::choice::{Offload, ScheduleName};
 use crate::layout::Layout;
 use crate::model::count;
-use crate::plan::{
-    Confidence, LayoutRecord, Offload, Pipeline, PlannedLayout, Predicted, ScheduleName,
-};
+use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};

@@ -7,10 +7,10 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Precision, TensorClass};
 
 use super::{SearchResult, plan};
+use crate::choice::{Module, Objective, Recompute, StackName};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{Flags, PlanError, SearchOptions};
-use crate::plan::{Module, Objective, Recompute, StackName};
 
 fn cluster(name: &str) -> Cluster {
     moefold_profiles::presets::cluster(name).expect("a preset")

@@ -10,10 +10,11 @@ use super::explain;
 use super::predict::Choice;
 use super::shape::{Question, Shape};
 use crate::answer::Candidate;
+use crate::choice::{Objective, Recompute};
 use crate::layout::Layout;
 use crate::memory::Occupancy;
 use crate::options::LeastMemory;
-use crate::plan::{LayoutRecord, Objective, Recompute};
+use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
 

@@ -8,8 +8,8 @@
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
+use crate::choice::{Module, Recompute};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
-use crate::plan::{Module, Recompute};
 use crate::saved::{Local, SavedTensor};
 
 /// A list being written: one line a tensor.
@@ -341,10 +341,10 @@ mod tests {
     use moefold_profiles::TensorClass;
 
     use super::*;
+    use crate::choice::Optimizer;
+    use crate::choice::StackName;
     use crate::memory;
     use crate::model::presets;
-    use crate::plan::Optimizer;
-    use crate::plan::StackName;
     use crate::shard::{self, Shard};
     use crate::stack::Stack;
 
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn law_recomputing_more_never_keeps_more() {
-        use crate::plan::Module::{Layernorm, MlaUpProj, Mlp, Moe, MoeAct, SharedExperts};
+        use crate::choice::Module::{Layernorm, MlaUpProj, Mlp, Moe, MoeAct, SharedExperts};
         for preset in presets::names() {
             let model = presets::load(preset).expect("a preset");
             for layer in &model.layers {
