@@ -11,9 +11,10 @@
 
 use moefold_planner::choice::{Recompute, StackName};
 use moefold_planner::layout::{Batch, Layout};
+use moefold_planner::local::Local;
 use moefold_planner::model::Model;
 use moefold_planner::plan::PlannedLayout;
-use moefold_planner::saved::{self, Local};
+use moefold_planner::stack;
 use moefold_planner::stack::moefold::{Device, Site};
 use moefold_profiles::units::{Bytes, GIB, MIB};
 use moefold_profiles::{Precision, TensorClass};
@@ -50,7 +51,7 @@ pub fn room_for(
 pub fn largest(layout: &Layout, model: &Model, batch: &Batch, precision: Precision) -> Bytes {
     let local = Local::new(layout, model, batch, 1.0);
     let of_layers = model.layers.iter().flat_map(|layer| {
-        saved::of(
+        stack::saved(
             StackName::Moefold,
             model,
             layer,

@@ -8,6 +8,7 @@
 pub mod answer;
 pub mod choice;
 pub mod layout;
+pub mod local;
 pub mod lower;
 pub mod memory;
 pub mod mesh;

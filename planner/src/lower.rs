@@ -20,9 +20,9 @@ use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Pass, Pre
 
 use crate::choice::{Dispatcher, Module, Recompute};
 use crate::layout::Layout;
+use crate::local::Local;
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::model::{Layer, Model};
-use crate::saved::Local;
 
 /// The piece of a layer that some work belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -16,7 +16,6 @@ use self::passes::Passes;
 use self::tape::Level;
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
-use crate::stack::StateBytes;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,6 +157,20 @@ impl StageMemory {
         };
         passes + self.sets.running(backward)
     }
+}
+
+/// Bytes a parameter takes on a rank, by what divides them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StateBytes {
+    /// The model weight, on every replica.
+    pub weight: f64,
+    /// The main gradient, on every replica.
+    pub gradient: f64,
+    /// Master weight and moments, divided over the replicas (ZeRO-1).
+    pub sharded: f64,
+    /// Elements that buffers end at a multiple of, for each rank they are divided over; 0 where they end
+    /// with the last parameter.
+    pub grain: u64,
 }
 
 /// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'

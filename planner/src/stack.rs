@@ -13,11 +13,12 @@ use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use self::moefold::{Device, Site};
 use crate::choice::{Dispatcher, Optimizer, Overlap, Recompute, StackName};
+use crate::local::Local;
 use crate::memory::passes::Passes;
 use crate::memory::tape::Level;
-use crate::memory::{StageMemory, WorkingSets};
+use crate::memory::{StageMemory, StateBytes, WorkingSets};
 use crate::model::{Layer, Model};
-use crate::saved::{self, Local};
+use crate::saved::SavedTensor;
 use crate::shard;
 
 /// A runtime.
@@ -64,20 +65,6 @@ pub const ASSUMED_OVERHEAD: Bytes = Bytes(600 * MIB);
 /// What this project's executor gives cuBLASLt to work in, for each rank: what NVIDIA recommends for
 /// Hopper (cuBLAS documentation, `cublasSetWorkspace`).
 pub const WORKSPACE: Bytes = Bytes(32 * MIB);
-
-/// Bytes a parameter takes on a rank, by what divides them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StateBytes {
-    /// The model weight, on every replica.
-    pub weight: f64,
-    /// The main gradient, on every replica.
-    pub gradient: f64,
-    /// Master weight and moments, divided over the replicas (ZeRO-1).
-    pub sharded: f64,
-    /// Elements that buffers end at a multiple of, for each rank they are divided over; 0 where they end
-    /// with the last parameter.
-    pub grain: u64,
-}
 
 impl Stack {
     /// The stack of a name.
@@ -223,7 +210,8 @@ impl Stack {
         let shard = shard::layer(model, layer, local);
         match self.name {
             StackName::Megatron => {
-                let saved = saved::bytes(self.name, model, layer, local, precision, recompute);
+                let saved = saved(self.name, model, layer, local, precision, recompute);
+                let saved = saved.iter().map(SavedTensor::bytes).sum();
                 let (forward, backward) =
                     megatron::transient(model, layer, local, precision, recompute);
                 StageMemory {
@@ -353,6 +341,25 @@ impl Stack {
                 };
                 Bytes((buffers * hidden as f64 / 7168.0) as u64)
             }
+        }
+    }
+}
+
+/// What the modules of one layer keep for the backward pass of one microbatch on one rank.
+pub fn saved(
+    stack: StackName,
+    model: &Model,
+    layer: &Layer,
+    local: &Local,
+    precision: Precision,
+    recompute: &Recompute,
+) -> Vec<SavedTensor> {
+    match stack {
+        StackName::Megatron => megatron::saved(model, layer, local, precision, recompute),
+        StackName::Moefold => {
+            // What is saved is the same on every device, and nothing is recomputed.
+            let device = moefold::Device::Cpu;
+            moefold::Site::new(model, local, precision, device).saved(layer)
         }
     }
 }

@@ -12,12 +12,12 @@ use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{Optimizer, StackName};
 use moefold_planner::layout::{Degrees, Layout};
+use moefold_planner::local::Local;
 use moefold_planner::memory::tape::Level;
 use moefold_planner::memory::{self, passes::Passes};
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::Predicted;
-use moefold_planner::saved::Local;
 use moefold_planner::stack::Stack;
 use moefold_planner::stack::moefold::{
     Device as On, Site, embedding_padding, head_padding, layer_padding,

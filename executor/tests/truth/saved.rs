@@ -10,7 +10,9 @@ use moefold_executor::transport::World;
 use moefold_kernels::{Device, Dtype, TensorClass};
 use moefold_planner::choice::{Optimizer, Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
-use moefold_planner::saved::{self, Local, SavedTensor};
+use moefold_planner::local::Local;
+use moefold_planner::saved::SavedTensor;
+use moefold_planner::stack;
 use moefold_planner::stack::Stack;
 use moefold_planner::stack::moefold::{Device as On, Site};
 use moefold_profiles::Precision;
@@ -96,7 +98,7 @@ fn compare(fixture: &Fixture, layout: &Layout, trainer: &Trainer) {
         // Routing decides how many rows reach the rank; the declaration is for a given number.
         let dispatched = of_layer().find(|t| t.name == "dispatched");
         local.expert_rows = dispatched.map_or(0, |t| t.tensor.dims()[0] as u64);
-        let expected = saved::of(
+        let expected = stack::saved(
             StackName::Moefold,
             model,
             layer,

@@ -2,7 +2,7 @@
 //!
 //! All-to-all sends every chosen copy of a token; DeepEP and HybridEP send one copy to each distinct
 //! destination: over the network one a node, over NVLink one a rank. Uniform routing is assumed
-//! (imbalance scales the rows of the busiest rank, in [`crate::saved::Local`]).
+//! (imbalance scales the rows of the busiest rank, in [`crate::local::Local`]).
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};

@@ -125,9 +125,9 @@ mod tests {
 
     use super::*;
     use crate::layout::{Batch, Rules, space};
+    use crate::local::Local;
     use crate::lower::{LayerGroups, Setting, Task, layer};
     use crate::model::presets;
-    use crate::saved::Local;
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {

@@ -11,13 +11,13 @@ use moefold_profiles::units::Bytes;
 
 use crate::choice::{Dispatcher, Overlap, Recompute};
 use crate::layout::{Illegal, Layout};
+use crate::local::Local;
 use crate::lower::{self, LayerGroups, Lowered, Setting};
 use crate::memory::passes::Passes;
 use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Layer, Model};
 use crate::options::SearchOptions;
 use crate::price::LayerBreakdown;
-use crate::saved::Local;
 use crate::shard;
 use crate::stack::Stack;
 

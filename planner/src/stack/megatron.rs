@@ -9,8 +9,9 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{Module, Recompute};
+use crate::local::Local;
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
-use crate::saved::{Local, SavedTensor};
+use crate::saved::SavedTensor;
 
 /// A list being written: one line a tensor.
 struct List<'a> {

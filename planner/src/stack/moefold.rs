@@ -31,10 +31,11 @@ use self::feed_forward::FeedForwardSaved;
 use self::ops::Pass;
 pub use self::resting::{GRAIN, embedding_padding, head_padding, layer_padding};
 pub use self::workspaces::{AttentionWork, Device};
+use crate::local::Local;
 use crate::memory::passes::Passes;
 use crate::memory::tape::{Held, Level};
 use crate::model::{Gqa, Layer, Mixer, Model};
-use crate::saved::{Local, SavedTensor};
+use crate::saved::SavedTensor;
 use crate::shard;
 
 /// Where passes run: one rank, with what one microbatch is to it.

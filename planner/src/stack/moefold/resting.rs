@@ -1,7 +1,7 @@
 //! How parameters rest: one after the other in a buffer for each family, with room between them.
 
+use crate::local::Local;
 use crate::model::{Ffn, Layer, Mixer, Model, QkNorm};
-use crate::saved::Local;
 use crate::shard::{self, Shard};
 
 /// Parameters start at multiples of this many elements of their buffer, and a buffer ends at a multiple

@@ -4,8 +4,9 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Precision, TensorClass as Class, presets as clusters};
 
 use super::{Device, Site};
+use crate::local::Local;
 use crate::model::{Ffn, Mixer, presets};
-use crate::saved::{Local, SavedTensor};
+use crate::saved::SavedTensor;
 
 /// A rank of a group of `tp`, experts over `ep` and `etp`.
 fn local(tp: u64, ep: u64, etp: u64) -> Local {
