@@ -297,7 +297,7 @@ fn keys_on(
         .parse()
         .context("the pinned degrees")
         .map_err(Failure::Request)?;
-    Ok(moefold_planner::layout::space(model, ranks, &batch, &pins)
+    Ok(moefold_planner::rules::space(model, ranks, &batch, &pins)
         .filter_map(|degrees| Layout::new(&degrees, model, &batch).ok())
         .flat_map(|layout| keys(&job, &layout))
         .collect())

@@ -107,6 +107,23 @@ fn law_the_executor_and_reports_read_only_the_data_half_of_the_planner() {
 }
 
 #[test]
+fn law_only_rules_make_a_layout() {
+    let mut offences = Vec::new();
+    let home = root().join("planner/src/rules/degrees.rs");
+    let mut made = 0;
+    for (path, text) in all_sources() {
+        let found = text.matches("Layout::proven(").count();
+        if path == home {
+            made += found;
+        } else if found > 0 {
+            offences.push(path.display().to_string());
+        }
+    }
+    refuse("a layout that no rule was asked of:", &offences);
+    assert_eq!(made, 1, "rules make layouts in one place");
+}
+
+#[test]
 fn law_the_executor_never_touches_device_memory() {
     // What a device implementation is made of; the executor calls ops of `kernels` by name instead.
     const BANNED: [&str; 8] = [

@@ -27,12 +27,13 @@ use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
 use crate::choice::{Objective, Recompute};
-use crate::layout::{Illegal, Layout, Rules, delayed_scaling, nearest_legal, space};
+use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
+use crate::rules::{Rules, delayed_scaling, nearest_legal, space};
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 

@@ -29,7 +29,6 @@
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
 use crate::choice::{Dispatcher, Module, StackName};
-use crate::stack::Stack;
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -174,17 +173,19 @@ pub enum Illegal {
     },
     /// A precision the stack does not run.
     #[error("the {} stack does not run --precision {precision}; it runs {}",
-        stack.name(), names(Stack::of(*stack).precisions, Precision::name))]
+        stack.name(), names(known, Precision::name))]
     StackPrecision {
         stack: StackName,
         precision: Precision,
+        known: &'static [Precision],
     },
     /// A dispatcher the stack has not.
     #[error("the {} stack has no --dispatcher {}; it has {}", stack.name(), dispatcher.name(),
-        names(Stack::of(*stack).dispatchers, Dispatcher::name))]
+        names(known, Dispatcher::name))]
     StackDispatcher {
         stack: StackName,
         dispatcher: Dispatcher,
+        known: &'static [Dispatcher],
     },
     /// Recomputation on a stack without it.
     #[error("the {} stack recomputes nothing yet; nearest: --recompute none", stack.name())]
@@ -290,7 +291,7 @@ impl Illegal {
     /// Whether a rule that these pins break with 1 for every open degree stays broken whatever the
     /// open ones are. Larger degrees divide less, so most rules do; the others speak of degrees that
     /// were open.
-    pub(super) fn stays_broken(&self, pins: &PartialDegrees) -> bool {
+    pub(crate) fn stays_broken(&self, pins: &PartialDegrees) -> bool {
         match self {
             // A larger microbatch divides no better, but fewer replicas may.
             Self::GlobalBatch {

@@ -124,10 +124,11 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
-    use crate::layout::{Batch, Rules, space};
+    use crate::layout::Batch;
     use crate::local::Local;
     use crate::lower::{LayerGroups, Setting, Task, layer};
     use crate::model::presets;
+    use crate::rules::{Rules, space};
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {

@@ -2,7 +2,7 @@
 //!
 //! `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the head, `|` between stages; `x*n` and
 //! `(..)*n` repeat (Megatron-Core, `pipeline_parallel_layer_layout.py`). Only the words are judged
-//! here; whether the stages go with a model and with degrees is [`crate::layout::Rules`]' business.
+//! here; whether the stages go with a model and with degrees is [`crate::rules::Rules`]' business.
 
 use super::PlanError;
 

@@ -2,9 +2,10 @@
 //! [`LeftOut`]: why a legal layout is not tried.
 
 use super::shape::Question;
-use crate::layout::{Illegal, Layout, Rules, nearest_legal};
+use crate::layout::{Illegal, Layout};
 use crate::model::Model;
 use crate::options::{PlanError, SearchOptions};
+use crate::rules::{Rules, nearest_legal};
 
 /// Tokens a context-parallel rank has of a sequence at least: Megatron-Core's guide advises against
 /// fewer (arXiv 2603.07685, section 6.3). A pinned degree is taken as it is.

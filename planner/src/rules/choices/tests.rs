@@ -1,7 +1,8 @@
 //! Every rule that options bring, by itself and together with those of degrees.
 
-use super::super::{Batch, PartialDegrees, Rules};
+use super::super::Rules;
 use super::*;
+use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 use crate::options::Flags;
 

@@ -4,8 +4,8 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use super::{Degrees, Illegal};
 use crate::choice::{Dispatcher, Module, Overlap, Recompute, StackName};
+use crate::layout::{Degrees, Illegal};
 use crate::model::Model;
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
@@ -90,6 +90,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::StackPrecision {
             stack: name,
             precision,
+            known: stack.precisions,
         });
     }
     let has_experts = model.num_moe_layers() > 0;
@@ -100,6 +101,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::StackDispatcher {
             stack: name,
             dispatcher,
+            known: stack.dispatchers,
         });
     }
     if let Some(stages) = &options.stages {
