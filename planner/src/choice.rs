@@ -185,10 +185,6 @@ moefold_profiles::named! {
 
 /// Communication that runs beside compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent kinds of overlap, each asked for or not"
-)]
 pub struct Overlap {
     /// Gradient reduction under the last microbatch's backward pass.
     pub grad_reduce: bool,
@@ -196,24 +192,31 @@ pub struct Overlap {
     pub param_gather: bool,
     /// Pipeline messages under other chunks' work, where stages are interleaved.
     pub p2p: bool,
-    /// The experts' exchange under another microbatch; not priced yet.
-    pub expert_alltoall: bool,
-    /// The shared expert under the exchange; not priced yet.
-    pub shared_expert: bool,
-    /// Collectives of TP under their own products; not priced yet.
-    pub tp: bool,
 }
 
 moefold_profiles::named! {
     /// What a search maximizes.
     #[derive(Default)]
     pub enum Objective {
-        /// Tokens a second.
+        /// Tokens a second. On given GPUs it is also tokens a dollar, which older files name.
         #[default]
+        #[serde(alias = "cost")]
         Throughput = "throughput",
-        /// Tokens a dollar.
-        Cost = "cost",
         /// Least peak memory.
         Memory = "memory",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_older_files_call_cost_is_throughput() {
+        let read = |word: &str| serde_json::from_str::<Objective>(word).expect("known");
+        assert_eq!(read("\"cost\""), Objective::Throughput);
+        assert_eq!(read("\"throughput\""), Objective::Throughput);
+        let written = serde_json::to_string(&Objective::Throughput).expect("serializes");
+        assert_eq!(written, "\"throughput\"");
     }
 }

@@ -268,7 +268,7 @@ fn question<'a>(
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if gpus == 0 {
         return unable(
-            "--gpus 0".to_owned(),
+            "`gpus` 0".to_owned(),
             "a job has at least one rank".to_owned(),
         );
     }
@@ -276,7 +276,7 @@ fn question<'a>(
         && gpus > there
     {
         return unable(
-            format!("--gpus {gpus}"),
+            format!("`gpus` {gpus}"),
             format!("cluster {} has {there}", cluster.name),
         );
     }
@@ -284,7 +284,7 @@ fn question<'a>(
     let compute = options.precision.compute();
     if cluster.gpu.peak(compute).is_none() {
         return unable(
-            format!("--precision {}", options.precision),
+            format!("`precision` {}", options.precision),
             format!("{} does not compute in {compute}", cluster.gpu.name),
         );
     }
@@ -404,7 +404,7 @@ fn units<'a>(
                 .map(|(all, lightest)| match question.options.objective {
                     Objective::Memory => 0.0,
                     // Layers are whole: the busiest rank holds at least its rounded-up share.
-                    Objective::Throughput | Objective::Cost => {
+                    Objective::Throughput => {
                         let share = all / f64::from(layout.pp());
                         let layers = question.kind_of.len() as u32;
                         let whole = f64::from(layers.div_ceil(layout.pp())) * lightest;

@@ -67,12 +67,16 @@ pub(crate) fn check_request(
     options: &SearchOptions,
     rules: &Rules,
 ) -> Result<(), PlanError> {
-    for (flag, size) in [
-        ("--seq-len", options.batch.seq_len),
-        ("--global-batch", options.batch.global_batch),
+    for (option, size) in [
+        ("seq_len", options.batch.seq_len),
+        ("global_batch", options.batch.global_batch),
     ] {
         if size == 0 {
-            return Err(PlanError::value(flag, "0", "at least 1"));
+            return Err(PlanError::Value {
+                option,
+                value: size.to_string(),
+                expected: "at least 1".to_owned(),
+            });
         }
     }
     let broken = rules.contradictions(&options.pins, gpus);

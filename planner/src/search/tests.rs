@@ -10,7 +10,7 @@ use super::{SearchResult, plan};
 use crate::choice::{Module, Objective, Recompute, StackName};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
-use crate::options::{Flags, PlanError, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 
 fn cluster(name: &str) -> Cluster {
     moefold_profiles::presets::cluster(name).expect("a preset")
@@ -213,11 +213,7 @@ fn the_executors_limits_are_refused_by_name() {
         seq_len: 256,
         global_batch: 8,
     };
-    let flags = Flags {
-        stack: Some("moefold".to_owned()),
-        ..Flags::default()
-    };
-    let options = SearchOptions::parse(batch, &flags).expect("parses");
+    let options = SearchOptions::new(batch, StackName::Moefold);
     let model = presets::load("qwen3-30b-a3b").expect("a preset");
     let cluster = cluster("dgx-h100");
     let costs = Costs::for_cluster(&cluster, &[]);
@@ -296,12 +292,12 @@ fn impossible_pins_are_refused_with_every_broken_rule() {
                 "the nearest legal degrees are tp=2,cp=1,pp=",
             ],
         ),
-        ("", 0, 128, &["--seq-len: found `0`, expected at least 1"]),
+        ("", 0, 128, &["`seq_len`: found `0`, expected at least 1"]),
         (
             "",
             4096,
             0,
-            &["--global-batch: found `0`, expected at least 1"],
+            &["`global_batch`: found `0`, expected at least 1"],
         ),
     ] {
         let message = refusal(pins, seq_len, global_batch);

@@ -45,7 +45,7 @@ pub(crate) struct Found<'a> {
 impl Found<'_> {
     pub(crate) fn score(&self, objective: Objective) -> f64 {
         match objective {
-            Objective::Throughput | Objective::Cost => self.step_s,
+            Objective::Throughput => self.step_s,
             Objective::Memory => self.peak.gib(),
         }
     }
