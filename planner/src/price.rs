@@ -190,3 +190,52 @@ pub fn add_busy(busy: &mut BTreeMap<String, f64>, list: &[Work], costs: &Costs, 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::Precision;
+
+    use super::*;
+    use crate::choice::{Dispatcher, Module, StackName};
+    use crate::layout::{Batch, Layout, PartialDegrees};
+    use crate::local::Local;
+    use crate::lower::{self, LayerGroups, Setting};
+    use crate::model::presets;
+
+    #[test]
+    fn law_sources_sum_to_the_priced_time_recomputed_or_not() {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let degrees: PartialDegrees = "tp=2,cp=2,pp=1,ep=4,etp=2,mbs=1".parse().expect("degrees");
+        let layout = Layout::new(&degrees.or_one(16), &model, &batch).expect("legal");
+        let setting = Setting {
+            model: &model,
+            local: &Local::new(&layout, &model, &batch, 1.0),
+            groups: &LayerGroups::new(&layout, &cluster),
+            precision: Precision::Bf16,
+            dispatcher: Dispatcher::Alltoall,
+        };
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let lowered = lower::layer(&setting, &model.layers[0]);
+        let layer = LayerBreakdown::new(&lowered, &costs, &Stack::of(StackName::Megatron));
+        let plain = layer.backward_with(&Recompute::None);
+        for set in [
+            Recompute::None,
+            Recompute::of(vec![Module::Moe, Module::Layernorm]),
+            Recompute::Full,
+        ] {
+            let backward = layer.backward_with(&set);
+            let again = backward.get(Category::Recompute);
+            assert_eq!(again > 0.0, set != Recompute::None, "{set:?}");
+            let priced = backward.device() - backward.get(Category::Host);
+            let by_source: f64 = backward.by_source().iter().sum();
+            assert!((by_source - priced).abs() <= 1e-12 * priced, "{set:?}");
+            let more = by_source - plain.by_source().iter().sum::<f64>();
+            assert!((more - again).abs() <= 1e-12 * priced, "{set:?}");
+        }
+    }
+}
