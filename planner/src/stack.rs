@@ -116,7 +116,6 @@ impl Stack {
                 grad_reduce: true,
                 param_gather: true,
                 p2p: true,
-                ..Overlap::default()
             },
             dispatchers: &[
                 Dispatcher::Alltoall,
