@@ -3,6 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use moefold_planner::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use moefold_planner::layout::PartialDegrees;
+use moefold_planner::options::PipelineLayout;
+use moefold_profiles::{Dtype, Precision};
+
+use crate::flags::{self, Auto};
 
 /// Plan and run the training of Mixture-of-Experts language models.
 #[derive(Debug, Parser)]
@@ -59,13 +65,6 @@ pub(crate) enum Verb {
     Kernels(KernelsArgs),
     /// Check every CUDA kernel and training itself on a GPU of this machine: right, and how fast
     GpuCheck(GpuCheckArgs),
-    /// Write a plan for another engine (not in this release)
-    #[command(hide = true)]
-    Export {
-        /// Whatever a later release will take
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
-    },
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -90,56 +89,41 @@ pub(crate) struct PlanArgs {
     /// Sequences a step
     #[arg(long)]
     pub(crate) global_batch: u64,
-    /// Precision of the matrix products: fp32, bf16, fp8 (a current scale for each tensor),
-    /// fp8-delayed, fp8-blockwise, mxfp8 or nvfp4 [default: bf16; fp32 on a CPU cluster]
-    #[arg(long)]
-    pub(crate) precision: Option<String>,
+    /// Precision of the matrix products; fp8 has a current scale for each tensor
+    /// [default: bf16; fp32 on a CPU cluster]
+    #[arg(long, value_parser = flags::one_of(&Precision::ALL, Precision::name))]
+    pub(crate) precision: Option<Precision>,
     /// Degrees to pin, e.g. tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1; the rest is searched
     #[arg(long)]
-    pub(crate) layout: Option<String>,
-    /// What will run the plan: megatron or moefold [default: megatron; moefold on a CPU cluster]
-    #[arg(long)]
-    pub(crate) stack: Option<String>,
-    /// Token dispatcher: auto, alltoall, allgather, deepep or hybridep
-    #[arg(long)]
-    pub(crate) dispatcher: Option<String>,
-    /// Pipeline schedule
-    #[arg(long)]
-    pub(crate) schedule: Option<String>,
+    pub(crate) layout: Option<PartialDegrees>,
+    /// What will run the plan [default: megatron; moefold on a CPU cluster]
+    #[arg(long, value_parser = flags::one_of(&StackName::ALL, StackName::name))]
+    pub(crate) stack: Option<StackName>,
+    /// Token dispatcher
+    #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
+    pub(crate) dispatcher: Auto<Dispatcher>,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated
-    #[arg(long)]
-    pub(crate) recompute: Option<String>,
-    /// Activation offload: auto or none
-    #[arg(long)]
-    pub(crate) offload: Option<String>,
+    #[arg(long, default_value = "auto", value_parser = flags::recompute)]
+    pub(crate) recompute: Auto<Recompute>,
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
-    pub(crate) pipeline_layout: Option<String>,
+    pub(crate) pipeline_layout: Option<PipelineLayout>,
     /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
-    #[arg(long)]
-    pub(crate) overlap: Option<String>,
-    /// CUDA graphs: auto or none
-    #[arg(long)]
-    pub(crate) cuda_graph: Option<String>,
-    /// Optimizer: adam or adam-bf16-moments
-    #[arg(long)]
-    pub(crate) optimizer: Option<String>,
-    /// Type of the main gradients: fp32 or bf16
-    #[arg(long)]
-    pub(crate) grad_dtype: Option<String>,
-    /// ZeRO stage: 1
-    #[arg(long)]
-    pub(crate) zero: Option<String>,
-    /// Expert capacity factor; this release plans dropless routing only
-    #[arg(long)]
-    pub(crate) capacity_factor: Option<f64>,
+    #[arg(long, default_value = "auto", value_parser = flags::overlap)]
+    pub(crate) overlap: Auto<Overlap>,
+    /// Optimizer
+    #[arg(long, default_value = "adam", value_parser = flags::one_of(&Optimizer::ALL, Optimizer::name))]
+    pub(crate) optimizer: Optimizer,
+    /// Type of the main gradients
+    #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
+    pub(crate) grad_dtype: Dtype,
     /// Expert load: balanced, or a JSON histogram of tokens an expert
-    #[arg(long)]
-    pub(crate) routing: Option<String>,
-    /// What is best: throughput, cost or memory
-    #[arg(long)]
-    pub(crate) objective: Option<String>,
+    #[arg(long, default_value = "balanced")]
+    pub(crate) routing: String,
+    /// What is best
+    #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
+    pub(crate) objective: Objective,
     /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
     /// the front of speed against memory that `compare` draws
     #[arg(long)]

@@ -8,6 +8,7 @@ mod device;
 mod doctor;
 mod execute;
 mod failure;
+mod flags;
 mod gpu_check;
 mod groups;
 mod kernels;
@@ -22,7 +23,6 @@ use std::io::{self, Write as _};
 use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Verb};
@@ -84,8 +84,5 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
             io::stdout().write_all(&script)?;
             Ok(())
         }
-        Verb::Export { .. } => Err(Failure::Request(anyhow!(
-            "export: not supported yet; `plan --out plan.json` writes the plan itself"
-        ))),
     }
 }

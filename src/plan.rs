@@ -6,15 +6,17 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate};
+use moefold_planner::choice::StackName;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
-use moefold_planner::options::{Flags, PlanError, SearchOptions};
+use moefold_planner::options::{PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
 use moefold_planner::search;
-use moefold_profiles::{Cluster, Costs, Profile, presets};
+use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
+use crate::flags;
 use crate::output::Output;
 
 /// Points of the front at most.
@@ -24,11 +26,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let model = Model::resolve(&args.model).map_err(Failure::request)?;
     let cluster = cluster(&args.cluster, args.gpus)?;
     let gpus = gpus(&cluster, args.gpus)?;
-    let batch = Batch {
-        seq_len: args.seq_len,
-        global_batch: args.global_batch,
-    };
-    let mut options = SearchOptions::parse(batch, &flags(args, &cluster)).map_err(refusal)?;
+    let mut options = options(args, &cluster)?;
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
@@ -227,36 +225,47 @@ fn gpus(cluster: &Cluster, asked: Option<u32>) -> Result<u32, Failure> {
     }
 }
 
-fn flags(args: &PlanArgs, cluster: &Cluster) -> Flags {
-    let default_stack = cluster.gpu.is_cpu().then(|| "moefold".to_owned());
-    let stack = args.stack.clone().or(default_stack);
+/// What the search may vary and what the flags fix.
+fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure> {
+    let batch = Batch {
+        seq_len: args.seq_len,
+        global_batch: args.global_batch,
+    };
+    let on_cpu = cluster.gpu.is_cpu();
+    let runs_here = if on_cpu {
+        StackName::Moefold
+    } else {
+        StackName::Megatron
+    };
+    let mut options = SearchOptions::new(batch, args.stack.unwrap_or(runs_here));
     // On GPUs every stack trains in bf16 unless told otherwise.
-    let default_precision = (!cluster.gpu.is_cpu()).then(|| "bf16".to_owned());
-    Flags {
-        precision: args.precision.clone().or(default_precision),
-        layout: args.layout.clone(),
-        stack,
-        dispatcher: args.dispatcher.clone(),
-        schedule: args.schedule.clone(),
-        recompute: args.recompute.clone(),
-        offload: args.offload.clone(),
-        pipeline_layout: args.pipeline_layout.clone(),
-        overlap: args.overlap.clone(),
-        cuda_graph: args.cuda_graph.clone(),
-        optimizer: args.optimizer.clone(),
-        grad_dtype: args.grad_dtype.clone(),
-        zero: args.zero.clone(),
-        capacity_factor: args.capacity_factor,
-        routing: args.routing.clone(),
-        objective: args.objective.clone(),
-        top: Some(args.top as usize),
+    let on_gpus = (!on_cpu).then_some(Precision::Bf16);
+    if let Some(precision) = args.precision.or(on_gpus) {
+        options.precision = precision;
     }
+    options.pins = args.layout.unwrap_or_default();
+    options.dispatcher = args.dispatcher.0;
+    options.recompute.clone_from(&args.recompute.0);
+    options.stages.clone_from(&args.pipeline_layout);
+    options.overlap = args.overlap.0;
+    options.optimizer = args.optimizer;
+    options.grad_dtype = args.grad_dtype;
+    options.objective = args.objective;
+    options.top = args.top as usize;
+    if args.routing != "balanced" {
+        options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);
+    }
+    Ok(options)
 }
 
 /// Nothing feasible is an answer of its own; everything else is a bad request.
 fn refusal(error: PlanError) -> Failure {
-    match error {
-        PlanError::Infeasible { .. } => Failure::Infeasible(error.into()),
-        _ => Failure::request(error),
+    let infeasible = matches!(error, PlanError::Infeasible { .. });
+    let message = format!("{:#}", anyhow::Error::from(error));
+    let error = anyhow!(flags::in_words_of_flags(&message));
+    if infeasible {
+        Failure::Infeasible(error)
+    } else {
+        Failure::Request(error)
     }
 }

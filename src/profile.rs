@@ -14,10 +14,11 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
+use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{Dispatcher, Plan};
+use moefold_planner::plan::Plan;
 use moefold_planner::runtime::Runtime as _;
 use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::Key;
@@ -311,7 +312,7 @@ fn keys_on(
         .parse()
         .context("the pinned degrees")
         .map_err(Failure::Request)?;
-    Ok(moefold_planner::layout::space(model, ranks, &batch, &pins)
+    Ok(moefold_planner::rules::space(model, ranks, &batch, &pins)
         .filter_map(|degrees| Layout::new(&degrees, model, &batch).ok())
         .flat_map(|layout| keys(&job, &layout))
         .collect())

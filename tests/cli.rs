@@ -243,16 +243,22 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&mixtral(&["--precision", "bf17"]), 2, &["bf17", "bf16"]);
     refused(
-        &mixtral(&["--offload", "attn_norm"]),
+        &mixtral(&["--overlap", "p2p,tp"]),
         2,
-        &["--offload", "none"],
+        &["--overlap", "`tp`", "grad-reduce"],
+    );
+    refused(&mixtral(&["--recompute", "act"]), 2, &["act", "moe_act"]);
+    refused(
+        &mixtral(&["--layout", "tp=2,tp=4"]),
+        2,
+        &["--layout", "tp is given twice"],
+    );
+    refused(
+        &mixtral(&["--pipeline-layout", "Et"]),
+        2,
+        &["--pipeline-layout", "expected L once"],
     );
     refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
-    refused(
-        &["export", "plan.json", "--to", "megatron"],
-        2,
-        &["export", "not supported"],
-    );
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
 }
 
@@ -279,29 +285,25 @@ fn every_rule_that_a_request_breaks_is_said_at_once() {
             "the nearest legal degrees are ep=8",
         ],
     );
-    // Degrees, choices and features of later releases together.
+    // Degrees and choices together.
     refused(
         &mixtral(&[
             "--layout",
             "pp=2,vpp=4",
             "--overlap",
-            "param-gather,expert-alltoall",
+            "param-gather",
             "--precision",
             "fp8-delayed",
             "--recompute",
             "moe_act,mla_up_proj",
             "--pipeline-layout",
             "Et*57L",
-            "--zero",
-            "fsdp",
         ]),
         2,
         &[
             "vpp = 4 over pp = 2 needs p2p overlap",
             "pipeline layout are 1, and pp x vpp = 2 x 4 = 8",
             "57 decoder layers (t), and the model has 56",
-            "--overlap expert-alltoall: not supported yet",
-            "--zero fsdp: not supported yet",
             "param-gather in --overlap needs grad-reduce",
             "moe_act cannot be recomputed under --precision fp8-delayed",
             "no layer of the model has mla_up_proj",

@@ -13,8 +13,8 @@ use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::PlannedLayout;
-use moefold_profiles::Precision;
 use moefold_profiles::units::{Bytes, GIB, MIB};
+use moefold_profiles::{Precision, TensorClass};
 
 use crate::error::Error;
 use crate::trace::Traced;
@@ -29,7 +29,8 @@ const ROUNDING: Bytes = Bytes(2 * MIB);
 pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Bytes, Error> {
     let layout = prove(&planned.layout, model, batch)?;
     let memory = &planned.predicted.memory_gib;
-    let tensors = Bytes(((memory.total() - memory.overhead) * GIB as f64).ceil() as u64);
+    let tensors =
+        Bytes(((memory.total() - memory[TensorClass::Overhead]) * GIB as f64).ceil() as u64);
     Ok(room_for(tensors, &layout, model, batch, planned.precision))
 }
 

@@ -12,12 +12,13 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use moefold_kernels::{Device, TensorClass};
+use moefold_kernels::Device;
 use moefold_planner::plan::Plan;
-use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
+use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::statistics::median;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::{Bytes, Seconds};
+use moefold_profiles::{ByClass, TensorClass};
 
 use crate::environment::Environment;
 use crate::error::Error;
@@ -95,24 +96,17 @@ impl RunDir {
 /// taken memory after the first step.
 pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> RankPeak {
     let memory = device.memory();
-    let at = |class| memory.at_peak(class);
+    let mut bytes = ByClass::from_fn(|class| memory.at_peak(class));
+    bytes[TensorClass::Overhead] = device.overhead().map_or(Bytes::ZERO, |overhead| {
+        overhead.context + overhead.workspaces + overhead.other
+    });
     RankPeak {
         rank,
         pp_rank,
         reserved: device.reserved(),
         reached: device.extent(),
         growths: device.allocations() - settled,
-        bytes: PeakBytes {
-            weights: at(TensorClass::Weights),
-            gradients: at(TensorClass::Gradients),
-            optimizer: at(TensorClass::Optimizer),
-            activations: at(TensorClass::Activations),
-            transient: at(TensorClass::Transient),
-            logits: at(TensorClass::Logits),
-            overhead: device.overhead().map_or(Bytes::ZERO, |overhead| {
-                overhead.context + overhead.workspaces + overhead.other
-            }),
-        },
+        bytes,
     }
 }
 
@@ -181,23 +175,10 @@ pub fn summarize(
     }
 }
 
-/// What is exchange or idleness between ranks, not work of one.
-const BETWEEN_RANKS: [Category; 6] = [
-    Category::TpComm,
-    Category::CpComm,
-    Category::EpComm,
-    Category::PpComm,
-    Category::DpComm,
-    Category::Bubble,
-];
-
 /// Time spent on anything but exchanging with other ranks.
 fn work(time: &StepTime) -> f64 {
-    time.time.total().0
-        - BETWEEN_RANKS
-            .map(|c| time.time.get(c).0)
-            .iter()
-            .sum::<f64>()
+    let between = Category::ALL.into_iter().filter(|c| c.is_between_ranks());
+    time.time.total().0 - between.map(|c| time.time.get(c).0).sum::<f64>()
 }
 
 /// Time as it is charged where ranks outnumber cores.
@@ -222,7 +203,7 @@ fn charge_waits(time: &StepTime) -> StepTime {
     };
     for category in Category::ALL {
         let own = time.time.get(category).0;
-        let seconds = if BETWEEN_RANKS.contains(&category) {
+        let seconds = if category.is_between_ranks() {
             own - time.waited.get(category).0
         } else {
             own * factor

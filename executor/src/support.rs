@@ -3,10 +3,9 @@
 //! Refusing happens once, before any rank starts, and names every reason together; nothing further
 //! in checks again. A plan for another executor is no error of the plan.
 
+use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName};
 use moefold_planner::model::{Feature, Model, features};
-use moefold_planner::plan::{
-    Dispatcher, Offload, Optimizer, PlannedLayout, Recompute, ScheduleName,
-};
+use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::device::DeviceSpec;

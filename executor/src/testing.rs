@@ -3,9 +3,10 @@
 use std::io::Write as _;
 use std::path::Path;
 
+use moefold_planner::choice::Objective;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::hf;
-use moefold_planner::plan::{LayoutRecord, Objective, PLAN_VERSION, Plan, Request};
+use moefold_planner::plan::{LayoutRecord, PLAN_VERSION, Plan, Request};
 
 use crate::device::DeviceSpec;
 use crate::unpriced::planned;

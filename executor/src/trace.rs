@@ -5,8 +5,8 @@
 //! [`walk`] goes through whole steps. What the data decides, how many rows each expert gets, is assumed
 //! ([`Assumed`]).
 
+use moefold_planner::choice::StackName;
 use moefold_planner::model::Model;
-use moefold_planner::plan::StackName;
 use moefold_planner::runtime::Runtime;
 use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::Cluster;
@@ -14,6 +14,8 @@ use moefold_profiles::Cluster;
 mod answers;
 mod peers;
 mod tape;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 pub use answers::Traced;

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName, StackName};
 use moefold_planner::model::Model;
-use moefold_planner::plan::{
-    Confidence, Dispatcher, LayoutRecord, MemoryRecord, Offload, Optimizer, Pipeline,
-    PlannedLayout, Predicted, Recompute, ScheduleName, StackName,
-};
-use moefold_profiles::Precision;
+use moefold_planner::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use moefold_profiles::trace::TimeByCategory;
+use moefold_profiles::{ByClass, Precision};
 
 /// A layout without pipeline on this executor; every prediction is zero.
 pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
@@ -30,7 +28,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
             model_tflops_per_gpu: 0.0,
             mfu: 0.0,
             peak_gib: 0.0,
-            memory_gib: MemoryRecord::default(),
+            memory_gib: ByClass::default(),
             memory_gib_by_pp_rank: vec![0.0],
             time_s: TimeByCategory::default(),
             busy_s: BTreeMap::new(),

@@ -9,8 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-use moefold_profiles::Dtype;
+pub use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
+use moefold_profiles::{ByClass, Dtype};
 
 use crate::arena::Arena;
 use crate::buffer::{Buffer, Storage};
@@ -24,70 +25,29 @@ use crate::observe::Observer;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
-/// What a buffer holds; the keys of the memory account, and of `memory_gib` in a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TensorClass {
-    /// Model weights.
-    Weights,
-    /// Weight gradients.
-    Gradients,
-    /// Optimizer moments and master weights.
-    Optimizer,
-    /// Kept between a forward and its backward, or flowing between ops.
-    Activations,
-    /// Communication staging and workspace.
-    Transient,
-    /// Logits of the head and their gradient.
-    Logits,
-}
-
-impl TensorClass {
-    /// Every class, in the order of plans and reports.
-    pub const ALL: [Self; 6] = [
-        Self::Weights,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Activations,
-        Self::Transient,
-        Self::Logits,
-    ];
-
-    /// The key in JSON and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Weights => "weights",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Activations => "activations",
-            Self::Transient => "transient",
-            Self::Logits => "logits",
-        }
-    }
-}
-
 /// A snapshot of the account of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
-    live: [u64; 6],
-    peak: [u64; 6],
+    live: ByClass<u64>,
+    peak: ByClass<u64>,
     peak_total: u64,
-    at_peak: [u64; 6],
+    at_peak: ByClass<u64>,
 }
 
 impl Memory {
     /// Bytes alive in one class.
     pub fn live(&self, class: TensorClass) -> Bytes {
-        Bytes(self.live[class as usize])
+        Bytes(self.live[class])
     }
 
     /// The most bytes alive in one class since the last [`Device::reset_peak`].
     pub fn peak(&self, class: TensorClass) -> Bytes {
-        Bytes(self.peak[class as usize])
+        Bytes(self.peak[class])
     }
 
     /// Bytes alive in all classes.
     pub fn live_total(&self) -> Bytes {
-        Bytes(self.live.iter().sum())
+        Bytes(self.live.total())
     }
 
     /// The most bytes alive at one moment over all classes together.
@@ -98,14 +58,13 @@ impl Memory {
     /// Bytes that were alive in one class at the moment of [`Memory::peak_total`]; over all classes
     /// they sum to it.
     pub fn at_peak(&self, class: TensorClass) -> Bytes {
-        Bytes(self.at_peak[class as usize])
+        Bytes(self.at_peak[class])
     }
 
     pub(crate) fn add(&mut self, class: TensorClass, bytes: u64) {
-        let i = class as usize;
-        self.live[i] += bytes;
-        self.peak[i] = self.peak[i].max(self.live[i]);
-        let total = self.live.iter().sum();
+        self.live[class] += bytes;
+        self.peak[class] = self.peak[class].max(self.live[class]);
+        let total = self.live.total();
         if total > self.peak_total {
             self.peak_total = total;
             self.at_peak = self.live;
@@ -113,12 +72,12 @@ impl Memory {
     }
 
     pub(crate) fn remove(&mut self, class: TensorClass, bytes: u64) {
-        self.live[class as usize] -= bytes;
+        self.live[class] -= bytes;
     }
 
     fn reset_peak(&mut self) {
         self.peak = self.live;
-        self.peak_total = self.live.iter().sum();
+        self.peak_total = self.live.total();
         self.at_peak = self.live;
     }
 }

@@ -10,10 +10,9 @@ use std::path::Path;
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
+use crate::choice::Recompute;
 use crate::model::Model;
-use crate::plan::{
-    LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Recompute, Request,
-};
+use crate::plan::{LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Request};
 
 /// The plans of a search, best first, and its record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,32 +1,21 @@
 //! [`Layout`]: how a job's ranks are divided among the parallel axes, proven legal.
 //!
-//! Anyone may write [`Degrees`]; only [`Rules::layout`] (or [`Layout::new`], the same for a single
-//! question about degrees alone) makes a [`Layout`], and nothing downstream checks it again. Rules
-//! know the model, the batch and what else was chosen (runtime, precision, stages, overlap,
-//! recomputation), and every one that is broken is said. Attention and experts are two independent
+//! Anyone may write [`Degrees`]; only [`crate::rules`] makes a [`Layout`], and nothing downstream
+//! checks it again. What rules refuse is an [`Illegal`]. Attention and experts are two independent
 //! decompositions of the same rank numbers with identical pipeline groups (MoE Parallel Folding,
 //! arXiv 2504.14960); the groups themselves are in [`crate::mesh`]. Whether a layout fits into
 //! memory is not asked here.
 
-mod choices;
+mod grids;
 mod illegal;
-mod nearest;
+pub(crate) mod nearest;
 mod partial;
-mod rules;
-mod space;
-#[cfg(test)]
-mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Model;
-
-pub(crate) use choices::delayed_scaling;
+pub(crate) use grids::grids;
 pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
 pub use partial::{ParseDegreesError, PartialDegrees};
-pub use rules::Rules;
-pub(crate) use rules::grids;
-pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};
 
 /// Parallel degrees as someone wrote them, legal or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,11 +59,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Proves degrees legal for a model and a batch, or says every rule they break.
-    ///
-    /// A search that asks many times keeps the [`Rules`].
-    pub fn new(degrees: &Degrees, model: &Model, batch: &Batch) -> Result<Self, Vec<Illegal>> {
-        Rules::new(model, batch).layout(degrees)
+    /// The layout of degrees that rules found legal, with `(dp, edp)` and microbatches as they derived
+    /// them. Only [`crate::rules`] may say so.
+    pub(crate) fn proven(degrees: &Degrees, (dp, edp): (u32, u32), microbatches: u32) -> Self {
+        Self {
+            degrees: *degrees,
+            dp,
+            edp,
+            microbatches,
+        }
     }
 
     /// The degrees it was made from.

@@ -1,12 +1,14 @@
 //! Models, layouts, schedules and plans, and the search over them.
 //!
-//! The data half (`model`, `layout`, `mesh`, `schedule`, `plan`, `stack`) is what the executor and
-//! the reports read. The algorithm half lowers a layer to ops, prices ops, counts memory, simulates
-//! the step and searches. The whole crate is a pure function of its inputs: it reads the files it is
-//! given and no clock, no environment and no device.
+//! The data half (`choice`, `model`, `layout`, `rules`, `mesh`, `schedule`, `plan`, `stack`) is what the
+//! executor and the reports read. The algorithm half lowers a layer to ops, prices ops, counts memory,
+//! simulates the step and searches. The whole crate is a pure function of its inputs: it reads the
+//! files it is given and no clock, no environment and no device.
 
 pub mod answer;
+pub mod choice;
 pub mod layout;
+pub mod local;
 pub mod lower;
 pub mod memory;
 pub mod mesh;
@@ -15,6 +17,7 @@ pub mod options;
 pub mod partition;
 pub mod plan;
 pub mod price;
+pub mod rules;
 pub mod runtime;
 pub mod saved;
 pub mod schedule;

@@ -18,11 +18,11 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Pass, Precision};
 
+use crate::choice::{Dispatcher, Module, Recompute};
 use crate::layout::Layout;
+use crate::local::Local;
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::model::{Layer, Model};
-use crate::plan::{Dispatcher, Module, Recompute};
-use crate::saved::Local;
 
 /// The piece of a layer that some work belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,13 +10,12 @@ pub mod passes;
 pub mod tape;
 
 use moefold_profiles::units::Bytes;
+use moefold_profiles::{ByClass, TensorClass};
 
 use self::passes::Passes;
-use self::tape::{Class, Level};
-use crate::plan::MemoryRecord;
+use self::tape::Level;
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
-use crate::stack::StateBytes;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,9 +116,9 @@ impl WorkingSets {
             self.forward
         };
         let head = if backward { self.head } else { Bytes::ZERO };
-        let transient = |bytes| Level::of(Class::Transient, bytes);
+        let transient = |bytes| Level::of(TensorClass::Transient, bytes);
         if self.logits + head > layers {
-            transient(head) + Level::of(Class::Logits, self.logits)
+            transient(head) + Level::of(TensorClass::Logits, self.logits)
         } else {
             transient(layers)
         }
@@ -160,57 +159,15 @@ impl StageMemory {
     }
 }
 
-/// Bytes of a rank at its worst instant.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RankMemory {
-    /// Model weights.
-    pub weights: Bytes,
-    /// Main gradients.
-    pub gradients: Bytes,
-    /// Master weights and occupancies.
-    pub optimizer: Bytes,
-    /// SavedTensor activations.
-    pub activations: Bytes,
-    /// Working set.
-    pub transient: Bytes,
-    /// Logits and loss buffers.
-    pub logits: Bytes,
-    /// Context, communicators, staging.
-    pub overhead: Bytes,
-}
-
-impl RankMemory {
-    /// The sum of the parts.
-    pub fn total(&self) -> Bytes {
-        self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.transient
-            + self.logits
-            + self.overhead
-    }
-
-    /// Adds what passes have alive.
-    pub fn add(&mut self, level: Level) {
-        let bytes = |class| Bytes(u64::try_from(level.get(class)).expect("bytes are there or not"));
-        self.activations += bytes(Class::Activations);
-        self.transient += bytes(Class::Transient);
-        self.logits += bytes(Class::Logits);
-    }
-
-    /// In GiB.
-    pub fn record(&self) -> MemoryRecord {
-        MemoryRecord {
-            weights: self.weights.gib(),
-            gradients: self.gradients.gib(),
-            optimizer: self.optimizer.gib(),
-            activations: self.activations.gib(),
-            transient: self.transient.gib(),
-            logits: self.logits.gib(),
-            overhead: self.overhead.gib(),
-        }
-    }
+/// Bytes a parameter takes on a rank, by what divides them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StateBytes {
+    /// The model weight, on every replica.
+    pub weight: f64,
+    /// The main gradient, on every replica.
+    pub gradient: f64,
+    /// Master weight and moments, divided over the replicas (ZeRO-1).
+    pub sharded: f64,
 }
 
 /// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'
@@ -222,7 +179,7 @@ pub fn state(
     grain: u64,
     dense_shards: u64,
     expert_shards: u64,
-) -> RankMemory {
+) -> ByClass<Bytes> {
     let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
     let whole = |count: u64, shards: u64| match grain {
         0 => count,
@@ -230,23 +187,22 @@ pub fn state(
     };
     let dense = whole(shard.dense(), dense_shards);
     let experts = whole(shard.experts, expert_shards);
-    RankMemory {
-        weights: per(dense + experts, bytes.weight),
-        gradients: per(dense + experts, bytes.gradient),
-        optimizer: per(dense.div_ceil(dense_shards), bytes.sharded)
-            + per(experts.div_ceil(expert_shards), bytes.sharded),
-        ..RankMemory::default()
-    }
+    let mut rank = ByClass::default();
+    rank[TensorClass::Weights] = per(dense + experts, bytes.weight);
+    rank[TensorClass::Gradients] = per(dense + experts, bytes.gradient);
+    rank[TensorClass::Optimizer] = per(dense.div_ceil(dense_shards), bytes.sharded)
+        + per(experts.div_ceil(expert_shards), bytes.sharded);
+    rank
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout. `update` is the highest of what
 /// follows the last backward pass.
 pub fn at_worst_instant(
-    mut rank: RankMemory,
+    rank: ByClass<Bytes>,
     stages: &[StageMemory],
     occupancies: &[Occupancy],
     update: Level,
-) -> RankMemory {
+) -> ByClass<Bytes> {
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
         let live = stages.iter().zip(&occupancy.live);
         let kept = live.fold(Level::default(), |sum, (stage, &live)| {
@@ -254,14 +210,13 @@ pub fn at_worst_instant(
         });
         worst.higher(kept + stages[occupancy.chunk].running(occupancy.backward))
     });
-    rank.add(worst);
-    rank
+    rank + worst.bytes()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ScheduleName;
+    use crate::choice::ScheduleName;
 
     fn schedule(pp: u32, vpp: u32, microbatches: u32) -> Schedule {
         let name = match (pp, vpp) {
@@ -306,14 +261,14 @@ mod tests {
                         ..StageMemory::default()
                     })
                     .collect();
-                let worst = at_worst_instant(
-                    RankMemory::default(),
-                    &stages,
-                    &occupancies,
-                    Level::default(),
-                );
+                let worst =
+                    at_worst_instant(ByClass::default(), &stages, &occupancies, Level::default());
                 let peak = schedule.peak_live(rank, kept).bytes;
-                assert_eq!(worst.activations, peak, "pp {pp} vpp {vpp} rank {rank}");
+                assert_eq!(
+                    worst[TensorClass::Activations],
+                    peak,
+                    "pp {pp} vpp {vpp} rank {rank}"
+                );
             }
         }
     }

@@ -154,7 +154,7 @@ pub struct Mesh {
 impl Mesh {
     /// Lays both grids over the ranks, or says which do not fit.
     ///
-    /// Needs no model: whether the degrees suit one is [`crate::layout::Rules`]' question.
+    /// Needs no model: whether the degrees suit one is [`crate::rules::Rules`]' question.
     pub fn new(degrees: &Degrees, order: Order) -> Result<Self, Vec<Illegal>> {
         let mut broken = Vec::new();
         let Some((dp, edp)) = grids(degrees, &mut broken).filter(|_| broken.is_empty()) else {

@@ -10,11 +10,14 @@ mod file;
 use std::collections::BTreeMap;
 
 use moefold_profiles::trace::TimeByCategory;
-use moefold_profiles::{Cluster, Precision};
+use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::choice::{
+    Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+};
 use crate::layout::{Batch, Layout};
-use crate::model::{Ffn, Mixer, Model};
+use crate::model::Model;
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -94,236 +97,6 @@ pub struct Pipeline {
     pub stages: Vec<Vec<u32>>,
 }
 
-/// Pipeline schedules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum ScheduleName {
-    /// No pipeline.
-    #[serde(rename = "none")]
-    None,
-    /// One forward, one backward.
-    #[serde(rename = "1f1b")]
-    OneFOneB,
-    /// Interleaved 1F1B over virtual stages.
-    #[serde(rename = "interleaved")]
-    Interleaved,
-}
-
-/// How tokens reach their experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dispatcher {
-    /// Permute, exchange rows, permute back.
-    Alltoall,
-    /// Gather every token, select locally.
-    Allgather,
-    /// DeepEP: one copy per destination.
-    Deepep,
-    /// HybridEP: one copy per destination, permutation fused.
-    Hybridep,
-}
-
-impl Dispatcher {
-    /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self::Alltoall,
-        Self::Allgather,
-        Self::Deepep,
-        Self::Hybridep,
-    ];
-
-    /// Its name on the command line and in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Alltoall => "alltoall",
-            Self::Allgather => "allgather",
-            Self::Deepep => "deepep",
-            Self::Hybridep => "hybridep",
-        }
-    }
-}
-
-/// Modules whose outputs can be dropped and computed again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Module {
-    /// The attention core.
-    CoreAttn,
-    /// Up-projections of latent attention.
-    MlaUpProj,
-    /// The norms before blocks.
-    Layernorm,
-    /// The experts' activation.
-    MoeAct,
-    /// The whole MoE layer, dispatch included.
-    Moe,
-    /// The dense MLP.
-    Mlp,
-    /// The shared expert.
-    SharedExperts,
-}
-
-impl Module {
-    /// All of them, in order.
-    pub const ALL: [Self; 7] = [
-        Self::CoreAttn,
-        Self::MlaUpProj,
-        Self::Layernorm,
-        Self::MoeAct,
-        Self::Moe,
-        Self::Mlp,
-        Self::SharedExperts,
-    ];
-
-    /// Its name on the command line and in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::CoreAttn => "core_attn",
-            Self::MlaUpProj => "mla_up_proj",
-            Self::Layernorm => "layernorm",
-            Self::MoeAct => "moe_act",
-            Self::Moe => "moe",
-            Self::Mlp => "mlp",
-            Self::SharedExperts => "shared_experts",
-        }
-    }
-
-    /// The modules that some layer of a model has, MTP depths included; sorted.
-    pub fn of(model: &Model) -> Vec<Self> {
-        let mut found = Vec::new();
-        for layer in model.layers.iter().chain(&model.mtp) {
-            match &layer.mixer {
-                Some(Mixer::Mla(_) | Mixer::SharedKv(_)) => {
-                    found.extend([Self::CoreAttn, Self::MlaUpProj]);
-                }
-                Some(Mixer::Gqa(_) | Mixer::Linear(_)) => found.push(Self::CoreAttn),
-                None => {}
-            }
-            match &layer.ffn {
-                Some(Ffn::Dense(_)) => found.push(Self::Mlp),
-                Some(Ffn::Moe(moe)) => {
-                    found.extend([Self::MoeAct, Self::Moe]);
-                    found.extend(moe.shared.as_ref().map(|_| Self::SharedExperts));
-                }
-                None => {}
-            }
-            found.push(Self::Layernorm);
-        }
-        found.sort_unstable();
-        found.dedup();
-        found
-    }
-}
-
-/// What is computed again in the backward pass. In JSON: `"none"`, `"full"` or a list of modules.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(from = "RecomputeRecord", into = "RecomputeRecord")]
-pub enum Recompute {
-    /// Nothing.
-    #[default]
-    None,
-    /// Every layer from its input.
-    Full,
-    /// The listed modules, sorted.
-    Modules(Vec<Module>),
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(untagged)]
-enum RecomputeRecord {
-    Word(RecomputeWord),
-    Modules(Vec<Module>),
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum RecomputeWord {
-    None,
-    Full,
-}
-
-impl From<RecomputeRecord> for Recompute {
-    fn from(record: RecomputeRecord) -> Self {
-        match record {
-            RecomputeRecord::Word(RecomputeWord::None) => Self::None,
-            RecomputeRecord::Word(RecomputeWord::Full) => Self::Full,
-            RecomputeRecord::Modules(modules) => Self::of(modules),
-        }
-    }
-}
-
-impl From<Recompute> for RecomputeRecord {
-    fn from(recompute: Recompute) -> Self {
-        match recompute {
-            Recompute::None => Self::Word(RecomputeWord::None),
-            Recompute::Full => Self::Word(RecomputeWord::Full),
-            Recompute::Modules(modules) => Self::Modules(modules),
-        }
-    }
-}
-
-impl Recompute {
-    /// The set of some modules; an empty set is [`Recompute::None`].
-    pub fn of(mut modules: Vec<Module>) -> Self {
-        modules.sort_unstable();
-        modules.dedup();
-        if modules.is_empty() {
-            Self::None
-        } else {
-            Self::Modules(modules)
-        }
-    }
-
-    /// Whether a module's output is computed again.
-    pub fn covers(&self, module: Module) -> bool {
-        match self {
-            Self::None => false,
-            Self::Full => true,
-            Self::Modules(modules) => modules.contains(&module),
-        }
-    }
-}
-
-/// Offloading; only `none` exists so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Offload {
-    /// Nothing leaves the device.
-    #[default]
-    None,
-}
-
-/// Optimizers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Optimizer {
-    /// AdamW with f32 moments.
-    #[default]
-    Adam,
-    /// AdamW with bf16 moments.
-    AdamBf16Moments,
-}
-
-/// What runs a plan.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StackName {
-    /// Megatron-Core with Transformer Engine.
-    #[default]
-    Megatron,
-    /// This project's executor.
-    Moefold,
-}
-
-impl StackName {
-    /// Its name on the command line and in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Megatron => "megatron",
-            Self::Moefold => "moefold",
-        }
-    }
-}
-
 /// What a plan is expected to cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -338,8 +111,10 @@ pub struct Predicted {
     pub mfu: f64,
     /// Peak memory of the worst rank, GiB.
     pub peak_gib: f64,
-    /// Its parts.
-    pub memory_gib: MemoryRecord,
+    /// Its parts, GiB. Of this project's executor the classes are those that its device counts: its
+    /// activations are also what flows between ops, and its transients communication staging, products
+    /// of backward passes and workspaces.
+    pub memory_gib: ByClass<f64>,
     /// Peak memory of each pipeline rank, GiB.
     pub memory_gib_by_pp_rank: Vec<f64>,
     /// Exposed seconds of the step by category; sums to `step_s`.
@@ -349,41 +124,6 @@ pub struct Predicted {
     pub busy_s: BTreeMap<String, f64>,
     /// Share of the busy time from each kind of price.
     pub confidence: Confidence,
-}
-
-/// Memory of one rank at its worst instant, GiB. Of this project's executor the classes are those that
-/// its device counts: its activations are also what flows between ops, and its transients communication
-/// staging, products of backward passes and workspaces.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryRecord {
-    /// Model weights.
-    pub weights: f64,
-    /// Main gradients.
-    pub gradients: f64,
-    /// Moments and master weights.
-    pub optimizer: f64,
-    /// Activations kept for the backward pass.
-    pub activations: f64,
-    /// The working set of the op that peaks.
-    pub transient: f64,
-    /// Logits and loss buffers.
-    pub logits: f64,
-    /// Context, libraries, communicators.
-    pub overhead: f64,
-}
-
-impl MemoryRecord {
-    /// The sum of the parts.
-    pub fn total(&self) -> f64 {
-        self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.transient
-            + self.logits
-            + self.overhead
-    }
 }
 
 /// Shares of time by how the price is known; they sum to 1.
@@ -429,19 +169,6 @@ pub struct Request {
     pub batch: Batch,
     /// What is best.
     pub objective: Objective,
-}
-
-/// What a search maximizes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Objective {
-    /// Tokens a second.
-    #[default]
-    Throughput,
-    /// Tokens a dollar.
-    Cost,
-    /// Least peak memory.
-    Memory,
 }
 
 /// A profile that prices came from.

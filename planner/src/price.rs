@@ -10,18 +10,17 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Seconds;
 use moefold_profiles::{Cost, Op, Source};
 
+use crate::choice::Recompute;
 use crate::lower::{Part, Task, Work, runs_again};
-use crate::plan::Recompute;
 use crate::stack::Stack;
 
 const CATEGORIES: usize = Category::ALL.len();
-const PARTS: usize = Part::Ends as usize + 1;
 
 /// Exposed seconds of some work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Breakdown {
     by_category: [f64; CATEGORIES],
-    by_source: [f64; 3],
+    by_source: [f64; Source::ALL.len()],
     launches: f64,
 }
 
@@ -58,70 +57,55 @@ impl Breakdown {
         self.by_category[category as usize]
     }
 
-    /// Seconds by how their prices are known: measured, interpolated, extrapolated.
-    pub fn by_source(&self) -> [f64; 3] {
+    /// Seconds by how their prices are known, in the order of [`Source::ALL`]. They sum to the time on the
+    /// device less [`Category::Host`], which has no price.
+    pub fn by_source(&self) -> [f64; Source::ALL.len()] {
         self.by_source
     }
 }
 
 /// Breakdowns of the two passes of one layer, and what running each part again costs.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LayerBreakdown {
     /// Forward.
     pub forward: Breakdown,
     /// Backward without recomputation.
     pub backward: Breakdown,
-    again: [f64; PARTS],
-    again_launches: [f64; PARTS],
+    /// Of the forward pass, done again; all of it is [`Category::Recompute`].
+    again: BTreeMap<Part, Breakdown>,
 }
 
 impl LayerBreakdown {
     /// Prices a lowered layer.
     pub fn new(lowered: &crate::lower::Lowered, costs: &Costs, stack: &Stack) -> Self {
-        let mut breakdown = Self {
+        let mut again: BTreeMap<Part, Breakdown> = BTreeMap::new();
+        // Communication beside the core is hidden again when the core runs again.
+        let alone = lowered.forward.iter().filter(|work| !work.beside_core);
+        for (work, part) in alone.filter_map(|work| Some((work, work.part?))) {
+            let part = again.entry(part).or_default();
+            part.add(Category::Recompute, cost_of(work, costs));
+            part.launches += launches(work, stack);
+        }
+        Self {
             forward: price(&lowered.forward, costs, stack, |_, _| {}),
             backward: price(&lowered.backward, costs, stack, |_, _| {}),
-            ..Self::default()
-        };
-        for work in &lowered.forward {
-            // Communication beside the core is hidden again when the core runs again.
-            if let (Some(part), false) = (work.part, work.beside_core) {
-                breakdown.again[part as usize] += cost_of(work, costs).time.0;
-                breakdown.again_launches[part as usize] += launches(work, stack);
-            }
+            again,
         }
-        breakdown
     }
 
     /// The backward pass with a recompute set: the forward work of its parts first.
     pub fn backward_with(&self, recompute: &Recompute) -> Breakdown {
         let mut breakdown = self.backward;
-        for (index, &part) in PART_LIST.iter().enumerate() {
-            if runs_again(recompute, part) {
-                breakdown.by_category[Category::Recompute as usize] += self.again[index];
-                breakdown.by_source[Source::Extrapolated as usize] += 0.0;
-                breakdown.launches += self.again_launches[index];
-            }
+        for (_, again) in self
+            .again
+            .iter()
+            .filter(|(part, _)| runs_again(recompute, **part))
+        {
+            breakdown.merge(again);
         }
         breakdown
     }
 }
-
-const PART_LIST: [Part; PARTS] = [
-    Part::Norm,
-    Part::Projection,
-    Part::UpProjection,
-    Part::Core,
-    Part::Output,
-    Part::Mlp,
-    Part::Router,
-    Part::Dispatch,
-    Part::Experts,
-    Part::ExpertActivation,
-    Part::Shared,
-    Part::Residual,
-    Part::Ends,
-];
 
 /// The price of one piece of work.
 pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
@@ -216,6 +200,56 @@ pub fn add_busy(busy: &mut BTreeMap<String, f64>, list: &[Work], costs: &Costs, 
             None => {
                 busy.insert(stem(work).to_owned(), time);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::Precision;
+
+    use super::*;
+    use crate::choice::{Dispatcher, Module, StackName};
+    use crate::layout::{Batch, Layout, PartialDegrees};
+    use crate::local::Local;
+    use crate::lower::{self, LayerGroups, Setting};
+    use crate::model::presets;
+
+    #[test]
+    fn law_sources_sum_to_the_priced_time_recomputed_or_not() {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let degrees: PartialDegrees = "tp=2,cp=2,pp=1,ep=4,etp=2,mbs=1".parse().expect("degrees");
+        let layout = Layout::new(&degrees.or_one(16), &model, &batch).expect("legal");
+        let setting = Setting {
+            model: &model,
+            layout: &layout,
+            local: &Local::new(&layout, &model, &batch, 1.0),
+            groups: &LayerGroups::new(&layout, &cluster),
+            precision: Precision::Bf16,
+            dispatcher: Dispatcher::Alltoall,
+        };
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let lowered = lower::layer(&setting, &model.layers[0]);
+        let layer = LayerBreakdown::new(&lowered, &costs, &Stack::of(StackName::Megatron));
+        let plain = layer.backward_with(&Recompute::None);
+        for set in [
+            Recompute::None,
+            Recompute::of(vec![Module::Moe, Module::Layernorm]),
+            Recompute::Full,
+        ] {
+            let backward = layer.backward_with(&set);
+            let again = backward.get(Category::Recompute);
+            assert_eq!(again > 0.0, set != Recompute::None, "{set:?}");
+            let priced = backward.device() - backward.get(Category::Host);
+            let by_source: f64 = backward.by_source().iter().sum();
+            assert!((by_source - priced).abs() <= 1e-12 * priced, "{set:?}");
+            let more = by_source - plain.by_source().iter().sum::<f64>();
+            assert!((more - again).abs() <= 1e-12 * priced, "{set:?}");
         }
     }
 }

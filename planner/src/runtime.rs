@@ -10,11 +10,11 @@ use std::fmt;
 
 use moefold_profiles::Precision;
 
+use crate::choice::Recompute;
 use crate::lower::{Lowered, Setting};
 use crate::memory::StageMemory;
 use crate::memory::tape::Level;
 use crate::model::{Layer, Model};
-use crate::plan::Recompute;
 
 /// What is asked about.
 #[derive(Debug, Clone, Copy)]

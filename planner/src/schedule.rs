@@ -13,8 +13,8 @@ mod validate;
 
 use serde::{Deserialize, Serialize};
 
+use crate::choice::ScheduleName;
 use crate::layout::Layout;
-use crate::plan::ScheduleName;
 
 pub use live::{Peak, peak_live};
 pub use validate::{Fault, ScheduleError};

@@ -26,12 +26,14 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
-use crate::layout::{Illegal, Layout, Rules, delayed_scaling, nearest_legal, space};
+use crate::choice::{Objective, Recompute};
+use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
 use crate::options::{PlanError, SearchOptions};
-use crate::plan::{Alternative, Objective, PlannedLayout, Recompute};
+use crate::plan::{Alternative, PlannedLayout};
+use crate::rules::{Rules, delayed_scaling, nearest_legal, space};
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
@@ -272,7 +274,7 @@ fn question<'a>(
     }
     if gpus == 0 {
         return unable(
-            "--gpus 0".to_owned(),
+            "`gpus` 0".to_owned(),
             "a job has at least one rank".to_owned(),
         );
     }
@@ -280,7 +282,7 @@ fn question<'a>(
         && gpus > there
     {
         return unable(
-            format!("--gpus {gpus}"),
+            format!("`gpus` {gpus}"),
             format!("cluster {} has {there}", cluster.name),
         );
     }
@@ -288,7 +290,7 @@ fn question<'a>(
     let compute = options.precision.compute();
     if cluster.gpu.peak(compute).is_none() {
         return unable(
-            format!("--precision {}", options.precision),
+            format!("`precision` {}", options.precision),
             format!("{} does not compute in {compute}", cluster.gpu.name),
         );
     }
@@ -378,7 +380,7 @@ fn all_occupancies(layouts: &[Layout]) -> Moments {
     let work: Vec<([u32; 3], &Layout)> = first.into_iter().collect();
     work.into_par_iter()
         .map(|(key, layout)| {
-            let name = crate::plan::ScheduleName::of(layout);
+            let name = crate::choice::ScheduleName::of(layout);
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
             (key, memory::occupancies(&schedule, key[0], key[1]))
         })
@@ -409,7 +411,7 @@ fn units<'a>(
                 .map(|(all, lightest)| match question.options.objective {
                     Objective::Memory => 0.0,
                     // Layers are whole: the busiest rank holds at least its rounded-up share.
-                    Objective::Throughput | Objective::Cost => {
+                    Objective::Throughput => {
                         let share = all / f64::from(layout.pp());
                         let layers = question.kind_of.len() as u32;
                         let whole = f64::from(layers.div_ceil(layout.pp())) * lightest;

@@ -6,9 +6,9 @@
 
 use std::ops::{Add, AddAssign, Mul};
 
+use crate::local::Local;
 use crate::model::count::{self, LayerParams};
 use crate::model::{Layer, Mixer, Model};
-use crate::saved::Local;
 
 /// Parameters of one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

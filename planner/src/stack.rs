@@ -10,8 +10,8 @@ pub mod megatron;
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Op, Precision};
 
-use crate::options::Overlap;
-use crate::plan::{Dispatcher, Optimizer, StackName};
+use crate::choice::{Dispatcher, Optimizer, Overlap, StackName};
+use crate::memory::StateBytes;
 
 /// A runtime.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,17 +72,6 @@ pub const ASSUMED_OVERHEAD: Bytes = Bytes(600 * MIB);
 /// What this project's executor gives cuBLASLt to work in, for each rank: what NVIDIA recommends for
 /// Hopper (cuBLAS documentation, `cublasSetWorkspace`).
 pub const WORKSPACE: Bytes = Bytes(32 * MIB);
-
-/// Bytes a parameter takes on a rank, by what divides them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StateBytes {
-    /// The model weight, on every replica.
-    pub weight: f64,
-    /// The main gradient, on every replica.
-    pub gradient: f64,
-    /// Master weight and moments, divided over the replicas (ZeRO-1).
-    pub sharded: f64,
-}
 
 impl Stack {
     /// The stack of a name.
@@ -233,7 +222,6 @@ impl Megatron {
                     grad_reduce: true,
                     param_gather: true,
                     p2p: true,
-                    ..Overlap::default()
                 },
                 dispatchers: &[
                     Dispatcher::Alltoall,

@@ -11,12 +11,14 @@
 use moefold_planner::stack::megatron::Declared;
 use std::collections::BTreeMap;
 
+use moefold_planner::choice::{Dispatcher, Module, Optimizer, Overlap, Recompute, StackName};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Mixer, Model, presets};
-use moefold_planner::options::{Flags, Overlap, SearchOptions};
-use moefold_planner::plan::{Dispatcher, PlannedLayout, Recompute, StackName};
+use moefold_planner::options::SearchOptions;
+use moefold_planner::plan::PlannedLayout;
 use moefold_planner::search;
 use moefold_profiles::pricing::Costs;
+use moefold_profiles::{Dtype, TensorClass};
 
 /// One row of `simumax_b200.csv`.
 struct Row {
@@ -109,7 +111,7 @@ fn golden_memory_of_simumax_b200_runs() {
         distinct.push(key);
         let plan = predicted(&row).predicted;
         // What the framework's allocator counts: without context and communicators.
-        let allocated = plan.peak_gib - plan.memory_gib.overhead;
+        let allocated = plan.peak_gib - plan.memory_gib[TensorClass::Overhead];
         let error = allocated / row.mem_gib - 1.0;
         println!(
             "{} {}: {allocated:.2} GiB, measured {:.2} ({:+.2} %)",
@@ -159,6 +161,19 @@ struct Throughput {
     predicted: f64,
 }
 
+/// `auto`, `none` or modules with a plus between them.
+fn recompute(words: &str) -> Option<Recompute> {
+    let module = |word: &str| {
+        let named = |module: &Module| module.name() == word;
+        Module::ALL.into_iter().find(named).expect("a module")
+    };
+    match words {
+        "auto" => None,
+        "none" => Some(Recompute::None),
+        _ => Some(Recompute::of(words.split('+').map(module).collect())),
+    }
+}
+
 fn throughputs() -> Vec<Throughput> {
     include_str!("published_layouts.csv")
         .lines()
@@ -178,19 +193,17 @@ fn throughputs() -> Vec<Throughput> {
             if cells[9] != "0" {
                 layout = format!("{layout},vpp={}", cells[9]);
             }
-            let mut flags = Flags {
-                layout: Some(layout),
-                recompute: Some(cells[12].replace('+', ",")),
-                dispatcher: Some(cells[13].to_owned()),
-                top: Some(1),
-                ..Flags::default()
-            };
+            let mut options = SearchOptions::new(batch, StackName::Megatron);
+            options.pins = layout.parse().expect("degrees");
+            options.recompute = recompute(cells[12]);
+            let dispatcher = |name: &&Dispatcher| name.name() == cells[13];
+            options.dispatcher = Dispatcher::ALL.iter().find(dispatcher).copied();
+            options.top = 1;
             if cells[0] == "mb-card-001" {
-                flags.pipeline_layout = Some("Et|(tt|)*30mL".to_owned());
-                flags.optimizer = Some("adam-bf16-moments".to_owned());
-                flags.grad_dtype = Some("bf16".to_owned());
+                options.stages = Some("Et|(tt|)*30mL".parse().expect("stages"));
+                options.optimizer = Optimizer::AdamBf16Moments;
+                options.grad_dtype = Dtype::Bf16;
             }
-            let options = SearchOptions::parse(batch, &flags).expect("flags");
             let model = presets::load(cells[1]).expect("a preset");
             let cluster = moefold_profiles::presets::cluster(cells[2]).expect("a preset");
             let costs = Costs::for_cluster(&cluster, &[]);

@@ -1,19 +1,17 @@
 //! Prices: how long an op or a collective takes, and how that is known.
 
-use serde::{Deserialize, Serialize};
-
 use crate::units::Seconds;
 
-/// How a price is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Source {
-    /// A measurement of exactly this key.
-    Measured,
-    /// Between measurements of the same family.
-    Interpolated,
-    /// Beyond every measurement, or none at all: a roofline with an efficiency.
-    Extrapolated,
+crate::named! {
+    /// How a price is known, the surest first.
+    pub enum Source {
+        /// A measurement of exactly this key.
+        Measured = "measured",
+        /// Between measurements of the same family.
+        Interpolated = "interpolated",
+        /// Beyond every measurement, or none at all: a roofline with an efficiency.
+        Extrapolated = "extrapolated",
+    }
 }
 
 /// A price.

@@ -2,22 +2,20 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
-/// The type of one tensor element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// IEEE binary32.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// 8-bit float (E4M3 or E5M2, by recipe).
-    Fp8,
-    /// 4-bit float (E2M1).
-    Fp4,
-    /// 32-bit signed integer, the type of token ids and row maps.
-    I32,
+crate::named! {
+    /// The type of one tensor element.
+    pub enum Dtype {
+        /// IEEE binary32.
+        F32 = "f32",
+        /// bfloat16.
+        Bf16 = "bf16",
+        /// 8-bit float (E4M3 or E5M2, by recipe).
+        Fp8 = "fp8",
+        /// 4-bit float (E2M1).
+        Fp4 = "fp4",
+        /// 32-bit signed integer, the type of token ids and row maps.
+        I32 = "i32",
+    }
 }
 
 impl Dtype {
@@ -39,37 +37,30 @@ impl Dtype {
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Fp8 => "fp8",
-            Self::Fp4 => "fp4",
-            Self::I32 => "i32",
-        })
+        f.write_str(self.name())
     }
 }
 
-/// The recipe a run computes in: which dtype its matrix products read.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    /// f32 throughout; what the CPU executor runs.
-    Fp32,
-    /// bf16 weights and activations, f32 main gradients and master weights.
-    #[default]
-    Bf16,
-    /// FP8 with one scale a tensor, taken from that tensor (Megatron-LM's recipe `tensorwise`).
-    Fp8,
-    /// FP8 with one scale a tensor, guessed from the maxima of earlier steps (recipe `delayed`).
-    Fp8Delayed,
-    /// FP8 with 1x128 activation and 128x128 weight scales.
-    Fp8Blockwise,
-    /// MXFP8: 1x32 blocks with E8M0 scales.
-    Mxfp8,
-    /// NVFP4: E2M1 in 16-element blocks.
-    Nvfp4,
+crate::named! {
+    /// The recipe a run computes in: which dtype its matrix products read.
+    #[derive(Default)]
+    pub enum Precision {
+        /// f32 throughout; what the CPU executor runs.
+        Fp32 = "fp32",
+        /// bf16 weights and activations, f32 main gradients and master weights.
+        #[default]
+        Bf16 = "bf16",
+        /// FP8 with one scale a tensor, taken from that tensor (Megatron-LM's recipe `tensorwise`).
+        Fp8 = "fp8",
+        /// FP8 with one scale a tensor, guessed from the maxima of earlier steps (recipe `delayed`).
+        Fp8Delayed = "fp8-delayed",
+        /// FP8 with 1x128 activation and 128x128 weight scales.
+        Fp8Blockwise = "fp8-blockwise",
+        /// MXFP8: 1x32 blocks with E8M0 scales.
+        Mxfp8 = "mxfp8",
+        /// NVFP4: E2M1 in 16-element blocks.
+        Nvfp4 = "nvfp4",
+    }
 }
 
 impl Precision {
@@ -88,19 +79,6 @@ impl Precision {
         match self {
             Self::Fp32 => Dtype::F32,
             _ => Dtype::Bf16,
-        }
-    }
-
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Bf16 => "bf16",
-            Self::Fp8 => "fp8",
-            Self::Fp8Delayed => "fp8-delayed",
-            Self::Fp8Blockwise => "fp8-blockwise",
-            Self::Mxfp8 => "mxfp8",
-            Self::Nvfp4 => "nvfp4",
         }
     }
 }

@@ -6,6 +6,13 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     ranked(found, known).into_iter().next()
 }
 
+/// Up to three known names, the one that `found` most likely meant first.
+pub fn closest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut names = ranked(found, known);
+    names.truncate(3);
+    names
+}
+
 /// The known names, the one that `found`, ignoring case, most likely meant first.
 ///
 /// Few edits and a long common beginning both speak for a name: a slip is more often in a unit or an

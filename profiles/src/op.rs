@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 use crate::units::{Bytes, Flops};
 
-/// Which pass of training an op belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pass {
-    /// Forward.
-    Forward,
-    /// Backward, where one kernel makes all gradients (attention, norms, memory-bound ops).
-    Backward,
-    /// Gradient with respect to the input of a matrix product.
-    Dgrad,
-    /// Gradient with respect to the weight of a matrix product.
-    Wgrad,
+crate::named! {
+    /// Which pass of training an op belongs to.
+    pub enum Pass {
+        /// Forward.
+        Forward = "forward",
+        /// Backward, where one kernel makes all gradients (attention, norms, memory-bound ops).
+        Backward = "backward",
+        /// Gradient with respect to the input of a matrix product.
+        Dgrad = "dgrad",
+        /// Gradient with respect to the weight of a matrix product.
+        Wgrad = "wgrad",
+    }
 }
 
 /// What an [`Op::Sweep`] does; memory alone bounds it.
@@ -51,19 +51,19 @@ pub enum SweepKind {
 }
 
 impl SweepKind {
-    /// The name in tables and traces.
-    pub fn stem(self) -> &'static str {
+    /// The same among all kinds of ops.
+    fn kind(self) -> OpKind {
         match self {
-            Self::Fill => "fill",
-            Self::Copy => "copy",
-            Self::Scale => "scale",
-            Self::Sum => "sum",
-            Self::RowMax => "row_max",
-            Self::SumExp => "sum_exp",
-            Self::Gather => "gather",
-            Self::Chunks => "chunks",
-            Self::Sort => "sort",
-            Self::Clip => "clip",
+            Self::Fill => OpKind::Fill,
+            Self::Copy => OpKind::Copy,
+            Self::Scale => OpKind::Scale,
+            Self::Sum => OpKind::Sum,
+            Self::RowMax => OpKind::RowMax,
+            Self::SumExp => OpKind::SumExp,
+            Self::Gather => OpKind::Gather,
+            Self::Chunks => OpKind::Chunks,
+            Self::Sort => OpKind::Sort,
+            Self::Clip => OpKind::Clip,
         }
     }
 
@@ -270,27 +270,88 @@ pub enum Op {
     },
 }
 
+crate::named! {
+    /// The kinds of [`Op`], without shapes; their names are the stems.
+    pub enum OpKind {
+        /// A matrix product.
+        Gemm = "gemm",
+        /// One product per expert.
+        GroupedGemm = "grouped_gemm",
+        /// Scaled dot-product attention.
+        Attention = "attention",
+        /// A norm.
+        RmsNorm = "rms_norm",
+        /// Rotary embedding.
+        Rope = "rope",
+        /// The gated activation.
+        Swiglu = "swiglu",
+        /// Scores and choice of experts.
+        Router = "router",
+        /// Rows into expert order.
+        Permute = "permute",
+        /// Rows back into token order.
+        Unpermute = "unpermute",
+        /// Lookup of embedding vectors.
+        Embedding = "embedding",
+        /// The loss.
+        CrossEntropy = "cross_entropy",
+        /// Elementwise sum.
+        Add = "add",
+        /// The optimizer's update.
+        Adamw = "adamw",
+        /// Sum of squares of gradients.
+        GradNorm = "grad_norm",
+        /// A recurrent or linear-attention mixer.
+        LinearAttention = "linear_attention",
+        /// See [`SweepKind::Fill`].
+        Fill = "fill",
+        /// See [`SweepKind::Copy`].
+        Copy = "copy",
+        /// See [`SweepKind::Scale`].
+        Scale = "scale",
+        /// See [`SweepKind::Sum`].
+        Sum = "sum",
+        /// See [`SweepKind::RowMax`].
+        RowMax = "row_max",
+        /// See [`SweepKind::SumExp`].
+        SumExp = "sum_exp",
+        /// See [`SweepKind::Gather`].
+        Gather = "gather",
+        /// See [`SweepKind::Chunks`].
+        Chunks = "chunks",
+        /// See [`SweepKind::Sort`].
+        Sort = "sort",
+        /// See [`SweepKind::Clip`].
+        Clip = "clip",
+    }
+}
+
 impl Op {
+    /// Which operation it is, whatever its shape.
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Self::Gemm { .. } => OpKind::Gemm,
+            Self::GroupedGemm { .. } => OpKind::GroupedGemm,
+            Self::Attention { .. } => OpKind::Attention,
+            Self::RmsNorm { .. } => OpKind::RmsNorm,
+            Self::Rope { .. } => OpKind::Rope,
+            Self::Swiglu { .. } => OpKind::Swiglu,
+            Self::Router { .. } => OpKind::Router,
+            Self::Permute { .. } => OpKind::Permute,
+            Self::Unpermute { .. } => OpKind::Unpermute,
+            Self::Embedding { .. } => OpKind::Embedding,
+            Self::CrossEntropy { .. } => OpKind::CrossEntropy,
+            Self::Add { .. } => OpKind::Add,
+            Self::Adamw { .. } => OpKind::Adamw,
+            Self::GradNorm { .. } => OpKind::GradNorm,
+            Self::LinearAttention { .. } => OpKind::LinearAttention,
+            Self::Sweep { kind, .. } => kind.kind(),
+        }
+    }
+
     /// The name the op has in file names, tables and traces.
     pub fn stem(&self) -> &'static str {
-        match self {
-            Self::Gemm { .. } => "gemm",
-            Self::GroupedGemm { .. } => "grouped_gemm",
-            Self::Attention { .. } => "attention",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::Rope { .. } => "rope",
-            Self::Swiglu { .. } => "swiglu",
-            Self::Router { .. } => "router",
-            Self::Permute { .. } => "permute",
-            Self::Unpermute { .. } => "unpermute",
-            Self::Embedding { .. } => "embedding",
-            Self::CrossEntropy { .. } => "cross_entropy",
-            Self::Add { .. } => "add",
-            Self::Sweep { kind, .. } => kind.stem(),
-            Self::Adamw { .. } => "adamw",
-            Self::GradNorm { .. } => "grad_norm",
-            Self::LinearAttention { .. } => "linear_attention",
-        }
+        self.kind().name()
     }
 
     /// The pass, where the op has one.

@@ -18,6 +18,7 @@
 
 mod attention;
 mod curve;
+mod lender;
 mod local;
 mod matrix;
 mod network;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::memory::ByClass;
 use crate::trace::{Category, TimeByCategory};
 use crate::units::Bytes;
 
@@ -104,45 +105,7 @@ pub struct RankPeak {
     #[serde(default)]
     pub growths: u64,
     /// Bytes by class at the instant of the peak.
-    pub bytes: PeakBytes,
-}
-
-/// Bytes by class; the names of `memory_gib` in a plan.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeakBytes {
-    /// Model weights.
-    pub weights: Bytes,
-    /// Gradients.
-    pub gradients: Bytes,
-    /// Moments and master weights.
-    pub optimizer: Bytes,
-    /// Activations, kept for the backward pass or flowing between ops.
-    pub activations: Bytes,
-    /// Communication staging, products of backward passes, workspaces.
-    pub transient: Bytes,
-    /// Logits and loss buffers.
-    pub logits: Bytes,
-    /// Everything else that the rank holds (communicator buffers, the runtime).
-    #[serde(default)]
-    pub overhead: Bytes,
-}
-
-impl PeakBytes {
-    /// The sum of the parts.
-    pub fn total(&self) -> Bytes {
-        [
-            self.weights,
-            self.gradients,
-            self.optimizer,
-            self.activations,
-            self.transient,
-            self.logits,
-            self.overhead,
-        ]
-        .iter()
-        .sum()
-    }
+    pub bytes: ByClass<Bytes>,
 }
 
 /// JSON has no NaN: it is written as `null` and read back as NaN.
@@ -199,25 +162,5 @@ mod tests {
         assert!(line.contains("\"loss\":null"), "{line}");
         let back: StepRecord = serde_json::from_str(&line).expect("parses");
         assert!(back.loss.is_nan());
-    }
-
-    #[test]
-    fn unknown_keys_are_refused_by_name() {
-        let error = serde_json::from_str::<PeakBytes>(r#"{"wieghts": 1}"#).expect_err("refused");
-        assert!(error.to_string().contains("wieghts"), "{error}");
-    }
-
-    #[test]
-    fn law_a_peak_is_the_sum_of_its_parts() {
-        let peak = PeakBytes {
-            weights: Bytes(1),
-            gradients: Bytes(2),
-            optimizer: Bytes(4),
-            activations: Bytes(8),
-            transient: Bytes(16),
-            logits: Bytes(32),
-            overhead: Bytes(64),
-        };
-        assert_eq!(peak.total(), Bytes(127));
     }
 }

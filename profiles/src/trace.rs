@@ -10,83 +10,104 @@ use serde::{Deserialize, Serialize};
 use crate::directory::Key;
 use crate::units::{Instant, Seconds, Span};
 
-/// What a stretch of time is spent on; the keys of `time_s` in a plan, and they sum to the step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Category {
-    /// Attention blocks: projections, core, their norms.
-    Attention,
-    /// Routed experts: grouped products and their activation.
-    Experts,
-    /// Dense and shared-expert MLPs, embedding, head and loss.
-    Dense,
-    /// Router, permutation and its inverse.
-    RouterPermute,
-    /// Exposed tensor-parallel (and expert-tensor-parallel) communication.
-    TpComm,
-    /// Exposed context-parallel communication.
-    CpComm,
-    /// Exposed expert dispatch and combine.
-    EpComm,
-    /// Exposed pipeline sends and receives.
-    PpComm,
-    /// Exposed gradient reduction and parameter gathering.
-    DpComm,
-    /// Waiting for other pipeline stages.
-    Bubble,
-    /// Forward work done again in the backward pass.
-    Recompute,
-    /// Exposed copies to and from the host.
-    Offload,
-    /// Gradient norm, clipping and the optimizer step.
-    Optimizer,
-    /// The host: launches that the device waits for, data, bookkeeping.
-    Host,
+crate::named! {
+    /// What a stretch of time is spent on; the keys of `time_s` in a plan, and they sum to the step. In
+    /// the order reports list them.
+    pub enum Category {
+        /// Attention blocks: projections, core, their norms.
+        Attention = "attention",
+        /// Routed experts: grouped products and their activation.
+        Experts = "experts",
+        /// Dense and shared-expert MLPs, embedding, head and loss.
+        Dense = "dense",
+        /// Router, permutation and its inverse.
+        RouterPermute = "router_permute",
+        /// Exposed tensor-parallel (and expert-tensor-parallel) communication.
+        TpComm = "tp_comm",
+        /// Exposed context-parallel communication.
+        CpComm = "cp_comm",
+        /// Exposed expert dispatch and combine.
+        EpComm = "ep_comm",
+        /// Exposed pipeline sends and receives.
+        PpComm = "pp_comm",
+        /// Exposed gradient reduction and parameter gathering.
+        DpComm = "dp_comm",
+        /// Waiting for other pipeline stages.
+        Bubble = "bubble",
+        /// Forward work done again in the backward pass.
+        Recompute = "recompute",
+        /// Exposed copies to and from the host.
+        Offload = "offload",
+        /// Gradient norm, clipping and the optimizer step.
+        Optimizer = "optimizer",
+        /// The host: launches that the device waits for, data, bookkeeping.
+        Host = "host",
+    }
 }
 
 impl Category {
-    /// Every category, in the order reports list them.
-    pub const ALL: [Self; 14] = [
-        Self::Attention,
-        Self::Experts,
-        Self::Dense,
-        Self::RouterPermute,
-        Self::TpComm,
-        Self::CpComm,
-        Self::EpComm,
-        Self::PpComm,
-        Self::DpComm,
-        Self::Bubble,
-        Self::Recompute,
-        Self::Offload,
-        Self::Optimizer,
-        Self::Host,
-    ];
-
-    /// The key in JSON and tables.
-    pub fn name(self) -> &'static str {
+    /// Whether it is exchange with other ranks.
+    pub const fn is_communication(self) -> bool {
         match self {
-            Self::Attention => "attention",
-            Self::Experts => "experts",
-            Self::Dense => "dense",
-            Self::RouterPermute => "router_permute",
-            Self::TpComm => "tp_comm",
-            Self::CpComm => "cp_comm",
-            Self::EpComm => "ep_comm",
-            Self::PpComm => "pp_comm",
-            Self::DpComm => "dp_comm",
-            Self::Bubble => "bubble",
-            Self::Recompute => "recompute",
-            Self::Offload => "offload",
-            Self::Optimizer => "optimizer",
-            Self::Host => "host",
+            Self::TpComm | Self::CpComm | Self::EpComm | Self::PpComm | Self::DpComm => true,
+            Self::Attention
+            | Self::Experts
+            | Self::Dense
+            | Self::RouterPermute
+            | Self::Bubble
+            | Self::Recompute
+            | Self::Offload
+            | Self::Optimizer
+            | Self::Host => false,
+        }
+    }
+
+    /// Whether the device has nothing to do: it waits for other stages or for the host.
+    pub const fn is_waiting(self) -> bool {
+        match self {
+            Self::Bubble | Self::Host => true,
+            Self::Attention
+            | Self::Experts
+            | Self::Dense
+            | Self::RouterPermute
+            | Self::TpComm
+            | Self::CpComm
+            | Self::EpComm
+            | Self::PpComm
+            | Self::DpComm
+            | Self::Recompute
+            | Self::Offload
+            | Self::Optimizer => false,
+        }
+    }
+
+    /// Whether it is exchange or idleness between ranks, and so no work of one.
+    pub const fn is_between_ranks(self) -> bool {
+        self.is_communication() || matches!(self, Self::Bubble)
+    }
+
+    /// Whether it is part of the forward and backward passes of layers, rather than of the step around
+    /// them (messages between stages, waiting for them, gradients, the optimizer).
+    pub const fn is_of_a_pass(self) -> bool {
+        match self {
+            Self::Attention
+            | Self::Experts
+            | Self::Dense
+            | Self::RouterPermute
+            | Self::TpComm
+            | Self::CpComm
+            | Self::EpComm
+            | Self::Recompute
+            | Self::Offload
+            | Self::Host => true,
+            Self::PpComm | Self::DpComm | Self::Bubble | Self::Optimizer => false,
         }
     }
 }
 
 /// Seconds of a step by category. Serializes with every key of design's `time_s` present.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct TimeByCategory([f64; 14]);
+pub struct TimeByCategory([f64; Category::ALL.len()]);
 
 impl TimeByCategory {
     /// Adds time to one category.

@@ -7,11 +7,10 @@ use std::fmt::Write as _;
 
 use moefold_planner::answer::{Answer, SearchRecord};
 use moefold_planner::plan::{Alternative, PlannedLayout};
-use moefold_profiles::Category;
+use moefold_profiles::{Category, TensorClass};
 
-use crate::draw::color::{self, MEMORY_LABELS};
+use crate::draw::color;
 use crate::format::{self, MemoryUnit, TimeUnit};
-use crate::plots::memory::predicted_parts;
 use crate::subject::json_word;
 use crate::tables::Table;
 
@@ -167,14 +166,14 @@ fn memory(answer: &Answer, plans: &[PlannedLayout]) -> Table {
     let per = unit.per_gib();
     let figure = |gib: f64| format::in_column(gib * per, largest * per);
     let first = &plans[0].predicted;
-    for (i, label) in MEMORY_LABELS.iter().enumerate() {
-        let of = |p: &PlannedLayout| predicted_parts(&p.predicted.memory_gib)[i];
+    for class in TensorClass::ALL {
+        let of = |p: &PlannedLayout| p.predicted.memory_gib[class];
         if plans.iter().all(|p| of(p) == 0.0) {
             continue;
         }
         let share = format::percent(of(&plans[0]) / first.memory_gib.total());
         table.row(
-            [(*label).to_owned()]
+            [class.name().to_owned()]
                 .into_iter()
                 .chain(plans.iter().map(|p| figure(of(p))))
                 .chain([share]),

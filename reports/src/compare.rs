@@ -385,7 +385,7 @@ mod tests {
             }),
             (
                 &["plans[0].layout: the moefold stack runs pp up to 1"],
-                |answer| answer.plans[0].stack = moefold_planner::plan::StackName::Moefold,
+                |answer| answer.plans[0].stack = moefold_planner::choice::StackName::Moefold,
             ),
         ];
         for (expected, edit) in cases {

@@ -1,11 +1,11 @@
 //! The tables of a comparison: for people with few digits, for machines with all of them.
 
-use moefold_profiles::Category;
+use moefold_profiles::{Category, TensorClass};
 
-use crate::draw::color::{self, MEMORY_LABELS};
+use crate::draw::color;
 use crate::format::{self, MemoryUnit, TimeUnit};
 use crate::ops;
-use crate::plots::memory::{measured_parts, predicted_parts};
+use crate::plots::memory::measured_gib;
 use crate::subject::{Comparison, Subject, json_word};
 use crate::tables::Table;
 
@@ -224,32 +224,25 @@ fn time(comparison: &Comparison) -> Named {
 }
 
 fn memory(comparison: &Comparison) -> Named {
-    let of = |s: &Subject, origin: &str| -> Option<[f64; 7]> {
-        match (&s.measured, origin) {
-            (Some(measured), "measured") => {
-                let peaks = measured.summary.peak_by_rank.iter();
-                let worst = peaks.max_by_key(|peak| peak.bytes.total())?;
-                Some(measured_parts(&worst.bytes))
-            }
-            _ => Some(predicted_parts(&s.planned.predicted.memory_gib)),
-        }
+    let of = |s: &Subject, origin: &str| match (&s.measured, origin) {
+        (Some(_), "measured") => measured_gib(s),
+        _ => Some(s.planned.predicted.memory_gib),
     };
     let rows: Vec<_> = both(&comparison.subjects)
         .filter_map(|(s, origin)| of(s, origin).map(|parts| (s, origin, parts)))
         .collect();
-    let total = |parts: &[f64; 7]| parts.iter().sum::<f64>();
-    let largest = rows.iter().map(|(_, _, p)| total(p)).fold(0.0, f64::max);
+    let largest = rows.iter().map(|(_, _, p)| p.total()).fold(0.0, f64::max);
     let unit = MemoryUnit::for_largest(largest);
     let mut shown = Table::new(
         ["name".to_owned(), "origin".to_owned()]
             .into_iter()
-            .chain(MEMORY_LABELS.map(|label| format!(">{label}")))
+            .chain(TensorClass::ALL.map(|class| format!(">{}", class.name())))
             .chain([format!(">peak ({})", unit.name())]),
     );
     let mut raw = Table::new(
         ["name".to_owned(), "origin".to_owned()]
             .into_iter()
-            .chain(MEMORY_LABELS.map(|label| format!("{label}_gib")))
+            .chain(TensorClass::ALL.map(|class| format!("{}_gib", class.name())))
             .chain(["peak_gib".to_owned()]),
     );
     for (s, origin, parts) in &rows {
@@ -259,13 +252,13 @@ fn memory(comparison: &Comparison) -> Named {
         shown.row(
             head.clone()
                 .into_iter()
-                .chain(parts.map(figure))
-                .chain([figure(total(parts))]),
+                .chain(parts.iter().map(|(_, &gib)| figure(gib)))
+                .chain([figure(parts.total())]),
         );
         raw.row(
             head.into_iter()
-                .chain(parts.map(|gib| gib.to_string()))
-                .chain([total(parts).to_string()]),
+                .chain(parts.iter().map(|(_, gib)| gib.to_string()))
+                .chain([parts.total().to_string()]),
         );
     }
     Named {

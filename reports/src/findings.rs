@@ -4,10 +4,9 @@
 use moefold_profiles::Category;
 use moefold_profiles::trace::TimeByCategory;
 
-use crate::draw::color::{self, MEMORY_LABELS};
+use crate::draw::color;
 use crate::format;
 use crate::ops;
-use crate::plots::memory::predicted_parts;
 use crate::subject::{Comparison, Measured, Subject};
 
 /// A lead smaller than this is no lead.
@@ -138,18 +137,12 @@ fn where_time_goes(subject: &Subject) -> Option<String> {
         .filter(|(_, share)| *share > 0.005)
         .map(|(c, share)| format!("{} ({:.0}%)", color::category_label(*c), 100.0 * share))
         .collect();
-    let share_of = |categories: &[Category]| {
-        let sum: f64 = categories.iter().map(|&c| time.get(c).0).sum();
-        100.0 * sum / total
+    let share_of = |counts: fn(Category) -> bool| {
+        let counted = Category::ALL.into_iter().filter(|&c| counts(c));
+        100.0 * counted.map(|c| time.get(c).0).sum::<f64>() / total
     };
-    let communication = share_of(&[
-        Category::TpComm,
-        Category::CpComm,
-        Category::EpComm,
-        Category::PpComm,
-        Category::DpComm,
-    ]);
-    let waiting = share_of(&[Category::Bubble, Category::Host]);
+    let communication = share_of(Category::is_communication);
+    let waiting = share_of(Category::is_waiting);
     Some(format!(
         "Most of the step of {} goes to {}; exposed communication takes {communication:.0}%, bubble \
          and host {waiting:.0}%.",
@@ -160,11 +153,8 @@ fn where_time_goes(subject: &Subject) -> Option<String> {
 
 fn memory_of(subject: &Subject) -> Option<String> {
     let predicted = &subject.planned.predicted;
-    let parts = predicted_parts(&predicted.memory_gib);
-    let (largest, gib) = parts
-        .into_iter()
-        .enumerate()
-        .max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let parts = predicted.memory_gib.iter();
+    let (largest, gib) = parts.max_by(|a, b| a.1.total_cmp(b.1))?;
     if predicted.peak_gib <= 0.0 {
         return None;
     }
@@ -188,7 +178,7 @@ fn memory_of(subject: &Subject) -> Option<String> {
         "The fullest rank of {} is predicted to peak at {}{of_capacity}; {} are {:.0}% of it.{measured}",
         subject.name,
         format::gib(predicted.peak_gib),
-        MEMORY_LABELS[largest],
+        largest.name(),
         100.0 * gib / predicted.peak_gib,
     ))
 }

@@ -2,7 +2,8 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
-use moefold_planner::plan::{LayoutRecord, Module, Recompute};
+use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::plan::LayoutRecord;
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {

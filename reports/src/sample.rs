@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::{Answer, Candidate, SearchRecord, Survey, SurveyCell};
+use moefold_planner::choice::{
+    Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Model, presets as models};
 use moefold_planner::plan::{
-    Alternative, Confidence, Dispatcher, LayoutRecord, MemoryRecord, Objective, Offload, Optimizer,
-    PLAN_VERSION, Pipeline, Plan, PlannedLayout, Predicted, ProfileUsed, Recompute, Request,
-    ScheduleName, StackName,
+    Alternative, Confidence, LayoutRecord, PLAN_VERSION, Pipeline, Plan, PlannedLayout, Predicted,
+    ProfileUsed, Request,
 };
-use moefold_profiles::run::{PeakBytes, RUN_VERSION, RankPeak, RunSummary, StepRecord};
+use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::trace::TimeByCategory;
 use moefold_profiles::units::{Bytes, GIB, Seconds};
-use moefold_profiles::{Category, Cluster, Precision, presets as clusters};
+use moefold_profiles::{ByClass, Category, Cluster, Precision, TensorClass, presets as clusters};
 
 /// The degrees of a layout, the rest derived for a number of GPUs and sequences.
 pub(crate) fn layout(gpus: u32, batch: u32, [tp, pp, vpp, ep, etp]: [u32; 5]) -> LayoutRecord {
@@ -55,15 +57,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         time_s.add(category, Seconds(seconds * slow.sqrt()));
     }
     let step_s = time_s.total().0;
-    let memory_gib = MemoryRecord {
-        weights: 5.6,
-        gradients: 11.2,
-        optimizer: 8.4,
-        activations: 28.0 * full,
-        transient: 1.8,
-        logits: 1.1,
-        overhead: 4.0,
-    };
+    let memory_gib = by_class([5.6, 11.2, 8.4, 28.0 * full, 1.8, 1.1, 4.0]);
     let peak_gib = memory_gib.total();
     let tokens = 256.0 * 4096.0;
     PlannedLayout {
@@ -101,6 +95,11 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             },
         },
     }
+}
+
+/// GiB in the order of the classes.
+fn by_class(gib: [f64; TensorClass::ALL.len()]) -> ByClass<f64> {
+    ByClass::from_fn(|class| gib[class as usize])
 }
 
 /// Layers dealt to stages as evenly as they go.
@@ -215,15 +214,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
     p.time_s = p.time_s.scaled(scale);
     p.step_s = step_s;
     p.tokens_per_s_per_gpu = 2048.0 / step_s / 4.0;
-    p.memory_gib = MemoryRecord {
-        weights: 0.031,
-        gradients: 0.031,
-        optimizer: 0.048,
-        activations: 0.094,
-        transient: 0.012,
-        logits: 0.017,
-        overhead: 0.0,
-    };
+    p.memory_gib = by_class([0.031, 0.031, 0.048, 0.094, 0.012, 0.017, 0.0]);
     p.peak_gib = p.memory_gib.total();
     p.memory_gib_by_pp_rank = vec![p.peak_gib; layout.pp as usize];
     p.busy_s = busy(step_s, |_| 1.0);
@@ -311,15 +302,12 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
                 reserved: Bytes(0),
                 reached: Bytes(0),
                 growths: 0,
-                bytes: PeakBytes {
-                    weights: bytes(m.weights),
-                    gradients: bytes(m.gradients),
-                    optimizer: bytes(m.optimizer),
-                    activations: bytes(m.activations * (0.92 + 0.05 * f64::from(rank))),
-                    transient: bytes(m.transient * 1.4),
-                    logits: bytes(m.logits),
-                    overhead: Bytes(0),
-                },
+                bytes: ByClass::from_fn(|class| match class {
+                    TensorClass::Activations => bytes(m[class] * (0.92 + 0.05 * f64::from(rank))),
+                    TensorClass::Transient => bytes(m[class] * 1.4),
+                    TensorClass::Overhead => Bytes::ZERO,
+                    _ => bytes(m[class]),
+                }),
             }
         })
         .collect();

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use moefold_planner::answer::{Candidate, SearchRecord, Survey};
+use moefold_planner::choice::Recompute;
 use moefold_planner::model::Model;
-use moefold_planner::plan::{PlannedLayout, ProfileUsed, Recompute, Request};
+use moefold_planner::plan::{PlannedLayout, ProfileUsed, Request};
 use moefold_profiles::Cluster;
 use moefold_profiles::run::{RunSummary, StepRecord};
 

@@ -11,13 +11,14 @@ use anyhow::anyhow;
 use moefold_executor::room::room;
 use moefold_executor::trace::Traced;
 use moefold_executor::transport::Launched;
+use moefold_planner::choice::{Objective, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{Objective, Plan, PlannedLayout, StackName};
+use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{Cluster, Costs, presets};
+use moefold_profiles::{Cluster, Costs, TensorClass, presets};
 
 use super::Gpu;
 use crate::cli::Launch;
@@ -306,7 +307,7 @@ fn less(from: Bytes, part: Bytes) -> Bytes {
 
 /// Predicted bytes beside tensors.
 fn overhead(planned: &PlannedLayout) -> Bytes {
-    Bytes((planned.predicted.memory_gib.overhead * GIB as f64).round() as u64)
+    Bytes((planned.predicted.memory_gib[TensorClass::Overhead] * GIB as f64).round() as u64)
 }
 
 /// The degrees of a plan, all pinned.

@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
+use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
+use moefold_planner::local::Local;
 use moefold_planner::lower::{Lowered, Setting, Task, Work};
 use moefold_planner::memory::StageMemory;
 use moefold_planner::memory::passes::Passes;
-use moefold_planner::memory::tape::{Class, Level};
+use moefold_planner::memory::tape::Level;
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Model};
-use moefold_planner::plan::Recompute;
 use moefold_planner::runtime::{Piece, Runtime, StepMemory};
-use moefold_planner::saved::Local;
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
@@ -387,11 +387,11 @@ pub(super) fn levels(entries: &[Entry]) -> (Level, Level) {
     for entry in entries {
         match entry {
             Entry::Allocated(allocation) => {
-                live = live + Level::of(class(allocation.class), allocation.bytes);
+                live = live + Level::of(allocation.class, allocation.bytes);
                 peak = peak.higher(live);
             }
             Entry::Freed(allocation) => {
-                live = live - Level::of(class(allocation.class), allocation.bytes);
+                live = live - Level::of(allocation.class, allocation.bytes);
             }
             _ => {}
         }
@@ -405,15 +405,6 @@ fn largest(entries: &[Entry]) -> Bytes {
         _ => None,
     });
     allocated.max().unwrap_or(Bytes::ZERO)
-}
-
-fn class(class: TensorClass) -> Class {
-    match class {
-        TensorClass::Activations => Class::Activations,
-        TensorClass::Transient => Class::Transient,
-        TensorClass::Logits => Class::Logits,
-        other => unreachable!("a pass takes no {}", other.name()),
-    }
 }
 
 fn items(entries: Vec<Entry>) -> Vec<Item> {

@@ -76,7 +76,7 @@ impl Crowd {
         Some((0..self.ep * self.etp).map(words).collect())
     }
 
-    fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
+    pub(super) fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
         match &self.assumed {
             Assumed::Load(load) => self.share(*load, choices, member),
             Assumed::Recorded(routers) => routers[self.routed.get() - 1][member].clone(),

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 
 use moefold_kernels::Dtype;
 use moefold_planner::plan::Plan;
-use moefold_profiles::Precision;
 use moefold_profiles::units::Bytes;
+use moefold_profiles::{Precision, TensorClass};
 
 use super::*;
 use crate::data::{Order, TokenStream};
@@ -161,7 +161,7 @@ fn a_bf16_run_says_where_the_host_waits_and_keeps_what_weights_are_rounded_from(
     let summary = &found.summary;
     let peak = &summary.peak_by_rank[0];
     assert_eq!((peak.reserved, peak.growths), (Bytes(6 << 20), 0));
-    let alive = peak.bytes.total() - peak.bytes.overhead;
+    let alive = peak.bytes.total() - peak.bytes[TensorClass::Overhead];
     assert!(
         alive <= peak.reached && peak.reached <= peak.reserved,
         "{peak:?}"

@@ -16,20 +16,17 @@
 //!   may exceed DP.
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
 //!   sqrt-softplus scores): every model that is read is priced, and an export is what refuses.
-//! - *Of features this release does not price*, refused by their flag ([`Illegal::Unpriced`]) before
-//!   a second value could contradict a layout: capacity factor and padding to capacity, budgets of a
-//!   rank's rows and paged stash, offload of activations and optimizer, CUDA graphs, FSDP and partial
-//!   sharding (whose number of instances divides DP x CP), delayed weight gradients. Overlap of
-//!   expert exchange, shared expert and TP is not priced either, but its words alone say enough to be
-//!   held to their rules.
+//! - *Of features this release does not price*, which no option asks for: capacity factor and padding to
+//!   capacity, budgets of a rank's rows and paged stash, offload of activations and optimizer, CUDA
+//!   graphs, FSDP and partial sharding (whose number of instances divides DP x CP), delayed weight
+//!   gradients, overlap of expert exchange, shared expert and TP.
 //! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
 //!   to be new enough.
 //! - *Disputed upstream*: whether MTP goes with CP.
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::plan::{Dispatcher, Module, StackName};
-use crate::stack::Stack;
+use crate::choice::{Dispatcher, Module, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -147,7 +144,7 @@ pub enum Illegal {
     EmptyStages { layers: u64, pp: u32, vpp: u32 },
     /// Two interleaved ranks exchange messages only while they compute.
     #[error(
-        "vpp = {vpp} over pp = 2 needs p2p overlap (Megatron-Core), which --overlap leaves out; nearest: vpp = 1, pp = 3 or more, or p2p in --overlap"
+        "vpp = {vpp} over pp = 2 needs p2p overlap (Megatron-Core), which `overlap` leaves out; nearest: vpp = 1, pp = 3 or more, or p2p in `overlap`"
     )]
     InterleavedPair { vpp: u32 },
     /// Given stages are not as many as the degrees make.
@@ -173,21 +170,23 @@ pub enum Illegal {
         limit: u32,
     },
     /// A precision the stack does not run.
-    #[error("the {} stack does not run --precision {precision}; it runs {}",
-        stack.name(), names(Stack::of(*stack).common().precisions, Precision::name))]
+    #[error("the {} stack does not run `precision` {precision}; it runs {}",
+        stack.name(), names(known, Precision::name))]
     StackPrecision {
         stack: StackName,
         precision: Precision,
+        known: &'static [Precision],
     },
     /// A dispatcher the stack has not.
-    #[error("the {} stack has no --dispatcher {}; it has {}", stack.name(), dispatcher.name(),
-        names(Stack::of(*stack).common().dispatchers, Dispatcher::name))]
+    #[error("the {} stack has no `dispatcher` {}; it has {}", stack.name(), dispatcher.name(),
+        names(known, Dispatcher::name))]
     StackDispatcher {
         stack: StackName,
         dispatcher: Dispatcher,
+        known: &'static [Dispatcher],
     },
     /// Recomputation on a stack without it.
-    #[error("the {} stack recomputes nothing yet; nearest: --recompute none", stack.name())]
+    #[error("the {} stack recomputes nothing yet; nearest: `recompute` none", stack.name())]
     StackRecompute { stack: StackName },
     /// Recomputation of modules the model lacks.
     #[error(
@@ -201,45 +200,14 @@ pub enum Illegal {
     },
     /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
     #[error(
-        "moe_act cannot be recomputed under --precision fp8-delayed (Megatron-Core); nearest: --precision fp8, or --recompute without moe_act"
+        "moe_act cannot be recomputed under `precision` fp8-delayed (Megatron-Core); nearest: `precision` fp8, or `recompute` without moe_act"
     )]
     DelayedScaling,
     /// Weights are gathered bucket by bucket as gradients were reduced.
     #[error(
-        "param-gather in --overlap needs grad-reduce beside it (Megatron-Core); nearest: --overlap grad-reduce,param-gather"
+        "param-gather in `overlap` needs grad-reduce beside it (Megatron-Core); nearest: `overlap` grad-reduce,param-gather"
     )]
     GatherAlone,
-    /// Overlap of collectives that a group of one has not.
-    #[error(
-        "{overlap} in --overlap hides what {key} = 1 never sends; nearest: {key} = 2, or --overlap without it"
-    )]
-    OverlapAlone {
-        overlap: &'static str,
-        key: &'static str,
-    },
-    /// The combined forward and backward of expert overlap needs virtual stages in a pipeline.
-    #[error(
-        "expert-alltoall in --overlap over pp = {pp} needs virtual stages (Megatron-Core), and vpp = 1; nearest: vpp = 2, or pp = 1"
-    )]
-    ExpertOverlapStages { pp: u32 },
-    /// Expert overlap works one multi-token-prediction depth.
-    #[error(
-        "expert-alltoall in --overlap goes with 1 MTP depth at most (Megatron-Core), and the model has {depths}; nearest: --overlap without it"
-    )]
-    ExpertOverlapDepths { depths: u64 },
-    /// A kind of overlap and another choice that exclude each other.
-    #[error("{overlap} in --overlap excludes {other} (Megatron-Core); nearest: leave one out")]
-    OverlapExcludes {
-        overlap: &'static str,
-        other: &'static str,
-    },
-    /// A value that the design knows and this release does not price.
-    #[error("{flag} {value}: not supported yet; this release supports {works}")]
-    Unpriced {
-        flag: &'static str,
-        value: String,
-        works: &'static str,
-    },
 }
 
 impl Illegal {
@@ -279,18 +247,13 @@ impl Illegal {
             Self::AbsentModules { .. } => "recompute_absent",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
-            Self::OverlapAlone { .. } => "overlap_alone",
-            Self::ExpertOverlapStages { .. } => "expert_overlap_without_vpp",
-            Self::ExpertOverlapDepths { .. } => "expert_overlap_mtp",
-            Self::OverlapExcludes { .. } => "overlap_excludes",
-            Self::Unpriced { .. } => "not_supported_yet",
         }
     }
 
     /// Whether a rule that these pins break with 1 for every open degree stays broken whatever the
     /// open ones are. Larger degrees divide less, so most rules do; the others speak of degrees that
     /// were open.
-    pub(super) fn stays_broken(&self, pins: &PartialDegrees) -> bool {
+    pub(crate) fn stays_broken(&self, pins: &PartialDegrees) -> bool {
         match self {
             // A larger microbatch divides no better, but fewer replicas may.
             Self::GlobalBatch {
@@ -303,9 +266,6 @@ impl Illegal {
                 let both = pins.pp.and(pins.vpp).is_some();
                 both || !given.is_multiple_of(product(&[*pp, *vpp]))
             }
-            Self::OverlapAlone { key: "tp", .. } => pins.tp.is_some(),
-            Self::OverlapAlone { .. } => pins.ep.is_some(),
-            Self::ExpertOverlapStages { .. } => pins.vpp.is_some(),
             _ => true,
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A product that stays at the top instead of wrapping: such a product divides nothing real.
-pub(super) fn product(factors: &[u32]) -> u64 {
+pub(crate) fn product(factors: &[u32]) -> u64 {
     factors
         .iter()
         .fold(1, |product: u64, &f| product.saturating_mul(f.into()))
@@ -11,9 +11,9 @@ pub(super) fn product(factors: &[u32]) -> u64 {
 
 /// The legal values on either side of a value that is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Nearest {
-    pub(super) below: Option<u64>,
-    pub(super) above: Option<u64>,
+pub(crate) struct Nearest {
+    pub(crate) below: Option<u64>,
+    pub(crate) above: Option<u64>,
 }
 
 impl Nearest {
@@ -21,7 +21,7 @@ impl Nearest {
     const REACH: u64 = 1 << 16;
 
     /// The nearest values of at least 1 that are legal.
-    pub(super) fn around(value: u64, legal: impl Fn(u64) -> bool) -> Self {
+    pub(crate) fn around(value: u64, legal: impl Fn(u64) -> bool) -> Self {
         let lowest = value.saturating_sub(Self::REACH).max(1);
         let highest = value.saturating_add(Self::REACH);
         Self {
@@ -32,7 +32,7 @@ impl Nearest {
 }
 
 /// The divisors of `whole` nearest to `part`.
-pub(super) fn divisors(whole: u64, part: u64) -> Nearest {
+pub(crate) fn divisors(whole: u64, part: u64) -> Nearest {
     let inside = Nearest::around(part.min(whole.saturating_add(1)), |v| {
         whole.is_multiple_of(v)
     });
@@ -43,7 +43,7 @@ pub(super) fn divisors(whole: u64, part: u64) -> Nearest {
 }
 
 /// The positive multiples of `unit` nearest to `value`.
-pub(super) fn multiples(value: impl Into<u64>, unit: u64) -> Nearest {
+pub(crate) fn multiples(value: impl Into<u64>, unit: u64) -> Nearest {
     let below = value.into() / unit.max(1) * unit;
     Nearest {
         below: Some(below).filter(|&v| v > 0),

@@ -1,7 +1,7 @@
 //! [`PartialDegrees`]: the degrees a person pins, the rest left open.
 //!
 //! Written `tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1`, any subset in any order. Here only the spelling
-//! is judged; whether the degrees are legal is [`super::Rules`]' business.
+//! is judged; whether the degrees are legal is [`crate::rules::Rules`]' business.
 
 use std::fmt;
 use std::str::FromStr;
@@ -96,7 +96,7 @@ impl PartialDegrees {
     }
 
     /// The same degrees as these, with the values a layout has.
-    pub(super) fn values_of(&self, layout: &Layout) -> Self {
+    pub(crate) fn values_of(&self, layout: &Layout) -> Self {
         let mut values = Self {
             dp: Some(layout.dp()),
             edp: Some(layout.edp()),
@@ -110,7 +110,7 @@ impl PartialDegrees {
     }
 
     /// How far other values of the same degrees are, in doublings and halvings over all of them.
-    pub(super) fn distance(&self, other: &Self) -> f64 {
+    pub(crate) fn distance(&self, other: &Self) -> f64 {
         let (mut one, mut other) = (*self, *other);
         one.slots()
             .into_iter()
@@ -153,12 +153,12 @@ impl PartialDegrees {
     }
 
     /// Whether the data-parallel degree follows from what is given.
-    pub(super) fn fixes_dp(&self) -> bool {
+    pub(crate) fn fixes_dp(&self) -> bool {
         self.dp.or(self.tp.and(self.cp).and(self.pp)).is_some()
     }
 
     /// Given replicas that the other given degrees contradict, which leave at most `dp` and `edp`.
-    pub(super) fn misjudged_replicas(&self, dp: u32, edp: u32) -> Vec<Illegal> {
+    pub(crate) fn misjudged_replicas(&self, dp: u32, edp: u32) -> Vec<Illegal> {
         let attention = self.tp.and(self.cp).and(self.pp).is_some();
         let experts = self.etp.and(self.ep).and(self.pp).is_some();
         let mut broken = Vec::new();

@@ -2,14 +2,14 @@
 //!
 //! All-to-all sends every chosen copy of a token; DeepEP and HybridEP send one copy to each distinct
 //! destination: over the network one a node, over NVLink one a rank. Uniform routing is assumed
-//! (imbalance scales the rows of the busiest rank, in [`crate::saved::Local`]).
+//! (imbalance scales the rows of the busiest rank, in [`crate::local::Local`]).
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
 
 use super::{Part, Task, Writer, over};
+use crate::choice::Dispatcher;
 use crate::model::Moe;
-use crate::plan::Dispatcher;
 
 pub(crate) fn lower(work: &mut Writer<'_>, moe: &Moe) {
     let local = *work.setting.local;

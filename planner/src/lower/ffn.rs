@@ -4,8 +4,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op, Pass};
 
 use super::{Part, Writer, dispatch};
+use crate::choice::Dispatcher;
 use crate::model::{Ffn, Mlp, Moe};
-use crate::plan::Dispatcher;
 
 /// Lowers the norm, the block and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {
@@ -124,10 +124,11 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
-    use crate::layout::{Batch, Rules, space};
+    use crate::layout::Batch;
+    use crate::local::Local;
     use crate::lower::{LayerGroups, Setting, Task, layer};
     use crate::model::presets;
-    use crate::saved::Local;
+    use crate::rules::{Rules, space};
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {

@@ -8,12 +8,12 @@ use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
 use super::{LayerGroups, Lowered, Setting, Task};
+use crate::choice::Dispatcher;
 use crate::layout::{Batch, Layout};
+use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
-use crate::plan::Dispatcher;
 use crate::runtime::{Piece, Runtime};
-use crate::saved::Local;
 use crate::shard::{self, Shard};
 
 /// The job whose keys are wanted.

@@ -1,8 +1,9 @@
 //! [`Passes`]: what a run of layers does to memory forward and backward, and how runs compose.
 
+use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
 
-use super::tape::{Class, Level, Tape};
+use super::tape::{Level, Tape};
 
 /// The memory of a run of layers, of one microbatch. Exact where every layer's is, for what runs between
 /// two layers is alive in both (the residual stream, its gradient).
@@ -19,7 +20,7 @@ pub struct Passes {
 impl Passes {
     /// Of layers of which nothing is known but what they keep.
     pub fn keeping(bytes: Bytes) -> Self {
-        let saved = Level::of(Class::Activations, bytes);
+        let saved = Level::of(TensorClass::Activations, bytes);
         Self {
             saved,
             forward: saved,
@@ -86,7 +87,7 @@ mod tests {
     type Layer = [u64; 4];
 
     fn take(tape: &mut Tape, bytes: u64) -> Held {
-        tape.take(Class::Activations, Dtype::Fp8, bytes)
+        tape.take(TensorClass::Activations, Dtype::Fp8, bytes)
     }
 
     fn forward(tape: &mut Tape, layer: Layer) -> Held {

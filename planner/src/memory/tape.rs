@@ -6,40 +6,38 @@
 
 use std::ops::{Add, Mul, Sub};
 
-use moefold_profiles::Dtype;
 use moefold_profiles::units::{Bytes, GIB};
-
-/// What a tensor counts as; the classes of a plan that a step's passes fill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    /// SavedTensor between a forward and its backward, or flowing between ops.
-    Activations,
-    /// Communication staging and workspace.
-    Transient,
-    /// Logits of the head and their gradient.
-    Logits,
-}
+use moefold_profiles::{ByClass, Dtype, TensorClass};
 
 /// Bytes alive by class, above an instant that is said where there is one; negative below it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Level([i64; 3]);
+pub struct Level(ByClass<i64>);
 
 impl Level {
     /// Bytes of one class.
-    pub fn of(class: Class, bytes: Bytes) -> Self {
+    pub fn of(class: TensorClass, bytes: Bytes) -> Self {
         let mut level = Self::default();
-        level.0[class as usize] = bytes.0 as i64;
+        level.0[class] = bytes.0 as i64;
         level
     }
 
     /// Bytes of one class.
-    pub fn get(self, class: Class) -> i64 {
-        self.0[class as usize]
+    pub fn get(self, class: TensorClass) -> i64 {
+        self.0[class]
+    }
+
+    /// Bytes of each class, where that is as many as there are.
+    ///
+    /// # Panics
+    /// Below the instant that the level is above.
+    pub fn bytes(self) -> ByClass<Bytes> {
+        self.0
+            .map(|bytes| Bytes(u64::try_from(bytes).expect("bytes are there or not")))
     }
 
     /// Bytes of all classes.
     pub fn total(self) -> i64 {
-        self.0.iter().sum()
+        self.0.total()
     }
 
     /// Bytes of all classes, in GiB.
@@ -61,7 +59,7 @@ impl Level {
 impl Add for Level {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
+        Self(self.0 + other.0)
     }
 }
 
@@ -83,14 +81,14 @@ impl Mul<i64> for Level {
 #[derive(Debug)]
 #[must_use = "a tensor is kept, handed on or given back"]
 pub struct Held {
-    class: Class,
+    class: TensorClass,
     dtype: Dtype,
     elements: u64,
 }
 
 impl Held {
     /// One that was there before the tape began, or has no memory of its own where `elements` is 0.
-    pub fn given(class: Class, dtype: Dtype, elements: u64) -> Self {
+    pub fn given(class: TensorClass, dtype: Dtype, elements: u64) -> Self {
         Self {
             class,
             dtype,
@@ -122,7 +120,7 @@ pub struct Tape {
 
 impl Tape {
     /// Allocates a tensor.
-    pub fn take(&mut self, class: Class, dtype: Dtype, elements: u64) -> Held {
+    pub fn take(&mut self, class: TensorClass, dtype: Dtype, elements: u64) -> Held {
         let held = Held::given(class, dtype, elements);
         self.live = self.live + held.level();
         self.peak = self.peak.higher(self.live);
@@ -137,7 +135,7 @@ impl Tape {
 
     /// Memory that an op takes to work in and gives back before it returns.
     pub fn work_in(&mut self, dtype: Dtype, elements: u64) {
-        let held = self.take(Class::Transient, dtype, elements);
+        let held = self.take(TensorClass::Transient, dtype, elements);
         self.give(held);
     }
 

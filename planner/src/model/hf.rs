@@ -25,11 +25,11 @@ mod qwen3_next;
 
 use std::path::Path;
 
+use moefold_profiles::nearest::closest;
 use serde_json::Value;
 
 use self::common::TIED;
 use self::keys::Keys;
-use super::resolve::nearest;
 use super::{Model, ModelError};
 
 /// Reads one family's configuration.
@@ -158,7 +158,7 @@ fn unknown_type(file: &str, found: &str) -> ModelError {
     ModelError::UnknownType {
         file: file.to_owned(),
         found: found.to_owned(),
-        nearest: nearest(found, &known).join(", "),
+        nearest: closest(found, known.iter().copied()).join(", "),
         known: known.join(", "),
     }
 }

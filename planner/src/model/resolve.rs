@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use moefold_profiles::nearest::ranked;
+use moefold_profiles::nearest::closest;
 
 use super::{Model, ModelError, hf, presets};
 
@@ -61,14 +61,7 @@ pub(super) fn look_up<'a>(name: &str, among: &[&'a str]) -> Found<'a> {
             }
         }
     }
-    Found::None(nearest(bare, among))
-}
-
-/// Up to three names spelled most like another.
-pub(super) fn nearest<'a>(name: &str, among: &[&'a str]) -> Vec<&'a str> {
-    let mut names = ranked(name, among.iter().copied());
-    names.truncate(3);
-    names
+    Found::None(closest(bare, among.iter().copied()))
 }
 
 /// A name without case and punctuation.

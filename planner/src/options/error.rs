@@ -2,34 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use crate::layout::{Illegal, ParseDegreesError, PartialDegrees};
-use crate::plan::Recompute;
+use crate::choice::Recompute;
+use crate::layout::{Illegal, PartialDegrees};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A flag with a value that means nothing.
-    #[error("{flag}: found `{value}`, expected {expected}")]
+    /// An option with a value that means nothing.
+    #[error("`{option}`: found `{value}`, expected {expected}")]
     Value {
-        /// The flag.
-        flag: &'static str,
+        /// The option.
+        option: &'static str,
         /// What was found.
         value: String,
         /// What would work.
         expected: String,
-    },
-    /// Degrees that are no degrees; the source says why.
-    #[error("--layout")]
-    Degrees(#[from] ParseDegreesError),
-    /// A value that a later release prices.
-    #[error("{flag} {value}: not supported yet; this release supports {works}")]
-    Later {
-        /// The flag.
-        flag: &'static str,
-        /// What was asked for.
-        value: String,
-        /// What this release has.
-        works: String,
     },
     /// Rules that the request breaks, whatever is chosen for what it leaves open.
     #[error("this cannot be planned:{}", lines(broken.iter().map(ToString::to_string), nearest.as_ref()))]
@@ -79,17 +66,6 @@ pub enum PlanError {
         /// Memory of one device, GiB.
         capacity_gib: f64,
     },
-}
-
-impl PlanError {
-    /// A [`Self::Value`].
-    pub fn value(flag: &'static str, value: &str, expected: &str) -> Self {
-        Self::Value {
-            flag,
-            value: value.to_owned(),
-            expected: expected.to_owned(),
-        }
-    }
 }
 
 /// The candidate that comes closest to fitting.

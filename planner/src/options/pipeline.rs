@@ -2,17 +2,15 @@
 //!
 //! `E` embedding, `t` a decoder layer, `m` an MTP depth, `L` the head, `|` between stages; `x*n` and
 //! `(..)*n` repeat (Megatron-Core, `pipeline_parallel_layer_layout.py`). Only the words are judged
-//! here; whether the stages go with a model and with degrees is [`crate::layout::Rules`]' business.
+//! here; whether the stages go with a model and with degrees is [`crate::rules::Rules`]' business.
 
-use super::PlanError;
+use std::str::FromStr;
 
 /// The most symbols a layout is written out to: more than the layers and stages of any model.
 const MAX_SYMBOLS: usize = 4096;
 
 /// The deepest parentheses.
 const MAX_DEPTH: usize = 32;
-
-const FLAG: &str = "--pipeline-layout";
 
 /// Which stage holds which decoder layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,9 +40,22 @@ impl From<Vec<Vec<u32>>> for PipelineLayout {
     }
 }
 
-/// Reads Megatron's pipeline layout.
-pub fn pipeline_layout(text: &str) -> Result<PipelineLayout, PlanError> {
-    let refuse = |expected: &str| Err(PlanError::value(FLAG, text, expected));
+/// Why words are no pipeline layout: what was expected of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ParseStagesError(String);
+
+impl FromStr for PipelineLayout {
+    type Err = ParseStagesError;
+
+    fn from_str(text: &str) -> Result<Self, ParseStagesError> {
+        read(text).map_err(ParseStagesError)
+    }
+}
+
+/// Reads Megatron's pipeline layout, or says what was expected.
+fn read(text: &str) -> Result<PipelineLayout, String> {
+    let refuse = |expected: &str| Err(format!("expected {expected}"));
     let flat = match expand(text) {
         Ok(flat) => flat,
         Err(expected) => return refuse(&expected),
@@ -64,16 +75,12 @@ pub fn pipeline_layout(text: &str) -> Result<PipelineLayout, PlanError> {
     let words: Vec<&str> = flat.split('|').collect();
     let last = words.len() - 1;
     if let Some(stage) = words[..last].iter().position(|word| word.contains('m')) {
-        return Err(PlanError::Later {
-            flag: FLAG,
-            value: text.to_owned(),
-            works: format!(
-                "m on the last stage with L, and stage {} of {} has one; or no m, and the MTP \
-                 depths stand with L",
-                stage + 1,
-                words.len()
-            ),
-        });
+        return Err(format!(
+            "not supported yet; this release supports m on the last stage with L, and stage {} of {} \
+             has one; or no m, and the MTP depths stand with L",
+            stage + 1,
+            words.len()
+        ));
     }
     if count('L') != 1 || !flat.ends_with('L') {
         let found = count('L');
@@ -162,18 +169,18 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        pipeline_layout(text).expect_err(text).to_string()
+        text.parse::<PipelineLayout>().expect_err(text).to_string()
     }
 
     #[test]
     fn golden_pipeline_layouts_expand() {
-        let layout = pipeline_layout("Et|(tt|)*30mL").expect("parses");
+        let layout: PipelineLayout = "Et|(tt|)*30mL".parse().expect("parses");
         let stages = layout.stages();
         assert_eq!(stages.len(), 32);
         assert_eq!(stages[0], [0]);
         assert_eq!(stages[30], [59, 60]);
         assert!(stages[31].is_empty());
-        let nested = pipeline_layout("E((t*2)*2|)*3 L").expect("parses");
+        let nested: PipelineLayout = "E((t*2)*2|)*3 L".parse().expect("parses");
         assert_eq!(nested.stages()[2], [8, 9, 10, 11]);
     }
 

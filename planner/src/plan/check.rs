@@ -6,12 +6,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{
-    LayoutRecord, PlanFileError, PlannedLayout, Predicted, Recompute, Request, ScheduleName,
-};
-use crate::layout::{Degrees, Layout, Rules};
+use super::{LayoutRecord, PlanFileError, PlannedLayout, Predicted, Request};
+use crate::choice::{Recompute, ScheduleName};
+use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
+use crate::rules::Rules;
 
 /// How far a sum of written decimals may be from its total, relative.
 const ROUNDING: f64 = 1e-6;

@@ -191,10 +191,11 @@ mod tests {
     use moefold_profiles::pricing::Costs;
 
     use super::*;
+    use crate::choice::{Objective, StackName};
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::SearchOptions;
-    use crate::plan::{Objective, Request, StackName};
+    use crate::plan::Request;
 
     fn plan() -> Plan {
         let model = presets::load("mixtral-8x7b").expect("a preset");

@@ -1,7 +1,7 @@
 //! Writes the actions of each schedule out.
 
 use super::{Action, Microbatch, Stage};
-use crate::plan::ScheduleName;
+use crate::choice::ScheduleName;
 
 /// A forward or backward pass of one stage over one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use moefold_profiles::units::Bytes;
 
 use super::build::{Pass, passes};
 use super::{Action, Schedule, Stage};
-use crate::plan::ScheduleName;
+use crate::choice::ScheduleName;
 
 /// The most that is alive on a rank, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -179,7 +179,7 @@ impl Done {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ScheduleName;
+    use crate::choice::ScheduleName;
 
     fn every(mut check: impl FnMut(Schedule)) {
         for pp in 1..=6 {

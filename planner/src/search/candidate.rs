@@ -1,20 +1,28 @@
 //! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every recompute
 //! set: durations of its stages, bound, simulated step, memory.
 
-use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds, Span};
-use moefold_profiles::{Collective, CollectiveKind, Dtype};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
 
 use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::tape::Level;
-use crate::memory::{self, Occupancy, RankMemory, StageMemory};
+use crate::memory::{self, Occupancy, StageMemory};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
 use crate::shard::{self, Shard};
 use crate::simulate::{StageTimes, lower_bound};
+
+/// What is asked, and of which layout under which dispatcher.
+#[derive(Clone, Copy)]
+pub(crate) struct Case<'a> {
+    pub(crate) question: &'a Question<'a>,
+    pub(crate) layout: &'a Layout,
+    /// Its microbatch and kinds of layers.
+    pub(crate) shape: &'a Shape,
+}
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
@@ -30,7 +38,7 @@ pub(crate) struct StageSplit {
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
     /// Memory of each pipeline rank that no recompute set changes.
-    held: Vec<RankMemory>,
+    held: Vec<ByClass<Bytes>>,
     /// The highest of what follows the last backward pass.
     update: Level,
 }
@@ -47,14 +55,14 @@ pub(crate) struct RankEnd {
 }
 
 /// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
-pub(crate) fn splits(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<StageSplit> {
+pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
+    let Case {
+        question,
+        layout,
+        shape,
+    } = case;
     if let Some(given) = &question.options.stages {
-        return vec![StageSplit::new(
-            question,
-            layout,
-            shape,
-            given.stages().to_vec(),
-        )];
+        return vec![StageSplit::new(case, given.stages().to_vec())];
     }
     let layers = layer_weights(question, shape);
     let weights = weights(&layers, shape);
@@ -72,17 +80,18 @@ pub(crate) fn splits(question: &Question<'_>, layout: &Layout, shape: &Shape) ->
     }
     splits
         .into_iter()
-        .map(|stages| StageSplit::new(question, layout, shape, stages))
+        .map(|stages| StageSplit::new(case, stages))
         .collect()
 }
 
 /// A split good enough to judge a layout by, found in one pass: the given one, equal numbers of
 /// layers where they divide, or about equal times.
-pub(crate) fn likely_split(
-    question: &Question<'_>,
-    layout: &Layout,
-    shape: &Shape,
-) -> Option<StageSplit> {
+pub(crate) fn likely_split(case: Case<'_>) -> Option<StageSplit> {
+    let Case {
+        question,
+        layout,
+        shape,
+    } = case;
     let stages = if let Some(given) = &question.options.stages {
         given.stages().to_vec()
     } else {
@@ -90,7 +99,7 @@ pub(crate) fn likely_split(
         partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
             .or_else(|| partition::proportional(&weights(&layers, shape), layout.stages()))?
     };
-    Some(StageSplit::new(question, layout, shape, stages))
+    Some(StageSplit::new(case, stages))
 }
 
 fn nanoseconds(kind: &Kind) -> u64 {
@@ -112,7 +121,12 @@ fn weights<'l>(layers: &'l [u64], shape: &Shape) -> Weights<'l> {
 }
 
 impl StageSplit {
-    fn new(question: &Question<'_>, layout: &Layout, shape: &Shape, stages: Vec<Vec<u32>>) -> Self {
+    fn new(case: Case<'_>, stages: Vec<Vec<u32>>) -> Self {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let counts: Vec<Vec<u32>> = stages
             .iter()
             .map(|layers| {
@@ -136,9 +150,9 @@ impl StageSplit {
             held: Vec::new(),
             update: Level::default(),
         };
-        split.hold(question, layout, shape);
-        split.ends = split.rank_ends(question, layout, shape);
-        split.time(question, layout, shape);
+        split.hold(case);
+        split.ends = split.rank_ends(case);
+        split.time(case);
         split
     }
 
@@ -173,7 +187,12 @@ impl StageSplit {
     }
 
     /// Fills in durations that do not depend on the recompute set, and backward passes of the first.
-    fn time(&mut self, question: &Question<'_>, layout: &Layout, shape: &Shape) {
+    fn time(&mut self, case: Case<'_>) {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let pp = layout.pp() as usize;
         let stages = self.stages.len();
         let forward_s: Vec<f64> = (0..stages)
@@ -189,7 +208,7 @@ impl StageSplit {
         self.times.first_forward.clone_from(&self.times.forward);
         self.times.backward = backward_s.iter().map(span).collect();
         self.times.last_backward.clone_from(&self.times.backward);
-        if let Some(message) = message(question, layout, shape) {
+        if let Some(message) = message(case) {
             let hop = question.costs.collective(&message).time.to_span();
             self.times.hop = vec![hop; stages - 1];
         }
@@ -247,7 +266,7 @@ impl StageSplit {
 
     /// The most that no recompute set changes, over all ranks.
     pub(crate) fn held(&self) -> Bytes {
-        let totals = self.held.iter().map(RankMemory::total);
+        let totals = self.held.iter().map(ByClass::total);
         totals.max().unwrap_or(Bytes::ZERO)
     }
 
@@ -263,12 +282,17 @@ impl StageSplit {
     }
 
     /// Works out what no recompute set changes: state, buffers that stay, context and communicators.
-    fn hold(&mut self, question: &Question<'_>, layout: &Layout, shape: &Shape) {
+    fn hold(&mut self, case: Case<'_>) {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let options = question.options;
         let bytes = question
             .stack
             .state(options.precision, options.optimizer, options.grad_dtype);
-        let overhead = overhead(question, layout, shape);
+        let overhead = overhead(case);
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.update = step.update;
@@ -276,17 +300,12 @@ impl StageSplit {
         self.held = (0..pp)
             .map(|rank| {
                 let resting = |memory: &StageMemory| memory.shard + memory.padding;
-                let shard = self.shard(question, layout, shape, rank, resting);
-                let mut held = memory::state(
-                    &shard,
-                    bytes,
-                    step.grain,
-                    dense_shards,
-                    u64::from(layout.edp()),
-                );
-                held.add(step.standing);
-                held.transient += self.buffers(question, shape, rank, pp);
-                held.overhead = overhead;
+                let shard = self.shard(case, rank, resting);
+                let edp = u64::from(layout.edp());
+                let mut held = memory::state(&shard, bytes, step.grain, dense_shards, edp);
+                held = held + step.standing.bytes();
+                held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
+                held[TensorClass::Overhead] = overhead;
                 held
             })
             .collect();
@@ -295,12 +314,15 @@ impl StageSplit {
     /// Memory of every pipeline rank.
     pub(crate) fn memory(
         &self,
-        question: &Question<'_>,
-        layout: &Layout,
-        shape: &Shape,
+        case: Case<'_>,
         set: usize,
         occupancies: &[Vec<Occupancy>],
-    ) -> Vec<RankMemory> {
+    ) -> Vec<ByClass<Bytes>> {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let pp = layout.pp() as usize;
         let mut own = Vec::with_capacity(layout.vpp() as usize);
         (0..pp)
@@ -315,8 +337,8 @@ impl StageSplit {
                     &occupancies[rank],
                     self.update,
                 );
-                let allocated = held.total() - held.overhead;
-                held.overhead += allocated.scale(question.stack.fragmentation());
+                let allocated = held.total() - held[TensorClass::Overhead];
+                held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
                 held
             })
             .collect()
@@ -324,13 +346,12 @@ impl StageSplit {
 
     /// What the step could shrink to if every layer chose its recompute set by itself: see
     /// [`super::mix`]. No schedule runs this layout and split in less.
-    pub(crate) fn mixed_bound_s(
-        &self,
-        question: &Question<'_>,
-        layout: &Layout,
-        shape: &Shape,
-        occupancies: &[Vec<Occupancy>],
-    ) -> f64 {
+    pub(crate) fn mixed_bound_s(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> f64 {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let pp = layout.pp() as usize;
         let microbatches = f64::from(layout.microbatches());
         let capacity = question.cluster.gpu.memory().gib();
@@ -338,9 +359,9 @@ impl StageSplit {
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let held = self.held[rank];
             // Allocated memory may be so much that with its fragmentation it fits.
-            let allocated =
-                (capacity - held.overhead.gib()) / (1.0 + question.stack.fragmentation());
-            let room = allocated - (held.total() - held.overhead).gib();
+            let allocated = (capacity - held[TensorClass::Overhead].gib())
+                / (1.0 + question.stack.fragmentation());
+            let room = allocated - (held.total() - held[TensorClass::Overhead]).gib();
             let mut groups = Vec::new();
             let mut ends_s = 0.0;
             for stage in (rank..self.stages.len()).step_by(pp) {
@@ -392,14 +413,12 @@ impl StageSplit {
 
     /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
     /// is one matrix.
-    fn shard(
-        &self,
-        question: &Question<'_>,
-        layout: &Layout,
-        shape: &Shape,
-        rank: usize,
-        of: impl Fn(&StageMemory) -> Shard,
-    ) -> Shard {
+    fn shard(&self, case: Case<'_>, rank: usize, of: impl Fn(&StageMemory) -> Shard) -> Shard {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let pp = layout.pp() as usize;
         let mut shard = Shard::default();
         for stage in (rank..self.stages.len()).step_by(pp) {
@@ -414,7 +433,12 @@ impl StageSplit {
     }
 
     /// The end of the step on every rank; ranks that hold alike end alike.
-    fn rank_ends(&self, question: &Question<'_>, layout: &Layout, shape: &Shape) -> Vec<RankEnd> {
+    fn rank_ends(&self, case: Case<'_>) -> Vec<RankEnd> {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
         let groups = StepGroups {
@@ -434,7 +458,7 @@ impl StageSplit {
         let mut before = None;
         for rank in 0..pp {
             let pair = pair.filter(|_| rank == 0 || rank + 1 == pp);
-            let shard = self.shard(question, layout, shape, rank, |memory| memory.shard);
+            let shard = self.shard(case, rank, |memory| memory.shard);
             let held = (shard, pair);
             let end = match ends.last() {
                 Some(end) if before == Some(held) => end.clone(),
@@ -498,7 +522,12 @@ fn weight_dtype(question: &Question<'_>) -> Dtype {
 }
 
 /// A message between neighbouring stages: the residual stream of a rank's tokens.
-fn message(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Option<Collective> {
+fn message(case: Case<'_>) -> Option<Collective> {
+    let Case {
+        question,
+        layout,
+        shape,
+    } = case;
     let pp = placement(layout, GroupKind::Pp, question.cluster);
     let elements =
         shape.local.tokens_local * question.model.hidden * question.model.residual_streams;
@@ -511,7 +540,12 @@ fn message(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Option<Co
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
-fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
+fn overhead(case: Case<'_>) -> Bytes {
+    let Case {
+        question,
+        layout,
+        shape,
+    } = case;
     let stack = &question.stack;
     let degrees = [
         layout.tp(),
@@ -532,16 +566,3 @@ fn overhead(question: &Question<'_>, layout: &Layout, shape: &Shape) -> Bytes {
     );
     stack.common().context + stack.common().communicator * communicators + staging
 }
-
-/// The categories a breakdown's exposed time of a rank is told in; the rest of the step has its own.
-pub(crate) const WORK: [Category; 9] = [
-    Category::Attention,
-    Category::Experts,
-    Category::Dense,
-    Category::RouterPermute,
-    Category::TpComm,
-    Category::CpComm,
-    Category::EpComm,
-    Category::Recompute,
-    Category::Host,
-];

@@ -3,7 +3,8 @@
 use moefold_profiles::trace::Category;
 
 use super::predict::Priced;
-use crate::plan::{Alternative, LayoutRecord, Objective};
+use crate::choice::Objective;
+use crate::plan::{Alternative, LayoutRecord};
 
 /// `TP2 CP1 PP8 VPP4 EP64 ETP1 MBS1`, degrees of one left out but for TP.
 pub(crate) fn degrees(layout: &LayoutRecord) -> String {

@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::Dtype;
 use moefold_profiles::trace::{Category, TimeByCategory};
-use moefold_profiles::units::Seconds;
+use moefold_profiles::units::{Bytes, Seconds};
+use moefold_profiles::{ByClass, Dtype};
 
-use super::candidate::{StageSplit, WORK};
+use super::candidate::StageSplit;
 use super::shape::{Question, Shape};
+use crate::choice::{Offload, ScheduleName};
 use crate::layout::Layout;
-use crate::memory::RankMemory;
 use crate::model::count;
-use crate::plan::{
-    Confidence, LayoutRecord, Offload, Pipeline, PlannedLayout, Predicted, ScheduleName,
-};
+use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};
@@ -39,7 +37,7 @@ pub(crate) struct Priced {
 pub(crate) fn planned(
     question: &Question<'_>,
     choice: &Choice<'_>,
-    memory: &[RankMemory],
+    memory: &[ByClass<Bytes>],
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout);
@@ -83,7 +81,7 @@ pub(crate) fn planned(
             model_tflops_per_gpu: flops_per_s / 1e12,
             mfu: flops_per_s / peak,
             peak_gib: worst.total().gib(),
-            memory_gib: worst.record(),
+            memory_gib: worst.map(Bytes::gib),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
             busy_s: busy(question, choice, critical),
             confidence: confidence(&forward, &backward),
@@ -119,7 +117,7 @@ fn time_by_category(
     let microbatches = f64::from(choice.layout.microbatches());
     let mut time = TimeByCategory::default();
     let mut priced = 0.0;
-    for category in WORK {
+    for category in Category::ALL.into_iter().filter(|c| c.is_of_a_pass()) {
         let seconds = (forward.get(category) + backward.get(category)) * microbatches;
         priced += seconds;
         time.add(category, Seconds(seconds));

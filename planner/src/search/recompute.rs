@@ -4,8 +4,8 @@
 //! (Megatron-Bridge's Moonlight study: -0.004 GB for +3.9 % time), so it is left to the user. The
 //! whole MoE layer is tried with the savers of attention; everything at once is `full`.
 
+use crate::choice::{Module, Recompute};
 use crate::model::{Ffn, Mixer, Model};
-use crate::plan::{Module, Recompute};
 
 /// The sets in a fixed order, `none` first and `full` last.
 pub(crate) fn sets(model: &Model) -> Vec<Recompute> {

@@ -2,9 +2,10 @@
 //! [`LeftOut`]: why a legal layout is not tried.
 
 use super::shape::Question;
-use crate::layout::{Illegal, Layout, Rules, nearest_legal};
+use crate::layout::{Illegal, Layout};
 use crate::model::Model;
 use crate::options::{PlanError, SearchOptions};
+use crate::rules::{Rules, nearest_legal};
 
 /// Tokens a context-parallel rank has of a sequence at least: Megatron-Core's guide advises against
 /// fewer (arXiv 2603.07685, section 6.3). A pinned degree is taken as it is.
@@ -66,12 +67,16 @@ pub(crate) fn check_request(
     options: &SearchOptions,
     rules: &Rules,
 ) -> Result<(), PlanError> {
-    for (flag, size) in [
-        ("--seq-len", options.batch.seq_len),
-        ("--global-batch", options.batch.global_batch),
+    for (option, size) in [
+        ("seq_len", options.batch.seq_len),
+        ("global_batch", options.batch.global_batch),
     ] {
         if size == 0 {
-            return Err(PlanError::value(flag, "0", "at least 1"));
+            return Err(PlanError::Value {
+                option,
+                value: size.to_string(),
+                expected: "at least 1".to_owned(),
+            });
         }
     }
     let broken = rules.contradictions(&options.pins, gpus);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
-use super::candidate::likely_split;
+use super::candidate::{Case, likely_split};
 use super::shape::{Question, Shape};
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
@@ -55,11 +55,16 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
     let (shape, _) = unit.shapes.iter().zip(&unit.floors).min_by(cheapest)?;
-    let split = likely_split(question, layout, shape)?;
+    let case = Case {
+        question,
+        layout,
+        shape,
+    };
+    let split = likely_split(case)?;
     if split.held() > capacity {
         return None;
     }
-    let peak_of = |set: usize| peak(&split.memory(question, layout, shape, set, unit.occupancies));
+    let peak_of = |set: usize| peak(&split.memory(case, set, unit.occupancies));
     let (set, memory) = shape
         .sets_by_time()
         .iter()

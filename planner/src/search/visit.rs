@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
-use super::candidate::{self, StageSplit};
+use super::candidate::{self, Case, StageSplit};
 use super::explain;
 use super::predict::Choice;
 use super::shape::{Question, Shape};
 use crate::answer::Candidate;
+use crate::choice::{Objective, Recompute};
 use crate::layout::Layout;
-use crate::memory::{Occupancy, RankMemory};
+use crate::memory::Occupancy;
 use crate::options::LeastMemory;
-use crate::plan::{LayoutRecord, Objective, Recompute};
+use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
 
@@ -43,7 +45,7 @@ pub(crate) struct Found<'a> {
 impl Found<'_> {
     pub(crate) fn score(&self, objective: Objective) -> f64 {
         match objective {
-            Objective::Throughput | Objective::Cost => self.step_s,
+            Objective::Throughput => self.step_s,
             Objective::Memory => self.peak.gib(),
         }
     }
@@ -67,9 +69,14 @@ impl Found<'_> {
         let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
         let mut bound = self.step_s;
         if question.sets.len() > 1 && question.sets[self.set] != Recompute::None {
-            bound = self
-                .split
-                .mixed_bound_s(question, layout, shape, self.unit.occupancies);
+            bound = self.split.mixed_bound_s(
+                Case {
+                    question,
+                    layout,
+                    shape,
+                },
+                self.unit.occupancies,
+            );
         }
         if !self.split_is_exact(question) {
             bound = bound.min(self.unit.floors[self.shape]);
@@ -96,10 +103,17 @@ impl Found<'_> {
         }
     }
 
-    pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<RankMemory> {
+    pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<ByClass<Bytes>> {
         let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
-        self.split
-            .memory(question, layout, shape, self.set, self.unit.occupancies)
+        self.split.memory(
+            Case {
+                question,
+                layout,
+                shape,
+            },
+            self.set,
+            self.unit.occupancies,
+        )
     }
 }
 
@@ -127,7 +141,11 @@ fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Stage
         .zip(&unit.floors)
         .map(|(shape, &floor)| {
             if floor < limit {
-                candidate::splits(question, unit.layout, shape)
+                candidate::splits(Case {
+                    question,
+                    layout: unit.layout,
+                    shape,
+                })
             } else {
                 Vec::new()
             }
@@ -195,7 +213,15 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
             break;
         }
         let (shape, split) = (&unit.shapes[child.shape], &splits[child.shape][child.split]);
-        let memory = split.memory(question, layout, shape, child.set, unit.occupancies);
+        let memory = split.memory(
+            Case {
+                question,
+                layout,
+                shape,
+            },
+            child.set,
+            unit.occupancies,
+        );
         let peak = peak(&memory);
         let place = (child.shape, child.set);
         if peak > capacity {
@@ -275,10 +301,10 @@ impl Tally {
 }
 
 /// Memory of the fullest rank.
-pub(crate) fn peak(ranks: &[RankMemory]) -> Bytes {
+pub(crate) fn peak(ranks: &[ByClass<Bytes>]) -> Bytes {
     ranks
         .iter()
-        .map(RankMemory::total)
+        .map(ByClass::total)
         .max()
         .unwrap_or(Bytes::ZERO)
 }

@@ -1,7 +1,7 @@
 //! The simulation against a dumb event loop, its laws, and published pipeline bubbles.
 
 use super::*;
-use crate::plan::ScheduleName;
+use crate::choice::ScheduleName;
 
 fn random(seed: &mut u64, below: u64) -> u64 {
     *seed = seed

@@ -9,13 +9,14 @@
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
+use crate::choice::{Module, Recompute};
+use crate::local::Local;
 use crate::lower::{self, Lowered, Setting, ends};
 use crate::memory::passes::Passes;
 use crate::memory::{StageMemory, WorkingSets};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
-use crate::plan::{Module, Recompute};
 use crate::runtime::{Piece, Runtime, StepMemory};
-use crate::saved::{Local, SavedTensor};
+use crate::saved::SavedTensor;
 use crate::shard;
 
 /// Answers for Megatron-Core.
@@ -453,11 +454,13 @@ pub fn transient(
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::TensorClass;
+
     use super::*;
+    use crate::choice::Optimizer;
+    use crate::choice::StackName;
     use crate::memory;
     use crate::model::presets;
-    use crate::plan::Optimizer;
-    use crate::plan::StackName;
     use crate::shard::{self, Shard};
     use crate::stack::Stack;
 
@@ -545,18 +548,18 @@ mod tests {
         let stack = Stack::of(StackName::Megatron);
         let bytes = stack.state(Precision::Bf16, Optimizer::Adam, Dtype::F32);
         let state = memory::state(&rank, bytes, 0, 64, 1);
-        let held = (state.weights + state.gradients).gib();
+        let held = (state[TensorClass::Weights] + state[TensorClass::Gradients]).gib();
         assert!((held - 36.4).abs() < 0.05, "{held}");
         assert!(
-            (state.optimizer.gib() - 32.1).abs() < 0.05,
+            (state[TensorClass::Optimizer].gib() - 32.1).abs() < 0.05,
             "{}",
-            state.optimizer
+            state[TensorClass::Optimizer]
         );
     }
 
     #[test]
     fn law_recomputing_more_never_keeps_more() {
-        use crate::plan::Module::{Layernorm, MlaUpProj, Mlp, Moe, MoeAct, SharedExperts};
+        use crate::choice::Module::{Layernorm, MlaUpProj, Mlp, Moe, MoeAct, SharedExperts};
         for preset in presets::names() {
             let model = presets::load(preset).expect("a preset");
             for layer in &model.layers {

@@ -6,7 +6,7 @@
 //! key/value heads (within 3% in the tables), packing, and windows (the op says fewer keys instead).
 
 use super::curve::Curve;
-use super::matrix::donor;
+use super::lender;
 use super::roofline::Roofline;
 use crate::cluster::Gpu;
 use crate::cost::Source;
@@ -67,12 +67,7 @@ impl Attention {
         let lender = if measured {
             name.as_str()
         } else {
-            donor(&name).unwrap_or(match gpu.arch.as_str() {
-                "sm_80" => "a100",
-                "sm_100" => "b200",
-                "sm_103" => "b300",
-                _ => "h100",
-            })
+            lender::of_kernels(&name, &gpu.arch)
         };
         // Attention is lent by the rate of the largest products.
         let preset = presets::gpu(lender).expect("tables are of presets");

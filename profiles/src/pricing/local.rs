@@ -13,16 +13,16 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
 use crate::dtype::Dtype;
-use crate::op::{Op, Pass};
+use crate::op::{Op, OpKind, Pass};
 use crate::statistics::median;
 use crate::units::{Bytes, Seconds};
 
 /// What holds of every key.
 const MEASURED: &str = "a key has at least one timing";
 
-const STEMS: usize = 25;
-const PASSES: usize = 5;
-const DTYPES: usize = 5;
+/// Passes, and none.
+const PASSES: usize = 1 + Pass::ALL.len();
+const DTYPES: usize = Dtype::ALL.len();
 
 /// A kind, ranks and ranks a domain.
 type Group = (CollectiveKind, [u32; 2]);
@@ -97,7 +97,7 @@ impl Local {
                 .push((key, Point { at, time }));
         }
         if !families.is_empty() {
-            self.families = vec![None; STEMS * PASSES * DTYPES * 2];
+            self.families = vec![None; OpKind::ALL.len() * PASSES * DTYPES * 2];
         }
         for (index, samples) in families {
             let template = samples[0].0;
@@ -198,42 +198,12 @@ impl Local {
     }
 }
 
-/// Index of an op's family: stem, pass, dtype and mask.
+/// Index of an op's family: kind, pass, dtype and mask.
 fn family(op: &Op) -> usize {
-    let stem = match op {
-        Op::Gemm { .. } => 0,
-        Op::GroupedGemm { .. } => 1,
-        Op::Attention { .. } => 2,
-        Op::RmsNorm { .. } => 3,
-        Op::Rope { .. } => 4,
-        Op::Swiglu { .. } => 5,
-        Op::Router { .. } => 6,
-        Op::Permute { .. } => 7,
-        Op::Unpermute { .. } => 8,
-        Op::Embedding { .. } => 9,
-        Op::CrossEntropy { .. } => 10,
-        Op::Add { .. } => 11,
-        Op::Adamw { .. } => 12,
-        Op::GradNorm { .. } => 13,
-        Op::LinearAttention { .. } => 14,
-        Op::Sweep { kind, .. } => 15 + *kind as usize,
-    };
-    let pass = match op.pass() {
-        None => 0,
-        Some(Pass::Forward) => 1,
-        Some(Pass::Backward) => 2,
-        Some(Pass::Dgrad) => 3,
-        Some(Pass::Wgrad) => 4,
-    };
-    let dtype = match op.dtype() {
-        Dtype::F32 => 0,
-        Dtype::Bf16 => 1,
-        Dtype::Fp8 => 2,
-        Dtype::Fp4 => 3,
-        Dtype::I32 => 4,
-    };
+    let pass = op.pass().map_or(0, |pass| 1 + pass as usize);
+    let dtype = op.dtype() as usize;
     let masked = usize::from(matches!(op, Op::Attention { causal: true, .. }));
-    ((stem * PASSES + pass) * DTYPES + dtype) * 2 + masked
+    ((op.kind() as usize * PASSES + pass) * DTYPES + dtype) * 2 + masked
 }
 
 /// The sizes a family is tabulated over, and how many times that work is done.

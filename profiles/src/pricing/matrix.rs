@@ -1,5 +1,6 @@
 //! Prices of matrix products, dense and grouped, from shipped tables over the efficiency formulas.
 
+use super::lender;
 use super::roofline::{MATRIX_DTYPES, Roofline, dtype_index, pass_rate};
 use super::surface::{Point, SHIPPED_TRUST, Surface};
 use crate::cluster::Gpu;
@@ -69,20 +70,11 @@ impl Derate {
     }
 }
 
-/// The GPU whose tables also hold for another: the same silicon with other links.
-pub(super) fn donor(name: &str) -> Option<&'static str> {
-    match name {
-        "a800" | "a100-pcie" => Some("a100"),
-        "h800" | "h100-pcie" => Some("h100"),
-        _ => None,
-    }
-}
-
 impl Matrix {
     pub(super) fn new(gpu: &Gpu) -> Self {
         let roofline = Roofline::new(gpu);
         let name = gpu.name.to_lowercase();
-        let lender = [Some(name.as_str()), donor(&name)]
+        let lender = [Some(name.as_str()), lender::of_products(&name)]
             .into_iter()
             .flatten()
             .find(|name| table::gemm().iter().any(|row| row.gpu == *name))

@@ -12,7 +12,7 @@ mod nccl;
 use nccl::{Ranked, across, ranked};
 
 use super::curve::Curve;
-use super::matrix::donor;
+use super::lender;
 use crate::cluster::Cluster;
 use crate::collective::{Collective, CollectiveKind};
 use crate::cost::Source;
@@ -127,10 +127,7 @@ impl Network {
         let lender = if own {
             Some(name.as_str())
         } else {
-            donor(&name).or(match gpu.arch.as_str() {
-                "sm_90" => Some("h100"),
-                _ => None,
-            })
+            lender::of_links(&name, &gpu.arch)
         };
         // A mesh and a host link behave unlike a switch: nothing is lent to them.
         let switched = gpu.nvlink_gb_per_s > 0.0 && gpu.mesh_link_gb_per_s.is_none();

@@ -5,7 +5,7 @@
 //! stacked bar always differ in lightness. Base hues follow Okabe and Ito, "Color Universal Design"
 //! (2008).
 
-use moefold_profiles::Category;
+use moefold_profiles::{Category, TensorClass};
 
 /// What a shape is painted with. The named ones follow the page's light or dark theme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,27 +111,18 @@ pub(crate) fn category_label(category: Category) -> &'static str {
     }
 }
 
-/// Colours of the classes of memory, in the order of [`MEMORY_LABELS`].
-pub(crate) const MEMORY: [Paint; 7] = [
-    Paint::Rgb(0x1f_4e_8c),
-    Paint::Rgb(0x8c_d4_be),
-    Paint::Rgb(0x6b_71_2a),
-    Paint::Rgb(0xf0_86_1f),
-    Paint::Rgb(0xe7_8a_b8),
-    Paint::Rgb(0x6a_3d_9a),
-    Paint::Rgb(0xc9_ce_d6),
-];
-
-/// Names of the classes of memory, in the order of `MemoryRecord`.
-pub(crate) const MEMORY_LABELS: [&str; 7] = [
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "transient",
-    "logits",
-    "overhead",
-];
+/// The colour of a class of memory.
+pub(crate) fn memory(class: TensorClass) -> Paint {
+    Paint::Rgb(match class {
+        TensorClass::Weights => 0x1f_4e_8c,
+        TensorClass::Gradients => 0x8c_d4_be,
+        TensorClass::Optimizer => 0x6b_71_2a,
+        TensorClass::Activations => 0xf0_86_1f,
+        TensorClass::Transient => 0xe7_8a_b8,
+        TensorClass::Logits => 0x6a_3d_9a,
+        TensorClass::Overhead => 0xc9_ce_d6,
+    })
+}
 
 /// Colours of series that have no meaning of their own (runs, layouts); they repeat.
 pub(crate) const SERIES: [Paint; 8] = [
@@ -161,6 +152,14 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), Category::ALL.len());
+    }
+
+    #[test]
+    fn law_every_class_of_memory_has_its_own_colour() {
+        let mut seen = TensorClass::ALL.map(|class| memory(class).rgb()).to_vec();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), TensorClass::ALL.len());
     }
 
     #[test]

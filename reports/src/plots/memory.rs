@@ -1,12 +1,12 @@
 //! What fills the memory of the fullest rank, against what the rank has.
 
-use moefold_planner::plan::MemoryRecord;
-use moefold_profiles::run::PeakBytes;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{ByClass, TensorClass};
 
 use super::Plot;
 use super::rows::{self, Bar, BarPart};
 use crate::draw::axis::{self, Frame, MARGIN, SMALL, Scale, Swatch, WIDTH, X_AXIS_HEIGHT};
-use crate::draw::color::{MEMORY, MEMORY_LABELS, Paint};
+use crate::draw::color::{self, Paint};
 use crate::draw::scene::Scene;
 use crate::format::{self, MemoryUnit};
 use crate::subject::{Comparison, Subject};
@@ -44,11 +44,19 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     subtitle.extend(note);
     let mut scene = Scene::new(WIDTH, "Peak memory of the fullest rank");
     let top = axis::heading(&mut scene, "Peak memory of the fullest rank", &subtitle);
-    let mut entries: Vec<_> = (0..MEMORY.len())
-        .filter(|&i| {
-            rows::both(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[i] > 1e-3 * largest))
+    let shows = |class| {
+        rows::both(&subjects).any(|(s, m)| parts(s, m).is_some_and(|p| p[class] > 1e-3 * largest))
+    };
+    let mut entries: Vec<_> = TensorClass::ALL
+        .into_iter()
+        .filter(|&class| shows(class))
+        .map(|class| {
+            (
+                Swatch::Square,
+                color::memory(class),
+                class.name().to_owned(),
+            )
         })
-        .map(|i| (Swatch::Square, MEMORY[i], MEMORY_LABELS[i].to_owned()))
         .collect();
     if drawn {
         let line = Swatch::Line { dashed: true };
@@ -111,60 +119,38 @@ fn limits(
 }
 
 fn total(subject: &Subject, measured: bool) -> f64 {
-    parts(subject, measured).map_or(0.0, |parts| parts.iter().sum())
+    parts(subject, measured).map_or(0.0, |parts| parts.total())
 }
 
-/// Peak by class, GiB, in the order of [`MEMORY_LABELS`].
-fn parts(subject: &Subject, measured: bool) -> Option<[f64; 7]> {
+/// Peak by class, GiB.
+fn parts(subject: &Subject, measured: bool) -> Option<ByClass<f64>> {
     if measured {
-        let peaks = &subject.measured.as_ref()?.summary.peak_by_rank;
-        let worst = peaks.iter().max_by_key(|peak| peak.bytes.total())?;
-        Some(measured_parts(&worst.bytes))
+        measured_gib(subject)
     } else {
-        Some(predicted_parts(&subject.planned.predicted.memory_gib))
+        Some(subject.planned.predicted.memory_gib)
     }
 }
 
-/// The classes of a prediction, GiB, in the order of [`MEMORY_LABELS`].
-pub(crate) fn predicted_parts(m: &MemoryRecord) -> [f64; 7] {
-    [
-        m.weights,
-        m.gradients,
-        m.optimizer,
-        m.activations,
-        m.transient,
-        m.logits,
-        m.overhead,
-    ]
-}
-
-/// The classes of a measurement, GiB, in the order of [`MEMORY_LABELS`].
-pub(crate) fn measured_parts(b: &PeakBytes) -> [f64; 7] {
-    [
-        b.weights,
-        b.gradients,
-        b.optimizer,
-        b.activations,
-        b.transient,
-        b.logits,
-        b.overhead,
-    ]
-    .map(moefold_profiles::units::Bytes::gib)
+/// What the fullest rank of a run held at its peak, GiB.
+pub(crate) fn measured_gib(subject: &Subject) -> Option<ByClass<f64>> {
+    let peaks = &subject.measured.as_ref()?.summary.peak_by_rank;
+    let worst = peaks.iter().max_by_key(|peak| peak.bytes.total())?;
+    Some(worst.bytes.map(Bytes::gib))
 }
 
 fn stack(scene: &mut Scene, bar: &Bar, subject: &Subject, (scale, unit): (&Scale, MemoryUnit)) {
     let Some(parts) = parts(subject, bar.is_measured) else {
         return;
     };
-    let total: f64 = parts.iter().sum();
-    let part = |(i, size): (usize, f64)| BarPart {
+    let total = parts.total();
+    let part = |(class, &size): (TensorClass, &f64)| BarPart {
         size,
-        paint: MEMORY[i],
-        name: MEMORY_LABELS[i],
+        paint: color::memory(class),
+        name: class.name(),
         said: format::gib(size),
         label: format::three_digits(size * unit.per_gib()),
     };
-    let parts = parts.into_iter().enumerate().map(part);
+    let parts: Vec<_> = parts.iter().map(part).collect();
     let whole = format!("peak of {}", subject.name);
     let x = |gib: f64| scale.at(gib * unit.per_gib());
     let done = rows::stack(scene, bar, parts, (total, &whole), x);

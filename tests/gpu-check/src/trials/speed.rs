@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 use moefold_executor::data::{Element, write_indexed};
 use moefold_executor::trace::Traced;
 use moefold_kernels::cuda::survey::Survey;
+use moefold_planner::choice::{Objective, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, hf, presets};
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{Objective, Plan, StackName};
+use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::directory::{Key, Profile};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{Costs, Precision, presets as clusters};
+use moefold_profiles::{Costs, Precision, TensorClass, presets as clusters};
 use moefold_reports::format;
 use moefold_reports::tables::Table;
 use serde_json::{Value, json};
@@ -284,7 +285,7 @@ fn tensors(model: &Model, batch: Batch, cluster: &str, precision: Precision) -> 
     let runtime = Traced::new(model, &cluster);
     search::plan(model, &cluster, 1, &options, &costs, &runtime).map_or(Bytes(u64::MAX), |found| {
         let memory = found.plans[0].predicted.memory_gib;
-        Bytes(((memory.total() - memory.overhead) * GIB as f64) as u64)
+        Bytes(((memory.total() - memory[TensorClass::Overhead]) * GIB as f64) as u64)
     })
 }
 
@@ -390,14 +391,13 @@ impl Cut {
         let planned = Plan::load(Path::new(&plan)).map_err(|error| error.to_string())?;
         let predicted = &planned.planned.predicted;
         let summary = bench.summary(&format!("{name}-run"))?;
-        let peak = summary
-            .peak_by_rank
-            .iter()
-            .map(|rank| (rank.bytes.total().0 - rank.bytes.overhead.0) as f64 / GIB as f64);
+        let peak = summary.peak_by_rank.iter().map(|rank| {
+            (rank.bytes.total().0 - rank.bytes[TensorClass::Overhead].0) as f64 / GIB as f64
+        });
         Ok(Ran {
             predicted_s: predicted.step_s,
             measured_s: summary.step_s,
-            predicted_gib: predicted.peak_gib - predicted.memory_gib.overhead,
+            predicted_gib: predicted.peak_gib - predicted.memory_gib[TensorClass::Overhead],
             measured_gib: peak.fold(0.0, f64::max),
             tokens_per_s: summary.tokens_per_s,
         })

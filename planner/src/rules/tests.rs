@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::nearest::{Nearest, divisors, multiples};
 use super::*;
-use crate::model::presets;
+use crate::layout::nearest::{Nearest, divisors, multiples};
+use crate::layout::*;
+use crate::model::{Model, presets};
 
 const BATCH: Batch = Batch {
     seq_len: 4096,

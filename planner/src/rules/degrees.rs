@@ -4,9 +4,8 @@
 //! so the distinct sizes that must divide are collected first.
 
 use super::choices::Choices;
-use super::illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
-use super::nearest::product;
-use super::{Batch, Degrees, Layout, PartialDegrees};
+use crate::layout::nearest::product;
+use crate::layout::{Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, PartialDegrees, grids};
 use crate::model::{Ffn, Mixer, Model};
 use crate::options::SearchOptions;
 
@@ -113,12 +112,9 @@ impl Rules {
         let grids = grids(degrees, &mut broken);
         let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), &mut broken);
         match (grids, microbatches) {
-            (Some((dp, edp)), Some(microbatches)) if broken.is_empty() => Ok(Layout {
-                degrees: *degrees,
-                dp,
-                edp,
-                microbatches,
-            }),
+            (Some(replicas), Some(microbatches)) if broken.is_empty() => {
+                Ok(Layout::proven(degrees, replicas, microbatches))
+            }
             _ => Err(broken),
         }
     }
@@ -276,51 +272,11 @@ impl Rules {
     }
 }
 
-/// Checks that both grids tile the ranks, which needs no model, and derives `(dp, edp)`.
-pub(crate) fn grids(d: &Degrees, broken: &mut Vec<Illegal>) -> Option<(u32, u32)> {
-    for (key, degree) in [
-        ("gpus", d.gpus),
-        ("tp", d.tp),
-        ("cp", d.cp),
-        ("pp", d.pp),
-        ("vpp", d.vpp),
-        ("ep", d.ep),
-        ("etp", d.etp),
-        ("mbs", d.mbs),
-    ] {
-        if degree == 0 {
-            broken.push(Illegal::Zero { key });
-        }
+impl Layout {
+    /// Proves degrees legal for a model and a batch, or says every rule they break.
+    ///
+    /// A search that asks many times keeps the [`Rules`].
+    pub fn new(degrees: &Degrees, model: &Model, batch: &Batch) -> Result<Self, Vec<Illegal>> {
+        Rules::new(model, batch).layout(degrees)
     }
-    let &Degrees {
-        gpus,
-        tp,
-        cp,
-        pp,
-        ep,
-        etp,
-        ..
-    } = d;
-    if gpus > MAX_GPUS {
-        broken.push(Illegal::TooManyGpus { gpus });
-    }
-    let mut replicas = |part: u64, illegal: Illegal| {
-        if gpus == 0 || part == 0 {
-            None
-        } else if u64::from(gpus).is_multiple_of(part) {
-            Some((u64::from(gpus) / part) as u32)
-        } else {
-            broken.push(illegal);
-            None
-        }
-    };
-    let dp = replicas(
-        product(&[tp, cp, pp]),
-        Illegal::AttentionGrid { gpus, tp, cp, pp },
-    );
-    let edp = replicas(
-        product(&[etp, ep, pp]),
-        Illegal::ExpertGrid { gpus, etp, ep, pp },
-    );
-    dp.zip(edp)
 }

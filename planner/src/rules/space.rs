@@ -3,8 +3,9 @@
 //! Every tuple whose two grids tile the ranks is listed, legal for the model or not: the caller asks
 //! [`Rules`] and counts the refusals. Nothing is priced here.
 
-use super::nearest::product;
-use super::{Batch, Degrees, PartialDegrees, Rules, rules};
+use super::Rules;
+use crate::layout::nearest::product;
+use crate::layout::{self, Batch, Degrees, PartialDegrees};
 use crate::model::Model;
 
 /// The most tokens of a microbatch that is considered unless one is pinned. Far past the size that
@@ -28,7 +29,7 @@ pub fn space(
     let (layers, batch, pins) = (model.layers.len() as u32, *batch, *pins);
     let axis = divisors(gpus.into());
     let pinned = pins.or_one(gpus);
-    let impossible = rules::grids(&pinned, &mut Vec::new()).is_none();
+    let impossible = layout::grids(&pinned, &mut Vec::new()).is_none();
     let grids = grids(gpus, &axis, [pins.tp, pins.cp], pins.pp, pins.dp);
     let tuples = grids.into_iter().flat_map(move |attention| {
         let [tp, cp, pp, dp] = attention;

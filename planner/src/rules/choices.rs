@@ -4,10 +4,10 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use super::{Degrees, Illegal};
+use crate::choice::{Module, Recompute, StackName};
+use crate::layout::{Degrees, Illegal};
 use crate::model::Model;
-use crate::options::{Overlap, PipelineLayout, SearchOptions};
-use crate::plan::{Dispatcher, Module, Recompute, StackName};
+use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
 use moefold_profiles::Precision;
 
@@ -18,8 +18,6 @@ pub(super) struct Choices {
     limits: Vec<(StackName, &'static str, u32)>,
     /// Stages that were given.
     stages: Option<u64>,
-    /// What was asked to run beside compute; nothing where it is left to the stack.
-    overlap: Overlap,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
     /// Rules that the choices break among themselves.
@@ -36,7 +34,6 @@ impl Choices {
         Self {
             limits: limits.into_iter().flatten().collect(),
             stages: stages.map(|given| given.stages().len() as u64),
-            overlap: options.overlap.unwrap_or_default(),
             without_p2p: !options.overlap.unwrap_or(stack.common().overlap).p2p,
             broken: broken(model, options, &stack),
         }
@@ -64,33 +61,20 @@ impl Choices {
         {
             broken.push(Illegal::StageCount { given, pp, vpp });
         }
-        for (asked, overlap, key, degree) in [
-            (self.overlap.tp, "tp", "tp", d.tp),
-            (self.overlap.expert_alltoall, EXPERT_ALLTOALL, "ep", d.ep),
-        ] {
-            if asked && degree == 1 {
-                broken.push(Illegal::OverlapAlone { overlap, key });
-            }
-        }
-        if self.overlap.expert_alltoall && pp > 1 && vpp == 1 {
-            broken.push(Illegal::ExpertOverlapStages { pp });
-        }
         broken.extend(self.broken.iter().cloned());
     }
 }
 
-const EXPERT_ALLTOALL: &str = "expert-alltoall";
-const SHARED_EXPERT: &str = "shared-expert";
-
 /// Every rule that choices break whatever the degrees are.
 fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal> {
-    let mut broken = options.unpriced.clone();
+    let mut broken = Vec::new();
     let name = stack.name();
     let precision = options.precision;
     if !stack.common().precisions.contains(&precision) {
         broken.push(Illegal::StackPrecision {
             stack: name,
             precision,
+            known: stack.common().precisions,
         });
     }
     let has_experts = model.num_moe_layers() > 0;
@@ -101,6 +85,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::StackDispatcher {
             stack: name,
             dispatcher,
+            known: stack.common().dispatchers,
         });
     }
     if let Some(stages) = &options.stages {
@@ -112,49 +97,6 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
-    }
-    if overlap.expert_alltoall && model.mtp.len() > 1 {
-        broken.push(Illegal::ExpertOverlapDepths {
-            depths: model.mtp.len() as u64,
-        });
-    }
-    let modules = |module| matches!(recompute, Recompute::Modules(_)) && recompute.covers(module);
-    let gathered = options.dispatcher == Some(Dispatcher::Allgather);
-    for (clash, overlap, other) in [
-        (
-            overlap.expert_alltoall && gathered,
-            EXPERT_ALLTOALL,
-            "--dispatcher allgather",
-        ),
-        (
-            overlap.expert_alltoall && *recompute == Recompute::Full,
-            EXPERT_ALLTOALL,
-            "--recompute full",
-        ),
-        (
-            overlap.expert_alltoall && modules(Module::Moe),
-            EXPERT_ALLTOALL,
-            "--recompute moe",
-        ),
-        (
-            overlap.expert_alltoall && overlap.shared_expert,
-            EXPERT_ALLTOALL,
-            SHARED_EXPERT,
-        ),
-        (
-            overlap.shared_expert && modules(Module::SharedExperts),
-            SHARED_EXPERT,
-            "--recompute shared_experts",
-        ),
-        (
-            overlap.shared_expert && gathered,
-            SHARED_EXPERT,
-            "--dispatcher allgather",
-        ),
-    ] {
-        if clash {
-            broken.push(Illegal::OverlapExcludes { overlap, other });
-        }
     }
     broken
 }

@@ -1,0 +1,111 @@
+//! Tests of what is assumed and answered; whether a trace is the step is in `tests/truth/peak.rs`.
+
+use moefold_kernels::meta::Choices;
+use moefold_planner::choice::StackName;
+use moefold_planner::layout::{Batch, PartialDegrees};
+use moefold_planner::mesh;
+use moefold_planner::model::presets;
+use moefold_planner::options::SearchOptions;
+use moefold_planner::rules;
+use moefold_planner::search;
+use moefold_profiles::directory::{Key, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::host::HostCost;
+use moefold_profiles::{Costs, Precision, presets as clusters};
+
+use super::peers::Crowd;
+use super::{Assumed, Traced};
+
+#[test]
+fn law_members_send_what_the_load_says() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let pins = PartialDegrees::default();
+    let judge = rules::Rules::new(&model, &batch);
+    let all = rules::space(&model, 16, &batch, &pins);
+    let layouts = all.filter_map(|degrees| judge.layout(&degrees).ok());
+    let mut seen = 0;
+    for layout in layouts.filter(|layout| layout.pp() == 1 && layout.cp() == 1) {
+        let (ep, etp) = (layout.ep() as usize, layout.etp() as usize);
+        for (load, tokens) in [(1.0, 64), (1.0, 7), (1.7, 64), (100.0, 9)] {
+            for rank in [0, 5, 15] {
+                let at = mesh::coordinates(&layout, rank);
+                let crowd = Crowd::new(&layout, &at, Assumed::Load(load));
+                let choices = Choices {
+                    tokens,
+                    slots: 2,
+                    experts: 8,
+                };
+                let held = 8 / ep;
+                let mine = at.ep as usize * held..(at.ep as usize + 1) * held;
+                let sent: Vec<_> = (0..ep * etp).map(|m| crowd.sent(choices, m)).collect();
+                for rows in &sent {
+                    assert_eq!(rows.iter().sum::<usize>(), 2 * tokens, "{layout:?}");
+                }
+                let here: usize = sent.iter().flat_map(|rows| &rows[mine.clone()]).sum();
+                let all = ((2 * tokens * etp) as f64 * load).round() as usize;
+                assert_eq!(here, all.min(2 * tokens * ep * etp), "{layout:?} {load}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 100, "{seen}");
+}
+
+/// A read of the counts for every routed layer and microbatch.
+#[test]
+fn waits_of_the_host_are_priced() {
+    let batch = Batch {
+        seq_len: 128,
+        global_batch: 4,
+    };
+    let model = presets::load("quickstart").expect("a preset");
+    let cluster = clusters::cluster("dgx-h200").expect("a preset");
+    let options = SearchOptions {
+        pins: "mbs=1".parse().expect("degrees"),
+        ..SearchOptions::new(batch, StackName::Moefold)
+    };
+    let step_s = |read: f64| {
+        let sample = |(cost, seconds)| Sample {
+            key: Key::Host(cost),
+            skew: None,
+            seconds: vec![seconds],
+        };
+        let profile = Profile {
+            version: PROFILE_VERSION,
+            device: "h200".to_owned(),
+            device_name: None,
+            shared_device: false,
+            overhead: None,
+            machine: String::new(),
+            cores: 1,
+            concurrent_ranks: 1,
+            versions: Vec::new(),
+            clocks: String::new(),
+            date: String::new(),
+            command: String::new(),
+            samples: [(HostCost::Launch, 1e-9), (HostCost::Read, read)]
+                .map(sample)
+                .to_vec(),
+        };
+        let costs = Costs::for_cluster(&cluster, &[profile]);
+        let runtime = Traced::new(&model, &cluster);
+        let found = search::plan(&model, &cluster, 1, &options, &costs, &runtime);
+        found.expect("feasible").plans[0].predicted.step_s
+    };
+    let layers = model.num_moe_layers() as f64;
+    let more = step_s(1e-3) - step_s(1e-9);
+    assert!((more - 4.0 * layers * 1e-3).abs() < 1e-4, "{more}");
+}
+
+#[test]
+fn models_that_do_not_run_are_refused_by_name() {
+    use moefold_planner::runtime::Runtime as _;
+    let model = presets::load("deepseek-v3").expect("a preset");
+    let local = clusters::local(1);
+    let why = Traced::new(&model, &local).refuses(&model, Precision::Bf16);
+    let why = why.expect("refused");
+    assert!(why.contains("deepseek_v3") && why.contains("bf16"), "{why}");
+}

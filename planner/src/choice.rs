@@ -1,0 +1,222 @@
+//! What a plan chooses beside its degrees: dispatcher, recomputation, optimizer, stack, schedule.
+//!
+//! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Ffn, Mixer, Model};
+
+moefold_profiles::named! {
+    /// What runs a plan.
+    #[derive(Default)]
+    pub enum StackName {
+        /// Megatron-Core with Transformer Engine.
+        #[default]
+        Megatron = "megatron",
+        /// This project's executor.
+        Moefold = "moefold",
+    }
+}
+
+moefold_profiles::named! {
+    /// Pipeline schedules.
+    pub enum ScheduleName {
+        /// No pipeline.
+        None = "none",
+        /// One forward, one backward.
+        OneFOneB = "1f1b",
+        /// Interleaved 1F1B over virtual stages.
+        Interleaved = "interleaved",
+    }
+}
+
+moefold_profiles::named! {
+    /// How tokens reach their experts.
+    pub enum Dispatcher {
+        /// Permute, exchange rows, permute back.
+        Alltoall = "alltoall",
+        /// Gather every token, select locally.
+        Allgather = "allgather",
+        /// DeepEP: one copy per destination.
+        Deepep = "deepep",
+        /// HybridEP: one copy per destination, permutation fused.
+        Hybridep = "hybridep",
+    }
+}
+
+moefold_profiles::named! {
+    /// Modules whose outputs can be dropped and computed again.
+    pub enum Module {
+        /// The attention core.
+        CoreAttn = "core_attn",
+        /// Up-projections of latent attention.
+        MlaUpProj = "mla_up_proj",
+        /// The norms before blocks.
+        Layernorm = "layernorm",
+        /// The experts' activation.
+        MoeAct = "moe_act",
+        /// The whole MoE layer, dispatch included.
+        Moe = "moe",
+        /// The dense MLP.
+        Mlp = "mlp",
+        /// The shared expert.
+        SharedExperts = "shared_experts",
+    }
+}
+
+impl Module {
+    /// The modules that some layer of a model has, MTP depths included; sorted.
+    pub fn of(model: &Model) -> Vec<Self> {
+        let mut found = Vec::new();
+        for layer in model.layers.iter().chain(&model.mtp) {
+            match &layer.mixer {
+                Some(Mixer::Mla(_) | Mixer::SharedKv(_)) => {
+                    found.extend([Self::CoreAttn, Self::MlaUpProj]);
+                }
+                Some(Mixer::Gqa(_) | Mixer::Linear(_)) => found.push(Self::CoreAttn),
+                None => {}
+            }
+            match &layer.ffn {
+                Some(Ffn::Dense(_)) => found.push(Self::Mlp),
+                Some(Ffn::Moe(moe)) => {
+                    found.extend([Self::MoeAct, Self::Moe]);
+                    found.extend(moe.shared.as_ref().map(|_| Self::SharedExperts));
+                }
+                None => {}
+            }
+            found.push(Self::Layernorm);
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// What is computed again in the backward pass. In JSON: `"none"`, `"full"` or a list of modules.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "RecomputeRecord", into = "RecomputeRecord")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Every layer from its input.
+    Full,
+    /// The listed modules, sorted.
+    Modules(Vec<Module>),
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum RecomputeRecord {
+    Word(RecomputeWord),
+    Modules(Vec<Module>),
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RecomputeWord {
+    None,
+    Full,
+}
+
+impl From<RecomputeRecord> for Recompute {
+    fn from(record: RecomputeRecord) -> Self {
+        match record {
+            RecomputeRecord::Word(RecomputeWord::None) => Self::None,
+            RecomputeRecord::Word(RecomputeWord::Full) => Self::Full,
+            RecomputeRecord::Modules(modules) => Self::of(modules),
+        }
+    }
+}
+
+impl From<Recompute> for RecomputeRecord {
+    fn from(recompute: Recompute) -> Self {
+        match recompute {
+            Recompute::None => Self::Word(RecomputeWord::None),
+            Recompute::Full => Self::Word(RecomputeWord::Full),
+            Recompute::Modules(modules) => Self::Modules(modules),
+        }
+    }
+}
+
+impl Recompute {
+    /// The set of some modules; an empty set is [`Recompute::None`].
+    pub fn of(mut modules: Vec<Module>) -> Self {
+        modules.sort_unstable();
+        modules.dedup();
+        if modules.is_empty() {
+            Self::None
+        } else {
+            Self::Modules(modules)
+        }
+    }
+
+    /// Whether a module's output is computed again.
+    pub fn covers(&self, module: Module) -> bool {
+        match self {
+            Self::None => false,
+            Self::Full => true,
+            Self::Modules(modules) => modules.contains(&module),
+        }
+    }
+}
+
+moefold_profiles::named! {
+    /// Offloading; only `none` exists so far.
+    #[derive(Default)]
+    pub enum Offload {
+        /// Nothing leaves the device.
+        #[default]
+        None = "none",
+    }
+}
+
+moefold_profiles::named! {
+    /// Optimizers.
+    #[derive(Default)]
+    pub enum Optimizer {
+        /// AdamW with f32 moments.
+        #[default]
+        Adam = "adam",
+        /// AdamW with bf16 moments.
+        AdamBf16Moments = "adam-bf16-moments",
+    }
+}
+
+/// Communication that runs beside compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// Gradient reduction under the last microbatch's backward pass.
+    pub grad_reduce: bool,
+    /// Weight gathering under the first microbatch's forward pass.
+    pub param_gather: bool,
+    /// Pipeline messages under other chunks' work, where stages are interleaved.
+    pub p2p: bool,
+}
+
+moefold_profiles::named! {
+    /// What a search maximizes.
+    #[derive(Default)]
+    pub enum Objective {
+        /// Tokens a second. On given GPUs it is also tokens a dollar, which older files name.
+        #[default]
+        #[serde(alias = "cost")]
+        Throughput = "throughput",
+        /// Least peak memory.
+        Memory = "memory",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_older_files_call_cost_is_throughput() {
+        let read = |word: &str| serde_json::from_str::<Objective>(word).expect("known");
+        assert_eq!(read("\"cost\""), Objective::Throughput);
+        assert_eq!(read("\"throughput\""), Objective::Throughput);
+        let written = serde_json::to_string(&Objective::Throughput).expect("serializes");
+        assert_eq!(written, "\"throughput\"");
+    }
+}

@@ -1,0 +1,15 @@
+//! [`Rules`]: which degrees and choices are legal, and the space of those to try.
+//!
+//! Rules know the model, the batch and what else was chosen (runtime, precision, stages, overlap,
+//! recomputation); every one that is broken is said, as an [`Illegal`](crate::layout::Illegal). Nothing
+//! else makes a [`Layout`](crate::layout::Layout). Whether a layout fits into memory is not asked here.
+
+mod choices;
+mod degrees;
+mod space;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use choices::delayed_scaling;
+pub use degrees::Rules;
+pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

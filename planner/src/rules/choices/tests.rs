@@ -1,0 +1,201 @@
+//! Every rule that options bring, by itself and together with those of degrees.
+
+use super::super::Rules;
+use super::*;
+use crate::choice::{Dispatcher, Overlap};
+use crate::layout::{Batch, PartialDegrees};
+use crate::model::presets;
+
+const BATCH: Batch = Batch {
+    seq_len: 4096,
+    global_batch: 256,
+};
+
+fn named<T: Copy>(all: &[T], name: fn(T) -> &'static str, word: &str) -> T {
+    let found = all.iter().find(|&&member| name(member) == word);
+    *found.expect("a known name")
+}
+
+/// Options by name and value, `overlap none stack moefold`.
+fn options(words: &str) -> SearchOptions {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let pairs = || words.chunks(2).map(|pair| (pair[0], pair[1]));
+    let stack = pairs().find(|(option, _)| *option == "stack");
+    let stack = stack.map_or(StackName::Megatron, |(_, word)| {
+        named(&StackName::ALL, StackName::name, word)
+    });
+    let mut options = SearchOptions::new(BATCH, stack);
+    for (option, word) in pairs() {
+        match option {
+            "stack" => {}
+            "overlap" => {
+                let has = |kind| word.split(',').any(|found| found == kind);
+                options.overlap = Some(Overlap {
+                    grad_reduce: has("grad-reduce"),
+                    param_gather: has("param-gather"),
+                    p2p: has("p2p"),
+                });
+            }
+            "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
+            "recompute" if word == "full" => options.recompute = Some(Recompute::Full),
+            "recompute" => {
+                let modules = word.split(',');
+                let modules = modules.map(|word| named(&Module::ALL, Module::name, word));
+                options.recompute = Some(Recompute::of(modules.collect()));
+            }
+            "dispatcher" => {
+                options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
+            }
+            "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
+            other => panic!("{other}"),
+        }
+    }
+    options
+}
+
+fn broken(model: &str, degrees: &str, words: &str) -> Vec<Illegal> {
+    let model = presets::load(model).expect("a preset");
+    let pins: PartialDegrees = degrees.parse().expect("degrees");
+    let rules = Rules::of(&model, &options(words));
+    rules.layout(&pins.or_one(128)).err().unwrap_or_default()
+}
+
+/// One rule is broken, and its message holds these words.
+fn check(degrees: &str, words: &str, reason: &str, expected: &[&str]) {
+    let broken = broken("mixtral-8x22b", degrees, words);
+    assert_eq!(broken.len(), 1, "{degrees} {words}: {broken:?}");
+    assert_eq!(broken[0].reason(), reason);
+    let message = broken[0].to_string();
+    for expected in expected {
+        assert!(message.contains(expected), "`{message}` lacks `{expected}`");
+    }
+}
+
+/// Rules of choices that this release prices.
+#[test]
+fn each_rule_of_a_choice_has_its_message() {
+    check(
+        "cp=2",
+        "stack moefold",
+        "stack_cp",
+        &["moefold", "cp up to 1, not 2", "cp = 1"],
+    );
+    check("pp=8", "stack moefold", "stack_pp", &["pp up to 1, not 8"]);
+    check(
+        "",
+        "stack moefold precision fp8",
+        "stack_precision",
+        &["`precision` fp8", "it runs fp32, bf16"],
+    );
+    check(
+        "",
+        "stack moefold dispatcher deepep",
+        "stack_dispatcher",
+        &["deepep", "it has alltoall"],
+    );
+    check(
+        "",
+        "stack moefold recompute full",
+        "stack_recompute",
+        &["`recompute` none"],
+    );
+    check(
+        "",
+        "recompute mla_up_proj,shared_experts,moe_act",
+        "recompute_absent",
+        &[
+            "mla_up_proj, shared_experts",
+            "core_attn, layernorm, moe_act, moe",
+        ],
+    );
+    check(
+        "",
+        "precision fp8-delayed recompute moe_act",
+        "moe_act_under_delayed_fp8",
+        &["moe_act", "`precision` fp8,"],
+    );
+    check(
+        "",
+        "overlap param-gather",
+        "param_gather_alone",
+        &["grad-reduce,param-gather"],
+    );
+    check(
+        "pp=2,vpp=7",
+        "overlap none",
+        "vpp_pair_without_p2p",
+        &["vpp = 7", "pp = 2", "vpp = 1"],
+    );
+    check(
+        "pp=8,vpp=7",
+        "pipeline-layout E(tt|)*27ttL",
+        "pipeline_layout",
+        &[
+            "layout are 28",
+            "8 x 7 = 56",
+            "pp = 7 and vpp = 4, or pp = 14 and vpp = 2",
+        ],
+    );
+    check(
+        "",
+        "pipeline-layout Et*57L",
+        "pipeline_layout_layers",
+        &["57 decoder layers", "has 56"],
+    );
+    check(
+        "",
+        "pipeline-layout Et*56mL",
+        "pipeline_layout_depths",
+        &["1 MTP", "has 0", "no m"],
+    );
+}
+
+#[test]
+fn choices_that_go_together_break_nothing() {
+    for (degrees, words) in [
+        ("pp=2,vpp=7", "overlap p2p"),
+        ("pp=2", "overlap none"),
+        ("pp=8,vpp=7", "overlap none"),
+        ("", "precision fp8 recompute moe_act"),
+        ("", "precision fp8-delayed recompute full"),
+        ("", "precision fp8-delayed recompute moe,layernorm"),
+        ("", "overlap grad-reduce,param-gather"),
+        ("pp=4,vpp=7", "pipeline-layout E(tt|)*27ttL"),
+        ("tp=8", "stack moefold"),
+        ("tp=8", "stack moefold precision bf16"),
+    ] {
+        let broken = broken("mixtral-8x22b", degrees, words);
+        assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");
+    }
+    for stages in ["Et*61mL", "Et*61L"] {
+        let broken = broken("deepseek-v3", "", &format!("pipeline-layout {stages}"));
+        assert!(broken.is_empty(), "{stages}: {broken:?}");
+    }
+}
+
+#[test]
+fn rules_of_degrees_and_of_choices_are_reported_together() {
+    let broken = broken(
+        "mixtral-8x22b",
+        "tp=5,ep=3,pp=2,vpp=2",
+        "stack moefold precision fp8-delayed recompute moe_act",
+    );
+    let reasons: Vec<&str> = broken.iter().map(Illegal::reason).collect();
+    assert_eq!(
+        reasons,
+        [
+            "attention_grid",
+            "expert_grid",
+            "heads_over_tp",
+            "kv_heads_over_tp",
+            "hidden_over_tp",
+            "experts_over_ep",
+            "sequence_over_tp",
+            "stack_pp",
+            "vpp_pair_without_p2p",
+            "stack_precision",
+            "stack_recompute",
+            "moe_act_under_delayed_fp8",
+        ]
+    );
+}

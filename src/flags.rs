@@ -1,0 +1,138 @@
+//! What the words of `plan`'s flags mean, as types of the planner; and its errors in words of flags.
+
+use clap::CommandFactory as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use moefold_planner::choice::{Module, Overlap, Recompute};
+use moefold_profiles::Dtype;
+
+use crate::cli::Cli;
+
+/// What a flag fixes, or `auto`: the search's choice.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Auto<T>(pub(crate) Option<T>);
+
+/// One of the names of a closed set.
+pub(crate) fn one_of<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let names = all.iter().map(|&member| name(member));
+    PossibleValuesParser::new(names).map(move |word: String| {
+        let found = all.iter().find(|&&member| name(member) == word);
+        *found.expect("other words are refused")
+    })
+}
+
+/// The same, or `auto`.
+pub(crate) fn one_or_auto<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = Auto<T>> {
+    let names = all.iter().map(|&member| name(member));
+    PossibleValuesParser::new(["auto"].into_iter().chain(names)).map(move |word: String| {
+        let found = all.iter().find(|&&member| name(member) == word);
+        Auto(found.copied())
+    })
+}
+
+/// Types of main gradients, by the words of Megatron-Core.
+pub(crate) const GRAD_DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+
+/// The word of one.
+pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "fp32",
+        other => other.name(),
+    }
+}
+
+/// Reads `auto`, `none`, `full` or modules.
+pub(crate) fn recompute(words: &str) -> Result<Auto<Recompute>, String> {
+    let set = match words {
+        "auto" => return Ok(Auto(None)),
+        "none" => Recompute::None,
+        "full" => Recompute::Full,
+        _ => {
+            let module = |word: &str| {
+                let named = |module: &Module| module.name() == word.trim();
+                Module::ALL.into_iter().find(named).ok_or_else(|| {
+                    let names = Module::ALL.map(Module::name).join(", ");
+                    format!("found `{word}`, expected auto, none, full, or some of {names}")
+                })
+            };
+            Recompute::of(words.split(',').map(module).collect::<Result<_, _>>()?)
+        }
+    };
+    Ok(Auto(Some(set)))
+}
+
+/// Reads `auto`, `none` or kinds of overlap.
+pub(crate) fn overlap(words: &str) -> Result<Auto<Overlap>, String> {
+    let mut overlap = Overlap::default();
+    match words {
+        "auto" => return Ok(Auto(None)),
+        "none" => return Ok(Auto(Some(overlap))),
+        _ => {}
+    }
+    for word in words.split(',').map(str::trim) {
+        match word {
+            "grad-reduce" => overlap.grad_reduce = true,
+            "param-gather" => overlap.param_gather = true,
+            "p2p" => overlap.p2p = true,
+            _ => {
+                let expected = "auto, none, or some of grad-reduce, param-gather, p2p";
+                return Err(format!("found `{word}`, expected {expected}"));
+            }
+        }
+    }
+    Ok(Auto(Some(overlap)))
+}
+
+/// An error of the planner, which names options in backticks, with the flags that set them.
+pub(crate) fn in_words_of_flags(message: &str) -> String {
+    let command = Cli::command();
+    let plan = command.find_subcommand("plan");
+    let flags = plan.into_iter().flat_map(clap::Command::get_arguments);
+    let flags = flags.filter_map(clap::Arg::get_long);
+    flags.fold(message.to_owned(), |message, flag| {
+        let option = format!("`{}`", flag.replace('-', "_"));
+        message.replace(&option, &format!("--{flag}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_named_by_their_flags() {
+        assert_eq!(
+            in_words_of_flags("`seq_len`: found `0`; `precision` fp8, and `t`"),
+            "--seq-len: found `0`; --precision fp8, and `t`"
+        );
+    }
+
+    #[test]
+    fn words_have_their_meaning_or_are_refused_with_what_would_work() {
+        let modules = Recompute::of(vec![Module::MoeAct, Module::Layernorm]);
+        assert_eq!(recompute("moe_act, layernorm"), Ok(Auto(Some(modules))));
+        assert_eq!(recompute("auto"), Ok(Auto(None)));
+        let error = recompute("moe_act,act").expect_err("refused");
+        assert!(
+            error.contains("`act`") && error.contains("layernorm"),
+            "{error}"
+        );
+        let both = Overlap {
+            grad_reduce: true,
+            param_gather: true,
+            p2p: false,
+        };
+        assert_eq!(overlap("grad-reduce,param-gather"), Ok(Auto(Some(both))));
+        assert_eq!(overlap("none"), Ok(Auto(Some(Overlap::default()))));
+        let error = overlap("p2p,tp").expect_err("refused");
+        assert!(
+            error.contains("`tp`") && error.contains("grad-reduce"),
+            "{error}"
+        );
+    }
+}
