@@ -160,13 +160,21 @@ pub(crate) struct ExecuteArgs {
     /// Take samples in the order of the data
     #[arg(long)]
     pub(crate) no_shuffle: bool,
+    /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
+    /// predicted times
+    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "launch"])]
+    pub(crate) dry_run: bool,
+    /// The rank that --dry-run walks [default: 0]
+    #[arg(long, value_name = "R", requires = "dry_run")]
+    pub(crate) rank: Option<u32>,
     /// Where to run
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
     /// How ranks are started
     #[arg(long, value_enum, default_value_t = Launch::Threads)]
     pub(crate) launch: Launch,
-    /// Run directory to write [default: the first free of runs/run-1, runs/run-2, ...]
+    /// Run directory to write [default: the first free of runs/run-1, runs/run-2, ...; of --dry-run
+    /// runs/dry-run-rank-R]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Save a checkpoint into the run directory every N steps and at the end; the last two are kept

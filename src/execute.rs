@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs};
 use crate::device;
+use crate::dry_run;
 use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
@@ -40,6 +41,9 @@ struct ExecuteJson<'a> {
 }
 
 pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
+    if args.dry_run {
+        return dry_run::run(args, output);
+    }
     if args.data.is_none() && args.text.is_empty() {
         return Err(Failure::Request(anyhow!(
             "nothing to train on: give --text FILE... or --data PREFIX (PREFIX.bin, PREFIX.idx)"

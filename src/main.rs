@@ -6,6 +6,7 @@ mod clusters;
 mod compare;
 mod device;
 mod doctor;
+mod dry_run;
 mod execute;
 mod failure;
 mod flags;

@@ -21,13 +21,14 @@ use std::time;
 
 use moefold_kernels::observe::{Allocation, Observer};
 use moefold_kernels::{Device, Event, Op};
+use moefold_planner::walk::{At, Event as Walked};
 use moefold_profiles::Collective;
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
 
 use self::sweep::{Role, Timed, sweep};
-use crate::trace::{Entry as Traced, Tape};
+use crate::trace::{Tape, allocation};
 use crate::transport::{Carried, Noted};
 
 mod sweep;
@@ -104,6 +105,15 @@ struct Place {
     step: Option<u32>,
     microbatch: Option<u32>,
     layer: Option<u32>,
+}
+
+impl Place {
+    fn at(self) -> At {
+        At {
+            microbatch: self.microbatch,
+            layer: self.layer,
+        }
+    }
 }
 
 /// What a span is called, without when it was.
@@ -269,7 +279,7 @@ impl Recorder {
         match (&inner.tape, &inner.queued) {
             (Some(tape), _) => {
                 let place = inner.place.get();
-                tape.communicated(noted, category, (place.microbatch, place.layer));
+                tape.communicated(noted, category, place.at());
             }
             (None, Some(queued)) => {
                 if let Some(carried) = noted.carried {
@@ -321,7 +331,7 @@ impl Recorder {
             && reads > 0
         {
             if let Some(tape) = &inner.tape {
-                tape.push(Traced::HostRead { name, reads });
+                tape.push(Walked::HostRead { name, reads });
             }
             *inner.host_reads.borrow_mut().entry(name).or_default() += reads as f64;
         }
@@ -505,11 +515,10 @@ impl Observer for Inner {
         let category = self.category.get();
         if let Some(tape) = &self.tape {
             let place = self.place.get();
-            tape.push(Traced::Op {
+            tape.push(Walked::Op {
                 op,
                 category,
-                microbatch: place.microbatch,
-                layer: place.layer,
+                at: place.at(),
             });
         }
         let label = Label {
@@ -521,15 +530,15 @@ impl Observer for Inner {
         self.end_span(open, label);
     }
 
-    fn allocated(&self, allocation: Allocation) {
+    fn allocated(&self, told: Allocation) {
         if let Some(tape) = &self.tape {
-            tape.push(Traced::Allocated(allocation));
+            tape.push(Walked::Allocated(allocation(told)));
         }
     }
 
-    fn freed(&self, allocation: Allocation) {
+    fn freed(&self, told: Allocation) {
         if let Some(tape) = &self.tape {
-            tape.push(Traced::Freed(allocation));
+            tape.push(Walked::Freed(allocation(told)));
         }
     }
 }

@@ -12,6 +12,7 @@ use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::Cluster;
 
 mod answers;
+mod dry_run;
 mod peers;
 mod tape;
 #[cfg(test)]
@@ -19,8 +20,10 @@ mod tests;
 mod walk;
 
 pub use answers::Traced;
+pub use dry_run::dry_run;
 pub use peers::Assumed;
-pub use tape::{Entry, Tape};
+pub use tape::Tape;
+pub(crate) use tape::allocation;
 pub use walk::{rank_on, step};
 
 /// Who answers for a stack, about one model on the devices of one cluster.

@@ -25,3 +25,4 @@ pub mod search;
 pub mod shard;
 pub mod simulate;
 pub mod stack;
+pub mod walk;

@@ -149,7 +149,7 @@ impl StageMemory {
     }
 
     /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
-    fn running(&self, backward: bool) -> Level {
+    pub(crate) fn running(&self, backward: bool) -> Level {
         let passes = if backward {
             self.passes.backward
         } else {

@@ -18,6 +18,7 @@ mod survey;
 #[cfg(test)]
 mod tests;
 mod visit;
+mod walk;
 
 use std::collections::BTreeMap;
 
@@ -42,6 +43,8 @@ use predict::Priced;
 use request::{LeftOut, check_request};
 use shape::{Question, Shape};
 use survey::survey;
+pub use walk::walk;
+
 use visit::{Found, Outcome, Tally, Unit, visit};
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.

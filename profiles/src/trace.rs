@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::directory::Key;
-use crate::units::{Instant, Seconds, Span};
+use crate::memory::ByClass;
+use crate::units::{Bytes, Instant, Seconds, Span};
 
 crate::named! {
     /// What a stretch of time is spent on; the keys of `time_s` in a plan, and they sum to the step. In
@@ -204,6 +205,17 @@ impl TraceSpan {
     }
 }
 
+/// Bytes alive on a rank at an instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemorySample {
+    /// The rank.
+    pub rank: u32,
+    /// When.
+    pub at: Instant,
+    /// Bytes by class.
+    pub bytes: ByClass<Bytes>,
+}
+
 /// Where a trace comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -237,6 +249,11 @@ impl Trace {
     /// The trace as a Chrome trace-event document, one process a rank and one thread a lane
     /// (Trace Event Format, complete events `"ph": "X"`, times in microseconds).
     pub fn chrome(&self) -> serde_json::Value {
+        self.chrome_with(&[])
+    }
+
+    /// The same with memory as a counter track (`"ph": "C"`, bytes by class).
+    pub fn chrome_with(&self, memory: &[MemorySample]) -> serde_json::Value {
         use serde_json::json;
         let mut events = Vec::with_capacity(self.spans.len() + 8);
         let mut lanes: Vec<(u32, Lane)> = self.spans.iter().map(|s| (s.rank, s.lane)).collect();
@@ -268,6 +285,12 @@ impl Trace {
                 json!({"ph": "X", "name": span.name, "cat": span.category.name(),
                 "pid": span.rank, "tid": span.lane as u32, "ts": span.start.0 as f64 / 1e3,
                 "dur": span.duration().0 as f64 / 1e3, "args": args}),
+            );
+        }
+        for sample in memory {
+            events.push(
+                json!({"ph": "C", "name": "memory_bytes", "pid": sample.rank,
+                "ts": sample.at.0 as f64 / 1e3, "args": sample.bytes}),
             );
         }
         json!({"traceEvents": events, "displayTimeUnit": "ms",

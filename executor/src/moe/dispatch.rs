@@ -58,10 +58,17 @@ impl Dispatch {
         let rows = |etp_rank: usize, ep_rank: usize, expert: usize| {
             all[etp_rank + etp * ep_rank][expert] as usize
         };
-        let to_holder = |etp_rank, ep_rank, holder: usize| -> usize {
-            (holder * held..(holder + 1) * held)
-                .map(|e| rows(etp_rank, ep_rank, e))
-                .sum()
+        // Rows of each member for all experts of each EP rank.
+        let sums: Vec<u64> = all
+            .iter()
+            .flat_map(|counts| {
+                counts
+                    .chunks_exact(held)
+                    .map(|held| held.iter().sum::<u64>())
+            })
+            .collect();
+        let to_holder = |etp_rank: usize, ep_rank: usize, holder: usize| -> usize {
+            sums[(etp_rank + etp * ep_rank) * ep + holder] as usize
         };
         let (me, holder) = (cx.etp.index(), cx.ep.index());
         let experts = holder * held..(holder + 1) * held;

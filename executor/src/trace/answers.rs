@@ -18,11 +18,12 @@ use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Model};
 use moefold_planner::runtime::{Piece, Runtime, StepMemory};
 use moefold_planner::shard::{self, Shard as Counts};
+use moefold_planner::walk::Event;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
 
-use super::{Assumed, Entry, Tape, rank_on};
+use super::{Assumed, Tape, rank_on};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::optimizer::sum_over_tp;
@@ -82,8 +83,29 @@ type Item = (Doing, Category);
 #[derive(Debug, Clone)]
 enum Doing {
     Op(Op),
-    Collective(String, Collective),
+    Collective(Group, Collective),
     HostRead,
+}
+
+/// The group of a collective.
+#[derive(Debug, Clone, Copy)]
+enum Group {
+    Tp,
+    Ep,
+    Etp,
+    TpEp,
+}
+
+impl Group {
+    fn of(name: &str) -> Self {
+        match name {
+            "tp" => Self::Tp,
+            "ep" => Self::Ep,
+            "etp" => Self::Etp,
+            "tp-ep" => Self::TpEp,
+            other => unreachable!("a piece exchanges nothing over {other}"),
+        }
+    }
 }
 
 impl<'a> Traced<'a> {
@@ -191,7 +213,7 @@ impl<'a> Traced<'a> {
         let update = tape.take();
         drop((hidden, dx));
 
-        let largest = [&forward, &backward, &update].map(|entries| largest(entries));
+        let largest = [&forward, &backward, &update].map(|events| largest(events));
         let largest = largest.into_iter().max().unwrap_or(Bytes::ZERO);
         let (saved, forward_peak) = levels(&forward);
         let (given, backward_peak) = levels(&backward);
@@ -381,16 +403,16 @@ pub(super) fn properties(cluster: &Cluster) -> Option<Properties> {
     })
 }
 
-/// What is alive at the end of some entries and at most, above what was alive before.
-pub(super) fn levels(entries: &[Entry]) -> (Level, Level) {
+/// What is alive at the end of some events and at most, above what was alive before.
+pub(super) fn levels(events: &[Event]) -> (Level, Level) {
     let (mut live, mut peak) = (Level::default(), Level::default());
-    for entry in entries {
-        match entry {
-            Entry::Allocated(allocation) => {
+    for event in events {
+        match event {
+            Event::Allocated(allocation) => {
                 live = live + Level::of(allocation.class, allocation.bytes);
                 peak = peak.higher(live);
             }
-            Entry::Freed(allocation) => {
+            Event::Freed(allocation) => {
                 live = live - Level::of(allocation.class, allocation.bytes);
             }
             _ => {}
@@ -399,27 +421,27 @@ pub(super) fn levels(entries: &[Entry]) -> (Level, Level) {
     (live, peak)
 }
 
-fn largest(entries: &[Entry]) -> Bytes {
-    let allocated = entries.iter().filter_map(|entry| match entry {
-        Entry::Allocated(allocation) => Some(allocation.bytes),
+fn largest(events: &[Event]) -> Bytes {
+    let allocated = events.iter().filter_map(|event| match event {
+        Event::Allocated(allocation) => Some(allocation.bytes),
         _ => None,
     });
     allocated.max().unwrap_or(Bytes::ZERO)
 }
 
-fn items(entries: Vec<Entry>) -> Vec<Item> {
-    let item = |entry| match entry {
-        Entry::Op { op, category, .. } => Some((Doing::Op(op), category)),
-        Entry::Started {
+fn items(events: Vec<Event>) -> Vec<Item> {
+    let item = |event| match event {
+        Event::Op { op, category, .. } => Some((Doing::Op(op), category)),
+        Event::Started {
             group,
             collective,
             category,
             ..
-        } => Some((Doing::Collective(group.to_string(), collective), category)),
-        Entry::HostRead { .. } => Some((Doing::HostRead, Category::Host)),
+        } => Some((Doing::Collective(Group::of(&group), collective), category)),
+        Event::HostRead { .. } => Some((Doing::HostRead, Category::Host)),
         _ => None,
     };
-    entries.into_iter().filter_map(item).collect()
+    events.into_iter().filter_map(item).collect()
 }
 
 /// An item as the planner prices it, its group where the setting has it.
@@ -429,12 +451,11 @@ fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
         Doing::HostRead => Task::HostRead,
         Doing::Collective(group, collective) => {
             let groups = setting.groups;
-            let placement = match group.as_str() {
-                "tp" => groups.tp,
-                "ep" => groups.ep,
-                "etp" => groups.etp,
-                "tp-ep" => groups.tp_ep,
-                other => unreachable!("a piece exchanges nothing over {other}"),
+            let placement = match group {
+                Group::Tp => groups.tp,
+                Group::Ep => groups.ep,
+                Group::Etp => groups.etp,
+                Group::TpEp => groups.tp_ep,
             };
             Task::Collective(Collective {
                 ranks_per_domain: placement.ranks_per_domain,

@@ -69,24 +69,52 @@ impl Crowd {
     /// Rows from each member to each expert, of the router that ran last.
     fn exchange(&self) -> Option<Vec<Vec<u64>>> {
         let choices = self.last.take()?;
-        let words = |member| {
+        let mut known: Vec<(usize, Vec<u64>)> = Vec::new();
+        let mut words = |member| {
+            let here = self.rows_here(choices, member);
+            if let Some((_, words)) = known.iter().find(|(rows, _)| Some(*rows) == here) {
+                return words.clone();
+            }
             let sent = self.sent(choices, member).into_iter();
-            sent.map(|rows| rows as u64).collect()
+            let words: Vec<u64> = sent.map(|rows| rows as u64).collect();
+            known.extend(here.map(|rows| (rows, words.clone())));
+            words
         };
-        Some((0..self.ep * self.etp).map(words).collect())
-    }
-
-    pub(super) fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
-        match &self.assumed {
-            Assumed::Load(load) => self.share(*load, choices, member),
-            Assumed::Recorded(routers) => routers[self.routed.get() - 1][member].clone(),
-        }
+        Some((0..self.ep * self.etp).map(&mut words).collect())
     }
 
     /// Rows of each expert from one member: the experts of the traced rank get their part of all that
-    /// members send them, the first members one row more where that does not divide, and the others
-    /// what is left, alike.
-    fn share(&self, load: f64, choices: Choices, member: usize) -> Vec<usize> {
+    /// members send them, and the others what is left, alike.
+    pub(super) fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
+        let here = match &self.assumed {
+            Assumed::Recorded(routers) => return routers[self.routed.get() - 1][member].clone(),
+            Assumed::Load(_) => self.rows_here(choices, member).unwrap_or(0),
+        };
+        let held = choices.experts / self.ep;
+        let mine = self.holder * held..(self.holder + 1) * held;
+        let (rest, elsewhere) = (
+            choices.experts - held,
+            choices.tokens * choices.slots - here,
+        );
+        let deal = |rows: usize, over: usize, i: usize| rows * (i + 1) / over - rows * i / over;
+        let mut others = 0..rest;
+        (0..choices.experts)
+            .map(|expert| {
+                if mine.contains(&expert) {
+                    return deal(here, held, expert - mine.start);
+                }
+                let i = others.next().expect("as many as there are");
+                deal(elsewhere, rest, i)
+            })
+            .collect()
+    }
+
+    /// Rows that one member sends to the experts of the traced rank under an assumed load: their part of
+    /// what all send them, the first members one more where that does not divide.
+    fn rows_here(&self, choices: Choices, member: usize) -> Option<usize> {
+        let Assumed::Load(load) = self.assumed else {
+            return None;
+        };
         let rows = choices.tokens * choices.slots;
         let senders = self.ep * self.etp;
         let all = ((rows * self.etp) as f64 * load).round() as usize;
@@ -94,25 +122,7 @@ impl Crowd {
         // ETP peers one after the other, so that what each receives divides as the whole does.
         let order = member / self.etp + self.ep * (member % self.etp);
         let until = |order: usize| (all * order).div_ceil(senders);
-        let held = choices.experts / self.ep;
-        let here = (until(order + 1) - until(order)).min(rows);
-        let mine = self.holder * held..(self.holder + 1) * held;
-        let rest = choices.experts - held;
-        let deal = |rows: usize, over: usize, i: usize| rows * (i + 1) / over - rows * i / over;
-        (0..choices.experts)
-            .map(|expert| {
-                if mine.contains(&expert) {
-                    deal(here, held, expert - mine.start)
-                } else {
-                    let i = if expert < mine.start {
-                        expert
-                    } else {
-                        expert - held
-                    };
-                    deal(rows - here, rest, i)
-                }
-            })
-            .collect()
+        Some((until(order + 1) - until(order)).min(rows))
     }
 }
 

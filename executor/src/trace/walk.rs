@@ -6,9 +6,10 @@ use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::mesh::{self, GroupKind};
 use moefold_planner::model::Model;
+use moefold_planner::walk::Event;
 
 use super::peers::{Crowd, Groups};
-use super::{Assumed, Entry, Tape};
+use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::optimizer::AdamOptions;
 use crate::rank::Context;
@@ -58,7 +59,7 @@ pub fn step(
     batch: &Batch,
     aux_loss_coef: f64,
     tape: &Tape,
-) -> Result<[Vec<Entry>; 2], Error> {
+) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
     let mut trainer = Trainer::assemble(cx, model, batch.seq_len, adam, aux_loss_coef);
     let before = tape.take();

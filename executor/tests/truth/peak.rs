@@ -12,7 +12,7 @@ use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::record::Recorder;
 use moefold_executor::step::HostTokens;
-use moefold_executor::trace::{self, Assumed, Entry, Tape, Traced};
+use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
@@ -23,6 +23,7 @@ use moefold_planner::model::{Ffn, Mixer, QkNorm};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::Predicted;
 use moefold_planner::search;
+use moefold_planner::walk::Event;
 use moefold_profiles::directory::Key;
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
@@ -77,10 +78,10 @@ fn count(keys: impl Iterator<Item = Key>) -> Keys {
     counts
 }
 
-fn key(entry: &Entry) -> Option<Key> {
-    match entry {
-        Entry::Op { op, .. } => Some(Key::Op(*op)),
-        Entry::Started { collective, .. } => Some(Key::Collective(*collective)),
+fn key(event: &Event) -> Option<Key> {
+    match event {
+        Event::Op { op, .. } => Some(Key::Op(*op)),
+        Event::Started { collective, .. } => Some(Key::Collective(*collective)),
         _ => None,
     }
 }

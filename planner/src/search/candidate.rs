@@ -121,7 +121,7 @@ fn weights<'l>(layers: &'l [u64], shape: &Shape) -> Weights<'l> {
 }
 
 impl StageSplit {
-    fn new(case: Case<'_>, stages: Vec<Vec<u32>>) -> Self {
+    pub(crate) fn new(case: Case<'_>, stages: Vec<Vec<u32>>) -> Self {
         let Case {
             question,
             layout,
@@ -156,6 +156,11 @@ impl StageSplit {
         split
     }
 
+    /// Memory of a pipeline rank that no recompute set changes.
+    pub(crate) fn held_by(&self, pipeline_rank: usize) -> ByClass<Bytes> {
+        self.held[pipeline_rank]
+    }
+
     /// Everything of a stage, layers by kind and the ends of the model.
     pub(crate) fn each_kind<'s>(
         &'s self,
@@ -172,7 +177,7 @@ impl StageSplit {
     }
 
     /// The memory of a stage under a recompute set, in the order of its layers.
-    fn stage_memory(&self, shape: &Shape, stage: usize, set: usize) -> StageMemory {
+    pub(crate) fn stage_memory(&self, shape: &Shape, stage: usize, set: usize) -> StageMemory {
         let mut memory = StageMemory::default();
         if stage == 0 {
             memory.add_layers(&shape.embedding.memory[set], 1);
@@ -522,7 +527,7 @@ fn weight_dtype(question: &Question<'_>) -> Dtype {
 }
 
 /// A message between neighbouring stages: the residual stream of a rank's tokens.
-fn message(case: Case<'_>) -> Option<Collective> {
+pub(crate) fn message(case: Case<'_>) -> Option<Collective> {
     let Case {
         question,
         layout,

@@ -1,0 +1,56 @@
+//! [`dry_run`]: one rank's step of a plan, walked without devices.
+
+use moefold_kernels::Device;
+use moefold_planner::choice::StackName;
+use moefold_planner::mesh;
+use moefold_planner::plan::Plan;
+use moefold_planner::search;
+use moefold_planner::stack::Stack;
+use moefold_planner::stack::megatron::Declared;
+use moefold_planner::walk::{Walked, play};
+use moefold_profiles::TensorClass;
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::units::{Bytes, GIB};
+
+use super::answers::properties;
+use super::{Assumed, Tape, rank_on, step};
+use crate::device::DeviceSpec;
+use crate::error::Error;
+use crate::support;
+use crate::train::prove;
+
+/// Walks the step of a rank of a plan under balanced routing: of this executor by tracing it, of another
+/// stack by its declarations.
+pub fn dry_run(plan: &Plan, rank: u32, aux_loss_coef: f64, costs: &Costs) -> Result<Walked, Error> {
+    let (planned, model, cluster) = (&plan.planned, &plan.model, &plan.cluster);
+    let batch = &plan.request.batch;
+    let layout = prove(&planned.layout, model, batch)?;
+    if planned.stack == StackName::Megatron {
+        let walked = search::walk(plan, &layout, rank, costs, &Declared);
+        return walked.map_err(|error| Error::Request(error.to_string()));
+    }
+    let dtype = planned.precision.activation();
+    let (device, spec) = match properties(cluster) {
+        None => (Device::meta_cpu(), DeviceSpec::CPU),
+        Some(gpu) => {
+            let reserve = None;
+            (
+                Device::meta_cuda(gpu, dtype),
+                DeviceSpec::Cuda { dtype, reserve },
+            )
+        }
+    };
+    support::check(planned, model, &spec)?;
+    let tape = Tape::default();
+    let domain = |kind| match kind {
+        Some(kind) => mesh::placement(&layout, kind, cluster).ranks_per_domain,
+        None => cluster.gpus_per_domain.clamp(1, layout.gpus()),
+    };
+    let cx = rank_on(device, &layout, rank, Assumed::BALANCED, &domain, &tape);
+    let [setup, events] = step(cx, model, batch, aux_loss_coef, &tape)?;
+    let stack = Stack::on(planned.stack, cluster, costs.host());
+    let mut walked = play(rank, &setup, &events, costs, &stack);
+    let overhead = planned.predicted.memory_gib[TensorClass::Overhead];
+    walked.walk.bytes[TensorClass::Overhead] = Bytes((overhead * GIB as f64).round() as u64);
+    Ok(walked)
+}

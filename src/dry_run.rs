@@ -1,0 +1,89 @@
+//! `moefold execute --dry-run`: one rank's step of a plan, without devices, data or weights.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use moefold_executor::trace;
+use moefold_planner::plan::Plan;
+use moefold_planner::walk::Walk;
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::{TensorClass, files};
+
+use crate::cli::ExecuteArgs;
+use crate::failure::{Failure, failure};
+use crate::output::Output;
+
+pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
+    let plan = Plan::load(&args.plan).map_err(Failure::request)?;
+    let (rank, ranks) = (args.rank.unwrap_or(0), plan.request.gpus);
+    if rank >= ranks {
+        return Err(Failure::Request(anyhow!(
+            "--rank {rank}: the plan has {ranks} ranks, 0 to {}",
+            ranks - 1
+        )));
+    }
+    let costs = Costs::for_cluster(&plan.cluster, &[]);
+    let aux_loss_coef = args.train.aux_loss_coef;
+    let walked = trace::dry_run(&plan, rank, aux_loss_coef, &costs).map_err(failure)?;
+    let dir = args
+        .out
+        .clone()
+        .unwrap_or_else(|| PathBuf::from("runs").join(format!("dry-run-rank-{rank}")));
+    let path = dir.join("trace.json");
+    let trace = walked.trace.chrome_with(&walked.memory);
+    std::fs::create_dir_all(&dir)
+        .map_err(|error| Failure::Runtime(anyhow!("{}: {error}", dir.display())))?;
+    files::write_atomically(&path, |file| Ok(serde_json::to_writer(file, &trace)?))
+        .map_err(|error| Failure::Runtime(anyhow!("{}: {error}", path.display())))?;
+    output.answer(&walked.walk, || {
+        format!("{}\ntrace: {}\n", table(&walked.walk), path.display())
+    })
+}
+
+/// The walk for a person.
+fn table(walk: &Walk) -> String {
+    let mut text = format!(
+        "rank {}: a step of {:.4} s, {} ops, {} waits of the host, {} of tensors at the peak\n\n",
+        walk.rank, walk.step_s, walk.ops, walk.host_waits, walk.peak_bytes
+    );
+    let mut line = |cells: [String; 4]| {
+        let [a, b, c, d] = cells;
+        let line = format!("{a:<38} {b:>12} {c:>8} {d:>12}");
+        writeln!(text, "{}", line.trim_end()).expect("a string takes any text");
+    };
+    let own = str::to_owned;
+    line(["at the peak", "bytes", "", ""].map(own));
+    for class in TensorClass::ALL {
+        let bytes = walk.bytes[class].to_string();
+        line([own(class.name()), bytes, String::new(), String::new()]);
+    }
+    line([const { "" }; 4].map(own));
+    line(["largest at the peak", "each", "count", "together"].map(own));
+    for alive in &walk.largest {
+        line([
+            format!("{}: {}", alive.class.name(), alive.name),
+            alive.bytes.to_string(),
+            alive.count.to_string(),
+            alive.total_bytes.to_string(),
+        ]);
+    }
+    if !walk.collectives.is_empty() {
+        line([const { "" }; 4].map(own));
+        line(["collectives", "each", "calls", "together"].map(own));
+    }
+    for calls in &walk.collectives {
+        line([
+            format!(
+                "{} over {} ({} ranks)",
+                calls.kind.stem(),
+                calls.group,
+                calls.ranks
+            ),
+            calls.bytes.to_string(),
+            calls.calls.to_string(),
+            calls.total_bytes.to_string(),
+        ]);
+    }
+    text
+}
