@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use moefold_executor::trace;
+use moefold_planner::choice::StackName;
 use moefold_planner::plan::Plan;
+use moefold_planner::search;
+use moefold_planner::stack::megatron::Declared;
 use moefold_planner::walk::Walk;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::{TensorClass, files};
@@ -25,7 +28,18 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     }
     let costs = Costs::for_cluster(&plan.cluster, &[]);
     let aux_loss_coef = args.train.aux_loss_coef;
-    let walked = trace::dry_run(&plan, rank, aux_loss_coef, &costs).map_err(failure)?;
+    let walked = match plan.planned.stack {
+        StackName::Moefold => {
+            trace::dry_run(&plan, rank, aux_loss_coef, &costs).map_err(failure)?
+        }
+        StackName::Megatron => {
+            let layout = plan.layout().map_err(|broken| {
+                let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+                Failure::Request(anyhow!("{}: {}", args.plan.display(), broken.join("; ")))
+            })?;
+            search::walk(&plan, &layout, rank, &costs, &Declared).map_err(Failure::request)?
+        }
+    };
     let dir = args
         .out
         .clone()

@@ -235,3 +235,81 @@ fn plans_that_cannot_run_are_refused() {
     fs::write(bench.path("plan.json"), &good[..good.len() / 2]).expect("writes");
     bench.refused(&["--data", &data], &["plan.json"]);
 }
+
+/// The whole step on one rank, of a plan that this machine could not run.
+#[test]
+fn a_dry_run_needs_no_devices_data_or_weights() {
+    let folder = Folder::new();
+    let plan = folder.path("plan.json");
+    let made = ["--seq-len", "4096", "--global-batch", "256", "--out", &plan];
+    for (stack, classes) in [("megatron", "bf16"), ("moefold", "bf16")] {
+        let job = [
+            "plan",
+            "--model",
+            "mixtral-8x22b",
+            "--cluster",
+            "dgx-h100",
+            "--gpus",
+            "128",
+        ];
+        let choice = ["--stack", stack, "--precision", classes];
+        let (code, _, errors) = run(&mut program(&[&job[..], &choice, &made].concat()));
+        assert_eq!(code, 0, "{errors}");
+        let out = folder.path("dry");
+        let walk = [
+            "execute",
+            &plan,
+            "--dry-run",
+            "--rank",
+            "3",
+            "--out",
+            &out,
+            "--json",
+        ];
+        let (code, printed, errors) = run(&mut program(&walk));
+        assert_eq!(code, 0, "{errors}");
+        let walk: Value = serde_json::from_str(&printed).expect("JSON");
+        let planned = json::read(&plan);
+        let memory = &planned["predicted"]["memory_gib"];
+        let gib = |bytes: &Value| bytes.as_f64().expect("bytes") / f64::from(1 << 30);
+        let tensors: f64 = memory
+            .as_object()
+            .expect("classes")
+            .iter()
+            .filter(|(class, _)| *class != "overhead")
+            .map(|(_, gib)| gib.as_f64().expect("GiB"))
+            .sum();
+        // Rank 3 is of the first pipeline rank, which is the fullest here.
+        assert!(
+            (gib(&walk["peak_bytes"]) - tensors).abs() < 1e-6,
+            "{stack}: {walk}"
+        );
+        assert!(walk["host_waits"].as_u64() > Some(0) && walk["step_s"].as_f64() > Some(1.0));
+        let kinds: Vec<&Value> = walk["collectives"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|calls| &calls["kind"])
+            .collect();
+        assert!(kinds.contains(&&Value::from("all_to_all")), "{kinds:?}");
+        let trace = json::read(format!("{out}/trace.json"));
+        let events = trace["traceEvents"].as_array().expect("events");
+        let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).count();
+        assert!(of("X") > 1000 && of("C") > 100, "{} {}", of("X"), of("C"));
+        assert!(
+            events
+                .iter()
+                .any(|event| event["args"]["key"]["op"].is_object())
+        );
+    }
+    let refused = |rest: &[&str], said: &str| {
+        let walk = [&["execute", &plan, "--dry-run"], rest].concat();
+        let (code, _, errors) = run(&mut program(&walk));
+        assert!(
+            code == 2 && errors.contains(said),
+            "{rest:?}: {code} {errors}"
+        );
+    };
+    refused(&["--rank", "128"], "0 to 127");
+    refused(&["--text", "book.txt"], "--text");
+}

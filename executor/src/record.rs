@@ -713,7 +713,7 @@ mod tests {
             recorder.begin_step(0, true);
             let gather = || (group.start_all_gather(&own, &all), log.take());
             let pending = recorder.communication(Category::TpComm, "all_gather", gather)?;
-            recorder.span(Category::Dense, "scale", || {
+            recorder.counting(Category::Dense, || {
                 elementwise::scale(&other, 2.0);
                 // Meanwhile the gather comes to its end.
                 group.barrier()

@@ -3,17 +3,13 @@
 //! Static state is parameters times bytes. Activations are what is live when the schedule is played
 //! forward: each `Forward` of a stage adds what its layers keep, each `Backward` takes it away
 //! (Megatron-LM's static schedules allocate in that order). What the running pass works in comes on
-//! top: exactly, where a stack says in what order it takes and gives ([`passes`]), else the largest
-//! working set of its layers ([`WorkingSets`]). Fragmentation of an allocator is not modelled.
-
-pub mod passes;
-pub mod tape;
+//! top: exactly, where a stack says in what order it takes and gives ([`Passes`](crate::runtime::Passes)), else the largest
+//! working set of its layers ([`WorkingSets`](crate::runtime::WorkingSets)). Fragmentation of an allocator is not modelled.
 
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, TensorClass};
 
-use self::passes::Passes;
-use self::tape::Level;
+use crate::runtime::{Level, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
 
@@ -85,80 +81,6 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
     worst
 }
 
-/// Working sets on top of all that a stage keeps, for stacks that say no order.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WorkingSets {
-    /// Of a forward pass.
-    pub forward: Bytes,
-    /// Of a backward pass.
-    pub backward: Bytes,
-    /// Logits and loss buffers, between the head's forward and its backward.
-    pub logits: Bytes,
-    /// Of the head's backward, beside the logits.
-    pub head: Bytes,
-}
-
-impl WorkingSets {
-    /// Those of layers that are alike besides: logits add up, of the others the largest counts.
-    fn merge(&mut self, layer: &Self, count: u32) {
-        self.forward = self.forward.max(layer.forward);
-        self.backward = self.backward.max(layer.backward);
-        self.logits += layer.logits * u64::from(count);
-        self.head = self.head.max(layer.head);
-    }
-
-    /// Working set and logits of the worst instant of a pass. The head's backward comes first and
-    /// frees the logits before the layers run theirs.
-    fn running(&self, backward: bool) -> Level {
-        let layers = if backward {
-            self.backward
-        } else {
-            self.forward
-        };
-        let head = if backward { self.head } else { Bytes::ZERO };
-        let transient = |bytes| Level::of(TensorClass::Transient, bytes);
-        if self.logits + head > layers {
-            transient(head) + Level::of(TensorClass::Logits, self.logits)
-        } else {
-            transient(layers)
-        }
-    }
-}
-
-/// What one stage (chunk) of a rank takes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StageMemory {
-    /// Parameters.
-    pub shard: Shard,
-    /// Elements between them where buffers rest, by the same division.
-    pub padding: Shard,
-    /// What one microbatch keeps and, in stacks that say in what order, works in.
-    pub passes: Passes,
-    /// What it works in besides.
-    pub sets: WorkingSets,
-}
-
-impl StageMemory {
-    /// Adds layers that are alike and come after those that are there.
-    pub fn add_layers(&mut self, layer: &Self, count: u32) {
-        let times = u64::from(count);
-        self.shard += layer.shard * times;
-        self.padding += layer.padding * times;
-        self.passes = self.passes.then(layer.passes.repeated(count));
-        self.sets.merge(&layer.sets, count);
-    }
-
-    /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
-    pub(crate) fn running(&self, backward: bool) -> Level {
-        let passes = if backward {
-            self.passes.backward
-        } else {
-            self.passes.forward - self.passes.saved
-        };
-        passes + self.sets.running(backward)
-    }
-}
-
 /// Bytes a parameter takes on a rank, by what divides them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StateBytes {
@@ -217,6 +139,7 @@ pub fn at_worst_instant(
 mod tests {
     use super::*;
     use crate::choice::ScheduleName;
+    use crate::runtime::Passes;
 
     fn schedule(pp: u32, vpp: u32, microbatches: u32) -> Schedule {
         let name = match (pp, vpp) {

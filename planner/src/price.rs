@@ -11,7 +11,8 @@ use moefold_profiles::units::Seconds;
 use moefold_profiles::{Cost, Op, Source};
 
 use crate::choice::Recompute;
-use crate::lower::{Part, Task, Work, runs_again};
+use crate::lower::runs_again;
+use crate::runtime::{Lowered, Part, Task, Work};
 use crate::stack::Stack;
 
 const CATEGORIES: usize = Category::ALL.len();
@@ -77,7 +78,7 @@ pub struct LayerBreakdown {
 
 impl LayerBreakdown {
     /// Prices a lowered layer.
-    pub fn new(lowered: &crate::lower::Lowered, costs: &Costs, stack: &Stack) -> Self {
+    pub fn new(lowered: &Lowered, costs: &Costs, stack: &Stack) -> Self {
         let mut again: BTreeMap<Part, Breakdown> = BTreeMap::new();
         // Communication beside the core is hidden again when the core runs again.
         let alone = lowered.forward.iter().filter(|work| !work.beside_core);
@@ -212,8 +213,9 @@ mod tests {
     use crate::choice::{Dispatcher, Module, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::local::Local;
-    use crate::lower::{self, LayerGroups, Setting};
+    use crate::lower;
     use crate::model::presets;
+    use crate::runtime::{LayerGroups, Setting};
 
     #[test]
     fn law_sources_sum_to_the_priced_time_recomputed_or_not() {

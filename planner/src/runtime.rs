@@ -6,15 +6,22 @@
 //! executor answers for itself by running its own modules without memory, and is handed in by whoever
 //! calls. An answer depends on its question alone.
 
+mod level;
+mod passes;
+mod stage;
+mod work;
+
 use std::fmt;
 
 use moefold_profiles::Precision;
 
 use crate::choice::Recompute;
-use crate::lower::{Lowered, Setting};
-use crate::memory::StageMemory;
-use crate::memory::tape::Level;
 use crate::model::{Layer, Model};
+
+pub use level::{Account, Level};
+pub use passes::Passes;
+pub use stage::{StageMemory, WorkingSets};
+pub use work::{LayerGroups, Lowered, Part, Setting, Task, Work};
 
 /// What is asked about.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! What may know what, and what is left: the tables that the rules hold the workspace to.
 
 use crate::circles::Left;
-use crate::laws::{Crate, Excused, Floor, LeftUntil};
+use crate::laws::{Crate, Excused, Floor};
 
 /// What a crate may depend on.
 pub(crate) const CRATES: &[Crate] = &[
@@ -56,7 +56,8 @@ pub(crate) const CRATES: &[Crate] = &[
 
 /// The planner's data: what the executor and the reports may read.
 pub(crate) const PLANNER_DATA: &[&str] = &[
-    "model", "choice", "layout", "mesh", "schedule", "saved", "local", "plan", "answer",
+    "model", "choice", "layout", "mesh", "schedule", "saved", "local", "shard", "runtime", "walk",
+    "plan", "answer",
 ];
 
 /// What each module of the planner may import of it, from the ground up.
@@ -68,21 +69,30 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("schedule", &["choice", "layout"]),
     ("saved", &[]),
     ("local", &["model", "layout"]),
-    ("options", &["model", "choice", "layout"]),
     ("shard", &["model", "local"]),
-    ("memory", &["schedule", "shard"]),
+    (
+        "runtime",
+        &["model", "choice", "layout", "mesh", "local", "shard"],
+    ),
+    ("options", &["model", "choice", "layout"]),
+    ("memory", &["schedule", "shard", "runtime"]),
+    (
+        "lower",
+        &[
+            "model", "choice", "layout", "mesh", "local", "shard", "runtime",
+        ],
+    ),
     (
         "stack",
-        &["model", "choice", "saved", "local", "shard", "memory"],
+        &[
+            "model", "choice", "saved", "local", "shard", "runtime", "memory", "lower",
+        ],
     ),
+    ("walk", &["stack"]),
     ("rules", &["model", "choice", "layout", "options", "stack"]),
     ("plan", &["model", "choice", "layout", "options", "rules"]),
     ("answer", &["model", "choice", "plan"]),
-    (
-        "lower",
-        &["model", "choice", "layout", "mesh", "local", "shard"],
-    ),
-    ("price", &["choice", "stack", "lower"]),
+    ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),
     ("simulate", &["schedule"]),
     (
@@ -97,6 +107,8 @@ pub(crate) const PLANNER: &[Floor] = &[
             "local",
             "options",
             "shard",
+            "runtime",
+            "walk",
             "memory",
             "stack",
             "rules",
@@ -118,6 +130,11 @@ pub(crate) const DATA_EXCUSED: &[Excused] = &[
         why: "a file is judged by the rules that a search goes by",
     },
     Excused {
+        from: "walk",
+        to: "stack",
+        why: "a walk is timed by what the stack's host takes",
+    },
+    Excused {
         from: "plan",
         to: "options",
         why: "a file's pipeline is read as that of the flag is",
@@ -128,129 +145,28 @@ pub(crate) const DATA_EXCUSED: &[Excused] = &[
 pub(crate) const READERS_EXCUSED: &[Excused] = &[Excused {
     from: "executor",
     to: "stack",
-    why: "a rank reserves memory by replaying what the stack declares",
+    why: "a dry run is timed by the host of its stack, and Megatron-Core is answered for there",
 }];
-
-/// Imports of the planner that are left until a module is there that opens them.
-pub(crate) const PLANNER_LEFT: &[LeftUntil] = &[
-    LeftUntil {
-        from: "layout",
-        to: "options",
-        until: "rules",
-    },
-    LeftUntil {
-        from: "layout",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "layout",
-        to: "stack",
-        until: "rules",
-    },
-    LeftUntil {
-        from: "lower",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "lower",
-        to: "saved",
-        until: "local",
-    },
-    LeftUntil {
-        from: "memory",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "memory",
-        to: "stack",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "options",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "price",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "saved",
-        to: "layout",
-        until: "local",
-    },
-    LeftUntil {
-        from: "saved",
-        to: "model",
-        until: "local",
-    },
-    LeftUntil {
-        from: "saved",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "saved",
-        to: "stack",
-        until: "local",
-    },
-    LeftUntil {
-        from: "schedule",
-        to: "plan",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "shard",
-        to: "saved",
-        until: "local",
-    },
-    LeftUntil {
-        from: "stack",
-        to: "options",
-        until: "choice",
-    },
-    LeftUntil {
-        from: "stack",
-        to: "plan",
-        until: "choice",
-    },
-];
 
 /// The circles of imports that are left. They only shrink.
 pub(crate) const CIRCLES: &[Left] = &[
     Left {
         member: "moefold",
-        module: "gpu_check::trials",
-        size: 4,
-        why: "the trials share what a trial is with the list of them",
-    },
-    Left {
-        member: "moefold",
-        module: "gpu_check",
-        size: 3,
-        why: "parts and report read the target and the summary of the command",
+        module: "flags",
+        size: 2,
+        why: "flags are read from the arguments whose words they are",
     },
     Left {
         member: "planner",
-        module: "layout",
-        size: 23,
-        why: "rules and options of layouts, plans, stacks and what they save know each other",
+        module: "layout::partial",
+        size: 2,
+        why: "a rule that is broken names the nearest degrees, which are pins of degrees",
     },
     Left {
         member: "planner",
-        module: "lower",
-        size: 4,
-        why: "a layer's ops are listed by its parts with what the list is made of",
-    },
-    Left {
-        member: "planner",
-        module: "model::hf",
-        size: 3,
-        why: "presets are configurations, and a configuration may name a preset",
+        module: "model::resolve",
+        size: 2,
+        why: "a name is looked up among the presets, which are read as any configuration",
     },
     Left {
         member: "planner",
@@ -259,10 +175,16 @@ pub(crate) const CIRCLES: &[Left] = &[
         why: "a file is checked where it is read",
     },
     Left {
+        member: "planner",
+        module: "lower",
+        size: 4,
+        why: "a layer's ops are listed by its parts with what the list is made of",
+    },
+    Left {
         member: "kernels",
-        module: "cuda",
-        size: 71,
-        why: "the list of programs imports every op, and every op imports CUDA",
+        module: "cases",
+        size: 8,
+        why: "operands of every kind share their making with the list of them",
     },
     Left {
         member: "kernels",
@@ -271,9 +193,57 @@ pub(crate) const CIRCLES: &[Left] = &[
         why: "cases of every kind share the making of operands with the list of them",
     },
     Left {
+        member: "kernels",
+        module: "device",
+        size: 7,
+        why: "a tensor knows its device, whose memory is tensors' buffers, and whom it tells of them",
+    },
+    Left {
+        member: "kernels",
+        module: "gemm",
+        size: 5,
+        why: "a product is an op's own type, which its CUDA half takes apart",
+    },
+    Left {
+        member: "kernels",
+        module: "cuda::program",
+        size: 2,
+        why: "a machine takes programs, whose arguments are its addresses",
+    },
+    Left {
+        member: "kernels",
+        module: "cuda::model",
+        size: 4,
+        why: "cases of the hardware model share what a case is with the list of them",
+    },
+    Left {
+        member: "kernels",
+        module: "attention",
+        size: 3,
+        why: "the sizes of a call are an op's own type, which its CUDA halves read",
+    },
+    Left {
+        member: "kernels",
+        module: "cuda::cublaslt",
+        size: 3,
+        why: "the library's handle is made where its descriptors and groups use it",
+    },
+    Left {
+        member: "emulator",
+        module: "machine",
+        size: 7,
+        why: "instructions of a kernel act on the machine that runs them",
+    },
+    Left {
         member: "executor",
         module: "profile",
         size: 3,
         why: "what is measured shares the options with its parts",
+    },
+    Left {
+        member: "gpu-check",
+        module: "trials",
+        size: 11,
+        why: "parts, trials and the report share what a check is asked and what it found",
     },
 ];

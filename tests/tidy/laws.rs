@@ -27,14 +27,6 @@ pub(crate) struct Excused {
     pub(crate) why: &'static str,
 }
 
-/// An import that is left until its crate has a module that opens it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LeftUntil {
-    pub(crate) from: &'static str,
-    pub(crate) to: &'static str,
-    pub(crate) until: &'static str,
-}
-
 /// Dependencies on crates of the workspace that `crates` does not list.
 pub(crate) fn crate_edges(tree: &Tree, crates: &[Crate]) -> Vec<String> {
     let mut offences = Vec::new();
@@ -117,7 +109,7 @@ pub(crate) fn foreign_modules(
 }
 
 /// Imports between the modules at the top of a crate that `floors` does not list.
-pub(crate) fn module_edges(graph: &Graph, floors: &[Floor], left: &[LeftUntil]) -> Vec<String> {
+pub(crate) fn module_edges(graph: &Graph, floors: &[Floor]) -> Vec<String> {
     let mut offences = BTreeSet::new();
     for (from, to) in graph.iter().filter(|(from, _)| *from != "crate") {
         let of = top(from);
@@ -125,13 +117,9 @@ pub(crate) fn module_edges(graph: &Graph, floors: &[Floor], left: &[LeftUntil]) 
             offences.insert(format!("{of}: no line says what it may import"));
             continue;
         };
-        let is_left = |to: &str| {
-            let found = left.iter().find(|left| left.from == of && left.to == to);
-            found.is_some_and(|left| !graph.contains_key(left.until))
-        };
         let strays = to
             .iter()
-            .filter(|to| top(to) != of && !allowed.contains(&top(to)) && !is_left(top(to)));
+            .filter(|to| top(to) != of && !allowed.contains(&top(to)));
         offences.extend(strays.map(|to| format!("{from} imports {to}")));
     }
     offences.into_iter().collect()

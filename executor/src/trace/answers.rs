@@ -10,13 +10,11 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::lower::{Lowered, Setting, Task, Work};
-use moefold_planner::memory::StageMemory;
-use moefold_planner::memory::passes::Passes;
-use moefold_planner::memory::tape::Level;
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Model};
-use moefold_planner::runtime::{Piece, Runtime, StepMemory};
+use moefold_planner::runtime::{
+    Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
+};
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
 use moefold_profiles::trace::Category;
@@ -215,23 +213,12 @@ impl<'a> Traced<'a> {
 
         let largest = [&forward, &backward, &update].map(|events| largest(events));
         let largest = largest.into_iter().max().unwrap_or(Bytes::ZERO);
-        let (saved, forward_peak) = levels(&forward);
-        let (given, backward_peak) = levels(&backward);
-        assert_eq!(
-            saved + given,
-            Level::default(),
-            "{piece:?}: a backward pass gives back all that is saved"
-        );
         Ok(Answer {
-            passes: Passes {
-                saved,
-                forward: forward_peak,
-                backward: backward_peak,
-            },
+            passes: Passes::of(&account(&forward), &account(&backward)),
             forward: items(forward),
             backward: items(backward),
             padding: padding(&store.shard),
-            update: levels(&update).1,
+            update: account(&update).peak(),
             largest,
         })
     }
@@ -369,14 +356,14 @@ impl Traced<'_> {
         tape.take();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
         let sums = sums(&cx);
-        let (fixed, _) = levels(&tape.take());
+        let fixed = account(&tape.take()).live();
         let len = local.tokens as usize;
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
         let uploaded = upload(&cx, len, std::slice::from_ref(&tokens));
-        let (microbatch, _) = levels(&tape.take());
+        let microbatch = account(&tape.take()).live();
         drop((rope, sums, uploaded));
         [fixed, microbatch]
     }
@@ -403,22 +390,17 @@ pub(super) fn properties(cluster: &Cluster) -> Option<Properties> {
     })
 }
 
-/// What is alive at the end of some events and at most, above what was alive before.
-pub(super) fn levels(events: &[Event]) -> (Level, Level) {
-    let (mut live, mut peak) = (Level::default(), Level::default());
+/// What some events leave alive, and the most they had.
+fn account(events: &[Event]) -> Account {
+    let mut account = Account::default();
     for event in events {
         match event {
-            Event::Allocated(allocation) => {
-                live = live + Level::of(allocation.class, allocation.bytes);
-                peak = peak.higher(live);
-            }
-            Event::Freed(allocation) => {
-                live = live - Level::of(allocation.class, allocation.bytes);
-            }
+            Event::Allocated(tensor) => account.take(tensor.class, tensor.bytes),
+            Event::Freed(tensor) => account.give(tensor.class, tensor.bytes),
             _ => {}
         }
     }
-    (live, peak)
+    account
 }
 
 fn largest(events: &[Event]) -> Bytes {

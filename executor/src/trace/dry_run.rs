@@ -1,12 +1,9 @@
 //! [`dry_run`]: one rank's step of a plan, walked without devices.
 
 use moefold_kernels::Device;
-use moefold_planner::choice::StackName;
 use moefold_planner::mesh;
 use moefold_planner::plan::Plan;
-use moefold_planner::search;
 use moefold_planner::stack::Stack;
-use moefold_planner::stack::megatron::Declared;
 use moefold_planner::walk::{Walked, play};
 use moefold_profiles::TensorClass;
 use moefold_profiles::pricing::Costs;
@@ -19,16 +16,11 @@ use crate::error::Error;
 use crate::support;
 use crate::train::prove;
 
-/// Walks the step of a rank of a plan under balanced routing: of this executor by tracing it, of another
-/// stack by its declarations.
+/// Walks the step of a rank of a plan for this executor, under balanced routing.
 pub fn dry_run(plan: &Plan, rank: u32, aux_loss_coef: f64, costs: &Costs) -> Result<Walked, Error> {
     let (planned, model, cluster) = (&plan.planned, &plan.model, &plan.cluster);
     let batch = &plan.request.batch;
     let layout = prove(&planned.layout, model, batch)?;
-    if planned.stack == StackName::Megatron {
-        let walked = search::walk(plan, &layout, rank, costs, &Declared);
-        return walked.map_err(|error| Error::Request(error.to_string()));
-    }
     let dtype = planned.precision.activation();
     let (device, spec) = match properties(cluster) {
         None => (Device::meta_cpu(), DeviceSpec::CPU),

@@ -6,8 +6,9 @@
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
 
-use super::{Part, Task, Writer, over};
+use super::{Writer, over};
 use crate::model::{Gqa, LinearMixer, Mixer, Mla, QkNorm, SharedKv};
+use crate::runtime::{Part, Task};
 
 /// Lowers the norm, the mixer and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, mixer: &Mixer) {

@@ -7,9 +7,10 @@
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
 
-use super::{Part, Task, Writer, over};
+use super::{Writer, over};
 use crate::choice::Dispatcher;
 use crate::model::Moe;
+use crate::runtime::{Part, Task};
 
 pub(crate) fn lower(work: &mut Writer<'_>, moe: &Moe) {
     let local = *work.setting.local;

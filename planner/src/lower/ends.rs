@@ -5,9 +5,10 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
 
-use super::{Lowered, Part, Setting, Writer, over};
+use super::{Writer, over};
 use crate::mesh::Placement;
 use crate::model::Layer;
+use crate::runtime::{Lowered, Part, Setting};
 use crate::shard;
 
 /// The embedding of the first stage: vocabulary parallel, its partial rows scattered over tokens.
@@ -56,7 +57,7 @@ fn lower_head(work: &mut Writer<'_>) {
             let reduce = over(tp, CollectiveKind::AllReduce, Dtype::F32.bytes(values));
             work.push(
                 true,
-                super::Task::Collective(reduce),
+                crate::runtime::Task::Collective(reduce),
                 Category::TpComm,
                 false,
             );

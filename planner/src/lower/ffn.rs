@@ -3,9 +3,10 @@
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op, Pass};
 
-use super::{Part, Writer, dispatch};
+use super::{Writer, dispatch};
 use crate::choice::Dispatcher;
 use crate::model::{Ffn, Mlp, Moe};
+use crate::runtime::Part;
 
 /// Lowers the norm, the block and the residual sum after it.
 pub(crate) fn lower(work: &mut Writer<'_>, ffn: &Ffn) {
@@ -126,9 +127,10 @@ mod tests {
     use super::*;
     use crate::layout::Batch;
     use crate::local::Local;
-    use crate::lower::{LayerGroups, Setting, Task, layer};
+    use crate::lower::layer;
     use crate::model::presets;
     use crate::rules::{Rules, space};
+    use crate::runtime::{LayerGroups, Setting, Task};
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {

@@ -7,12 +7,12 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
-use super::{LayerGroups, Lowered, Setting, Task};
 use crate::choice::Dispatcher;
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
 use crate::model::{Layer, Model};
+use crate::runtime::{LayerGroups, Lowered, Setting, Task};
 use crate::runtime::{Piece, Runtime};
 use crate::shard::{self, Shard};
 

@@ -8,10 +8,10 @@ use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
-use crate::memory::tape::Level;
-use crate::memory::{self, Occupancy, StageMemory};
+use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::partition::{self, Weights};
+use crate::runtime::{Level, StageMemory};
 use crate::shard::{self, Shard};
 use crate::simulate::{StageTimes, lower_bound};
 

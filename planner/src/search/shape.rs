@@ -12,12 +12,10 @@ use moefold_profiles::units::Bytes;
 use crate::choice::{Dispatcher, Overlap, Recompute};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
-use crate::lower::{LayerGroups, Lowered, Setting};
-use crate::memory::StageMemory;
 use crate::model::{Layer, Model};
 use crate::options::SearchOptions;
 use crate::price::LayerBreakdown;
-use crate::runtime::{Piece, Runtime};
+use crate::runtime::{LayerGroups, Lowered, Piece, Runtime, Setting, StageMemory};
 use crate::stack::Stack;
 
 /// The inputs of a search that stay the same throughout.

@@ -419,3 +419,73 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
         fast.step_s
     );
 }
+
+/// A walk adds up tensor by tensor what the memory model says at once, on every pipeline rank.
+#[test]
+fn law_a_walk_peaks_where_its_plan_does() {
+    use moefold_profiles::units::{Bytes, GIB};
+
+    use crate::plan::{PLAN_VERSION, Plan, Request};
+
+    for (name, gpus, pins) in [
+        ("mixtral-8x7b", 16, "pp=1"),
+        ("mixtral-8x7b", 32, "pp=4,vpp=2"),
+        ("qwen3-30b-a3b", 32, "pp=2,tp=2"),
+        ("deepseek-v3", 256, "pp=8"),
+    ] {
+        let model = presets::load(name).expect("a preset");
+        let cluster = cluster("dgx-h200");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 512,
+        };
+        let options = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            top: 1,
+            ..SearchOptions::new(batch, StackName::Megatron)
+        };
+        let planned = run(&model, &cluster, gpus, &options).plans.remove(0);
+        let plan = Plan {
+            version: PLAN_VERSION,
+            planned,
+            model,
+            cluster,
+            request: Request {
+                gpus,
+                batch,
+                objective: options.objective,
+            },
+            profiles: Vec::new(),
+            alternatives: Vec::new(),
+        };
+        let layout = plan.layout().expect("legal");
+        let costs = Costs::for_cluster(&plan.cluster, &[]);
+        let ranks_of_a_stage = gpus / layout.pp();
+        let totals = &plan.planned.predicted.memory_gib_by_pp_rank;
+        let mut worst = (0.0, None);
+        for (pp, &total) in (0..).zip(totals) {
+            let rank = pp * ranks_of_a_stage;
+            let walked = super::walk(&plan, &layout, rank, &costs, &Declared).expect("it walks");
+            let bytes = walked.walk.bytes;
+            assert_eq!(
+                bytes.total().0 - bytes[TensorClass::Overhead].0,
+                walked.walk.peak_bytes.0
+            );
+            // What is beside tensors is context, communicators and 5 percent of the tensors.
+            let beside = Bytes((total * GIB as f64).round() as u64).0 - walked.walk.peak_bytes.0;
+            assert!(beside > GIB, "{name} {pins} {pp}: {beside}");
+            if total > worst.0 {
+                worst = (total, Some(bytes));
+            }
+            assert!(walked.walk.step_s > 0.0 && walked.walk.ops > 0);
+        }
+        let (bytes, gib) = (worst.1.expect("a rank"), plan.planned.predicted.memory_gib);
+        for class in TensorClass::ALL {
+            let (walked, planned) = (bytes[class].gib(), gib[class]);
+            assert!(
+                (walked - planned).abs() < 1e-6,
+                "{name} {pins} {class:?}: {walked} {planned}"
+            );
+        }
+    }
+}

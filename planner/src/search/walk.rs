@@ -12,15 +12,14 @@ use super::question;
 use super::shape::{Kind, Shape};
 use crate::choice::Recompute;
 use crate::layout::Layout;
-use crate::lower::{Task, Work, runs_again};
-use crate::memory::tape::Level;
+use crate::lower::runs_again;
 use crate::mesh::{self, Placement};
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::Plan;
 use crate::rules::Rules;
-use crate::runtime::Runtime;
+use crate::runtime::{Level, Part, Runtime, Task, Work};
 use crate::schedule::{Action, Schedule, Stage};
-use crate::simulate::{Part as Span, Simulator};
+use crate::simulate::{self, Simulator};
 use crate::stack::Stack;
 use crate::walk::{Allocation, At, Event, Walked, play};
 use moefold_profiles::trace::{Category, Lane};
@@ -123,7 +122,7 @@ impl Walker<'_> {
         let schedule = Schedule::of(layout);
         let times = self.split.times(self.case.shape, 0);
         let whole = |action: Action, duration| {
-            vec![Span {
+            vec![simulate::Part {
                 name: format!("{action:?}"),
                 category: Category::Bubble,
                 lane: Lane::Compute,
@@ -335,7 +334,7 @@ impl Walker<'_> {
             (Category::CpComm, _) => "cp",
             (Category::EpComm, Task::Collective(all)) if all.ranks != groups.ep.ranks => "tp-ep",
             (Category::EpComm, _) => "ep",
-            (_, Task::Collective(_)) if work.part == Some(crate::lower::Part::Dispatch) => "etp",
+            (_, Task::Collective(_)) if work.part == Some(Part::Dispatch) => "etp",
             _ => "tp",
         }
     }

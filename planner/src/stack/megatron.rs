@@ -11,11 +11,11 @@ use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{Module, Recompute};
 use crate::local::Local;
-use crate::lower::{self, Lowered, Setting, ends};
-use crate::memory::passes::Passes;
-use crate::memory::{StageMemory, WorkingSets};
+use crate::lower::{self, ends};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
-use crate::runtime::{Piece, Runtime, StepMemory};
+use crate::runtime::{
+    Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, WorkingSets,
+};
 use crate::saved::SavedTensor;
 use crate::shard;
 

@@ -1,13 +1,9 @@
-//! [`Tape`]: what a pass takes and gives back, in order.
-//!
-//! A stack that knows its runtime step by step writes a pass down as the runtime does it: a tensor is
-//! taken where an op allocates it and given back where its last handle drops. Played once, the tape says
-//! what is alive at the end and how much was alive at most, by class, byte for byte.
+//! [`Level`]: bytes alive by class, and [`Account`]: how high they were.
 
 use std::ops::{Add, Mul, Sub};
 
 use moefold_profiles::units::{Bytes, GIB};
-use moefold_profiles::{ByClass, Dtype, TensorClass};
+use moefold_profiles::{ByClass, TensorClass};
 
 /// Bytes alive by class, above an instant that is said where there is one; negative below it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,66 +73,23 @@ impl Mul<i64> for Level {
     }
 }
 
-/// A tensor on a tape. Not `Clone`: what is given back is given once.
-#[derive(Debug)]
-#[must_use = "a tensor is kept, handed on or given back"]
-pub struct Held {
-    class: TensorClass,
-    dtype: Dtype,
-    elements: u64,
-}
-
-impl Held {
-    /// One that was there before the tape began, or has no memory of its own where `elements` is 0.
-    pub fn given(class: TensorClass, dtype: Dtype, elements: u64) -> Self {
-        Self {
-            class,
-            dtype,
-            elements,
-        }
-    }
-
-    /// Elements of the tensor.
-    pub fn elements(&self) -> u64 {
-        self.elements
-    }
-
-    /// Their type.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn level(&self) -> Level {
-        Level::of(self.class, self.dtype.bytes(self.elements))
-    }
-}
-
-/// See the module's documentation. Levels are above what was alive when it began.
-#[derive(Debug, Default)]
-pub struct Tape {
+/// What is alive, above an instant that is said where there is one, and was at most since then.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Account {
     live: Level,
     peak: Level,
 }
 
-impl Tape {
-    /// Allocates a tensor.
-    pub fn take(&mut self, class: TensorClass, dtype: Dtype, elements: u64) -> Held {
-        let held = Held::given(class, dtype, elements);
-        self.live = self.live + held.level();
+impl Account {
+    /// A tensor is allocated.
+    pub fn take(&mut self, class: TensorClass, bytes: Bytes) {
+        self.live = self.live + Level::of(class, bytes);
         self.peak = self.peak.higher(self.live);
-        held
     }
 
-    /// Drops the last handle on a tensor.
-    #[expect(clippy::needless_pass_by_value, reason = "it is gone after this")]
-    pub fn give(&mut self, held: Held) {
-        self.live = self.live - held.level();
-    }
-
-    /// Memory that an op takes to work in and gives back before it returns.
-    pub fn work_in(&mut self, dtype: Dtype, elements: u64) {
-        let held = self.take(TensorClass::Transient, dtype, elements);
-        self.give(held);
+    /// The last handle on a tensor is dropped; it may have been there before.
+    pub fn give(&mut self, class: TensorClass, bytes: Bytes) {
+        self.live = self.live - Level::of(class, bytes);
     }
 
     /// What is alive now.

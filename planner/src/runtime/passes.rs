@@ -3,7 +3,7 @@
 use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
 
-use super::tape::{Level, Tape};
+use super::level::{Account, Level};
 
 /// The memory of a run of layers, of one microbatch. Exact where every layer's is, for what runs between
 /// two layers is alive in both (the residual stream, its gradient).
@@ -32,7 +32,7 @@ impl Passes {
     ///
     /// # Panics
     /// When the backward pass does not give back what the forward pass left.
-    pub fn of(forward: &Tape, backward: &Tape) -> Self {
+    pub fn of(forward: &Account, backward: &Account) -> Self {
         let saved = forward.live();
         assert_eq!(
             saved + backward.live(),
@@ -76,47 +76,45 @@ impl Passes {
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::Dtype;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::tape::Held;
 
     /// What a layer takes and gives: saved, working forward, working backward before and after it gives
     /// back what it saved.
     type Layer = [u64; 4];
 
-    fn take(tape: &mut Tape, bytes: u64) -> Held {
-        tape.take(TensorClass::Activations, Dtype::Fp8, bytes)
+    const CLASS: TensorClass = TensorClass::Activations;
+
+    fn work_in(account: &mut Account, bytes: u64) {
+        account.take(CLASS, Bytes(bytes));
+        account.give(CLASS, Bytes(bytes));
     }
 
-    fn forward(tape: &mut Tape, layer: Layer) -> Held {
-        let saved = take(tape, layer[0]);
-        tape.work_in(Dtype::Fp8, layer[1]);
-        saved
+    fn forward(account: &mut Account, layer: Layer) {
+        account.take(CLASS, Bytes(layer[0]));
+        work_in(account, layer[1]);
     }
 
-    fn backward(tape: &mut Tape, layer: Layer, saved: Held) {
-        tape.work_in(Dtype::Fp8, layer[2]);
-        tape.give(saved);
-        tape.work_in(Dtype::Fp8, layer[3]);
+    fn backward(account: &mut Account, layer: Layer) {
+        work_in(account, layer[2]);
+        account.give(CLASS, Bytes(layer[0]));
+        work_in(account, layer[3]);
     }
 
     fn passes(layer: Layer) -> Passes {
-        let (mut there, mut back) = (Tape::default(), Tape::default());
-        let saved = forward(&mut there, layer);
-        backward(&mut back, layer, saved);
+        let (mut there, mut back) = (Account::default(), Account::default());
+        forward(&mut there, layer);
+        backward(&mut back, layer);
         Passes::of(&there, &back)
     }
 
     proptest! {
         #[test]
-        fn law_composing_is_playing_one_tape(layers in prop::collection::vec(prop::array::uniform4(0_u64..100), 0..8)) {
-            let (mut there, mut back) = (Tape::default(), Tape::default());
-            let saved: Vec<_> = layers.iter().map(|&layer| forward(&mut there, layer)).collect();
-            for (&layer, saved) in layers.iter().zip(saved).rev() {
-                backward(&mut back, layer, saved);
-            }
+        fn law_composing_is_one_account(layers in prop::collection::vec(prop::array::uniform4(0_u64..100), 0..8)) {
+            let (mut there, mut back) = (Account::default(), Account::default());
+            layers.iter().for_each(|&layer| forward(&mut there, layer));
+            layers.iter().rev().for_each(|&layer| backward(&mut back, layer));
             let whole = Passes::of(&there, &back);
             let composed = layers.iter().map(|&layer| passes(layer)).fold(Passes::default(), Passes::then);
             for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {

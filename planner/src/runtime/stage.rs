@@ -1,0 +1,82 @@
+//! [`StageMemory`]: what a layer, an end of the model or a run of them takes of a rank.
+
+use moefold_profiles::TensorClass;
+use moefold_profiles::units::Bytes;
+
+use super::level::Level;
+use super::passes::Passes;
+use crate::shard::Shard;
+
+/// Working sets on top of all that a stage keeps, for stacks that say no order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkingSets {
+    /// Of a forward pass.
+    pub forward: Bytes,
+    /// Of a backward pass.
+    pub backward: Bytes,
+    /// Logits and loss buffers, between the head's forward and its backward.
+    pub logits: Bytes,
+    /// Of the head's backward, beside the logits.
+    pub head: Bytes,
+}
+
+impl WorkingSets {
+    /// Those of layers that are alike besides: logits add up, of the others the largest counts.
+    fn merge(&mut self, layer: &Self, count: u32) {
+        self.forward = self.forward.max(layer.forward);
+        self.backward = self.backward.max(layer.backward);
+        self.logits += layer.logits * u64::from(count);
+        self.head = self.head.max(layer.head);
+    }
+
+    /// Working set and logits of the worst instant of a pass. The head's backward comes first and
+    /// frees the logits before the layers run theirs.
+    fn running(&self, backward: bool) -> Level {
+        let layers = if backward {
+            self.backward
+        } else {
+            self.forward
+        };
+        let head = if backward { self.head } else { Bytes::ZERO };
+        let transient = |bytes| Level::of(TensorClass::Transient, bytes);
+        if self.logits + head > layers {
+            transient(head) + Level::of(TensorClass::Logits, self.logits)
+        } else {
+            transient(layers)
+        }
+    }
+}
+
+/// What one stage (chunk) of a rank takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Parameters.
+    pub shard: Shard,
+    /// Elements between them where buffers rest, by the same division.
+    pub padding: Shard,
+    /// What one microbatch keeps and, in stacks that say in what order, works in.
+    pub passes: Passes,
+    /// What it works in besides.
+    pub sets: WorkingSets,
+}
+
+impl StageMemory {
+    /// Adds layers that are alike and come after those that are there.
+    pub fn add_layers(&mut self, layer: &Self, count: u32) {
+        let times = u64::from(count);
+        self.shard += layer.shard * times;
+        self.padding += layer.padding * times;
+        self.passes = self.passes.then(layer.passes.repeated(count));
+        self.sets.merge(&layer.sets, count);
+    }
+
+    /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
+    pub(crate) fn running(&self, backward: bool) -> Level {
+        let passes = if backward {
+            self.passes.backward
+        } else {
+            self.passes.forward - self.passes.saved
+        };
+        passes + self.sets.running(backward)
+    }
+}

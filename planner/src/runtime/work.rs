@@ -1,0 +1,146 @@
+//! [`Work`]: what a rank runs of a layer or an end of the model, and [`Setting`], where.
+
+use std::collections::BTreeSet;
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{Cluster, Collective, Op, Precision};
+
+use crate::choice::Dispatcher;
+use crate::layout::Layout;
+use crate::local::Local;
+use crate::mesh::{GroupKind, Placement, placement};
+use crate::model::Model;
+
+/// The piece of a layer that some work belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// A norm before a block.
+    Norm,
+    /// Projections into the mixer.
+    Projection,
+    /// Up-projections of latents and the rotary embedding after them.
+    UpProjection,
+    /// Attention core or recurrence.
+    Core,
+    /// Output projection of the mixer.
+    Output,
+    /// A dense MLP.
+    Mlp,
+    /// Router scores and choice.
+    Router,
+    /// Dispatch and combine of tokens, permutation included.
+    Dispatch,
+    /// Matrix products of the experts.
+    Experts,
+    /// Activation of the experts.
+    ExpertActivation,
+    /// The shared expert.
+    Shared,
+    /// Sums into the residual stream.
+    Residual,
+    /// Embedding, head and loss.
+    Ends,
+}
+
+/// What some work is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Task {
+    /// A device operation.
+    Op(Op),
+    /// A collective on its own.
+    Collective(Collective),
+    /// The host waits to read the device's memory.
+    HostRead,
+    /// A dispatch that sends one copy a destination: so much to ranks of the own NVLink domain, so
+    /// much over the network.
+    Exchange {
+        /// Bytes to ranks of the own domain.
+        local: Bytes,
+        /// Bytes over the network.
+        remote: Bytes,
+        /// The group.
+        group: Placement,
+    },
+}
+
+/// A piece of work of one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// What it is.
+    pub task: Task,
+    /// What its time counts as.
+    pub category: Category,
+    /// Where it belongs; absent where what is run again is not this crate's to say.
+    pub part: Option<Part>,
+    /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
+    pub beside_core: bool,
+}
+
+/// The work of one layer (or end of the model) for one microbatch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Lowered {
+    /// Forward.
+    pub forward: Vec<Work>,
+    /// Backward.
+    pub backward: Vec<Work>,
+}
+
+impl Lowered {
+    /// The distinct shapes `(n, k)` of the weights its forward products read.
+    pub fn weight_shapes(&self) -> BTreeSet<(u64, u64)> {
+        self.forward
+            .iter()
+            .filter_map(|work| match work.task {
+                Task::Op(Op::Gemm { n, k, .. } | Op::GroupedGemm { n, k, .. }) => Some((n, k)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+/// The groups that a layer's collectives run over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LayerGroups {
+    /// Tensor parallel.
+    pub tp: Placement,
+    /// Context parallel.
+    pub cp: Placement,
+    /// Expert parallel.
+    pub ep: Placement,
+    /// Expert tensor parallel.
+    pub etp: Placement,
+    /// Expert and expert tensor parallel together.
+    pub tp_ep: Placement,
+}
+
+impl LayerGroups {
+    /// The groups of a layout on a cluster.
+    pub fn new(layout: &Layout, cluster: &Cluster) -> Self {
+        let of = |kind| placement(layout, kind, cluster);
+        Self {
+            tp: of(GroupKind::Tp),
+            cp: of(GroupKind::Cp),
+            ep: of(GroupKind::Ep),
+            etp: of(GroupKind::Etp),
+            tp_ep: of(GroupKind::TpEp),
+        }
+    }
+}
+
+/// Everything a lowering reads besides the layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// A layout of this shape.
+    pub layout: &'a Layout,
+    /// The shape of a microbatch on a rank.
+    pub local: &'a Local,
+    /// Where the groups sit.
+    pub groups: &'a LayerGroups,
+    /// The recipe.
+    pub precision: Precision,
+    /// How tokens travel.
+    pub dispatcher: Dispatcher,
+}
