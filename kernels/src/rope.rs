@@ -7,7 +7,7 @@
 //! A device implementation: elementwise over `[tokens, heads, d]`, from f32 tables of cosines and
 //! sines that are made in f64 on the host and rounded once.
 
-use moefold_profiles::{Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass};
 
 use crate::buffer::with;
 use crate::device::{Backend, Device, TensorClass};
@@ -78,9 +78,11 @@ pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) 
         angles.map(|angle| f(angle) as f32).collect()
     };
     let dims = [positions.len(), half];
-    let table = |f| match device.is_meta() {
-        true => device.empty(TensorClass::Transient, moefold_profiles::Dtype::F32, &dims),
-        false => device.from_f32(TensorClass::Transient, &values(f), &dims),
+    let table = |f| {
+        if device.is_meta() {
+            return device.empty(TensorClass::Transient, Dtype::F32, &dims);
+        }
+        device.from_f32(TensorClass::Transient, &values(f), &dims)
     };
     Rope {
         cos: table(f64::cos),

@@ -172,7 +172,7 @@ impl Tensor {
             Backend::Cpu(_) => {
                 let mut host = vec![0; self.len()];
                 with("to_i32", [self], [], |[t], []| {
-                    host.copy_from_slice(t.i32())
+                    host.copy_from_slice(t.i32());
                 });
                 host
             }

@@ -113,8 +113,12 @@ mod tests {
         #[test]
         fn law_composing_is_one_account(layers in prop::collection::vec(prop::array::uniform4(0_u64..100), 0..8)) {
             let (mut there, mut back) = (Account::default(), Account::default());
-            layers.iter().for_each(|&layer| forward(&mut there, layer));
-            layers.iter().rev().for_each(|&layer| backward(&mut back, layer));
+            for &layer in &layers {
+                forward(&mut there, layer);
+            }
+            for &layer in layers.iter().rev() {
+                backward(&mut back, layer);
+            }
             let whole = Passes::of(&there, &back);
             let composed = layers.iter().map(|&layer| passes(layer)).fold(Passes::default(), Passes::then);
             for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {

@@ -155,9 +155,11 @@ impl Walker<'_> {
                     self.backward(stage, microbatch.0, kept.unwrap_or_default());
                 }
                 Action::RecvActivation(..) | Action::RecvGradient(..) => self.message(),
-                Action::ReduceGradients(_) => {}
                 Action::OptimizerStep => self.update(pipeline_rank as usize),
-                Action::SendActivation(..) | Action::SendGradient(..) => {}
+                // Gradients are reduced with the update, messages told where they are received.
+                Action::ReduceGradients(_)
+                | Action::SendActivation(..)
+                | Action::SendGradient(..) => {}
             }
         }
     }

@@ -23,17 +23,12 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
             dtype: Dtype::Bf16,
         },
         Op::GradNorm { len: s * s },
-        Op::Sweep {
-            kind: SweepKind::Copy,
-            len: s * s,
-            dtype: Dtype::Bf16,
-        },
-        Op::Sweep {
-            kind: SweepKind::Clip,
-            len: s,
-            dtype: Dtype::F32,
-        },
     ];
+    ops.extend([SweepKind::Copy, SweepKind::Clip].map(|kind| Op::Sweep {
+        kind,
+        len: s * s,
+        dtype: Dtype::F32,
+    }));
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Fp8, Dtype::Fp4] {
         for pass in [Pass::Forward, Pass::Dgrad, Pass::Wgrad] {
             ops.push(gemm([s, 2 * s, s / 2 + 1], pass, dtype));
