@@ -336,15 +336,15 @@ fn nothing_feasible_is_an_answer_of_its_own() {
 }
 
 #[test]
-fn the_cluster_file_of_the_readme_is_one() {
-    let readme = include_str!("../README.md");
-    let block = readme
+fn the_cluster_file_of_the_formats_is_one() {
+    let page = include_str!("../docs/formats/model-and-cluster.md");
+    let block = page
         .split("```toml\n")
         .nth(1)
         .and_then(|rest| rest.split("```").next());
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ours.toml");
-    fs::write(&path, block.expect("the README shows a cluster file")).expect("writable");
+    fs::write(&path, block.expect("the page shows a cluster file")).expect("writable");
     let cluster = answer(&["clusters", path.to_str().expect("UTF-8"), "--json"]);
     assert_eq!(cluster["cluster"]["num_gpus"], 512);
 }

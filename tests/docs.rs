@@ -269,12 +269,18 @@ fn law_every_key_is_in_the_formats() {
     check("execute", &["answers.md", "run.md", "plan.md"], &ran);
     run(&format!("{execute} --steps 3 --resume one --out two"));
     check("env.json", &["run.md"], &read("two/env.json"));
-    check("trace.json", &["run.md"], &read("two/trace.json"));
+    let trace_pages = ["run.md", "profile.md", "plan.md"];
+    check("trace.json", &trace_pages[..2], &read("two/trace.json"));
     let run_pages = ["run.md", "plan.md"];
     check("summary.json", &run_pages, &read("two/summary.json"));
     for step in read("two/steps.jsonl").lines() {
         check("steps.jsonl", &["run.md"], step);
     }
+    let dry = run("moefold execute plan.json --dry-run --rank 1 --out dry --json");
+    check("execute --dry-run", &["answers.md", "plan.md"], &dry);
+    let dry = read("dry/trace.json");
+    assert!(dry.contains("memory_bytes"), "it counts memory");
+    check("trace.json of --dry-run", &trace_pages, &dry);
     let index = read("one/checkpoints/step-2/checkpoint.json");
     check("checkpoint.json", &["checkpoint.md", MODEL], &index);
 
