@@ -162,7 +162,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) no_shuffle: bool,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "launch"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]

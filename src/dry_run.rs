@@ -26,6 +26,11 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             ranks - 1
         )));
     }
+    if !plan.profiles.is_empty() {
+        output.note(
+            "the plan was priced with profiles; times of the dry run are of the shipped tables",
+        )?;
+    }
     let costs = Costs::for_cluster(&plan.cluster, &[]);
     let aux_loss_coef = args.train.aux_loss_coef;
     let walked = match plan.planned.stack {
@@ -45,6 +50,15 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         .clone()
         .unwrap_or_else(|| PathBuf::from("runs").join(format!("dry-run-rank-{rank}")));
     let path = dir.join("trace.json");
+    if let Some(file) = ["plan.json", "steps.jsonl", "summary.json"]
+        .iter()
+        .find(|file| dir.join(file).exists())
+    {
+        return Err(Failure::Request(anyhow!(
+            "--out {}: found a run's {file}, expected an empty folder or one of another dry run",
+            dir.display()
+        )));
+    }
     let trace = walked.trace.chrome_with(&walked.memory);
     std::fs::create_dir_all(&dir)
         .map_err(|error| Failure::Runtime(anyhow!("{}: {error}", dir.display())))?;

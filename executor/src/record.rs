@@ -249,7 +249,8 @@ impl Recorder {
     }
 
     /// Runs `work` as a span of the communication lane, its ops part of it. With its result it gives what
-    /// was noted of collectives meanwhile; of those it starts there is at most one.
+    /// was noted of collectives meanwhile. A span that waits for one, and for no other, is that one's: there
+    /// the host exchanges what members posted at the start.
     pub(crate) fn communication<T>(
         &self,
         category: Category,
@@ -264,16 +265,15 @@ impl Recorder {
         let (result, noted) = work();
         inner.in_collective.set(before);
         debug_assert!(
-            noted.started.len() <= 1,
-            "{name}: a span is of one collective, got {:?}",
-            noted.started
+            noted.started.len() <= 1 && noted.awaited.len() <= 1,
+            "{name}: a span is of one collective, got {noted:?}"
         );
-        let started = noted.started.first();
+        let awaited = noted.awaited.first();
         let label = Label {
             lane: Lane::Communication,
             category,
             name,
-            key: started.map(|started| Key::Collective(started.collective)),
+            key: awaited.map(|awaited| Key::Collective(awaited.collective)),
         };
         inner.end_span(open, label);
         match (&inner.tape, &inner.queued) {

@@ -192,11 +192,11 @@ impl Pending {
         };
         if let Some((log, started)) = self.noted {
             let mut noted = log.0.borrow_mut();
-            noted.awaited.push(started.number);
             if let Some(carried) = carried {
                 let all = noted.carried.get_or_insert_default();
                 all.push((carried, started.collective));
             }
+            noted.awaited.push(started);
         }
         Ok(())
     }
@@ -229,8 +229,8 @@ pub struct Started {
 pub(crate) struct Noted {
     /// Those started, in order.
     pub(crate) started: Vec<Started>,
-    /// Numbers of those awaited, in order.
-    pub(crate) awaited: Vec<u64>,
+    /// Those awaited, in order.
+    pub(crate) awaited: Vec<Started>,
     /// When the device did those awaited; absent where none was started or awaited on a device.
     pub(crate) carried: Option<Vec<(Carried, Collective)>>,
     /// Host words exchanged: the group, and bytes over all members.

@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
 use crate::buffer::with;
 use crate::device::Backend;
@@ -251,6 +251,11 @@ pub fn bias_grad<'a>(dy: impl Into<View<'a>>, db: &Tensor) {
         db.len() == dy.width,
         "gemm::bias_grad: {db:?} for the columns of {dy:?}"
     );
+    let _op = db.device().begin(|| Op::Sweep {
+        kind: SweepKind::Sum,
+        len: (dy.num_rows() * dy.width) as u64,
+        dtype: dy.tensor.dtype(),
+    });
     match &db.device().0.backend {
         Backend::Cpu(cpu) => with("gemm::bias_grad", [dy.tensor], [db], |[x], [db]| {
             let (pitch, first) = (dy.tensor.width(), dy.first);

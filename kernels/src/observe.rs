@@ -2,7 +2,7 @@
 //! that is allocated and freed.
 //!
 //! An op states its key where it begins ([`Device::begin`]). What another op calls is part of that op, so
-//! only the outermost is told. Whoever measures ([`Observer::begin`], [`Observer::end`]) and whoever
+//! only the outermost is told; memory that is cleared as it is allocated is no op. Whoever measures ([`Observer::begin`], [`Observer::end`]) and whoever
 //! traces a [meta device](crate::meta) hears the same.
 
 use std::rc::Rc;

@@ -138,6 +138,9 @@ pub fn price(
         let cost = cost_of(work, costs);
         each(work, cost);
         breakdown.launches += launches(work, stack);
+        if let Task::Op(op) = &work.task {
+            breakdown.launches += stack.more_launches(op);
+        }
         breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
         if work.beside_core {
             let (_, time, source) = beside.unwrap_or((work.category, 0.0, Source::Measured));
@@ -194,7 +197,9 @@ pub fn stem(work: &Work) -> &'static str {
 
 /// Adds the busy time of a list of work, hidden parts included, `times` over.
 pub fn add_busy(busy: &mut BTreeMap<String, f64>, list: &[Work], costs: &Costs, times: f64) {
-    for work in list {
+    // What the host waits is no time of an op.
+    let timed = |work: &&Work| !matches!(work.task, Task::HostRead);
+    for work in list.iter().filter(timed) {
         let time = cost_of(work, costs).time.0 * times;
         match busy.get_mut(stem(work)) {
             Some(total) => *total += time,

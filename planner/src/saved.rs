@@ -1,7 +1,6 @@
 //! [`SavedTensor`]: a tensor that a layer keeps between its forward and its backward pass.
 //!
-//! Which they are is a runtime's choice ([`crate::runtime`]). What lives only during a pass is not here but in
-//! [`crate::memory`].
+//! Which they are is a runtime's choice ([`crate::runtime`]). What lives only during a pass is not here.
 
 use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;

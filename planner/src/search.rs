@@ -273,7 +273,7 @@ fn question<'a>(
     let stack = Stack::on(options.stack, cluster, costs.host());
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if let Some(reason) = runtime.refuses(model, options.precision) {
-        return unable(format!("--stack {}", stack.name().name()), reason);
+        return unable(format!("`stack` {}", stack.name().name()), reason);
     }
     if gpus == 0 {
         return unable(

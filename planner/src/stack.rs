@@ -137,15 +137,19 @@ impl Stack {
         }
     }
 
-    /// Kernels that an op is, on average over both passes: one, but for a router, and for the experts'
-    /// products where there is no kernel for them all.
+    /// Kernels that an op is: one, but for the experts' products where there is no kernel for them all.
     pub fn launches(&self, op: &Op) -> f64 {
         match (self, op) {
             (Self::Megatron(_), Op::GroupedGemm { groups, .. }) => *groups as f64,
-            (Self::Megatron(stack), Op::Router { .. }) => {
-                1.0 + f64::from(stack.router_kernels) / 2.0
-            }
             _ => 1.0,
+        }
+    }
+
+    /// Kernels that come with an op besides, on average over both passes: those of a router.
+    pub fn more_launches(&self, op: &Op) -> f64 {
+        match (self, op) {
+            (Self::Megatron(stack), Op::Router { .. }) => f64::from(stack.router_kernels) / 2.0,
+            _ => 0.0,
         }
     }
 

@@ -168,6 +168,7 @@ pub fn play(rank: u32, setup: &[Event], step: &[Event], costs: &Costs, stack: &S
         player.account(event);
     }
     player.peak = (player.live.total(), player.live, 0);
+    player.sample();
     for (index, event) in step.iter().enumerate() {
         player.account(event);
         if player.live.total() > player.peak.0 {
@@ -255,7 +256,7 @@ impl<'a> Player<'a> {
         match event {
             Event::Op { op, category, at } => {
                 self.ops += 1;
-                self.host += launch * self.stack.launches(op);
+                self.host += launch * (self.stack.launches(op) + self.stack.more_launches(op));
                 let start = self.compute.max(self.host);
                 self.compute = start + self.costs.op(op).time.0;
                 let span = (Lane::Compute, op.stem(), *category, *at);
@@ -271,13 +272,23 @@ impl<'a> Player<'a> {
                 at,
             } => {
                 self.host += launch;
-                let start = self.communication.max(self.compute).max(self.host);
+                let ready = self.compute.max(self.host);
                 let price = seconds.unwrap_or_else(|| self.costs.collective(collective).time);
-                self.communication = start + price.0;
-                self.ends.insert(*number, self.communication);
+                // Messages between stages go beside collectives.
+                let message = *category == Category::PpComm;
+                let start = if message {
+                    ready
+                } else {
+                    ready.max(self.communication)
+                };
+                let end = start + price.0;
+                if !message {
+                    self.communication = end;
+                }
+                self.ends.insert(*number, end);
                 let span = (Lane::Communication, collective.kind.stem(), *category, *at);
                 let key = Some(Key::Collective(*collective));
-                self.span(span, key, [start, self.communication]);
+                self.span(span, key, [start, end]);
                 let Collective {
                     kind, ranks, bytes, ..
                 } = *collective;

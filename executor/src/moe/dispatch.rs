@@ -250,9 +250,9 @@ impl Dispatch {
             let start = || cx.etp.start_broadcast(&block, peer);
             pending.push(cx.comm(Category::TpComm, "broadcast", start)?);
         }
-        cx.comm(Category::TpComm, "broadcast", || {
-            pending.into_iter().try_for_each(Pending::wait)
-        })?;
+        for pending in pending {
+            cx.comm(Category::TpComm, "broadcast", || pending.wait())?;
+        }
         Ok(())
     }
 

@@ -38,7 +38,9 @@ impl Tape {
             at,
         }));
         let awaited = noted.awaited.into_iter();
-        events.extend(awaited.map(|number| Event::Awaited { number }));
+        events.extend(awaited.map(|awaited| Event::Awaited {
+            number: awaited.number,
+        }));
     }
 }
 

@@ -117,7 +117,7 @@ fn compare(
         device.reset_peak();
         trainer.cx.recorder.begin_step(step as u32, true);
         trainer.step(&tokens, options.lr.at(step))?;
-        trainer.cx.recorder.end_step();
+        let time = trainer.cx.recorder.end_step();
         let (real, predicted) = (device.memory(), meta.memory());
         for class in TensorClass::ALL {
             let of = |memory: &Memory| [memory.peak(class), memory.at_peak(class)];
@@ -130,6 +130,13 @@ fn compare(
             "{what}: afterwards"
         );
 
+        let mut reads = BTreeMap::new();
+        for event in &traced {
+            if let Event::HostRead { name, reads: times } = event {
+                *reads.entry(*name).or_default() += *times as f64;
+            }
+        }
+        assert_eq!(time.host_reads, reads, "{what}: waits of the host");
         let spans = trainer.cx.recorder.take_spans();
         let ran = count(spans.iter().filter_map(|span| span.key));
         assert_eq!(ran, count(traced.iter().filter_map(key)), "{what}: keys");

@@ -9,13 +9,13 @@
 //!
 //! Rules of Megatron-Core that are no variant:
 //!
-//! - *SavedTensor by construction.* Sequence parallelism is on exactly where TP is, so neither experts nor
+//! - *Kept by construction.* Sequence parallelism is on exactly where TP is, so neither experts nor
 //!   TP overlap lack it; experts and context never share a grid; weights are gathered by the
 //!   distributed optimizer, which is always on; experts always run as a grouped product; p2p overlap
 //!   is off without virtual stages; a model has grouped queries or latent attention, never both. EP
 //!   may exceed DP.
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
-//!   sqrt-softplus scores): every model that is read is priced, and an export is what refuses.
+//!   sqrt-softplus scores): every model that is read is priced.
 //! - *Of features this release does not price*, which no option asks for: capacity factor and padding to
 //!   capacity, budgets of a rank's rows and paged stash, offload of activations and optimizer, CUDA
 //!   graphs, FSDP and partial sharding (whose number of instances divides DP x CP), delayed weight

@@ -3,9 +3,11 @@
 //! For stacks whose runtime is not at hand to be traced. Passes begin when the simulated pipeline lets
 //! them; what a pass works in is taken for as long as it runs, what it saves layer by layer.
 
+use std::collections::BTreeMap;
+
 use moefold_profiles::pricing::Costs;
-use moefold_profiles::units::{Bytes, GIB, Instant};
-use moefold_profiles::{ByClass, Collective, TensorClass};
+use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
 use super::candidate::{Case, StageSplit};
 use super::question;
@@ -20,7 +22,6 @@ use crate::rules::Rules;
 use crate::runtime::{Level, Part, Runtime, Task, Work};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::simulate::{self, Simulator};
-use crate::stack::Stack;
 use crate::walk::{Allocation, At, Event, Walked, play};
 use moefold_profiles::trace::{Category, Lane};
 
@@ -135,28 +136,49 @@ impl Walker<'_> {
             .spans
             .iter()
             .filter(|span| span.rank == pipeline_rank && span.lane == Lane::Compute);
-        let starts: Vec<(String, Option<u32>, Instant)> = starts
-            .map(|span| (span.name.clone(), span.microbatch, span.start))
-            .collect();
-        let mut saved = std::collections::BTreeMap::new();
+        let starts: BTreeMap<String, Instant> =
+            starts.map(|span| (span.name.clone(), span.start)).collect();
+        let overlap = self.case.question.overlap;
+        let (reduces, gathers) = self.replicas(pipeline_rank as usize);
+        let mut gathering = Vec::new();
+        if overlap.param_gather {
+            gathering = self.start_all(&gathers);
+        }
+        let mut reducing = None;
+        let last = layout.microbatches() - 1;
+        let mut saved = BTreeMap::new();
         for &action in &schedule.ranks[pipeline_rank as usize] {
-            let name = format!("{action:?}");
-            let start = starts.iter().find(|(known, ..)| *known == name);
-            if let Some((_, _, start)) = start {
+            if let Some(start) = starts.get(&format!("{action:?}")) {
                 self.events.push(Event::NotBefore(*start));
             }
             match action {
                 Action::Forward(stage, microbatch) => {
                     let kept = self.forward(stage, microbatch.0);
                     saved.insert((stage, microbatch), kept);
+                    self.await_all(std::mem::take(&mut gathering));
                 }
                 Action::Backward(stage, microbatch) => {
+                    // Gradients are whole in a stage's last backward, under which they are reduced.
+                    if overlap.grad_reduce && microbatch.0 == last && reducing.is_none() {
+                        reducing = Some(self.start_all(&reduces));
+                    }
                     let kept = saved.remove(&(stage, microbatch));
                     self.backward(stage, microbatch.0, kept.unwrap_or_default());
                 }
                 Action::RecvActivation(..) | Action::RecvGradient(..) => self.message(),
-                Action::OptimizerStep => self.update(pipeline_rank as usize),
-                // Gradients are reduced with the update, messages told where they are received.
+                Action::OptimizerStep => {
+                    let pending = match reducing.take() {
+                        Some(pending) => pending,
+                        None => self.start_all(&reduces),
+                    };
+                    self.await_all(pending);
+                    self.update(pipeline_rank as usize);
+                    if !overlap.param_gather {
+                        let pending = self.start_all(&gathers);
+                        self.await_all(pending);
+                    }
+                }
+                // Gradients are reduced above, messages told where they are received.
                 Action::ReduceGradients(_)
                 | Action::SendActivation(..)
                 | Action::SendGradient(..) => {}
@@ -164,9 +186,32 @@ impl Walker<'_> {
         }
     }
 
+    /// Collectives over replicas, with their groups: reductions, and gathers of weights. In the order of
+    /// [`crate::lower::ends::step`].
+    fn replicas(&self, pipeline_rank: usize) -> (Vec<Named>, Vec<Named>) {
+        let layout = self.case.layout;
+        let groups = [(layout.dp() * layout.cp(), "dp-cp"), (layout.edp(), "edp")];
+        let work = &self.split.ends[pipeline_rank].work;
+        (named(groups, &work.reduce), named(groups, &work.gather))
+    }
+
+    fn start_all(&mut self, list: &[Named]) -> Vec<u64> {
+        let start = |&(group, collective): &Named| {
+            self.start(group, collective, None, Category::DpComm, At::default())
+        };
+        list.iter().map(start).collect()
+    }
+
+    fn await_all(&mut self, pending: Vec<u64>) {
+        let awaited = pending.into_iter();
+        self.events
+            .extend(awaited.map(|number| Event::Awaited { number }));
+    }
+
     fn message(&mut self) {
         if let Some(message) = super::candidate::message(self.case) {
-            self.collective("pp", message, Category::PpComm, At::default());
+            // Passes begin when their message is there.
+            self.start("pp", message, None, Category::PpComm, At::default());
         }
     }
 
@@ -179,7 +224,7 @@ impl Walker<'_> {
         &mut self,
         group: &str,
         collective: Collective,
-        seconds: Option<moefold_profiles::units::Seconds>,
+        seconds: Option<Seconds>,
         category: Category,
         at: At,
     ) -> u64 {
@@ -222,12 +267,12 @@ impl Walker<'_> {
         }
     }
 
-    fn kind_of(&self, index: usize) -> Kind {
-        let shape = self.case.shape;
+    fn kind_of<'a>(case: &Case<'a>, index: usize) -> &'a Kind {
+        let shape = case.shape;
         match index.checked_sub(shape.kinds.len()) {
-            None => shape.kinds[index].clone(),
-            Some(0) => shape.embedding.clone(),
-            Some(_) => shape.head.clone(),
+            None => &shape.kinds[index],
+            Some(0) => &shape.embedding,
+            Some(_) => &shape.head,
         }
     }
 
@@ -238,7 +283,7 @@ impl Walker<'_> {
         let working = self.take_level(memory.running(false), "working set");
         let mut saved = Vec::new();
         for (layer, index) in self.layers(stage) {
-            let kind = self.kind_of(index);
+            let kind = Self::kind_of(&self.case, index);
             let name = format!("saved by a {}", self.kind(index));
             saved.push(self.take_level(kind.memory[0].passes.saved, &name));
             let at = At {
@@ -258,7 +303,7 @@ impl Walker<'_> {
         let working = self.take_level(memory.running(true), "working set");
         let layers = self.layers(stage);
         for ((layer, index), saved) in layers.into_iter().zip(saved).rev() {
-            let kind = self.kind_of(index);
+            let kind = Self::kind_of(&self.case, index);
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
@@ -293,14 +338,19 @@ impl Walker<'_> {
             let category = category.unwrap_or(work.category);
             match work.task {
                 Task::Op(op) => {
-                    if let (moefold_profiles::Op::Router { .. }, Stack::Megatron(_)) =
-                        (op, &self.case.question.stack)
-                        && op.pass() == Some(moefold_profiles::Pass::Forward)
-                    {
+                    self.events.push(Event::Op { op, category, at });
+                    let routes = matches!(
+                        op,
+                        Op::Router {
+                            pass: Pass::Forward,
+                            ..
+                        }
+                    );
+                    if routes && category != Category::Recompute {
+                        // Dropless routing reads its counts back.
                         let (name, reads) = ("counts_to_host", 1);
                         self.events.push(Event::HostRead { name, reads });
                     }
-                    self.events.push(Event::Op { op, category, at });
                 }
                 Task::Collective(collective) => self.collective(group, collective, category, at),
                 Task::Exchange {
@@ -310,7 +360,7 @@ impl Walker<'_> {
                 } => {
                     let cost = crate::price::cost_of(work, self.case.question.costs);
                     let collective = Collective {
-                        kind: moefold_profiles::CollectiveKind::AllToAll,
+                        kind: CollectiveKind::AllToAll,
                         bytes: local + remote,
                         ranks,
                         ranks_per_domain: ranks,
@@ -341,32 +391,27 @@ impl Walker<'_> {
         }
     }
 
-    /// The end of the step.
+    /// What nothing hides at the end of the step, and the optimizer.
     fn update(&mut self, pipeline_rank: usize) {
-        let work = self.split.ends[pipeline_rank].work.clone();
-        let at = At::default();
-        let layout = self.case.layout;
-        let named = |names: [(u32, &'static str); 2], list: &[Collective]| -> Vec<_> {
-            let names = names.into_iter().filter(|(ranks, _)| *ranks > 1);
-            names
-                .map(|(_, name)| name)
-                .zip(list.iter().copied())
-                .collect()
-        };
-        // In the order of [`crate::lower::ends::step`].
-        let replicas = [(layout.dp() * layout.cp(), "dp-cp"), (layout.edp(), "edp")];
-        let shared = [(layout.tp(), "tp"), (layout.pp(), "pp")];
-        let before = [named(replicas, &work.reduce), named(shared, &work.exposed)].concat();
-        let after = named(replicas, &work.gather);
-        for (group, collective) in before {
+        let (layout, at) = (self.case.layout, At::default());
+        let work = &self.split.ends[pipeline_rank].work;
+        for (group, collective) in named([(layout.tp(), "tp"), (layout.pp(), "pp")], &work.exposed)
+        {
             self.collective(group, collective, Category::DpComm, at);
         }
-        for op in work.optimizer {
+        for &op in &work.optimizer {
             let category = Category::Optimizer;
             self.events.push(Event::Op { op, category, at });
         }
-        for (group, collective) in after {
-            self.collective(group, collective, Category::DpComm, at);
-        }
     }
+}
+
+/// A collective with the name of its group.
+type Named = (&'static str, Collective);
+
+/// The groups of a list of collectives, which has one for each group of several ranks.
+fn named(groups: [(u32, &'static str); 2], list: &[Collective]) -> Vec<Named> {
+    let groups = groups.into_iter().filter(|(ranks, _)| *ranks > 1);
+    let names = groups.map(|(_, name)| name);
+    names.zip(list.iter().copied()).collect()
 }
