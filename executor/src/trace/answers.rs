@@ -15,7 +15,7 @@ use moefold_planner::memory::StageMemory;
 use moefold_planner::memory::passes::Passes;
 use moefold_planner::memory::tape::Level;
 use moefold_planner::mesh;
-use moefold_planner::model::{Ffn, Model};
+use moefold_planner::model::{Ffn, Layer, Model};
 use moefold_planner::runtime::{Piece, Runtime, StepMemory};
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -23,7 +23,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
 
-use super::{Assumed, Tape, rank_on};
+use super::walk::piece_on;
+use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::optimizer::sum_over_tp;
@@ -38,6 +39,8 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
+    /// The pieces of its decoder layers, of alike layers once.
+    blocks: Vec<model::Piece>,
     pieces: Mutex<HashMap<Sizes, Arc<Answer>>>,
     steps: Mutex<HashMap<[u64; 2], [Level; 2]>>,
 }
@@ -116,9 +119,17 @@ impl<'a> Traced<'a> {
 
     /// Answers about `model` on a GPU, or without one on a CPU.
     pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
+        let mut distinct: Vec<&Layer> = Vec::new();
+        for layer in &model.layers {
+            if !distinct.contains(&layer) {
+                distinct.push(layer);
+            }
+        }
+        let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
         Self {
             model,
             gpu,
+            blocks: blocks.collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -165,9 +176,9 @@ impl<'a> Traced<'a> {
         let device = self.device(site.precision.activation());
         let tape = Tape::default();
         let assumed = Assumed::Load(self.load(local));
-        let cx = rank_on(device, layout, 0, assumed, &|_| 1, &tape);
+        let cx = piece_on(device, layout, assumed, &tape);
         let at = mesh::coordinates(layout, 0);
-        let store = Store::new(&cx.device, Shard::new(model, layout, &at, &[piece]));
+        let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
         let stage = StageModel::new(model, &store, &[piece], None);
         let sums = sums(&cx);
         let rope = match piece {
@@ -247,18 +258,21 @@ impl<'a> Traced<'a> {
         match piece {
             Piece::Embedding => vec![model::Piece::Embedding],
             Piece::Head => vec![model::Piece::Head],
-            Piece::Layer(layer) => {
-                let known = self.model.layers.iter().position(|own| own == layer);
-                let index = known.expect("a layer of the model that is asked about") as u32;
-                let mixer = layer.mixer.is_some();
-                let feed_forward = layer.ffn.is_some();
-                let mut pieces = Vec::with_capacity(2);
-                pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
-                pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
-                pieces
-            }
+            Piece::Layer(layer) => blocks(self.model, layer),
         }
     }
+}
+
+/// The pieces of a decoder layer, as those of the first layer that is alike.
+fn blocks(model: &Model, layer: &Layer) -> Vec<model::Piece> {
+    let known = model.layers.iter().position(|own| own == layer);
+    let index = known.expect("a layer of the model that is asked about") as u32;
+    let mixer = layer.mixer.is_some();
+    let feed_forward = layer.ffn.is_some();
+    let mut pieces = Vec::with_capacity(2);
+    pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
+    pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
+    pieces
 }
 
 impl Runtime for Traced<'_> {
@@ -279,6 +293,9 @@ impl Runtime for Traced<'_> {
             .into_iter()
             .map(|p| self.answer(setting.into(), p))
             .collect();
+        let count = |of: fn(&Answer) -> &Vec<Item>| answers.iter().map(|a| of(a).len()).sum();
+        lowered.forward.reserve(count(|answer| &answer.forward));
+        lowered.backward.reserve(count(|answer| &answer.backward));
         for answer in &answers {
             let forward = answer.forward.iter();
             lowered
@@ -328,16 +345,9 @@ impl Runtime for Traced<'_> {
             steps().insert(sizes, levels);
             levels
         });
-        let mut update = Level::default();
-        let mut seen = Vec::new();
-        for layer in &self.model.layers {
-            if !seen.contains(&layer) {
-                seen.push(layer);
-                for piece in self.pieces(Piece::Layer(layer)) {
-                    update = update.higher(self.answer(setting.into(), piece).update);
-                }
-            }
-        }
+        let blocks = self.blocks.iter();
+        let updates = blocks.map(|&piece| self.answer(setting.into(), piece).update);
+        let update = updates.fold(Level::default(), Level::higher);
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
             update,
@@ -365,7 +375,7 @@ impl Traced<'_> {
         let local = setting.local;
         let device = self.device(setting.precision.activation());
         let tape = Tape::default();
-        let cx = rank_on(device, setting.layout, 0, Assumed::BALANCED, &|_| 1, &tape);
+        let cx = piece_on(device, setting.layout, Assumed::BALANCED, &tape);
         tape.take();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
         let sums = sums(&cx);

@@ -16,7 +16,10 @@ pub struct Tape(Rc<RefCell<Vec<Event>>>);
 impl Tape {
     /// Takes what is on it.
     pub fn take(&self) -> Vec<Event> {
-        self.0.take()
+        let mut events = self.0.borrow_mut();
+        // As much is likely to follow.
+        let room = Vec::with_capacity(events.len());
+        std::mem::replace(&mut *events, room)
     }
 
     pub(crate) fn push(&self, event: Event) {

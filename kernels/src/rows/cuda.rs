@@ -162,7 +162,8 @@ fn copy_chunks(
     let bytes = row * element_bytes(src);
     let unit = unit(&[src.address(), dst.address()], &[bytes]);
     let units = bytes / unit;
-    let (mut table, mut tiles, mut rows) = (Vec::new(), 0, 0);
+    let mut table = Vec::with_capacity(4 * chunks.len());
+    let (mut tiles, mut rows) = (0, 0);
     for chunk in chunks.iter().filter(|chunk| !chunk.is_empty()) {
         let [from, to] = place(chunk.start * units, rows * units);
         let length = chunk.len() * units;

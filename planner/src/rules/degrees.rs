@@ -109,13 +109,20 @@ impl Rules {
     /// number exists; a zero is reported once, not again by every rule it would break.
     pub fn layout(&self, degrees: &Degrees) -> Result<Layout, Vec<Illegal>> {
         let mut broken = Vec::new();
-        let grids = grids(degrees, &mut broken);
-        let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), &mut broken);
+        self.judge(degrees, &mut broken).ok_or(broken)
+    }
+
+    /// As [`Rules::layout`], the broken rules in place of what is in `broken`: who asks about every tuple of
+    /// a space makes one list.
+    pub(crate) fn judge(&self, degrees: &Degrees, broken: &mut Vec<Illegal>) -> Option<Layout> {
+        broken.clear();
+        let grids = grids(degrees, broken);
+        let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), broken);
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
-                Ok(Layout::proven(degrees, replicas, microbatches))
+                Some(Layout::proven(degrees, replicas, microbatches))
             }
-            _ => Err(broken),
+            _ => None,
         }
     }
 
