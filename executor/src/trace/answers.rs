@@ -49,6 +49,9 @@ pub struct Traced<'a> {
 /// `[ep, etp, local tokens, rows of the rank's experts, precision]`.
 type Sizes = (model::Piece, [u64; 5]);
 
+/// Events of a pass of a piece, about as many as most have.
+const EVENTS: usize = 256;
+
 /// Where a piece runs.
 #[derive(Clone, Copy)]
 struct Site<'a> {
@@ -174,7 +177,7 @@ impl<'a> Traced<'a> {
     fn trace(&self, site: Site<'_>, piece: model::Piece) -> Result<Answer, Error> {
         let (model, local, layout) = (self.model, site.local, site.layout);
         let device = self.device(site.precision.activation());
-        let tape = Tape::default();
+        let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
         let cx = piece_on(device, layout, assumed, &tape);
         let at = mesh::coordinates(layout, 0);
@@ -185,7 +188,7 @@ impl<'a> Traced<'a> {
             model::Piece::Mixer(_) => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
-            _ => rope::table(&cx.device, &[], 2, 1.0),
+            _ => rope::table(&cx.device, 0..0, 2, 1.0),
         };
         let integers = || {
             let dims = [local.tokens as usize];
@@ -207,7 +210,7 @@ impl<'a> Traced<'a> {
         let x = (piece != model::Piece::Embedding).then(stream);
         let dy = (piece != model::Piece::Head).then(stream);
 
-        tape.take();
+        tape.read(|_| ());
         let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
@@ -217,33 +220,29 @@ impl<'a> Traced<'a> {
                 None
             }
         };
-        let forward = tape.take();
+        let forward = tape.read(Heard::of);
         let dx = stage.backward(&cx, dy, &tokens, saved)?;
-        let backward = tape.take();
+        let backward = tape.read(Heard::of);
         sum_over_tp(&cx, &store)?;
-        let update = tape.take();
+        let update = tape.read(Heard::of);
         drop((hidden, dx));
 
-        let largest = [&forward, &backward, &update].map(|events| largest(events));
-        let largest = largest.into_iter().max().unwrap_or(Bytes::ZERO);
-        let (saved, forward_peak) = levels(&forward);
-        let (given, backward_peak) = levels(&backward);
         assert_eq!(
-            saved + given,
+            forward.live + backward.live,
             Level::default(),
             "{piece:?}: a backward pass gives back all that is saved"
         );
         Ok(Answer {
             passes: Passes {
-                saved,
-                forward: forward_peak,
-                backward: backward_peak,
+                saved: forward.live,
+                forward: forward.peak,
+                backward: backward.peak,
             },
-            forward: items(forward),
-            backward: items(backward),
             padding: padding(&store.shard),
-            update: levels(&update).1,
-            largest,
+            update: update.peak,
+            largest: forward.largest.max(backward.largest).max(update.largest),
+            forward: forward.items,
+            backward: backward.items,
         })
     }
 
@@ -431,6 +430,28 @@ pub(super) fn levels(events: &[Event]) -> (Level, Level) {
     (live, peak)
 }
 
+/// What is heard of a pass.
+struct Heard {
+    items: Vec<Item>,
+    /// Alive at its end, and at most, above what was alive before.
+    live: Level,
+    peak: Level,
+    /// The largest allocation.
+    largest: Bytes,
+}
+
+impl Heard {
+    fn of(events: &[Event]) -> Self {
+        let (live, peak) = levels(events);
+        Self {
+            items: items(events),
+            live,
+            peak,
+            largest: largest(events),
+        }
+    }
+}
+
 fn largest(events: &[Event]) -> Bytes {
     let allocated = events.iter().filter_map(|event| match event {
         Event::Allocated(allocation) => Some(allocation.bytes),
@@ -439,19 +460,22 @@ fn largest(events: &[Event]) -> Bytes {
     allocated.max().unwrap_or(Bytes::ZERO)
 }
 
-fn items(events: Vec<Event>) -> Vec<Item> {
-    let item = |event| match event {
-        Event::Op { op, category, .. } => Some((Doing::Op(op), category)),
+fn items(events: &[Event]) -> Vec<Item> {
+    let item = |event: &Event| match event {
+        Event::Op { op, category, .. } => Some((Doing::Op(*op), *category)),
         Event::Started {
             group,
             collective,
             category,
             ..
-        } => Some((Doing::Collective(Group::of(&group), collective), category)),
+        } => Some((Doing::Collective(Group::of(group), *collective), *category)),
         Event::HostRead { .. } => Some((Doing::HostRead, Category::Host)),
         _ => None,
     };
-    events.into_iter().filter_map(item).collect()
+    let mut items = Vec::with_capacity(events.len());
+    items.extend(events.iter().filter_map(item));
+    items.shrink_to_fit();
+    items
 }
 
 /// An item as the planner prices it, its group where the setting has it.

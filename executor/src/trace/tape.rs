@@ -16,10 +16,20 @@ pub struct Tape(Rc<RefCell<Vec<Event>>>);
 impl Tape {
     /// Takes what is on it.
     pub fn take(&self) -> Vec<Event> {
+        self.0.take()
+    }
+
+    /// Reads what is on it, and wipes it.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
         let mut events = self.0.borrow_mut();
-        // As much is likely to follow.
-        let room = Vec::with_capacity(events.len());
-        std::mem::replace(&mut *events, room)
+        let result = read(&events);
+        events.clear();
+        result
+    }
+
+    /// An empty one with room for so many events.
+    pub(crate) fn with_room(events: usize) -> Self {
+        Self(Rc::new(RefCell::new(Vec::with_capacity(events))))
     }
 
     pub(crate) fn push(&self, event: Event) {

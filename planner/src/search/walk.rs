@@ -12,7 +12,7 @@ use super::question;
 use super::shape::{Kind, Shape};
 use crate::choice::Recompute;
 use crate::layout::Layout;
-use crate::lower::{Task, Work, runs_again};
+use crate::lower::{Lowered, Task, Work, runs_again};
 use crate::memory::tape::Level;
 use crate::mesh::{self, Placement};
 use crate::options::{PlanError, SearchOptions};
@@ -221,6 +221,15 @@ impl Walker<'_> {
         }
     }
 
+    fn lowered(&self, kind: &Kind) -> Lowered {
+        let Case {
+            question,
+            layout,
+            shape,
+        } = self.case;
+        question.lowered(layout, shape, kind)
+    }
+
     fn kind_of(&self, index: usize) -> Kind {
         let shape = self.case.shape;
         match index.checked_sub(shape.kinds.len()) {
@@ -244,7 +253,8 @@ impl Walker<'_> {
                 microbatch: Some(microbatch),
                 layer,
             };
-            self.work(&kind.lowered.forward, at, None);
+            let lowered = self.lowered(&kind);
+            self.work(&lowered.forward, at, None);
         }
         self.give(working);
         saved
@@ -262,15 +272,15 @@ impl Walker<'_> {
                 microbatch: Some(microbatch),
                 layer,
             };
-            let again: Vec<Work> = kind
-                .lowered
+            let lowered = self.lowered(&kind);
+            let again: Vec<Work> = lowered
                 .forward
                 .iter()
                 .filter(|work| work.part.is_some_and(|part| runs_again(self.set, part)))
                 .copied()
                 .collect();
             self.work(&again, at, Some(Category::Recompute));
-            self.work(&kind.lowered.backward, at, None);
+            self.work(&lowered.backward, at, None);
             self.give(saved);
         }
         self.give(working);
