@@ -349,5 +349,5 @@ pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: 
     let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
     let theta = model.rope_theta.unwrap_or(1.0);
-    rope::table(&cx.device, positions, rotary_dim.unwrap_or(2), theta)
+    rope::table(&cx.device, &positions, rotary_dim.unwrap_or(2), theta)
 }

@@ -64,7 +64,7 @@ fn key_of(x: &Tensor, dim: usize, pass: Pass) -> Op {
 /// When `rotary_dim` is odd.
 pub fn table(
     device: &Device,
-    positions: impl ExactSizeIterator<Item = u32> + Clone,
+    positions: &(impl ExactSizeIterator<Item = u32> + Clone),
     rotary_dim: usize,
     theta: f64,
 ) -> Rope {

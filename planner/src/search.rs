@@ -179,7 +179,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         let dispatchers = question.dispatchers_for(degrees.ep).len() as u64;
         let sets = (question.sets.len() + question.illegal_sets.len()) as u64;
         found.space += dispatchers * sets;
-        match rules.judge(&degrees, &mut broken) {
+        match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
                 found.all_illegal = false;
                 if let Some(why) = LeftOut::of(question, &layout) {
