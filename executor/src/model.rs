@@ -203,6 +203,22 @@ impl Shard {
         Self::place(parameters, replicas.map(|count| count as usize))
     }
 
+    /// The same, for whoever asks only where parameters are: those of experts are without the slices that
+    /// they are made of, of which there may be hundreds.
+    pub(crate) fn unsliced(
+        model: &Model,
+        layout: &Layout,
+        at: &Coordinates,
+        pieces: &[Piece],
+    ) -> Self {
+        let replicas = [layout.dp() * layout.cp(), layout.edp()];
+        let declaration = Declaration::of_rank(model, layout, at).unsliced();
+        Self::place(
+            declaration.list(pieces),
+            replicas.map(|count| count as usize),
+        )
+    }
+
     /// The whole model on one rank.
     pub fn whole(model: &Model) -> Self {
         let parameters = Declaration::of_whole(model).list(&pieces(model));

@@ -342,7 +342,7 @@ impl Taker<'_> {
         }
         let words: Vec<u64> = own.iter().map(|seconds| seconds.to_bits()).collect();
         let all = self.world.exchange_counts(&words)?;
-        let count = all.iter().map(Vec::len).min().unwrap_or(0);
+        let count = all.iter().map(|rank| rank.len()).min().unwrap_or(0);
         let at = |i: usize| all.iter().map(move |rank| f64::from_bits(rank[i]));
         Ok((0..count).map(|i| at(i).fold(0.0, f64::max)).collect())
     }
@@ -387,7 +387,8 @@ impl Taker<'_> {
         self.device.synchronize();
         let own = start.elapsed().as_nanos() as u64;
         let all = self.world.exchange_counts(&[own])?;
-        let slowest = all.into_iter().flatten().max().unwrap_or(own);
+        let slowest = all.iter().flat_map(|rank| rank.iter()).max();
+        let slowest = *slowest.unwrap_or(&own);
         Ok(slowest as f64 * 1e-9)
     }
 }

@@ -346,7 +346,7 @@ pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: 
         Some(Mixer::Gqa(gqa)) if gqa.rotary_dim > 0 => Some(gqa.rotary_dim as usize),
         _ => None,
     });
-    let positions: Vec<u32> = (0..sequences).flat_map(|_| 0..seq_len as u32).collect();
+    let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
     let theta = model.rope_theta.unwrap_or(1.0);
     rope::table(&cx.device, &positions, rotary_dim.unwrap_or(2), theta)

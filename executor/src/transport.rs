@@ -284,8 +284,8 @@ impl fmt::Debug for Pending {
 pub trait Transport: fmt::Debug {
     /// Starts a collective on tensors.
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError>;
-    /// Every member's words, in member order; lengths may differ.
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError>;
+    /// Every member's words, in member order; lengths may differ. Members that have the same may share.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError>;
     /// Sums host numbers over the members, in member order, in place.
     fn sum_numbers(&self, values: &mut [f64]) -> Result<(), TransportError> {
         let words: Vec<u64> = values.iter().map(|value| value.to_bits()).collect();

@@ -103,7 +103,7 @@ impl Cuda {
         grid: Grid,
         args: &[Arg],
     ) {
-        if grid.is_empty() {
+        if grid.is_empty() || !self.platform.runs() {
             return;
         }
         let launch = || {

@@ -62,7 +62,12 @@ fn key_of(x: &Tensor, dim: usize, pass: Pass) -> Op {
 ///
 /// # Panics
 /// When `rotary_dim` is odd.
-pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) -> Rope {
+pub fn table(
+    device: &Device,
+    positions: &(impl ExactSizeIterator<Item = u32> + Clone),
+    rotary_dim: usize,
+    theta: f64,
+) -> Rope {
     assert!(
         rotary_dim.is_multiple_of(2),
         "rope::table: rotary_dim is {rotary_dim}, expected even"
@@ -71,13 +76,13 @@ pub fn table(device: &Device, positions: &[u32], rotary_dim: usize, theta: f64) 
     let frequencies: Vec<f64> = (0..half)
         .map(|i| theta.powf(-2.0 * i as f64 / rotary_dim as f64))
         .collect();
+    let dims = [positions.len(), half];
     let values = |f: fn(f64) -> f64| -> Vec<f32> {
         let angles = positions
-            .iter()
-            .flat_map(|&p| frequencies.iter().map(move |w| f64::from(p) * w));
+            .clone()
+            .flat_map(|p| frequencies.iter().map(move |w| f64::from(p) * w));
         angles.map(|angle| f(angle) as f32).collect()
     };
-    let dims = [positions.len(), half];
     let table = |f| {
         if device.is_meta() {
             return device.empty(TensorClass::Transient, Dtype::F32, &dims);

@@ -81,15 +81,8 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
     let _op = y
         .device()
         .begin(|| key(SweepKind::Chunks, y.len(), y.dtype()));
-    let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
-    sorted.sort_by_key(|chunk| chunk.start);
-    let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
     assert!(
-        sorted
-            .iter()
-            .zip(ends())
-            .all(|(chunk, end)| chunk.start == end)
-            && ends().last() == Some(y.dims()[0]),
+        partition(y, chunks),
         "rows::scatter_chunks: {chunks:?} do not partition the rows of {y:?}"
     );
     let x = y.device().empty(y.class(), y.dtype(), y.dims());
@@ -101,6 +94,20 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
         Backend::Cuda(gpu) => cuda::scatter_chunks(gpu, y, chunks, &x),
     }
     x
+}
+
+/// Whether some chunks partition the rows of a tensor. Of one without memory it is enough that they are as
+/// many rows: sorting the chunks would take longer than all else that is done there.
+fn partition(y: &Tensor, chunks: &[Range<usize>]) -> bool {
+    let rows = y.dims()[0];
+    if y.device().is_meta() {
+        return chunks.iter().map(ExactSizeIterator::len).sum::<usize>() == rows;
+    }
+    let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
+    sorted.sort_by_key(|chunk| chunk.start);
+    let ends = || std::iter::once(0).chain(sorted.iter().map(|chunk| chunk.end));
+    let mut pairs = sorted.iter().zip(ends());
+    pairs.all(|(chunk, end)| chunk.start == end) && ends().last() == Some(rows)
 }
 
 /// Columns `range` of every row, contiguous: `x [.., w]` to `[rows, range.len()]`.

@@ -174,12 +174,13 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         examples: BTreeMap::new(),
         all_illegal: true,
     };
+    let mut broken = Vec::new();
     for degrees in space(question.model, gpus, &options.batch, &options.pins) {
         let dispatchers = question.dispatchers_for(degrees.ep).len() as u64;
         let sets = (question.sets.len() + question.illegal_sets.len()) as u64;
         found.space += dispatchers * sets;
-        match rules.layout(&degrees) {
-            Ok(layout) => {
+        match rules.judge(&degrees, true, &mut broken) {
+            Some(layout) => {
                 found.all_illegal = false;
                 if let Some(why) = LeftOut::of(question, &layout) {
                     found.refuse(why.reason(), dispatchers * sets, &why);
@@ -190,7 +191,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
                 }
                 found.layouts.push(layout);
             }
-            Err(broken) => found.refuse(broken[0].reason(), dispatchers * sets, &broken[0]),
+            None => found.refuse(broken[0].reason(), dispatchers * sets, &broken[0]),
         }
     }
     found

@@ -19,6 +19,8 @@ pub(super) struct Declaration<'a> {
     ep_rank: usize,
     etp: usize,
     etp_rank: usize,
+    /// Whether the slices of experts are listed.
+    sliced: bool,
     parameters: Vec<Parameter>,
 }
 
@@ -47,7 +49,16 @@ impl<'a> Declaration<'a> {
             ep_rank: 0,
             etp: 1,
             etp_rank: 0,
+            sliced: true,
             parameters: Vec::new(),
+        }
+    }
+
+    /// The same list, the parameters of experts without their slices.
+    pub(super) fn unsliced(self) -> Self {
+        Self {
+            sliced: false,
+            ..self
         }
     }
 
@@ -104,10 +115,10 @@ impl<'a> Declaration<'a> {
             counted,
         };
         let held: usize = parameter.slices.iter().map(Slice::len).sum();
-        assert_eq!(
-            held,
-            parameter.len(),
-            "{part:?} is not covered by its slices"
+        assert!(
+            held == parameter.len() || (family == Family::Expert && !self.sliced),
+            "{part:?} of {} is covered by slices of {held}",
+            parameter.len()
         );
         self.parameters.push(parameter);
     }
@@ -230,9 +241,10 @@ impl<'a> Declaration<'a> {
         let held = block(width, self.etp, self.etp_rank);
         let local = block(experts, self.ep, self.ep_rank);
         let f = held.len();
-        let mut gate_up = Vec::with_capacity(2 * local.len());
-        let mut down = Vec::with_capacity(local.len());
-        for (index, expert) in local.clone().enumerate() {
+        let sliced = if self.sliced { local.clone() } else { 0..0 };
+        let mut gate_up = Vec::with_capacity(2 * sliced.len());
+        let mut down = Vec::with_capacity(sliced.len());
+        for (index, expert) in sliced.enumerate() {
             let name = |projection: &str| format!("{prefix}.experts.{expert}.{projection}.weight");
             let half = |projection, at| Slice {
                 tensor: name(projection),

@@ -8,6 +8,7 @@
 //! probabilities take the same way.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use moefold_kernels::grouped_gemm::Rows;
 use moefold_kernels::permute::RowMap;
@@ -46,7 +47,7 @@ impl Dispatch {
     pub fn plan(cx: &Context, map: RowMap) -> Result<Self, Error> {
         let own: Vec<u64> = map.counts.iter().map(|&count| count as u64).collect();
         let all = if cx.tp_ep.is_solo() {
-            vec![own]
+            vec![own.into()]
         } else {
             cx.comm(Category::EpComm, "exchange_counts", || {
                 cx.tp_ep.exchange_counts(&own)
@@ -54,53 +55,38 @@ impl Dispatch {
         };
         let (ep, etp) = (cx.ep.size(), cx.etp.size());
         let held = map.counts.len() / ep;
-        // In the tp-ep group, member `i + etp * j` is ETP rank `i` of EP rank `j`.
-        let rows = |etp_rank: usize, ep_rank: usize, expert: usize| {
-            all[etp_rank + etp * ep_rank][expert] as usize
-        };
-        // Rows of each member for all experts of each EP rank.
-        let sums: Vec<u64> = all
-            .iter()
-            .flat_map(|counts| {
-                counts
-                    .chunks_exact(held)
-                    .map(|held| held.iter().sum::<u64>())
-            })
-            .collect();
-        let to_holder = |etp_rank: usize, ep_rank: usize, holder: usize| -> usize {
-            sums[(etp_rank + etp * ep_rank) * ep + holder] as usize
-        };
         let (me, holder) = (cx.etp.index(), cx.ep.index());
-        let experts = holder * held..(holder + 1) * held;
+        // In the tp-ep group, member `i + etp * j` is ETP rank `i` of EP rank `j`.
+        let member = |etp_rank: usize, ep_rank: usize| &all[etp_rank + etp * ep_rank];
+        let send_rows: Vec<usize> = member(me, holder).chunks_exact(held).map(sum).collect();
+        // What every sender has for each expert here, in the order of arrival.
+        let senders: Vec<&[u64]> = (0..etp * ep)
+            .map(|sender| &member(sender / ep, sender % ep)[holder * held..(holder + 1) * held])
+            .collect();
+        let arriving: Vec<usize> = senders.iter().map(|rows| sum(rows)).collect();
 
-        let mut arrival = Vec::with_capacity(etp * ep * held);
-        let mut end = 0;
-        for sender in 0..etp * ep {
-            for expert in experts.clone() {
-                let start = end;
-                end += rows(sender / ep, sender % ep, expert);
-                arrival.push(start..end);
+        let mut counts = vec![0; held];
+        for sender in &senders {
+            for (count, &rows) in counts.iter_mut().zip(*sender) {
+                *count += rows as usize;
             }
         }
-        let counts: Vec<usize> = (0..held)
-            .map(|e| arrival.iter().skip(e).step_by(held).map(Range::len).sum())
-            .collect();
         let offsets = (!cx.tp_ep.is_solo()).then(|| offsets(cx, &counts));
         let in_order = held == 1 || etp * ep == 1;
-        let by_expert = (0..held).flat_map(|e| arrival.iter().skip(e).step_by(held).cloned());
         Ok(Self {
             blocks: if in_order {
                 Vec::new()
             } else {
-                by_expert.collect()
+                by_expert(&senders, &arriving, held)
             },
             counts,
             offsets,
-            send_rows: (0..ep).map(|peer| to_holder(me, holder, peer)).collect(),
-            recv_rows: (0..ep).map(|peer| to_holder(me, peer, holder)).collect(),
-            even: all_equal((0..ep * ep).map(|pair| to_holder(me, pair / ep, pair % ep))),
-            etp_rows: (0..etp)
-                .map(|i| (0..ep).map(|j| to_holder(i, j, holder)).sum())
+            even: all_even((0..ep).map(|peer| member(me, peer)), &send_rows),
+            send_rows,
+            recv_rows: arriving[me * ep..(me + 1) * ep].to_vec(),
+            etp_rows: arriving
+                .chunks_exact(ep)
+                .map(|rows| rows.iter().sum())
                 .collect(),
             map,
         })
@@ -325,6 +311,45 @@ fn start_all_to_all(
     } else {
         group.start_all_to_all(src, send, dst, receive)
     }
+}
+
+fn sum(rows: &[u64]) -> usize {
+    rows.iter().sum::<u64>() as usize
+}
+
+/// Whether EP peers, by their rows for each expert, all send each other as many as one of them says.
+fn all_even<'a>(mut peers: impl Iterator<Item = &'a Rc<[u64]>>, send_rows: &[usize]) -> bool {
+    let mut known: Option<&Rc<[u64]>> = None;
+    peers.all(|rows| {
+        // Peers that share their counts are looked at once.
+        if known.is_some_and(|known| Rc::ptr_eq(known, rows)) {
+            return true;
+        }
+        known = Some(rows);
+        let held = rows.len() / send_rows.len();
+        let mut each = rows.chunks_exact(held).map(sum);
+        each.all(|rows| rows == send_rows[0])
+    })
+}
+
+/// Blocks of the rows of some senders, one sender after the other, in the order of local experts. Each
+/// sender has `arriving` rows.
+fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let first = arriving.iter().map(|rows| {
+        end += rows;
+        end - rows
+    });
+    let mut starts: Vec<usize> = first.collect();
+    let mut blocks = Vec::with_capacity(senders.len() * held);
+    for expert in 0..held {
+        for (start, sender) in starts.iter_mut().zip(senders) {
+            let end = *start + sender[expert] as usize;
+            blocks.push(*start..end);
+            *start = end;
+        }
+    }
+    blocks
 }
 
 fn all_equal(mut numbers: impl Iterator<Item = usize>) -> bool {

@@ -27,13 +27,13 @@ impl Machines {
     }
 
     /// By each rank's number on its machine, and how many are there.
-    pub(super) fn of(places: &[Vec<u64>]) -> Self {
-        let each = places[0][1];
+    pub(super) fn of(places: &[impl AsRef<[u64]>]) -> Self {
+        let each = places[0].as_ref()[1];
         let in_turn = (0..).zip(places);
         let is_even = (places.len() as u64).is_multiple_of(each)
             && in_turn
                 .into_iter()
-                .all(|(rank, place)| **place == [rank % each, each]);
+                .all(|(rank, place)| *place.as_ref() == [rank % each, each]);
         Self {
             ranks: places.len() as u32,
             each: is_even.then_some(each as u32),

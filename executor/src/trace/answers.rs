@@ -11,7 +11,7 @@ use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::mesh;
-use moefold_planner::model::{Ffn, Model};
+use moefold_planner::model::{Ffn, Layer, Model};
 use moefold_planner::runtime::{
     Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
 };
@@ -21,7 +21,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
 
-use super::{Assumed, Tape, rank_on};
+use super::walk::piece_on;
+use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::optimizer::sum_over_tp;
@@ -36,13 +37,19 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
+    /// The pieces of its decoder layers, of alike layers once.
+    blocks: Vec<model::Piece>,
     pieces: Mutex<HashMap<Sizes, Arc<Answer>>>,
-    steps: Mutex<HashMap<[u64; 2], [Level; 2]>>,
+    steps: Mutex<HashMap<[u64; 3], [Level; 2]>>,
 }
 
-/// A piece, and the sizes that decide what it does: `[tp, mbs, 0, 0, 0]`, or for routed experts
-/// `[ep, etp, local tokens, rows of the rank's experts, precision]`.
+/// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
+/// which know nothing of attention's degrees, `[ep and etp, local tokens, rows of the rank's experts,
+/// seq_len, precision]`.
 type Sizes = (model::Piece, [u64; 5]);
+
+/// Events of a pass of a piece, about as many as most have.
+const EVENTS: usize = 256;
 
 /// Where a piece runs.
 #[derive(Clone, Copy)]
@@ -114,9 +121,17 @@ impl<'a> Traced<'a> {
 
     /// Answers about `model` on a GPU, or without one on a CPU.
     pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
+        let mut distinct: Vec<&Layer> = Vec::new();
+        for layer in &model.layers {
+            if !distinct.contains(&layer) {
+                distinct.push(layer);
+            }
+        }
+        let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
         Self {
             model,
             gpu,
+            blocks: blocks.collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -144,7 +159,7 @@ impl<'a> Traced<'a> {
             let rows = local.expert_rows;
             [degrees, local.tokens_local, rows, local.seq_len, precision]
         } else {
-            [local.tp, local.mbs, local.seq_len, 0, precision]
+            [local.tp, local.mbs, local.cp, local.seq_len, precision]
         };
         let known = |pieces: &HashMap<Sizes, Arc<Answer>>| pieces.get(&(piece, sizes)).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -161,18 +176,18 @@ impl<'a> Traced<'a> {
     fn trace(&self, site: Site<'_>, piece: model::Piece) -> Result<Answer, Error> {
         let (model, local, layout) = (self.model, site.local, site.layout);
         let device = self.device(site.precision.activation());
-        let tape = Tape::default();
+        let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
-        let cx = rank_on(device, layout, 0, assumed, &|_| 1, &tape);
+        let cx = piece_on(device, layout, assumed, &tape);
         let at = mesh::coordinates(layout, 0);
-        let store = Store::new(&cx.device, Shard::new(model, layout, &at, &[piece]));
+        let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
         let stage = StageModel::new(model, &store, &[piece], None);
         let sums = sums(&cx);
         let rope = match piece {
             model::Piece::Mixer(_) => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
-            _ => rope::table(&cx.device, &[], 2, 1.0),
+            _ => rope::table(&cx.device, &(0..0), 2, 1.0),
         };
         let integers = || {
             let dims = [local.tokens as usize];
@@ -194,7 +209,7 @@ impl<'a> Traced<'a> {
         let x = (piece != model::Piece::Embedding).then(stream);
         let dy = (piece != model::Piece::Head).then(stream);
 
-        tape.take();
+        tape.read(|_| ());
         let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
@@ -204,22 +219,20 @@ impl<'a> Traced<'a> {
                 None
             }
         };
-        let forward = tape.take();
+        let forward = tape.read(Heard::of);
         let dx = stage.backward(&cx, dy, &tokens, saved)?;
-        let backward = tape.take();
+        let backward = tape.read(Heard::of);
         sum_over_tp(&cx, &store)?;
-        let update = tape.take();
+        let update = tape.read(Heard::of);
         drop((hidden, dx));
 
-        let largest = [&forward, &backward, &update].map(|events| largest(events));
-        let largest = largest.into_iter().max().unwrap_or(Bytes::ZERO);
         Ok(Answer {
-            passes: Passes::of(&account(&forward), &account(&backward)),
-            forward: items(forward),
-            backward: items(backward),
+            passes: Passes::of(&forward.account, &backward.account),
             padding: padding(&store.shard),
-            update: account(&update).peak(),
-            largest,
+            update: update.account.peak(),
+            largest: forward.largest.max(backward.largest).max(update.largest),
+            forward: forward.items,
+            backward: backward.items,
         })
     }
 
@@ -234,18 +247,21 @@ impl<'a> Traced<'a> {
         match piece {
             Piece::Embedding => vec![model::Piece::Embedding],
             Piece::Head => vec![model::Piece::Head],
-            Piece::Layer(layer) => {
-                let known = self.model.layers.iter().position(|own| own == layer);
-                let index = known.expect("a layer of the model that is asked about") as u32;
-                let mixer = layer.mixer.is_some();
-                let feed_forward = layer.ffn.is_some();
-                let mut pieces = Vec::with_capacity(2);
-                pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
-                pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
-                pieces
-            }
+            Piece::Layer(layer) => blocks(self.model, layer),
         }
     }
+}
+
+/// The pieces of a decoder layer, as those of the first layer that is alike.
+fn blocks(model: &Model, layer: &Layer) -> Vec<model::Piece> {
+    let known = model.layers.iter().position(|own| own == layer);
+    let index = known.expect("a layer of the model that is asked about") as u32;
+    let mixer = layer.mixer.is_some();
+    let feed_forward = layer.ffn.is_some();
+    let mut pieces = Vec::with_capacity(2);
+    pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
+    pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
+    pieces
 }
 
 impl Runtime for Traced<'_> {
@@ -266,6 +282,9 @@ impl Runtime for Traced<'_> {
             .into_iter()
             .map(|p| self.answer(setting.into(), p))
             .collect();
+        let count = |of: fn(&Answer) -> &Vec<Item>| answers.iter().map(|a| of(a).len()).sum();
+        lowered.forward.reserve(count(|answer| &answer.forward));
+        lowered.backward.reserve(count(|answer| &answer.backward));
         for answer in &answers {
             let forward = answer.forward.iter();
             lowered
@@ -307,7 +326,7 @@ impl Runtime for Traced<'_> {
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
         let local = setting.local;
-        let sizes = [local.mbs, local.tokens];
+        let sizes = [local.mbs, local.tokens, setting.precision as u64];
         let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let known = steps().get(&sizes).copied();
         let [fixed, microbatch] = known.unwrap_or_else(|| {
@@ -315,16 +334,9 @@ impl Runtime for Traced<'_> {
             steps().insert(sizes, levels);
             levels
         });
-        let mut update = Level::default();
-        let mut seen = Vec::new();
-        for layer in &self.model.layers {
-            if !seen.contains(&layer) {
-                seen.push(layer);
-                for piece in self.pieces(Piece::Layer(layer)) {
-                    update = update.higher(self.answer(setting.into(), piece).update);
-                }
-            }
-        }
+        let blocks = self.blocks.iter();
+        let updates = blocks.map(|&piece| self.answer(setting.into(), piece).update);
+        let update = updates.fold(Level::default(), Level::higher);
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
             update,
@@ -352,7 +364,7 @@ impl Traced<'_> {
         let local = setting.local;
         let device = self.device(setting.precision.activation());
         let tape = Tape::default();
-        let cx = rank_on(device, setting.layout, 0, Assumed::BALANCED, &|_| 1, &tape);
+        let cx = piece_on(device, setting.layout, Assumed::BALANCED, &tape);
         tape.take();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
         let sums = sums(&cx);
@@ -403,6 +415,25 @@ fn account(events: &[Event]) -> Account {
     account
 }
 
+/// What is heard of a pass.
+struct Heard {
+    items: Vec<Item>,
+    /// Above what was alive before.
+    account: Account,
+    /// The largest allocation.
+    largest: Bytes,
+}
+
+impl Heard {
+    fn of(events: &[Event]) -> Self {
+        Self {
+            items: items(events),
+            account: account(events),
+            largest: largest(events),
+        }
+    }
+}
+
 fn largest(events: &[Event]) -> Bytes {
     let allocated = events.iter().filter_map(|event| match event {
         Event::Allocated(allocation) => Some(allocation.bytes),
@@ -411,19 +442,23 @@ fn largest(events: &[Event]) -> Bytes {
     allocated.max().unwrap_or(Bytes::ZERO)
 }
 
-fn items(events: Vec<Event>) -> Vec<Item> {
-    let item = |event| match event {
-        Event::Op { op, category, .. } => Some((Doing::Op(op), category)),
+fn items(events: &[Event]) -> Vec<Item> {
+    let item = |event: &Event| match event {
+        Event::Op { op, category, .. } => Some((Doing::Op(*op), *category)),
         Event::Started {
             group,
             collective,
             category,
             ..
-        } => Some((Doing::Collective(Group::of(&group), collective), category)),
-        Event::HostRead { .. } => Some((Doing::HostRead, Category::Host)),
+        } => Some((Doing::Collective(Group::of(group), *collective), *category)),
+        Event::HostRead { reads: 1, .. } => Some((Doing::HostRead, Category::Host)),
+        Event::HostRead { name, reads } => unreachable!("{name} reads {reads} times at once"),
         _ => None,
     };
-    events.into_iter().filter_map(item).collect()
+    let mut items = Vec::with_capacity(events.len());
+    items.extend(events.iter().filter_map(item));
+    items.shrink_to_fit();
+    items
 }
 
 /// An item as the planner prices it, its group where the setting has it.

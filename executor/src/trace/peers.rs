@@ -67,17 +67,17 @@ impl Crowd {
     }
 
     /// Rows from each member to each expert, of the router that ran last.
-    fn exchange(&self) -> Option<Vec<Vec<u64>>> {
+    fn exchange(&self) -> Option<Vec<Rc<[u64]>>> {
         let choices = self.last.take()?;
-        let mut known: Vec<(usize, Vec<u64>)> = Vec::new();
+        let mut known: Vec<(usize, Rc<[u64]>)> = Vec::new();
         let mut words = |member| {
             let here = self.rows_here(choices, member);
             if let Some((_, words)) = known.iter().find(|(rows, _)| Some(*rows) == here) {
-                return words.clone();
+                return Rc::clone(words);
             }
             let sent = self.sent(choices, member).into_iter();
-            let words: Vec<u64> = sent.map(|rows| rows as u64).collect();
-            known.extend(here.map(|rows| (rows, words.clone())));
+            let words: Rc<[u64]> = sent.map(|rows| rows as u64).collect();
+            known.extend(here.map(|rows| (rows, Rc::clone(&words))));
             words
         };
         Some((0..self.ep * self.etp).map(&mut words).collect())
@@ -139,9 +139,9 @@ impl Transport for Peers {
         Ok(Pending::new(|| Ok(())))
     }
 
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         let routed = self.crowd.as_ref().and_then(|crowd| crowd.exchange());
-        Ok(routed.unwrap_or_else(|| vec![words.to_vec(); self.size]))
+        Ok(routed.unwrap_or_else(|| vec![words.into(); self.size]))
     }
 
     fn sum_numbers(&self, values: &mut [f64]) -> Result<(), TransportError> {
@@ -159,11 +159,18 @@ pub(super) struct Groups<'a> {
     pub(super) crowd: Rc<Crowd>,
     /// Of a group, the most members that share a memory domain.
     pub(super) domain: &'a dyn Fn(Option<GroupKind>) -> u32,
+    /// Whether only those are there that a piece of the model exchanges something over. The rank is alone
+    /// in the others.
+    pub(super) of_pieces: bool,
 }
 
 impl Groups<'_> {
     /// The communicator of a group; of all ranks where no kind is said.
     pub(super) fn of(&self, kind: Option<GroupKind>, name: &str) -> Communicator {
+        use GroupKind::{Ep, Etp, Tp, TpEp};
+        if self.of_pieces && !matches!(kind, Some(Tp | Ep | Etp | TpEp)) {
+            return Communicator::solo(self.rank);
+        }
         let ranks = match kind {
             Some(kind) => mesh::group_of(self.layout, kind, self.rank),
             None => (0..self.layout.gpus()).collect(),

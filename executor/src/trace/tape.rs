@@ -19,6 +19,19 @@ impl Tape {
         self.0.take()
     }
 
+    /// Reads what is on it, and wipes it.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
+        let mut events = self.0.borrow_mut();
+        let result = read(&events);
+        events.clear();
+        result
+    }
+
+    /// An empty one with room for so many events.
+    pub(crate) fn with_room(events: usize) -> Self {
+        Self(Rc::new(RefCell::new(Vec::with_capacity(events))))
+    }
+
     pub(crate) fn push(&self, event: Event) {
         self.0.borrow_mut().push(event);
     }

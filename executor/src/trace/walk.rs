@@ -28,20 +28,42 @@ pub fn rank_on(
     domain: &dyn Fn(Option<GroupKind>) -> u32,
     tape: &Tape,
 ) -> Context {
-    let crowd = Crowd::new(layout, &mesh::coordinates(layout, rank), assumed);
-    let crowd = Rc::new(crowd);
-    crowd.route(&device);
-    let collectives = CollectiveLog::default();
     let groups = Groups {
         layout,
         rank,
-        crowd,
+        crowd: crowd(&device, layout, rank, assumed),
         domain,
+        of_pieces: false,
     };
+    context(device, &groups, tape)
+}
+
+/// As [`rank_on`], rank 0 for a piece of the model alone: without the groups that only a step needs.
+pub(super) fn piece_on(device: Device, layout: &Layout, assumed: Assumed, tape: &Tape) -> Context {
+    let groups = Groups {
+        layout,
+        rank: 0,
+        crowd: crowd(&device, layout, 0, assumed),
+        domain: &|_| 1,
+        of_pieces: true,
+    };
+    context(device, &groups, tape)
+}
+
+/// Who exchanges tokens with the rank, whose routers choose as it is assumed.
+fn crowd(device: &Device, layout: &Layout, rank: u32, assumed: Assumed) -> Rc<Crowd> {
+    let at = mesh::coordinates(layout, rank);
+    let crowd = Rc::new(Crowd::new(layout, &at, assumed));
+    crowd.route(device);
+    crowd
+}
+
+fn context(device: Device, groups: &Groups<'_>, tape: &Tape) -> Context {
+    let collectives = CollectiveLog::default();
     let group = |kind, name: &str| groups.of(kind, name).noting(Some(collectives.clone()));
     Context::with_groups(
-        rank,
-        layout,
+        groups.rank,
+        groups.layout,
         device,
         Recorder::onto(tape),
         collectives.clone(),

@@ -209,9 +209,9 @@ impl Communicator {
     }
 
     /// Every member's `counts`, in member order; their lengths may differ.
-    pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         match &self.transport {
-            None => Ok(vec![counts.to_vec()]),
+            None => Ok(vec![counts.into()]),
             Some(transport) => {
                 self.note_words(counts.len());
                 transport.gather_words(counts)

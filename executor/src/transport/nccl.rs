@@ -158,7 +158,7 @@ impl Ring {
         let asked: Vec<u64> = name_words(&key.name).chain(own.iter().copied()).collect();
         let all = self.agreement.gather_words(&asked)?;
         for &member in &key.ranks {
-            if all[member as usize] != asked {
+            if *all[member as usize] != *asked {
                 let error = TransportError::Mismatch {
                     rank: self.rank,
                     place: making(key),
@@ -330,7 +330,7 @@ impl Transport for Gpus {
         }))
     }
 
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         self.words.gather_words(words)
     }
 }
@@ -344,7 +344,7 @@ impl Transport for Broken {
         Err(self.0.clone())
     }
 
-    fn gather_words(&self, _words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    fn gather_words(&self, _words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         Err(self.0.clone())
     }
 }

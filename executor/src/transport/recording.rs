@@ -66,7 +66,7 @@ impl Transport for Recording {
         self.inner.start(exchange)
     }
 
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         self.write("gather_words", 8 * (words.len() * self.size) as u64);
         self.inner.gather_words(words)
     }

@@ -1,6 +1,7 @@
 //! Collectives against a brute-force oracle, their laws, and every way to fail.
 
 use std::panic::resume_unwind;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -207,8 +208,8 @@ fn oracle_ragged_all_to_all_delivers_rows_with_their_provenance() {
 fn oracle_host_numbers() {
     on_worlds(|rank, group, _| {
         let mine: Vec<u64> = vec![u64::from(rank.rank()); rank.rank() as usize];
-        let expected: Vec<Vec<u64>> = (0..u64::from(rank.ranks()))
-            .map(|r| vec![r; r as usize])
+        let expected: Vec<Rc<[u64]>> = (0..u64::from(rank.ranks()))
+            .map(|r| vec![r; r as usize].into())
             .collect();
         assert_eq!(group.exchange_counts(&mine)?, expected);
         let mut values = [f64::from(rank.rank()), 0.1];

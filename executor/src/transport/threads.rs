@@ -173,7 +173,7 @@ impl Transport for Threads {
         Ok(pending)
     }
 
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Vec<u64>>, TransportError> {
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         let call = Call {
             what: WORDS,
             element: "u64",
@@ -183,7 +183,7 @@ impl Transport for Threads {
         let started = self.post(call, Payload::U64(words.to_vec()), Vec::new())?;
         let all = started.collect()?;
         let words_of = |post: &Arc<Post>| match &post.data {
-            Payload::U64(words) => words.clone(),
+            Payload::U64(words) => words.as_slice().into(),
             other => unreachable!("calls were matched, yet {other:?} is not words"),
         };
         Ok(all.posts.iter().map(words_of).collect())

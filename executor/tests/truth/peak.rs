@@ -60,7 +60,8 @@ fn routed(trainer: &Trainer, microbatches: &[HostTokens]) -> Result<Vec<Vec<Vec<
     for tokens in microbatches {
         for stats in trainer.stepper().routing(cx, tokens)? {
             let all = cx.tp_ep.exchange_counts(&stats.load)?;
-            let rows = |counts: Vec<u64>| counts.into_iter().map(|rows| rows as usize).collect();
+            let rows =
+                |counts: std::rc::Rc<[u64]>| counts.iter().map(|&rows| rows as usize).collect();
             routers.push(all.into_iter().map(rows).collect());
         }
     }

@@ -76,8 +76,12 @@ pub(crate) fn rotation(
     pass: Pass,
 ) -> Call {
     let x = source.tensor(&[tokens, heads, dim], 1.0);
-    let positions: Vec<u32> = (0..tokens as u32).collect();
-    let table = rope::table(source.device(), &positions, rotary.dim, rotary.theta);
+    let table = rope::table(
+        source.device(),
+        &(0..tokens as u32),
+        rotary.dim,
+        rotary.theta,
+    );
     let table = table.pairing(rotary.pairing);
     match pass {
         Pass::Forward => Call::new(move |out| {

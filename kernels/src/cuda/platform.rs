@@ -244,6 +244,11 @@ pub trait Platform {
         false
     }
 
+    /// Whether kernels run. Those of a machine where they do not are neither loaded nor launched.
+    fn runs(&self) -> bool {
+        true
+    }
+
     /// Memory aligned to 256 bytes, its contents undefined.
     fn allocate(&self, bytes: u64) -> Result<Address, DeviceError>;
 

@@ -157,12 +157,19 @@ fn copy_chunks(
     chunks: &[Range<usize>],
     place: impl Fn(usize, usize) -> [usize; 2],
 ) {
-    disjoint(op, &[src], &[dst]);
+    let device = disjoint(op, &[src], &[dst]);
+    if device.is_meta() {
+        // The list of chunks takes memory, but nobody reads it.
+        let chunks = chunks.iter().filter(|chunk| !chunk.is_empty());
+        device.empty(TensorClass::Transient, Dtype::I32, &[chunks.count(), 4]);
+        return;
+    }
     let row: usize = src.dims()[1..].iter().product();
     let bytes = row * element_bytes(src);
     let unit = unit(&[src.address(), dst.address()], &[bytes]);
     let units = bytes / unit;
-    let (mut table, mut tiles, mut rows) = (Vec::new(), 0, 0);
+    let mut table = Vec::with_capacity(4 * chunks.len());
+    let (mut tiles, mut rows) = (0, 0);
     for chunk in chunks.iter().filter(|chunk| !chunk.is_empty()) {
         let [from, to] = place(chunk.start * units, rows * units);
         let length = chunk.len() * units;
@@ -174,7 +181,6 @@ fn copy_chunks(
         rows += chunk.len();
     }
     let num_chunks = table.len() / 4;
-    let device = src.device();
     let table = device.from_i32(TensorClass::Transient, &table, &[num_chunks, 4]);
     gpu.launch(
         op,

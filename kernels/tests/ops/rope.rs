@@ -59,7 +59,8 @@ fn oracle_forward_and_backward() {
         let (x, dy) = (rng.values(len), rng.values(len));
         let y_want = reference(&wide(&x), &rule);
         let dx_want = differences(&x, |x| inner(&reference(x, &rule), &dy));
-        let rope = table(device, &positions, rotary, rule.theta).pairing(rule.pairing);
+        let rope =
+            table(device, &positions.iter().copied(), rotary, rule.theta).pairing(rule.pairing);
         let offset = 8 - rng.size(0..=1);
         let place = |values: &[f32]| inside(&tensor(device, values, &[tokens, heads, d]), offset);
         let (y, dx) = (place(&x), place(&dy));
@@ -75,7 +76,7 @@ fn law_backward_undoes_forward() {
     let x: Vec<f32> = (0..24).map(|i| i as f32 - 11.5).collect();
     let t = tensor(&device, &x, &[3, 2, 4]);
     for pairing in [Pairing::Halves, Pairing::Neighbours] {
-        let rope = table(&device, &[7, 0, 31], 4, 10_000.0).pairing(pairing);
+        let rope = table(&device, &[7, 0, 31].into_iter(), 4, 10_000.0).pairing(pairing);
         forward(&t, &rope);
         backward(&t, &rope);
         assert!(crate::support::error(&t.to_f32(), &wide(&x)) < 1e-6);

@@ -109,13 +109,25 @@ impl Rules {
     /// number exists; a zero is reported once, not again by every rule it would break.
     pub fn layout(&self, degrees: &Degrees) -> Result<Layout, Vec<Illegal>> {
         let mut broken = Vec::new();
-        let grids = grids(degrees, &mut broken);
-        let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), &mut broken);
+        self.judge(degrees, false, &mut broken).ok_or(broken)
+    }
+
+    /// As [`Rules::layout`], the broken rules in place of what is in `broken`: who asks about every tuple of
+    /// a space makes one list. Where the first is enough, others may be left out.
+    pub(crate) fn judge(
+        &self,
+        degrees: &Degrees,
+        first: bool,
+        broken: &mut Vec<Illegal>,
+    ) -> Option<Layout> {
+        broken.clear();
+        let grids = grids(degrees, broken);
+        let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), first, broken);
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
-                Ok(Layout::proven(degrees, replicas, microbatches))
+                Some(Layout::proven(degrees, replicas, microbatches))
             }
-            _ => Err(broken),
+            _ => None,
         }
     }
 
@@ -129,13 +141,20 @@ impl Rules {
             broken.extend(pins.misjudged_replicas(dp, edp));
         }
         let dp = pins.dp.filter(|&dp| dp > 0).or(grids.map(|(dp, _)| dp));
-        self.check(&d, dp, &mut broken);
+        self.check(&d, dp, false, &mut broken);
         broken.retain(|rule| rule.stays_broken(pins));
         broken
     }
 
     /// Adds every broken rule but those of the grids, and counts the microbatches.
-    fn check(&self, d: &Degrees, dp: Option<u32>, broken: &mut Vec<Illegal>) -> Option<u32> {
+    /// Where the `first` is enough, no more than the rest of its kind.
+    fn check(
+        &self,
+        d: &Degrees,
+        dp: Option<u32>,
+        first: bool,
+        broken: &mut Vec<Illegal>,
+    ) -> Option<u32> {
         for (key, size) in [
             ("sequence length", self.batch.seq_len),
             ("global batch", self.batch.global_batch),
@@ -144,9 +163,19 @@ impl Rules {
                 broken.push(Illegal::Zero { key });
             }
         }
-        self.check_tensor(d, broken);
-        self.check_experts(d, broken);
-        self.check_sequence(d, broken);
+        for check in [
+            Self::check_tensor,
+            Self::check_experts,
+            Self::check_sequence,
+        ] {
+            if first && !broken.is_empty() {
+                return None;
+            }
+            check(self, d, broken);
+        }
+        if first && !broken.is_empty() {
+            return None;
+        }
         let microbatches = dp.and_then(|dp| self.microbatches(d, dp, broken));
         self.check_pipeline(d, microbatches, broken);
         self.choices.check(d, broken);

@@ -177,10 +177,10 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
     for stage in own_stages(choice, rank) {
         for (kind, count) in choice.split.each_kind(choice.shape, stage) {
             let times = f64::from(count) * microbatches;
-            price::add_busy(&mut busy, &kind.lowered.forward, question.costs, times);
-            price::add_busy(&mut busy, &kind.lowered.backward, question.costs, times);
-            let again: Vec<_> = kind
-                .lowered
+            let lowered = question.lowered(choice.layout, choice.shape, kind);
+            price::add_busy(&mut busy, &lowered.forward, question.costs, times);
+            price::add_busy(&mut busy, &lowered.backward, question.costs, times);
+            let again: Vec<_> = lowered
                 .forward
                 .iter()
                 .filter(|work| {

@@ -44,7 +44,8 @@ pub(crate) struct Question<'a> {
 /// Time and memory of one kind of layer, or of an end of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct Kind {
-    pub(crate) lowered: Lowered,
+    /// Its place among the pieces that are asked about.
+    place: usize,
     pub(crate) breakdown: LayerBreakdown,
     /// Forward seconds, the host's excess included.
     pub(crate) forward_s: f64,
@@ -100,12 +101,11 @@ impl Shape {
     }
 
     fn new(question: &Question<'_>, setting: &Setting<'_>, memory: &[Vec<StageMemory>]) -> Self {
-        let mut kinds: Vec<Kind> = question
-            .pieces()
-            .zip(memory)
-            .map(|(piece, memory)| {
-                question.kind(question.runtime.work(setting, piece), memory.clone())
-            })
+        let work = |piece| question.runtime.work(setting, piece);
+        let lowered: Vec<Lowered> = question.pieces().map(work).collect();
+        let each = lowered.iter().zip(memory).enumerate();
+        let mut kinds: Vec<Kind> = each
+            .map(|(place, (lowered, memory))| question.kind(place, lowered, memory.clone()))
             .collect();
         let head = kinds.pop().expect("the last piece");
         let embedding = kinds.pop().expect("the piece before it");
@@ -113,7 +113,7 @@ impl Shape {
             dispatcher: setting.dispatcher,
             local: *setting.local,
             groups: *setting.groups,
-            buffers: buffers(question, &kinds),
+            buffers: buffers(question, &lowered[..kinds.len()]),
             sets_by_time: sets_by_time(question, &kinds),
             kinds,
             embedding,
@@ -166,11 +166,11 @@ fn sets_by_time(question: &Question<'_>, kinds: &[Kind]) -> Vec<usize> {
     sets.into_iter().map(|(_, set)| set).collect()
 }
 
-fn buffers(question: &Question<'_>, kinds: &[Kind]) -> Vec<Bytes> {
-    let weights: Vec<BTreeSet<(u64, u64)>> = kinds
-        .iter()
-        .map(|kind| kind.lowered.weight_shapes())
-        .collect();
+fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
+    if question.stack.weight_shape_buffer(1) == Bytes::ZERO {
+        return vec![Bytes::ZERO];
+    }
+    let weights: Vec<BTreeSet<(u64, u64)>> = kinds.iter().map(Lowered::weight_shapes).collect();
     let of = |set: usize| {
         let shapes: BTreeSet<(u64, u64)> = weights
             .iter()
@@ -220,8 +220,17 @@ impl Question<'_> {
         if ep == 1 { &all[..1] } else { all }
     }
 
-    fn kind(&self, lowered: Lowered, memory: Vec<StageMemory>) -> Kind {
-        let breakdown = LayerBreakdown::new(&lowered, self.costs, &self.stack);
+    /// The work of a kind of a shape of a layout. Not kept, for a search asks only of the few that it
+    /// chooses.
+    pub(crate) fn lowered(&self, layout: &Layout, shape: &Shape, kind: &Kind) -> Lowered {
+        let setting = self.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let piece = self.pieces().nth(kind.place);
+        let piece = piece.expect("a kind is of a piece");
+        self.runtime.work(&setting, piece)
+    }
+
+    fn kind(&self, place: usize, lowered: &Lowered, memory: Vec<StageMemory>) -> Kind {
+        let breakdown = LayerBreakdown::new(lowered, self.costs, &self.stack);
         let seconds = |breakdown: &crate::price::Breakdown| {
             breakdown.device() + breakdown.host_excess(&self.stack)
         };
@@ -232,7 +241,7 @@ impl Question<'_> {
                 .iter()
                 .map(|set| seconds(&breakdown.backward_with(set)))
                 .collect(),
-            lowered,
+            place,
             breakdown,
             memory,
         }

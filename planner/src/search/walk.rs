@@ -4,6 +4,7 @@
 //! them; what a pass works in is taken for as long as it runs, what it saves layer by layer.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
@@ -19,7 +20,7 @@ use crate::mesh::{self, Placement};
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::Plan;
 use crate::rules::Rules;
-use crate::runtime::{Level, Part, Runtime, Task, Work};
+use crate::runtime::{Level, Lowered, Part, Runtime, Task, Work};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::simulate::{self, Simulator};
 use crate::walk::{Allocation, At, Event, Walked, play};
@@ -63,6 +64,10 @@ pub fn walk(
         set: &planned.recompute,
         case,
         split: &split,
+        lowered: (0..shape.kinds.len() + 2)
+            .map(|index| kind_of(case, index))
+            .map(|kind| Rc::new(question.lowered(layout, shape, kind)))
+            .collect(),
     };
     let held = split.held_by(pipeline_rank as usize);
     for class in TensorClass::ALL {
@@ -89,6 +94,8 @@ struct Walker<'a> {
     set: &'a Recompute,
     case: Case<'a>,
     split: &'a StageSplit,
+    /// Work of the kinds of layers, the embedding and the head.
+    lowered: Vec<Rc<Lowered>>,
 }
 
 impl Walker<'_> {
@@ -267,15 +274,6 @@ impl Walker<'_> {
         }
     }
 
-    fn kind_of<'a>(case: &Case<'a>, index: usize) -> &'a Kind {
-        let shape = case.shape;
-        match index.checked_sub(shape.kinds.len()) {
-            None => &shape.kinds[index],
-            Some(0) => &shape.embedding,
-            Some(_) => &shape.head,
-        }
-    }
-
     fn forward(&mut self, stage: Stage, microbatch: u32) -> Vec<Vec<Allocation>> {
         let memory = self
             .split
@@ -283,14 +281,15 @@ impl Walker<'_> {
         let working = self.take_level(memory.running(false), "working set");
         let mut saved = Vec::new();
         for (layer, index) in self.layers(stage) {
-            let kind = Self::kind_of(&self.case, index);
+            let kind = kind_of(self.case, index);
             let name = format!("saved by a {}", self.kind(index));
             saved.push(self.take_level(kind.memory[0].passes.saved, &name));
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
             };
-            self.work(&kind.lowered.forward, at, None);
+            let lowered = Rc::clone(&self.lowered[index]);
+            self.work(&lowered.forward, at, None);
         }
         self.give(working);
         saved
@@ -303,20 +302,19 @@ impl Walker<'_> {
         let working = self.take_level(memory.running(true), "working set");
         let layers = self.layers(stage);
         for ((layer, index), saved) in layers.into_iter().zip(saved).rev() {
-            let kind = Self::kind_of(&self.case, index);
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
             };
-            let again: Vec<Work> = kind
-                .lowered
+            let lowered = Rc::clone(&self.lowered[index]);
+            let again: Vec<Work> = lowered
                 .forward
                 .iter()
                 .filter(|work| work.part.is_some_and(|part| runs_again(self.set, part)))
                 .copied()
                 .collect();
             self.work(&again, at, Some(Category::Recompute));
-            self.work(&kind.lowered.backward, at, None);
+            self.work(&lowered.backward, at, None);
             self.give(saved);
         }
         self.give(working);
@@ -403,6 +401,16 @@ impl Walker<'_> {
             let category = Category::Optimizer;
             self.events.push(Event::Op { op, category, at });
         }
+    }
+}
+
+/// A kind of layer, or behind them the embedding and the head.
+fn kind_of(case: Case<'_>, index: usize) -> &Kind {
+    let shape = case.shape;
+    match index.checked_sub(shape.kinds.len()) {
+        None => &shape.kinds[index],
+        Some(0) => &shape.embedding,
+        Some(_) => &shape.head,
     }
 }
 
