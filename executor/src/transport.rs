@@ -4,7 +4,7 @@
 //! group, and calls collectives on tensors, blocking or started and awaited. What carries them is a
 //! [`Transport`]: ranks exchanging posts in a mailbox (values of the CPU's tensors, offers of a GPU's
 //! memory), which is memory between threads and a connection to rank 0 between processes (`rendezvous`,
-//! `remote`), NCCL between processes with a GPU each, or the recording one that tests wrap around them.
+//! `remote`), or NCCL between processes with a GPU each.
 //! Groups of one carry nothing: their collectives are local copies.
 //!
 //! Sums are taken in rank order, in f32 whatever is stored, and rounded once, whatever the timing, so
@@ -16,7 +16,6 @@ mod launched;
 mod mail;
 mod mailbox;
 mod nccl;
-mod recording;
 mod remote;
 mod rendezvous;
 #[cfg(test)]
@@ -30,7 +29,6 @@ use std::fmt;
 use std::rc::Rc;
 
 use moefold_kernels::{Event, Tensor};
-use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind};
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +36,6 @@ pub use communicator::Communicator;
 
 pub use launched::{Launched, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
-pub use recording::{Call, CallLog};
 #[cfg(test)]
 pub(crate) use rendezvous::tests::world_of;
 pub use world::{RankContext, World};
@@ -233,8 +230,6 @@ pub(crate) struct Noted {
     pub(crate) awaited: Vec<Started>,
     /// When the device did those awaited; absent where none was started or awaited on a device.
     pub(crate) carried: Option<Vec<(Carried, Collective)>>,
-    /// Host words exchanged: the group, and bytes over all members.
-    pub(crate) words: Vec<(Rc<str>, Bytes)>,
     count: u64,
 }
 
@@ -251,11 +246,6 @@ impl CollectiveLog {
             group: Rc::clone(group),
             collective,
         }
-    }
-
-    fn note_words(&self, group: &Rc<str>, bytes: Bytes) {
-        let mut noted = self.0.borrow_mut();
-        noted.words.push((Rc::clone(group), bytes));
     }
 
     /// Takes all of it.

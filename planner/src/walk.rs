@@ -71,13 +71,6 @@ pub enum Event {
         /// Its number among the rank's.
         number: u64,
     },
-    /// Hosts exchange words.
-    Words {
-        /// Name of the group.
-        group: Rc<str>,
-        /// Bytes over all members.
-        bytes: Bytes,
-    },
     /// The host waits to read the device's memory.
     HostRead {
         /// What for.
@@ -310,7 +303,7 @@ impl<'a> Player<'a> {
             Event::NotBefore(instant) => {
                 self.compute = self.compute.max(instant.0 as f64 * 1e-9);
             }
-            Event::Words { .. } | Event::Allocated(_) | Event::Freed(_) => {}
+            Event::Allocated(_) | Event::Freed(_) => {}
         }
     }
 

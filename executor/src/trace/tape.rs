@@ -39,9 +39,6 @@ impl Tape {
     /// Writes down what was noted of collectives.
     pub(crate) fn communicated(&self, noted: Noted, category: Category, at: At) {
         let mut events = self.0.borrow_mut();
-        for (group, bytes) in noted.words {
-            events.push(Event::Words { group, bytes });
-        }
         events.extend(noted.started.into_iter().map(|started| Event::Started {
             number: started.number,
             group: started.group,

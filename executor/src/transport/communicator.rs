@@ -7,7 +7,6 @@ use std::rc::Rc;
 
 use moefold_kernels::{Tensor, elementwise};
 use moefold_profiles::Collective;
-use moefold_profiles::units::Bytes;
 
 use super::{CollectiveLog, Exchange, Pending, Reduce, Transport, TransportError};
 
@@ -212,10 +211,7 @@ impl Communicator {
     pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         match &self.transport {
             None => Ok(vec![counts.into()]),
-            Some(transport) => {
-                self.note_words(counts.len());
-                transport.gather_words(counts)
-            }
+            Some(transport) => transport.gather_words(counts),
         }
     }
 
@@ -223,16 +219,7 @@ impl Communicator {
     pub fn all_reduce_f64(&self, values: &mut [f64]) -> Result<(), TransportError> {
         match &self.transport {
             None => Ok(()),
-            Some(transport) => {
-                self.note_words(values.len());
-                transport.sum_numbers(values)
-            }
-        }
-    }
-
-    fn note_words(&self, len: usize) {
-        if let Some(log) = &self.log {
-            log.note_words(&self.name, Bytes(8 * (len * self.size()) as u64));
+            Some(transport) => transport.sum_numbers(values),
         }
     }
 

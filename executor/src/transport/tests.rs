@@ -581,11 +581,11 @@ fn refuses_mismatches(kind: Kind) {
 }
 
 #[test]
-fn the_recording_transport_passes_on_and_writes_down() {
-    let logs = World::threads(2)
+fn collectives_are_noted_by_group_and_key() {
+    let noted = World::threads(2)
         .run(|rank| {
-            let log = CallLog::default();
-            let rank = rank.recording(&log);
+            let log = CollectiveLog::default();
+            let rank = rank.noting(&log);
             let device = Device::cpu(1);
             let group = rank.communicator("tp", &[0, 1]);
             let solo = rank.communicator("cp", &[rank.rank()]);
@@ -595,15 +595,26 @@ fn the_recording_transport_passes_on_and_writes_down() {
             let gathered = zeros(&device, &[4]);
             group.all_gather(&t, &gathered)?;
             assert_eq!(gathered.to_f32(), [2.0, 4.0, 2.0, 4.0]);
-            Ok(log.take())
+            let Noted {
+                started, awaited, ..
+            } = log.take();
+            assert_eq!(started, awaited);
+            let call = |started: Started| {
+                let Collective {
+                    kind, bytes, ranks, ..
+                } = started.collective;
+                (
+                    started.number,
+                    started.group.to_string(),
+                    kind.stem(),
+                    bytes.0,
+                    ranks,
+                )
+            };
+            Ok(started.into_iter().map(call).collect::<Vec<_>>())
         })
         .expect("finishes");
-    let call = |stem, bytes| Call {
-        group: "tp".to_owned(),
-        size: 2,
-        stem,
-        bytes,
-    };
-    let expected = vec![call("all_reduce", 8), call("all_gather", 16)];
-    assert_eq!(logs, vec![expected.clone(), expected]);
+    let call = |number, stem, bytes| (number, "tp".to_owned(), stem, bytes, 2);
+    let expected = vec![call(0, "all_reduce", 8), call(1, "all_gather", 16)];
+    assert_eq!(noted, vec![expected.clone(), expected]);
 }

@@ -19,7 +19,6 @@ use super::launched::Launched;
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
-use super::recording::{CallLog, Recording};
 use super::remote::Remote;
 use super::rendezvous::{self, Server};
 use super::threads::{Flights, Started, Threads};
@@ -253,7 +252,6 @@ impl World {
             to_first: Rc::default(),
             gpus: Gpu::None,
             log: None,
-            log_of_collectives: None,
         };
         // Tensors and spans of the rank die with its closure, so no broken state is seen afterwards.
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| body(&context)));
@@ -356,8 +354,7 @@ pub struct RankContext {
     /// The ends of messages to rank 0 that this rank has, by the sender.
     to_first: Rc<RefCell<HashMap<u32, Threads>>>,
     pub(super) gpus: Gpu,
-    log: Option<CallLog>,
-    log_of_collectives: Option<CollectiveLog>,
+    log: Option<CollectiveLog>,
 }
 
 /// Whether collectives go by NCCL.
@@ -457,16 +454,12 @@ impl RankContext {
                 Err(error) => Rc::new(Broken(error)),
             },
         };
-        let transport: Rc<dyn Transport> = match &self.log {
-            None => transport,
-            Some(log) => Rc::new(Recording::new(transport, name, ranks.len(), log.clone())),
-        };
         let machine = |rank: u32| rank / self.local_ranks().max(1);
         let of_machine = |a: u32| ranks.iter().filter(|&&b| machine(a) == machine(b)).count();
         let nearest = ranks.iter().map(|&rank| of_machine(rank)).max();
         Communicator::over(name, ranks, index, transport)
             .spread(nearest.unwrap_or(1) as u32)
-            .noting(self.log_of_collectives.clone())
+            .noting(self.log.clone())
     }
 
     fn threads(&self, key: &GroupKey, index: usize) -> Threads {
@@ -546,15 +539,6 @@ impl RankContext {
     /// holds the log may take the notes out of it at any time.
     #[must_use]
     pub(crate) fn noting(&self, log: &CollectiveLog) -> Self {
-        Self {
-            log_of_collectives: Some(log.clone()),
-            ..self.clone()
-        }
-    }
-
-    /// The same rank with communicators that write each call to `log`.
-    #[must_use]
-    pub fn recording(&self, log: &CallLog) -> Self {
         Self {
             log: Some(log.clone()),
             ..self.clone()
