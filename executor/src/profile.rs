@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use moefold_kernels::Device;
 use moefold_kernels::cases::Load;
-use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample, Taken};
 use moefold_profiles::statistics::median;
 use moefold_profiles::{Op, presets};
 
@@ -149,8 +149,8 @@ pub fn run_in(
     }))
 }
 
-/// What one rank took.
-struct Taken {
+/// What one rank brought.
+struct Brought {
     samples: Vec<Sample>,
     skipped: Skipped,
     /// The vendor's name of its GPU.
@@ -165,7 +165,7 @@ fn take(
     options: &ProfileOptions,
     keys: &[Key],
     progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Taken, Error> {
+) -> Result<Brought, Error> {
     let ordinal = rank.gpu() as usize;
     let device = options.device.open(ordinal, rank.local_ranks())?;
     let rank = &rank.on(&device);
@@ -184,7 +184,7 @@ fn take(
     };
     let (wanted, skipped) = taker.wanted(keys);
     let samples = taker.samples(&wanted, progress)?;
-    Ok(Taken {
+    Ok(Brought {
         samples,
         skipped,
         device_name: device.properties().map(|of| of.name.clone()),
@@ -290,10 +290,13 @@ impl Taker<'_> {
                     median_s: median(seconds.clone()).unwrap_or(0.0),
                 });
             }
+            let taken = match key {
+                Key::Op(_) if self.is_queued() => Taken::Cold,
+                _ => Taken::Repeated,
+            };
             samples.push(Sample {
-                key,
                 skew: skewed.then(|| skew(&key)),
-                seconds,
+                ..Sample::of(key, taken, seconds)
             });
         }
         Ok(samples)

@@ -16,7 +16,7 @@ use crate::op::Op;
 use crate::units::{Bytes, Seconds};
 
 /// Version of the format of `profile.json`.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 
 /// The file in a profile directory.
 pub const PROFILE_FILE: &str = "profile.json";
@@ -44,18 +44,36 @@ impl Key {
     }
 }
 
+crate::named! {
+    /// What surrounded an op while it was timed. Prices prefer the first that a key has.
+    pub enum Taken {
+        /// Steps of training: operands as warm and memory as new as a step leaves them, other ranks beside.
+        Training = "training",
+        /// Runs by themselves, with operands that no cache held.
+        Cold = "cold",
+        /// Runs by themselves, back to back, with whatever caches held.
+        Repeated = "repeated",
+    }
+}
+
 /// Repeated timings of one key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
     /// What was timed.
     pub key: Key,
+    /// Under what conditions.
+    pub taken: Taken,
     /// Rows of the fullest group over the mean, where a grouped product was given uneven groups. Such
     /// samples show what skew costs; prices come from the even ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew: Option<f64>,
-    /// Raw timings after warm-up, seconds each; of a collective, the slowest rank's.
+    /// Raw timings after warm-up, seconds each: of a collective, of the exchange once all ranks are there.
     pub seconds: Vec<f64>,
+    /// Of a collective, how long ranks waited for the last one to arrive, seconds each, all ranks' in one
+    /// list; empty where that was not measured, and where ranks were made to begin together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<f64>,
 }
 
 /// A profile directory's content.
@@ -183,6 +201,17 @@ pub enum ProfileError {
 }
 
 impl Sample {
+    /// Timings of a key, evenly loaded, without waits.
+    pub fn of(key: Key, taken: Taken, seconds: Vec<f64>) -> Self {
+        Self {
+            key,
+            taken,
+            skew: None,
+            seconds,
+            waits: Vec::new(),
+        }
+    }
+
     /// The median timing.
     pub fn median(&self) -> Seconds {
         Seconds(quantile(&self.seconds, 0.5))
@@ -206,6 +235,25 @@ fn quantile(values: &[f64], q: f64) -> f64 {
 }
 
 impl Profile {
+    /// Samples taken on a device, one rank on one core, of whose machine and time nothing is known.
+    pub fn of(device: &str, samples: Vec<Sample>) -> Self {
+        Self {
+            version: PROFILE_VERSION,
+            device: device.to_owned(),
+            device_name: None,
+            shared_device: false,
+            overhead: None,
+            machine: String::new(),
+            cores: 1,
+            concurrent_ranks: 1,
+            versions: Vec::new(),
+            clocks: String::new(),
+            date: String::new(),
+            command: String::new(),
+            samples,
+        }
+    }
+
     /// Reads `dir/profile.json`.
     pub fn load(dir: &Path) -> Result<Self, ProfileError> {
         let path = dir.join(PROFILE_FILE);
@@ -299,6 +347,11 @@ impl Profile {
             if let Some(seconds) = sample.seconds.iter().find(wrong) {
                 return Err(invalid(&key, seconds.to_string(), "seconds above 0"));
             }
+            let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds >= 0.0);
+            if let Some(seconds) = sample.waits.iter().find(wrong) {
+                let key = format!("samples[{index}].waits");
+                return Err(invalid(&key, seconds.to_string(), "seconds of 0 or more"));
+            }
         }
         Ok(())
     }
@@ -313,41 +366,34 @@ mod tests {
     use crate::{Dtype, Pass};
 
     fn profile() -> Profile {
+        let permute = Key::Op(Op::Permute {
+            rows: 8,
+            dim: 4,
+            pass: Pass::Forward,
+            dtype: Dtype::F32,
+        });
+        let reduce = Key::Collective(Collective {
+            kind: CollectiveKind::AllReduce,
+            bytes: Bytes(1024),
+            ranks: 4,
+            ranks_per_domain: 4,
+        });
+        let samples = vec![
+            Sample::of(permute, Taken::Cold, vec![3e-6, 1e-6, 2e-6, 10e-6]),
+            Sample {
+                skew: Some(2.5),
+                waits: vec![0.0, 1e-6],
+                ..Sample::of(reduce, Taken::Training, vec![5e-6])
+            },
+        ];
         Profile {
-            version: PROFILE_VERSION,
-            device: "cpu".into(),
-            device_name: None,
-            shared_device: false,
-            overhead: None,
             machine: "a processor, 20 GiB".into(),
             cores: 2,
             concurrent_ranks: 4,
             versions: vec!["moefold 0.1.0".into()],
-            clocks: String::new(),
             date: "2026-01-02T03:04:05Z".into(),
             command: "moefold profile".into(),
-            samples: vec![
-                Sample {
-                    key: Key::Op(Op::Permute {
-                        rows: 8,
-                        dim: 4,
-                        pass: Pass::Forward,
-                        dtype: Dtype::F32,
-                    }),
-                    skew: None,
-                    seconds: vec![3e-6, 1e-6, 2e-6, 10e-6],
-                },
-                Sample {
-                    key: Key::Collective(Collective {
-                        kind: CollectiveKind::AllReduce,
-                        bytes: Bytes(1024),
-                        ranks: 4,
-                        ranks_per_domain: 4,
-                    }),
-                    skew: Some(2.5),
-                    seconds: vec![5e-6],
-                },
-            ],
+            ..Profile::of("cpu", samples)
         }
     }
 
@@ -387,7 +433,7 @@ mod tests {
             );
         };
         check(
-            &|text| text.replace("\"version\": 1", "\"version\": 7"),
+            &|text| text.replace("\"version\": 2", "\"version\": 7"),
             "version 7",
         );
         check(&|text| text.replace("\"cores\"", "\"cpus\""), "cpus");

@@ -8,7 +8,7 @@ use moefold_planner::model::presets;
 use moefold_planner::options::SearchOptions;
 use moefold_planner::rules;
 use moefold_planner::search;
-use moefold_profiles::directory::{Key, PROFILE_VERSION, Profile, Sample};
+use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::{Costs, Precision, presets as clusters};
 
@@ -68,28 +68,9 @@ fn waits_of_the_host_are_priced() {
         ..SearchOptions::new(batch, StackName::Moefold)
     };
     let step_s = |read: f64| {
-        let sample = |(cost, seconds)| Sample {
-            key: Key::Host(cost),
-            skew: None,
-            seconds: vec![seconds],
-        };
-        let profile = Profile {
-            version: PROFILE_VERSION,
-            device: "h200".to_owned(),
-            device_name: None,
-            shared_device: false,
-            overhead: None,
-            machine: String::new(),
-            cores: 1,
-            concurrent_ranks: 1,
-            versions: Vec::new(),
-            clocks: String::new(),
-            date: String::new(),
-            command: String::new(),
-            samples: [(HostCost::Launch, 1e-9), (HostCost::Read, read)]
-                .map(sample)
-                .to_vec(),
-        };
+        let costs = [(HostCost::Launch, 1e-9), (HostCost::Read, read)];
+        let sample = |(cost, seconds)| Sample::of(Key::Host(cost), Taken::Repeated, vec![seconds]);
+        let profile = Profile::of("h200", costs.map(sample).to_vec());
         let costs = Costs::for_cluster(&cluster, &[profile]);
         let runtime = Traced::new(&model, &cluster);
         let found = search::plan(&model, &cluster, 1, &options, &costs, &runtime);

@@ -362,7 +362,7 @@ fn golden_deepseek_v3_on_1024_h100_is_folded_and_justified() {
 /// What a profile says of the device's host reaches time and memory of the executor's plans.
 #[test]
 fn launches_reads_and_overhead_are_priced_as_measured() {
-    use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample};
+    use moefold_profiles::directory::{Key, OverheadBytes, Profile, Sample, Taken};
     use moefold_profiles::host::HostCost;
     use moefold_profiles::units::{Bytes, GIB};
 
@@ -376,31 +376,19 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
         pins: "mbs=1".parse().expect("degrees"),
         ..SearchOptions::new(batch, StackName::Moefold)
     };
-    let profile = |launch: f64, read: f64| Profile {
-        version: PROFILE_VERSION,
-        device: "h200".to_owned(),
-        device_name: Some("NVIDIA H200".to_owned()),
-        shared_device: false,
-        overhead: Some(OverheadBytes {
-            context: Bytes(2 * GIB),
-            workspaces: Bytes(GIB),
-            other: Bytes(0),
-            others: None,
-        }),
-        machine: String::new(),
-        cores: 1,
-        concurrent_ranks: 1,
-        versions: Vec::new(),
-        clocks: String::new(),
-        date: String::new(),
-        command: String::new(),
-        samples: [(HostCost::Launch, launch), (HostCost::Read, read)]
-            .map(|(cost, seconds)| Sample {
-                key: Key::Host(cost),
-                skew: None,
-                seconds: vec![seconds],
-            })
-            .to_vec(),
+    let overhead = OverheadBytes {
+        context: Bytes(2 * GIB),
+        workspaces: Bytes(GIB),
+        other: Bytes(0),
+        others: None,
+    };
+    let sample = |(cost, seconds)| Sample::of(Key::Host(cost), Taken::Repeated, vec![seconds]);
+    let profile = |launch: f64, read: f64| {
+        let costs = [(HostCost::Launch, launch), (HostCost::Read, read)];
+        Profile {
+            overhead: Some(overhead),
+            ..Profile::of("h200", costs.map(sample).to_vec())
+        }
     };
     let predicted = |profiles: &[Profile]| {
         let costs = Costs::for_cluster(&cluster, profiles);

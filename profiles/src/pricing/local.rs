@@ -11,7 +11,7 @@ use super::curve::Curve;
 use super::surface::{LOCAL_TRUST, Point, Surface};
 use crate::collective::{Collective, CollectiveKind};
 use crate::cost::{Cost, Source};
-use crate::directory::{Key, Profile, Sample};
+use crate::directory::{Key, Profile, Sample, Taken};
 use crate::dtype::Dtype;
 use crate::op::{Op, OpKind, Pass};
 use crate::statistics::median;
@@ -54,12 +54,10 @@ impl Local {
         // A key measured by several profiles has the median of all their timings.
         let mut ops: BTreeMap<Op, Vec<f64>> = BTreeMap::new();
         let mut messages: BTreeMap<Collective, Vec<f64>> = BTreeMap::new();
+        let nearest = nearest_to_training(profiles);
         for Scaled { profile, factor } in profiles {
-            let even = profile
-                .samples
-                .iter()
-                .filter(|sample| sample.skew.is_none());
-            for Sample { key, seconds, .. } in even {
+            let used = |sample: &&Sample| nearest.get(&sample.key) == Some(&sample.taken);
+            for Sample { key, seconds, .. } in even(profile).filter(used) {
                 let seconds = seconds.iter().map(|seconds| seconds * factor);
                 match key {
                     Key::Op(key) => ops.entry(*key).or_default().extend(seconds),
@@ -196,6 +194,22 @@ impl Local {
             source: Source::Extrapolated,
         })
     }
+}
+
+/// The samples that prices come from.
+fn even(profile: &Profile) -> impl Iterator<Item = &Sample> {
+    let samples = profile.samples.iter();
+    samples.filter(|sample| sample.skew.is_none())
+}
+
+/// The conditions that come nearest to training's, by key.
+fn nearest_to_training(profiles: &[Scaled]) -> BTreeMap<Key, Taken> {
+    let mut nearest = BTreeMap::new();
+    for sample in profiles.iter().flat_map(|scaled| even(scaled.profile)) {
+        let taken = nearest.entry(sample.key).or_insert(sample.taken);
+        *taken = sample.taken.min(*taken);
+    }
+    nearest
 }
 
 /// Index of an op's family: kind, pass, dtype and mask.

@@ -6,10 +6,9 @@ use super::*;
 /// A profile of a CPU on which an op takes `slower` times its shipped price.
 fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -> Profile {
     let costs = Costs::for_cluster(&local(ranks), &[]);
-    let sample = |key, time: f64| crate::directory::Sample {
-        key,
-        skew: None,
-        seconds: vec![slower * time, slower * time * 1.01, slower * time * 0.99],
+    let sample = |key, time: f64| {
+        let seconds = [1.0, 1.01, 0.99].map(|noise| slower * time * noise);
+        Sample::of(key, Taken::Cold, seconds.to_vec())
     };
     let ops = ops
         .iter()
@@ -18,19 +17,11 @@ fn measured_here(ops: &[Op], messages: &[Collective], ranks: u32, slower: f64) -
         .iter()
         .map(|message| sample(Key::Collective(*message), costs.collective(message).time.0));
     Profile {
-        version: crate::directory::PROFILE_VERSION,
-        device: "cpu".into(),
-        device_name: None,
-        shared_device: false,
-        overhead: None,
-        machine: String::new(),
         cores: 2,
         concurrent_ranks: ranks,
-        versions: Vec::new(),
-        clocks: String::new(),
         date: "2026-01-02T03:04:05Z".into(),
         command: "moefold profile".into(),
-        samples: ops.chain(messages).collect(),
+        ..Profile::of("cpu", ops.chain(messages).collect())
     }
 }
 
@@ -94,11 +85,9 @@ fn law_a_profiled_machine_is_monotone_too() {
     for _ in 0..150 {
         let op = sampled_op(&mut sampler);
         let noise = 0.2 + sampler.size(100.0) as f64 / 50.0;
-        profile.samples.push(crate::directory::Sample {
-            key: Key::Op(op),
-            skew: None,
-            seconds: vec![shipped.op(&op).time.0 * noise],
-        });
+        let seconds = vec![shipped.op(&op).time.0 * noise];
+        let sample = Sample::of(Key::Op(op), Taken::Cold, seconds);
+        profile.samples.push(sample);
     }
     let costs = Costs::for_cluster(&local(4), &[profile]);
     for _ in 0..4000 {
@@ -150,11 +139,7 @@ fn profiles_of_another_device_or_concurrency() {
 /// A profile of one H200, its ops `slower` than shipped.
 fn measured_on_a_gpu(ops: &[Op], slower: f64) -> Profile {
     let costs = Costs::for_cluster(&h200(), &[]);
-    let sample = |key, seconds: f64| crate::directory::Sample {
-        key,
-        skew: None,
-        seconds: vec![seconds],
-    };
+    let sample = |key, seconds: f64| Sample::of(key, Taken::Cold, vec![seconds]);
     let times = ops.iter().map(|op| (op, slower * costs.op(op).time.0));
     Profile {
         device: presets::gpu_name("NVIDIA H200"),
@@ -181,11 +166,9 @@ fn golden_a_profile_of_a_gpu_prices_its_ops_and_its_host() {
     assert_eq!(shipped.host(), &HostTimes::default());
     let mut profile = measured_on_a_gpu(&ops, 1.7);
     for (cost, seconds) in [(HostCost::Launch, 4e-6), (HostCost::Read, 11e-6)] {
-        profile.samples.push(crate::directory::Sample {
-            key: Key::Host(cost),
-            skew: None,
-            seconds: vec![seconds, 2.0 * seconds, 0.5 * seconds],
-        });
+        let seconds = vec![seconds, 2.0 * seconds, 0.5 * seconds];
+        let sample = Sample::of(Key::Host(cost), Taken::Repeated, seconds);
+        profile.samples.push(sample);
     }
     let costs = Costs::for_cluster(&h200(), &[profile]);
     for op in &ops {
@@ -204,11 +187,8 @@ fn collectives_of_ranks_on_one_device_price_nothing() {
     let message = collective(CollectiveKind::AllReduce, 1 << 20, 8, 8);
     let mut profile = measured_on_a_gpu(&[], 1.0);
     profile.shared_device = true;
-    profile.samples.push(crate::directory::Sample {
-        key: Key::Collective(message),
-        skew: None,
-        seconds: vec![1e-9],
-    });
+    let sample = Sample::of(Key::Collective(message), Taken::Repeated, vec![1e-9]);
+    profile.samples.push(sample);
     let shipped = Costs::for_cluster(&h200(), &[]);
     let costs = Costs::for_cluster(&h200(), &[profile]);
     assert_eq!(costs.collective(&message), shipped.collective(&message));
