@@ -162,7 +162,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) no_shuffle: bool,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -183,6 +183,9 @@ pub(crate) struct ExecuteArgs {
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
+    /// Write what every op and collective took as a profile directory too; the run directory is one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_out: Option<PathBuf>,
     /// Write the final weights as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
     pub(crate) save_hf: Option<PathBuf>,

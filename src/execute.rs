@@ -87,6 +87,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         // Rank 0's process leaves what there is to leave.
         return Ok(());
     };
+    if let Some(dir) = &args.profile_out {
+        trained.profile.save(dir).map_err(Failure::runtime)?;
+    }
     if let Some(folder) = &args.save_hf {
         let config = weights::hf_config(&plan.model).map_err(failure)?;
         trained.weights.save(folder, &config).map_err(failure)?;
@@ -112,6 +115,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
                     .expect("a string takes any text");
+            }
+            if let Some(dir) = &args.profile_out {
+                writeln!(text, "profile: {}", dir.display()).expect("a string takes any text");
             }
             if let Some(folder) = &args.save_hf {
                 writeln!(text, "weights: {}", folder.display()).expect("a string takes any text");
@@ -217,7 +223,7 @@ fn train_in(
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     written.map_err(failure)?;
     files
-        .finish(&trained.trace, &trained.summary)
+        .finish(&trained.trace, &trained.profile, &trained.summary)
         .map_err(failure)?;
     Ok(Some(trained))
 }

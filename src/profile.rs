@@ -1,12 +1,13 @@
 //! `moefold profile`: measure this machine and write a profile directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::device::DeviceSpec;
+use moefold_executor::profile::rehearsal::{Rehearsal, rehearse};
 use moefold_executor::profile::{
     self, Measured, ProfileOptions, Progress, default_sweep, gpu_sweep, host_keys,
 };
@@ -18,7 +19,7 @@ use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
-use moefold_planner::plan::Plan;
+use moefold_planner::plan::{LayoutRecord, Plan};
 use moefold_planner::runtime::Runtime as _;
 use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::Key;
@@ -35,6 +36,10 @@ use crate::output::Output;
 
 /// Samples of each key, as far as the budget allows.
 const REPEATS: usize = 7;
+/// Sequences of a rank in a step that is trained to measure.
+const SEQUENCES: u64 = 8;
+/// Part of the time that training may take; what it leaves is for keys by themselves.
+const REHEARSING: f64 = 0.8;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -99,7 +104,16 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
     if let Chosen::Cuda(_) = chosen {
         keys.extend(host_keys());
     }
-    let Some(measured) = measure_on(&world, keys, spec, args.budget_s, output)? else {
+    // Rank threads of the CPU can train what is planned: nothing tells more of what its ops take.
+    let rehearsals = match (&chosen, args.launch) {
+        (Chosen::Cpu, Launch::Threads) => match &plan {
+            Some(plan) => vec![rehearsal(plan)],
+            None => model_rehearsals(args, ranks)?,
+        },
+        _ => Vec::new(),
+    };
+    let measured = measure_on(&world, keys, &rehearsals, spec, args.budget_s, output)?;
+    let Some(measured) = measured else {
         // Rank 0's process writes.
         return Ok(());
     };
@@ -190,34 +204,96 @@ fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// Measures keys on `device` with `ranks` rank threads.
-pub(crate) fn measure(
-    keys: Vec<Key>,
-    ranks: u32,
-    device: DeviceSpec,
-    budget_s: f64,
-    output: Output,
-) -> Result<Measured, Failure> {
-    let measured = measure_on(&World::threads(ranks), keys, device, budget_s, output)?;
+/// Measures the layouts of plans for the CPU, which have as many ranks, by training them.
+pub(crate) fn measure(plans: &[Plan], budget_s: f64, output: Output) -> Result<Measured, Failure> {
+    let ranks = plans.first().map_or(1, |plan| plan.request.gpus);
+    let keys = plans.iter().flat_map(plan_keys).collect();
+    let rehearsals: Vec<Rehearsal> = plans.iter().map(rehearsal).collect();
+    let world = World::threads(ranks);
+    let measured = measure_on(&world, keys, &rehearsals, DeviceSpec::CPU, budget_s, output)?;
     Ok(measured.expect("rank 0 is a thread of this process"))
 }
 
-/// The same on the ranks of `world`. Where rank 0 is another process, that one shows, writes and
-/// returns.
+/// A plan's layout, to be trained for what its ops take.
+fn rehearsal(plan: &Plan) -> Rehearsal {
+    Rehearsal {
+        model: plan.model.clone(),
+        batch: plan.request.batch,
+        layout: plan.planned.layout,
+    }
+}
+
+/// What every layout of a model on so many ranks is trained for, at one sequence a microbatch and at the
+/// most; nothing where this executor does not run the model.
+fn model_rehearsals(args: &ProfileArgs, ranks: u32) -> Result<Vec<Rehearsal>, Failure> {
+    let Some(name) = &args.model else {
+        return Ok(Vec::new());
+    };
+    let model = Model::resolve(name).map_err(Failure::request)?;
+    if Traced::on(&model, None)
+        .refuses(&model, Precision::Fp32)
+        .is_some()
+    {
+        return Ok(Vec::new());
+    }
+    let batch = Batch {
+        seq_len: args.seq_len,
+        global_batch: u64::from(ranks) * SEQUENCES,
+    };
+    let mut rehearsals: Vec<Rehearsal> = legal_layouts(&model, ranks, &batch, "cp=1,pp=1,vpp=1")?
+        .filter(|layout| layout.microbatches() == 1 || layout.mbs() == 1)
+        .map(|layout| Rehearsal {
+            model: model.clone(),
+            batch,
+            layout: LayoutRecord::from(&layout),
+        })
+        .collect();
+    // Should the time not be enough for all: layouts that have the most in common with others come last.
+    rehearsals.sort_by_key(|rehearsal| rehearsal.layout.mbs == 1);
+    Ok(rehearsals)
+}
+
+/// Measures on the ranks of `world`: by training, and what that leaves by itself. Where rank 0 is another
+/// process, that one shows, writes and returns.
 fn measure_on(
     world: &World,
-    keys: Vec<Key>,
+    mut keys: Vec<Key>,
+    rehearsals: &[Rehearsal],
     device: DeviceSpec,
     budget_s: f64,
     output: Output,
 ) -> Result<Option<Measured>, Failure> {
+    let mut budget = Duration::from_secs_f64(budget_s);
+    let mut trained = None;
+    if !rehearsals.is_empty() {
+        let bar = output.progress(rehearsals.len() as u64, "training");
+        let began = Instant::now();
+        let shown = |done: usize| bar.set_position(done as u64);
+        let share = budget.mul_f64(REHEARSING);
+        let rehearsed = rehearse(rehearsals, device, share, &shown).map_err(failure)?;
+        bar.finish_and_clear();
+        budget = budget.saturating_sub(began.elapsed());
+        if rehearsed.left_out > 0 {
+            output.note(&format!(
+                "{} of {} layouts are too large to be trained here in the time; their ops are measured by \
+                 themselves: a higher --budget-s trains more",
+                rehearsed.left_out,
+                rehearsals.len()
+            ))?;
+        }
+        if let Some(profile) = rehearsed.profile {
+            let known: BTreeSet<Key> = profile.samples.iter().map(|sample| sample.key).collect();
+            keys.retain(|key| !known.contains(key));
+            trained = Some(profile);
+        }
+    }
     let options = ProfileOptions {
         keys,
         ranks: world.ranks(),
         device,
         warmup: 1,
         repeats: REPEATS,
-        budget: Duration::from_secs_f64(budget_s),
+        budget,
     };
     let deadline = Launched::timeout().map_err(failure)?;
     let deadline = deadline.unwrap_or_else(|| options.longest_wait());
@@ -227,8 +303,12 @@ fn measure_on(
     }
     let bar = output.progress(options.keys.len() as u64, "measuring");
     let shown = |progress: Progress| bar.set_position(progress.done as u64);
-    let measured = profile::run_in(&world, &options, &shown).map_err(failure)?;
+    let mut measured = profile::run_in(&world, &options, &shown).map_err(failure)?;
     bar.finish_and_clear();
+    if let (Some(measured), Some(trained)) = (&mut measured, trained) {
+        let alone = std::mem::take(&mut measured.profile.samples);
+        measured.profile.samples = trained.samples.into_iter().chain(alone).collect();
+    }
     Ok(measured)
 }
 
@@ -308,14 +388,26 @@ fn keys_on(
             Some(_) => &Declared,
         },
     };
-    let pins: PartialDegrees = "cp=1,pp=1,vpp=1,mbs=1"
+    Ok(
+        legal_layouts(model, ranks, &batch, "cp=1,pp=1,vpp=1,mbs=1")?
+            .flat_map(|layout| keys(&job, &layout))
+            .collect(),
+    )
+}
+
+/// The legal layouts of a model that have the degrees of `pins`.
+fn legal_layouts<'a>(
+    model: &'a Model,
+    ranks: u32,
+    batch: &'a Batch,
+    pins: &str,
+) -> Result<impl Iterator<Item = Layout> + use<'a>, Failure> {
+    let pins: PartialDegrees = pins
         .parse()
         .context("the pinned degrees")
         .map_err(Failure::Request)?;
-    Ok(moefold_planner::rules::space(model, ranks, &batch, &pins)
-        .filter_map(|degrees| Layout::new(&degrees, model, &batch).ok())
-        .flat_map(|layout| keys(&job, &layout))
-        .collect())
+    Ok(moefold_planner::rules::space(model, ranks, batch, &pins)
+        .filter_map(move |degrees| Layout::new(&degrees, model, batch).ok()))
 }
 
 /// An op's work, or the bytes it moves where it is no product.

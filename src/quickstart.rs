@@ -28,7 +28,7 @@ use crate::execute::{numbered, train_into};
 use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::{Found, NamedProfile, Question, load_profiles};
-use crate::profile::{measure, plan_keys};
+use crate::profile::measure;
 
 /// English text in the public domain; see `quickstart/SOURCE.md`.
 pub(crate) const TEXT: &str = include_str!("quickstart/text.txt");
@@ -295,26 +295,23 @@ impl Stage<'_> {
             &[format!("profile --plan {} --out {out}", self.path(FOLDED))],
         )?;
         // The folded layouts and those that might beat them.
-        let mut keys = Vec::new();
+        let mut plans: Vec<Plan> = Vec::new();
         for pins in [self.folded(), PartialDegrees::default()] {
             for planned in self.search(pins, &[])?.answer.plans {
-                let plan = Plan {
-                    planned,
-                    ..folded.clone()
-                };
-                keys.extend(plan_keys(&plan));
+                let is_new = |plan: &Plan| plan.planned.layout != planned.layout;
+                if plans.iter().all(is_new) {
+                    plans.push(Plan {
+                        planned,
+                        ..folded.clone()
+                    });
+                }
             }
         }
         self.output.say(&format!(
-            "Measuring every op and collective of the likely layouts, for {PROFILE_BUDGET_S:.0} s or so."
+            "Training the {} likely layouts for some steps each, for {PROFILE_BUDGET_S:.0} s or so.",
+            plans.len()
         ))?;
-        let measured = measure(
-            keys,
-            self.args.ranks,
-            DeviceSpec::CPU,
-            PROFILE_BUDGET_S,
-            self.output,
-        )?;
+        let measured = measure(&plans, PROFILE_BUDGET_S, self.output)?;
         let directory = PathBuf::from(&out);
         measured
             .profile

@@ -13,11 +13,9 @@ use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
 use moefold_profiles::statistics::median;
 use moefold_profiles::trace::TimeByCategory;
-use rand::{Rng as _, SeedableRng as _};
-use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
-use crate::data::{Order, Samples, TokenStream};
+use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
@@ -114,7 +112,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         mbs: BATCH.global_batch as u32 / ranks,
         microbatches: 1,
     };
-    let samples = random_samples(model)?;
+    let samples = Samples::random(model.vocab_size, &BATCH, 16)?;
     let train = TrainOptions {
         steps: WARMUP_STEPS + options.steps.max(1),
         lr: LearningRate::constant(1e-4),
@@ -152,17 +150,6 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         peak_bytes: timed.last().map_or(0, |step| step.peak_bytes.0),
         final_loss: summary.final_loss,
     })
-}
-
-/// Uniform tokens, enough for sixteen steps before they repeat.
-fn random_samples(model: &Model) -> Result<Samples, Error> {
-    let count = 16 * BATCH.seq_len * BATCH.global_batch + 1;
-    let mut random = ChaCha8Rng::seed_from_u64(1);
-    let ids = (0..count)
-        .map(|_| random.random_range(0..model.vocab_size as u32))
-        .collect();
-    let stream = TokenStream::of_ids("random tokens", ids);
-    Samples::new(stream, BATCH.seq_len, model.vocab_size, Order::TokenStream)
 }
 
 #[cfg(test)]

@@ -16,6 +16,10 @@ use std::path::{Path, PathBuf};
 pub use indexed::{Element, Indexed, write as write_indexed};
 pub use tokenizer::Tokenizer;
 
+use moefold_planner::layout::Batch;
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
 use crate::error::Error;
 use shuffle::Permutation;
 
@@ -204,6 +208,17 @@ impl Samples {
             samples.stream.tokens(wrong..wrong + 1, vocab_size)?;
         }
         Ok(samples)
+    }
+
+    /// Uniform tokens, for measuring: enough for so many steps of `batch` before they repeat.
+    pub fn random(vocab_size: u64, batch: &Batch, steps: u64) -> Result<Self, Error> {
+        let count = steps * batch.seq_len * batch.global_batch + 1;
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let ids = (0..count)
+            .map(|_| random.random_range(0..vocab_size as u32))
+            .collect();
+        let stream = TokenStream::of_ids("random tokens", ids);
+        Self::new(stream, batch.seq_len, vocab_size, Order::TokenStream)
     }
 
     /// Tokens of the stream.

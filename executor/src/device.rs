@@ -93,9 +93,13 @@ impl DeviceSpec {
         threads_per_rank.unwrap_or_else(|| (cores() / ranks.max(1) as usize).max(1))
     }
 
-    /// Whether `ranks` ranks compute on cores of which there are too few for all at once.
-    pub fn shares_cores(&self, ranks: u32) -> bool {
-        matches!(self, Self::Cpu { .. }) && ranks as usize * self.threads_per_rank(ranks) > cores()
+    /// Threads of `ranks` ranks for each core, where they compute on cores; 1 where there are enough.
+    pub fn stretch(&self, ranks: u32) -> f64 {
+        if !matches!(self, Self::Cpu { .. }) {
+            return 1.0;
+        }
+        let threads = ranks as usize * self.threads_per_rank(ranks);
+        f64::max(threads as f64 / cores() as f64, 1.0)
     }
 }
 
@@ -116,10 +120,8 @@ mod tests {
         for ranks in 1..=2 * cores() as u32 {
             let threads = shared_out.threads_per_rank(ranks);
             assert!(threads >= 1);
-            assert_eq!(
-                shared_out.shares_cores(ranks),
-                threads * ranks as usize > cores()
-            );
+            let stretch = threads as f64 * f64::from(ranks) / cores() as f64;
+            assert_eq!(shared_out.stretch(ranks), f64::max(stretch, 1.0));
             let device = shared_out.open(0, ranks).expect("there is a CPU");
             assert_eq!((device.name(), device.threads()), ("cpu", threads));
         }

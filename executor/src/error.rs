@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::DeviceError;
+use moefold_profiles::directory::ProfileError;
 
 use crate::transport::TransportError;
 
@@ -37,6 +38,9 @@ pub enum Error {
         /// Gradient norm of the step.
         grad_norm: f64,
     },
+    /// What was measured could not be written.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// A rank's device failed.
     #[error("device: {0}")]
     Device(DeviceError),
@@ -144,6 +148,7 @@ impl Error {
             Self::Rank { cause, .. } => cause.is_bad_request(),
             Self::Diverged { .. }
             | Self::Transport(_)
+            | Self::Profile(_)
             | Self::Panicked { .. }
             | Self::Device(_)
             | Self::Rendezvous(_)

@@ -14,7 +14,8 @@ use moefold_profiles::units::Seconds;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::record::StepTime;
+use crate::profile::Described;
+use crate::record::{Busy, SampledStep, StepTime};
 use crate::transport::{Payload, RankContext};
 use crate::weights::{Collector, Rectangle, Region};
 
@@ -25,6 +26,10 @@ pub(crate) struct RankRecord {
     pub(crate) times: Vec<StepTime>,
     /// Of the traced steps.
     pub(crate) spans: Vec<TraceSpan>,
+    /// By key of the cost tables.
+    pub(crate) sampled: Vec<SampledStep>,
+    /// The device, as a profile of it begins.
+    pub(crate) device: Described,
     /// Its memory.
     pub(crate) peak: RankPeak,
 }
@@ -34,6 +39,8 @@ pub(crate) struct RankRecord {
 struct Sent {
     times: Vec<SentTime>,
     spans: Vec<TraceSpan>,
+    sampled: Vec<SampledStep>,
+    device: Described,
     peak: RankPeak,
 }
 
@@ -41,9 +48,8 @@ struct Sent {
 struct SentTime {
     step: f64,
     time: TimeByCategory,
-    waited: TimeByCategory,
     hidden: TimeByCategory,
-    busy: Vec<(Lane, String, f64)>,
+    busy: Vec<(Lane, String, Busy)>,
     host_reads: Vec<(String, f64)>,
 }
 
@@ -84,12 +90,11 @@ fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result
     let times = record.times.into_iter().map(|time| SentTime {
         step: time.step.0,
         time: time.time,
-        waited: time.waited,
         hidden: time.hidden,
         busy: time
             .busy
             .into_iter()
-            .map(|((lane, name), seconds)| (lane, name.to_owned(), seconds))
+            .map(|((lane, name), busy)| (lane, name.to_owned(), busy))
             .collect(),
         host_reads: time
             .host_reads
@@ -100,6 +105,8 @@ fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result
     let sent = Sent {
         times: times.collect(),
         spans: record.spans,
+        sampled: record.sampled,
+        device: record.device,
         peak: record.peak,
     };
     rank.send_first(words(&sent))?;
@@ -124,11 +131,10 @@ fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankR
         let busy = time
             .busy
             .into_iter()
-            .map(|(lane, name, seconds)| ((lane, name_of_span(&name)), seconds));
+            .map(|(lane, name, busy)| ((lane, name_of_span(&name)), busy));
         StepTime {
             step: Seconds(time.step),
             time: time.time,
-            waited: time.waited,
             hidden: time.hidden,
             busy: busy.collect::<BTreeMap<_, _>>(),
             host_reads: time
@@ -136,11 +142,14 @@ fn receive(rank: &RankContext, from: u32, collector: &Collector) -> Result<RankR
                 .into_iter()
                 .map(|(name, count)| (name_of_span(&name), count))
                 .collect(),
+            keys: BTreeMap::new(),
         }
     });
     Ok(RankRecord {
         times: times.collect(),
         spans: sent.spans,
+        sampled: sent.sampled,
+        device: sent.device,
         peak: sent.peak,
     })
 }

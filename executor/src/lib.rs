@@ -9,6 +9,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+mod clock;
 pub mod data;
 pub mod device;
 pub mod environment;

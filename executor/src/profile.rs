@@ -1,11 +1,13 @@
 //! Measures ops and collectives on this machine, for the planner's prices.
 //!
+//! What is best known is what training itself measures: [`rehearsal`] trains layouts for some steps, and
+//! [`training`] makes samples of any run. The rest of this module times keys by themselves.
+//!
 //! On the CPU every key is run on all rank threads at once, as in training, so that what ranks take from each
-//! other (cores, caches, memory bandwidth) is in the numbers. A sample is a batch of back-to-back
-//! runs between two barriers, divided by their number, on the slowest rank: a batch is much longer
-//! than a scheduler's time slice, so ranks that outnumber the cores are charged for waiting their
-//! turn. Successive runs use different memory, since in training an op rarely finds its weights in
-//! a cache.
+//! other (caches, memory bandwidth) is in the numbers. An op is timed run by run, on operands that
+//! [`Evict`] has put out of the core's own caches, by the rank's own clock: where ranks outnumber the
+//! cores, by the time its thread ran, and ranks over cores times that. A sample of a collective is a batch of
+//! back-to-back runs between two barriers, divided by their number, on the slowest rank.
 //!
 //! On a GPU an op is timed by the device ([`queued`]), and what it and its host cost each other is
 //! measured apart ([`mod@host`]). Ranks that are threads share one GPU: one of them measures ops, since a
@@ -17,27 +19,35 @@
 //! Nothing is averaged over samples: a profile keeps them raw.
 
 mod collectives;
+mod evict;
 mod host;
 mod ops;
 mod queued;
+pub mod rehearsal;
 mod sweep;
+pub(crate) mod training;
 
 use std::time::{Duration, Instant};
 
 use moefold_kernels::Device;
 use moefold_kernels::cases::Load;
-use moefold_profiles::directory::{Key, OverheadBytes, PROFILE_VERSION, Profile, Sample, Taken};
+use moefold_profiles::directory::{Key, OverheadBytes, Profile, Sample, Taken};
 use moefold_profiles::statistics::median;
 use moefold_profiles::{Op, presets};
+use serde::{Deserialize, Serialize};
 
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
 
 use self::collectives::{Groups, Machines};
+use self::evict::Evict;
+use crate::clock::Clock;
 use crate::device::DeviceSpec;
 use crate::environment::{Environment, gpu_clocks};
 use crate::error::Error;
 use crate::transport::{Communicator, RankContext, TransportError, World};
 
+/// Runs of an op on a CPU that make a sample.
+const RUNS: u32 = 4;
 /// A batch lasts at least this long: several time slices of a general-purpose scheduler.
 const BATCH: Duration = Duration::from_millis(12);
 /// Fewer samples than this say nothing about spread.
@@ -125,26 +135,8 @@ pub fn run_in(
         .collect::<Vec<_>>()
         .join("; ");
     let environment = Environment::detect(options.ranks, &options.device);
-    let on_gpu = first.device_name.is_some();
     Ok(Some(Measured {
-        profile: Profile {
-            version: PROFILE_VERSION,
-            device: first
-                .device_name
-                .as_deref()
-                .map_or_else(|| "cpu".to_owned(), presets::gpu_name),
-            device_name: first.device_name,
-            shared_device: on_gpu && options.ranks > 1 && !world.is_apart(),
-            overhead: first.overhead,
-            machine: environment.machine(),
-            cores: environment.cores,
-            concurrent_ranks: first.local_ranks,
-            versions: environment.versions(),
-            clocks,
-            date: environment.date,
-            command: environment.command.join(" "),
-            samples: first.samples,
-        },
+        profile: first.device.profile(environment, clocks, first.samples),
         skipped: first.skipped,
     }))
 }
@@ -153,10 +145,59 @@ pub fn run_in(
 struct Brought {
     samples: Vec<Sample>,
     skipped: Skipped,
+    device: Described,
+}
+
+/// A rank's device, as far as a profile says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Described {
     /// The vendor's name of its GPU.
-    device_name: Option<String>,
+    name: Option<String>,
     overhead: Option<OverheadBytes>,
     local_ranks: u32,
+    /// Whether it is a GPU that the ranks share.
+    shared: bool,
+}
+
+impl Described {
+    /// `device` of `rank`, with what has been taken of its memory.
+    pub(crate) fn of(rank: &RankContext, device: &Device) -> Self {
+        let name = device.properties().map(|of| of.name.clone());
+        Self {
+            shared: name.is_some() && rank.ranks() > 1 && !rank.is_apart(),
+            name,
+            overhead: device.overhead().map(|taken| OverheadBytes {
+                context: taken.context,
+                workspaces: taken.workspaces,
+                other: taken.other,
+                others: taken.others,
+            }),
+            local_ranks: rank.local_ranks(),
+        }
+    }
+
+    /// Samples that were taken on it.
+    pub(crate) fn profile(
+        self,
+        environment: Environment,
+        clocks: String,
+        samples: Vec<Sample>,
+    ) -> Profile {
+        let preset = self.name.as_deref().map(presets::gpu_name);
+        Profile {
+            device_name: self.name,
+            shared_device: self.shared,
+            overhead: self.overhead,
+            machine: environment.machine(),
+            cores: environment.cores,
+            concurrent_ranks: self.local_ranks,
+            versions: environment.versions(),
+            clocks,
+            date: environment.date,
+            command: environment.command.join(" "),
+            ..Profile::of(preset.as_deref().unwrap_or("cpu"), samples)
+        }
+    }
 }
 
 /// One rank's samples of all keys.
@@ -187,15 +228,8 @@ fn take(
     Ok(Brought {
         samples,
         skipped,
-        device_name: device.properties().map(|of| of.name.clone()),
         // After everything was run.
-        overhead: device.overhead().map(|taken| OverheadBytes {
-            context: taken.context,
-            workspaces: taken.workspaces,
-            other: taken.other,
-            others: taken.others,
-        }),
-        local_ranks: rank.local_ranks(),
+        device: Described::of(rank, &device),
     })
 }
 
@@ -291,8 +325,8 @@ impl Taker<'_> {
                 });
             }
             let taken = match key {
-                Key::Op(_) if self.is_queued() => Taken::Cold,
-                _ => Taken::Repeated,
+                Key::Op(_) => Taken::Cold,
+                Key::Collective(_) | Key::Host(_) => Taken::Repeated,
             };
             samples.push(Sample {
                 skew: skewed.then(|| skew(&key)),
@@ -321,13 +355,7 @@ impl Taker<'_> {
                 let seconds = host::measure(self.device, ordinal, cost, self.options, share)?;
                 return self.slowest(seconds).map(Some);
             }
-            Key::Op(op) => {
-                let mut run = ops::prepare(self.device, &op);
-                Box::new(move || {
-                    run();
-                    Ok(())
-                })
-            }
+            Key::Op(op) => return self.cold(&op, share).map(Some),
             Key::Collective(collective) => self.groups.prepare(self.device, &collective),
         };
         self.together(&mut work, share).map(Some)
@@ -348,6 +376,41 @@ impl Taker<'_> {
         let count = all.iter().map(|rank| rank.len()).min().unwrap_or(0);
         let at = |i: usize| all.iter().map(move |rank| f64::from_bits(rank[i]));
         Ok((0..count).map(|i| at(i).fold(0.0, f64::max)).collect())
+    }
+
+    /// The samples of an op that every rank runs on cold operands, all ranks' in one list.
+    fn cold(&self, op: &Op, share: Duration) -> Result<Vec<f64>, Error> {
+        let began = Instant::now();
+        let stretch = self.options.device.stretch(self.rank.local_ranks());
+        let clock = Clock::new(began, stretch);
+        let mut evict = Evict::new();
+        let mut run = ops::prepare(self.device, op);
+        // It touches memory for the first time.
+        run();
+        let mut own = Vec::with_capacity(self.options.repeats);
+        for sample in 0..self.options.warmup + self.options.repeats {
+            let mut ns = 0;
+            for _ in 0..RUNS {
+                evict.run();
+                let start = clock.own_ns();
+                run();
+                ns += clock.own_ns() - start;
+            }
+            if sample >= self.options.warmup {
+                own.push(clock.counted(ns).0.max(1e-9) / f64::from(RUNS));
+            }
+            let out_of_time = agree(&self.world, began.elapsed() >= share)?;
+            if out_of_time && own.len() >= SAMPLES_MIN.min(self.options.repeats) {
+                break;
+            }
+        }
+        let words: Vec<u64> = own.iter().map(|seconds| seconds.to_bits()).collect();
+        let all = self.world.exchange_counts(&words)?;
+        Ok(all
+            .iter()
+            .flat_map(|rank| rank.iter())
+            .map(|&word| f64::from_bits(word))
+            .collect())
     }
 
     /// The samples of what all ranks run at once, the same on every rank.

@@ -131,8 +131,9 @@ impl Context {
             self.collectives.take();
             let result = work();
             let waited_ns = self.waited_ns.get() - waited_before;
-            self.recorder.waited(category, waited_ns);
-            (result, self.collectives.take())
+            let mut noted = self.collectives.take();
+            noted.waited_ns = waited_ns;
+            (result, noted)
         })
     }
 }

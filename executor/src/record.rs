@@ -3,9 +3,16 @@
 //! The measured half of "predicted against measured": a span carries the stem of the op or
 //! collective it covers, its category, lane, and where in the step it ran, exactly like a simulated
 //! one. An op's span is the op's own: the device tells the recorder of each with its key ([`Observer`]), and
-//! a layer says what their time counts as ([`Recorder::counting`]). A recorder that is off costs one branch a span. Spans may nest; [`Recorder::end_step`] counts
-//! each moment once, for the innermost span, and what no span covers for the host, so the categories
-//! of a step sum to its wall time. It measures time only; bytes are the device's business.
+//! a layer says what their time counts as ([`Recorder::counting`]). A recorder that is off costs one branch a
+//! span. Spans may nest; [`Recorder::end_step`] counts each moment once, for the innermost span, and what no
+//! span covers for the host, so the categories of a step sum to its wall time. What passes until the last rank
+//! comes to a collective counts as [`Category::Waiting`]. It measures time only; bytes are the device's
+//! business.
+//!
+//! Where ranks outnumber cores ([`Recorder::stretched`]), wall time says little of a span: the rank may have had
+//! no core in it. Spans are then measured by the time their thread ran, stretched by ranks over cores, which
+//! is what they take of the machine; and a rank waits where the machine has nothing to run, which is what is
+//! left of the step. Of one rank that may be negative; over all ranks it is not.
 //!
 //! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
 //! [`Event`]s of the stream, which are resolved together at the end of the step. Lanes then overlap, and
@@ -22,16 +29,22 @@ use std::time;
 use moefold_kernels::observe::{Allocation, Observer};
 use moefold_kernels::{Device, Event, Op};
 use moefold_planner::walk::{At, Event as Walked};
-use moefold_profiles::Collective;
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
+use serde::{Deserialize, Serialize};
 
-use self::sweep::{Role, Timed, sweep};
+use self::queued::Queued;
+use self::sweep::{Role, sweep};
+use crate::clock::Clock;
 use crate::trace::{Tape, allocation};
-use crate::transport::{Carried, Noted};
+use crate::transport::{Noted, Started};
 
+mod queued;
+mod sampled;
 mod sweep;
+
+pub use sampled::{KeyTime, SampledStep, Sampler};
 
 /// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
 #[derive(Clone, Debug)]
@@ -40,7 +53,7 @@ pub struct Recorder(Option<Rc<Inner>>);
 #[derive(Debug)]
 struct Inner {
     rank: u32,
-    epoch: time::Instant,
+    clock: Clock,
     place: Cell<Place>,
     /// What ops count as.
     category: Cell<Category>,
@@ -48,15 +61,20 @@ struct Inner {
     in_collective: Cell<bool>,
     /// The op under way.
     open: RefCell<Option<Open>>,
-    /// Whether spans are kept one by one, besides being summed.
-    keep: Cell<bool>,
-    /// Nanoseconds spent in spans nested directly in the one that is open.
+    detail: Cell<Detail>,
+    /// Own nanoseconds spent in spans nested directly in the one that is open.
     nested_ns: Cell<u64>,
     step_start_ns: Cell<u64>,
+    /// The same by the own clock.
+    own_start_ns: Cell<u64>,
+    /// When the rank last met others, by the own clock.
+    met_ns: Cell<u64>,
     spans: RefCell<Vec<Entry>>,
-    sums: RefCell<BTreeMap<(Lane, Category, &'static str), u64>>,
-    /// Part of the communication sums that was waiting for other ranks.
-    waits: RefCell<BTreeMap<Category, u64>>,
+    sums: RefCell<BTreeMap<(Lane, Category, &'static str), Sum>>,
+    keys: RefCell<BTreeMap<Key, Sum>>,
+    /// Waits for other ranks.
+    meetings: RefCell<Vec<Meeting>>,
+    waited_ns: Cell<u64>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Spans by the device's clock, where that is not the host's.
     queued: Option<Queued>,
@@ -67,37 +85,43 @@ struct Inner {
 /// A span that has begun.
 #[derive(Debug)]
 enum Open {
-    /// By the host's clock, with what was nested before it.
-    Host { start_ns: u64, nested_before: u64 },
+    /// By the host's clock and the own one, with what was nested before it.
+    Host {
+        start_ns: u64,
+        own_ns: u64,
+        nested_before: u64,
+    },
     /// By the device's clock, with its number.
     Device { number: usize, start: Event },
     /// On a tape.
     Untimed,
 }
 
-/// Spans of a step on a device whose ops are queued.
-#[derive(Debug)]
-struct Queued {
-    device: Device,
-    /// When the step began; what was asked for before it was done then.
-    origin: RefCell<Event>,
-    /// In the order in which they ended.
-    spans: RefCell<Vec<QueuedSpan>>,
-    num_begun: Cell<usize>,
+/// What a recorder keeps of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// How long it took.
+    Whole,
+    /// Where its time went.
+    Sums,
+    /// The same and every span: a trace of all steps of a long run would not open in a viewer.
+    Spans,
 }
 
-#[derive(Debug, Clone)]
-struct QueuedSpan {
-    /// Its number among the step's, in the order in which they began.
-    number: usize,
-    role: Role,
-    lane: Lane,
-    category: Category,
-    name: &'static str,
-    key: Option<Key>,
-    start: Event,
-    end: Event,
-    place: Place,
+/// Time of spans of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    calls: u64,
+    own_ns: u64,
+}
+
+/// A rank's wait for the others at a collective.
+#[derive(Clone, Copy, Debug)]
+struct Meeting {
+    key: Key,
+    waited_ns: u64,
+    /// Since it last met others, by its own clock.
+    apart_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,16 +165,25 @@ struct Entry {
 pub struct StepTime {
     /// Wall time since the step before ended.
     pub step: Seconds,
-    /// The same by category; sums to `step`.
+    /// The same by category; sums to `step`. All zero where only the whole was asked for.
     pub time: TimeByCategory,
-    /// The part of `time` in which collectives waited for other ranks to come.
-    pub waited: TimeByCategory,
     /// What of the collectives that the device did ran while it also computed: no part of `time`.
     pub hidden: TimeByCategory,
-    /// Exclusive seconds by lane and span name, without waiting.
-    pub busy: BTreeMap<(Lane, &'static str), f64>,
+    /// Exclusive time by lane and span name, without waiting.
+    pub busy: BTreeMap<(Lane, &'static str), Busy>,
     /// How often the host waited to read the device's memory, by span name.
     pub host_reads: BTreeMap<&'static str, f64>,
+    /// The same time by key of the cost tables.
+    pub keys: BTreeMap<Key, KeyTime>,
+}
+
+/// Spans of one name in a step, or on average over steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Busy {
+    /// How many.
+    pub calls: f64,
+    /// Their seconds.
+    pub seconds: f64,
 }
 
 impl Recorder {
@@ -163,17 +196,21 @@ impl Recorder {
     pub fn new(rank: u32, epoch: time::Instant) -> Self {
         Self(Some(Rc::new(Inner {
             rank,
-            epoch,
+            clock: Clock::new(epoch, 1.0),
             place: Cell::default(),
             category: Cell::new(Category::Host),
             in_collective: Cell::new(false),
             open: RefCell::default(),
-            keep: Cell::new(true),
-            nested_ns: Cell::new(0),
-            step_start_ns: Cell::new(elapsed_ns(epoch)),
+            detail: Cell::new(Detail::Spans),
+            nested_ns: Cell::default(),
+            step_start_ns: Cell::default(),
+            own_start_ns: Cell::default(),
+            met_ns: Cell::default(),
             spans: RefCell::default(),
             sums: RefCell::default(),
-            waits: RefCell::default(),
+            keys: RefCell::default(),
+            meetings: RefCell::default(),
+            waited_ns: Cell::default(),
             host_reads: RefCell::default(),
             queued: None,
             tape: None,
@@ -182,12 +219,21 @@ impl Recorder {
 
     /// A recorder that writes down on `tape` what it would measure, and what is allocated and freed.
     pub(crate) fn onto(tape: &Tape) -> Self {
-        let Self(new) = Self::new(0, time::Instant::now());
-        Self(new.and_then(Rc::into_inner).map(|new| {
-            Rc::new(Inner {
-                tape: Some(tape.clone()),
-                ..new
-            })
+        let new = Self::new(0, time::Instant::now());
+        new.changed(|inner| inner.tape = Some(tape.clone()))
+    }
+
+    /// This recorder, which nothing shares yet, of one of `stretch` times as many threads as cores where that is
+    /// above 1. Only for the thread that it is made on.
+    #[must_use]
+    pub fn stretched(self, stretch: f64) -> Self {
+        self.changed(|inner| inner.clock = inner.clock.stretched(stretch))
+    }
+
+    fn changed(self, change: impl FnOnce(&mut Inner)) -> Self {
+        Self(self.0.and_then(Rc::into_inner).map(|mut inner| {
+            change(&mut inner);
+            Rc::new(inner)
         }))
     }
 
@@ -202,19 +248,8 @@ impl Recorder {
             self.listen(device);
             return self;
         }
-        let Self(new) = Self::new(inner.rank, inner.epoch);
-        let queued = Queued {
-            device: device.clone(),
-            origin: RefCell::new(device.record_event()),
-            spans: RefCell::default(),
-            num_begun: Cell::new(0),
-        };
-        let new = Self(new.and_then(Rc::into_inner).map(|new| {
-            Rc::new(Inner {
-                queued: Some(queued),
-                ..new
-            })
-        }));
+        let new = Self::new(inner.rank, inner.clock.epoch());
+        let new = new.changed(|inner| inner.queued = Some(Queued::new(device)));
         new.listen(device);
         new
     }
@@ -257,13 +292,14 @@ impl Recorder {
         name: &'static str,
         work: impl FnOnce() -> (T, Noted),
     ) -> T {
-        let Some(inner) = &self.0 else {
+        let Some(inner) = self.recording() else {
             return work().0;
         };
         let open = inner.begin_span();
         let before = inner.in_collective.replace(true);
         let (result, noted) = work();
         inner.in_collective.set(before);
+        inner.met(&noted);
         debug_assert!(
             noted.started.len() <= 1 && noted.awaited.len() <= 1,
             "{name}: a span is of one collective, got {noted:?}"
@@ -275,7 +311,7 @@ impl Recorder {
             name,
             key: awaited.map(|awaited| Key::Collective(awaited.collective)),
         };
-        inner.end_span(open, label);
+        inner.end_span(open, label, noted.started.first());
         match (&inner.tape, &inner.queued) {
             (Some(tape), _) => {
                 let place = inner.place.get();
@@ -299,7 +335,7 @@ impl Recorder {
         name: &'static str,
         work: impl FnOnce() -> T,
     ) -> T {
-        let Some(inner) = &self.0 else {
+        let Some(inner) = self.recording() else {
             return work();
         };
         let open = inner.begin_span();
@@ -310,19 +346,14 @@ impl Recorder {
             name,
             key: None,
         };
-        inner.end_span(open, label);
+        inner.end_span(open, label, None);
         result
     }
 
-    /// Sets part of the innermost open span apart as waiting for other ranks. Nothing where the device
-    /// has a clock of its own: what the host waits for there is not time of the device.
-    pub fn waited(&self, category: Category, ns: u64) {
-        if let Some(inner) = &self.0
-            && inner.queued.is_none()
-        {
-            inner.nested_ns.set(inner.nested_ns.get() + ns);
-            *inner.waits.borrow_mut().entry(category).or_default() += ns;
-        }
+    /// What records spans now.
+    fn recording(&self) -> Option<&Inner> {
+        let inner = self.0.as_deref()?;
+        (inner.detail.get() != Detail::Whole).then_some(inner)
     }
 
     /// Counts reads of device memory that the host waited for, under the name of their span.
@@ -337,21 +368,26 @@ impl Recorder {
         }
     }
 
-    /// Begins a step: forgets sums from before it, and says whether its spans are kept one by one
-    /// (a trace of every step of a long run would not open in a viewer).
-    pub fn begin_step(&self, step: u32, keep_spans: bool) {
+    /// Begins a step: forgets sums from before it.
+    pub fn begin_step(&self, step: u32, detail: Detail) {
         if let Some(inner) = &self.0 {
             inner.place.set(Place {
                 step: Some(step),
                 ..Place::default()
             });
-            inner.keep.set(keep_spans);
+            inner.detail.set(detail);
             inner.nested_ns.set(0);
             inner.sums.borrow_mut().clear();
-            inner.waits.borrow_mut().clear();
+            inner.keys.borrow_mut().clear();
+            inner.meetings.borrow_mut().clear();
+            inner.waited_ns.set(0);
             inner.host_reads.borrow_mut().clear();
-            inner.step_start_ns.set(elapsed_ns(inner.epoch));
-            if let Some(queued) = &inner.queued {
+            inner.step_start_ns.set(inner.clock.wall_ns());
+            inner.own_start_ns.set(inner.clock.own_ns());
+            inner.met_ns.set(inner.clock.own_ns());
+            if let Some(queued) = &inner.queued
+                && detail != Detail::Whole
+            {
                 queued.begin();
             }
         }
@@ -380,8 +416,10 @@ impl Recorder {
         let Some(inner) = &self.0 else {
             return StepTime::default();
         };
-        let timed = inner.queued.as_ref().map(Queued::resolve);
-        let step_ns = elapsed_ns(inner.epoch) - inner.step_start_ns.get();
+        let recorded = inner.detail.get() != Detail::Whole;
+        let queued = inner.queued.as_ref().filter(|_| recorded);
+        let timed = queued.map(Queued::resolve);
+        let step_ns = inner.clock.wall_ns() - inner.step_start_ns.get();
         let mut result = StepTime {
             step: seconds(step_ns),
             host_reads: inner.host_reads.take(),
@@ -395,31 +433,27 @@ impl Recorder {
             for (category, ns) in swept.hidden {
                 result.hidden.add(category, seconds(ns));
             }
-            for (key, ns) in swept.busy {
-                result.busy.insert(key, seconds(ns).0);
+            for (name, ns) in swept.busy {
+                result.busy.entry(name).or_default().seconds = seconds(ns).0;
             }
-            if inner.keep.get() {
+            for span in timed.iter().filter(|span| span.role != Role::Wait) {
+                let busy = result.busy.entry((span.lane, span.name)).or_default();
+                busy.calls += 1.0;
+                if let Some(key) = span.key {
+                    let time = result.keys.entry(key).or_default();
+                    time.calls += 1;
+                    time.seconds += seconds(span.end_ns.saturating_sub(span.start_ns)).0;
+                }
+            }
+            if inner.detail.get() == Detail::Spans {
                 let start_ns = inner.step_start_ns.get();
                 let kept = timed.iter().filter(|span| span.role != Role::Wait);
                 let kept = kept.map(|span| span.kept(start_ns));
                 inner.spans.borrow_mut().extend(kept);
             }
-            return result;
+        } else if recorded {
+            inner.sum_up(&mut result);
         }
-        let mut covered_ns = 0;
-        for (&category, &ns) in inner.waits.borrow().iter() {
-            covered_ns += ns;
-            result.time.add(category, seconds(ns));
-            result.waited.add(category, seconds(ns));
-        }
-        for (&(lane, category, name), &ns) in inner.sums.borrow().iter() {
-            covered_ns += ns;
-            result.time.add(category, seconds(ns));
-            *result.busy.entry((lane, name)).or_default() += seconds(ns).0;
-        }
-        result
-            .time
-            .add(Category::Host, seconds(step_ns.saturating_sub(covered_ns)));
         result
     }
 
@@ -457,11 +491,75 @@ impl Inner {
         }
         Open::Host {
             nested_before: self.nested_ns.replace(0),
-            start_ns: elapsed_ns(self.epoch),
+            start_ns: self.clock.wall_ns(),
+            own_ns: self.clock.own_ns(),
         }
     }
 
-    fn end_span(&self, open: Open, label: Label) {
+    /// Notes that the rank met others, and for how long it waited for them. Nothing where the device has
+    /// a clock of its own: what the host waits for there is not time of the device.
+    fn met(&self, noted: &Noted) {
+        if self.queued.is_some() || self.tape.is_some() {
+            return;
+        }
+        let waited_ns = noted.waited_ns;
+        let now = self.clock.own_ns();
+        // While it waits, its thread does not run.
+        let own_waited_ns = if self.clock.is_shared() { 0 } else { waited_ns };
+        self.nested_ns.set(self.nested_ns.get() + own_waited_ns);
+        self.waited_ns.set(self.waited_ns.get() + waited_ns);
+        if let Some(awaited) = noted.awaited.first() {
+            let came = now.saturating_sub(own_waited_ns);
+            self.meetings.borrow_mut().push(Meeting {
+                key: Key::Collective(awaited.collective),
+                waited_ns,
+                apart_ns: came.saturating_sub(self.met_ns.get()),
+            });
+            self.met_ns.set(now);
+        }
+    }
+
+    /// Tells where a step's time went.
+    fn sum_up(&self, result: &mut StepTime) {
+        let counted = |ns: u64| self.clock.counted(ns);
+        for (&(lane, category, name), sum) in self.sums.borrow().iter() {
+            let time = counted(sum.own_ns);
+            result.time.add(category, time);
+            let busy = result.busy.entry((lane, name)).or_default();
+            busy.calls += sum.calls as f64;
+            busy.seconds += time.0;
+        }
+        let covered = result.time.total().0;
+        let blocked = seconds(self.waited_ns.get()).0;
+        // What a rank was blocked for, it waited for, but where others had its core meanwhile.
+        let (waited, own) = if self.clock.is_shared() {
+            let own = counted(self.clock.own_ns() - self.own_start_ns.get()).0;
+            (result.step.0 - own, own)
+        } else {
+            (blocked, result.step.0 - blocked)
+        };
+        result.time.add(Category::Waiting, Seconds(waited));
+        result.time.add(Category::Host, Seconds(own - covered));
+        for (&key, sum) in self.keys.borrow().iter() {
+            let time = result.keys.entry(key).or_default();
+            time.calls = sum.calls;
+            time.seconds = counted(sum.own_ns).0;
+        }
+        let share = if blocked > 0.0 {
+            waited.max(0.0) / blocked
+        } else {
+            0.0
+        };
+        for meeting in self.meetings.borrow().iter() {
+            let time = result.keys.entry(meeting.key).or_default();
+            let waited = seconds(meeting.waited_ns).0 * share;
+            time.waits.push([waited, counted(meeting.apart_ns).0]);
+        }
+    }
+
+    /// Ends a span: of what it covers, or where that is no more than the start of a collective, of what it
+    /// started.
+    fn end_span(&self, open: Open, label: Label, started: Option<&Started>) {
         let Label {
             lane,
             category,
@@ -476,16 +574,25 @@ impl Inner {
             (
                 Open::Host {
                     start_ns,
+                    own_ns,
                     nested_before,
                 },
                 _,
             ) => {
-                let end_ns = elapsed_ns(self.epoch);
-                let own_ns = (end_ns - start_ns).saturating_sub(self.nested_ns.get());
-                self.nested_ns.set(nested_before + (end_ns - start_ns));
+                let whole_ns = self.clock.own_ns() - own_ns;
+                let sum = Sum {
+                    calls: u64::from(key.is_some() || started.is_none()),
+                    own_ns: whole_ns.saturating_sub(self.nested_ns.get()),
+                };
+                self.nested_ns.set(nested_before + whole_ns);
                 let mut sums = self.sums.borrow_mut();
-                *sums.entry((lane, category, name)).or_default() += own_ns;
-                if self.keep.get() {
+                sums.entry((lane, category, name)).or_default().add(sum);
+                let started = started.map(|started| Key::Collective(started.collective));
+                if let Some(key) = key.or(started) {
+                    self.keys.borrow_mut().entry(key).or_default().add(sum);
+                }
+                if self.detail.get() == Detail::Spans {
+                    let end_ns = self.clock.wall_ns();
                     self.spans.borrow_mut().push(Entry {
                         lane,
                         category,
@@ -501,9 +608,16 @@ impl Inner {
     }
 }
 
+impl Sum {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.own_ns += other.own_ns;
+    }
+}
+
 impl Observer for Inner {
     fn begin(&self, _op: Op) {
-        if !self.in_collective.get() {
+        if !self.in_collective.get() && self.detail.get() != Detail::Whole {
             self.open.replace(Some(self.begin_span()));
         }
     }
@@ -527,7 +641,7 @@ impl Observer for Inner {
             name: op.stem(),
             key: Some(Key::Op(op)),
         };
-        self.end_span(open, label);
+        self.end_span(open, label, None);
     }
 
     fn allocated(&self, told: Allocation) {
@@ -543,225 +657,9 @@ impl Observer for Inner {
     }
 }
 
-impl Queued {
-    fn begin(&self) {
-        // Events of before are reached, so that the host's clock and the device's can be told apart.
-        self.device.synchronize();
-        self.spans.borrow_mut().clear();
-        self.num_begun.set(0);
-        *self.origin.borrow_mut() = self.device.record_event();
-    }
-
-    fn begin_span(&self) -> Open {
-        let number = self.num_begun.get();
-        self.num_begun.set(number + 1);
-        Open::Device {
-            number,
-            start: self.device.record_event(),
-        }
-    }
-
-    fn end_span(&self, (number, start): (usize, Event), label: Label, place: Place) {
-        self.spans.borrow_mut().push(QueuedSpan {
-            number,
-            role: Role::Work,
-            lane: label.lane,
-            category: label.category,
-            name: label.name,
-            key: label.key,
-            start,
-            end: self.device.record_event(),
-            place,
-        });
-    }
-
-    /// The span that has just ended was the start of collectives that the device does, or the wait for
-    /// these.
-    fn was_wait_for(&self, carried: Vec<(Carried, Collective)>) {
-        let mut spans = self.spans.borrow_mut();
-        let wait = spans.last_mut().expect("one has just ended");
-        wait.role = Role::Wait;
-        let wait = wait.clone();
-        spans.extend(
-            carried
-                .into_iter()
-                .map(|(Carried { begun, done }, collective)| QueuedSpan {
-                    role: Role::Carried,
-                    key: Some(Key::Collective(collective)),
-                    start: begun,
-                    end: done,
-                    ..wait.clone()
-                }),
-        );
-    }
-
-    /// The spans in the order in which they began, in nanoseconds from the begin of the step.
-    fn resolve(&self) -> Vec<Timed> {
-        self.device.synchronize();
-        let origin = self.origin.borrow();
-        let ns = |event: &Event| (event.seconds_since(&origin) * 1e9).max(0.0) as u64;
-        let mut spans = self.spans.take();
-        spans.sort_by_key(|span| span.number);
-        let timed = |span: &QueuedSpan| Timed {
-            role: span.role,
-            lane: span.lane,
-            category: span.category,
-            name: span.name,
-            key: span.key,
-            start_ns: ns(&span.start),
-            end_ns: ns(&span.end),
-            place: span.place,
-        };
-        spans.iter().map(timed).collect()
-    }
-}
-
-fn elapsed_ns(epoch: time::Instant) -> u64 {
-    epoch.elapsed().as_nanos() as u64
-}
-
 fn seconds(ns: u64) -> Seconds {
     Seconds(ns as f64 * 1e-9)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::thread::sleep;
-    use std::time::Duration;
-
-    use moefold_emulator::at_hand;
-    use moefold_kernels::cuda::Architecture;
-    use moefold_kernels::{Dtype, TensorClass, elementwise};
-
-    use super::*;
-    use crate::transport::{CollectiveLog, World};
-
-    fn nap() {
-        sleep(Duration::from_millis(2));
-    }
-
-    #[test]
-    fn law_categories_of_a_step_sum_to_its_wall_time() {
-        let recorder = Recorder::new(3, time::Instant::now());
-        recorder.begin_step(7, true);
-        recorder.at_layer(Some(1));
-        recorder.span(Category::Host, "forward", || {
-            recorder.span(Category::Attention, "gemm", nap);
-            recorder.at_layer(Some(2));
-            recorder.communication(Category::EpComm, "all_to_all", || (nap(), Noted::default()));
-            nap();
-        });
-        nap();
-        let step = recorder.end_step();
-        assert!(
-            (step.time.total().0 - step.step.0).abs() < 1e-6,
-            "{step:?} does not sum"
-        );
-        assert!(step.time.get(Category::Attention).0 >= 2e-3);
-        assert!(step.time.get(Category::Host).0 >= 4e-3);
-        assert!(step.busy[&(Lane::Communication, "all_to_all")] >= 2e-3);
-        // The outer span counts only what no inner span covers.
-        assert!(step.busy[&(Lane::Compute, "forward")] < step.step.0 - 4e-3);
-
-        let spans = recorder.take_spans();
-        assert_eq!(spans.len(), 3);
-        let exchange = spans
-            .iter()
-            .find(|s| s.name == "all_to_all")
-            .expect("recorded");
-        assert_eq!(exchange.rank, 3);
-        assert_eq!(exchange.lane, Lane::Communication);
-        assert_eq!((exchange.step, exchange.layer), (Some(7), Some(2)));
-        let forward = spans
-            .iter()
-            .find(|s| s.name == "forward")
-            .expect("recorded");
-        assert!(forward.start <= exchange.start && exchange.end <= forward.end);
-    }
-
-    #[test]
-    fn waiting_for_other_ranks_is_set_apart_and_still_sums() {
-        let recorder = Recorder::new(0, time::Instant::now());
-        recorder.begin_step(0, true);
-        recorder.communication(Category::EpComm, "all_to_all", || {
-            nap();
-            recorder.waited(Category::EpComm, 1_500_000);
-            ((), Noted::default())
-        });
-        let step = recorder.end_step();
-        assert_eq!(step.waited.get(Category::EpComm), Seconds(1.5e-3));
-        let exchange = step.busy[&(Lane::Communication, "all_to_all")];
-        let whole = step.time.get(Category::EpComm).0;
-        assert!((whole - exchange - 1.5e-3).abs() < 1e-9, "{step:?}");
-        assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
-    }
-
-    /// Its start and the wait for it are where the compute stream stood still; what a trace shows is when
-    /// the communication stream did it.
-    #[test]
-    fn a_collective_of_a_device_is_one_span_of_the_communication_lane() {
-        let open = || moefold_emulator::device(Architecture::SM80, Dtype::F32, 3);
-        if at_hand(open()).is_none() {
-            return;
-        }
-        let steps = World::threads(2).run(|rank| {
-            let device = open().expect("there was one");
-            let (log, recorder) = (CollectiveLog::default(), rank.recorder().on(&device));
-            let group = rank.noting(&log).communicator("all", &[0, 1]);
-            let zeros = |len| device.zeros(TensorClass::Activations, Dtype::F32, &[len]);
-            let [own, all, other] = [4, 8, 8].map(zeros);
-            recorder.begin_step(0, true);
-            let gather = || (group.start_all_gather(&own, &all), log.take());
-            let pending = recorder.communication(Category::TpComm, "all_gather", gather)?;
-            recorder.counting(Category::Dense, || {
-                elementwise::scale(&other, 2.0);
-                // Meanwhile the gather comes to its end.
-                group.barrier()
-            })?;
-            let wait = || (pending.wait(), log.take());
-            recorder.communication(Category::TpComm, "all_gather", wait)?;
-            group.barrier()?;
-            Ok((recorder.end_step(), recorder.take_spans()))
-        });
-        for (step, spans) in steps.expect("every rank finishes") {
-            let of = |lane| spans.iter().filter(move |span| span.lane == lane);
-            assert_eq!(of(Lane::Compute).count(), 1);
-            let gathers: Vec<_> = of(Lane::Communication).collect();
-            assert_eq!(gathers.len(), 1, "{spans:?}");
-            assert_eq!(gathers[0].category, Category::TpComm);
-            let busy = step.busy[&(Lane::Communication, "all_gather")];
-            assert!((busy - gathers[0].duration().seconds().0).abs() < 1e-8);
-            // What does not fall into the span of compute ran before it.
-            let hidden = step.hidden.get(Category::TpComm).0;
-            assert!(hidden <= busy && busy > 0.0, "{step:?}");
-            assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
-        }
-    }
-
-    #[test]
-    fn spans_are_kept_only_for_the_steps_asked_for() {
-        let recorder = Recorder::new(0, time::Instant::now());
-        for step in 0..3 {
-            recorder.begin_step(step, step == 1);
-            recorder.span(Category::Dense, "gemm", || ());
-            assert!(
-                recorder
-                    .end_step()
-                    .busy
-                    .contains_key(&(Lane::Compute, "gemm"))
-            );
-        }
-        let spans = recorder.take_spans();
-        assert_eq!(spans.len(), 1);
-        assert_eq!(spans[0].step, Some(1));
-    }
-
-    #[test]
-    fn an_off_recorder_records_nothing() {
-        let recorder = Recorder::off();
-        recorder.begin_step(0, true);
-        assert_eq!(recorder.span(Category::Dense, "gemm", || 5), 5);
-        assert_eq!(recorder.end_step(), StepTime::default());
-        assert!(recorder.take_spans().is_empty());
-    }
-}
+mod tests;

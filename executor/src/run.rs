@@ -17,13 +17,13 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::run::{RUN_VERSION, RankPeak, RunSummary, StepRecord};
 use moefold_profiles::statistics::median;
 use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
-use moefold_profiles::units::{Bytes, Seconds};
-use moefold_profiles::{ByClass, TensorClass};
+use moefold_profiles::units::Bytes;
+use moefold_profiles::{ByClass, Profile, TensorClass};
 
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::files::write_json;
-use crate::record::StepTime;
+use crate::record::{Busy, StepTime};
 
 /// A run directory being written.
 #[derive(Debug)]
@@ -84,8 +84,17 @@ impl RunDir {
     }
 
     /// Ends the run.
-    pub fn finish(mut self, trace: &Trace, summary: &RunSummary) -> Result<(), Error> {
+    pub fn finish(
+        mut self,
+        trace: &Trace,
+        profile: &Profile,
+        summary: &RunSummary,
+    ) -> Result<(), Error> {
         self.steps()?;
+        // A run that took no step measured nothing.
+        if !profile.samples.is_empty() {
+            profile.save(&self.dir)?;
+        }
         write_json(&self.dir.join("trace.json"), &trace.chrome())?;
         write_json(&self.dir.join("summary.json"), summary)
     }
@@ -113,9 +122,9 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
 /// Summarizes a run.
 ///
 /// `times` is by rank, then by step. Categories and busy times are those of the rank that worked
-/// most and so waited least, averaged over the steps after warm-up and scaled from the mean step to
-/// the median one, which `step_s` is. A run no longer than its warm-up is summarized whole. With
-/// `cores_shared`, time is put as a profile puts it, see `charge_waits`.
+/// most and so waited least, or where the ranks share too few cores (`cores_shared`) the mean of all ranks',
+/// over the recorded steps after warm-up, and scaled from their mean to the median step, which `step_s` is.
+/// A run no longer than its warm-up is summarized whole.
 pub fn summarize(
     records: &[StepRecord],
     times: &[Vec<StepTime>],
@@ -138,19 +147,20 @@ pub fn summarize(
     let tokens = measured
         .first()
         .map_or(0.0, |r| (r.tokens_per_s * r.step_s).round());
-    let busiest = times
-        .iter()
-        .map(|rank| mean_time(&rank[skipped..]))
-        .max_by(|a, b| f64::total_cmp(&work(a), &work(b)))
-        .unwrap_or_default();
-    let busiest = if cores_shared {
-        charge_waits(&busiest)
+    let told = if cores_shared {
+        mean_time(times.iter().flat_map(|rank| &rank[skipped..]))
     } else {
-        busiest
+        let ranks = times.iter().map(|rank| mean_time(&rank[skipped..]));
+        let busiest = ranks.max_by(|a, b| f64::total_cmp(&work(a), &work(b)));
+        busiest.unwrap_or_default()
     };
-    let scale = match busiest.step.0 {
+    let scale = match told.step.0 {
         0.0 => 0.0,
         mean => step_s / mean,
+    };
+    let busy = |of: &dyn Fn(&Busy) -> f64| {
+        let named = |(&(_, name), busy): (&(Lane, &str), &Busy)| (name.to_owned(), of(busy));
+        told.busy.iter().map(named).collect()
     };
     RunSummary {
         version: RUN_VERSION,
@@ -158,14 +168,11 @@ pub fn summarize(
         warmup_steps: skipped as u64,
         step_s,
         tokens_per_s: if step_s > 0.0 { tokens / step_s } else { 0.0 },
-        time_s: busiest.time.scaled(scale),
-        hidden_s: seconds_of(&busiest.hidden.scaled(scale)),
-        busy_s: busiest
-            .busy
-            .iter()
-            .map(|(&(_, name), seconds)| (name.to_owned(), seconds * scale))
-            .collect(),
-        host_reads: busiest
+        time_s: told.time.scaled(scale),
+        hidden_s: seconds_of(&told.hidden.scaled(scale)),
+        busy_s: busy(&|busy| busy.seconds * scale),
+        calls: busy(&|busy| busy.calls),
+        host_reads: told
             .host_reads
             .iter()
             .map(|(&name, &reads)| (name.to_owned(), reads))
@@ -181,74 +188,40 @@ fn work(time: &StepTime) -> f64 {
     time.time.total().0 - between.map(|c| time.time.get(c).0).sum::<f64>()
 }
 
-/// Time as it is charged where ranks outnumber cores.
-///
-/// A rank then computes at a whole core's speed while it has one and waits in collectives for ranks
-/// that have none yet; which op the wait falls behind says nothing. A profile, taken under the same
-/// sharing, charges an op for the rank's turns without a core. So that both mean the same, waiting is
-/// spread here over the rank's own work in proportion; exchanges keep what they took once all were
-/// there.
-fn charge_waits(time: &StepTime) -> StepTime {
-    let waited = time.waited.total().0;
-    let work = work(time);
-    if work <= 0.0 {
-        return time.clone();
-    }
-    let factor = (work + waited) / work;
-    let mut charged = StepTime {
-        step: time.step,
-        hidden: time.hidden.clone(),
-        host_reads: time.host_reads.clone(),
-        ..StepTime::default()
-    };
-    for category in Category::ALL {
-        let own = time.time.get(category).0;
-        let seconds = if category.is_between_ranks() {
-            own - time.waited.get(category).0
-        } else {
-            own * factor
-        };
-        charged.time.add(category, Seconds(seconds));
-    }
-    for (&(lane, name), &seconds) in &time.busy {
-        let factor = if lane == Lane::Communication {
-            1.0
-        } else {
-            factor
-        };
-        charged.busy.insert((lane, name), seconds * factor);
-    }
-    charged
-}
-
-fn mean_time(steps: &[StepTime]) -> StepTime {
-    let share = 1.0 / steps.len().max(1) as f64;
-    let mut time = TimeByCategory::default();
-    let mut waited = TimeByCategory::default();
-    let mut hidden = TimeByCategory::default();
-    let mut busy = BTreeMap::new();
-    let mut host_reads = BTreeMap::new();
+/// The mean of recorded steps.
+fn mean_time<'a>(steps: impl IntoIterator<Item = &'a StepTime>) -> StepTime {
+    let mut mean = StepTime::default();
+    let mut count = 0.0;
     for step in steps {
-        for category in Category::ALL {
-            time.add(category, Seconds(step.time.get(category).0 * share));
-            waited.add(category, Seconds(step.waited.get(category).0 * share));
-            hidden.add(category, Seconds(step.hidden.get(category).0 * share));
+        if step.time == TimeByCategory::default() {
+            continue;
         }
-        for (&key, seconds) in &step.busy {
-            *busy.entry(key).or_default() += seconds * share;
+        count += 1.0;
+        for category in Category::ALL {
+            mean.time.add(category, step.time.get(category));
+            mean.hidden.add(category, step.hidden.get(category));
+        }
+        for (&key, busy) in &step.busy {
+            let sum = mean.busy.entry(key).or_default();
+            sum.calls += busy.calls;
+            sum.seconds += busy.seconds;
         }
         for (&name, reads) in &step.host_reads {
-            *host_reads.entry(name).or_default() += reads * share;
+            *mean.host_reads.entry(name).or_default() += reads;
         }
     }
-    StepTime {
-        step: time.total(),
-        time,
-        waited,
-        hidden,
-        busy,
-        host_reads,
+    let share = 1.0 / f64::max(count, 1.0);
+    mean.time = mean.time.scaled(share);
+    mean.hidden = mean.hidden.scaled(share);
+    mean.step = mean.time.total();
+    for busy in mean.busy.values_mut() {
+        busy.calls *= share;
+        busy.seconds *= share;
     }
+    mean.host_reads
+        .values_mut()
+        .for_each(|reads| *reads *= share);
+    mean
 }
 
 /// The categories that took any time, by name.
@@ -259,6 +232,10 @@ fn seconds_of(time: &TimeByCategory) -> BTreeMap<Category, f64> {
 
 #[cfg(test)]
 mod tests {
+    use moefold_profiles::directory::{Key, Sample, Taken};
+    use moefold_profiles::host::HostCost;
+    use moefold_profiles::units::Seconds;
+
     use super::*;
     use crate::device::DeviceSpec;
 
@@ -282,6 +259,13 @@ mod tests {
         }
     }
 
+    fn busy(seconds: f64) -> Busy {
+        Busy {
+            calls: 2.0,
+            seconds,
+        }
+    }
+
     fn time(attention: f64, wait: f64) -> StepTime {
         let mut time = TimeByCategory::default();
         time.add(Category::Attention, Seconds(attention));
@@ -292,12 +276,12 @@ mod tests {
             step: Seconds(attention + wait),
             time,
             hidden,
-            waited: TimeByCategory::default(),
             busy: BTreeMap::from([
-                ((Lane::Compute, "gemm"), attention),
-                ((Lane::Communication, "all_to_all"), wait),
+                ((Lane::Compute, "gemm"), busy(attention)),
+                ((Lane::Communication, "all_to_all"), busy(wait)),
             ]),
             host_reads: BTreeMap::from([("counts_to_host", 3.0)]),
+            keys: BTreeMap::new(),
         }
     }
 
@@ -327,6 +311,7 @@ mod tests {
         assert!((summary.hidden_s[&Category::EpComm] - 0.375).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
         assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
+        assert_eq!(summary.calls["all_to_all"], 2.0);
         assert!((summary.host_reads["counts_to_host"] - 3.0).abs() < 1e-12);
         // Shorter than its warm-up: everything counts.
         let short = summarize(&records[..1], &[vec![time(5.0, 4.0)]], Vec::new(), 3, false);
@@ -339,17 +324,30 @@ mod tests {
     }
 
     #[test]
-    fn golden_shared_cores_charge_waiting_to_work() {
-        let mut shared = time(0.25, 0.75);
-        shared.waited.add(Category::EpComm, Seconds(0.5));
-        shared
-            .busy
-            .insert((Lane::Communication, "all_to_all"), 0.25);
-        let summary = summarize(&[record(0, 1.0)], &[vec![shared]], Vec::new(), 0, true);
-        assert!((summary.time_s.get(Category::Attention).0 - 0.75).abs() < 1e-12);
-        assert!((summary.time_s.get(Category::EpComm).0 - 0.25).abs() < 1e-12);
-        assert!((summary.busy_s["gemm"] - 0.75).abs() < 1e-12);
-        assert!((summary.busy_s["all_to_all"] - 0.25).abs() < 1e-12);
+    fn golden_steps_of_which_only_the_whole_is_known_count_for_the_median_alone() {
+        let records = [1.0, 2.0, 3.0].map(|step_s| record(0, step_s));
+        let whole = StepTime {
+            step: Seconds(2.0),
+            ..StepTime::default()
+        };
+        let times = vec![time(0.5, 0.5), whole, time(1.5, 1.5)];
+        let summary = summarize(&records, &[times], Vec::new(), 0, false);
+        assert_eq!(summary.step_s, 2.0);
+        assert!((summary.time_s.get(Category::Attention).0 - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn golden_of_ranks_that_share_cores_the_mean_is_told() {
+        // One had to wait, of the other more ran than there was time for.
+        let waiting = |waited: f64| {
+            let mut time = time(0.5 - waited, 0.5);
+            time.time.add(Category::Waiting, Seconds(waited));
+            vec![time]
+        };
+        let ranks = [waiting(0.375), waiting(-0.125)];
+        let summary = summarize(&[record(0, 1.0)], &ranks, Vec::new(), 0, true);
+        assert!((summary.time_s.get(Category::Waiting).0 - 0.125).abs() < 1e-12);
+        assert!((summary.time_s.get(Category::Attention).0 - 0.375).abs() < 1e-12);
         assert!((summary.time_s.total().0 - summary.step_s).abs() < 1e-12);
     }
 
@@ -385,7 +383,10 @@ mod tests {
         };
         let records = [record(0, 1.0), record(1, 1.0)];
         let summary = summarize(&records, &[vec![time(0.5, 0.5); 2]], Vec::new(), 0, false);
-        run.finish(&trace, &summary).expect("ends");
+        let launch = Key::Host(HostCost::Launch);
+        let profile = Profile::of("cpu", vec![Sample::of(launch, Taken::Training, vec![1e-6])]);
+        run.finish(&trace, &profile, &summary).expect("ends");
+        assert_eq!(Profile::load(&dir).expect("a run is a profile"), profile);
         let last: StepRecord =
             serde_json::from_str(read("steps.jsonl").lines().last().expect("two lines"))
                 .expect("parses");
@@ -402,7 +403,7 @@ mod tests {
         assert!(read("env.json").contains("\"cores\""));
         assert_eq!(
             std::fs::read_dir(&dir).expect("is there").count(),
-            5,
+            6,
             "nothing temporary"
         );
     }

@@ -12,16 +12,20 @@ mod trainer;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
+use moefold_profiles::Profile;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
 use crate::checkpoint::{self, Checkpoint, Fingerprint, Saver, Written};
 use crate::data::Samples;
+use crate::environment::Environment;
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
 use crate::model::global_tensors;
 use crate::options::{Init, TrainOptions};
+use crate::profile::{Described, training};
 use crate::rank::Context;
+use crate::record::Sampler;
 use crate::run::{rank_peak, summarize};
 use crate::support;
 use crate::transport::{RankContext, World};
@@ -38,6 +42,8 @@ pub struct Trained {
     pub summary: RunSummary,
     /// Spans of the traced steps, all ranks.
     pub trace: Trace,
+    /// What every op and collective took, with where and how: a run is a profile.
+    pub profile: Profile,
     /// The final weights, whole.
     pub weights: Collector,
     /// The checkpoints that were saved, those that are not kept any more among them.
@@ -90,7 +96,8 @@ pub fn run_in(
     let (weights, fingerprint) = begin(model, batch, options, samples)?;
     let collector = Collector::new();
     let rank = |rank: &RankContext| {
-        let recorder = rank.recorder();
+        let stretch = options.device.stretch(rank.local_ranks());
+        let recorder = rank.recorder().stretched(stretch);
         let ordinal = rank.gpu() as usize;
         let device = options.device.open(ordinal, rank.local_ranks())?;
         let cx = Context::join(rank, &layout, device, recorder);
@@ -105,6 +112,7 @@ pub fn run_in(
             }
         };
         let (steps, checkpoints, record) = train(
+            rank,
             &mut trainer,
             batch,
             options,
@@ -134,18 +142,23 @@ pub fn run_in(
     let mut times = Vec::new();
     let mut spans = Vec::new();
     let mut peaks = Vec::new();
+    let mut sampled = Vec::new();
+    let mut device = None;
     for record in records.into_iter().flatten() {
         times.push(record.times);
         spans.extend(record.spans);
         peaks.push(record.peak);
+        sampled.push(record.sampled);
+        device.get_or_insert(record.device);
     }
-    let summary = summarize(
-        &steps,
-        &times,
-        peaks,
-        warmup_steps(steps.len() as u64),
-        options.device.shares_cores(layout.gpus()),
-    );
+    let warmup = warmup_steps(steps.len() as u64);
+    let cores_shared = options.device.stretch(layout.gpus()) > 1.0;
+    let summary = summarize(&steps, &times, peaks, warmup, cores_shared);
+    let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
+    let queued = options.device.name() == "cuda";
+    let samples = training::samples(&sampled, &step_s, warmup, queued);
+    let environment = Environment::detect(layout.gpus(), &options.device);
+    let device = device.expect("rank 0 is here");
     Ok(Some(Trained {
         summary,
         trace: Trace {
@@ -153,6 +166,7 @@ pub fn run_in(
             spans,
         },
         weights: collector,
+        profile: device.profile(environment, String::new(), samples),
         steps,
         checkpoints,
     }))
@@ -192,6 +206,7 @@ fn warmup_steps(steps: u64) -> u64 {
 
 /// All steps of one rank.
 fn train(
+    ranks: &RankContext,
     trainer: &mut Trainer,
     batch: &Batch,
     options: &TrainOptions,
@@ -202,14 +217,17 @@ fn train(
     let mut records = Vec::new();
     let mut checkpoints = Vec::new();
     let mut times = Vec::new();
+    let mut sampler = Sampler::new(trainer.steps());
     let mut settled = trainer.cx.device.allocations();
     for step in trainer.steps()..options.steps {
         let recorder = trainer.cx.recorder.clone();
-        recorder.begin_step(step as u32, options.traced_steps.contains(&step));
+        let detail = sampler.detail(step, options.traced_steps.contains(&step));
+        recorder.begin_step(step as u32, detail);
         let lr = options.lr.at(step);
         let mine = microbatches(samples, &trainer.cx, batch, step)?;
         let outcome = trainer.step(&mine, lr)?;
-        let time = recorder.end_step();
+        let mut time = recorder.end_step();
+        sampler.take(step, &mut time);
         let record = trainer.record(batch, step, lr, outcome, time.step.0)?;
         report(&record);
         records.push(record);
@@ -225,6 +243,8 @@ fn train(
     let record = RankRecord {
         times,
         spans: cx.recorder.take_spans(),
+        sampled: sampler.into_steps(),
+        device: Described::of(ranks, &cx.device),
         peak: rank_peak(cx.rank, cx.at.pp, &cx.device, settled),
     };
     Ok((records, checkpoints, record))

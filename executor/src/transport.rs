@@ -230,6 +230,8 @@ pub(crate) struct Noted {
     pub(crate) awaited: Vec<Started>,
     /// When the device did those awaited; absent where none was started or awaited on a device.
     pub(crate) carried: Option<Vec<(Carried, Collective)>>,
+    /// How long the host waited for other ranks to come, nanoseconds.
+    pub(crate) waited_ns: u64,
     count: u64,
 }
 
@@ -238,7 +240,7 @@ pub(crate) struct Noted {
 pub(crate) struct CollectiveLog(Rc<RefCell<Noted>>);
 
 impl CollectiveLog {
-    fn start(&self, group: &Rc<str>, collective: Collective) -> Started {
+    pub(crate) fn start(&self, group: &Rc<str>, collective: Collective) -> Started {
         let mut noted = self.0.borrow_mut();
         noted.count += 1;
         Started {

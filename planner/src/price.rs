@@ -23,6 +23,8 @@ pub struct Breakdown {
     by_category: [f64; CATEGORIES],
     by_source: [f64; Source::ALL.len()],
     launches: f64,
+    /// Seconds in which the rank meets no others, where all of it is.
+    apart: f64,
 }
 
 impl Breakdown {
@@ -41,6 +43,13 @@ impl Breakdown {
             *mine += theirs;
         }
         self.launches += other.launches;
+        self.apart += other.apart;
+    }
+
+    /// Seconds of pieces of work that meet no other ranks: how far ranks drift apart in them shows at the
+    /// next collective after.
+    pub fn apart(&self) -> f64 {
+        self.apart
     }
 
     /// Time on the device.
@@ -48,9 +57,10 @@ impl Breakdown {
         self.by_category.iter().sum()
     }
 
-    /// What the host adds: launches that take longer than the work they launch.
+    /// What the host adds: launches that take longer than the work they launch, or where nothing hides them
+    /// all.
     pub fn host_excess(&self, stack: &Stack) -> f64 {
-        (self.launches * stack.common().launch.0 - self.device()).max(0.0)
+        stack.host_excess(self.launches, self.device())
     }
 
     /// Time of one category.
@@ -59,7 +69,7 @@ impl Breakdown {
     }
 
     /// Seconds by how their prices are known, in the order of [`Source::ALL`]. They sum to the time on the
-    /// device less [`Category::Host`], which has no price.
+    /// device less [`Category::Host`] and [`Category::Waiting`], which have no price.
     pub fn by_source(&self) -> [f64; Source::ALL.len()] {
         self.by_source
     }
@@ -134,8 +144,10 @@ pub fn price(
 ) -> Breakdown {
     let mut breakdown = Breakdown::default();
     let (mut core, mut beside) = (0.0, None::<(Category, f64, Source)>);
+    let mut drift = Drift::default();
     for work in list {
         let cost = cost_of(work, costs);
+        drift.add(work, cost, costs);
         each(work, cost);
         breakdown.launches += launches(work, stack);
         if let Task::Op(op) = &work.task {
@@ -162,7 +174,44 @@ pub fn price(
             },
         );
     }
+    breakdown.by_category[Category::Waiting as usize] += drift.waited_s();
+    breakdown.apart += drift.unmet_s();
     breakdown
+}
+
+/// How long ranks wait for the last of them at the collectives of a list of work: at each a share of what
+/// each did since they met before ([`Costs::waiting`]). What a list begins with comes after the end of one like
+/// it, as layers do.
+#[derive(Debug, Default)]
+struct Drift {
+    waited: f64,
+    /// Of the first collective, its share.
+    first: Option<f64>,
+    since: f64,
+}
+
+impl Drift {
+    fn add(&mut self, work: &Work, cost: Cost, costs: &Costs) {
+        if let Task::Collective(collective) = &work.task {
+            let share = costs.waiting(collective);
+            self.first.get_or_insert(share);
+            self.waited += share * std::mem::take(&mut self.since);
+        }
+        self.since += cost.time.0;
+    }
+
+    fn waited_s(&self) -> f64 {
+        self.waited + self.first.map_or(0.0, |share| share * self.since)
+    }
+
+    /// All of it, where ranks do not meet.
+    fn unmet_s(&self) -> f64 {
+        if self.first.is_none() {
+            self.since
+        } else {
+            0.0
+        }
+    }
 }
 
 /// Kernels launched.

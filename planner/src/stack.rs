@@ -63,6 +63,8 @@ pub struct Moefold {
     pub max_cp: u32,
     /// Largest pipeline-parallel degree it runs.
     pub max_pp: u32,
+    /// Whether the host only asks for ops, and a device does them: it then hides behind them.
+    pub queues: bool,
 }
 
 /// Device memory that this project's executor is taken to need beside its tensors where no profile
@@ -87,7 +89,8 @@ impl Stack {
     pub fn on(name: StackName, cluster: &Cluster, host: &HostTimes) -> Self {
         match Self::of(name) {
             Self::Moefold(stack) if !cluster.gpu.is_cpu() => Self::Moefold(stack.on_gpu(host)),
-            stack => stack,
+            Self::Moefold(stack) => Self::Moefold(stack.measured(host)),
+            stack @ Self::Megatron(_) => stack,
         }
     }
 
@@ -134,6 +137,15 @@ impl Stack {
         match self {
             Self::Megatron(stack) => stack.fragmentation,
             Self::Moefold(_) => 0.0,
+        }
+    }
+
+    /// What the host adds to `device_s` seconds of work in so many launches, seconds.
+    pub fn host_excess(&self, launches: f64, device_s: f64) -> f64 {
+        let host_s = launches * self.common().launch.0;
+        match self {
+            Self::Moefold(Moefold { queues: false, .. }) => host_s,
+            Self::Megatron(_) | Self::Moefold(_) => (host_s - device_s).max(0.0),
         }
     }
 
@@ -269,7 +281,15 @@ impl Moefold {
             },
             max_cp: 1,
             max_pp: 1,
+            queues: false,
         }
+    }
+
+    /// On a CPU an op is a function call, and what the host does between two of them is time of the step;
+    /// none where no profile says.
+    fn measured(mut self, host: &HostTimes) -> Self {
+        self.common.launch = host.launch.unwrap_or(Seconds::ZERO);
+        self
     }
 
     /// What no profile says of the host and of memory beside tensors is taken from the other runtime: an
@@ -285,6 +305,7 @@ impl Moefold {
         self.common.sync = host.read.unwrap_or(sync);
         self.common.context = host.overhead.unwrap_or(ASSUMED_OVERHEAD);
         self.common.communicator = communicator;
+        self.queues = true;
         self
     }
 }

@@ -70,10 +70,11 @@ pub struct Sample {
     pub skew: Option<f64>,
     /// Raw timings after warm-up, seconds each: of a collective, of the exchange once all ranks are there.
     pub seconds: Vec<f64>,
-    /// Of a collective, how long ranks waited for the last one to arrive, seconds each, all ranks' in one
-    /// list; empty where that was not measured, and where ranks were made to begin together.
+    /// Of a collective, each time a rank came to it: seconds it waited for the last to arrive, and seconds
+    /// since it had last met others. Empty where that was not measured, and where ranks were made to begin
+    /// together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<f64>,
+    pub waits: Vec<[f64; 2]>,
 }
 
 /// A profile directory's content.
@@ -348,7 +349,7 @@ impl Profile {
                 return Err(invalid(&key, seconds.to_string(), "seconds above 0"));
             }
             let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds >= 0.0);
-            if let Some(seconds) = sample.waits.iter().find(wrong) {
+            if let Some(seconds) = sample.waits.iter().flatten().find(wrong) {
                 let key = format!("samples[{index}].waits");
                 return Err(invalid(&key, seconds.to_string(), "seconds of 0 or more"));
             }
@@ -382,7 +383,7 @@ mod tests {
             Sample::of(permute, Taken::Cold, vec![3e-6, 1e-6, 2e-6, 10e-6]),
             Sample {
                 skew: Some(2.5),
-                waits: vec![0.0, 1e-6],
+                waits: vec![[0.0, 2e-6], [1e-6, 1e-6]],
                 ..Sample::of(reduce, Taken::Training, vec![5e-6])
             },
         ];

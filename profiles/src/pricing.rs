@@ -122,6 +122,15 @@ impl Costs {
         }
     }
 
+    /// What share of the time since ranks last met the mean of them waits at a collective for the last to come,
+    /// as training measured it on this machine; nothing where none did. Prices of collectives are without it.
+    pub fn waiting(&self, collective: &Collective) -> f64 {
+        if collective.ranks <= 1 {
+            return 0.0;
+        }
+        self.local.waiting(collective)
+    }
+
     /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of
     /// its NVLink domain, which holds `ranks_per_domain` of them, and `remote` bytes over its NIC: a
     /// token dispatch that sends one copy a destination (DeepEP, HybridEP), its duplicates already

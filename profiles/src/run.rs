@@ -75,6 +75,9 @@ pub struct RunSummary {
     /// Busy seconds a step of the busiest rank by op or collective stem, hidden ones included: the
     /// same keys as `predicted.busy_s` of the plan.
     pub busy_s: BTreeMap<String, f64>,
+    /// How often a step that rank ran each; empty where a file does not say.
+    #[serde(default)]
+    pub calls: BTreeMap<String, f64>,
     /// Times a step that the host waited to read the device's memory, by the name of the span; empty
     /// where that memory is the host's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

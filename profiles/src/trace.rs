@@ -35,6 +35,8 @@ crate::named! {
         DpComm = "dp_comm",
         /// Waiting for other pipeline stages.
         Bubble = "bubble",
+        /// Waiting for other ranks of a group to come to a collective.
+        Waiting = "waiting",
         /// Forward work done again in the backward pass.
         Recompute = "recompute",
         /// Exposed copies to and from the host.
@@ -56,6 +58,7 @@ impl Category {
             | Self::Dense
             | Self::RouterPermute
             | Self::Bubble
+            | Self::Waiting
             | Self::Recompute
             | Self::Offload
             | Self::Optimizer
@@ -63,10 +66,10 @@ impl Category {
         }
     }
 
-    /// Whether the device has nothing to do: it waits for other stages or for the host.
+    /// Whether the device has nothing to do: it waits for other ranks or for the host.
     pub const fn is_waiting(self) -> bool {
         match self {
-            Self::Bubble | Self::Host => true,
+            Self::Bubble | Self::Waiting | Self::Host => true,
             Self::Attention
             | Self::Experts
             | Self::Dense
@@ -84,7 +87,7 @@ impl Category {
 
     /// Whether it is exchange or idleness between ranks, and so no work of one.
     pub const fn is_between_ranks(self) -> bool {
-        self.is_communication() || matches!(self, Self::Bubble)
+        self.is_communication() || matches!(self, Self::Bubble | Self::Waiting)
     }
 
     /// Whether it is part of the forward and backward passes of layers, rather than of the step around
@@ -98,6 +101,7 @@ impl Category {
             | Self::TpComm
             | Self::CpComm
             | Self::EpComm
+            | Self::Waiting
             | Self::Recompute
             | Self::Offload
             | Self::Host => true,

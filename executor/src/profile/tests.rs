@@ -65,7 +65,12 @@ fn every_runnable_key_gets_samples_and_the_others_a_reason() {
     let profile = measured.profile;
     assert_eq!((profile.samples.len(), profile.concurrent_ranks), (3, 4));
     for sample in &profile.samples {
-        assert_eq!(sample.seconds.len(), 3);
+        // Of an op every rank's.
+        let (taken, ranks) = match sample.key {
+            Key::Op(_) => (Taken::Cold, 4),
+            _ => (Taken::Repeated, 1),
+        };
+        assert_eq!((sample.taken, sample.seconds.len()), (taken, 3 * ranks));
         assert!(sample.seconds.iter().all(|s| *s > 0.0), "{sample:?}");
     }
     let folder = tempfile::tempdir().expect("a temporary folder");

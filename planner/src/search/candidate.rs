@@ -52,6 +52,8 @@ pub(crate) struct RankEnd {
     gather_s: f64,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
+    /// Waiting for ranks that met nowhere before.
+    pub(crate) waiting_s: f64,
 }
 
 /// The splits tried for a layout: balanced by time, and equal numbers of layers where they divide.
@@ -240,9 +242,26 @@ impl StageSplit {
             };
             let gather = (end.gather_s - slack).max(0.0);
             self.times.first_forward[rank] += Seconds(gather).to_span();
-            self.times.optimizer[rank] = Seconds(end.exposed_s + end.update_s).to_span();
+            // Ranks that meet nowhere before meet at the end.
+            let apart: f64 = own().map(|stage| self.apart_s(shape, stage)).sum();
+            let share = end.work.reduce.iter().chain(&end.work.exposed).next();
+            let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
+            let waiting_s = share * apart * f64::from(layout.microbatches());
+            let optimizer_s = end.exposed_s + end.update_s + waiting_s;
+            self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
+            self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
+    }
+
+    /// Seconds of both passes of a stage in layers whose ranks meet no others.
+    fn apart_s(&self, shape: &Shape, stage: usize) -> f64 {
+        self.each_kind(shape, stage)
+            .map(|(kind, count)| {
+                let passes = kind.breakdown.forward.apart() + kind.breakdown.backward.apart();
+                passes * f64::from(count)
+            })
+            .sum()
     }
 
     fn backward_s(&self, shape: &Shape, set: usize) -> Vec<f64> {
@@ -518,6 +537,7 @@ fn rank_end(
             .iter()
             .map(|op| question.costs.op(op).time.0)
             .sum(),
+        waiting_s: 0.0,
         work,
     }
 }

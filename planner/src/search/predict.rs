@@ -132,6 +132,7 @@ fn time_by_category(
     let reductions = simulated.reduce.seconds().0 + gather + end.exposed_s;
     time.add(Category::DpComm, Seconds(reductions));
     time.add(Category::Optimizer, Seconds(end.update_s));
+    time.add(Category::Waiting, Seconds(end.waiting_s));
     time
 }
 

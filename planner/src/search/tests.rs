@@ -480,3 +480,80 @@ fn law_a_walk_peaks_where_its_plan_does() {
         }
     }
 }
+
+/// Ranks of the CPU that drift apart by a fifth of what they do: the step is a fifth of its passes longer,
+/// whether they meet in layers or only at the end.
+#[test]
+fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
+    use moefold_profiles::directory::{Key, Profile, Sample, Taken};
+    use moefold_profiles::host::HostCost;
+    use moefold_profiles::presets::{Machine, local_on};
+    use moefold_profiles::units::{Bytes, GIB};
+    use moefold_profiles::{Collective, CollectiveKind};
+
+    let model = presets::load("quickstart").expect("a preset");
+    let machine = Machine {
+        cores: 4,
+        memory: Bytes(16 * GIB),
+        flops_per_cycle: 32,
+    };
+    let cluster = local_on(machine, 2);
+    let meeting = Key::Collective(Collective {
+        kind: CollectiveKind::AllReduce,
+        bytes: Bytes(1),
+        ranks: 2,
+        ranks_per_domain: 2,
+    });
+    let predicted = |layout: &str, launch: f64, waited: f64| {
+        let samples = vec![
+            Sample {
+                waits: vec![[waited, 1.0]],
+                ..Sample::of(meeting, Taken::Training, vec![1e-5])
+            },
+            Sample::of(Key::Host(HostCost::Launch), Taken::Training, vec![launch]),
+        ];
+        let profile = Profile {
+            cores: 4,
+            concurrent_ranks: 2,
+            ..Profile::of("cpu", samples)
+        };
+        let batch = Batch {
+            seq_len: 128,
+            global_batch: 8,
+        };
+        let options = SearchOptions {
+            precision: Precision::Fp32,
+            pins: layout.parse().expect("degrees"),
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
+        let costs = Costs::for_cluster(&cluster, &[profile]);
+        let found = plan(&model, &cluster, 2, &options, &costs, &Declared).expect("feasible");
+        found.plans[0].predicted.clone()
+    };
+    for layout in [
+        "tp=2,ep=1,etp=1,mbs=2",
+        "tp=1,ep=2,mbs=2",
+        "tp=1,ep=1,mbs=2",
+    ] {
+        let none = predicted(layout, 1e-9, 0.0);
+        let fifth = predicted(layout, 1e-9, 0.2);
+        assert_eq!(none.time_s.get(Category::Waiting).0, 0.0);
+        let waiting = fifth.time_s.get(Category::Waiting).0;
+        let parts = |category: Category| {
+            category.is_of_a_pass() && !matches!(category, Category::Waiting | Category::Host)
+        };
+        let passes = Category::ALL.into_iter().filter(|c| parts(*c));
+        let passes: f64 = passes.map(|c| none.time_s.get(c).0).sum();
+        // Embedding and head may meet nowhere beside layers that do.
+        assert!(
+            (0.15..0.2001).contains(&(waiting / passes)),
+            "{layout}: {waiting} of {passes}"
+        );
+        assert!(
+            (fifth.step_s - none.step_s - waiting).abs() < 1e-6,
+            "{layout}"
+        );
+        let host = |launch| predicted(layout, launch, 0.0).time_s.get(Category::Host).0;
+        assert!((host(2e-6) / host(1e-6) - 2.0).abs() < 0.02, "{layout}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Prices measured here: profile directories laid over the shipped prices.
 //!
 //! Ops of one kind, pass and dtype are a family with up to three sizes; its samples correct the shipped
-//! price of the whole family (see [`super::surface`]), and a measured shape gets its median exactly.
+//! price of the whole family (see [`super::surface`]), and a measured shape gets its own exactly.
 //! Collectives of one kind and group get a curve over bytes; other groups of the kind borrow the ratio
 //! of the nearest one.
 
@@ -34,6 +34,8 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
+    /// Seconds waited over seconds apart.
+    waits: Vec<(CollectiveKind, [u32; 2], f64)>,
     /// The best a price of an op can be called.
     best: Source,
 }
@@ -51,21 +53,27 @@ impl Local {
         op: &dyn Fn(&Op) -> f64,
         collective: &dyn Fn(&Collective) -> f64,
     ) -> Self {
-        // A key measured by several profiles has the median of all their timings.
-        let mut ops: BTreeMap<Op, Vec<f64>> = BTreeMap::new();
-        let mut messages: BTreeMap<Collective, Vec<f64>> = BTreeMap::new();
+        // A key measured by several profiles has the timings of all.
+        let mut timings: BTreeMap<Key, Vec<f64>> = BTreeMap::new();
         let nearest = nearest_to_training(profiles);
         for Scaled { profile, factor } in profiles {
-            let used = |sample: &&Sample| nearest.get(&sample.key) == Some(&sample.taken);
+            let used = |sample: &&Sample| {
+                // Copies within one device say nothing of the links between devices.
+                let within = profile.shared_device && matches!(sample.key, Key::Collective(_));
+                !within && nearest.get(&sample.key) == Some(&sample.taken)
+            };
             for Sample { key, seconds, .. } in even(profile).filter(used) {
                 let seconds = seconds.iter().map(|seconds| seconds * factor);
-                match key {
-                    Key::Op(key) => ops.entry(*key).or_default().extend(seconds),
-                    // Copies within one device say nothing of the links between devices.
-                    Key::Collective(_) if profile.shared_device => {}
-                    Key::Collective(key) => messages.entry(*key).or_default().extend(seconds),
-                    Key::Host(_) => {}
-                }
+                timings.entry(*key).or_default().extend(seconds);
+            }
+        }
+        let (mut ops, mut messages) = (BTreeMap::new(), BTreeMap::new());
+        for (key, seconds) in timings {
+            let time = typical(seconds, nearest[&key]);
+            match key {
+                Key::Op(key) => drop(ops.insert(key, time)),
+                Key::Collective(key) => drop(messages.insert(key, time)),
+                Key::Host(_) => {}
             }
         }
         let scaled = profiles.iter().any(|scaled| scaled.factor != 1.0);
@@ -73,6 +81,7 @@ impl Local {
             families: Vec::new(),
             surfaces: Vec::new(),
             collectives: Vec::new(),
+            waits: waits(profiles),
             best: if scaled {
                 Source::Interpolated
             } else {
@@ -84,11 +93,11 @@ impl Local {
         local
     }
 
-    fn add_ops(&mut self, ops: BTreeMap<Op, Vec<f64>>, shipped: &dyn Fn(&Op) -> f64) {
+    fn add_ops(&mut self, ops: BTreeMap<Op, f64>, shipped: &dyn Fn(&Op) -> f64) {
         let mut families: BTreeMap<usize, Vec<(Op, Point)>> = BTreeMap::new();
         for (key, seconds) in ops {
             let (at, times) = sizes(&key);
-            let time = median(seconds).expect(MEASURED) / times;
+            let time = seconds / times;
             families
                 .entry(family(&key))
                 .or_default()
@@ -110,14 +119,14 @@ impl Local {
 
     fn add_collectives(
         &mut self,
-        messages: BTreeMap<Collective, Vec<f64>>,
+        messages: BTreeMap<Collective, f64>,
         shipped: &dyn Fn(&Collective) -> f64,
     ) {
         let mut curves: BTreeMap<Group, Vec<(f64, f64)>> = BTreeMap::new();
-        for (key, seconds) in messages {
+        for (key, time) in messages {
             let group = [key.ranks, key.ranks_per_domain];
             let points = curves.entry((key.kind, group)).or_default();
-            points.push((key.bytes.0.max(1) as f64, median(seconds).expect(MEASURED)));
+            points.push((key.bytes.0.max(1) as f64, time));
         }
         for ((kind, group), mut points) in curves {
             // One size says nothing of the others: the shipped price gives the shape.
@@ -151,6 +160,19 @@ impl Local {
         })
     }
 
+    /// See [`super::Costs::waiting`]. Of a kind that was not measured the nearest group speaks.
+    pub(super) fn waiting(&self, collective: &Collective) -> f64 {
+        let group = [collective.ranks, collective.ranks_per_domain];
+        let far = |kind: CollectiveKind, other: [u32; 2]| {
+            distance(other, group) + if kind == collective.kind { 0.0 } else { 1.0 }
+        };
+        let nearest = self
+            .waits
+            .iter()
+            .min_by(|a, b| far(a.0, a.1).total_cmp(&far(b.0, b.1)));
+        nearest.map_or(0.0, |(_, _, share)| *share)
+    }
+
     /// The price of a collective whose kind was measured.
     pub(super) fn collective(
         &self,
@@ -159,17 +181,11 @@ impl Local {
     ) -> Option<Cost> {
         let bytes = collective.bytes.0.max(1) as f64;
         let group = [collective.ranks, collective.ranks_per_domain];
-        let distance = |other: &[u32; 2]| {
-            let far = |a: u32, b: u32| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
-            // A group that crosses domains says little about one that does not.
-            let crossing = (other[0] > other[1]) != (group[0] > group[1]);
-            far(other[0], group[0]) + far(other[1], group[1]) + if crossing { 10.0 } else { 0.0 }
-        };
         let (_, nearest, curve) = self
             .collectives
             .iter()
             .filter(|(kind, ..)| *kind == collective.kind)
-            .min_by(|a, b| distance(&a.1).total_cmp(&distance(&b.1)))?;
+            .min_by(|a, b| distance(a.1, group).total_cmp(&distance(b.1, group)))?;
         if *nearest == group {
             let source = if curve.is_point(bytes) {
                 Source::Measured
@@ -193,6 +209,45 @@ impl Local {
             time: Seconds(time),
             source: Source::Extrapolated,
         })
+    }
+}
+
+/// How little one group says of another.
+fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
+    let far = |a: u32, b: u32| (f64::from(a.max(1)) / f64::from(b.max(1))).ln().abs();
+    // A group that crosses domains says little about one that does not.
+    let crossing = (a[0] > a[1]) != (b[0] > b[1]);
+    far(a[0], b[0]) + far(a[1], b[1]) + if crossing { 10.0 } else { 0.0 }
+}
+
+/// What ranks waited for the last of them, over what they had done since they last met, by kind and group.
+fn waits(profiles: &[Scaled]) -> Vec<(CollectiveKind, [u32; 2], f64)> {
+    let mut sums: BTreeMap<Group, [f64; 2]> = BTreeMap::new();
+    for Scaled { profile, .. } in profiles {
+        for sample in &profile.samples {
+            let Key::Collective(key) = sample.key else {
+                continue;
+            };
+            for wait in &sample.waits {
+                let sum = sums
+                    .entry((key.kind, [key.ranks, key.ranks_per_domain]))
+                    .or_default();
+                *sum = [sum[0] + wait[0], sum[1] + wait[1]];
+            }
+        }
+    }
+    sums.into_iter()
+        .filter(|(_, [_, apart])| *apart > 0.0)
+        .map(|((kind, group), [waited, apart])| (kind, group, waited / apart))
+        .collect()
+}
+
+/// The time that stands for timings: in training their mean, since a step is the sum of them all; of
+/// runs by themselves the median, since nothing should have disturbed them.
+fn typical(seconds: Vec<f64>, taken: Taken) -> f64 {
+    match taken {
+        Taken::Training => seconds.iter().sum::<f64>() / seconds.len().max(1) as f64,
+        Taken::Cold | Taken::Repeated => median(seconds).expect(MEASURED),
     }
 }
 

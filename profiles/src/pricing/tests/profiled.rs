@@ -198,3 +198,47 @@ fn collectives_of_ranks_on_one_device_price_nothing() {
         costs.notes()
     );
 }
+
+#[test]
+fn golden_training_speaks_first_and_by_its_mean() {
+    let op = every_op(1024)[0];
+    let profile = |samples| Profile {
+        cores: 2,
+        concurrent_ranks: 4,
+        ..Profile::of("cpu", samples)
+    };
+    let timed = |taken, seconds: &[f64]| Sample::of(Key::Op(op), taken, seconds.to_vec());
+    let time = |profiles: &[Profile]| Costs::for_cluster(&local(4), profiles).op(&op).time.0;
+    let cold = profile(vec![timed(Taken::Cold, &[1.0, 2.0, 9.0])]);
+    let trained = profile(vec![timed(Taken::Training, &[3.0, 3.0, 6.0])]);
+    check_within("the median", time(&[cold.clone()]), 2.0, 1e-9);
+    check_within("the mean", time(&[cold, trained]), 4.0, 1e-9);
+}
+
+#[test]
+fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
+    let of = |kind, ranks| collective(kind, 1 << 20, ranks, ranks);
+    let (gather, exchange) = (CollectiveKind::AllGather, CollectiveKind::AllToAll);
+    let waited = |message, waits: &[[f64; 2]]| Sample {
+        waits: waits.to_vec(),
+        ..Sample::of(Key::Collective(message), Taken::Training, vec![1e-3])
+    };
+    let samples = vec![
+        waited(of(gather, 2), &[[1.0, 10.0], [0.0, 10.0]]),
+        waited(of(exchange, 4), &[[3.0, 10.0]]),
+    ];
+    let profile = Profile {
+        cores: 2,
+        concurrent_ranks: 4,
+        ..Profile::of("cpu", samples)
+    };
+    let costs = Costs::for_cluster(&local(4), &[profile]);
+    let share = |kind, ranks| costs.waiting(&of(kind, ranks));
+    assert!((share(gather, 2) - 0.05).abs() < 1e-12);
+    assert!((share(exchange, 4) - 0.3).abs() < 1e-12);
+    // A kind that was not measured has the nearest group's.
+    assert_eq!(share(CollectiveKind::ReduceScatter, 2), share(gather, 2));
+    assert_eq!(share(exchange, 1), 0.0);
+    let shipped = Costs::for_cluster(&local(4), &[]);
+    assert_eq!(shipped.waiting(&of(gather, 2)), 0.0);
+}

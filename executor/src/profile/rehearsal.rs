@@ -1,0 +1,249 @@
+//! Training as a measurement: layouts are run for some steps on random tokens, and what their ops and
+//! collectives took is a profile.
+//!
+//! Nothing else meets what training meets: which operands are still in a cache, memory that is touched for
+//! the first time, other ranks beside, ranks that take turns on too few cores, what the host does between
+//! two ops, and how far ranks drift apart. A model that is too large for the time or the machine is
+//! rehearsed with two layers of each kind and one microbatch: its keys are the same.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use moefold_planner::layout::Batch;
+use moefold_planner::model::{Layer, Model, count};
+use moefold_planner::plan::LayoutRecord;
+use moefold_profiles::Profile;
+use moefold_profiles::directory::{Key, Sample};
+use moefold_profiles::presets::Machine;
+
+use super::training::thinned;
+use crate::data::Samples;
+use crate::device::DeviceSpec;
+use crate::error::Error;
+use crate::lr::LearningRate;
+use crate::optimizer::AdamOptions;
+use crate::options::{Init, TrainOptions};
+use crate::train;
+use crate::unpriced;
+
+/// Steps of a rehearsal, the first of which warms up.
+const STEPS: [u64; 2] = [4, 25];
+/// What a core is taken to compute until a step was timed, FLOP/s: the low end of products in f32.
+const ASSUMED_FLOPS: f64 = 20e9;
+/// Bytes of a parameter in training in f32: weight, gradient, two moments.
+const PARAMETER_BYTES: u64 = 16;
+
+/// A layout to rehearse.
+#[derive(Debug, Clone)]
+pub struct Rehearsal {
+    /// What is trained.
+    pub model: Model,
+    /// Sequences of a step, and their length.
+    pub batch: Batch,
+    /// A legal layout of both that [`crate::support`] does not refuse.
+    pub layout: LayoutRecord,
+}
+
+/// What rehearsals gave.
+#[derive(Debug, Clone)]
+pub struct Rehearsed {
+    /// Samples of all of them; nothing where none was run.
+    pub profile: Option<Profile>,
+    /// Rehearsals left out: too large for this machine, or there was no time for them.
+    pub left_out: usize,
+}
+
+/// Runs rehearsals on ranks that are threads of this process, within `budget` where each takes no longer
+/// than its share. `done` is called after each.
+pub fn rehearse(
+    rehearsals: &[Rehearsal],
+    device: DeviceSpec,
+    budget: Duration,
+    done: &dyn Fn(usize),
+) -> Result<Rehearsed, Error> {
+    let began = Instant::now();
+    let mut profiles = Vec::new();
+    for (index, rehearsal) in rehearsals.iter().enumerate() {
+        let left = budget.saturating_sub(began.elapsed());
+        let share = left.div_f64((rehearsals.len() - index) as f64);
+        if let Some(fitting) = rehearsal.fitting(share) {
+            profiles.push(fitting.run(device, share)?);
+        }
+        done(index + 1);
+    }
+    Ok(Rehearsed {
+        left_out: rehearsals.len() - profiles.len(),
+        profile: merged(profiles),
+    })
+}
+
+impl Rehearsal {
+    /// The same as far as it fits into the machine and the time.
+    fn fitting(&self, share: Duration) -> Option<Self> {
+        let short = || {
+            let mut short = self.clone();
+            short.model.layers = two_of_each(&self.model);
+            short.layout.microbatches = 1;
+            short.batch.global_batch = u64::from(self.layout.mbs * self.layout.dp);
+            short
+        };
+        let fits = |rehearsal: &Self| {
+            let machine = Machine::detect();
+            let parameters = count::params(&rehearsal.model).total();
+            let bytes = u64::from(rehearsal.ranks()) * parameters * PARAMETER_BYTES;
+            let tokens = rehearsal.batch.global_batch * rehearsal.batch.seq_len;
+            let flops = count::flops_per_token(&rehearsal.model, rehearsal.batch.seq_len).0;
+            let step_s = flops * tokens as f64 / ASSUMED_FLOPS / f64::from(machine.cores);
+            bytes < machine.memory.0 / 2 && step_s * STEPS[0] as f64 <= share.as_secs_f64()
+        };
+        let whole = fits(self).then(|| self.clone());
+        whole.or_else(|| Some(short()).filter(fits))
+    }
+
+    fn ranks(&self) -> u32 {
+        self.layout.tp * self.layout.cp * self.layout.pp * self.layout.dp
+    }
+
+    /// Trains for as many steps as there is time for: some, to see how long they take, then the rest.
+    fn run(&self, device: DeviceSpec, share: Duration) -> Result<Profile, Error> {
+        let began = Instant::now();
+        let first = self.train(device, STEPS[0])?;
+        let left = share.saturating_sub(began.elapsed()).as_secs_f64();
+        let step_s = began.elapsed().as_secs_f64() / STEPS[0] as f64;
+        let steps = (left / step_s) as u64;
+        if steps <= STEPS[0] {
+            return Ok(first);
+        }
+        self.train(device, steps.min(STEPS[1]))
+    }
+
+    fn train(&self, device: DeviceSpec, steps: u64) -> Result<Profile, Error> {
+        let plan = unpriced::planned(&self.model, self.layout);
+        let samples = Samples::random(self.model.vocab_size, &self.batch, steps)?;
+        let options = TrainOptions {
+            steps,
+            lr: LearningRate::constant(1e-4),
+            adam: AdamOptions::default(),
+            aux_loss_coef: 0.0,
+            seed: 1,
+            init: Init::Random,
+            device,
+            traced_steps: 0..0,
+            save: None,
+        };
+        let trained = train::run(&plan, &self.model, &self.batch, &options, &samples, &|_| ())?;
+        Ok(trained.profile)
+    }
+}
+
+/// Two layers of each kind, in the order in which kinds first come.
+fn two_of_each(model: &Model) -> Vec<Layer> {
+    let mut kept: Vec<Layer> = Vec::new();
+    for layer in &model.layers {
+        if kept.iter().filter(|other| *other == layer).count() < 2 {
+            kept.push(layer.clone());
+        }
+    }
+    kept
+}
+
+/// One profile of several of this machine and number of ranks: a key has the timings of all.
+fn merged(profiles: Vec<Profile>) -> Option<Profile> {
+    let mut profiles = profiles.into_iter();
+    let mut first = profiles.next()?;
+    let mut by_key: BTreeMap<Key, Sample> = BTreeMap::new();
+    let samples = std::mem::take(&mut first.samples);
+    for sample in samples
+        .into_iter()
+        .chain(profiles.flat_map(|profile| profile.samples))
+    {
+        match by_key.get_mut(&sample.key) {
+            Some(known) => {
+                known.seconds.extend(sample.seconds);
+                known.waits.extend(sample.waits);
+            }
+            None => drop(by_key.insert(sample.key, sample)),
+        }
+    }
+    first.samples = by_key
+        .into_values()
+        .map(|sample| Sample {
+            seconds: thinned(&sample.seconds),
+            waits: thinned(&sample.waits),
+            ..sample
+        })
+        .collect();
+    Some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::directory::Taken;
+
+    use super::*;
+
+    const ONE_THREAD: DeviceSpec = DeviceSpec::Cpu {
+        threads_per_rank: Some(1),
+    };
+
+    fn rehearsal() -> Rehearsal {
+        let plan = crate::testing::plan();
+        Rehearsal {
+            model: plan.model,
+            batch: plan.request.batch,
+            layout: LayoutRecord {
+                dp: 2,
+                ep: 2,
+                microbatches: 2,
+                ..plan.planned.layout
+            },
+        }
+    }
+
+    #[test]
+    fn training_measures_every_op_collective_and_the_host() {
+        let both = [rehearsal(), rehearsal()];
+        let done = std::cell::Cell::new(0);
+        let rehearsed = rehearse(&both, ONE_THREAD, Duration::from_mins(5), &|n| done.set(n));
+        let rehearsed = rehearsed.expect("trains");
+        assert_eq!((rehearsed.left_out, done.get()), (0, 2));
+        let profile = rehearsed.profile.expect("there is one");
+        assert_eq!(profile.concurrent_ranks, both[0].ranks());
+        let mut keys: Vec<Key> = profile.samples.iter().map(|sample| sample.key).collect();
+        keys.dedup();
+        assert_eq!(keys.len(), profile.samples.len(), "a sample a key");
+        assert!(
+            profile
+                .samples
+                .iter()
+                .all(|sample| sample.taken == Taken::Training)
+        );
+        for stem in ["gemm", "attention", "rms_norm", "adamw", "launch"] {
+            assert!(
+                keys.iter().any(|key| key.stem() == stem),
+                "no {stem} in {keys:?}"
+            );
+        }
+        let collectives = || {
+            let all = profile.samples.iter();
+            all.filter(|sample| matches!(sample.key, Key::Collective(_)))
+        };
+        assert!(collectives().count() > 0);
+        assert!(collectives().all(|sample| !sample.waits.is_empty()));
+    }
+
+    #[test]
+    fn what_is_too_large_is_cut_down_or_left_out() {
+        let whole = rehearsal();
+        let mut deep = whole.clone();
+        let layers = whole.model.layers.iter().cycle();
+        deep.model.layers = layers.take(100_000).cloned().collect();
+        let cut = deep
+            .fitting(Duration::from_mins(5))
+            .expect("it fits when cut");
+        let kinds = two_of_each(&whole.model).len();
+        assert!(cut.model.layers.len() <= 2 * kinds && cut.layout.microbatches == 1);
+        let left = rehearse(&[deep], ONE_THREAD, Duration::ZERO, &|_| ()).expect("nothing fails");
+        assert!(left.left_out == 1 && left.profile.is_none());
+    }
+}
