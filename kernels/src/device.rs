@@ -462,9 +462,9 @@ impl Device {
         let tensor = self.allocate(class, dtype, dims);
         if self.0.poison.get() {
             tensor.fill_poison();
-        }
-        if let Backend::Cuda(gpu) = &self.0.backend {
-            gpu.forget(&tensor);
+            if let Backend::Cuda(gpu) = &self.0.backend {
+                gpu.forget(&tensor);
+            }
         }
         tensor
     }

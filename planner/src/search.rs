@@ -75,10 +75,15 @@ pub fn plan(
     let Candidates {
         layouts,
         space: total,
-        mut refused,
-        examples,
+        refusals,
         all_illegal,
     } = candidates(&question, gpus, &rules);
+    let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
+    let mut refused: BTreeMap<String, u64> = counts.collect();
+    let sentences = refusals
+        .into_iter()
+        .map(|r| (r.reason.to_owned(), r.example));
+    let examples: BTreeMap<String, String> = sentences.collect();
     if all_illegal {
         return Err(PlanError::NoneLegal {
             refused,
@@ -157,12 +162,20 @@ struct Candidates {
     layouts: Vec<Layout>,
     /// Candidates there are: tuples times what else is open.
     space: u64,
-    /// Candidates refused, by reason.
-    refused: BTreeMap<String, u64>,
-    /// A sentence for each reason.
-    examples: BTreeMap<String, String>,
+    /// Why candidates are refused, in the order in which reasons are met: a search adds to a few of them
+    /// tens of thousands of times.
+    refusals: Vec<Refusal>,
     /// Whether no tuple is legal.
     all_illegal: bool,
+}
+
+/// Candidates refused for one reason.
+struct Refusal {
+    /// The short key they are counted under.
+    reason: &'static str,
+    count: u64,
+    /// A sentence about the first.
+    example: String,
 }
 
 fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
@@ -170,8 +183,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     let mut found = Candidates {
         layouts: Vec::new(),
         space: 0,
-        refused: BTreeMap::new(),
-        examples: BTreeMap::new(),
+        refusals: Vec::new(),
         all_illegal: true,
     };
     let mut broken = Vec::new();
@@ -199,12 +211,14 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
 
 impl Candidates {
     /// Counts; the sentence is written once a reason, for there are many refusals.
-    fn refuse(&mut self, reason: &str, count: u64, why: &dyn std::fmt::Display) {
-        if let Some(before) = self.refused.get_mut(reason) {
-            *before += count;
-        } else {
-            self.refused.insert(reason.to_owned(), count);
-            self.examples.insert(reason.to_owned(), why.to_string());
+    fn refuse(&mut self, reason: &'static str, count: u64, why: &dyn std::fmt::Display) {
+        match self.refusals.iter_mut().find(|r| r.reason == reason) {
+            Some(before) => before.count += count,
+            None => self.refusals.push(Refusal {
+                reason,
+                count,
+                example: why.to_string(),
+            }),
         }
     }
 }

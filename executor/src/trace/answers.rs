@@ -1,6 +1,6 @@
 //! [`Traced`]: what the planner asks about this executor, answered by running its modules.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,6 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Layer, Model};
 use moefold_planner::runtime::{
     Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
@@ -39,8 +38,8 @@ pub struct Traced<'a> {
     gpu: Option<Properties>,
     /// The pieces of its decoder layers, of alike layers once.
     blocks: Vec<model::Piece>,
-    pieces: Mutex<HashMap<Sizes, Arc<Answer>>>,
-    steps: Mutex<HashMap<[u64; 3], [Level; 2]>>,
+    pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
+    steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
 
 /// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
@@ -161,7 +160,7 @@ impl<'a> Traced<'a> {
         } else {
             [local.tp, local.mbs, local.cp, local.seq_len, precision]
         };
-        let known = |pieces: &HashMap<Sizes, Arc<Answer>>| pieces.get(&(piece, sizes)).cloned();
+        let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&(piece, sizes)).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
             return answer;
         }
@@ -179,7 +178,7 @@ impl<'a> Traced<'a> {
         let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
         let cx = piece_on(device, layout, assumed, &tape);
-        let at = mesh::coordinates(layout, 0);
+        let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
         let stage = StageModel::new(model, &store, &[piece], None);
         let sums = sums(&cx);
@@ -209,7 +208,7 @@ impl<'a> Traced<'a> {
         let x = (piece != model::Piece::Embedding).then(stream);
         let dy = (piece != model::Piece::Head).then(stream);
 
-        tape.read(|_| ());
+        tape.wipe();
         let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
@@ -365,17 +364,17 @@ impl Traced<'_> {
         let device = self.device(setting.precision.activation());
         let tape = Tape::default();
         let cx = piece_on(device, setting.layout, Assumed::BALANCED, &tape);
-        tape.take();
+        tape.wipe();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
         let sums = sums(&cx);
-        let fixed = account(&tape.take()).live();
+        let fixed = tape.read(Heard::of).account.live();
         let len = local.tokens as usize;
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
         let uploaded = upload(&cx, len, std::slice::from_ref(&tokens));
-        let microbatch = account(&tape.take()).live();
+        let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded));
         [fixed, microbatch]
     }
@@ -402,20 +401,8 @@ pub(super) fn properties(cluster: &Cluster) -> Option<Properties> {
     })
 }
 
-/// What some events leave alive, and the most they had.
-fn account(events: &[Event]) -> Account {
-    let mut account = Account::default();
-    for event in events {
-        match event {
-            Event::Allocated(tensor) => account.take(tensor.class, tensor.bytes),
-            Event::Freed(tensor) => account.give(tensor.class, tensor.bytes),
-            _ => {}
-        }
-    }
-    account
-}
-
 /// What is heard of a pass.
+#[derive(Default)]
 struct Heard {
     items: Vec<Item>,
     /// Above what was alive before.
@@ -426,39 +413,35 @@ struct Heard {
 
 impl Heard {
     fn of(events: &[Event]) -> Self {
-        Self {
-            items: items(events),
-            account: account(events),
-            largest: largest(events),
+        let mut heard = Self::default();
+        for event in events {
+            match event {
+                Event::Op { op, category, .. } => heard.items.push((Doing::Op(*op), *category)),
+                Event::Started {
+                    group,
+                    collective,
+                    category,
+                    ..
+                } => {
+                    let doing = Doing::Collective(Group::of(group), *collective);
+                    heard.items.push((doing, *category));
+                }
+                Event::HostRead { reads: 1, .. } => {
+                    heard.items.push((Doing::HostRead, Category::Host));
+                }
+                Event::HostRead { name, reads } => {
+                    unreachable!("{name} reads {reads} times at once")
+                }
+                Event::Allocated(tensor) => {
+                    heard.account.take(tensor.class, tensor.bytes);
+                    heard.largest = heard.largest.max(tensor.bytes);
+                }
+                Event::Freed(tensor) => heard.account.give(tensor.class, tensor.bytes),
+                Event::Awaited { .. } | Event::NotBefore(_) => {}
+            }
         }
+        heard
     }
-}
-
-fn largest(events: &[Event]) -> Bytes {
-    let allocated = events.iter().filter_map(|event| match event {
-        Event::Allocated(allocation) => Some(allocation.bytes),
-        _ => None,
-    });
-    allocated.max().unwrap_or(Bytes::ZERO)
-}
-
-fn items(events: &[Event]) -> Vec<Item> {
-    let item = |event: &Event| match event {
-        Event::Op { op, category, .. } => Some((Doing::Op(*op), *category)),
-        Event::Started {
-            group,
-            collective,
-            category,
-            ..
-        } => Some((Doing::Collective(Group::of(group), *collective), *category)),
-        Event::HostRead { reads: 1, .. } => Some((Doing::HostRead, Category::Host)),
-        Event::HostRead { name, reads } => unreachable!("{name} reads {reads} times at once"),
-        _ => None,
-    };
-    let mut items = Vec::with_capacity(events.len());
-    items.extend(events.iter().filter_map(item));
-    items.shrink_to_fit();
-    items
 }
 
 /// An item as the planner prices it, its group where the setting has it.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use moefold_kernels::Device;
 use moefold_kernels::meta::Choices;
 use moefold_planner::layout::Layout;
-use moefold_planner::mesh::{self, Coordinates, GroupKind};
+use moefold_planner::mesh::{Coordinates, GroupKind, Mesh};
 
 use crate::transport::{Communicator, Exchange, Pending, Transport, TransportError};
 
@@ -155,6 +155,7 @@ impl Transport for Peers {
 /// What is the same for all groups of a traced rank.
 pub(super) struct Groups<'a> {
     pub(super) layout: &'a Layout,
+    pub(super) mesh: Mesh,
     pub(super) rank: u32,
     pub(super) crowd: Rc<Crowd>,
     /// Of a group, the most members that share a memory domain.
@@ -172,7 +173,7 @@ impl Groups<'_> {
             return Communicator::solo(self.rank);
         }
         let ranks = match kind {
-            Some(kind) => mesh::group_of(self.layout, kind, self.rank),
+            Some(kind) => self.mesh.group_of(kind, self.rank),
             None => (0..self.layout.gpus()).collect(),
         };
         let index = ranks.iter().position(|&rank| rank == self.rank);

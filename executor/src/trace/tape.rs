@@ -21,10 +21,14 @@ impl Tape {
 
     /// Reads what is on it, and wipes it.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
-        let mut events = self.0.borrow_mut();
-        let result = read(&events);
-        events.clear();
+        let result = read(&self.0.borrow());
+        self.wipe();
         result
+    }
+
+    /// Wipes it.
+    pub(crate) fn wipe(&self) {
+        self.0.borrow_mut().clear();
     }
 
     /// An empty one with room for so many events.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Layout};
-use moefold_planner::mesh::{self, GroupKind};
+use moefold_planner::mesh::{Coordinates, GroupKind, Mesh};
 use moefold_planner::model::Model;
 use moefold_planner::walk::Event;
 
@@ -28,10 +28,12 @@ pub fn rank_on(
     domain: &dyn Fn(Option<GroupKind>) -> u32,
     tape: &Tape,
 ) -> Context {
+    let mesh = Mesh::of(layout);
     let groups = Groups {
         layout,
         rank,
-        crowd: crowd(&device, layout, rank, assumed),
+        crowd: crowd(&device, layout, &mesh.coordinates(rank), assumed),
+        mesh,
         domain,
         of_pieces: false,
     };
@@ -40,10 +42,12 @@ pub fn rank_on(
 
 /// As [`rank_on`], rank 0 for a piece of the model alone: without the groups that only a step needs.
 pub(super) fn piece_on(device: Device, layout: &Layout, assumed: Assumed, tape: &Tape) -> Context {
+    let mesh = Mesh::of(layout);
     let groups = Groups {
         layout,
         rank: 0,
-        crowd: crowd(&device, layout, 0, assumed),
+        crowd: crowd(&device, layout, &mesh.coordinates(0), assumed),
+        mesh,
         domain: &|_| 1,
         of_pieces: true,
     };
@@ -51,9 +55,8 @@ pub(super) fn piece_on(device: Device, layout: &Layout, assumed: Assumed, tape: 
 }
 
 /// Who exchanges tokens with the rank, whose routers choose as it is assumed.
-fn crowd(device: &Device, layout: &Layout, rank: u32, assumed: Assumed) -> Rc<Crowd> {
-    let at = mesh::coordinates(layout, rank);
-    let crowd = Rc::new(Crowd::new(layout, &at, assumed));
+fn crowd(device: &Device, layout: &Layout, at: &Coordinates, assumed: Assumed) -> Rc<Crowd> {
+    let crowd = Rc::new(Crowd::new(layout, at, assumed));
     crowd.route(device);
     crowd
 }

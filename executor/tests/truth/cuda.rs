@@ -58,6 +58,13 @@ impl Emulated {
         at_hand(made).is_some()
     }
 
+    /// The device of a rank that runs the kernels of routing alone; each rank has other numbers.
+    pub(crate) fn open_routing(self, rank: u32) -> Device {
+        let seed = seed() + u64::from(rank);
+        let made = moefold_emulator::routing_alone(self.architecture, self.dtype, seed);
+        made.expect("as before")
+    }
+
     pub(crate) fn open(self) -> Device {
         let device =
             moefold_emulator::device(self.architecture, self.dtype, seed()).expect("as before");

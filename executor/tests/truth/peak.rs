@@ -34,14 +34,17 @@ use crate::common::{Fixture, degrees};
 use crate::cuda::{self, Emulated};
 use crate::layouts::legal;
 
+const FIXTURES: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
+
 /// What a step is measured on.
 struct Place<'a> {
-    open: &'a (dyn Fn() -> Device + Sync),
+    /// A rank's device.
+    open: &'a (dyn Fn(u32) -> Device + Sync),
     precision: Precision,
 }
 
 const CPU: Place<'static> = Place {
-    open: &|| Device::cpu(1),
+    open: &|_| Device::cpu(1),
     precision: Precision::Fp32,
 };
 
@@ -87,18 +90,19 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// Runs two steps on one rank and compares each with its trace.
+/// Runs some steps on one rank and compares each with its trace.
 fn compare(
     fixture: &Fixture,
     layout: &Layout,
     trainer: &mut Trainer,
+    steps: u64,
     options: &TrainOptions,
 ) -> Result<(), Error> {
     let batch = fixture.batch();
     let (device, rank) = (trainer.cx.device.clone(), trainer.cx.rank);
     let what = format!("{} {layout:?} rank {rank}", fixture.name);
     let between = device.memory();
-    for step in 0..2 {
+    for step in 0..steps {
         let what = format!("{what} step {step}");
         let tokens = train::microbatches(&fixture.samples, &trainer.cx, &batch, step)?;
         let assumed = Assumed::Recorded(Rc::new(routed(trainer, &tokens)?));
@@ -145,29 +149,29 @@ fn compare(
     Ok(())
 }
 
-fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, aux_loss_coef: f64) {
+fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, aux_loss_coef: f64) {
     let layout = fixture.layout(degrees);
     let (mut options, weights) = (fixture.options(), fixture.weights());
     options.aux_loss_coef = aux_loss_coef;
     World::threads(layout.gpus())
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
-            let cx = Context::join(rank, &layout, (place.open)(), recorder);
+            let cx = Context::join(rank, &layout, (place.open)(rank.rank()), recorder);
             let seq_len = fixture.golden.seq_len;
             let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
-            compare(fixture, &layout, &mut trainer, &options)
+            compare(fixture, &layout, &mut trainer, steps, &options)
         })
         .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
 }
 
 #[test]
 fn law_a_traced_step_is_the_step() {
-    for name in ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"] {
+    for name in FIXTURES {
         let fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
             for (i, degrees) in legal(&fixture, gpus).iter().enumerate() {
                 // Every other with a load-balancing loss.
-                check(&fixture, &CPU, degrees, 0.01 * (i % 2) as f64);
+                check(&fixture, &CPU, degrees, 2, 0.01 * (i % 2) as f64);
             }
         }
     }
@@ -217,7 +221,7 @@ fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
             let all = legal(&fixture, gpus);
             let degrees = all[random.random_range(0..all.len())];
             let what = || (cuda::seed(), draw, &fixture.model.layers);
-            let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 0.01));
+            let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 2, 0.01));
             assert!(checked.is_ok(), "MOEFOLD_SEED, draw, layers: {:?}", what());
         }
     }
@@ -228,10 +232,10 @@ fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, aux_loss_c
         return;
     }
     let place = Place {
-        open: &|| on.open(),
+        open: &|_| on.open(),
         precision: precision(on),
     };
-    check(fixture, &place, degrees, aux_loss_coef);
+    check(fixture, &place, degrees, 2, aux_loss_coef);
 }
 
 fn precision(on: Emulated) -> Precision {
@@ -260,13 +264,74 @@ fn law_a_traced_step_is_that_of_rank_threads_on_cuda() {
     check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), 0.0);
 }
 
+/// A fixture's model with one layer of each kind.
+fn least(name: &'static str) -> Fixture {
+    let fixture = Fixture::load(name);
+    let mut model = fixture.model.clone();
+    model.layers.clear();
+    for layer in &fixture.model.layers {
+        if !model.layers.contains(layer) {
+            model.layers.push(layer.clone());
+        }
+    }
+    fixture.with_model(model)
+}
+
+/// One in `of` of all layouts of up to eight ranks of every fixture on every kind of GPU, drawn from the
+/// seed with the number of microbatches, one or two: more repeat them. Data decides how many rows experts
+/// have, so the kernels of routing are run, and no others.
+fn check_layouts_on_cuda(of: usize) {
+    let kinds = [cuda::F32, cuda::BF16, cuda::HOPPER];
+    if !kinds.iter().all(|on| on.is_there()) {
+        return;
+    }
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in FIXTURES {
+        let layouts = (1..=8).flat_map(|gpus| legal(&least(name).with_batch(8), gpus));
+        let all = layouts.flat_map(|degrees| kinds.map(|on| (degrees, on)));
+        for (degrees, on) in all {
+            let samples = u64::from(degrees.gpus / degrees.tp * degrees.mbs);
+            let microbatches = random.random_range(1..=(8 / samples).min(2));
+            let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
+            if random.random_range(0..of) > 0 {
+                continue;
+            }
+            let fixture = least(name).with_batch(samples * microbatches);
+            let place = Place {
+                open: &|rank| on.open_routing(rank),
+                precision: precision(on),
+            };
+            let one = || check(&fixture, &place, &degrees, 1, aux_loss_coef);
+            let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+            let what = || (cuda::seed(), name, on, degrees, microbatches, aux_loss_coef);
+            assert!(checked.is_ok(), "MOEFOLD_SEED and where: {:?}", what());
+        }
+    }
+}
+
+#[test]
+fn law_a_traced_step_is_the_step_in_layouts_drawn_on_cuda() {
+    check_layouts_on_cuda(8);
+}
+
+/// Minutes, so only where asked for (`--ignored`).
+#[test]
+#[ignore = "takes minutes: an emulated kernel is slow"]
+fn law_a_traced_step_is_the_step_in_every_layout_on_cuda() {
+    check_layouts_on_cuda(1);
+}
+
 /// Trains under a layout for two steps and compares the fullest rank's peak with the plan's, class by
 /// class.
 fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: &Degrees) {
     let planned = predicted(fixture, cluster, place.precision, degrees);
-    let (_, peaks) = fixture.train_on(place.open, degrees, 2, &fixture.options(), |trainer| {
-        trainer.cx.device.memory()
-    });
+    let (_, peaks) = fixture.train_on(
+        || (place.open)(0),
+        degrees,
+        2,
+        &fixture.options(),
+        |trainer| trainer.cx.device.memory(),
+    );
     let measured = peaks.into_iter().max_by_key(Memory::peak_total);
     let measured = measured.expect("a rank");
     let gib = &planned.memory_gib;
@@ -349,7 +414,7 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
             return;
         }
         let place = Place {
-            open: &|| on.open(),
+            open: &|_| on.open(),
             precision: precision(on),
         };
         let cluster = presets::cluster(cluster).expect("a preset");

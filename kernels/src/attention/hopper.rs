@@ -144,17 +144,14 @@ pub(super) fn applies(gpu: &Cuda, aligned: bool) -> bool {
 fn map(op: &'static str, gpu: &Cuda, x: &Tensor, s: Sizes, rows: usize) -> Arg {
     let (heads, width) = (x.dims()[1] as u64, x.dims()[2] as u64);
     let row = heads * width * 2;
-    gpu.tensor_map(
-        op,
-        &TensorMap {
-            address: x.address(),
-            dtype: Dtype::Bf16,
-            dims: vec![width, heads, s.seq_len as u64, s.seqs as u64],
-            strides: vec![width * 2, row, row * s.seq_len as u64],
-            tile: vec![64, 1, rows as u32, 1],
-            swizzle: Swizzle::B128,
-        },
-    )
+    gpu.tensor_map(op, || TensorMap {
+        address: x.address(),
+        dtype: Dtype::Bf16,
+        dims: vec![width, heads, s.seq_len as u64, s.seqs as u64],
+        strides: vec![width * 2, row, row * s.seq_len as u64],
+        tile: vec![64, 1, rows as u32, 1],
+        swizzle: Swizzle::B128,
+    })
 }
 
 pub(super) fn forward(
@@ -324,17 +321,14 @@ pub(super) fn backward(
 
 /// Tiles of a matrix of f32, as it lies.
 fn rows_map(op: &'static str, gpu: &Cuda, x: &Tensor, [rows, columns]: [usize; 2]) -> Arg {
-    gpu.tensor_map(
-        op,
-        &TensorMap {
-            address: x.address(),
-            dtype: Dtype::F32,
-            dims: vec![x.width() as u64, x.num_rows() as u64],
-            strides: vec![x.width() as u64 * 4],
-            tile: vec![columns as u32, rows as u32],
-            swizzle: Swizzle::None,
-        },
-    )
+    gpu.tensor_map(op, || TensorMap {
+        address: x.address(),
+        dtype: Dtype::F32,
+        dims: vec![x.width() as u64, x.num_rows() as u64],
+        strides: vec![x.width() as u64 * 4],
+        tile: vec![columns as u32, rows as u32],
+        swizzle: Swizzle::None,
+    })
 }
 
 /// What the models of today launch: heads of 64, 128 and 256, and MLA's 192 and 128.

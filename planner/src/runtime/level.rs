@@ -83,13 +83,13 @@ pub struct Account {
 impl Account {
     /// A tensor is allocated.
     pub fn take(&mut self, class: TensorClass, bytes: Bytes) {
-        self.live = self.live + Level::of(class, bytes);
+        self.live.0[class] += bytes.0 as i64;
         self.peak = self.peak.higher(self.live);
     }
 
     /// The last handle on a tensor is dropped; it may have been there before.
     pub fn give(&mut self, class: TensorClass, bytes: Bytes) {
-        self.live = self.live - Level::of(class, bytes);
+        self.live.0[class] -= bytes.0 as i64;
     }
 
     /// What is alive now.

@@ -115,7 +115,7 @@ impl Tile {
             tile: self.sizes.iter().map(|&t| t as u32).collect(),
             swizzle: self.swizzle,
         };
-        gpu.tensor_map(OP, &map)
+        gpu.tensor_map(OP, || map)
     }
 
     /// Calls `each` with the place in shared memory of every element of the tile, and its place in

@@ -50,26 +50,27 @@ pub(super) fn launch(gpu: &Cuda, product: &Product, tile: Tile) {
         Trans::No => (groups, 1),
         Trans::Yes => (1, groups),
     };
-    let encode = |map: TensorMap| gpu.tensor_map(product.op, &map);
+    let encode =
+        |view, dims, slices, tile| gpu.tensor_map(product.op, || map(view, dims, slices, tile));
     let a = match ta {
-        Trans::No => map(product.a.0, [k, m], None, [64, 128]),
-        Trans::Yes => map(product.a.0, [m, k], None, [64, 64]),
+        Trans::No => encode(product.a.0, [k, m], None, [64, 128]),
+        Trans::Yes => encode(product.a.0, [m, k], None, [64, 64]),
     };
     let b = match tb {
-        Trans::No => map(product.b.0, [n, k], Some(slices_b), [64, 64]),
-        Trans::Yes => map(product.b.0, [k, n], Some(slices_b), [64, tile.n]),
+        Trans::No => encode(product.b.0, [n, k], Some(slices_b), [64, 64]),
+        Trans::Yes => encode(product.b.0, [k, n], Some(slices_b), [64, tile.n]),
     };
     let across = 128 / product.c.dtype().bytes(1).0 as usize;
-    let c = map(product.c, [n, m], Some(slices_c), [across, 64]);
+    let c = encode(product.c, [n, m], Some(slices_c), [across, 64]);
     gpu.launch(
         product.op,
         &program,
         ENTRY,
         grid,
         &[
-            encode(a),
-            encode(b),
-            encode(c),
+            a,
+            b,
+            c,
             Arg::Address(product.c.address()),
             Arg::optional(product.bias),
             Arg::optional(product.offsets),
