@@ -9,10 +9,13 @@
 )]
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use moefold_planner::model::count;
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::published::{Priced, Row, price, shipped_rows};
+use moefold_profiles::Profile;
+use moefold_profiles::import::{Options, import};
 
 /// The rows of a table.
 fn rows(table: &str) -> Vec<Row> {
@@ -22,8 +25,8 @@ fn rows(table: &str) -> Vec<Row> {
     rows
 }
 
-fn predicted(row: &Row) -> PlannedLayout {
-    match price(row, &[]) {
+fn predicted(row: &Row, profiles: &[Profile]) -> PlannedLayout {
+    match price(row, profiles) {
         Priced::Fits(plan) => *plan,
         other => panic!("{}: {other:?}", row.id),
     }
@@ -61,24 +64,54 @@ fn golden_memory_of_simumax_b200_runs() {
     assert!(worst <= 0.015, "{worst}");
 }
 
-/// Eight GPUs of one node and no network: what is compared is mostly products and their tails. Too
-/// fast throughout: the shipped tables time kernels alone, on a cooler device than one in training.
-#[test]
-fn time_of_simumax_b200_runs_is_ranked_as_measured() {
-    let mut pairs = Vec::new();
-    let mut errors = 0.0;
+/// Predicted over measured time of every SimuMax row, less 1, under what profiles measured.
+fn errors_of_simumax_rows(profiles: &[Profile]) -> Vec<f64> {
+    let (mut pairs, mut errors) = (Vec::new(), Vec::new());
     for row in rows("simumax_b200") {
-        let ms = 1e3 * predicted(&row).predicted.step_s;
+        let ms = 1e3 * predicted(&row, profiles).predicted.step_s;
         let measured = 1e3 * row.step_s.expect("a measurement");
-        println!("{} {ms:.0} ms, measured {measured:.0}", row.id);
-        errors += (ms / measured - 1.0).abs();
+        let error = ms / measured - 1.0;
+        println!(
+            "{} {ms:.0} ms, measured {measured:.0} ({:+.1} %)",
+            row.id,
+            100.0 * error
+        );
+        errors.push(error);
         pairs.push((ms, measured));
     }
     let correlation = rank_correlation(&pairs);
-    let mape = 100.0 * errors / pairs.len() as f64;
-    println!("rank correlation {correlation:.3}, MAPE {mape:.1} %");
+    println!("rank correlation {correlation:.3}");
     assert!(correlation > 0.95, "{correlation}");
-    assert!(mape < 30.0, "{mape}");
+    errors
+}
+
+/// Mean and largest error, either way, in percent.
+fn mean_and_worst(errors: &[f64]) -> [f64; 2] {
+    let sum: f64 = errors.iter().map(|error| error.abs()).sum();
+    let worst = errors.iter().fold(0.0, |worst: f64, e| worst.max(e.abs()));
+    let [mean, worst] = [sum / errors.len() as f64, worst].map(|error| 100.0 * error);
+    println!("mean error {mean:.1} %, worst {worst:.1} %");
+    [mean, worst]
+}
+
+/// Eight GPUs of one node and no network: what is compared is mostly products and their tails.
+#[test]
+fn time_of_simumax_b200_runs_is_as_measured() {
+    let [mean, _] = mean_and_worst(&errors_of_simumax_rows(&[]));
+    assert!(mean <= 10.0, "{mean}");
+}
+
+/// The same with what SimuMax measured on that machine. The file holds the figures of
+/// `configs/system/b200_bf16_ceperm.json` in github.com/MooreThreads/SimuMax@4dcaae5 (Apache-2.0), efficiencies
+/// rounded to four digits. SimuMax itself is 5.6 % off on average over its 43 rows, and 13.5 % at worst.
+#[test]
+fn time_of_simumax_b200_runs_follows_from_its_system_file() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/simumax-b200.json");
+    let imported = import(&path, &Options::default()).expect("it is read");
+    let errors = errors_of_simumax_rows(&[imported.profile]);
+    let [mean, worst] = mean_and_worst(&errors);
+    assert!(mean <= 5.0, "{mean}");
+    assert!(worst <= 13.0, "{worst}");
 }
 
 /// A published throughput and what is predicted for its layout, TFLOP/s a GPU.
@@ -102,7 +135,7 @@ fn throughputs() -> Vec<Throughput> {
             Throughput {
                 group: format!("{source} {} {}", row.model.name, row.cluster.name),
                 measured: flops / row.step_s.expect("a measurement") / 1e12,
-                predicted: predicted(&row).predicted.model_tflops_per_gpu,
+                predicted: predicted(&row, &[]).predicted.model_tflops_per_gpu,
                 id: row.id,
             }
         })

@@ -294,8 +294,9 @@ fn recognize(text: &str) -> Option<Format> {
 /// The first characters of a text, for a message.
 fn beginning(text: &str) -> String {
     const SHOWN: usize = 40;
-    let mut shown: String = text.trim_start().chars().take(SHOWN).collect();
-    if text.trim_start().chars().nth(SHOWN).is_some() {
+    let text = text.trim();
+    let mut shown: String = text.chars().take(SHOWN).collect();
+    if text.chars().nth(SHOWN).is_some() {
         shown.push_str("...");
     }
     shown.replace(char::is_control, " ")

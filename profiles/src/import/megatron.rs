@@ -122,7 +122,7 @@ fn iteration(file: &File<'_>, line: usize, text: &str) -> Result<Iteration, Impo
     };
     Ok(Iteration {
         number,
-        seconds: milliseconds * 1e-3,
+        seconds: milliseconds / 1e3,
         batch,
     })
 }
