@@ -1,8 +1,8 @@
 //! Traces of PyTorch's profiler (Kineto): Chrome JSON of `torch.profiler`, of CPU or GPU, any vendor's.
 //!
 //! Kernels are given to the op of the host that launched them (`External id`, else the runtime call with
-//! the same `correlation`), and an op with its shapes to a key ([`ops`]); where the trace has no kernels,
-//! an op takes the time the host spent in it. A collective names itself ([`messages`]). What has no key is
+//! the same `correlation`), and an op with its shapes to a key (`ops`); where the trace has no kernels,
+//! an op takes the time the host spent in it. A collective names itself (`messages`). What has no key is
 //! left out by the name of its op, or of its kernel where no op launched it. Copies between host and
 //! device are keys of their own. Times are as the profiler saw them: ops of a CPU with its own overhead,
 //! collectives with what ranks waited for each other.
@@ -19,7 +19,8 @@ use ops::Shapes;
 use text::{Args, Event, Trace};
 use tree::Tree;
 
-use super::{DeviceTime, File, Format, ImportError, Imported, Leftovers, Timings};
+use super::gathered::{DeviceTime, Imported, Leftovers, Timings};
+use super::source::{File, Format, ImportError};
 use crate::directory::{Key, Taken};
 use crate::host::{Direction, HostCost};
 use crate::presets;
@@ -66,7 +67,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Imported, ImportError> {
     let stated = match (vendor, gpu) {
         (Some(name), true) if !name.is_empty() => Some(presets::gpu_name(name)),
         (_, true) => None,
-        (_, false) => Some(super::CPU.to_owned()),
+        (_, false) => Some(super::source::CPU.to_owned()),
     };
     let device = file.device(stated.as_deref())?;
     let hosts = Hosts {

@@ -5,7 +5,8 @@
 //! What launchers put before a line (ranks, dates) and fields that forks add are passed over. Some forks
 //! print the mean after the time (`X/mean`): the time counts.
 
-use super::{File, Format, ImportError, Imported, Leftovers};
+use super::gathered::{Imported, Leftovers};
+use super::source::{File, Format, ImportError};
 use crate::directory::MeasuredSteps;
 use crate::units::{Bytes, MIB};
 

@@ -10,7 +10,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{File, Format, ImportError, Imported, Leftovers, Timings, of_one_domain};
+use super::gathered::{Imported, Leftovers, Timings, of_one_domain};
+use super::source::{File, Format, ImportError};
 use crate::collective::{Collective, CollectiveKind};
 use crate::directory::{Key, Taken};
 use crate::presets;

@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{File, Format, ImportError, Imported, Leftovers, Timings};
+use super::gathered::{Imported, Leftovers, Timings};
+use super::source::{File, Format, ImportError};
 use crate::collective::{Collective, CollectiveKind};
 use crate::directory::{Key, Taken};
 use crate::dtype::Dtype;

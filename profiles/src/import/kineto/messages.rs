@@ -3,7 +3,7 @@
 use super::Hosts;
 use super::text::Args;
 use crate::collective::{Collective, CollectiveKind};
-use crate::import::of_one_domain;
+use crate::import::gathered::of_one_domain;
 use crate::units::Bytes;
 
 /// Arguments of a collective: those of `record_param_comms`, which newer traces also give its kernels.

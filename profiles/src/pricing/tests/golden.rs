@@ -32,7 +32,9 @@ fn golden_products_cost_what_was_measured() {
 /// What products of a GPU keep up in training.
 fn sustained_tflops(name: &str, dtype: Dtype) -> f64 {
     let gpu = presets::gpu(name).expect("a preset");
-    let peak = gpu.peak(dtype).map_or(f64::INFINITY, |peak| peak.tflops());
+    let peak = gpu
+        .peak(dtype)
+        .map_or(f64::INFINITY, crate::units::FlopsPerSecond::tflops);
     peak * gpu.sustained_share.unwrap_or(1.0)
 }
 
