@@ -1,8 +1,10 @@
 //! What the words of `plan`'s flags mean, as types of the planner; and its errors in words of flags.
 
+use std::str::FromStr;
+
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moefold_planner::choice::{Module, Overlap, Recompute};
+use moefold_planner::choice::{Overlap, Recompute};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -46,46 +48,23 @@ pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
     }
 }
 
-/// Reads `auto`, `none`, `full` or modules.
+/// Reads `auto`, or what a recompute set is written as.
 pub(crate) fn recompute(words: &str) -> Result<Auto<Recompute>, String> {
-    let set = match words {
-        "auto" => return Ok(Auto(None)),
-        "none" => Recompute::None,
-        "full" => Recompute::Full,
-        _ => {
-            let module = |word: &str| {
-                let named = |module: &Module| module.name() == word.trim();
-                Module::ALL.into_iter().find(named).ok_or_else(|| {
-                    let names = Module::ALL.map(Module::name).join(", ");
-                    format!("found `{word}`, expected auto, none, full, or some of {names}")
-                })
-            };
-            Recompute::of(words.split(',').map(module).collect::<Result<_, _>>()?)
-        }
-    };
-    Ok(Auto(Some(set)))
+    or_auto(words)
 }
 
-/// Reads `auto`, `none` or kinds of overlap.
+/// Reads `auto`, or what overlap is written as.
 pub(crate) fn overlap(words: &str) -> Result<Auto<Overlap>, String> {
-    let mut overlap = Overlap::default();
-    match words {
-        "auto" => return Ok(Auto(None)),
-        "none" => return Ok(Auto(Some(overlap))),
-        _ => {}
+    or_auto(words)
+}
+
+fn or_auto<T: FromStr<Err = String>>(words: &str) -> Result<Auto<T>, String> {
+    if words == "auto" {
+        return Ok(Auto(None));
     }
-    for word in words.split(',').map(str::trim) {
-        match word {
-            "grad-reduce" => overlap.grad_reduce = true,
-            "param-gather" => overlap.param_gather = true,
-            "p2p" => overlap.p2p = true,
-            _ => {
-                let expected = "auto, none, or some of grad-reduce, param-gather, p2p";
-                return Err(format!("found `{word}`, expected {expected}"));
-            }
-        }
-    }
-    Ok(Auto(Some(overlap)))
+    let read = words.parse();
+    read.map(|value| Auto(Some(value)))
+        .map_err(|expected| format!("found `{words}`, expected auto, {expected}"))
 }
 
 /// An error of the planner, which names options in backticks, with the flags that set them.
@@ -102,6 +81,8 @@ pub(crate) fn in_words_of_flags(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use moefold_planner::choice::Module;
+
     use super::*;
 
     #[test]

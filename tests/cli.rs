@@ -439,3 +439,49 @@ fn self_contained(page: &Path) {
         assert!(!page.contains(outside), "{outside}");
     }
 }
+
+#[test]
+fn imports_write_a_whole_profile_or_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fixture = |name: &str| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = root.join("profiles/tests/fixtures").join(name);
+        path.to_str().expect("text").to_owned()
+    };
+    let out = folder.path().join("network");
+    let out = out.to_str().expect("text");
+    let imported = answer(&["import", &fixture("nccl-tests.txt"), "--out", out, "--json"]);
+    assert_eq!(imported["format"], "nccl-tests");
+    assert_eq!(imported["device"], "h100");
+    assert_eq!(
+        imported["keys"],
+        serde_json::json!({"all_reduce": 2, "all_to_all": 1})
+    );
+    assert_eq!(imported["left_out"][0]["name"], "all_reduce_perf");
+    // It prices plans of its device, and only those.
+    let best = answer(&mixtral(&["--profile", out, "--top", "1", "--json"]));
+    assert!(best["plans"][0]["predicted"]["step_s"].is_number());
+
+    let steps = folder.path().join("steps");
+    let steps = steps.to_str().expect("text");
+    let log = fixture("megatron.log");
+    let flags = ["import", &log, "--device", "b200", "--out", steps];
+    let (code, text, errors) = run(&mut program(&flags));
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        text.contains("1.002 s a step") && text.contains("warm-up"),
+        "{text}"
+    );
+    refused(&mixtral(&["--profile", steps]), 2, &["`b200`", "`h100`"]);
+
+    let none = folder.path().join("none");
+    let none = none.to_str().expect("text");
+    refused(
+        &["import", &log, "--out", none],
+        2,
+        &["megatron.log", "--device"],
+    );
+    let forced = ["import", &log, "--format", "simumax", "--out", none];
+    refused(&forced, 2, &["megatron.log", "line 1"]);
+    assert!(!Path::new(none).exists());
+}

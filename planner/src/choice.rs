@@ -2,6 +2,8 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Ffn, Mixer, Model};
@@ -161,6 +163,31 @@ impl Recompute {
     }
 }
 
+impl FromStr for Recompute {
+    type Err = String;
+
+    /// Reads `none`, `full` or modules with commas or pluses; the error is what was expected.
+    fn from_str(words: &str) -> Result<Self, String> {
+        let module = |word: &str| {
+            let named = |module: &Module| module.name() == word.trim();
+            Module::ALL.into_iter().find(named).ok_or_else(|| {
+                let names = Module::ALL.map(Module::name).join(", ");
+                format!("none, full, or some of {names}; there is `{word}`")
+            })
+        };
+        match words {
+            "none" => Ok(Self::None),
+            "full" => Ok(Self::Full),
+            _ => Ok(Self::of(
+                words
+                    .split([',', '+'])
+                    .map(module)
+                    .collect::<Result<_, _>>()?,
+            )),
+        }
+    }
+}
+
 moefold_profiles::named! {
     /// Offloading; only `none` exists so far.
     #[derive(Default)]
@@ -192,6 +219,31 @@ pub struct Overlap {
     pub param_gather: bool,
     /// Pipeline messages under other chunks' work, where stages are interleaved.
     pub p2p: bool,
+}
+
+impl FromStr for Overlap {
+    type Err = String;
+
+    /// Reads `none` or kinds with commas or pluses; the error is what was expected.
+    fn from_str(words: &str) -> Result<Self, String> {
+        let mut overlap = Self::default();
+        if words == "none" {
+            return Ok(overlap);
+        }
+        for word in words.split([',', '+']).map(str::trim) {
+            match word {
+                "grad-reduce" => overlap.grad_reduce = true,
+                "param-gather" => overlap.param_gather = true,
+                "p2p" => overlap.p2p = true,
+                _ => {
+                    return Err(format!(
+                        "none, or some of grad-reduce, param-gather, p2p; there is `{word}`"
+                    ));
+                }
+            }
+        }
+        Ok(overlap)
+    }
 }
 
 moefold_profiles::named! {

@@ -17,6 +17,7 @@ pub mod options;
 pub mod partition;
 pub mod plan;
 pub mod price;
+pub mod published;
 pub mod rules;
 pub mod runtime;
 pub mod saved;

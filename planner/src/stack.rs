@@ -124,6 +124,11 @@ impl Stack {
         matches!(self, Self::Megatron(_))
     }
 
+    /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
+    pub fn sweeps_gradients(&self) -> bool {
+        matches!(self, Self::Megatron(_))
+    }
+
     /// Workspaces that its allocator holds throughout.
     pub fn workspace(&self) -> Bytes {
         match self {

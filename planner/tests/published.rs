@@ -1,6 +1,6 @@
 //! Predictions against what others measured and published, case by case.
 //!
-//! The tables beside this file name their sources. Memory is held to a bar; time is printed, with the
+//! The tables in `data/published` name their sources. Memory is held to a bar; time is printed, with the
 //! misses left in, and held to what the search needs of it: the order of layouts.
 
 #![expect(
@@ -8,116 +8,47 @@
     reason = "every case is reported, `--nocapture` shows it"
 )]
 
-use moefold_planner::stack::megatron::Declared;
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use moefold_planner::choice::{Dispatcher, Module, Optimizer, Overlap, Recompute, StackName};
-use moefold_planner::layout::Batch;
-use moefold_planner::model::{Mixer, Model, presets};
-use moefold_planner::options::SearchOptions;
+use moefold_planner::model::count;
 use moefold_planner::plan::PlannedLayout;
-use moefold_planner::search;
-use moefold_profiles::pricing::Costs;
-use moefold_profiles::{Dtype, TensorClass};
+use moefold_planner::published::{Priced, Row, price, shipped_rows};
+use moefold_profiles::Profile;
+use moefold_profiles::import::{Options, import};
 
-/// One row of `simumax_b200.csv`.
-struct Row {
-    id: String,
-    model: Model,
-    batch: Batch,
-    layout: String,
-    pp: u32,
-    mem_gib: f64,
-    step_ms: f64,
+/// The rows of a table.
+fn rows(table: &str) -> Vec<Row> {
+    let mut rows = shipped_rows();
+    rows.retain(|row| row.table == table);
+    assert!(!rows.is_empty(), "{table}");
+    rows
 }
 
-/// A preset cut to a few layers, as the measured runs were.
-fn cut(name: &str, layers: usize) -> Model {
-    let mut model = presets::load(name).expect("a preset");
-    model.mtp.clear();
-    match name {
-        "deepseek-v3" => {
-            // One dense layer, then MoE layers.
-            let (dense, moe) = (model.layers[0].clone(), model.layers[60].clone());
-            model.layers = vec![moe; layers];
-            model.layers[0] = dense;
-        }
-        "llama-3.1-405b" => {
-            // The launch script has 16 key/value heads.
-            for layer in &mut model.layers {
-                if let Some(Mixer::Gqa(gqa)) = &mut layer.mixer {
-                    gqa.kv_heads = 16;
-                }
-            }
-        }
-        _ => {}
+fn predicted(row: &Row, profiles: &[Profile]) -> PlannedLayout {
+    match price(row, profiles) {
+        Priced::Fits(plan) => *plan,
+        other => panic!("{}: {other:?}", row.id),
     }
-    model.layers.truncate(layers);
-    model
-}
-
-fn rows() -> Vec<Row> {
-    include_str!("simumax_b200.csv")
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .skip(1)
-        .map(|line| {
-            let cells: Vec<&str> = line.split(',').collect();
-            let number = |index: usize| cells[index].parse::<f64>().expect("a number");
-            let (tp, pp, cp, ep) = (cells[5], cells[6], cells[7], cells[8]);
-            Row {
-                id: cells[0].to_owned(),
-                model: cut(cells[1], number(2) as usize),
-                batch: Batch {
-                    seq_len: number(3) as u64,
-                    global_batch: number(4) as u64,
-                },
-                layout: format!("tp={tp},pp={pp},cp={cp},ep={ep},etp=1,vpp=1,mbs=1"),
-                pp: number(6) as u32,
-                mem_gib: number(9),
-                step_ms: number(10),
-            }
-        })
-        .collect()
-}
-
-fn predicted(row: &Row) -> PlannedLayout {
-    let cluster = moefold_profiles::presets::cluster("dgx-b200").expect("a preset");
-    let costs = Costs::for_cluster(&cluster, &[]);
-    let mut options = SearchOptions::new(row.batch, StackName::Megatron);
-    options.pins = row.layout.parse().expect("degrees");
-    options.recompute = Some(Recompute::None);
-    options.dispatcher = Some(Dispatcher::Alltoall);
-    options.overlap = Some(Overlap::default());
-    // The measured runs split their layers evenly.
-    let layers: Vec<u32> = (0..row.model.layers.len() as u32).collect();
-    let each = layers.len() / row.pp as usize;
-    let stages: Vec<Vec<u32>> = layers.chunks(each).map(<[u32]>::to_vec).collect();
-    options.stages = Some(stages.into());
-    let mut found =
-        search::plan(&row.model, &cluster, 8, &options, &costs, &Declared).expect("fits");
-    found.plans.remove(0)
 }
 
 #[test]
 fn golden_memory_of_simumax_b200_runs() {
     let (mut sum, mut worst, mut distinct) = (0.0, 0.0_f64, Vec::new());
-    for row in rows() {
+    for row in rows("simumax_b200") {
+        let measured = row.mem_gib.expect("a measurement");
+        let layout = row.options.pins.to_string();
         // Rows that only differ in the number of microbatches are one measurement.
-        let key = (row.layout.clone(), row.mem_gib.to_bits());
+        let key = (layout.clone(), measured.to_bits());
         if distinct.contains(&key) {
             continue;
         }
         distinct.push(key);
-        let plan = predicted(&row).predicted;
-        // What the framework's allocator counts: without context and communicators.
-        let allocated = plan.peak_gib - plan.memory_gib[TensorClass::Overhead];
-        let error = allocated / row.mem_gib - 1.0;
+        let allocated = price(&row, &[]).allocated_gib().expect("a plan");
+        let error = allocated / measured - 1.0;
         println!(
-            "{} {}: {allocated:.2} GiB, measured {:.2} ({:+.2} %)",
+            "{} {layout}: {allocated:.2} GiB, measured {measured:.2} ({:+.2} %)",
             row.id,
-            row.layout,
-            row.mem_gib,
             100.0 * error
         );
         sum += error.abs();
@@ -133,23 +64,54 @@ fn golden_memory_of_simumax_b200_runs() {
     assert!(worst <= 0.015, "{worst}");
 }
 
-/// Eight GPUs of one node and no network: what is compared is mostly products and their tails. Too
-/// fast throughout: the shipped tables time kernels alone, on a cooler device than one in training.
-#[test]
-fn time_of_simumax_b200_runs_is_ranked_as_measured() {
-    let mut pairs = Vec::new();
-    let mut errors = 0.0;
-    for row in rows() {
-        let ms = 1e3 * predicted(&row).predicted.step_s;
-        println!("{} {ms:.0} ms, measured {:.0}", row.id, row.step_ms);
-        errors += (ms / row.step_ms - 1.0).abs();
-        pairs.push((ms, row.step_ms));
+/// Predicted over measured time of every SimuMax row, less 1, under what profiles measured.
+fn errors_of_simumax_rows(profiles: &[Profile]) -> Vec<f64> {
+    let (mut pairs, mut errors) = (Vec::new(), Vec::new());
+    for row in rows("simumax_b200") {
+        let ms = 1e3 * predicted(&row, profiles).predicted.step_s;
+        let measured = 1e3 * row.step_s.expect("a measurement");
+        let error = ms / measured - 1.0;
+        println!(
+            "{} {ms:.0} ms, measured {measured:.0} ({:+.1} %)",
+            row.id,
+            100.0 * error
+        );
+        errors.push(error);
+        pairs.push((ms, measured));
     }
     let correlation = rank_correlation(&pairs);
-    let mape = 100.0 * errors / pairs.len() as f64;
-    println!("rank correlation {correlation:.3}, MAPE {mape:.1} %");
+    println!("rank correlation {correlation:.3}");
     assert!(correlation > 0.95, "{correlation}");
-    assert!(mape < 30.0, "{mape}");
+    errors
+}
+
+/// Mean and largest error, either way, in percent.
+fn mean_and_worst(errors: &[f64]) -> [f64; 2] {
+    let sum: f64 = errors.iter().map(|error| error.abs()).sum();
+    let worst = errors.iter().fold(0.0, |worst: f64, e| worst.max(e.abs()));
+    let [mean, worst] = [sum / errors.len() as f64, worst].map(|error| 100.0 * error);
+    println!("mean error {mean:.1} %, worst {worst:.1} %");
+    [mean, worst]
+}
+
+/// Eight GPUs of one node and no network: what is compared is mostly products and their tails.
+#[test]
+fn time_of_simumax_b200_runs_is_as_measured() {
+    let [mean, _] = mean_and_worst(&errors_of_simumax_rows(&[]));
+    assert!(mean <= 10.0, "{mean}");
+}
+
+/// The same with what SimuMax measured on that machine. The file holds the figures of
+/// `configs/system/b200_bf16_ceperm.json` in github.com/MooreThreads/SimuMax@4dcaae5 (Apache-2.0), efficiencies
+/// rounded to four digits. SimuMax itself is 5.6 % off on average over its 43 rows, and 13.5 % at worst.
+#[test]
+fn time_of_simumax_b200_runs_follows_from_its_system_file() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/simumax-b200.json");
+    let imported = import(&path, &Options::default()).expect("it is read");
+    let errors = errors_of_simumax_rows(&[imported.profile]);
+    let [mean, worst] = mean_and_worst(&errors);
+    assert!(mean <= 5.0, "{mean}");
+    assert!(worst <= 13.0, "{worst}");
 }
 
 /// A published throughput and what is predicted for its layout, TFLOP/s a GPU.
@@ -161,61 +123,20 @@ struct Throughput {
     predicted: f64,
 }
 
-/// `auto`, `none` or modules with a plus between them.
-fn recompute(words: &str) -> Option<Recompute> {
-    let module = |word: &str| {
-        let named = |module: &Module| module.name() == word;
-        Module::ALL.into_iter().find(named).expect("a module")
-    };
-    match words {
-        "auto" => None,
-        "none" => Some(Recompute::None),
-        _ => Some(Recompute::of(words.split('+').map(module).collect())),
-    }
-}
-
+/// Layouts whose order is known from their sources, in bf16.
 fn throughputs() -> Vec<Throughput> {
-    include_str!("published_layouts.csv")
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .skip(1)
-        .map(|line| {
-            let cells: Vec<&str> = line.split(',').collect();
-            let number = |index: usize| cells[index].parse::<u64>().expect("a number");
-            let batch = Batch {
-                seq_len: number(4),
-                global_batch: number(5),
-            };
-            let mut layout = format!(
-                "tp={},cp={},pp={},ep={},etp={},mbs=1",
-                cells[6], cells[7], cells[8], cells[10], cells[11]
-            );
-            if cells[9] != "0" {
-                layout = format!("{layout},vpp={}", cells[9]);
-            }
-            let mut options = SearchOptions::new(batch, StackName::Megatron);
-            options.pins = layout.parse().expect("degrees");
-            options.recompute = recompute(cells[12]);
-            let dispatcher = |name: &&Dispatcher| name.name() == cells[13];
-            options.dispatcher = Dispatcher::ALL.iter().find(dispatcher).copied();
-            options.top = 1;
-            if cells[0] == "mb-card-001" {
-                options.stages = Some("Et|(tt|)*30mL".parse().expect("stages"));
-                options.optimizer = Optimizer::AdamBf16Moments;
-                options.grad_dtype = Dtype::Bf16;
-            }
-            let model = presets::load(cells[1]).expect("a preset");
-            let cluster = moefold_profiles::presets::cluster(cells[2]).expect("a preset");
-            let costs = Costs::for_cluster(&cluster, &[]);
-            let gpus = number(3) as u32;
-            let found = search::plan(&model, &cluster, gpus, &options, &costs, &Declared)
-                .unwrap_or_else(|error| panic!("{line}: {error}"));
-            let source = cells[0].split('-').next().unwrap_or_default();
+    rows("layouts")
+        .into_iter()
+        .map(|row| {
+            let batch = row.options.batch;
+            let tokens = (batch.seq_len * batch.global_batch) as f64 / f64::from(row.gpus);
+            let flops = tokens * count::flops_per_token(&row.model, batch.seq_len).0;
+            let source = row.id.split('-').next().unwrap_or_default();
             Throughput {
-                id: cells[0].to_owned(),
-                group: format!("{source} {} {}", cells[1], cells[2]),
-                measured: cells[14].parse().expect("a number"),
-                predicted: found.plans[0].predicted.model_tflops_per_gpu,
+                group: format!("{source} {} {}", row.model.name, row.cluster.name),
+                measured: flops / row.step_s.expect("a measurement") / 1e12,
+                predicted: predicted(&row, &[]).predicted.model_tflops_per_gpu,
+                id: row.id,
             }
         })
         .collect()

@@ -21,6 +21,10 @@ pub struct Gpu {
     pub num_sms: u32,
     /// Dense peak in TFLOP/s by dtype; a dtype that is absent is not computed in.
     pub peak_tflops: PeakTflops,
+    /// Share of the peaks that products keep up in training, where power or heat holds them below what
+    /// a benchmark of one kernel reaches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained_share: Option<f64>,
     /// Memory a program can allocate, GiB.
     pub memory_gib: f64,
     /// Memory bandwidth, GB/s.

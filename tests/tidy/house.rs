@@ -120,6 +120,12 @@ pub(crate) const PLANNER: &[Floor] = &[
             "simulate",
         ],
     ),
+    (
+        "published",
+        &[
+            "model", "choice", "layout", "options", "stack", "plan", "search",
+        ],
+    ),
 ];
 
 /// Data of the planner that imports algorithms.

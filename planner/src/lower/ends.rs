@@ -1,6 +1,7 @@
 //! Lowers what is not a decoder layer: embedding, head and loss, multi-token prediction, and the
 //! work of a step after its microbatches (reductions, norm, optimizer).
 
+use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
@@ -112,6 +113,31 @@ pub struct StepGroups {
     pub edp: Placement,
     /// Tensor parallel.
     pub tp: Placement,
+}
+
+/// Passes that Megatron-Core makes over the gradients of a rank that holds `shard`, beside its optimizer:
+/// the buffers are set to zero before the step and scaled by the number of replicas before they are
+/// reduced (`megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64), and the rank's own part is
+/// scaled where the norm is clipped (`megatron/core/optimizer/clip_grads.py`).
+pub fn passes_over_gradients(
+    shard: &shard::Shard,
+    groups: &StepGroups,
+    grad_dtype: Dtype,
+) -> Vec<Op> {
+    let sweep = |kind, len, dtype| Op::Sweep { kind, len, dtype };
+    let mut passes = Vec::new();
+    for (parameters, group) in [(shard.dense(), groups.dp_cp), (shard.experts, groups.edp)] {
+        if parameters == 0 {
+            continue;
+        }
+        passes.push(sweep(SweepKind::Fill, parameters, grad_dtype));
+        if groups.dp_cp.ranks > 1 {
+            passes.push(sweep(SweepKind::Scale, parameters, grad_dtype));
+        }
+        let own = parameters.div_ceil(u64::from(group.ranks));
+        passes.push(sweep(SweepKind::Scale, own, Dtype::F32));
+    }
+    passes
 }
 
 /// Lowers the end of a step for a rank that holds `shard`. Gradients are reduced in

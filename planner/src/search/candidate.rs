@@ -515,7 +515,7 @@ fn rank_end(
     groups: &StepGroups,
     pair: Option<Placement>,
 ) -> RankEnd {
-    let work = ends::step(
+    let mut work = ends::step(
         shard,
         groups,
         question.options.grad_dtype,
@@ -523,6 +523,11 @@ fn rank_end(
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );
+    if question.stack.sweeps_gradients() {
+        let grads = question.options.grad_dtype;
+        let passes = ends::passes_over_gradients(shard, groups, grads);
+        work.optimizer.extend(passes);
+    }
     let seconds = |list: &[Collective]| -> f64 {
         list.iter()
             .map(|collective| question.costs.collective(collective).time.0)

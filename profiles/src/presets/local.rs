@@ -109,6 +109,7 @@ pub fn local_on(machine: Machine, ranks: u32) -> Cluster {
             // A message is a copy: read once and written once.
             nvlink_gb_per_s: rate / 2.0,
             mesh_link_gb_per_s: None,
+            sustained_share: None,
             host_link_gb_per_s: rate / 2.0,
             sources: vec![format!(
                 "assumed: {core_gflops:.0} GFLOP/s (vector units at {CORE_GHZ} GHz) and \

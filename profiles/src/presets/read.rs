@@ -221,6 +221,14 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
         .or(base.map(|base| base.num_sms))
         .ok_or_else(|| fields.missing("num_sms", "streaming multiprocessors, such as 132"))?;
     let peak_tflops = peaks(&mut fields, base)?;
+    let sustained_share = fields
+        .number(
+            "sustained_share",
+            0.05,
+            1.0,
+            "the share of the peaks that products keep up in training",
+        )?
+        .or(base.and_then(|base| base.sustained_share));
     let unit = "GiB a program can allocate";
     let memory_gib = fields
         .number("memory_gib", 0.1, 4096.0, unit)?
@@ -284,6 +292,7 @@ fn gpu(mut fields: Fields, name: &str, base: Option<PricedGpu>) -> Result<Priced
             arch,
             num_sms,
             peak_tflops,
+            sustained_share,
             memory_gib,
             memory_gb_per_s,
             nvlink_gb_per_s,

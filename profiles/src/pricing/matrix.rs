@@ -164,7 +164,15 @@ impl Matrix {
         else {
             unreachable!("the caller matched a dense product");
         };
-        let (time, source) = self.dense([m, n, k].map(|size| size.max(1) as f64), dtype);
+        let at = [m, n, k].map(|size| size.max(1) as f64);
+        let (time, source) = self.dense(at, dtype);
+        // Among others like it, a product may be slower than it was by itself.
+        let least = self.roofline.sustained(2.0 * at[0] * at[1] * at[2], dtype);
+        let (time, source) = if time < least {
+            (least, source.max(Source::Interpolated))
+        } else {
+            (time, source)
+        };
         match pass {
             Pass::Forward => (time, source),
             Pass::Dgrad | Pass::Backward => (time, source.max(Source::Interpolated)),
@@ -177,7 +185,7 @@ impl Matrix {
         }
     }
 
-    /// Seconds of a dense forward product `[m, n, k]`.
+    /// Seconds of a dense forward product `[m, n, k]` by itself.
     fn dense(&self, at: [f64; 3], dtype: Dtype) -> (f64, Source) {
         if let Some(surface) = &self.dense[dtype_index(dtype)] {
             let (time, source) = surface.time(at);
@@ -239,7 +247,9 @@ impl Matrix {
             Pass::Wgrad => width * rows * (n + k) + 8.0 * weights,
             _ => width * (rows * k + weights) + width.max(2.0) * rows * n,
         };
-        (compute.hypot(self.roofline.stream(bytes)), source)
+        let least = self.roofline.sustained(2.0 * rows * n * k, dtype);
+        let time = compute.hypot(self.roofline.stream(bytes)).max(least);
+        (time, source)
     }
 
     /// A table of another device is at best interpolated.

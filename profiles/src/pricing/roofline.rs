@@ -63,6 +63,8 @@ pub(super) struct Roofline {
     peak: [f64; 4],
     /// Share of the peak the largest products reach, by dtype index.
     ceiling: [f64; 4],
+    /// Share of the peak that products keep up in training.
+    sustained: f64,
     memory_rate: f64,
     sms: f64,
     cpu: bool,
@@ -105,6 +107,7 @@ impl Roofline {
         Self {
             peak,
             ceiling,
+            sustained: gpu.sustained_share.unwrap_or(1.0),
             memory_rate: gpu.memory_rate().0,
             sms: f64::from(gpu.num_sms),
             cpu: gpu.is_cpu(),
@@ -120,6 +123,11 @@ impl Roofline {
     /// Peak in FLOP/s, of the next wider type where the device lacks this one.
     pub(super) fn peak(&self, dtype: Dtype) -> f64 {
         self.peak[dtype_index(dtype)]
+    }
+
+    /// The least seconds of a product of `flops` among others like it, whatever one by itself takes.
+    pub(super) fn sustained(&self, flops: f64, dtype: Dtype) -> f64 {
+        flops / (self.peak(dtype) * self.sustained)
     }
 
     /// Multiprocessors.

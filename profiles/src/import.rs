@@ -1,0 +1,92 @@
+//! Measurements that others made, as a [profile](crate::Profile).
+//!
+//! A file is read whole, recognized by its content, and turned into samples of the keys that prices are
+//! asked for. What has no key is counted and named in the answer; nothing is guessed in silence. Each
+//! format has a file here: `kineto` (traces of PyTorch's profiler), `nccl` (output of nccl-tests),
+//! `megatron` (log lines of Megatron-LM) and `simumax` (system files of another simulator). Nothing
+//! is written here: the caller saves the profile.
+
+mod gathered;
+mod kineto;
+mod megatron;
+mod nccl;
+mod simumax;
+mod source;
+
+use std::path::Path;
+
+pub use gathered::{DeviceTime, Imported, LeftOut};
+pub use source::{Format, ImportError};
+
+use crate::presets;
+use source::{CPU, File};
+
+/// What a caller may say about a file.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options<'a> {
+    /// What it is; else its content says.
+    pub format: Option<Format>,
+    /// The device it was measured on, a GPU preset or `cpu`; else the file says.
+    pub device: Option<&'a str>,
+}
+
+/// Reads a file of measurements, compressed by gzip or not.
+pub fn import(path: &Path, options: &Options<'_>) -> Result<Imported, ImportError> {
+    if let Some(name) = options.device.filter(|name| *name != CPU) {
+        presets::gpu(name)?;
+    }
+    let text = source::read(path)?;
+    let format = match options.format {
+        Some(format) => format,
+        None => recognize(&text).ok_or_else(|| ImportError::Unrecognized {
+            path: path.to_owned(),
+            found: beginning(&text),
+        })?,
+    };
+    let file = File {
+        path,
+        text: &text,
+        device: options.device,
+    };
+    match format {
+        Format::Kineto => kineto::read(&file),
+        Format::NcclTests => nccl::read(&file),
+        Format::MegatronLog => megatron::read(&file),
+        Format::Simumax => simumax::read(&file),
+    }
+}
+
+/// The format that a text is in.
+fn recognize(text: &str) -> Option<Format> {
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    if text.starts_with(['{', '[']) {
+        return if text.contains("\"traceEvents\"") || text.starts_with('[') {
+            Some(Format::Kineto)
+        } else if text.contains("\"accelerator\"") && text.contains("\"networks\"") {
+            Some(Format::Simumax)
+        } else {
+            None
+        };
+    }
+    let mut lines = text.lines();
+    lines.find_map(|line| {
+        if nccl::is_header(line) {
+            Some(Format::NcclTests)
+        } else if megatron::is_iteration(line) {
+            Some(Format::MegatronLog)
+        } else {
+            None
+        }
+    })
+}
+
+/// The first characters of a text, for a message.
+fn beginning(text: &str) -> String {
+    const SHOWN: usize = 40;
+    let text = text.trim();
+    let mut shown: String = text.chars().take(SHOWN).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown.replace(char::is_control, " ")
+}
