@@ -9,6 +9,7 @@ use moefold_executor::checkpoint::{self, Written};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
+use moefold_executor::host::HostWatch;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Saving, TrainOptions};
@@ -109,6 +110,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
                 summary.final_loss,
                 dir.display()
             );
+            text.push_str(&moefold_reports::peak_text(summary));
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
                     .expect("a string takes any text");
@@ -209,8 +211,11 @@ fn train_in(
             let _ = output.say(&line(record));
         }
     };
+    let here = if world.is_apart() { 1 } else { ranks };
+    let watch = HostWatch::begin(here * environment.threads_per_rank, !world.is_apart());
     let trained = run_in(world, plan, samples, options, keep_weights, &on_step)?;
-    let trained = trained.expect("rank 0 is here");
+    let mut trained = trained.expect("rank 0 is here");
+    trained.summary.host = watch.and_then(HostWatch::end);
     progress.finish_and_clear();
     let (files, written) = files
         .into_inner()

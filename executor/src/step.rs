@@ -30,7 +30,7 @@ pub struct HostTokens {
     pub targets: Vec<i32>,
 }
 
-/// What a step did, the same on every rank.
+/// What a step did, the same on every rank but for [`StepOutcome::fullest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
     /// Mean token cross entropy of the global batch.
@@ -41,6 +41,17 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// Tokens sent to each expert `[MoE layers, experts]`.
     pub expert_load: Vec<Vec<u64>>,
+    /// The microbatch in which the experts of this rank got most.
+    pub fullest: Fullest,
+}
+
+/// What one microbatch of a rank had to hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fullest {
+    /// Rows that the experts of the rank got, over all layers.
+    pub rows: u64,
+    /// Tokens sent to each expert by the ranks that exchange tokens with it `[MoE layers, experts]`.
+    pub load: Vec<Vec<u64>>,
 }
 
 /// The state of one rank between steps.
@@ -92,6 +103,7 @@ struct Progress {
     tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
+    fullest: Fullest,
     reduced_stages: usize,
 }
 
@@ -248,6 +260,7 @@ impl Stepper {
         microbatch: Microbatch,
     ) -> Result<(), Error> {
         let mut layer = 0;
+        let mut held = Fullest::default();
         let load = &mut progress.load;
         let routed = |stats: RoutingStats| {
             if load.len() == layer {
@@ -255,6 +268,8 @@ impl Stepper {
             }
             let sums = load[layer].iter_mut();
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
+            held.rows += stats.rows;
+            held.load.push(stats.exchanged);
             if let Some(Balance {
                 score_sums,
                 gradient,
@@ -271,6 +286,9 @@ impl Stepper {
         let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
         let (output, saved) = self.stages[&stage].forward(cx, None, &tokens, routed)?;
         progress.saved.insert((stage, microbatch), saved);
+        if held.rows > progress.fullest.rows {
+            progress.fullest = held;
+        }
         match output {
             // TP ranks compute the same losses; one of them accounts for them.
             StageOutput::Losses(losses) if cx.tp.index() == 0 => {
@@ -321,6 +339,7 @@ impl Stepper {
             expert_load: load
                 .map(|layer| counts.by_ref().take(layer.len()).collect())
                 .collect(),
+            fullest: progress.fullest.clone(),
         })
     }
 

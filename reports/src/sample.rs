@@ -88,11 +88,13 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
                 .collect(),
             time_s,
             busy_s: BTreeMap::new(),
+            calls: BTreeMap::new(),
             confidence: Confidence {
                 measured: 0.21,
                 interpolated: 0.48,
                 extrapolated: 0.31,
             },
+            routing: None,
         },
     }
 }
@@ -287,6 +289,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             tokens_per_s: 2048.0 / step_s,
             peak_bytes: Bytes(GIB / 4),
             expert_load: vec![vec![10, 30, 20, 20], vec![20; 4]],
+            fullest_load: Vec::new(),
             dropped: 0,
         };
         lines.push_str(&serde_json::to_string(&record).expect("serializes"));
@@ -302,6 +305,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
                 reserved: Bytes(0),
                 reached: Bytes(0),
                 growths: 0,
+                resident: Bytes(0),
                 bytes: ByClass::from_fn(|class| match class {
                     TensorClass::Activations => bytes(m[class] * (0.92 + 0.05 * f64::from(rank))),
                     TensorClass::Transient => bytes(m[class] * 1.4),
@@ -320,9 +324,11 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
         time_s: predicted.time_s.scaled(measured),
         hidden_s: BTreeMap::new(),
         busy_s: busy(predicted.step_s, |i| measured * (0.75 + 0.06 * i as f64)),
+        calls: BTreeMap::new(),
         host_reads: BTreeMap::new(),
         peak_by_rank,
         final_loss: 2.6,
+        host: None,
     };
     std::fs::create_dir_all(dir).expect("a directory");
     let write = |name: &str, text: String| std::fs::write(dir.join(name), text).expect("written");

@@ -132,8 +132,13 @@ impl Trainer {
         step_s: f64,
     ) -> Result<StepRecord, Error> {
         let peak = self.cx.device.memory().peak_total().0;
-        let own = [step_s.to_bits(), peak];
+        let fullest = outcome.fullest;
+        let own = [step_s.to_bits(), peak, fullest.rows];
         let all = self.cx.world.exchange_counts(&own)?;
+        let most = all.iter().map(|rank| rank[2]).max().unwrap_or(0);
+        let first = all.iter().position(|rank| rank[2] == most);
+        let is_here = first == Some(self.cx.world.index());
+        let fullest_load = self.shared(is_here, fullest.load)?;
         let step_s = all
             .iter()
             .map(|rank| f64::from_bits(rank[0]))
@@ -150,8 +155,20 @@ impl Trainer {
             tokens_per_s: tokens / step_s,
             peak_bytes: Bytes(all.iter().map(|rank| rank[1]).max().unwrap_or(0)),
             expert_load: outcome.expert_load,
+            fullest_load,
             dropped: 0,
         })
+    }
+
+    /// Counts of the one rank that has what is wanted, on all ranks. The others' have the same sizes.
+    fn shared(&self, is_here: bool, counts: Vec<Vec<u64>>) -> Result<Vec<Vec<u64>>, Error> {
+        let own = counts.iter().flatten();
+        let own = own.map(|&count| if is_here { count as f64 } else { 0.0 });
+        let mut all: Vec<f64> = own.collect();
+        self.cx.world.all_reduce_f64(&mut all)?;
+        let mut all = all.into_iter().map(|count| count as u64);
+        let same_size = |list: Vec<u64>| all.by_ref().take(list.len()).collect();
+        Ok(counts.into_iter().map(same_size).collect())
     }
 }
 
