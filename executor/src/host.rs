@@ -100,7 +100,10 @@ fn all_ticks(stat: &str, cores: u32) -> Option<u64> {
         return None;
     }
     let total = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let ticks: Vec<u64> = total.split_whitespace().map_while(|n| n.parse().ok()).collect();
+    let ticks: Vec<u64> = total
+        .split_whitespace()
+        .map_while(|n| n.parse().ok())
+        .collect();
     let [user, nice, system, _idle, _iowait, irq, softirq, ..] = ticks[..] else {
         return None;
     };
@@ -149,7 +152,10 @@ mod tests {
             let load = watch.end().expect("it was known before");
             assert_eq!(load.threads, 3);
             assert!(load.cores > 0 && load.load_before >= 0.0, "{load:?}");
-            assert!(load.others_busy.is_none_or(|cores| cores >= 0.0), "{load:?}");
+            assert!(
+                load.others_busy.is_none_or(|cores| cores >= 0.0),
+                "{load:?}"
+            );
         }
     }
 }

@@ -57,8 +57,6 @@ pub struct RoutingStats {
     pub load: Vec<u64>,
     /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
     pub exchanged: Vec<u64>,
-    /// Rows that the experts of this rank got.
-    pub rows: u64,
     /// What this rank's part of the load-balancing loss is made of; absent when off.
     pub balance: Option<Balance>,
 }
@@ -104,7 +102,6 @@ impl Moe {
         });
         let dispatch = Dispatch::plan(cx, map)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
-        stats.rows = dispatch.num_rows() as u64;
         let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
         let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
         let rows = dispatch.from_experts(cx, rows)?;

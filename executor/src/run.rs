@@ -281,7 +281,7 @@ mod tests {
             tokens_per_s: 512.0 / step_s,
             peak_bytes: Bytes(1024),
             expert_load: vec![vec![1, 2]],
-            fullest_load: Vec::new(),
+            fullest: None,
             dropped: 0,
         }
     }

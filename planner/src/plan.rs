@@ -149,8 +149,8 @@ pub enum PlannedRouting {
         /// Rows of the busiest rank's experts over the mean of all ranks, by MoE layer: time is priced
         /// with it.
         busiest: Vec<f64>,
-        /// The same of the rank that holds most over all layers, in its fullest microbatch: memory is
-        /// counted with it.
+        /// The same of the fullest rank, in the microbatch in which memory peaks: memory is counted with
+        /// it.
         fullest: Vec<f64>,
         /// The same layout under balanced routing.
         balanced: Outcome,

@@ -46,14 +46,26 @@ pub struct StepRecord {
     /// Tokens sent to each expert in the step, all ranks together: [MoE layers, experts].
     #[serde(default)]
     pub expert_load: Vec<Vec<u64>>,
-    /// The same of one microbatch, of the ranks that exchange tokens with one another: of those, and of
-    /// the microbatch of the step, where the experts of one rank got most rows over all layers. Memory
-    /// peaks there. Empty where a file does not say.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fullest_load: Vec<Vec<u64>>,
+    /// The microbatch in which the worst rank came to `peak_bytes`; absent in a step that did not raise it,
+    /// and where something else did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fullest: Option<FullestMicrobatch>,
     /// Token-expert assignments dropped for capacity; 0 when dropless.
     #[serde(default)]
     pub dropped: u64,
+}
+
+/// How tokens were routed where memory peaked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FullestMicrobatch {
+    /// Expert ranks there are.
+    pub ep: u32,
+    /// The one that the worst rank is.
+    pub ep_rank: u32,
+    /// Tokens sent to each expert in the microbatch, by the ranks that exchange tokens with the worst one:
+    /// [MoE layers, experts].
+    pub load: Vec<Vec<u64>>,
 }
 
 impl StepRecord {
@@ -194,7 +206,11 @@ mod tests {
             tokens_per_s: 4096.0,
             peak_bytes: Bytes(1 << 20),
             expert_load: vec![vec![3, 5], vec![4, 4]],
-            fullest_load: vec![vec![1, 3], vec![2, 2]],
+            fullest: Some(FullestMicrobatch {
+                ep: 2,
+                ep_rank: 1,
+                load: vec![vec![1, 3], vec![2, 2]],
+            }),
             dropped: 0,
         }
     }

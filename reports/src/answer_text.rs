@@ -41,7 +41,11 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push_str(&memory(answer, shown).text());
         out.push('\n');
         line(&mut out, &prices(&answer.plans[0]));
-        let notes = [routing(&answer.plans[0]), tight(answer), outside_domain(answer)];
+        let notes = [
+            routing(&answer.plans[0]),
+            tight(answer),
+            outside_domain(answer),
+        ];
         for note in notes.into_iter().flatten() {
             line(&mut out, &note);
         }
@@ -244,7 +248,7 @@ fn routing(plan: &PlannedLayout) -> Option<String> {
             let mean = |loads: &[f64]| loads.iter().sum::<f64>() / loads.len().max(1) as f64;
             format!(
                 "Routing is that of {source}: over the layers, the busiest rank of #1 gets {:.2} times its \
-                 even share, the fullest microbatch of a rank has {:.2} times. Against balanced routing that \
+                 even share; where memory peaks, a rank has {:.2} times. Against balanced routing that \
                  costs {} a step ({}) and {} of the fullest rank ({}).",
                 mean(busiest),
                 mean(fullest),
@@ -414,7 +418,10 @@ mod tests {
     fn golden_routing_is_said_with_what_another_would_do() {
         let mut answer = sample::answer(1);
         let text = |answer: &Answer| plan_table(answer, &[]);
-        assert!(!text(&answer).contains("outing"), "older answers say nothing");
+        assert!(
+            !text(&answer).contains("outing"),
+            "older answers say nothing"
+        );
         let p = &mut answer.plans[0].predicted;
         let outcome = |step: f64, peak: f64| Outcome {
             step_s: step * p.step_s,
@@ -423,7 +430,12 @@ mod tests {
         let (doubled, balanced) = (outcome(1.25, 1.5), outcome(0.8, 0.5));
         p.routing = Some(PlannedRouting::Balanced { doubled });
         let said = text(&answer);
-        for part in ["assumed to be balanced", "(+50%)", "(+25%)", "--routing RUN_DIR"] {
+        for part in [
+            "assumed to be balanced",
+            "(+50%)",
+            "(+25%)",
+            "--routing RUN_DIR",
+        ] {
             assert!(said.contains(part), "{part:?} is not in\n{said}");
         }
         answer.plans[0].layout.ep = 1;
@@ -435,7 +447,13 @@ mod tests {
             balanced,
         });
         let said = text(&answer);
-        for part in ["that of runs/one", "gets 1.25 times", "has 1.75 times", "(+25%)", "(+100%)"] {
+        for part in [
+            "that of runs/one",
+            "gets 1.25 times",
+            "has 1.75 times",
+            "(+25%)",
+            "(+100%)",
+        ] {
             assert!(said.contains(part), "{part:?} is not in\n{said}");
         }
     }

@@ -83,7 +83,10 @@ pub fn peak_text(summary: &RunSummary) -> String {
         return String::new();
     };
     let size = |bytes: Bytes| format::gib(bytes.gib());
-    let classes = held.classes.iter().filter(|(_, bytes)| **bytes > Bytes::ZERO);
+    let classes = held
+        .classes
+        .iter()
+        .filter(|(_, bytes)| **bytes > Bytes::ZERO);
     let classes: Vec<String> = classes
         .map(|(class, bytes)| format!("{} {}", class.name(), size(*bytes)))
         .collect();

@@ -1,9 +1,9 @@
 //! [`Routing`]: how tokens were routed, as the load of one expert rank over the mean of all, by MoE layer.
 //!
 //! Two loads matter. Time goes by the *busiest* rank: in every layer the others wait for it, so it is taken
-//! layer by layer, on average over steps. Memory goes by the *fullest* rank: the one that held most rows
-//! over all layers, in its fullest microbatch, as one rank holds what all its layers save at once. Both are
-//! worked out for every number of ranks that the experts divide among, when the source is read.
+//! layer by layer, on average over steps. Memory goes by the *fullest* rank, in the one microbatch in which
+//! memory peaked: there it holds what all its layers saved. Both are worked out for every number of ranks
+//! that the experts divide among, when the source is read.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +34,7 @@ pub struct Routing {
 pub struct Loads {
     /// Of the busiest rank of each layer, on average over steps.
     pub busiest: Vec<f64>,
-    /// Of the fullest rank in its fullest microbatch.
+    /// Of the fullest rank where memory peaks.
     pub fullest: Vec<f64>,
 }
 
@@ -71,12 +71,13 @@ impl Routing {
         let mut gathered = Gathered::default();
         gathered.check(source, &layers)?;
         gathered.add_time(&layers);
-        gathered.add_memory(&layers);
+        gathered.set_memory(&layers, None);
         Ok(gathered.finish(source))
     }
 
     /// The routing of a run: time by its steps after warm-up (all of them where it did not finish), memory
-    /// by the fullest of all its steps.
+    /// by the microbatch in which its worst rank came to its peak. Where the run does not say which that
+    /// was, memory goes by the last step.
     fn of_run(dir: &str) -> Result<Self, PlanError> {
         let file = |name: &str| Path::new(dir).join(name).display().to_string();
         let (steps, summary) = (file("steps.jsonl"), file("summary.json"));
@@ -92,7 +93,7 @@ impl Routing {
             load.iter().map(floats).collect()
         };
         let mut gathered = Gathered::default();
-        let mut seen = 0;
+        let (mut seen, mut last, mut fullest) = (0, Histogram::new(), None);
         for record in StepRecord::lines(&text_of(&steps)?) {
             let record = record
                 .map_err(|(line, problem)| refuse(&steps, format!("line {line}: {problem}")))?;
@@ -102,13 +103,13 @@ impl Routing {
                 gathered.add_time(&whole);
             }
             seen += 1;
-            // Runs of older versions did not say which microbatch was fullest.
-            let fullest = match &record.fullest_load[..] {
-                [] => whole,
-                some => numbers(some),
-            };
-            gathered.check(&steps, &fullest)?;
-            gathered.add_memory(&fullest);
+            last = whole;
+            // Later ones are higher.
+            if let Some(found) = record.fullest {
+                let load = numbers(&found.load);
+                gathered.check(&steps, &load)?;
+                fullest = Some((load, (found.ep, found.ep_rank)));
+            }
         }
         if seen <= skipped {
             let expected = format!("more than the {skipped} of warm-up");
@@ -116,6 +117,10 @@ impl Routing {
                 &steps,
                 format!("has {seen} steps; expected {expected}"),
             ));
+        }
+        match fullest {
+            Some((load, at)) => gathered.set_memory(&load, Some(at)),
+            None => gathered.set_memory(&last, None),
         }
         Ok(gathered.finish(dir))
     }
@@ -205,8 +210,8 @@ struct Gathered {
     size: Option<(usize, usize)>,
     /// Histograms that count for time.
     timed: usize,
-    /// By number of ranks: sums of the busiest, and the fullest with its sum over layers.
-    by_ep: BTreeMap<u32, (Loads, f64)>,
+    /// By number of ranks; of the busiest, sums.
+    by_ep: BTreeMap<u32, Loads>,
 }
 
 impl Gathered {
@@ -255,7 +260,7 @@ impl Gathered {
                     busiest: none(),
                     fullest: none(),
                 };
-                self.by_ep.insert(ep as u32, (loads, 0.0));
+                self.by_ep.insert(ep as u32, loads);
             }
         }
         Ok(())
@@ -263,30 +268,36 @@ impl Gathered {
 
     fn add_time(&mut self, layers: &Histogram) {
         self.timed += 1;
-        for (&ep, (loads, _)) in &mut self.by_ep {
+        for (&ep, loads) in &mut self.by_ep {
             for (sum, tokens) in loads.busiest.iter_mut().zip(layers) {
                 *sum += by_rank(tokens, ep).into_iter().fold(0.0, f64::max);
             }
         }
     }
 
-    fn add_memory(&mut self, layers: &Histogram) {
-        for (&ep, (loads, most)) in &mut self.by_ep {
+    /// What was routed where memory peaked, and which of how many expert ranks was the fullest there, if
+    /// that is known. Of other numbers of ranks it is taken to be the one with most rows over all layers.
+    fn set_memory(&mut self, layers: &Histogram, fullest: Option<(u32, u32)>) {
+        for (&ep, loads) in &mut self.by_ep {
             let layers: Vec<Vec<f64>> = layers.iter().map(|tokens| by_rank(tokens, ep)).collect();
-            for rank in 0..ep as usize {
-                let own = layers.iter().map(|ranks| ranks[rank]);
-                let sum: f64 = own.clone().sum();
-                if sum > *most {
-                    (*most, loads.fullest) = (sum, own.collect());
-                }
-            }
+            let of = |rank: u32| layers.iter().map(move |ranks| ranks[rank as usize]);
+            let known = fullest.filter(|&(ranks, rank)| ranks == ep && rank < ep);
+            let rank = known.map_or_else(
+                || {
+                    let sum = |rank: u32| of(rank).sum::<f64>();
+                    let most = (0..ep).rev().max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
+                    most.expect("one rank at least")
+                },
+                |(_, rank)| rank,
+            );
+            loads.fullest = of(rank).collect();
         }
     }
 
     fn finish(self, source: &str) -> Routing {
         let (lists, experts) = self.size.expect("a histogram was checked");
         let share = 1.0 / self.timed as f64;
-        let mean = |(ep, (mut loads, _)): (u32, (Loads, f64))| {
+        let mean = |(ep, mut loads): (u32, Loads)| {
             loads.busiest.iter_mut().for_each(|sum| *sum *= share);
             (ep, loads)
         };
