@@ -290,10 +290,10 @@ mod tests {
         let comparison = compared(std::slice::from_ref(&run));
         let lead = &findings::of(&comparison)[0];
         for part in [
-            "The step of run was predicted at 310 ms and measured at 388 ms: 20.0% too fast; experts took ",
-            " more, attention took ",
-            " more than predicted, +",
-            " of the +77.5 ms between them.",
+            "The step of run was predicted at 310 ms and measured at 388 ms: 20.0% too fast; experts (+",
+            " ms), attention (+",
+            " ms) make +",
+            " of the +77.5 ms from predicted to measured.",
         ] {
             assert!(lead.contains(part), "{part:?} is not in {lead}");
         }

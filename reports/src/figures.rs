@@ -365,10 +365,10 @@ fn op_headings(comparison: &Comparison) -> impl Iterator<Item = String> + use<> 
         ">error".to_owned(),
         format!(">off by ({step})"),
         ">share of difference".to_owned(),
-        ">calls predicted".to_owned(),
-        ">measured".to_owned(),
-        format!(">a call predicted ({call})"),
-        format!(">measured ({call})"),
+        ">calls: predicted".to_owned(),
+        ">calls: measured".to_owned(),
+        format!(">a call: predicted ({call})"),
+        format!(">a call: measured ({call})"),
     ]
     .into_iter()
 }

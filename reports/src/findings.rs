@@ -248,19 +248,16 @@ fn explained(predicted: &TimeByCategory, measured: &TimeByCategory) -> String {
         return String::new();
     }
     let words = |&c: &Category| {
-        let direction = if more(c) > 0.0 { "more" } else { "less" };
-        let seconds = format::seconds(more(c).abs());
-        format!("{} took {seconds} {direction}", color::category_label(c))
+        // A label with a comma would read as two.
+        let label = color::category_label(c).replace(", ", "/");
+        format!("{label} ({})", format::signed_seconds(more(c)))
     };
     let listed = listed(&most.iter().map(words).collect::<Vec<_>>());
-    let (sum, all): (f64, f64) = (
-        most.iter().map(|&c| more(c)).sum(),
-        step_s - predicted.total().0,
-    );
+    let sum: f64 = most.iter().map(|&c| more(c)).sum();
     format!(
-        "; {listed} than predicted, {} of the {} between them",
+        "; {listed} make {} of the {} from predicted to measured",
         format::signed_seconds(sum),
-        format::signed_seconds(all)
+        format::signed_seconds(step_s - predicted.total().0)
     )
 }
 

@@ -11,7 +11,7 @@ use crate::choice::{Module, Objective, Recompute, StackName};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{PlanError, Routing, SearchOptions};
-use crate::plan::PlannedRouting;
+use crate::plan::{PlannedLayout, PlannedRouting};
 use crate::stack::megatron::Declared;
 
 fn cluster(name: &str) -> Cluster {
@@ -483,10 +483,11 @@ fn law_a_walk_peaks_where_its_plan_does() {
 }
 
 /// One layout of a model, routed as said.
-fn routed(lists: Option<Vec<Vec<f64>>>) -> crate::plan::PlannedLayout {
+fn routed(pp: u32, lists: Option<Vec<Vec<f64>>>) -> PlannedLayout {
     let (model, mut cluster, mut options) = small();
     cluster.gpu.memory_gib = 1e3;
-    options.pins = "tp=2,pp=2,vpp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
+    let pins = format!("tp=2,pp={pp},vpp=1,ep=8,etp=1,mbs=1");
+    options.pins = pins.parse().expect("degrees");
     options.recompute = Some(Recompute::None);
     options.routing = lists.map(|lists| Routing::new("h.json", lists).expect("a histogram"));
     run(&model, &cluster, 32, &options).plans.remove(0)
@@ -494,9 +495,9 @@ fn routed(lists: Option<Vec<Vec<f64>>>) -> crate::plan::PlannedLayout {
 
 #[test]
 fn law_even_histograms_are_balanced_routing() {
-    let balanced = routed(None);
+    let balanced = routed(2, None);
     for lists in [1, 32] {
-        let mut even = routed(Some(vec![vec![7.0; 8]; lists]));
+        let mut even = routed(2, Some(vec![vec![7.0; 8]; lists]));
         let Some(PlannedRouting::Recorded {
             source,
             busiest,
@@ -531,7 +532,7 @@ fn law_what_is_not_even_costs_in_the_layers_that_have_it() {
                 vec![1.0; 8]
             }
         };
-        let predicted = routed(Some((0..32).map(list).collect())).predicted;
+        let predicted = routed(1, Some((0..32).map(list).collect())).predicted;
         let Some(PlannedRouting::Recorded {
             busiest, balanced, ..
         }) = &predicted.routing
@@ -547,10 +548,10 @@ fn law_what_is_not_even_costs_in_the_layers_that_have_it() {
     };
     let (two, four, all) = (only(2), only(4), only(32));
     assert!(two.0 > 0.0 && two.1 > 0.0, "{two:?}");
-    // The first stage holds the first 16 layers: twice as many cost twice as much there.
+    // Twice as many layers cost twice as much.
     assert!((four.0 / two.0 - 2.0).abs() < 1e-6, "{two:?} {four:?}");
     assert!(all.0 > 4.0 * two.0 && all.1 > four.1, "{four:?} {all:?}");
-    let whole = routed(Some(vec![uneven()])).predicted;
+    let whole = routed(1, Some(vec![uneven()])).predicted;
     let Some(PlannedRouting::Recorded { balanced, .. }) = &whole.routing else {
         panic!("a histogram was given");
     };
@@ -560,14 +561,14 @@ fn law_what_is_not_even_costs_in_the_layers_that_have_it() {
 
 #[test]
 fn oracle_what_twice_the_load_takes_is_a_histogram_that_has_it() {
-    let balanced = routed(None).predicted;
+    let balanced = routed(2, None).predicted;
     let Some(PlannedRouting::Balanced { doubled }) = &balanced.routing else {
         panic!("nothing was given");
     };
     // One of eight has a quarter.
     let mut twice = vec![3.0; 8];
     twice[7] = 7.0;
-    let twice = routed(Some(vec![twice])).predicted;
+    let twice = routed(2, Some(vec![twice])).predicted;
     assert_eq!(
         (doubled.step_s, doubled.peak_gib),
         (twice.step_s, twice.peak_gib)
