@@ -104,13 +104,13 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         },
         || {
             let mut text = format!(
-                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\nrun directory: {}\n",
+                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\n{}run directory: {}\n",
                 summary.step_s,
                 summary.tokens_per_s,
                 summary.final_loss,
+                moefold_reports::peak_text(summary),
                 dir.display()
             );
-            text.push_str(&moefold_reports::peak_text(summary));
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
                     .expect("a string takes any text");

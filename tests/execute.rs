@@ -313,3 +313,115 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
     refused(&["--rank", "128"], "0 to 127");
     refused(&["--text", "book.txt"], "--text");
 }
+
+#[test]
+fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
+    let bench = Bench::new();
+    let (data, out) = (tokens(), bench.path("run"));
+    let (code, shown, errors) = bench.execute(&["--data", &data, "--steps", "4", "--out", &out]);
+    assert_eq!(code, 0, "{errors}");
+    for part in [
+        "memory of the fullest rank",
+        "kept for reuse",
+        "activations",
+    ] {
+        assert!(shown.contains(part), "{part:?} is not in {shown}");
+    }
+    let layout = "tp=2,ep=4,etp=1,mbs=1";
+    bench
+        .0
+        .plan("routed.json", "4", "24", layout, &["--routing", &out]);
+    let predicted = |name: &str| json::read(bench.path(name))["predicted"].clone();
+    let (even, routed) = (predicted("plan.json"), predicted("routed.json"));
+    assert_eq!(even["routing"]["assumed"], "balanced");
+    let (was, routing) = (&even["peak_gib"], &routed["routing"]);
+    assert_eq!(
+        (&routing["assumed"], &routing["source"]),
+        (&"recorded".into(), &out.clone().into())
+    );
+    assert_eq!(&routing["balanced"]["peak_gib"], was);
+
+    let summary: RunSummary =
+        serde_json::from_value(json::read(Path::new(&out).join("summary.json"))).expect("typed");
+    let peaks = summary
+        .peak_by_rank
+        .iter()
+        .map(|peak| peak.bytes.total().gib());
+    let measured = peaks.fold(0.0, f64::max);
+    let gib = routed["peak_gib"].as_f64().expect("a number");
+    assert!((gib / measured - 1.0).abs() < 0.03, "{gib} of {measured}");
+    assert!(
+        summary
+            .peak_by_rank
+            .iter()
+            .all(|peak| peak.resident >= peak.bytes.total())
+    );
+    assert!(
+        summary.host.is_none_or(|host| host.threads >= 4),
+        "{:?}",
+        summary.host
+    );
+
+    // It is walked and run as any other.
+    let plan = bench.path("routed.json");
+    let walk = [
+        "execute",
+        &plan,
+        "--dry-run",
+        "--json",
+        "--out",
+        &bench.path("walk"),
+    ];
+    let (code, walked, errors) = run(&mut program(&walk));
+    assert_eq!(code, 0, "{errors}");
+    let walked = json::document(&walked)["peak_bytes"]
+        .as_u64()
+        .expect("bytes");
+    let bytes = gib * f64::from(1 << 30);
+    assert!(
+        (walked as f64 / bytes - 1.0).abs() < 0.01,
+        "{walked} of {bytes}"
+    );
+    let again = [
+        "execute",
+        &plan,
+        "--data",
+        &data,
+        "--steps",
+        "1",
+        "--out",
+        &bench.path("again"),
+    ];
+    let (code, _, errors) = run(&mut program(&again));
+    assert_eq!(code, 0, "{errors}");
+
+    // What was routed for another model is refused, with what would fit.
+    let refused = [
+        "plan",
+        "--model",
+        "mixtral-8x22b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "128",
+        "--seq-len",
+        "4096",
+        "--global-batch",
+        "256",
+        "--routing",
+        &out,
+    ];
+    let (code, _, errors) = run(&mut program(&refused));
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains("lists") && errors.contains("each MoE layer"),
+        "{errors}"
+    );
+    // And so is a folder that is no run.
+    let empty = bench.path("again/nothing");
+    fs::create_dir(&empty).expect("a folder");
+    let refused = [&refused[..refused.len() - 1], &[empty.as_str()]].concat();
+    let (code, _, errors) = run(&mut program(&refused));
+    assert_eq!(code, 2, "{errors}");
+    assert!(errors.contains("steps.jsonl"), "{errors}");
+}
