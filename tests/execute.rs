@@ -394,34 +394,41 @@ fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
     ];
     let (code, _, errors) = run(&mut program(&again));
     assert_eq!(code, 0, "{errors}");
+}
 
-    // What was routed for another model is refused, with what would fit.
-    let refused = [
-        "plan",
-        "--model",
-        "mixtral-8x22b",
-        "--cluster",
-        "dgx-h100",
-        "--gpus",
-        "128",
-        "--seq-len",
-        "4096",
-        "--global-batch",
-        "256",
-        "--routing",
-        &out,
-    ];
-    let (code, _, errors) = run(&mut program(&refused));
-    assert_eq!(code, 2, "{errors}");
-    assert!(
-        errors.contains("lists") && errors.contains("each MoE layer"),
-        "{errors}"
-    );
-    // And so is a folder that is no run.
-    let empty = bench.path("again/nothing");
+#[test]
+fn routing_of_another_model_and_a_folder_without_a_run_are_refused() {
+    let folder = Folder::new();
+    let histogram = folder.path("histogram.json");
+    fs::write(
+        &histogram,
+        "[[1, 2, 3, 4, 5, 6, 7, 8], [1, 1, 1, 1, 1, 1, 1, 1]]",
+    )
+    .expect("writes");
+    let refused = |routing: &str, expected: [&str; 2]| {
+        let words = [
+            "plan",
+            "--model",
+            "mixtral-8x22b",
+            "--cluster",
+            "dgx-h100",
+            "--gpus",
+            "128",
+            "--seq-len",
+            "4096",
+            "--global-batch",
+            "256",
+            "--routing",
+            routing,
+        ];
+        let (code, _, errors) = run(&mut program(&words));
+        assert_eq!(code, 2, "{errors}");
+        for part in expected {
+            assert!(errors.contains(part), "{part:?} is not in {errors}");
+        }
+    };
+    refused(&histogram, ["2 lists", "or 56, one for each MoE layer"]);
+    let empty = folder.path("nothing");
     fs::create_dir(&empty).expect("a folder");
-    let refused = [&refused[..refused.len() - 1], &[empty.as_str()]].concat();
-    let (code, _, errors) = run(&mut program(&refused));
-    assert_eq!(code, 2, "{errors}");
-    assert!(errors.contains("steps.jsonl"), "{errors}");
+    refused(&empty, ["nothing", "steps.jsonl"]);
 }

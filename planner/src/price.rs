@@ -221,13 +221,12 @@ pub fn add_busy(busy: &mut BusyByStem, list: &[Work], costs: &Costs, times: f64)
     let timed = |work: &&Work| !matches!(work.task, Task::HostRead);
     for work in list.iter().filter(timed) {
         let time = cost_of(work, costs).time.0;
-        match busy.get_mut(stem(work)) {
-            Some(total) => total.add(time, times),
-            None => {
-                let mut total = Busy::default();
-                total.add(time, times);
-                busy.insert(stem(work).to_owned(), total);
-            }
+        if let Some(total) = busy.get_mut(stem(work)) {
+            total.add(time, times);
+        } else {
+            let mut total = Busy::default();
+            total.add(time, times);
+            busy.insert(stem(work).to_owned(), total);
         }
     }
 }

@@ -41,18 +41,20 @@ pub struct Loads {
 /// Tokens each expert got, a list a layer or one for all of them.
 type Histogram = Vec<Vec<f64>>;
 
+/// What a file has.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum File {
+    One(Vec<f64>),
+    Layers(Histogram),
+}
+
 impl Routing {
     /// Reads what `path` is: a run directory, or a file with `[n, n, ...]` or a list of such lists, one for
     /// each MoE layer.
     pub fn read(path: &str) -> Result<Self, PlanError> {
         if Path::new(path).is_dir() {
             return Self::of_run(path);
-        }
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum File {
-            One(Vec<f64>),
-            Layers(Histogram),
         }
         let text = text_of(path)?;
         let file: File = serde_json::from_str(&text).map_err(|_| {
@@ -63,15 +65,15 @@ impl Routing {
             File::One(tokens) => vec![tokens],
             File::Layers(layers) => layers,
         };
-        Self::new(path, layers)
+        Self::new(path, &layers)
     }
 
-    /// A histogram as numbers; `source` is named in errors.
-    pub fn new(source: &str, layers: Histogram) -> Result<Self, PlanError> {
+    /// A histogram as numbers, a list a layer or one for all; `source` is named in errors.
+    pub fn new(source: &str, layers: &[Vec<f64>]) -> Result<Self, PlanError> {
         let mut gathered = Gathered::default();
-        gathered.check(source, &layers)?;
-        gathered.add_time(&layers);
-        gathered.set_memory(&layers, None);
+        gathered.check(source, layers)?;
+        gathered.add_time(layers);
+        gathered.set_memory(layers, None);
         Ok(gathered.finish(source))
     }
 
@@ -216,7 +218,7 @@ struct Gathered {
 
 impl Gathered {
     /// Refuses a histogram that is none, or of another size than those before.
-    fn check(&mut self, source: &str, layers: &Histogram) -> Result<(), PlanError> {
+    fn check(&mut self, source: &str, layers: &[Vec<f64>]) -> Result<(), PlanError> {
         let Some(experts) = layers.first().map(Vec::len) else {
             return Err(refuse(
                 source,
@@ -266,7 +268,7 @@ impl Gathered {
         Ok(())
     }
 
-    fn add_time(&mut self, layers: &Histogram) {
+    fn add_time(&mut self, layers: &[Vec<f64>]) {
         self.timed += 1;
         for (&ep, loads) in &mut self.by_ep {
             for (sum, tokens) in loads.busiest.iter_mut().zip(layers) {
@@ -277,7 +279,7 @@ impl Gathered {
 
     /// What was routed where memory peaked, and which of how many expert ranks was the fullest there, if
     /// that is known. Of other numbers of ranks it is taken to be the one with most rows over all layers.
-    fn set_memory(&mut self, layers: &Histogram, fullest: Option<(u32, u32)>) {
+    fn set_memory(&mut self, layers: &[Vec<f64>], fullest: Option<(u32, u32)>) {
         for (&ep, loads) in &mut self.by_ep {
             let layers: Vec<Vec<f64>> = layers.iter().map(|tokens| by_rank(tokens, ep)).collect();
             let of = |rank: u32| layers.iter().map(move |ranks| ranks[rank as usize]);

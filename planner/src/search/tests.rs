@@ -489,7 +489,7 @@ fn routed(pp: u32, lists: Option<Vec<Vec<f64>>>) -> PlannedLayout {
     let pins = format!("tp=2,pp={pp},vpp=1,ep=8,etp=1,mbs=1");
     options.pins = pins.parse().expect("degrees");
     options.recompute = Some(Recompute::None);
-    options.routing = lists.map(|lists| Routing::new("h.json", lists).expect("a histogram"));
+    options.routing = lists.map(|lists| Routing::new("h.json", &lists).expect("a histogram"));
     run(&model, &cluster, 32, &options).plans.remove(0)
 }
 

@@ -15,7 +15,7 @@ fn one_busy() -> Vec<f64> {
 
 #[test]
 fn oracle_one_busy_expert_loads_its_rank_alone() {
-    let routing = Routing::new("h.json", vec![one_busy()]).expect("fits");
+    let routing = Routing::new("h.json", &[one_busy()]).expect("fits");
     for (ep, load) in [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)] {
         let expected = Loads {
             busiest: vec![load],
@@ -29,7 +29,7 @@ fn oracle_one_busy_expert_loads_its_rank_alone() {
 fn golden_the_busiest_differ_by_layer_and_the_fullest_is_one_rank() {
     // Rank 1 of 2 is busiest in the second layer alone, and rank 0 holds more over both.
     let layers = vec![vec![5.0, 4.0, 1.0, 2.0], vec![1.0, 4.0, 1.0, 6.0]];
-    let routing = Routing::new("h.json", layers).expect("fits");
+    let routing = Routing::new("h.json", &layers).expect("fits");
     let expected = Loads {
         busiest: vec![1.5, 14.0 / 12.0],
         fullest: vec![1.5, 10.0 / 12.0],
@@ -204,14 +204,14 @@ fn a_run_without_what_is_needed_is_refused() {
 fn what_is_no_histogram_of_the_model_is_refused() {
     for tokens in [vec![], vec![0.0; 8], vec![-1.0, 2.0], vec![f64::MAX; 8]] {
         assert!(
-            Routing::new("h.json", vec![tokens.clone()]).is_err(),
+            Routing::new("h.json", std::slice::from_ref(&tokens)).is_err(),
             "{tokens:?}"
         );
     }
-    assert!(Routing::new("h.json", Vec::new()).is_err());
+    assert!(Routing::new("h.json", &[]).is_err());
     let mixtral = presets::load("mixtral-8x7b").expect("a preset");
     let refused = |lists: usize, experts: usize| {
-        let routing = Routing::new("h.json", vec![vec![1.0; experts]; lists]);
+        let routing = Routing::new("h.json", &vec![vec![1.0; experts]; lists]);
         let check = routing.expect("a histogram").check(&mixtral);
         check.expect_err("of another model").to_string()
     };
@@ -227,7 +227,7 @@ fn what_is_no_histogram_of_the_model_is_refused() {
         }
     }
     for lists in [1, 32] {
-        let routing = Routing::new("h.json", vec![vec![1.0; 8]; lists]);
+        let routing = Routing::new("h.json", &vec![vec![1.0; 8]; lists]);
         assert!(routing.expect("a histogram").check(&mixtral).is_ok());
     }
 }
