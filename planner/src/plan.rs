@@ -18,6 +18,7 @@ use crate::choice::{
 };
 use crate::layout::{Batch, Layout};
 use crate::model::Model;
+use crate::options::{Loads, Routing};
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -47,6 +48,26 @@ pub struct PlannedLayout {
     pub stack: StackName,
     /// What it is expected to cost.
     pub predicted: Predicted,
+}
+
+impl PlannedLayout {
+    /// How tokens were routed that it was planned for, where that was not balanced.
+    pub fn routing(&self) -> Option<Routing> {
+        let Some(PlannedRouting::Recorded {
+            source,
+            busiest,
+            fullest,
+            ..
+        }) = &self.predicted.routing
+        else {
+            return None;
+        };
+        let loads = Loads {
+            busiest: busiest.clone(),
+            fullest: fullest.clone(),
+        };
+        Some(Routing::of_layout(source, self.layout.ep, loads))
+    }
 }
 
 /// The degrees of a plan, derived ones included.

@@ -13,7 +13,7 @@ use moefold_executor::trace::Traced;
 use moefold_executor::transport::Launched;
 use moefold_planner::choice::{Objective, StackName};
 use moefold_planner::layout::PartialDegrees;
-use moefold_planner::options::{Routing, SearchOptions};
+use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
@@ -159,7 +159,7 @@ impl<'a> Judge<'a> {
             precision: plan.planned.precision,
             optimizer: plan.planned.optimizer,
             objective: Objective::Memory,
-            routing: Routing::of_plan(&plan.planned),
+            routing: plan.planned.routing(),
             pins,
             top: 1,
             ..SearchOptions::new(plan.request.batch, StackName::Moefold)

@@ -14,7 +14,6 @@ use serde::Deserialize;
 
 use super::PlanError;
 use crate::model::Model;
-use crate::plan::{PlannedLayout, PlannedRouting};
 
 /// See the module's documentation.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,28 +126,15 @@ impl Routing {
         Ok(gathered.finish(dir))
     }
 
-    /// What a plan was made with, where that was not balanced routing: for layouts of other degrees of
-    /// expert parallelism the loads of its own, which those of fewer ranks do not exceed.
-    pub fn of_plan(planned: &PlannedLayout) -> Option<Self> {
-        let PlannedRouting::Recorded {
-            source,
-            busiest,
-            fullest,
-            ..
-        } = planned.predicted.routing.as_ref()?
-        else {
-            return None;
-        };
-        let loads = Loads {
-            busiest: busiest.clone(),
-            fullest: fullest.clone(),
-        };
-        Some(Self {
-            source: source.clone(),
+    /// The loads of one layout, by MoE layer. For other numbers of expert ranks they are taken as they are:
+    /// those of fewer ranks do not exceed them.
+    pub(crate) fn of_layout(source: &str, ep: u32, loads: Loads) -> Self {
+        Self {
+            source: source.to_owned(),
             experts: None,
-            lists: busiest.len(),
-            by_ep: BTreeMap::from([(planned.layout.ep, loads)]),
-        })
+            lists: loads.busiest.len(),
+            by_ep: BTreeMap::from([(ep, loads)]),
+        }
     }
 
     /// Where it came from.

@@ -17,7 +17,7 @@ use crate::choice::Recompute;
 use crate::layout::Layout;
 use crate::lower::runs_again;
 use crate::mesh::{self, Placement};
-use crate::options::{PlanError, Routing, SearchOptions};
+use crate::options::{PlanError, SearchOptions};
 use crate::plan::Plan;
 use crate::rules::Rules;
 use crate::runtime::{Level, Lowered, Part, Runtime, Task, Work};
@@ -40,7 +40,7 @@ pub fn walk(
         optimizer: planned.optimizer,
         dispatcher: Some(planned.dispatcher),
         recompute: Some(planned.recompute.clone()),
-        routing: Routing::of_plan(planned),
+        routing: planned.routing(),
         ..SearchOptions::new(plan.request.batch, planned.stack)
     };
     let rules = Rules::of(&plan.model, &options);
