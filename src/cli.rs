@@ -122,7 +122,8 @@ pub(crate) struct PlanArgs {
     /// Type of the main gradients
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,
-    /// Expert load: balanced, or a JSON histogram of tokens an expert
+    /// Expert load: balanced, a run directory whose routing to take, or a JSON histogram of tokens an
+    /// expert
     #[arg(long, default_value = "balanced")]
     pub(crate) routing: String,
     /// What is best

@@ -23,7 +23,9 @@ pub(crate) fn run(args: &CompareArgs, output: Output) -> Result<(), Failure> {
     };
     output.answer(&answer, || {
         let mut text = answer.findings.join("\n");
-        text.push_str("\n\nWritten:\n");
+        text.push('\n');
+        text.push_str(&written.ops);
+        text.push_str("\nWritten:\n");
         for file in &answer.files {
             writeln!(text, "  {}", file.display()).expect("a string takes any text");
         }

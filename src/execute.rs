@@ -9,6 +9,7 @@ use moefold_executor::checkpoint::{self, Written};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
+use moefold_executor::host::HostWatch;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Saving, TrainOptions};
@@ -106,10 +107,11 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         },
         || {
             let mut text = format!(
-                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\nrun directory: {}\n",
+                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\n{}run directory: {}\n",
                 summary.step_s,
                 summary.tokens_per_s,
                 summary.final_loss,
+                moefold_reports::peak_text(summary),
                 dir.display()
             );
             if let Some(saved) = checkpoint {
@@ -215,8 +217,11 @@ fn train_in(
             let _ = output.say(&line(record));
         }
     };
+    let here = if world.is_apart() { 1 } else { ranks };
+    let watch = HostWatch::begin(here * environment.threads_per_rank, !world.is_apart());
     let trained = run_in(world, plan, samples, options, keep_weights, &on_step)?;
-    let trained = trained.expect("rank 0 is here");
+    let mut trained = trained.expect("rank 0 is here");
+    trained.summary.host = watch.and_then(HostWatch::end);
     progress.finish_and_clear();
     let (files, written) = files
         .into_inner()

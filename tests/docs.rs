@@ -13,7 +13,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Maps whose keys are names of things, told in words where the map is.
-const MAPS: [&str; 3] = ["refused", "busy_s", "host_reads"];
+const MAPS: [&str; 4] = ["refused", "busy_s", "host_reads", "calls"];
 
 /// Pages for people who read the repository, beside the book.
 const PAGES: [&str; 4] = [

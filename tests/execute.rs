@@ -313,3 +313,122 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
     refused(&["--rank", "128"], "0 to 127");
     refused(&["--text", "book.txt"], "--text");
 }
+
+#[test]
+fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
+    let bench = Bench::new();
+    let (data, out) = (tokens(), bench.path("run"));
+    let (code, shown, errors) = bench.execute(&["--data", &data, "--steps", "4", "--out", &out]);
+    assert_eq!(code, 0, "{errors}");
+    for part in [
+        "memory of the fullest rank",
+        "kept for reuse",
+        "activations",
+    ] {
+        assert!(shown.contains(part), "{part:?} is not in {shown}");
+    }
+    let layout = "tp=2,ep=4,etp=1,mbs=1";
+    bench
+        .0
+        .plan("routed.json", "4", "24", layout, &["--routing", &out]);
+    let predicted = |name: &str| json::read(bench.path(name))["predicted"].clone();
+    let (even, routed) = (predicted("plan.json"), predicted("routed.json"));
+    assert_eq!(even["routing"]["assumed"], "balanced");
+    let (was, routing) = (&even["peak_gib"], &routed["routing"]);
+    assert_eq!(
+        (&routing["assumed"], &routing["source"]),
+        (&"recorded".into(), &out.clone().into())
+    );
+    assert_eq!(&routing["balanced"]["peak_gib"], was);
+
+    let summary: RunSummary =
+        serde_json::from_value(json::read(Path::new(&out).join("summary.json"))).expect("typed");
+    let peaks = summary
+        .peak_by_rank
+        .iter()
+        .map(|peak| peak.bytes.total().gib());
+    let measured = peaks.fold(0.0, f64::max);
+    let gib = routed["peak_gib"].as_f64().expect("a number");
+    assert!((gib / measured - 1.0).abs() < 0.03, "{gib} of {measured}");
+    assert!(
+        summary
+            .peak_by_rank
+            .iter()
+            .all(|peak| peak.resident >= peak.bytes.total())
+    );
+    assert!(
+        summary.host.is_none_or(|host| host.threads >= 4),
+        "{:?}",
+        summary.host
+    );
+
+    // It is walked and run as any other.
+    let plan = bench.path("routed.json");
+    let walk = [
+        "execute",
+        &plan,
+        "--dry-run",
+        "--json",
+        "--out",
+        &bench.path("walk"),
+    ];
+    let (code, walked, errors) = run(&mut program(&walk));
+    assert_eq!(code, 0, "{errors}");
+    let walked = json::document(&walked)["peak_bytes"]
+        .as_u64()
+        .expect("bytes");
+    let bytes = gib * f64::from(1 << 30);
+    assert!(
+        (walked as f64 / bytes - 1.0).abs() < 0.01,
+        "{walked} of {bytes}"
+    );
+    let again = [
+        "execute",
+        &plan,
+        "--data",
+        &data,
+        "--steps",
+        "1",
+        "--out",
+        &bench.path("again"),
+    ];
+    let (code, _, errors) = run(&mut program(&again));
+    assert_eq!(code, 0, "{errors}");
+}
+
+#[test]
+fn routing_of_another_model_and_a_folder_without_a_run_are_refused() {
+    let folder = Folder::new();
+    let histogram = folder.path("histogram.json");
+    fs::write(
+        &histogram,
+        "[[1, 2, 3, 4, 5, 6, 7, 8], [1, 1, 1, 1, 1, 1, 1, 1]]",
+    )
+    .expect("writes");
+    let refused = |routing: &str, expected: [&str; 2]| {
+        let words = [
+            "plan",
+            "--model",
+            "mixtral-8x22b",
+            "--cluster",
+            "dgx-h100",
+            "--gpus",
+            "128",
+            "--seq-len",
+            "4096",
+            "--global-batch",
+            "256",
+            "--routing",
+            routing,
+        ];
+        let (code, _, errors) = run(&mut program(&words));
+        assert_eq!(code, 2, "{errors}");
+        for part in expected {
+            assert!(errors.contains(part), "{part:?} is not in {errors}");
+        }
+    };
+    refused(&histogram, ["2 lists", "or 56, one for each MoE layer"]);
+    let empty = folder.path("nothing");
+    fs::create_dir(&empty).expect("a folder");
+    refused(&empty, ["nothing", "steps.jsonl"]);
+}

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use moefold_kernels::cuda::libraries::{Library, driver_version, find};
 use moefold_kernels::cuda::survey::Survey;
 use moefold_profiles::presets::Machine;
+use moefold_profiles::units::Bytes;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
@@ -173,6 +174,18 @@ impl Environment {
     }
 }
 
+/// The most that this process had of the host's memory so far, where the system says it (`VmHWM`, proc(5)).
+pub fn resident_peak() -> Option<Bytes> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    high_water(&status)
+}
+
+fn high_water(status: &str) -> Option<Bytes> {
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Bytes(kib * 1024))
+}
+
 /// The `model name` of `/proc/cpuinfo`.
 fn processor_name(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo
@@ -260,6 +273,15 @@ mod tests {
                 _ => (year, month, date + 1),
             };
         }
+    }
+
+    #[test]
+    fn a_process_says_how_much_memory_it_had() {
+        let status = "Name:\tmoefold\nVmHWM:\t   12345 kB\nVmRSS:\t   12000 kB\n";
+        assert_eq!(high_water(status), Some(Bytes(12345 * 1024)));
+        assert_eq!(high_water("Name:\tmoefold\n"), None);
+        let now = resident_peak();
+        assert!(now.is_none_or(|now| now > Bytes(1 << 20)), "{now:?}");
     }
 
     #[test]

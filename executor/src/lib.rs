@@ -16,6 +16,7 @@ pub mod environment;
 pub mod error;
 pub mod files;
 mod gather;
+pub mod host;
 pub mod layers;
 pub mod lr;
 pub mod model;

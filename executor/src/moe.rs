@@ -55,6 +55,8 @@ pub struct MoeSaved {
 pub struct RoutingStats {
     /// Local tokens sent to each expert.
     pub load: Vec<u64>,
+    /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
+    pub exchanged: Vec<u64>,
     /// What this rank's part of the load-balancing loss is made of; absent when off.
     pub balance: Option<Balance>,
 }
@@ -93,12 +95,13 @@ impl Moe {
         x: &Tensor,
     ) -> Result<(Tensor, MoeSaved, RoutingStats), Error> {
         let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let (router, map, stats) = self.router.forward(cx, &normed)?;
+        let (router, map, mut stats) = self.router.forward(cx, &normed)?;
         let (sent, sent_probs) = cx.op(Category::RouterPermute, || {
             let rows = permute::forward(&normed, &map);
             (rows, permute::permute_slots(&router.routing.probs, &map))
         });
         let dispatch = Dispatch::plan(cx, map)?;
+        stats.exchanged.clone_from(&dispatch.exchanged);
         let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
         let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
         let rows = dispatch.from_experts(cx, rows)?;

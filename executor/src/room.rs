@@ -12,7 +12,7 @@
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
-use moefold_planner::plan::PlannedLayout;
+use moefold_planner::plan::{PlannedLayout, PlannedRouting};
 use moefold_profiles::units::{Bytes, GIB, MIB};
 use moefold_profiles::{Precision, TensorClass};
 
@@ -31,23 +31,31 @@ pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Byt
     let memory = &planned.predicted.memory_gib;
     let tensors =
         Bytes(((memory.total() - memory[TensorClass::Overhead]) * GIB as f64).ceil() as u64);
-    Ok(room_for(tensors, &layout, model, batch, planned.precision))
+    let load = match &planned.predicted.routing {
+        Some(PlannedRouting::Recorded { fullest, .. }) => {
+            fullest.iter().copied().fold(0.0, f64::max)
+        }
+        Some(PlannedRouting::Balanced { .. }) | None => 1.0,
+    };
+    let largest = largest(&layout, model, batch, planned.precision, load);
+    Ok(room_for(tensors, largest))
 }
 
-/// The same for tensors of which `alive` bytes are alive at most.
-pub fn room_for(
-    alive: Bytes,
+/// The same for tensors of which `alive` bytes are alive at most, the largest of so many.
+pub fn room_for(alive: Bytes, largest: Bytes) -> Bytes {
+    alive + largest + ROUNDING
+}
+
+/// The largest tensor that a step allocates beside the state, where the experts of a rank get `load` times
+/// the mean of all.
+pub fn largest(
     layout: &Layout,
     model: &Model,
     batch: &Batch,
     precision: Precision,
+    load: f64,
 ) -> Bytes {
-    alive + largest(layout, model, batch, precision) + ROUNDING
-}
-
-/// The largest tensor that a step allocates beside the state, under balanced routing.
-pub fn largest(layout: &Layout, model: &Model, batch: &Batch, precision: Precision) -> Bytes {
     // Of the GPU only workspaces depend, which are small.
     let gpu = Properties::assumed(Architecture::SM90);
-    Traced::on(model, Some(gpu)).largest(layout, batch, precision)
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision, load)
 }

@@ -20,7 +20,7 @@ use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Profile, TensorClass};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, resident_peak};
 use crate::error::Error;
 use crate::files::write_json;
 use crate::record::{Busy, StepTime};
@@ -115,6 +115,7 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
         reserved: device.reserved(),
         reached: device.extent(),
         growths: device.allocations() - settled,
+        resident: resident_peak().unwrap_or(Bytes::ZERO),
         bytes,
     }
 }
@@ -179,6 +180,7 @@ pub fn summarize(
             .collect(),
         peak_by_rank,
         final_loss: records.last().map_or(f64::NAN, |r| r.loss),
+        host: None,
     }
 }
 
@@ -255,6 +257,7 @@ mod tests {
             tokens_per_s: 512.0 / step_s,
             peak_bytes: Bytes(1024),
             expert_load: vec![vec![1, 2]],
+            fullest: None,
             dropped: 0,
         }
     }

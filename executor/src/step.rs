@@ -13,6 +13,7 @@ use moefold_kernels::{Scalars, Tensor, TensorClass};
 use moefold_planner::model::{Mixer, Model};
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
 
 use crate::error::Error;
 use crate::moe::{Balance, RoutingStats};
@@ -57,6 +58,8 @@ pub struct Stepper {
     sums: Scalars,
     seq_len: usize,
     sequences: usize,
+    /// See [`Stepper::peaked`].
+    peaked: Option<Vec<Vec<u64>>>,
 }
 
 /// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, and the squares
@@ -92,6 +95,11 @@ struct Progress {
     tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
+    /// Of microbatches under way, tokens sent to each expert by the ranks that exchange tokens.
+    exchanged: BTreeMap<Microbatch, Vec<Vec<u64>>>,
+    /// The rank's peak so far, and the exchange of the microbatch that came to it.
+    peak: Bytes,
+    peaked: Option<Vec<Vec<u64>>>,
     reduced_stages: usize,
 }
 
@@ -123,6 +131,7 @@ impl Stepper {
             sums: sums(cx),
             seq_len,
             sequences,
+            peaked: None,
         }
     }
 
@@ -142,11 +151,18 @@ impl Stepper {
                 self.accumulate(cx, &mut progress, action)?;
             }
         }
+        self.peaked = progress.peaked;
         assert!(
             progress.saved.is_empty(),
             "a schedule runs every forward backward"
         );
         Ok(outcome.expect("a schedule ends in an optimizer step"))
+    }
+
+    /// Of the last microbatch of the last step in which the memory of this rank came to a new peak, where one
+    /// did: tokens sent to each expert by the ranks that exchange tokens with it `[MoE layers, experts]`.
+    pub fn peaked(&self) -> Option<&Vec<Vec<u64>>> {
+        self.peaked.as_ref()
     }
 
     /// Runs one step up to the update: leaves the gradients in the store, each shard complete where
@@ -168,6 +184,7 @@ impl Stepper {
         self.sums.clear();
         Progress {
             tokens: self.upload(cx, microbatches),
+            peak: cx.device.memory().peak_total(),
             ..Progress::default()
         }
     }
@@ -190,6 +207,11 @@ impl Stepper {
                 let saved = progress.saved.remove(&(stage, microbatch));
                 let saved = saved.expect("a schedule runs a stage forward before backward");
                 self.stages[&stage].backward(cx, None, &tokens, saved)?;
+                let exchanged = progress.exchanged.remove(&microbatch);
+                let peak = cx.device.memory().peak_total();
+                if peak > progress.peak {
+                    (progress.peak, progress.peaked) = (peak, exchanged);
+                }
                 Ok(())
             }
             Action::ReduceGradients(_) => {
@@ -248,6 +270,7 @@ impl Stepper {
         microbatch: Microbatch,
     ) -> Result<(), Error> {
         let mut layer = 0;
+        let exchanged = progress.exchanged.entry(microbatch).or_default();
         let load = &mut progress.load;
         let routed = |stats: RoutingStats| {
             if load.len() == layer {
@@ -255,6 +278,7 @@ impl Stepper {
             }
             let sums = load[layer].iter_mut();
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
+            exchanged.push(stats.exchanged);
             if let Some(Balance {
                 score_sums,
                 gradient,

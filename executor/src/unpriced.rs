@@ -32,7 +32,9 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
             memory_gib_by_pp_rank: vec![0.0],
             time_s: TimeByCategory::default(),
             busy_s: BTreeMap::new(),
+            calls: BTreeMap::new(),
             confidence: Confidence::default(),
+            routing: None,
         },
     }
 }

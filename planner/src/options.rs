@@ -15,7 +15,7 @@ use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
 pub use pipeline::{ParseStagesError, PipelineLayout};
-pub use routing::Routing;
+pub use routing::{Loads, Routing};
 
 /// What a search may vary and what is fixed.
 #[derive(Debug, Clone, PartialEq)]

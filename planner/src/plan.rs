@@ -18,6 +18,7 @@ use crate::choice::{
 };
 use crate::layout::{Batch, Layout};
 use crate::model::Model;
+use crate::options::{Loads, Routing};
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -47,6 +48,26 @@ pub struct PlannedLayout {
     pub stack: StackName,
     /// What it is expected to cost.
     pub predicted: Predicted,
+}
+
+impl PlannedLayout {
+    /// How tokens were routed that it was planned for, where that was not balanced.
+    pub fn routing(&self) -> Option<Routing> {
+        let Some(PlannedRouting::Recorded {
+            source,
+            busiest,
+            fullest,
+            ..
+        }) = &self.predicted.routing
+        else {
+            return None;
+        };
+        let loads = Loads {
+            busiest: busiest.clone(),
+            fullest: fullest.clone(),
+        };
+        Some(Routing::of_layout(source, self.layout.ep, loads))
+    }
 }
 
 /// The degrees of a plan, derived ones included.
@@ -122,8 +143,49 @@ pub struct Predicted {
     /// Busy seconds a step of the slowest rank by op or collective stem, hidden ones included.
     #[serde(default)]
     pub busy_s: BTreeMap<String, f64>,
+    /// Calls a step of that rank, by the same keys; empty in older files.
+    #[serde(default)]
+    pub calls: BTreeMap<String, f64>,
     /// Share of the busy time from each kind of price.
     pub confidence: Confidence,
+    /// How tokens are assumed to reach the experts, and what that does; absent without experts and in
+    /// older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<PlannedRouting>,
+}
+
+/// How tokens are assumed to reach the experts of a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "assumed", rename_all = "lowercase", deny_unknown_fields)]
+pub enum PlannedRouting {
+    /// Every rank's experts get as many rows, for nothing else is known.
+    Balanced {
+        /// The same layout where one rank's experts get twice as many in every layer.
+        doubled: Outcome,
+    },
+    /// As a run or a histogram had it.
+    Recorded {
+        /// The run directory or the file.
+        source: String,
+        /// Rows of the busiest rank's experts over the mean of all ranks, by MoE layer: time is priced
+        /// with it.
+        busiest: Vec<f64>,
+        /// The same of the fullest rank, in the microbatch in which memory peaks: memory is counted with
+        /// it.
+        fullest: Vec<f64>,
+        /// The same layout under balanced routing.
+        balanced: Outcome,
+    },
+}
+
+/// What a layout comes to if tokens are routed in another way.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outcome {
+    /// Seconds a step.
+    pub step_s: f64,
+    /// Peak memory of the worst rank, GiB.
+    pub peak_gib: f64,
 }
 
 /// Shares of time by how the price is known; they sum to 1.

@@ -244,17 +244,38 @@ pub fn stem(work: &Work) -> &'static str {
     }
 }
 
-/// Adds the busy time of a list of work, hidden parts included, `times` over.
-pub fn add_busy(busy: &mut BTreeMap<String, f64>, list: &[Work], costs: &Costs, times: f64) {
+/// How long an op or collective keeps a rank busy in a step, hidden parts included.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Busy {
+    /// All calls together.
+    pub seconds: f64,
+    /// How many.
+    pub calls: f64,
+}
+
+impl Busy {
+    /// Adds calls that take so long each.
+    pub fn add(&mut self, seconds: f64, calls: f64) {
+        self.seconds += seconds * calls;
+        self.calls += calls;
+    }
+}
+
+/// By stem.
+pub type BusyByStem = BTreeMap<String, Busy>;
+
+/// Adds a list of work, `times` over.
+pub fn add_busy(busy: &mut BusyByStem, list: &[Work], costs: &Costs, times: f64) {
     // What the host waits is no time of an op.
     let timed = |work: &&Work| !matches!(work.task, Task::HostRead);
     for work in list.iter().filter(timed) {
-        let time = cost_of(work, costs).time.0 * times;
-        match busy.get_mut(stem(work)) {
-            Some(total) => *total += time,
-            None => {
-                busy.insert(stem(work).to_owned(), time);
-            }
+        let time = cost_of(work, costs).time.0;
+        if let Some(total) = busy.get_mut(stem(work)) {
+            total.add(time, times);
+        } else {
+            let mut total = Busy::default();
+            total.add(time, times);
+            busy.insert(stem(work).to_owned(), total);
         }
     }
 }

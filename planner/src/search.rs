@@ -10,6 +10,7 @@
 mod candidate;
 mod explain;
 mod mix;
+mod otherwise;
 mod predict;
 mod recompute;
 mod request;
@@ -31,7 +32,7 @@ use crate::choice::{Objective, Recompute};
 use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
-use crate::model::{Layer, Model};
+use crate::model::Model;
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
 use crate::rules::{Rules, delayed_scaling, nearest_legal, space};
@@ -41,7 +42,7 @@ use crate::stack::Stack;
 
 use predict::Priced;
 use request::{LeftOut, check_request};
-use shape::{Question, Shape};
+use shape::{Assumption, Question, Shape};
 use survey::survey;
 pub use walk::walk;
 
@@ -141,7 +142,9 @@ pub fn plan(
         .iter()
         .map(|found| {
             let memory = found.memory(&question);
-            predict::planned(&question, &found.choice(), &memory)
+            let mut priced = predict::planned(&question, &found.choice(), &memory);
+            priced.plan.predicted.routing = otherwise::routing(&question, found);
+            priced
         })
         .collect();
     let alternatives = priced[1..]
@@ -325,20 +328,9 @@ fn question<'a>(
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
     let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
     sets.retain(|set| illegal(set).is_none());
-    let mut distinct: Vec<&Layer> = Vec::new();
-    let kind_of = model
-        .layers
-        .iter()
-        .map(|layer| {
-            distinct
-                .iter()
-                .position(|&known| known == layer)
-                .unwrap_or_else(|| {
-                    distinct.push(layer);
-                    distinct.len() - 1
-                })
-        })
-        .collect();
+    let recorded = options.routing.as_ref();
+    let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
+    let (distinct, kind_of) = shape::distinct(model, routing);
     Ok(Question {
         runtime,
         model,
@@ -350,6 +342,7 @@ fn question<'a>(
         sets,
         illegal_sets,
         dispatchers,
+        routing,
         kind_of,
         distinct,
     })

@@ -46,9 +46,47 @@ pub struct StepRecord {
     /// Tokens sent to each expert in the step, all ranks together: [MoE layers, experts].
     #[serde(default)]
     pub expert_load: Vec<Vec<u64>>,
+    /// The microbatch in which the worst rank came to `peak_bytes`; absent in a step that did not raise it,
+    /// and where something else did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fullest: Option<FullestMicrobatch>,
     /// Token-expert assignments dropped for capacity; 0 when dropless.
     #[serde(default)]
     pub dropped: u64,
+}
+
+/// How tokens were routed where memory peaked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FullestMicrobatch {
+    /// Expert ranks there are.
+    pub ep: u32,
+    /// The one that the worst rank is.
+    pub ep_rank: u32,
+    /// Tokens sent to each expert in the microbatch, by the ranks that exchange tokens with the worst one:
+    /// [MoE layers, experts].
+    pub load: Vec<Vec<u64>>,
+}
+
+impl StepRecord {
+    /// The records of a file `steps.jsonl`, in order; a line that is none ends as an error with its number,
+    /// from 1, and what is wrong.
+    pub fn lines(text: &str) -> impl Iterator<Item = Result<Self, (usize, String)>> {
+        let lines = text.lines().enumerate();
+        let some = lines.filter(|(_, line)| !line.trim().is_empty());
+        some.map(|(i, line)| {
+            // The parser counts lines from the one it was given.
+            serde_json::from_str(line).map_err(|error| (i + 1, without_position(&error)))
+        })
+    }
+}
+
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    }
 }
 
 /// What a run measured, without its first steps; the file `summary.json`.
@@ -87,6 +125,28 @@ pub struct RunSummary {
     /// Loss of the last step; NaN where no step ran.
     #[serde(with = "null_is_nan")]
     pub final_loss: f64,
+    /// What else the machine did meanwhile; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostLoad>,
+}
+
+/// How busy the machine was that a run was measured on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostLoad {
+    /// Cores the process may use.
+    pub cores: u32,
+    /// Threads of the run that compute: of all ranks on the machine.
+    pub threads: u32,
+    /// Runnable threads of the machine, its mean over the minute before the run began: its own are not
+    /// among them.
+    pub load_before: f64,
+    /// The same at the end, its own among them.
+    pub load_after: f64,
+    /// Cores that other programs kept busy on average while it ran; absent where ranks are other
+    /// processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others_busy: Option<f64>,
 }
 
 /// Peak memory of one rank, by what it held at that instant.
@@ -107,6 +167,11 @@ pub struct RankPeak {
     /// How often it took more after the first step.
     #[serde(default)]
     pub growths: u64,
+    /// The most that the rank's process had of the host's memory, its program and buffers included: ranks
+    /// that are threads of one process share that, and each tells all of it. 0 where the system or a file
+    /// does not say.
+    #[serde(default)]
+    pub resident: Bytes,
     /// Bytes by class at the instant of the peak.
     pub bytes: ByClass<Bytes>,
 }
@@ -141,6 +206,11 @@ mod tests {
             tokens_per_s: 4096.0,
             peak_bytes: Bytes(1 << 20),
             expert_load: vec![vec![3, 5], vec![4, 4]],
+            fullest: Some(FullestMicrobatch {
+                ep: 2,
+                ep_rank: 1,
+                load: vec![vec![1, 3], vec![2, 2]],
+            }),
             dropped: 0,
         }
     }

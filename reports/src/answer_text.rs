@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use moefold_planner::answer::{Answer, SearchRecord};
-use moefold_planner::plan::{Alternative, PlannedLayout};
+use moefold_planner::plan::{Alternative, PlannedLayout, PlannedRouting};
 use moefold_profiles::{Category, TensorClass};
 
 use crate::draw::color;
@@ -41,7 +41,12 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push_str(&memory(answer, shown).text());
         out.push('\n');
         line(&mut out, &prices(&answer.plans[0]));
-        for note in tight(answer).into_iter().chain(outside_domain(answer)) {
+        let notes = [
+            routing(&answer.plans[0]),
+            tight(answer),
+            outside_domain(answer),
+        ];
+        for note in notes.into_iter().flatten() {
             line(&mut out, &note);
         }
         let lost = lost(runners_up);
@@ -216,6 +221,46 @@ fn prices(plan: &PlannedLayout) -> String {
     )
 }
 
+/// How the experts of the first plan are assumed to be loaded, and what another load would do.
+fn routing(plan: &PlannedLayout) -> Option<String> {
+    let p = &plan.predicted;
+    Some(match p.routing.as_ref()? {
+        PlannedRouting::Balanced { .. } if plan.layout.ep == 1 => {
+            "Routing does not matter to #1: each rank holds all experts.".to_owned()
+        }
+        PlannedRouting::Balanced { doubled } => {
+            let gib = format::gib(doubled.peak_gib);
+            format!(
+                "Routing is assumed to be balanced. Where one rank's experts get twice their even share, \
+                 #1 peaks at {gib} ({}) and takes {} a step ({}); --routing RUN_DIR takes the routing of \
+                 a run.",
+                format::signed_percent(doubled.peak_gib / p.peak_gib - 1.0),
+                format::seconds(doubled.step_s),
+                format::signed_percent(doubled.step_s / p.step_s - 1.0),
+            )
+        }
+        PlannedRouting::Recorded {
+            source,
+            busiest,
+            fullest,
+            balanced,
+        } => {
+            let mean = |loads: &[f64]| loads.iter().sum::<f64>() / loads.len().max(1) as f64;
+            format!(
+                "Routing is that of {source}: over the layers, the busiest rank of #1 gets {:.2} times its \
+                 even share; where memory peaks, a rank has {:.2} times. Against balanced routing that \
+                 costs {} a step ({}) and {} of the fullest rank ({}).",
+                mean(busiest),
+                mean(fullest),
+                format::seconds(p.step_s - balanced.step_s),
+                format::signed_percent(p.step_s / balanced.step_s - 1.0),
+                format::gib(p.peak_gib - balanced.peak_gib),
+                format::signed_percent(p.peak_gib / balanced.peak_gib - 1.0),
+            )
+        }
+    })
+}
+
 /// A warning about plans that leave less of the memory than allocators differ by.
 fn tight(answer: &Answer) -> Option<String> {
     let capacity = answer.cluster.as_ref()?.gpu.memory_gib;
@@ -314,6 +359,7 @@ fn search(search: &SearchRecord) -> String {
 #[cfg(test)]
 mod tests {
     use moefold_planner::answer::InsideDomain;
+    use moefold_planner::plan::Outcome;
 
     use super::*;
     use crate::sample;
@@ -365,6 +411,50 @@ mod tests {
             " a step, 25.0% more.\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn golden_routing_is_said_with_what_another_would_do() {
+        let mut answer = sample::answer(1);
+        let text = |answer: &Answer| plan_table(answer, &[]);
+        assert!(
+            !text(&answer).contains("outing"),
+            "older answers say nothing"
+        );
+        let p = &mut answer.plans[0].predicted;
+        let outcome = |step: f64, peak: f64| Outcome {
+            step_s: step * p.step_s,
+            peak_gib: peak * p.peak_gib,
+        };
+        let (doubled, balanced) = (outcome(1.25, 1.5), outcome(0.8, 0.5));
+        p.routing = Some(PlannedRouting::Balanced { doubled });
+        let said = text(&answer);
+        for part in [
+            "assumed to be balanced",
+            "(+50%)",
+            "(+25%)",
+            "--routing RUN_DIR",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in\n{said}");
+        }
+        answer.plans[0].layout.ep = 1;
+        assert!(text(&answer).contains("does not matter to #1"));
+        answer.plans[0].predicted.routing = Some(PlannedRouting::Recorded {
+            source: "runs/one".to_owned(),
+            busiest: vec![1.0, 1.5],
+            fullest: vec![1.5, 2.0],
+            balanced,
+        });
+        let said = text(&answer);
+        for part in [
+            "that of runs/one",
+            "gets 1.25 times",
+            "has 1.75 times",
+            "(+25%)",
+            "(+100%)",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in\n{said}");
         }
     }
 

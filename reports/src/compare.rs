@@ -15,6 +15,8 @@ pub struct Written {
     pub files: Vec<PathBuf>,
     /// What the comparison says, in sentences, the most important first.
     pub findings: Vec<String>,
+    /// The ops of each run, predicted and measured, as aligned text; empty without runs.
+    pub ops: String,
 }
 
 /// Compares any mix of `plan.json`, output of `plan --json` and run directories: writes
@@ -58,6 +60,7 @@ pub fn compare(inputs: &[PathBuf], out_dir: &Path) -> Result<Written, ReportErro
     Ok(Written {
         files: out.into_written(),
         findings,
+        ops: figures::op_text(&comparison),
     })
 }
 
@@ -66,6 +69,9 @@ mod tests {
     use super::*;
     use crate::sample;
     use moefold_planner::plan::Plan;
+    use moefold_profiles::run::{HostLoad, RunSummary};
+    use moefold_profiles::units::Bytes;
+    use moefold_profiles::{ByClass, TensorClass};
     use tempfile::TempDir;
 
     fn scratch() -> TempDir {
@@ -274,6 +280,163 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_run_leads_with_how_far_off_it_was_and_why() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(&dir.path().join("run"), &plan, 1.25, 10);
+        let comparison = compared(std::slice::from_ref(&run));
+        let lead = &findings::of(&comparison)[0];
+        for part in [
+            "The step of run was predicted at 310 ms and measured at 388 ms: 20.0% too fast; experts (+",
+            " ms), attention (+",
+            " ms) make +",
+            " of the +77.5 ms from predicted to measured.",
+        ] {
+            assert!(lead.contains(part), "{part:?} is not in {lead}");
+        }
+        // Where every category takes as much longer, the three largest explain their share of the step.
+        let time = &plan.planned.predicted.time_s;
+        let mut seconds = moefold_profiles::Category::ALL.map(|category| time.get(category).0);
+        seconds.sort_by(|a, b| b.total_cmp(a));
+        let most: f64 = seconds[..3].iter().sum();
+        let words = crate::format::signed_seconds(0.25 * most);
+        assert!(lead.contains(&format!("{words} of the")), "{words}: {lead}");
+        let exact = sample::write_run(&dir.path().join("exact"), &plan, 1.0, 10);
+        let lead = &findings::of(&compared(&[exact]))[0];
+        assert!(lead.ends_with("measured at 310 ms: exact."), "{lead}");
+    }
+
+    #[test]
+    fn law_ops_have_their_calls_and_shares_of_the_difference() {
+        let dir = scratch();
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(&dir.path().join("run"), &plan, 1.25, 10);
+        let comparison = compared(&[run]);
+        let tables = figures::all(&comparison);
+        let ops = tables
+            .iter()
+            .find(|table| table.stem == "ops")
+            .expect("a table of ops");
+        let mut last = f64::INFINITY;
+        let mut shares = 0.0;
+        for row in ops.raw.rows() {
+            let number = |i: usize| row[i].parse::<f64>().expect("a number");
+            let [predicted, measured, predicted_calls, measured_calls] = [2, 3, 4, 5].map(number);
+            let calls = if row[1] == "adamw" { 1.0 } else { 8.0 };
+            assert_eq!([predicted_calls, measured_calls], [calls; 2], "{row:?}");
+            assert_eq!(
+                [number(6), number(7)],
+                [predicted / calls, measured / calls],
+                "{row:?}"
+            );
+            let miss = (predicted - measured).abs();
+            assert!(miss <= last, "{row:?} is not in order");
+            (last, shares) = (miss, shares + number(8));
+        }
+        assert!((shares - 1.0).abs() < 1e-12, "{shares}");
+        let text = figures::op_text(&comparison);
+        assert!(text.contains("run, what is off by most first:"), "{text}");
+        assert!(text.contains("and 1 more in ops.csv"), "{text}");
+        let plan = sample::write_json(&dir.path().join("plan.json"), &plan);
+        assert_eq!(figures::op_text(&compared(&[plan])), "", "nothing ran");
+    }
+
+    /// A run whose summary is edited.
+    fn edited(dir: &Path, edit: impl Fn(&mut RunSummary)) -> PathBuf {
+        let plan = sample::cpu_plan([2, 1, 1, 4, 1], 0.31);
+        let run = sample::write_run(dir, &plan, 1.25, 10);
+        let file = run.join("summary.json");
+        let mut summary: RunSummary = serde_json::from_str(&read(&file)).expect("a summary");
+        edit(&mut summary);
+        sample::write_json(&file, &summary);
+        run
+    }
+
+    #[test]
+    fn a_machine_with_more_to_do_than_cores_is_said() {
+        let dir = scratch();
+        let said = |name: &str, others_busy: Option<f64>, load_before: f64, threads: u32| {
+            let run = edited(&dir.path().join(name), |summary| {
+                summary.host = Some(HostLoad {
+                    cores: 4,
+                    threads,
+                    load_before,
+                    load_after: 9.0,
+                    others_busy,
+                });
+            });
+            let findings = findings::of(&compared(&[run]));
+            findings
+                .into_iter()
+                .find(|finding| finding.starts_with("While "))
+        };
+        let others = said("others", Some(1.5), 0.0, 4).expect("loaded");
+        assert!(
+            others.contains("other programs kept 1.5 of the 4 cores busy"),
+            "{others}"
+        );
+        let before = said("before", None, 2.5, 4).expect("loaded");
+        assert!(
+            before.contains("2.5 runnable threads before it began"),
+            "{before}"
+        );
+        // Its own threads are no others, and beside a thread on four cores there is room.
+        assert_eq!(said("alone", Some(0.1), 8.0, 4), None);
+        assert_eq!(said("roomy", Some(2.0), 2.0, 1), None);
+        assert_eq!(said("quiet", None, 0.2, 4), None);
+    }
+
+    #[test]
+    fn golden_reserved_memory_is_told_by_where_it_went() {
+        let dir = scratch();
+        let mib = |n: u64| Bytes(n << 20);
+        let run = edited(&dir.path().join("gpu"), |summary| {
+            for peak in &mut summary.peak_by_rank {
+                (peak.reserved, peak.reached, peak.growths) = (mib(500), mib(420), 2);
+                peak.bytes = ByClass::from_fn(|class| match class {
+                    TensorClass::Weights => mib(100),
+                    TensorClass::Activations => mib(200 + u64::from(peak.rank)),
+                    TensorClass::Overhead => mib(530),
+                    _ => Bytes(0),
+                });
+            }
+        });
+        let comparison = compared(&[run]);
+        let tables = figures::all(&comparison);
+        let table = tables
+            .iter()
+            .find(|table| table.stem == "reserved")
+            .expect("a table");
+        let expected = [303, 117, 80, 500, 530].map(|n| mib(n).0.to_string());
+        let row = &table.raw.rows()[0];
+        assert_eq!(
+            (&row[1], &row[2..7], &row[8]),
+            (&"3".to_owned(), &expected[..], &"2".to_owned())
+        );
+        let (_, measured) = comparison.runs().next().expect("a run");
+        let text = crate::peak_text(&measured.summary);
+        for part in [
+            "memory of the fullest rank (3): 303 MiB of tensors at the peak: weights 100 MiB, activations 203 MiB\n",
+            "taken for tensors 500 MiB: 117 MiB of holes between them, 80.0 MiB beyond what they reached; \
+             it grew 2 times after the first step\n",
+            "beside tensors 530 MiB: context",
+            "its process had 768 MiB of the host's memory at most; the tensors of all 4 ranks peak at 1.18 GiB\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        // On the host nothing is beside tensors, and what is not alive is kept.
+        let run = edited(&dir.path().join("cpu"), |_| ());
+        let comparison = compared(&[run]);
+        let (_, measured) = comparison.runs().next().expect("a run");
+        let text = crate::peak_text(&measured.summary);
+        assert!(text.contains("of rounding and kept for reuse"), "{text}");
+        assert!(
+            !text.contains("beside tensors") && !text.contains("holes"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! The tables of a comparison: for people with few digits, for machines with all of them.
 
+use moefold_profiles::units::Bytes;
 use moefold_profiles::{Category, TensorClass};
 
 use crate::draw::color;
 use crate::format::{self, MemoryUnit, TimeUnit};
-use crate::ops;
+use crate::held::Held;
+use crate::ops::{self, OpTime};
 use crate::plots::memory::measured_gib;
 use crate::subject::{Comparison, Subject, json_word};
 use crate::tables::Table;
+
+/// Ops of a run that are shown as text.
+const MAX_OPS: usize = 12;
 
 /// A table with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +30,7 @@ pub(crate) struct Named {
 /// All tables, in the order of a page.
 pub(crate) fn all(comparison: &Comparison) -> Vec<Named> {
     let mut tables = vec![layouts(comparison), time(comparison), memory(comparison)];
+    tables.extend(reserved(comparison));
     tables.extend(op_times(comparison));
     tables.extend(refusals(comparison));
     tables
@@ -270,49 +276,196 @@ fn memory(comparison: &Comparison) -> Named {
 }
 
 fn op_times(comparison: &Comparison) -> Option<Named> {
-    let longest = comparison
-        .subjects
-        .iter()
-        .flat_map(ops::of)
-        .flat_map(|op| [op.predicted, op.measured])
-        .flatten()
-        .fold(0.0, f64::max);
-    if longest <= 0.0 {
-        return None;
-    }
-    let unit = TimeUnit::for_longest(longest);
-    let mut shown = Table::new([
-        "name".to_owned(),
-        "op".to_owned(),
-        format!(">predicted ({})", unit.name()),
-        format!(">measured ({})", unit.name()),
-        format!(">off by ({})", unit.name()),
-        ">error".to_owned(),
+    let mut shown = Table::new(
+        ["name".to_owned()]
+            .into_iter()
+            .chain(op_headings(comparison)),
+    );
+    let mut raw = Table::new([
+        "name",
+        "op",
+        "predicted_s",
+        "measured_s",
+        "predicted_calls",
+        "measured_calls",
+        "predicted_call_s",
+        "measured_call_s",
+        "share_of_difference",
     ]);
-    let mut raw = Table::new(["name", "op", "predicted_s", "measured_s"]);
     for s in &comparison.subjects {
-        for op in ops::of(s) {
-            let figure = |seconds: f64| format::three_digits(seconds * unit.per_second());
-            shown.row([
-                s.name.clone(),
-                op.name.clone(),
-                or_dash(op.predicted, figure),
-                or_dash(op.measured, figure),
-                figure(op.miss_s()),
-                or_dash(op.error(), format::signed_percent),
-            ]);
+        for (op, share) in ops::by_miss(s) {
+            shown.row(
+                [s.name.clone()]
+                    .into_iter()
+                    .chain(op_cells(comparison, &op, share)),
+            );
+            let [predicted, measured] = op.call_s();
             raw.row([
                 s.name.clone(),
                 op.name.clone(),
                 or_nothing(op.predicted),
                 or_nothing(op.measured),
+                or_nothing(op.calls[0]),
+                or_nothing(op.calls[1]),
+                or_nothing(predicted),
+                or_nothing(measured),
+                share.to_string(),
             ]);
         }
     }
-    Some(Named {
+    (!shown.is_empty()).then(|| Named {
         stem: "ops".to_owned(),
+        title: "Busy time a step by op, of the busiest rank, predicted and measured".to_owned(),
+        shown,
+        raw,
+    })
+}
+
+/// The ops of each run that are off by most, as text for a person.
+pub(crate) fn op_text(comparison: &Comparison) -> String {
+    let mut text = String::new();
+    for (subject, _) in comparison.runs() {
+        let ops = ops::by_miss(subject);
+        if ops.is_empty() {
+            continue;
+        }
+        let mut table = Table::new(op_headings(comparison));
+        for (op, share) in ops.iter().take(MAX_OPS) {
+            table.row(op_cells(comparison, op, *share));
+        }
+        let more = ops.len().saturating_sub(MAX_OPS);
+        let rest = match more {
+            0 => String::new(),
+            more => format!("and {more} more in ops.csv\n"),
+        };
+        let heading = format!("\n{}, what is off by most first:\n", subject.name);
+        text.extend([heading, table.text(), rest]);
+    }
+    text
+}
+
+/// Units of an op's time in a step and of one call.
+fn op_units(comparison: &Comparison) -> [TimeUnit; 2] {
+    let ops: Vec<OpTime> = comparison.subjects.iter().flat_map(ops::of).collect();
+    let longest = |seconds: &mut dyn Iterator<Item = Option<f64>>| {
+        TimeUnit::for_longest(seconds.flatten().fold(0.0, f64::max))
+    };
+    [
+        longest(&mut ops.iter().flat_map(|op| [op.predicted, op.measured])),
+        longest(&mut ops.iter().flat_map(OpTime::call_s)),
+    ]
+}
+
+fn op_headings(comparison: &Comparison) -> impl Iterator<Item = String> + use<> {
+    let [step, call] = op_units(comparison).map(TimeUnit::name);
+    [
+        "op".to_owned(),
+        format!(">predicted ({step})"),
+        format!(">measured ({step})"),
+        ">error".to_owned(),
+        format!(">off by ({step})"),
+        ">share of difference".to_owned(),
+        ">calls: predicted".to_owned(),
+        ">calls: measured".to_owned(),
+        format!(">a call: predicted ({call})"),
+        format!(">a call: measured ({call})"),
+    ]
+    .into_iter()
+}
+
+fn op_cells(
+    comparison: &Comparison,
+    op: &OpTime,
+    share: f64,
+) -> impl Iterator<Item = String> + use<> {
+    let [step, call] = op_units(comparison);
+    let figure = |unit: TimeUnit| move |s: f64| format::three_digits(s * unit.per_second());
+    let calls = op.calls.map(|calls| or_dash(calls, format::calls));
+    let [predicted, measured] = op.call_s().map(|s| or_dash(s, figure(call)));
+    let [predicted_calls, measured_calls] = calls;
+    [
+        op.name.clone(),
+        or_dash(op.predicted, figure(step)),
+        or_dash(op.measured, figure(step)),
+        or_dash(op.error(), format::signed_percent),
+        figure(step)(op.miss_s()),
+        format::percent(share),
+        predicted_calls,
+        measured_calls,
+        predicted,
+        measured,
+    ]
+    .into_iter()
+}
+
+/// Where the memory of the fullest rank of each run went, beyond its tensors.
+fn reserved(comparison: &Comparison) -> Option<Named> {
+    let held: Vec<(&Subject, Held)> = comparison
+        .runs()
+        .filter_map(|(s, measured)| Some((s, Held::of(&measured.summary)?)))
+        .collect();
+    let largest = held.iter().map(|(_, held)| {
+        let reserved = held.pool.map_or(Bytes::ZERO, |pool| pool.reserved);
+        reserved.max(held.tensors()).max(held.resident).gib()
+    });
+    let largest = largest.fold(0.0, f64::max);
+    let unit = MemoryUnit::for_largest(largest);
+    let mut shown = Table::new(
+        ["name", ">rank"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(
+                [
+                    "tensors",
+                    "holes",
+                    "reserved, not reached",
+                    "reserved",
+                    "beside tensors",
+                    "process",
+                ]
+                .map(|what| format!(">{what} ({})", unit.name())),
+            )
+            .chain([">growths".to_owned()]),
+    );
+    let mut raw = Table::new([
+        "name",
+        "rank",
+        "tensor_bytes",
+        "hole_bytes",
+        "unused_bytes",
+        "reserved_bytes",
+        "beside_bytes",
+        "resident_bytes",
+        "growths",
+    ]);
+    for (s, held) in held {
+        let pool = held.pool;
+        let sizes = [
+            Some(held.tensors()),
+            pool.map(|pool| pool.holes),
+            pool.map(|pool| pool.unused),
+            pool.map(|pool| pool.reserved),
+            (!held.is_host()).then_some(held.beside),
+            (held.resident > Bytes::ZERO).then_some(held.resident),
+        ];
+        let per = unit.per_gib();
+        let size = |bytes: Option<Bytes>| {
+            or_dash(bytes.map(Bytes::gib), |gib| {
+                format::in_column(gib * per, largest * per)
+            })
+        };
+        let head = [s.name.clone(), held.rank.to_string()];
+        let growths = pool.map(|pool| pool.growths);
+        let count = |none: &str| growths.map_or_else(|| none.to_owned(), |n| n.to_string());
+        let cells = head.clone().into_iter().chain(sizes.map(size));
+        shown.row(cells.chain([count("-")]));
+        let bytes = |bytes: Option<Bytes>| bytes.map_or_else(String::new, |b| b.0.to_string());
+        raw.row(head.into_iter().chain(sizes.map(bytes)).chain([count("")]));
+    }
+    (!shown.is_empty()).then(|| Named {
+        stem: "reserved".to_owned(),
         title: format!(
-            "Busy time a step by op, busiest rank ({}; error is prediction against measurement)",
+            "Memory of the fullest rank of each run, beyond its tensors at the peak ({})",
             unit.name()
         ),
         shown,

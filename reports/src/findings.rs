@@ -1,20 +1,29 @@
 //! What a comparison says, in sentences: who wins and by how much, where the time goes, how good the
 //! predictions were.
 
+use moefold_planner::plan::PlannedRouting;
 use moefold_profiles::Category;
 use moefold_profiles::trace::TimeByCategory;
 
 use crate::draw::color;
 use crate::format;
-use crate::ops;
 use crate::subject::{Comparison, Measured, Subject};
 
+/// Categories that are said to explain a difference.
+const EXPLAINING: usize = 3;
+/// A share of a step that explains nothing.
+const NEGLIGIBLE: f64 = 0.002;
+/// How much more memory than predicted is put down to routing that was assumed to be balanced.
+const UNEVEN: f64 = 0.03;
+/// How much more than its cores a machine may have to do before that is said.
+const CROWDED: f64 = 0.1;
 /// A lead smaller than this is no lead.
 const TIE: f64 = 0.005;
 
 /// The findings, the most important first.
 pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
-    let mut findings = Vec::new();
+    let mut findings = prediction(comparison);
+    findings.extend(of_runs(comparison, host_of));
     if comparison.is_comparable() {
         findings.extend(winner(comparison, true));
         findings.extend(winner(comparison, false));
@@ -30,7 +39,6 @@ pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
         findings.extend(where_time_goes(best));
         findings.extend(memory_of(best));
     }
-    findings.extend(prediction(comparison));
     findings.extend(of_runs(comparison, loss_of));
     findings.extend(of_runs(comparison, balance_of));
     if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
@@ -168,9 +176,16 @@ fn memory_of(subject: &Subject) -> Option<String> {
     };
     let measured = match subject.measured_peak_gib() {
         Some(measured) => format!(
-            " It measured {} ({}).",
+            " It measured {} ({}).{}",
             format::gib(measured),
-            error_words(predicted.peak_gib / measured - 1.0, "high", "low")
+            error_words(predicted.peak_gib / measured - 1.0, "high", "low"),
+            match predicted.routing {
+                Some(PlannedRouting::Balanced { .. })
+                    if measured > (1.0 + UNEVEN) * predicted.peak_gib =>
+                    " Routing was assumed to be balanced: plan --routing with the run directory counts what \
+                     it routed.",
+                _ => "",
+            }
         ),
         None => String::new(),
     };
@@ -183,7 +198,7 @@ fn memory_of(subject: &Subject) -> Option<String> {
     ))
 }
 
-/// How far the predictions of the runs were off, and which ops they missed by most.
+/// How far the predictions of the runs were off, and which categories explain it.
 fn prediction(comparison: &Comparison) -> Vec<String> {
     let mut findings = Vec::new();
     let mut errors = Vec::new();
@@ -192,32 +207,14 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
             continue;
         };
         errors.push(error.abs());
-        let mut misses = ops::of(subject);
-        misses.sort_by(|a, b| b.miss_s().abs().total_cmp(&a.miss_s().abs()));
-        let most: Vec<String> = misses
-            .iter()
-            .take(3)
-            .filter(|op| op.miss_s().abs() > 0.01 * measured.summary.step_s)
-            .map(|op| {
-                let direction = if op.miss_s() > 0.0 { "over" } else { "under" };
-                format!(
-                    "{} ({} {direction})",
-                    op.name,
-                    format::seconds(op.miss_s().abs())
-                )
-            })
-            .collect();
-        let mut text = format!(
-            "The step of {} was predicted at {} and measured at {}: {}.",
+        findings.push(format!(
+            "The step of {} was predicted at {} and measured at {}: {}{}.",
             subject.name,
             format::seconds(subject.planned.predicted.step_s),
             format::seconds(measured.summary.step_s),
-            error_words(error, "too slow", "too fast")
-        );
-        if !most.is_empty() {
-            text = format!("{text} The largest misses: {}.", listed(&most));
-        }
-        findings.push(text);
+            error_words(error, "too slow", "too fast"),
+            explained(&subject.planned.predicted.time_s, &measured.summary.time_s)
+        ));
     }
     if errors.len() > 1 {
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
@@ -233,6 +230,65 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
         );
     }
     findings
+}
+
+/// The three categories in which a measured step differs most from the predicted one, and how much of the
+/// difference they are.
+fn explained(predicted: &TimeByCategory, measured: &TimeByCategory) -> String {
+    let more = |c: Category| measured.get(c).0 - predicted.get(c).0;
+    let mut most = Category::ALL;
+    most.sort_by(|&a, &b| more(b).abs().total_cmp(&more(a).abs()));
+    let step_s = measured.total().0;
+    let most: Vec<Category> = most
+        .into_iter()
+        .take(EXPLAINING)
+        .filter(|&c| more(c).abs() > NEGLIGIBLE * step_s)
+        .collect();
+    if most.is_empty() {
+        return String::new();
+    }
+    let words = |&c: &Category| {
+        // A label with a comma would read as two.
+        let label = color::category_label(c).replace(", ", "/");
+        format!("{label} ({})", format::signed_seconds(more(c)))
+    };
+    let listed = listed(&most.iter().map(words).collect::<Vec<_>>());
+    let sum: f64 = most.iter().map(|&c| more(c)).sum();
+    format!(
+        "; {listed} make {} of the {} from predicted to measured",
+        format::signed_seconds(sum),
+        format::signed_seconds(step_s - predicted.total().0)
+    )
+}
+
+/// That other programs kept the machine from the run, where they did.
+fn host_of(measured: &Measured) -> Option<String> {
+    let host = measured.summary.host.as_ref()?;
+    let cores = f64::from(host.cores);
+    let own = f64::from(host.threads).min(cores);
+    let others = match host.others_busy {
+        Some(others) => {
+            let is_loaded = others + own > (1.0 + CROWDED) * cores;
+            is_loaded.then(|| {
+                format!(
+                    "other programs kept {others:.1} of the {} cores busy",
+                    host.cores
+                )
+            })
+        }
+        // What ran before the run is not its own.
+        None => (host.load_before + own > (1.0 + CROWDED) * cores).then(|| {
+            format!(
+                "the machine of {} cores had {:.1} runnable threads before it began",
+                host.cores, host.load_before
+            )
+        }),
+    }?;
+    Some(format!(
+        "While {{}} ran, {others}, beside {} computing threads of the run: its times are of a machine with \
+         more to do than it has cores.",
+        host.threads
+    ))
 }
 
 fn error_words(error: f64, positive: &str, negative: &str) -> String {

@@ -73,10 +73,23 @@ pub fn seconds(value: f64) -> String {
     )
 }
 
+/// A difference of durations: `+3.21 ms`, `-412 us`.
+pub fn signed_seconds(value: f64) -> String {
+    let sign = if value < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", seconds(value.abs()))
+}
+
 /// A size given in GiB in the unit that suits it.
 pub fn gib(value: f64) -> String {
     let unit = MemoryUnit::for_largest(value);
     format!("{} {}", three_digits(value * unit.per_gib()), unit.name())
+}
+
+/// How often something is called a step: whole where it is, else with a decimal.
+pub fn calls(count: f64) -> String {
+    let whole = (count - count.round()).abs() < 0.05;
+    let decimals = usize::from(!whole);
+    format!("{count:.decimals$}")
 }
 
 /// A share of one in percent: `12.3%`, below a tenth of a percent `<0.1%`.
@@ -270,6 +283,10 @@ mod tests {
         assert_eq!(short_count(12_345.0), "12.3k");
         assert_eq!(seconds(0.003_214), "3.21 ms");
         assert_eq!(seconds(4.2e-4), "420 us");
+        assert_eq!(signed_seconds(0.003_214), "+3.21 ms");
+        assert_eq!(signed_seconds(-4.2e-4), "-420 us");
+        assert_eq!(calls(32.0), "32");
+        assert_eq!(calls(1.5), "1.5");
         assert_eq!(gib(0.5), "512 MiB");
         assert_eq!(percent(0.1234), "12.3%");
         assert_eq!(percent(0.0004), "<0.1%");

@@ -142,14 +142,11 @@ fn read_summary(path: &Path) -> Result<RunSummary, ReportError> {
 
 fn read_steps(path: &Path) -> Result<Vec<StepRecord>, ReportError> {
     let text = text_of(path)?;
-    text.lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(i, line)| {
-            serde_json::from_str(line).map_err(|error| ReportError::Format {
+    StepRecord::lines(&text)
+        .map(|line| {
+            line.map_err(|(line, problem)| ReportError::Format {
                 path: path.to_owned(),
-                // The parser counts from the line it was given.
-                what: format!("line {}: {}", i + 1, without_position(&error)),
+                what: format!("line {line}: {problem}"),
             })
         })
         .collect()
@@ -184,12 +181,4 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ReportError>
         path: path.to_owned(),
         what: error.to_string(),
     })
-}
-
-fn without_position(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(at) => text[..at].to_owned(),
-        None => text,
-    }
 }

@@ -159,6 +159,7 @@ impl<'a> Judge<'a> {
             precision: plan.planned.precision,
             optimizer: plan.planned.optimizer,
             objective: Objective::Memory,
+            routing: plan.planned.routing(),
             pins,
             top: 1,
             ..SearchOptions::new(plan.request.batch, StackName::Moefold)

@@ -26,6 +26,8 @@ pub struct Dispatch {
     pub map: RowMap,
     /// Rows of each expert held here, all senders together.
     pub counts: Vec<usize>,
+    /// Rows of each expert there is, from all ranks that exchange tokens here.
+    pub exchanged: Vec<u64>,
     /// First row of each of them, and the number of rows, on the device: `[held + 1]` i32; absent
     /// where those of the map are the same.
     offsets: Option<Tensor>,
@@ -65,6 +67,12 @@ impl Dispatch {
             .collect();
         let arriving: Vec<usize> = senders.iter().map(|rows| sum(rows)).collect();
 
+        let mut exchanged = vec![0; map.counts.len()];
+        for sender in &all {
+            for (sum, &rows) in exchanged.iter_mut().zip(sender.iter()) {
+                *sum += rows;
+            }
+        }
         let mut counts = vec![0; held];
         for sender in &senders {
             for (count, &rows) in counts.iter_mut().zip(*sender) {
@@ -80,6 +88,7 @@ impl Dispatch {
                 by_expert(&senders, &arriving, held)
             },
             counts,
+            exchanged,
             offsets,
             even: all_even((0..ep).map(|peer| member(me, peer)), &send_rows),
             send_rows,

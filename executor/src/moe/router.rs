@@ -67,7 +67,7 @@ impl Router {
         }
     }
 
-    /// Scores and chooses for `x [t, h]`.
+    /// Scores and chooses for `x [t, h]`. What other ranks choose is not known yet.
     pub fn forward(
         &self,
         cx: &Context,
@@ -96,6 +96,7 @@ impl Router {
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
             balance,
+            ..RoutingStats::default()
         };
         Ok((saved, map, stats))
     }

@@ -345,12 +345,18 @@ impl Runtime for Traced<'_> {
 }
 
 impl Traced<'_> {
-    /// The largest tensor that a step allocates beside weights, gradients and the optimizer's state, under
-    /// balanced routing.
-    pub(crate) fn largest(&self, layout: &Layout, batch: &Batch, precision: Precision) -> Bytes {
+    /// The largest tensor that a step allocates beside weights, gradients and the optimizer's state, where
+    /// the experts of a rank get `load` times the mean of all.
+    pub(crate) fn largest(
+        &self,
+        layout: &Layout,
+        batch: &Batch,
+        precision: Precision,
+        load: f64,
+    ) -> Bytes {
         let site = Site {
             layout,
-            local: &Local::new(layout, self.model, batch, 1.0),
+            local: &Local::new(layout, self.model, batch, load),
             precision,
         };
         let pieces = model::pieces(self.model).into_iter();

@@ -2,7 +2,7 @@
 
 use moefold_kernels::Device;
 use moefold_planner::mesh;
-use moefold_planner::plan::Plan;
+use moefold_planner::plan::{Plan, PlannedRouting};
 use moefold_planner::stack::Stack;
 use moefold_planner::walk::{Walked, play};
 use moefold_profiles::TensorClass;
@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::support;
 use crate::train::prove;
 
-/// Walks the step of a rank of a plan for this executor, under balanced routing.
+/// Walks the step of a rank of a plan for this executor. Where the plan was made for a recorded routing, the
+/// rank is taken to be the fullest one in every microbatch; else routing is balanced.
 pub fn dry_run(plan: &Plan, rank: u32, aux_loss_coef: f64, costs: &Costs) -> Result<Walked, Error> {
     let (planned, model, cluster) = (&plan.planned, &plan.model, &plan.cluster);
     let batch = &plan.request.batch;
@@ -38,7 +39,11 @@ pub fn dry_run(plan: &Plan, rank: u32, aux_loss_coef: f64, costs: &Costs) -> Res
         Some(kind) => mesh::placement(&layout, kind, cluster).ranks_per_domain,
         None => cluster.gpus_per_domain.clamp(1, layout.gpus()),
     };
-    let cx = rank_on(device, &layout, rank, Assumed::BALANCED, &domain, &tape);
+    let assumed = match &planned.predicted.routing {
+        Some(PlannedRouting::Recorded { fullest, .. }) => Assumed::Loads(fullest[..].into()),
+        Some(PlannedRouting::Balanced { .. }) | None => Assumed::BALANCED,
+    };
+    let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
     let [setup, events] = step(cx, model, batch, aux_loss_coef, &tape)?;
     let stack = Stack::on(planned.stack, cluster, costs.host());
     let mut walked = play(rank, &setup, &events, costs, &stack);

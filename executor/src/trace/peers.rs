@@ -15,6 +15,8 @@ use crate::transport::{Communicator, Exchange, Pending, Transport, TransportErro
 pub enum Assumed {
     /// Rows that the experts of the traced rank get over the mean of all ranks; every one of them alike.
     Load(f64),
+    /// The same by MoE layer, in the order in which their routers run in a microbatch.
+    Loads(Rc<[f64]>),
     /// Rows that each member of the group of ranks that exchange tokens (ETP fastest, then EP) sends to
     /// each expert, by router in the order in which they run: as a run had them.
     Recorded(Rc<Vec<Vec<Vec<usize>>>>),
@@ -88,7 +90,7 @@ impl Crowd {
     pub(super) fn sent(&self, choices: Choices, member: usize) -> Vec<usize> {
         let here = match &self.assumed {
             Assumed::Recorded(routers) => return routers[self.routed.get() - 1][member].clone(),
-            Assumed::Load(_) => self.rows_here(choices, member).unwrap_or(0),
+            Assumed::Load(_) | Assumed::Loads(_) => self.rows_here(choices, member).unwrap_or(0),
         };
         let held = choices.experts / self.ep;
         let mine = self.holder * held..(self.holder + 1) * held;
@@ -112,8 +114,10 @@ impl Crowd {
     /// Rows that one member sends to the experts of the traced rank under an assumed load: their part of
     /// what all send them, the first members one more where that does not divide.
     fn rows_here(&self, choices: Choices, member: usize) -> Option<usize> {
-        let Assumed::Load(load) = self.assumed else {
-            return None;
+        let load = match &self.assumed {
+            Assumed::Load(load) => *load,
+            Assumed::Loads(loads) => loads[self.routed.get().saturating_sub(1) % loads.len()],
+            Assumed::Recorded(_) => return None,
         };
         let rows = choices.tokens * choices.slots;
         let senders = self.ep * self.etp;

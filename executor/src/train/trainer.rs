@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Schedule, Stage};
-use moefold_profiles::run::StepRecord;
+use moefold_profiles::run::{FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
 use crate::data::Samples;
@@ -27,6 +27,8 @@ pub struct Trainer {
     /// Its place.
     pub cx: Context,
     stepper: Stepper,
+    /// Peak of the worst rank so far.
+    peak_bytes: Bytes,
 }
 
 impl Trainer {
@@ -80,7 +82,11 @@ impl Trainer {
             actions,
             seq_len as usize,
         );
-        Self { cx, stepper }
+        Self {
+            cx,
+            stepper,
+            peak_bytes: Bytes::ZERO,
+        }
     }
 
     /// Steps taken, those before the checkpoint it began with among them.
@@ -124,7 +130,7 @@ impl Trainer {
 
     /// The record of a step, the same on every rank.
     pub(super) fn record(
-        &self,
+        &mut self,
         batch: &Batch,
         step: u64,
         lr: f64,
@@ -132,8 +138,29 @@ impl Trainer {
         step_s: f64,
     ) -> Result<StepRecord, Error> {
         let peak = self.cx.device.memory().peak_total().0;
-        let own = [step_s.to_bits(), peak];
+        let (peaked, at) = (self.stepper.peaked(), &self.cx.at);
+        let own = [
+            step_s.to_bits(),
+            peak,
+            u64::from(peaked.is_some()),
+            u64::from(at.ep),
+        ];
         let all = self.cx.world.exchange_counts(&own)?;
+        let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
+        let worst = all.iter().position(|rank| rank[1] == peak_bytes);
+        let worst = worst.expect("one of them is the most");
+        let is_higher = Bytes(peak_bytes) > self.peak_bytes;
+        self.peak_bytes = Bytes(peak_bytes);
+        let fullest = if is_higher && all[worst][2] == 1 {
+            let own = peaked.filter(|_| worst == self.cx.world.index());
+            Some(FullestMicrobatch {
+                ep: self.cx.layout.ep(),
+                ep_rank: all[worst][3] as u32,
+                load: self.shared(own, &outcome.expert_load)?,
+            })
+        } else {
+            None
+        };
         let step_s = all
             .iter()
             .map(|rank| f64::from_bits(rank[0]))
@@ -148,10 +175,29 @@ impl Trainer {
             lr,
             step_s,
             tokens_per_s: tokens / step_s,
-            peak_bytes: Bytes(all.iter().map(|rank| rank[1]).max().unwrap_or(0)),
+            peak_bytes: Bytes(peak_bytes),
             expert_load: outcome.expert_load,
+            fullest,
             dropped: 0,
         })
+    }
+
+    /// Counts that one rank has, on all ranks; in lists of the sizes of `like`.
+    fn shared(
+        &self,
+        own: Option<&Vec<Vec<u64>>>,
+        like: &[Vec<u64>],
+    ) -> Result<Vec<Vec<u64>>, Error> {
+        let mut all: Vec<f64> = match own {
+            Some(own) => own.iter().flatten().map(|&count| count as f64).collect(),
+            None => vec![0.0; like.iter().map(Vec::len).sum()],
+        };
+        self.cx.world.all_reduce_f64(&mut all)?;
+        let mut all = all.into_iter().map(|count| count as u64);
+        let lists = like.iter();
+        Ok(lists
+            .map(|list| all.by_ref().take(list.len()).collect())
+            .collect())
     }
 }
 

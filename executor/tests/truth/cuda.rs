@@ -432,11 +432,11 @@ fn law_steps_whose_routing_varies_stay_in_what_was_reserved() {
     assert!(peaks.len() > 2, "routing varies: {peaks:?}");
     let most = *peaks.last().expect("steps");
     let (batch, precision) = (fixture.batch(), Precision::Fp32);
-    let reserve = room_for(most, &layout, &fixture.model, &batch, precision);
+    let holes = largest(&layout, &fixture.model, &batch, precision, 1.0);
+    let reserve = room_for(most, holes);
     // Taken in pieces of 2 MiB, so tensors as small as these never need a second one. They are held to
     // what a large model's are: to the largest tensor beside those alive. Each is rounded up to 256
     // bytes, and some hundreds are alive.
-    let holes = largest(&layout, &fixture.model, &batch, precision);
     let bound = most + holes + Bytes(256) * TENSORS_ALIVE;
     for steps in memory_of_steps(&fixture, F32, &layout, 3, Some(reserve)) {
         let reached: Vec<Bytes> = steps.iter().map(|went| went.reached).collect();

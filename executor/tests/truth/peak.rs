@@ -20,8 +20,8 @@ use moefold_planner::choice::StackName;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
-use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::Predicted;
+use moefold_planner::options::{Routing, SearchOptions};
+use moefold_planner::plan::{PlannedLayout, PlannedRouting, Predicted};
 use moefold_planner::search;
 use moefold_planner::walk::Event;
 use moefold_profiles::directory::Key;
@@ -347,6 +347,59 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
     assert_eq!(measured.peak_total(), bytes(tensors), "{what}");
 }
 
+/// Trains under a layout, and plans it again with the routing of that run.
+fn check_routed(fixture: &Fixture, degrees: &Degrees) {
+    const STEPS: u64 = 3;
+    let layout = fixture.layout(degrees);
+    let mut options = fixture.options();
+    options.steps = STEPS;
+    options.aux_loss_coef = 0.0;
+    let cluster = presets::local(degrees.gpus);
+    let before = planned(fixture, &cluster, Precision::Fp32, degrees, None);
+    let batch = fixture.batch();
+    let plan = &before;
+    let trained = train::run(
+        plan,
+        &fixture.model,
+        &batch,
+        &options,
+        &fixture.samples,
+        &|_| (),
+    );
+    let trained = trained.unwrap_or_else(|error| panic!("{layout:?}: {error}"));
+
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let line = |step| serde_json::to_string(step).expect("serializes");
+    let lines: Vec<String> = trained.steps.iter().map(line).collect();
+    std::fs::write(dir.path().join("steps.jsonl"), lines.join("\n")).expect("writes");
+    let source = dir.path().display().to_string();
+    let routing = Routing::read(&source).expect("a run");
+    let after = planned(fixture, &cluster, Precision::Fp32, degrees, Some(routing)).predicted;
+
+    let peaks = trained.summary.peak_by_rank.iter();
+    let measured = peaks.map(|peak| peak.bytes.total()).max().expect("ranks");
+    let (found, expected) = (bytes(after.peak_gib).0 as f64, measured.0 as f64);
+    let off = found / expected - 1.0;
+    let what = format!("{} {degrees:?}", fixture.name);
+    assert!(off.abs() < 0.03, "{what}: {found} of {expected}, {off:+.4}");
+    let Some(PlannedRouting::Recorded { balanced, .. }) = after.routing else {
+        panic!("{what}: it was routed");
+    };
+    assert_eq!(balanced.peak_gib, before.predicted.peak_gib, "{what}");
+}
+
+#[test]
+fn law_a_plan_with_the_routing_of_a_run_says_its_peak() {
+    for name in ["mixtral", "qwen3_moe", "qwen3_moe_raw"] {
+        let fixture = Fixture::load(name).with_batch(8);
+        for gpus in [1, 2, 4] {
+            for degrees in legal(&fixture, gpus) {
+                check_routed(&fixture, &degrees);
+            }
+        }
+    }
+}
+
 /// Bytes of a plan, which are whole.
 fn bytes(gib: f64) -> Bytes {
     Bytes((gib * GIB as f64) as u64)
@@ -359,11 +412,23 @@ fn predicted(
     precision: Precision,
     degrees: &Degrees,
 ) -> Predicted {
+    planned(fixture, cluster, precision, degrees, None).predicted
+}
+
+/// The same whole, where tokens are routed as said.
+fn planned(
+    fixture: &Fixture,
+    cluster: &Cluster,
+    precision: Precision,
+    degrees: &Degrees,
+    routing: Option<Routing>,
+) -> PlannedLayout {
     let Degrees {
         tp, ep, etp, mbs, ..
     } = degrees;
     let mut options = SearchOptions {
         precision,
+        routing,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let pins = format!("tp={tp},cp=1,pp=1,vpp=1,ep={ep},etp={etp},mbs={mbs}");
@@ -372,7 +437,7 @@ fn predicted(
     let (model, gpus) = (&fixture.model, degrees.gpus);
     let runtime = Traced::new(model, cluster);
     let found = search::plan(model, cluster, gpus, &options, &costs, &runtime);
-    found.expect("it fits").plans.swap_remove(0).predicted
+    found.expect("it fits").plans.swap_remove(0)
 }
 
 /// Fixtures in which routing decides nothing: one without experts, and two, one of them with dense

@@ -1,105 +1,313 @@
-//! [`Routing`]: a measured histogram of tokens an expert, and the load of the busiest rank it means.
+//! [`Routing`]: how tokens were routed, as the load of one expert rank over the mean of all, by MoE layer.
+//!
+//! Two loads matter. Time goes by the *busiest* rank: in every layer the others wait for it, so it is taken
+//! layer by layer, on average over steps. Memory goes by the *fullest* rank, in the one microbatch in which
+//! memory peaked: there it holds what all its layers saved. Both are worked out for every number of ranks
+//! that the experts divide among, when the source is read.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
+use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Deserialize;
 
 use super::PlanError;
 use crate::model::Model;
 
-/// Tokens each expert got, a list a layer (or one list for all of them).
+/// See the module's documentation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routing {
     /// Where it came from.
-    path: String,
-    layers: Vec<Vec<f64>>,
+    source: String,
+    /// Experts, where they are known.
+    experts: Option<usize>,
+    /// Lists there are: one for all MoE layers, or one for each.
+    lists: usize,
+    /// By number of expert ranks.
+    by_ep: BTreeMap<u32, Loads>,
+}
+
+/// Rows of a rank's experts over the mean of all ranks, by list.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Loads {
+    /// Of the busiest rank of each layer, on average over steps.
+    pub busiest: Vec<f64>,
+    /// Of the fullest rank where memory peaks.
+    pub fullest: Vec<f64>,
+}
+
+/// Tokens each expert got, a list a layer or one for all of them.
+type Histogram = Vec<Vec<f64>>;
+
+/// What a file has.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum File {
+    One(Vec<f64>),
+    Layers(Histogram),
 }
 
 impl Routing {
-    /// Reads `[n, n, ...]`, or a list of such lists, one a layer.
+    /// Reads what `path` is: a run directory, or a file with `[n, n, ...]` or a list of such lists, one for
+    /// each MoE layer.
     pub fn read(path: &str) -> Result<Self, PlanError> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Histogram {
-            One(Vec<f64>),
-            Layers(Vec<Vec<f64>>),
+        if Path::new(path).is_dir() {
+            return Self::of_run(path);
         }
-        let text = std::fs::read_to_string(Path::new(path))
-            .map_err(|error| refuse(path, error.to_string()))?;
-        let histogram: Histogram = serde_json::from_str(&text).map_err(|_| {
+        let text = text_of(path)?;
+        let file: File = serde_json::from_str(&text).map_err(|_| {
             let expected = "is not a JSON list of tokens an expert, or a list of such lists";
             refuse(path, expected.to_owned())
         })?;
-        let layers = match histogram {
-            Histogram::One(tokens) => vec![tokens],
-            Histogram::Layers(layers) => layers,
+        let layers = match file {
+            File::One(tokens) => vec![tokens],
+            File::Layers(layers) => layers,
         };
-        Self::new(path, layers)
+        Self::new(path, &layers)
     }
 
-    /// A histogram as numbers; `path` is named in errors.
-    pub fn new(path: &str, layers: Vec<Vec<f64>>) -> Result<Self, PlanError> {
-        if layers.is_empty() {
-            return Err(refuse(path, "holds no layer; expected one or more".into()));
+    /// A histogram as numbers, a list a layer or one for all; `source` is named in errors.
+    pub fn new(source: &str, layers: &[Vec<f64>]) -> Result<Self, PlanError> {
+        let mut gathered = Gathered::default();
+        gathered.check(source, layers)?;
+        gathered.add_time(layers);
+        gathered.set_memory(layers, None);
+        Ok(gathered.finish(source))
+    }
+
+    /// The routing of a run: time by its steps after warm-up (all of them where it did not finish), memory
+    /// by the microbatch in which its worst rank came to its peak. Where the run does not say which that
+    /// was, memory goes by the last step.
+    fn of_run(dir: &str) -> Result<Self, PlanError> {
+        let file = |name: &str| Path::new(dir).join(name).display().to_string();
+        let (steps, summary) = (file("steps.jsonl"), file("summary.json"));
+        let skipped = if Path::new(&summary).is_file() {
+            let found: RunSummary = serde_json::from_str(&text_of(&summary)?)
+                .map_err(|error| refuse(&summary, error.to_string()))?;
+            found.warmup_steps
+        } else {
+            0
+        };
+        let numbers = |load: &[Vec<u64>]| -> Histogram {
+            let floats = |list: &Vec<u64>| list.iter().map(|&tokens| tokens as f64).collect();
+            load.iter().map(floats).collect()
+        };
+        let mut gathered = Gathered::default();
+        let (mut seen, mut last, mut fullest) = (0, Histogram::new(), None);
+        for record in StepRecord::lines(&text_of(&steps)?) {
+            let record = record
+                .map_err(|(line, problem)| refuse(&steps, format!("line {line}: {problem}")))?;
+            let whole = numbers(&record.expert_load);
+            gathered.check(&steps, &whole)?;
+            if seen >= skipped {
+                gathered.add_time(&whole);
+            }
+            seen += 1;
+            last = whole;
+            // Later ones are higher.
+            if let Some(found) = record.fullest {
+                let load = numbers(&found.load);
+                gathered.check(&steps, &load)?;
+                fullest = Some((load, (found.ep, found.ep_rank)));
+            }
+        }
+        if seen <= skipped {
+            let expected = format!("more than the {skipped} of warm-up");
+            return Err(refuse(
+                &steps,
+                format!("has {seen} steps; expected {expected}"),
+            ));
+        }
+        match fullest {
+            Some((load, at)) => gathered.set_memory(&load, Some(at)),
+            None => gathered.set_memory(&last, None),
+        }
+        Ok(gathered.finish(dir))
+    }
+
+    /// The loads of one layout, by MoE layer. For other numbers of expert ranks they are taken as they are:
+    /// those of fewer ranks do not exceed them.
+    pub(crate) fn of_layout(source: &str, ep: u32, loads: Loads) -> Self {
+        Self {
+            source: source.to_owned(),
+            experts: None,
+            lists: loads.busiest.len(),
+            by_ep: BTreeMap::from([(ep, loads)]),
+        }
+    }
+
+    /// Where it came from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Refuses a histogram of another number of experts or layers than the model has.
+    pub fn check(&self, model: &Model) -> Result<(), PlanError> {
+        let Some(moe) = model.moe() else {
+            let problem = format!("counts tokens of experts, and {} has none", model.name);
+            return Err(refuse(&self.source, problem));
+        };
+        let layers = model.num_moe_layers();
+        if self.lists != 1 && self.lists != layers {
+            return Err(refuse(
+                &self.source,
+                format!(
+                    "has {} lists; expected one for all layers, or {layers}, one for each MoE layer of {}",
+                    self.lists, model.name
+                ),
+            ));
+        }
+        match self.experts {
+            Some(found) if found as u64 != moe.experts => Err(refuse(
+                &self.source,
+                format!(
+                    "has {found} numbers; expected {}, one for each expert of {}",
+                    moe.experts, model.name
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The list of the `index`-th MoE layer.
+    pub(crate) fn list(&self, index: usize) -> usize {
+        index.min(self.lists - 1)
+    }
+
+    /// The loads under so many expert ranks, by list: 1 for one rank, and never more than there are ranks.
+    ///
+    /// Ranks hold consecutive experts, as Megatron-Core places them
+    /// (`local_expert_indices_offset`, `megatron/core/transformer/moe/moe_layer.py`).
+    pub fn loads(&self, ep: u32) -> Loads {
+        let known = self.by_ep.get(&ep).or_else(|| self.by_ep.values().next());
+        let known = known.expect("a source has some");
+        let most = f64::from(ep.max(1));
+        let capped = |loads: &[f64]| loads.iter().map(|&load| load.min(most)).collect();
+        Loads {
+            busiest: capped(&known.busiest),
+            fullest: capped(&known.fullest),
+        }
+    }
+}
+
+/// Loads, histogram by histogram.
+#[derive(Debug, Default)]
+struct Gathered {
+    /// Lists and experts of all.
+    size: Option<(usize, usize)>,
+    /// Histograms that count for time.
+    timed: usize,
+    /// By number of ranks; of the busiest, sums.
+    by_ep: BTreeMap<u32, Loads>,
+}
+
+impl Gathered {
+    /// Refuses a histogram that is none, or of another size than those before.
+    fn check(&mut self, source: &str, layers: &[Vec<f64>]) -> Result<(), PlanError> {
+        let Some(experts) = layers.first().map(Vec::len) else {
+            return Err(refuse(
+                source,
+                "holds no layer; expected one or more".into(),
+            ));
+        };
+        let (lists, experts) = *self.size.get_or_insert((layers.len(), experts));
+        if layers.len() != lists {
+            let found = layers.len();
+            return Err(refuse(
+                source,
+                format!("has {found} lists after one of {lists}"),
+            ));
         }
         for (layer, tokens) in layers.iter().enumerate() {
+            if tokens.len() != experts {
+                let found = tokens.len();
+                return Err(refuse(
+                    source,
+                    format!("list {layer} has {found} numbers; expected {experts}, as the first"),
+                ));
+            }
             if let Some(found) = tokens.iter().find(|n| !n.is_finite() || **n < 0.0) {
                 return Err(refuse(
-                    path,
+                    source,
                     format!("list {layer} has {found}; expected tokens, 0 or more"),
                 ));
             }
             let total: f64 = tokens.iter().sum();
             if !total.is_finite() || total <= 0.0 {
                 return Err(refuse(
-                    path,
+                    source,
                     format!("list {layer} sums to {total}; expected a finite number above 0"),
                 ));
             }
         }
-        Ok(Self {
-            path: path.to_owned(),
-            layers,
-        })
+        if self.by_ep.is_empty() {
+            for ep in (1..=experts).filter(|ep| experts.is_multiple_of(*ep)) {
+                let none = || vec![0.0; lists];
+                let loads = Loads {
+                    busiest: none(),
+                    fullest: none(),
+                };
+                self.by_ep.insert(ep as u32, loads);
+            }
+        }
+        Ok(())
     }
 
-    /// Refuses a histogram of another number of experts than the model has.
-    pub fn check(&self, model: &Model) -> Result<(), PlanError> {
-        let Some(moe) = model.moe() else {
-            let problem = format!("counts tokens of experts, and {} has none", model.name);
-            return Err(refuse(&self.path, problem));
-        };
-        let wrong = |tokens: &&Vec<f64>| tokens.len() as u64 != moe.experts;
-        match self.layers.iter().find(wrong) {
-            None => Ok(()),
-            Some(tokens) => Err(refuse(
-                &self.path,
-                format!(
-                    "has {} numbers; expected {}, one for each expert of {}",
-                    tokens.len(),
-                    moe.experts,
-                    model.name
-                ),
-            )),
+    fn add_time(&mut self, layers: &[Vec<f64>]) {
+        self.timed += 1;
+        for (&ep, loads) in &mut self.by_ep {
+            for (sum, tokens) in loads.busiest.iter_mut().zip(layers) {
+                *sum += by_rank(tokens, ep).into_iter().fold(0.0, f64::max);
+            }
         }
     }
 
-    /// Rows of the busiest of `ep` expert ranks over their mean, in the worst layer; 1 at `ep` 1.
-    ///
-    /// Ranks hold consecutive experts, as Megatron-Core places them
-    /// (`local_expert_indices_offset`, `megatron/core/transformer/moe/moe_layer.py`).
-    pub fn load(&self, ep: u32) -> f64 {
-        let busiest = |tokens: &Vec<f64>| {
-            let each = tokens.len().div_ceil(ep.max(1) as usize).max(1);
-            let total: f64 = tokens.iter().sum();
-            let largest = tokens
-                .chunks(each)
-                .map(|held| held.iter().sum::<f64>())
-                .fold(0.0, f64::max);
-            largest * f64::from(ep.max(1)) / total
-        };
-        self.layers.iter().map(busiest).fold(1.0, f64::max)
+    /// What was routed where memory peaked, and which of how many expert ranks was the fullest there, if
+    /// that is known. Of other numbers of ranks it is taken to be the one with most rows over all layers.
+    fn set_memory(&mut self, layers: &[Vec<f64>], fullest: Option<(u32, u32)>) {
+        for (&ep, loads) in &mut self.by_ep {
+            let layers: Vec<Vec<f64>> = layers.iter().map(|tokens| by_rank(tokens, ep)).collect();
+            let of = |rank: u32| layers.iter().map(move |ranks| ranks[rank as usize]);
+            let known = fullest.filter(|&(ranks, rank)| ranks == ep && rank < ep);
+            let rank = known.map_or_else(
+                || {
+                    let sum = |rank: u32| of(rank).sum::<f64>();
+                    let most = (0..ep).rev().max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
+                    most.expect("one rank at least")
+                },
+                |(_, rank)| rank,
+            );
+            loads.fullest = of(rank).collect();
+        }
     }
+
+    fn finish(self, source: &str) -> Routing {
+        let (lists, experts) = self.size.expect("a histogram was checked");
+        let share = 1.0 / self.timed as f64;
+        let mean = |(ep, mut loads): (u32, Loads)| {
+            loads.busiest.iter_mut().for_each(|sum| *sum *= share);
+            (ep, loads)
+        };
+        Routing {
+            source: source.to_owned(),
+            experts: Some(experts),
+            lists,
+            by_ep: self.by_ep.into_iter().map(mean).collect(),
+        }
+    }
+}
+
+/// Rows of each of `ep` ranks over their mean.
+fn by_rank(tokens: &[f64], ep: u32) -> Vec<f64> {
+    let total: f64 = tokens.iter().sum();
+    let held = tokens.chunks(tokens.len() / ep as usize);
+    let load = |held: &[f64]| held.iter().sum::<f64>() * f64::from(ep) / total;
+    held.map(load).collect()
+}
+
+fn text_of(path: &str) -> Result<String, PlanError> {
+    fs::read_to_string(path).map_err(|error| refuse(path, error.to_string()))
 }
 
 fn refuse(path: &str, problem: String) -> PlanError {
@@ -110,41 +318,4 @@ fn refuse(path: &str, problem: String) -> PlanError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::presets;
-
-    fn one_busy() -> Vec<f64> {
-        let mut tokens = vec![0.0; 8];
-        tokens[0] = 1000.0;
-        tokens
-    }
-
-    #[test]
-    fn oracle_one_busy_expert_loads_its_rank_alone() {
-        let routing = Routing::new("h.json", vec![one_busy()]).expect("fits");
-        for (ep, load) in [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)] {
-            assert_eq!(routing.load(ep), load, "ep {ep}");
-        }
-        let even = vec![5.0; 8];
-        let layers = Routing::new("h.json", vec![even, one_busy()]).expect("fits");
-        assert_eq!(layers.load(8), 8.0, "the worst layer counts");
-    }
-
-    #[test]
-    fn what_is_no_histogram_of_the_model_is_refused() {
-        for tokens in [vec![], vec![0.0; 8], vec![-1.0, 2.0], vec![f64::MAX; 8]] {
-            assert!(
-                Routing::new("h.json", vec![tokens.clone()]).is_err(),
-                "{tokens:?}"
-            );
-        }
-        assert!(Routing::new("h.json", Vec::new()).is_err());
-        let mixtral = presets::load("mixtral-8x7b").expect("a preset");
-        let routing = Routing::new("h.json", vec![vec![1.0; 7]]).expect("a histogram");
-        let message = routing.check(&mixtral).expect_err("too short").to_string();
-        for expected in ["h.json", "7 numbers", "expected 8"] {
-            assert!(message.contains(expected), "{message}");
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{LayoutRecord, PlanFileError, PlannedLayout, Predicted, Request};
+use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
 use crate::choice::{Recompute, ScheduleName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
@@ -105,7 +105,33 @@ impl PlannedLayout {
                 format!("each of layers 0 to {} once, in order", layers - 1),
             ));
         }
+        self.check_routing(place, model)?;
         self.check_predicted(place)
+    }
+
+    /// Refuses loads that no routing has: of another number of layers, or more than all rows on one rank.
+    fn check_routing(&self, place: &Place<'_>, model: &Model) -> Result<(), PlanFileError> {
+        let Some(PlannedRouting::Recorded {
+            busiest, fullest, ..
+        }) = &self.predicted.routing
+        else {
+            return Ok(());
+        };
+        let layers = model.num_moe_layers();
+        let most = f64::from(self.layout.ep) * (1.0 + ROUNDING);
+        for (key, loads) in [("busiest", busiest), ("fullest", fullest)] {
+            let key = format!("predicted.routing.{key}");
+            if loads.len() != layers {
+                let found = format!("{} entries", loads.len());
+                let expected = format!("{layers}, one for each MoE layer");
+                return Err(place.prediction(&key, found, expected));
+            }
+            if let Some(load) = loads.iter().find(|&&load| load > most) {
+                let expected = format!("at most ep = {}", self.layout.ep);
+                return Err(place.prediction(&key, load.to_string(), expected));
+            }
+        }
+        Ok(())
     }
 
     /// Proves a layout of the same search legal, under what it recomputes: this one, or a runner-up.

@@ -428,7 +428,7 @@ impl StageSplit {
         for counts in self.counts.iter().skip(rank).step_by(pp) {
             for (kind, &count) in counts.iter().enumerate() {
                 if count > 0 {
-                    kinds |= 1 << kind.min(63);
+                    kinds |= 1 << question.distinct[kind].weights.min(63);
                 }
             }
         }

@@ -1,7 +1,5 @@
 //! Prices one candidate in full and writes its breakdown: simulated step, memory, where time goes.
 
-use std::collections::BTreeMap;
-
 use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
@@ -12,7 +10,7 @@ use crate::choice::{Offload, ScheduleName};
 use crate::layout::Layout;
 use crate::model::count;
 use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
-use crate::price::{self, Breakdown};
+use crate::price::{self, Breakdown, BusyByStem};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};
 
@@ -63,6 +61,7 @@ pub(crate) fn planned(
         .copied()
         .reduce(|a, b| if b.total() > a.total() { b } else { a })
         .unwrap_or_default();
+    let busy = busy(question, choice, critical);
     let plan = PlannedLayout {
         layout: LayoutRecord::from(layout),
         pipeline: Pipeline {
@@ -83,9 +82,17 @@ pub(crate) fn planned(
             peak_gib: worst.total().gib(),
             memory_gib: worst.map(Bytes::gib),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
-            busy_s: busy(question, choice, critical),
+            busy_s: busy
+                .iter()
+                .map(|(stem, busy)| (stem.clone(), busy.seconds))
+                .collect(),
+            calls: busy
+                .into_iter()
+                .map(|(stem, busy)| (stem, busy.calls))
+                .collect(),
             confidence: confidence(&forward, &backward),
             time_s,
+            routing: None,
         },
     };
     Priced { plan, mean_s }
@@ -170,9 +177,9 @@ fn own_stages(choice: &Choice<'_>, rank: usize) -> impl Iterator<Item = usize> +
     (rank..choice.split.stages.len()).step_by(choice.layout.pp() as usize)
 }
 
-/// Busy seconds a step of a pipeline rank by stem, hidden work included.
-fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<String, f64> {
-    let mut busy = BTreeMap::new();
+/// Busy time of a pipeline rank in a step.
+fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem {
+    let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
     let set = &question.sets[choice.set];
     for stage in own_stages(choice, rank) {
@@ -195,11 +202,12 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BTreeMap<S
     }
     let work = &choice.split.ends[rank].work;
     for op in &work.optimizer {
-        *busy.entry(op.stem().to_owned()).or_insert(0.0) += question.costs.op(op).time.0;
+        let total = busy.entry(op.stem().to_owned()).or_default();
+        total.add(question.costs.op(op).time.0, 1.0);
     }
     for collective in work.reduce.iter().chain(&work.gather).chain(&work.exposed) {
-        *busy.entry(collective.kind.stem().to_owned()).or_insert(0.0) +=
-            question.costs.collective(collective).time.0;
+        let total = busy.entry(collective.kind.stem().to_owned()).or_default();
+        total.add(question.costs.collective(collective).time.0, 1.0);
     }
     busy
 }

@@ -1,7 +1,8 @@
 //! [`Shape`]: everything about a layer that does not depend on the pipeline, worked out once for all
 //! layouts that agree on the other degrees.
 //!
-//! A model of a hundred layers has two or three kinds of them; kinds are priced, layers are counted.
+//! A model of a hundred layers has two or three kinds of them; kinds are priced, layers are counted. Where
+//! every layer is routed in its own way, each is a kind.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use crate::choice::{Dispatcher, Overlap, Recompute};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
-use crate::options::SearchOptions;
+use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::runtime::{LayerGroups, Lowered, Piece, Runtime, Setting, StageMemory};
 use crate::stack::Stack;
@@ -35,10 +36,94 @@ pub(crate) struct Question<'a> {
     pub(crate) illegal_sets: Vec<Illegal>,
     /// Dispatchers tried.
     pub(crate) dispatchers: Vec<Dispatcher>,
+    /// How tokens reach the experts.
+    pub(crate) routing: Assumption<'a>,
     /// Kind of each decoder layer, an index into `distinct`.
     pub(crate) kind_of: Vec<usize>,
     /// The distinct decoder layers.
-    pub(crate) distinct: Vec<&'a Layer>,
+    pub(crate) distinct: Vec<Distinct<'a>>,
+}
+
+/// How tokens reach the experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Assumption<'a> {
+    /// The experts of the rank that is looked at get so many times the mean of all, in every layer.
+    Load(f64),
+    /// As was recorded.
+    Recorded(&'a Routing),
+}
+
+impl Assumption<'_> {
+    /// All ranks get as many rows.
+    pub(crate) const BALANCED: Self = Self::Load(1.0);
+
+    /// Loads under so many expert ranks, by list.
+    fn loads(&self, ep: u32) -> Loads {
+        match self {
+            Self::Load(load) => {
+                let capped = load.min(f64::from(ep));
+                Loads {
+                    busiest: vec![capped],
+                    fullest: vec![capped],
+                }
+            }
+            Self::Recorded(routing) => routing.loads(ep),
+        }
+    }
+
+    /// The list of the `index`-th MoE layer.
+    pub(crate) fn list(&self, index: usize) -> usize {
+        match self {
+            Self::Load(_) => 0,
+            Self::Recorded(routing) => routing.list(index),
+        }
+    }
+}
+
+/// A decoder layer that no other is like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Distinct<'a> {
+    pub(crate) layer: &'a Layer,
+    /// List of the routing that its experts go by; 0 without experts.
+    list: usize,
+    /// Its number among those whose weights differ.
+    pub(crate) weights: usize,
+}
+
+/// The distinct decoder layers, and which of them each layer is.
+pub(crate) fn distinct<'a>(
+    model: &'a Model,
+    routing: Assumption<'_>,
+) -> (Vec<Distinct<'a>>, Vec<usize>) {
+    let mut found: Vec<Distinct<'a>> = Vec::new();
+    let mut layers: Vec<&Layer> = Vec::new();
+    let mut routed = 0;
+    let mut kind_of = Vec::with_capacity(model.layers.len());
+    for layer in &model.layers {
+        let list = match layer.moe() {
+            Some(_) => {
+                routed += 1;
+                routing.list(routed - 1)
+            }
+            None => 0,
+        };
+        let known = layers.iter().position(|&known| known == layer);
+        let weights = known.unwrap_or_else(|| {
+            layers.push(layer);
+            layers.len() - 1
+        });
+        let own = Distinct {
+            layer,
+            list,
+            weights,
+        };
+        let known = found.iter().position(|known| *known == own);
+        kind_of.push(known.unwrap_or_else(|| {
+            found.push(own);
+            found.len() - 1
+        }));
+    }
+    (found, kind_of)
 }
 
 /// Time and memory of one kind of layer, or of an end of the model.
@@ -46,6 +131,8 @@ pub(crate) struct Question<'a> {
 pub(crate) struct Kind {
     /// Its place among the pieces that are asked about.
     place: usize,
+    /// A microbatch of it, as its time is priced.
+    local: Local,
     pub(crate) breakdown: LayerBreakdown,
     /// Forward seconds, the host's excess included.
     pub(crate) forward_s: f64,
@@ -59,6 +146,7 @@ pub(crate) struct Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) dispatcher: Dispatcher,
+    /// A microbatch under balanced routing.
     pub(crate) local: Local,
     pub(crate) groups: LayerGroups,
     pub(crate) kinds: Vec<Kind>,
@@ -78,34 +166,49 @@ impl Shape {
     /// Works out the shapes of a layout, one for each dispatcher.
     pub(crate) fn all(question: &Question<'_>, layout: &Layout) -> Vec<Self> {
         let options = question.options;
-        let load = options
-            .routing
-            .as_ref()
-            .map_or(1.0, |r| r.load(layout.ep()));
-        let local = Local::new(layout, question.model, &options.batch, load);
+        let local = |load| Local::new(layout, question.model, &options.batch, load);
+        let Loads { busiest, fullest } = question.routing.loads(layout.ep());
+        let under = |loads: &[f64]| -> Vec<Local> {
+            let lists = question.lists();
+            lists.map(|list| local(loads[list])).collect()
+        };
+        let (timed, held) = (under(&busiest), under(&fullest));
         let groups = LayerGroups::new(layout, question.cluster);
         // The same for all dispatchers.
-        let any = question.setting(layout, question.dispatchers[0], &local, &groups);
+        let any = question.dispatchers[0];
         let memory: Vec<Vec<StageMemory>> = question
             .pieces()
-            .map(|piece| question.runtime.memory(&any, piece, &question.sets))
+            .zip(&held)
+            .map(|(piece, held)| {
+                let setting = question.setting(layout, any, held, &groups);
+                question.runtime.memory(&setting, piece, &question.sets)
+            })
             .collect();
+        let even = local(1.0);
         question
             .dispatchers_for(layout.ep())
             .iter()
             .map(|&dispatcher| {
-                let setting = question.setting(layout, dispatcher, &local, &groups);
-                Self::new(question, &setting, &memory)
+                let setting = question.setting(layout, dispatcher, &even, &groups);
+                Self::new(question, &setting, &timed, &memory)
             })
             .collect()
     }
 
-    fn new(question: &Question<'_>, setting: &Setting<'_>, memory: &[Vec<StageMemory>]) -> Self {
-        let work = |piece| question.runtime.work(setting, piece);
-        let lowered: Vec<Lowered> = question.pieces().map(work).collect();
-        let each = lowered.iter().zip(memory).enumerate();
+    /// `timed` has a microbatch of every piece.
+    fn new(
+        question: &Question<'_>,
+        setting: &Setting<'_>,
+        timed: &[Local],
+        memory: &[Vec<StageMemory>],
+    ) -> Self {
+        let work = |(piece, local)| question.runtime.work(&Setting { local, ..*setting }, piece);
+        let lowered: Vec<Lowered> = question.pieces().zip(timed).map(work).collect();
+        let each = lowered.iter().zip(memory).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
-            .map(|(place, (lowered, memory))| question.kind(place, lowered, memory.clone()))
+            .map(|(place, ((lowered, memory), local))| {
+                question.kind(place, lowered, *local, memory.clone())
+            })
             .collect();
         let head = kinds.pop().expect("the last piece");
         let embedding = kinds.pop().expect("the piece before it");
@@ -141,7 +244,7 @@ impl Shape {
         &self.sets_by_time
     }
 
-    /// What one weight of each shape of some kinds of layer takes (see
+    /// What one weight of each shape of some layers takes, bits by [`Distinct::weights`] (see
     /// [`Stack::weight_shape_buffer`]).
     pub(crate) fn shape_buffer(&self, kinds: u64) -> Bytes {
         let all = self.buffers.len() - 1;
@@ -170,7 +273,12 @@ fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
     if question.stack.weight_shape_buffer(1) == Bytes::ZERO {
         return vec![Bytes::ZERO];
     }
-    let weights: Vec<BTreeSet<(u64, u64)>> = kinds.iter().map(Lowered::weight_shapes).collect();
+    let mut weights: Vec<BTreeSet<(u64, u64)>> = Vec::new();
+    for (kind, distinct) in kinds.iter().zip(&question.distinct) {
+        if distinct.weights == weights.len() {
+            weights.push(kind.weight_shapes());
+        }
+    }
     let of = |set: usize| {
         let shapes: BTreeSet<(u64, u64)> = weights
             .iter()
@@ -181,15 +289,15 @@ fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
         let elements = shapes.iter().map(|(n, k)| n * k).sum();
         question.stack.weight_shape_buffer(elements)
     };
-    let sets = if kinds.len() > KINDS_AS_BITS {
+    let sets = if weights.len() > KINDS_AS_BITS {
         return vec![of(usize::MAX)];
     } else {
-        1_usize << kinds.len()
+        1_usize << weights.len()
     };
     (0..sets).map(of).collect()
 }
 
-impl Question<'_> {
+impl<'a> Question<'a> {
     /// What is asked of the runtime about a layout of this shape.
     pub(crate) fn setting<'s>(
         &'s self,
@@ -210,8 +318,45 @@ impl Question<'_> {
 
     /// The distinct layers, the embedding and the head.
     fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
-        let layers = self.distinct.iter().map(|layer| Piece::Layer(layer));
+        let layers = self.distinct.iter();
+        let layers = layers.map(|distinct| Piece::Layer(distinct.layer));
         layers.chain([Piece::Embedding, Piece::Head])
+    }
+
+    /// The list of the routing that each of them goes by. What experts the head has, in multi-token
+    /// prediction, are taken to be routed as those of the last layer.
+    fn lists(&self) -> impl Iterator<Item = usize> {
+        let last = self.routing.list(self.model.num_moe_layers().max(1) - 1);
+        let layers = self.distinct.iter().map(|distinct| distinct.list);
+        layers.chain([last, last])
+    }
+
+    /// The loads of a layout by MoE layer.
+    pub(crate) fn loads(&self, ep: u32) -> Loads {
+        let loads = self.routing.loads(ep);
+        let by_layer = |loads: &[f64]| {
+            let lists = (0..self.model.num_moe_layers()).map(|layer| self.routing.list(layer));
+            lists.map(|list| loads[list]).collect()
+        };
+        Loads {
+            busiest: by_layer(&loads.busiest),
+            fullest: by_layer(&loads.fullest),
+        }
+    }
+
+    /// The same question under another routing.
+    pub(crate) fn under(&self, routing: Assumption<'a>) -> Self {
+        let (distinct, kind_of) = distinct(self.model, routing);
+        Self {
+            routing,
+            distinct,
+            kind_of,
+            stack: self.stack.clone(),
+            sets: self.sets.clone(),
+            illegal_sets: self.illegal_sets.clone(),
+            dispatchers: self.dispatchers.clone(),
+            ..*self
+        }
     }
 
     /// Dispatchers that differ: without an exchange all are one.
@@ -223,13 +368,19 @@ impl Question<'_> {
     /// The work of a kind of a shape of a layout. Not kept, for a search asks only of the few that it
     /// chooses.
     pub(crate) fn lowered(&self, layout: &Layout, shape: &Shape, kind: &Kind) -> Lowered {
-        let setting = self.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let setting = self.setting(layout, shape.dispatcher, &kind.local, &shape.groups);
         let piece = self.pieces().nth(kind.place);
         let piece = piece.expect("a kind is of a piece");
         self.runtime.work(&setting, piece)
     }
 
-    fn kind(&self, place: usize, lowered: &Lowered, memory: Vec<StageMemory>) -> Kind {
+    fn kind(
+        &self,
+        place: usize,
+        lowered: &Lowered,
+        local: Local,
+        memory: Vec<StageMemory>,
+    ) -> Kind {
         let breakdown = LayerBreakdown::new(lowered, self.costs, &self.stack);
         let seconds = |breakdown: &crate::price::Breakdown| {
             breakdown.device() + breakdown.host_excess(&self.stack)
@@ -242,6 +393,7 @@ impl Question<'_> {
                 .map(|set| seconds(&breakdown.backward_with(set)))
                 .collect(),
             place,
+            local,
             breakdown,
             memory,
         }

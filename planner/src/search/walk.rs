@@ -26,7 +26,7 @@ use crate::simulate::{self, Simulator};
 use crate::walk::{Allocation, At, Event, Walked, play};
 use moefold_profiles::trace::{Category, Lane};
 
-/// Walks the step of `rank` of a plan, as `runtime` declares it, under balanced routing.
+/// Walks the step of `rank` of a plan, as `runtime` declares it, under the routing of the plan.
 pub fn walk(
     plan: &Plan,
     layout: &Layout,
@@ -40,6 +40,7 @@ pub fn walk(
         optimizer: planned.optimizer,
         dispatcher: Some(planned.dispatcher),
         recompute: Some(planned.recompute.clone()),
+        routing: planned.routing(),
         ..SearchOptions::new(plan.request.batch, planned.stack)
     };
     let rules = Rules::of(&plan.model, &options);

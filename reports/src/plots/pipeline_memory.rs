@@ -101,7 +101,8 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         "Early pipeline ranks hold more microbatches in flight, the last one the logits; a level row \
          of bars is memory well spread."
     } else {
-        "Ranks whose experts get more tokens hold more activations; predictions are for even loads."
+        "Ranks whose experts get more tokens hold more activations; predictions are of the routing that \
+         the plan assumes."
     };
     Some(Plot {
         stem: "memory-by-rank".to_owned(),

@@ -1,0 +1,57 @@
+//! What a chosen layout comes to if tokens are routed otherwise: balanced where a routing was recorded,
+//! and with twice the rows on one rank where balance is an assumption.
+
+use super::candidate::{Case, StageSplit};
+use super::predict::{self, Choice};
+use super::shape::{Assumption, Question, Shape};
+use super::visit::Found;
+use crate::plan::{Outcome, PlannedRouting};
+
+/// How tokens are assumed to reach the experts of a candidate, and what another way would do; nothing
+/// without experts.
+pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<PlannedRouting> {
+    question.model.moe()?;
+    Some(match question.routing {
+        Assumption::Load(load) => PlannedRouting::Balanced {
+            doubled: outcome(question, found, Assumption::Load(2.0 * load)),
+        },
+        Assumption::Recorded(routing) => {
+            let loads = question.loads(found.unit.layout.ep());
+            PlannedRouting::Recorded {
+                source: routing.source().to_owned(),
+                busiest: loads.busiest,
+                fullest: loads.fullest,
+                balanced: outcome(question, found, Assumption::BALANCED),
+            }
+        }
+    })
+}
+
+/// The candidate's layout, dispatcher, split and recompute set, priced under a routing.
+fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'a>) -> Outcome {
+    let question = &question.under(routing);
+    let (layout, chosen) = (found.unit.layout, found.choice());
+    let shapes = Shape::all(question, layout);
+    let shape = shapes
+        .iter()
+        .find(|shape| shape.dispatcher == chosen.shape.dispatcher)
+        .expect("the same dispatchers are tried");
+    let case = Case {
+        question,
+        layout,
+        shape,
+    };
+    let split = StageSplit::new(case, chosen.split.stages.clone());
+    let memory = split.memory(case, chosen.set, found.unit.occupancies);
+    let choice = Choice {
+        layout,
+        shape,
+        split: &split,
+        set: chosen.set,
+    };
+    let predicted = predict::planned(question, &choice, &memory).plan.predicted;
+    Outcome {
+        step_s: predicted.step_s,
+        peak_gib: predicted.peak_gib,
+    }
+}
