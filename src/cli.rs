@@ -49,6 +49,8 @@ pub(crate) enum Verb {
     Profile(ProfileArgs),
     /// Draw plans and runs against each other
     Compare(CompareArgs),
+    /// Hold the planner to published measurements, or to your own
+    Validate(ValidateArgs),
     /// Plan, train, measure and compare a small model on this machine
     Quickstart(QuickstartArgs),
     /// Print every process group of a layout
@@ -306,6 +308,16 @@ pub(crate) struct CompareArgs {
     /// Directory to write report.html, plots and tables to
     #[arg(long)]
     pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    /// Measurements as comma-separated lines, in the format of the shipped ones
+    /// [default: the published measurements that ship with the program]
+    pub(crate) file: Option<PathBuf>,
+    /// Write here what intervals come from: planner/data/calibration.json, after prices have changed
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "file")]
+    pub(crate) calibration: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -19,6 +19,7 @@ mod output;
 mod plan;
 mod profile;
 mod quickstart;
+mod validate;
 
 use std::io::{self, Write as _};
 use std::panic::{self, PanicHookInfo};
@@ -71,6 +72,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Execute(args) => launch::as_rank(args.launch, || execute::run(&args, output)),
         Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
         Verb::Compare(args) => compare::run(&args, output),
+        Verb::Validate(args) => validate::run(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),

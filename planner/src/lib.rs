@@ -7,6 +7,7 @@
 
 pub mod answer;
 pub mod choice;
+pub mod interval;
 pub mod layout;
 pub mod local;
 pub mod lower;
