@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_planner::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
+use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::flags::{self, Auto};
@@ -47,6 +48,9 @@ pub(crate) enum Verb {
     Execute(Box<ExecuteArgs>),
     /// Measure this machine's ops and collectives for the planner
     Profile(ProfileArgs),
+    /// Make a profile of measurements that others made: traces of torch.profiler, output of nccl-tests,
+    /// logs of Megatron-LM, system files of SimuMax
+    Import(ImportArgs),
     /// Draw plans and runs against each other
     Compare(CompareArgs),
     /// Hold the planner to published measurements, or to your own
@@ -295,6 +299,21 @@ pub(crate) struct ProfileArgs {
     /// Stop adding repetitions after this many seconds
     #[arg(long, default_value_t = 60.0)]
     pub(crate) budget_s: f64,
+    /// Profile directory to write
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The file, compressed by gzip or not
+    pub(crate) source: PathBuf,
+    /// What the file is [default: its content says]
+    #[arg(long, value_parser = flags::one_of(&Format::ALL, Format::name))]
+    pub(crate) format: Option<Format>,
+    /// What was measured: a GPU preset, or cpu [default: the file says]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
     /// Profile directory to write
     #[arg(long)]
     pub(crate) out: PathBuf,

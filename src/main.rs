@@ -12,6 +12,7 @@ mod failure;
 mod flags;
 mod gpu_check;
 mod groups;
+mod import;
 mod kernels;
 mod launch;
 mod models;
@@ -71,6 +72,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Plan(args) => plan::run(&args, output),
         Verb::Execute(args) => launch::as_rank(args.launch, || execute::run(&args, output)),
         Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
+        Verb::Import(args) => import::run(&args, output),
         Verb::Compare(args) => compare::run(&args, output),
         Verb::Validate(args) => validate::run(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),

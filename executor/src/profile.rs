@@ -143,6 +143,7 @@ pub fn run_in(
             clocks,
             date: environment.date,
             command: environment.command.join(" "),
+            steps: None,
             samples: first.samples,
         },
         skipped: first.skipped,

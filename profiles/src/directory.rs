@@ -108,8 +108,27 @@ pub struct Profile {
     pub date: String,
     /// The command that measured.
     pub command: String,
+    /// Steps of training that were timed as a whole, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<MeasuredSteps>,
     /// Raw samples.
     pub samples: Vec<Sample>,
+}
+
+/// Optimizer steps of one training run, timed as a whole by whatever ran them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredSteps {
+    /// Wall seconds a step, in the order of steps; steps of warm-up are left out.
+    pub seconds: Vec<f64>,
+    /// Sequences a step over all ranks, where the source says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub global_batch: Option<u64>,
+    /// Most memory that tensors of one rank had allocated, of the worst rank that the source names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_allocated: Option<Bytes>,
+    /// Where the figures are from, in words: the file, and which of its steps.
+    pub source: String,
 }
 
 /// Device memory beside the tensors of a rank.
@@ -250,6 +269,7 @@ impl Profile {
             clocks: String::new(),
             date: String::new(),
             command: String::new(),
+            steps: None,
             samples,
         }
     }
@@ -338,15 +358,21 @@ impl Profile {
         if self.concurrent_ranks == 0 {
             return Err(invalid("concurrent_ranks", "0".into(), "at least 1"));
         }
-        for (index, sample) in self.samples.iter().enumerate() {
-            let key = format!("samples[{index}].seconds");
-            if sample.seconds.is_empty() {
-                return Err(invalid(&key, "empty".into(), "at least one timing"));
+        let timings = |key: &str, seconds: &[f64]| {
+            if seconds.is_empty() {
+                return Err(invalid(key, "empty".into(), "at least one timing"));
             }
             let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds > 0.0);
-            if let Some(seconds) = sample.seconds.iter().find(wrong) {
-                return Err(invalid(&key, seconds.to_string(), "seconds above 0"));
+            match seconds.iter().find(wrong) {
+                Some(seconds) => Err(invalid(key, seconds.to_string(), "seconds above 0")),
+                None => Ok(()),
             }
+        };
+        if let Some(steps) = &self.steps {
+            timings("steps.seconds", &steps.seconds)?;
+        }
+        for (index, sample) in self.samples.iter().enumerate() {
+            timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
             let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds >= 0.0);
             if let Some(seconds) = sample.waits.iter().find(wrong) {
                 let key = format!("samples[{index}].waits");
@@ -393,6 +419,12 @@ mod tests {
             versions: vec!["moefold 0.1.0".into()],
             date: "2026-01-02T03:04:05Z".into(),
             command: "moefold profile".into(),
+            steps: Some(MeasuredSteps {
+                seconds: vec![0.75, 0.625],
+                global_batch: Some(32),
+                peak_allocated: None,
+                source: "train.log, iterations 3 to 4".into(),
+            }),
             ..Profile::of("cpu", samples)
         }
     }
@@ -442,6 +474,7 @@ mod tests {
             "`cores` is 0",
         );
         check(&|text| text.replace("5e-6", "-5e-6"), "samples[1].seconds");
+        check(&|text| text.replace("0.625", "-0.625"), "`steps.seconds`");
         check(
             &|text| text.replace("permute", "permutation"),
             "permutation",

@@ -12,6 +12,7 @@ pub mod directory;
 pub mod dtype;
 pub mod files;
 pub mod host;
+pub mod import;
 pub mod memory;
 mod named;
 pub mod nearest;
