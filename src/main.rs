@@ -1,6 +1,7 @@
 //! The command line of moefold: parse, dispatch to one short file a verb, report failures.
 
 mod bench;
+mod calibrate;
 mod cli;
 mod clusters;
 mod compare;
@@ -74,6 +75,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
         Verb::Import(args) => import::run(&args, output),
         Verb::Compare(args) => compare::run(&args, output),
+        Verb::Calibrate(args) => calibrate::run(&args, output),
         Verb::Validate(args) => validate::run(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),

@@ -144,6 +144,7 @@ pub fn run_in(
             date: environment.date,
             command: environment.command.join(" "),
             steps: None,
+            calibration: None,
             samples: first.samples,
         },
         skipped: first.skipped,

@@ -226,9 +226,11 @@ impl Spread {
     }
 }
 
-/// The quantile `q` of sorted values, between neighbours on a logarithmic scale; nothing of none.
+/// The quantile `q` of sorted values at Hazen's plotting position, between neighbours on a logarithmic
+/// scale; nothing of none.
 pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
-    let position = q * (sorted.len().checked_sub(1)? as f64);
+    let last = sorted.len().checked_sub(1)? as f64;
+    let position = (q * sorted.len() as f64 - 0.5).clamp(0.0, last);
     let (below, above) = (
         sorted[position.floor() as usize],
         sorted[position.ceil() as usize],
@@ -304,6 +306,19 @@ pub fn told_apart(
         StackName::Moefold => DEVIATIONS * sigma,
     };
     (error * apart(first, second)).hypot(REPEATS)
+}
+
+/// Shares of a step that ops take, communication, and waiting for the host: what the factors of a
+/// [`moefold_profiles::Calibration`] act on. A bubble is ops of other stages.
+pub fn shares(time: &TimeByCategory) -> [f64; 3] {
+    let total = time.total().0;
+    let network = Category::ALL
+        .into_iter()
+        .filter(|category| category.name().ends_with("_comm"))
+        .map(|category| time.get(category).0)
+        .sum::<f64>();
+    let host = time.get(Category::Host).0;
+    [total - network - host, network, host].map(|seconds| seconds / total)
 }
 
 /// How unlike two steps spend their time: the length of the vector of differences of shares, 0 to the root

@@ -6,6 +6,7 @@
 //! files it is given and no clock, no environment and no device.
 
 pub mod answer;
+pub mod calibrate;
 pub mod choice;
 pub mod interval;
 pub mod layout;

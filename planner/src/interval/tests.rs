@@ -24,20 +24,21 @@ fn misses(class: Class, families: usize, step: f64) -> Vec<Miss> {
 #[test]
 fn golden_quantiles_are_widened_by_the_number_of_families() {
     let own = class(Generation::Hopper, Width::Wide);
-    // Of 4 families the tail holds (0.1 * 5 - 0.5) / 4 = 0 of the rows, of 9 (1 - 0.5) / 9.
+    // Of n rows of n families the ends are the 0.1 * (n + 1)-th from either side: at 4 the outermost, at
+    // 14 halfway between the first and the second.
     let four = Spread::of(&misses(own, 4, 0.1)).expect("rows");
-    assert!((four.interval.low, four.interval.high) == (1.0, 1.3));
-    let nine = Spread::of(&misses(own, 9, 0.1)).expect("rows");
-    let inner = 1.0 * 1.1_f64.powf(8.0 * 0.5 / 9.0);
-    assert!((nine.interval.low - inner).abs() < 1e-12);
-    assert!((nine.median - 1.4).abs() < 1e-12);
+    assert_eq!((four.interval.low, four.interval.high), (1.0, 1.3));
+    let many = Spread::of(&misses(own, 14, 0.1)).expect("rows");
+    assert!((many.interval.low - 1.1_f64.sqrt()).abs() < 1e-12);
+    assert!((many.interval.high - (2.3 * 2.2_f64).sqrt()).abs() < 1e-12);
+    assert!((many.median - (1.6 * 1.7_f64).sqrt()).abs() < 1e-12);
     // The same rows of one family say less.
-    let mut one = misses(own, 9, 0.1);
+    let mut one = misses(own, 14, 0.1);
     for miss in &mut one {
         "one".clone_into(&mut miss.family);
     }
     let one = Spread::of(&one).expect("rows");
-    assert!((one.interval.low, one.interval.high) == (1.0, 1.8));
+    assert_eq!((one.interval.low, one.interval.high), (1.0, 2.3));
 }
 
 #[test]
