@@ -9,7 +9,7 @@ use moefold_planner::calibrate::{Measured, fit};
 use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::calibration::{Calibration, Factors, Fitted};
-use moefold_profiles::import::{self, Options};
+use moefold_profiles::import::{self, Format, Options};
 use moefold_profiles::run::RunSummary;
 use moefold_profiles::{Costs, Profile, statistics};
 use moefold_reports::format;
@@ -170,7 +170,7 @@ fn step_s(plan: &Plan, measured: &str) -> Result<f64, Failure> {
     } else if path.is_file() {
         let options = Options {
             device: Some(&plan.cluster.gpu.name),
-            ..Options::default()
+            format: Some(Format::MegatronLog),
         };
         let imported = import::import(path, &options).map_err(Failure::request)?;
         imported.profile

@@ -167,8 +167,7 @@ fn a_run_and_a_log_are_measurements_of_their_plan() {
             "machine",
         ],
     );
-    let summary = fs::read_to_string(folder.join("run/summary.json")).expect("a summary");
-    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    let summary = json::read(folder.join("run/summary.json"));
     assert_eq!(
         found["calibration"]["steps"][0]["measured_s"],
         summary["step_s"]

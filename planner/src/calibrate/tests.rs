@@ -130,9 +130,9 @@ fn law_a_machine_that_factors_do_not_describe_says_so() {
 fn law_an_inverse_times_its_matrix_is_one() {
     let matrix = [[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]];
     let inverse = inverse(matrix);
-    for row in 0..3 {
-        for column in 0..3 {
-            let cell: f64 = (0..3).map(|i| matrix[row][i] * inverse[i][column]).sum();
+    for (row, cells) in matrix.iter().enumerate() {
+        for column in 0..FACTORS {
+            let cell: f64 = cells.iter().zip(inverse).map(|(a, b)| a * b[column]).sum();
             let one = f64::from(u8::from(row == column));
             assert!((cell - one).abs() < 1e-12);
         }
