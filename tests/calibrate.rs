@@ -135,8 +135,21 @@ fn measured_steps_make_a_profile_that_the_next_plan_reads() {
     assert!(notes.contains("priced at"), "{notes}");
 }
 
+/// The flags of a calibration by one step.
+fn calibrate<'a>(plan: &'a str, measured: &'a str) -> [&'a str; 7] {
+    [
+        "calibrate",
+        "--plan",
+        plan,
+        "--measured",
+        measured,
+        "--out",
+        "no",
+    ]
+}
+
 #[test]
-fn a_run_and_a_log_are_measurements_of_their_plan() {
+fn a_run_is_a_measurement_of_its_plan_and_what_is_none_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     fs::write(
@@ -173,17 +186,6 @@ fn a_run_and_a_log_are_measurements_of_their_plan() {
         summary["step_s"]
     );
     assert_eq!(found["calibration"]["stack"], "moefold");
-    let calibrate = |plan: &'static str, measured: &'static str| {
-        [
-            "calibrate",
-            "--plan",
-            plan,
-            "--measured",
-            measured,
-            "--out",
-            "no",
-        ]
-    };
     refused(
         folder,
         &calibrate("other.json", "run"),
@@ -214,7 +216,13 @@ fn a_run_and_a_log_are_measurements_of_their_plan() {
     unlike.extend(["--plan", "gpu.json", "--measured", "2.5"]);
     refused(folder, &unlike, &["gpu.json", "h100", "megatron"]);
     assert!(!folder.join("no").exists(), "a refusal writes nothing");
+}
 
+#[test]
+fn a_log_of_megatron_is_a_measurement_of_its_plan() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    plan(folder, "gpu.json", LAYOUTS[0], &[]);
     let log = |batch: u32| {
         let line = |step: u32, ms: u32| {
             format!(
