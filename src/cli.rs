@@ -53,6 +53,10 @@ pub(crate) enum Verb {
     Import(ImportArgs),
     /// Draw plans and runs against each other
     Compare(CompareArgs),
+    /// Fit a machine to measured steps of known layouts, for `plan --profile`
+    Calibrate(CalibrateArgs),
+    /// Hold the planner to published measurements, or to your own
+    Validate(ValidateArgs),
     /// Plan, train, measure and compare a small model on this machine
     Quickstart(QuickstartArgs),
     /// Print every process group of a layout
@@ -329,6 +333,32 @@ pub(crate) struct CompareArgs {
     /// Directory to write report.html, plots and tables to
     #[arg(long)]
     pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// The plan of a measured step; as many times as --measured, in the same order
+    #[arg(long, required = true)]
+    pub(crate) plan: Vec<PathBuf>,
+    /// What its step took: seconds, a run directory, a profile directory with steps, or a Megatron log
+    #[arg(long, required = true, value_name = "STEP_S|LOG|DIR")]
+    pub(crate) measured: Vec<String>,
+    /// Profile directory of measured costs that plans are priced with; may be given several times
+    #[arg(long)]
+    pub(crate) profile: Vec<PathBuf>,
+    /// Profile directory to write
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    /// Measurements as comma-separated lines, in the format of the shipped ones
+    /// [default: the published measurements that ship with the program]
+    pub(crate) file: Option<PathBuf>,
+    /// Write here what intervals come from: planner/data/calibration.json, after prices have changed
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "file")]
+    pub(crate) calibration: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

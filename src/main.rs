@@ -1,6 +1,7 @@
 //! The command line of moefold: parse, dispatch to one short file a verb, report failures.
 
 mod bench;
+mod calibrate;
 mod cli;
 mod clusters;
 mod compare;
@@ -20,6 +21,7 @@ mod output;
 mod plan;
 mod profile;
 mod quickstart;
+mod validate;
 
 use std::io::{self, Write as _};
 use std::panic::{self, PanicHookInfo};
@@ -73,6 +75,8 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
         Verb::Import(args) => import::run(&args, output),
         Verb::Compare(args) => compare::run(&args, output),
+        Verb::Calibrate(args) => calibrate::run(&args, output),
+        Verb::Validate(args) => validate::run(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),

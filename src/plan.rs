@@ -34,6 +34,16 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     for note in question.costs.notes() {
         output.note(note)?;
     }
+    if let Some(fitted) = question.costs.calibration()
+        && fitted.stack != options.stack.name()
+    {
+        output.note(&format!(
+            "the calibration was fitted to steps of the {} stack, and this plan is for {}: its host and \
+             overlap may differ",
+            fitted.stack,
+            options.stack.name()
+        ))?;
+    }
     let mut found = question.ask(&options)?;
     if args.front {
         question.add_front(&mut found, &options)?;
@@ -98,13 +108,12 @@ impl<'a> Question<'a> {
         gpus: u32,
         profiles: &'a [NamedProfile],
     ) -> Self {
-        let measured: Vec<Profile> = profiles.iter().map(|named| named.profile.clone()).collect();
         Self {
             model,
             cluster,
             gpus,
             profiles,
-            costs: Costs::for_cluster(cluster, &measured),
+            costs: Costs::for_cluster(cluster, &bare(profiles)),
         }
     }
 
@@ -189,6 +198,11 @@ pub(crate) fn load_profiles(
         })
     };
     directories.iter().map(load).collect()
+}
+
+/// Profiles without their names.
+pub(crate) fn bare(profiles: &[NamedProfile]) -> Vec<Profile> {
+    profiles.iter().map(|named| named.profile.clone()).collect()
 }
 
 fn name_of(directory: &Path) -> String {

@@ -293,6 +293,18 @@ fn law_every_key_is_in_the_formats() {
         &read("profile/profile.json"),
     );
 
+    check("validate", &["answers.md"], &run("moefold validate --json"));
+    run(
+        "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",
+    );
+    let step = "--plan gpu.json --measured 1.5";
+    let fitted = run(&format!(
+        "moefold calibrate {step} {step} {step} --out fitted --json"
+    ));
+    check("calibrate", &["answers.md", "profile.md"], &fitted);
+    let fitted = read("fitted/profile.json");
+    check("profile.json of calibrate", &["profile.md"], &fitted);
+
     let groups = run("moefold groups --gpus 8 --layout tp=2,ep=4 --json");
     check("groups", &["answers.md"], &groups);
     check("doctor", &["answers.md"], &run("moefold doctor --json"));

@@ -24,6 +24,8 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         stack: StackName::Moefold,
         predicted: Predicted {
             step_s: 0.0,
+            step_s_low: None,
+            step_s_high: None,
             tokens_per_s_per_gpu: 0.0,
             model_tflops_per_gpu: 0.0,
             mfu: 0.0,

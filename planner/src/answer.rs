@@ -107,6 +107,11 @@ pub struct SearchRecord {
     /// set by itself (a linear relaxation) and, where its split is not proven best, from any other
     /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known.
     pub gap: f64,
+    /// By how much of its step time, at least, the second plan must be slower than the first to be told
+    /// apart from it; absent of a single plan. See [`crate::plan::Predicted::step_s_low`] for how sure
+    /// each is by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told_apart: Option<f64>,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,

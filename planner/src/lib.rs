@@ -6,7 +6,9 @@
 //! files it is given and no clock, no environment and no device.
 
 pub mod answer;
+pub mod calibrate;
 pub mod choice;
+pub mod interval;
 pub mod layout;
 pub mod local;
 pub mod lower;

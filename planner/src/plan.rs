@@ -124,6 +124,14 @@ pub struct Pipeline {
 pub struct Predicted {
     /// Seconds a step.
     pub step_s: f64,
+    /// The shortest step that is to be expected: four of five steps take between this and `step_s_high`.
+    /// From how prices are known, and from what published steps took over their predictions; absent in
+    /// older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s_low: Option<f64>,
+    /// The longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s_high: Option<f64>,
     /// Tokens a second on each GPU.
     pub tokens_per_s_per_gpu: f64,
     /// Model TFLOP/s on each GPU (recompute not counted).

@@ -6,12 +6,14 @@
 
 mod csv;
 mod error;
+mod judge;
 mod price;
 mod row;
 
 use std::path::Path;
 
 pub use error::RowError;
+pub use judge::{Errors, Group, Validation, Verdict, calibrated, judge, misses};
 pub use price::{Priced, price, price_all};
 pub use row::{Outcome, Row};
 

@@ -7,6 +7,7 @@
 //! when the bound passes the last place of the ranking cannot enter it, so the answer is exact for
 //! the candidates considered. Results do not depend on the number of threads.
 
+mod again;
 mod candidate;
 mod explain;
 mod mix;
@@ -40,6 +41,7 @@ use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
+pub use again::{ENDLESS_GIB, again};
 use predict::Priced;
 use request::{LeftOut, check_request};
 use shape::{Assumption, Question, Shape};
@@ -115,7 +117,17 @@ pub fn plan(
         refused.insert("memory".to_owned(), tally.memory);
     }
     let gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    let priced: Vec<Priced> = ranking
+        .iter()
+        .map(|found| {
+            let memory = found.memory(&question);
+            let mut priced = predict::planned(&question, &found.choice(), &memory);
+            priced.plan.predicted.routing = otherwise::routing(&question, found);
+            priced
+        })
+        .collect();
     let search = SearchRecord {
+        told_apart: predict::told_apart(&question, &priced),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced,
         refused,
@@ -138,15 +150,6 @@ pub fn plan(
             capacity_gib: question.capacity().gib(),
         });
     }
-    let priced: Vec<Priced> = ranking
-        .iter()
-        .map(|found| {
-            let memory = found.memory(&question);
-            let mut priced = predict::planned(&question, &found.choice(), &memory);
-            priced.plan.predicted.routing = otherwise::routing(&question, found);
-            priced
-        })
-        .collect();
     let alternatives = priced[1..]
         .iter()
         .map(|runner_up| explain::alternative(&priced[0], runner_up, objective))

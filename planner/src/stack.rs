@@ -87,11 +87,18 @@ impl Stack {
     /// The stack of a name on the devices of a cluster, with what was measured of their host: of this
     /// project's executor on GPUs, what no profile says is assumed.
     pub fn on(name: StackName, cluster: &Cluster, host: &HostTimes) -> Self {
-        match Self::of(name) {
+        let mut stack = match Self::of(name) {
             Self::Moefold(stack) if !cluster.gpu.is_cpu() => Self::Moefold(stack.on_gpu(host)),
             Self::Moefold(stack) => Self::Moefold(stack.measured(host)),
             stack @ Self::Megatron(_) => stack,
+        };
+        if let Some(factor) = host.factor {
+            let (Self::Megatron(Megatron { common, .. }) | Self::Moefold(Moefold { common, .. })) =
+                &mut stack;
+            common.launch = Seconds(common.launch.0 * factor);
+            common.sync = Seconds(common.sync.0 * factor);
         }
+        stack
     }
 
     /// Which.

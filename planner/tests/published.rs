@@ -11,9 +11,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use moefold_planner::interval::{self, Calibration, Class};
 use moefold_planner::model::count;
 use moefold_planner::plan::PlannedLayout;
-use moefold_planner::published::{Priced, Row, price, shipped_rows};
+use moefold_planner::published::{
+    Priced, Row, calibrated, judge, misses, price, price_all, shipped_rows,
+};
 use moefold_profiles::Profile;
 use moefold_profiles::import::{Options, import};
 
@@ -217,4 +220,90 @@ fn folding_beats_its_unfolded_twin_wherever_it_was_measured_to() {
         assert!(folded.measured > unfolded.measured);
         assert!(folded.predicted > unfolded.predicted, "{}", folded.id);
     }
+}
+
+/// Intervals come from a file, since pricing all rows takes too long for each plan.
+#[test]
+fn golden_intervals_come_from_the_misses_of_published_rows() {
+    let rows = shipped_rows();
+    let now = calibrated(&rows, &price_all(&rows, &[])).expect("there are pairs");
+    let then = interval::shipped();
+    let close = |now: f64, then: f64| (now - then).abs() < 0.0015;
+    let same = |now: &Calibration, then: &Calibration| {
+        (now.generation, now.precision, now.rows, now.families)
+            == (then.generation, then.precision, then.rows, then.families)
+            && close(now.low, then.low)
+            && close(now.median, then.median)
+            && close(now.high, then.high)
+    };
+    let classes = now.classes.len() == then.classes.len()
+        && now
+            .classes
+            .iter()
+            .zip(&then.classes)
+            .all(|(a, b)| same(a, b));
+    assert!(
+        classes && same(&now.any, &then.any) && close(now.told_apart, then.told_apart),
+        "prices have changed: write the file again with `moefold validate --calibration \
+         planner/data/calibration.json`\nfound {now:?}\nfile {then:?}"
+    );
+}
+
+/// Of 80 percent, judged without the rows of the same source and model.
+#[test]
+fn steps_are_inside_their_interval_as_often_as_it_says() {
+    let rows = shipped_rows();
+    let priced = price_all(&rows, &[]);
+    let found = judge(&rows, &priced, &misses(&rows, &priced));
+    let inside = found.all.inside.expect("rows with times");
+    println!("{:.1} % inside", 100.0 * inside);
+    assert!((0.7..=0.9).contains(&inside), "{inside}");
+    // No more than a coin's worth of a large class may miss: the classes tell errors apart.
+    for group in found.groups.iter().filter(|group| group.rows >= 20) {
+        let inside = group.inside.expect("rows with times");
+        println!(
+            "{} {} {}: {inside:.2}",
+            group.source, group.gpu, group.precision
+        );
+        assert!(
+            inside >= 0.5,
+            "{} {} {}",
+            group.source,
+            group.gpu,
+            group.precision
+        );
+    }
+    // Intervals that say nothing would hold every step.
+    let widths = found
+        .rows
+        .iter()
+        .filter_map(|row| Some(row.step_s_high? / row.step_s_low?));
+    let mut widths: Vec<f64> = widths.collect();
+    widths.sort_by(f64::total_cmp);
+    assert!(
+        widths[widths.len() / 2] < 2.0,
+        "{}",
+        widths[widths.len() / 2]
+    );
+    // Without its own family a row's interval is another than with it.
+    let with_own = interval::shipped();
+    assert!(found.rows.iter().zip(&rows).any(|(row, of)| {
+        let class = Class::of(&of.cluster, of.options.precision);
+        let low = row
+            .step_s_low
+            .zip(row.predicted_step_s)
+            .map(|(low, step)| low / step);
+        low.is_some_and(|low| (low - with_own.interval(class).low).abs() > 0.01)
+    }));
+}
+
+#[test]
+fn matched_pairs_of_layouts_are_ordered_as_measured() {
+    let rows = shipped_rows();
+    let priced = price_all(&rows, &[]);
+    let found = judge(&rows, &priced, &misses(&rows, &priced)).all;
+    let tau = found.tau.expect("pairs");
+    println!("Kendall's tau {tau:.3} over {} pairs", found.pairs);
+    assert!(found.pairs >= 40, "{}", found.pairs);
+    assert!(tau > 0.8, "{tau}");
 }

@@ -22,3 +22,14 @@ pub struct Cost {
     /// How that is known.
     pub source: Source,
 }
+
+impl Cost {
+    /// The same price so many times over.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            time: Seconds(self.time.0 * factor),
+            ..self
+        }
+    }
+}

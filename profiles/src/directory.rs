@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::files::write_atomically;
@@ -112,6 +113,9 @@ pub struct Profile {
     /// Steps of training that were timed as a whole, where there are some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<MeasuredSteps>,
+    /// What steps of known layouts were fitted to, where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
     /// Raw samples.
     pub samples: Vec<Sample>,
 }
@@ -271,6 +275,7 @@ impl Profile {
             date: String::new(),
             command: String::new(),
             steps: None,
+            calibration: None,
             samples,
         }
     }
@@ -372,6 +377,10 @@ impl Profile {
         if let Some(steps) = &self.steps {
             timings("steps.seconds", &steps.seconds)?;
         }
+        if let Some((key, found)) = self.calibration.as_ref().and_then(Calibration::wrong) {
+            let key = format!("calibration.{key}");
+            return Err(invalid(&key, found.to_string(), "a number above 0"));
+        }
         for (index, sample) in self.samples.iter().enumerate() {
             timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
             let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds >= 0.0);
@@ -387,6 +396,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calibration::{Fitted, FittedStep};
     use crate::collective::CollectiveKind;
     use crate::presets;
     use crate::units::Bytes;
@@ -426,8 +436,46 @@ mod tests {
                 peak_allocated: None,
                 source: "train.log, iterations 3 to 4".into(),
             }),
+            calibration: Some(calibration()),
             ..Profile::of("cpu", samples)
         }
+    }
+
+    fn calibration() -> Calibration {
+        let of = |factor| Fitted {
+            factor,
+            sigma: 0.03,
+            prior_sigma: 0.25,
+        };
+        Calibration {
+            stack: "megatron".into(),
+            compute: of(1.25),
+            network: of(1.5),
+            host: of(2.0),
+            covariance: [
+                [0.0009, -0.0003, 0.0],
+                [-0.0003, 0.0009, 0.0],
+                [0.0, 0.0, 0.0009],
+            ],
+            residual_sigma: 0.04,
+            steps: vec![FittedStep {
+                source: "plan.json, 2.5".into(),
+                measured_s: 2.5,
+                before_s: 2.0,
+                after_s: 2.45,
+                left_out_s: None,
+            }],
+        }
+    }
+
+    #[test]
+    fn golden_a_fitted_step_is_as_sure_as_its_parts() {
+        let sigma = |shares| calibration().sigma(shares);
+        // Variances of 0.03 and 0.04: a right triangle.
+        assert!((sigma([1.0, 0.0, 0.0]) - 0.05).abs() < 1e-12);
+        // What is known of a sum is more than of its parts where their errors make up for each other.
+        let half = 0.0016_f64 + 0.25 * (0.0009 + 0.0009 - 0.0006);
+        assert!((sigma([0.5, 0.5, 0.0]) - half.sqrt()).abs() < 1e-12);
     }
 
     #[test]
@@ -476,6 +524,10 @@ mod tests {
         );
         check(&|text| text.replace("5e-6", "-5e-6"), "samples[1].seconds");
         check(&|text| text.replace("0.625", "-0.625"), "`steps.seconds`");
+        check(
+            &|text| text.replace("\"factor\": 1.5", "\"factor\": -1.5"),
+            "`calibration.network.factor`",
+        );
         check(
             &|text| text.replace("permute", "permutation"),
             "permutation",

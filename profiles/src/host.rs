@@ -81,4 +81,6 @@ pub struct HostTimes {
     pub read: Option<Seconds>,
     /// Device memory a rank takes beside its tensors: context, modules, library workspaces.
     pub overhead: Option<Bytes>,
+    /// What steps of training say launches and reads take, over what is said of them otherwise.
+    pub factor: Option<f64>,
 }

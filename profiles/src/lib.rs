@@ -5,6 +5,7 @@
 //! [`Trace`] that a simulation and a run share. Depends on no other member of the workspace, knows no
 //! model, no layout and no device code.
 
+pub mod calibration;
 pub mod cluster;
 pub mod collective;
 pub mod cost;
@@ -26,6 +27,7 @@ pub mod table;
 pub mod trace;
 pub mod units;
 
+pub use calibration::{Calibration, Factors};
 pub use cluster::{Cluster, Gpu};
 pub use collective::{Collective, CollectiveKind};
 pub use cost::{Cost, Source};

@@ -30,6 +30,7 @@ use local::{Local, Scaled};
 use matrix::Matrix;
 use network::Network;
 
+use crate::calibration::{Calibration, Factors};
 use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::cost::{Cost, Source};
@@ -45,6 +46,9 @@ pub struct Costs {
     shipped: Shipped,
     local: Local,
     host: HostTimes,
+    factors: Factors,
+    calibration: Option<Calibration>,
+    samples_spread: Option<f64>,
     notes: Vec<String>,
 }
 
@@ -62,7 +66,8 @@ impl Costs {
     /// Profiles of another device are left out, which [`Self::notes`] says ([`Profile::check`] refuses
     /// them earlier). On a CPU, ranks share cores: profiles taken with as many concurrent ranks as the
     /// cluster has are used as they are; where there is none, the times of ops of the others are scaled
-    /// by the cores a rank owned then and owns now, and are not called measured.
+    /// by the cores a rank owned then and owns now, and are not called measured. Where profiles hold
+    /// calibrations, prices are multiplied by the factors of the last one.
     pub fn for_cluster(cluster: &Cluster, profiles: &[Profile]) -> Self {
         let matrix = Matrix::new(&cluster.gpu);
         let shipped = Shipped {
@@ -71,17 +76,54 @@ impl Costs {
             matrix,
         };
         let mut notes = Vec::new();
+        let calibration = calibration(cluster, profiles, &mut notes);
         let scaled = applicable(cluster, profiles, &mut notes);
         let host = host_times(&scaled);
         let local = Local::new(&scaled, &|op| shipped.op(op).0, &|collective| {
             shipped.network.price(collective).0
         });
-        Self {
+        let own = Self {
+            samples_spread: samples_spread(&scaled),
             shipped,
             local,
             host,
+            factors: Factors::default(),
+            calibration: None,
             notes,
+        };
+        match calibration {
+            None => own,
+            Some(calibration) => Self {
+                calibration: Some(calibration.clone()),
+                ..own.times(calibration.factors())
+            },
         }
+    }
+
+    /// The same prices multiplied by these factors, instead of by those they had; they count as not
+    /// calibrated.
+    #[must_use]
+    pub fn times(&self, factors: Factors) -> Self {
+        Self {
+            factors,
+            calibration: None,
+            host: HostTimes {
+                factor: Some(factors.host),
+                ..self.host
+            },
+            ..self.clone()
+        }
+    }
+
+    /// What measured steps of these devices were fitted to, where they were.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.calibration.as_ref()
+    }
+
+    /// The relative spread of measured samples, where there are any: the median over keys of the standard
+    /// deviation that a normal distribution of their interquartile range has.
+    pub fn samples_spread(&self) -> Option<f64> {
+        self.samples_spread
     }
 
     /// What a user should know about how profiles were used, one sentence each.
@@ -96,6 +138,16 @@ impl Costs {
 
     /// The price of an op.
     pub fn op(&self, op: &Op) -> Cost {
+        self.op_alone(op).times(self.factors.compute)
+    }
+
+    /// The price of a collective; nothing for a group of one.
+    pub fn collective(&self, collective: &Collective) -> Cost {
+        let alone = self.collective_alone(collective);
+        alone.times(self.factors.network)
+    }
+
+    fn op_alone(&self, op: &Op) -> Cost {
         if let Some(cost) = self.local.op(op) {
             return cost;
         }
@@ -106,8 +158,7 @@ impl Costs {
         }
     }
 
-    /// The price of a collective; nothing for a group of one.
-    pub fn collective(&self, collective: &Collective) -> Cost {
+    fn collective_alone(&self, collective: &Collective) -> Cost {
         if collective.ranks <= 1 {
             return NOTHING;
         }
@@ -151,6 +202,7 @@ impl Costs {
             time: Seconds(time),
             source,
         }
+        .times(self.factors.network)
     }
 }
 
@@ -173,7 +225,42 @@ impl Shipped {
     }
 }
 
-/// The profiles of the cluster's device, with the factor their op times are to be multiplied by.
+/// The last calibration of the cluster's device.
+fn calibration<'a>(
+    cluster: &Cluster,
+    profiles: &'a [Profile],
+    notes: &mut Vec<String>,
+) -> Option<&'a Calibration> {
+    let own = profiles
+        .iter()
+        .filter(|profile| profile.check(cluster).is_ok());
+    let mut fits = own.filter_map(|profile| profile.calibration.as_ref());
+    let last = fits.next_back();
+    let others = fits.count();
+    if others > 0 {
+        notes.push(format!(
+            "{} profiles hold calibrations: the last one is used",
+            others + 1
+        ));
+    }
+    last
+}
+
+/// The spread of the samples that prices come from.
+fn samples_spread(profiles: &[Scaled<'_>]) -> Option<f64> {
+    let samples = profiles.iter().flat_map(|scaled| &scaled.profile.samples);
+    let timed = samples.filter(|sample| sample.seconds.len() > 1);
+    let spreads: Vec<f64> = timed.map(|sample| sample.spread() / QUARTILES).collect();
+    let any = profiles
+        .iter()
+        .any(|scaled| !scaled.profile.samples.is_empty());
+    any.then(|| statistics::median(spreads).unwrap_or(0.0))
+}
+
+/// The interquartile range of a normal distribution, in standard deviations.
+const QUARTILES: f64 = 1.349;
+
+/// The profiles of the cluster's device that hold samples, with the factor their op times are to be multiplied by.
 fn applicable<'a>(
     cluster: &Cluster,
     profiles: &'a [Profile],
@@ -182,6 +269,8 @@ fn applicable<'a>(
     let mut fitting = Vec::new();
     for profile in profiles {
         match profile.check(cluster) {
+            // A calibration alone says nothing of single ops.
+            Ok(()) if profile.samples.is_empty() && profile.overhead.is_none() => {}
             Ok(()) => {
                 let collective = |sample: &Sample| matches!(sample.key, Key::Collective(_));
                 if profile.shared_device && profile.samples.iter().any(collective) {
@@ -237,6 +326,7 @@ fn host_times(profiles: &[Scaled<'_>]) -> HostTimes {
     };
     let overheads = profiles.iter().filter_map(|scaled| scaled.profile.overhead);
     HostTimes {
+        factor: None,
         launch: median(HostCost::Launch),
         read: median(HostCost::Read),
         overhead: overheads.map(|overhead| overhead.total()).max(),

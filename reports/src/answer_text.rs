@@ -42,6 +42,8 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push('\n');
         line(&mut out, &prices(&answer.plans[0]));
         let notes = [
+            interval(&answer.plans[0]),
+            told_apart(answer),
             routing(&answer.plans[0]),
             tight(answer),
             outside_domain(answer),
@@ -261,6 +263,31 @@ fn routing(plan: &PlannedLayout) -> Option<String> {
     })
 }
 
+/// How far the step of a plan may be from what is predicted.
+fn interval(plan: &PlannedLayout) -> Option<String> {
+    let interval = format::interval(&plan.predicted)?;
+    Some(format!("Four of five steps like #1 take {interval}."))
+}
+
+/// Whether the first two plans can be told apart.
+fn told_apart(answer: &Answer) -> Option<String> {
+    let [first, second, ..] = answer.plans.as_slice() else {
+        return None;
+    };
+    let needed = answer.search.told_apart?;
+    let slower = second.predicted.step_s / first.predicted.step_s - 1.0;
+    // Where memory is the objective, the second may be faster.
+    let apart = slower.abs() > needed;
+    (!apart).then(|| {
+        format!(
+            "#1 and #2 cannot be told apart: they differ by {}, and layouts as unlike as these by {} or more \
+             are told apart.",
+            format::percent(slower.abs()),
+            format::percent(needed)
+        )
+    })
+}
+
 /// A warning about plans that leave less of the memory than allocators differ by.
 fn tight(answer: &Answer) -> Option<String> {
     let capacity = answer.cluster.as_ref()?.gpu.memory_gib;
@@ -389,6 +416,28 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn plans_that_differ_by_less_than_is_known_are_said_to() {
+        let mut answer = sample::answer(2);
+        let first = answer.plans[0].predicted.step_s;
+        answer.search.told_apart = Some(0.05);
+        answer.plans[0].predicted.step_s_low = Some(0.9 * first);
+        for (slower, said) in [(1.04, true), (1.06, false)] {
+            answer.plans[1].predicted.step_s = slower * first;
+            let text = plan_table(&answer, &[]);
+            assert!(text.contains("Four of five steps like #1 take "), "{text}");
+            assert_eq!(text.contains("cannot be told apart"), said, "{text}");
+        }
+        // Plans of older files have neither.
+        answer.search.told_apart = None;
+        answer.plans[0].predicted.step_s_low = None;
+        let text = plan_table(&answer, &[]);
+        assert!(
+            !text.contains("told apart") && !text.contains("Four of five"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -45,6 +45,12 @@ fn layouts(comparison: &Comparison) -> Named {
     let memory = MemoryUnit::for_largest(largest.fold(0.0, f64::max));
     let mut headings: Vec<String> = ["name", "layout"].map(str::to_owned).to_vec();
     headings.push(format!(">predicted step ({})", time.name()));
+    let any_interval = subjects
+        .iter()
+        .any(|s| format::interval(&s.planned.predicted).is_some());
+    if any_interval {
+        headings.push(">four of five steps".to_owned());
+    }
     if any_run {
         headings.push(format!(">measured step ({})", time.name()));
         headings.push(">error".to_owned());
@@ -63,6 +69,10 @@ fn layouts(comparison: &Comparison) -> Named {
         let predicted = &s.planned.predicted;
         let mut cells = vec![s.name.clone(), s.described()];
         cells.push(format::three_digits(predicted.step_s * time.per_second()));
+        if any_interval {
+            let interval = format::interval(predicted);
+            cells.push(interval.unwrap_or_else(|| "-".to_owned()));
+        }
         if any_run {
             let step = s.measured.as_ref().map(|m| m.summary.step_s);
             cells.push(or_dash(step, |t| {
@@ -118,6 +128,8 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
         "precision",
         "stack",
         "predicted_step_s",
+        "predicted_step_s_low",
+        "predicted_step_s_high",
         "measured_step_s",
         "predicted_tokens_per_s_per_gpu",
         "measured_tokens_per_s_per_gpu",
@@ -156,6 +168,8 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
             json_word(&s.planned.precision),
             json_word(&s.planned.stack),
             p.step_s.to_string(),
+            or_nothing(p.step_s_low),
+            or_nothing(p.step_s_high),
             or_nothing(measured.map(|m| m.step_s)),
             p.tokens_per_s_per_gpu.to_string(),
             or_nothing(measured.map(|m| m.tokens_per_s / f64::from(s.ranks()))),

@@ -3,7 +3,7 @@
 //! Not for machine-readable files, which keep every digit.
 
 use moefold_planner::choice::{Module, Recompute};
-use moefold_planner::plan::LayoutRecord;
+use moefold_planner::plan::{LayoutRecord, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
 pub fn three_digits(value: f64) -> String {
@@ -77,6 +77,19 @@ pub fn seconds(value: f64) -> String {
 pub fn signed_seconds(value: f64) -> String {
     let sign = if value < 0.0 { '-' } else { '+' };
     format!("{sign}{}", seconds(value.abs()))
+}
+
+/// The interval of a predicted step, in the unit that suits it; nothing where a plan has none.
+pub fn interval(predicted: &Predicted) -> Option<String> {
+    let (low, high) = predicted.step_s_low.zip(predicted.step_s_high)?;
+    let unit = TimeUnit::for_longest(high);
+    let figure = |seconds: f64| three_digits(seconds * unit.per_second());
+    Some(format!(
+        "{} to {} {}",
+        figure(low),
+        figure(high),
+        unit.name()
+    ))
 }
 
 /// A size given in GiB in the unit that suits it.

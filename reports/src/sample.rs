@@ -78,6 +78,8 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         stack: StackName::Megatron,
         predicted: Predicted {
             step_s,
+            step_s_low: Some(0.9 * step_s),
+            step_s_high: Some(1.5 * step_s),
             tokens_per_s_per_gpu: tokens / step_s / 128.0,
             model_tflops_per_gpu: 2400.0 / step_s,
             mfu: 2.4 / step_s,
@@ -163,6 +165,7 @@ pub(crate) fn answer(count: usize) -> Answer {
     Answer {
         plans,
         search: SearchRecord {
+            told_apart: Some(0.06),
             space: 18_432,
             refused: [
                 ("memory", 9_120),

@@ -92,6 +92,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("rules", &["model", "choice", "layout", "options", "stack"]),
     ("plan", &["model", "choice", "layout", "options", "rules"]),
     ("answer", &["model", "choice", "plan"]),
+    ("interval", &["choice", "plan"]),
     ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),
     ("simulate", &["schedule"]),
@@ -118,14 +119,16 @@ pub(crate) const PLANNER: &[Floor] = &[
             "price",
             "partition",
             "simulate",
+            "interval",
         ],
     ),
     (
         "published",
         &[
-            "model", "choice", "layout", "options", "stack", "plan", "search",
+            "model", "choice", "layout", "options", "stack", "plan", "interval", "search",
         ],
     ),
+    ("calibrate", &["plan", "interval", "search"]),
 ];
 
 /// Data of the planner that imports algorithms.

@@ -273,7 +273,7 @@ fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<
                 let (samples, batch) = (&fixture.samples, fixture.batch());
                 let mine = train::microbatches(samples, &trainer.cx, &batch, 0)?;
                 let before = (device.host_reads(), device.extent());
-                recorder.begin_step(step, true);
+                recorder.begin_step(step, moefold_executor::record::Detail::Spans);
                 trainer.step(&mine, 0.0)?;
                 let spans = recorder.end_step();
                 let named = recorder.take_spans();

@@ -10,6 +10,7 @@ use std::time::Instant;
 use moefold_executor::error::Error;
 use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
+use moefold_executor::record::Detail;
 use moefold_executor::record::Recorder;
 use moefold_executor::step::HostTokens;
 use moefold_executor::trace::{self, Assumed, Tape, Traced};
@@ -120,7 +121,7 @@ fn compare(
         // What the search for its routing ran is no part of it.
         trainer.cx.recorder.take_spans();
         device.reset_peak();
-        trainer.cx.recorder.begin_step(step as u32, true);
+        trainer.cx.recorder.begin_step(step as u32, Detail::Spans);
         trainer.step(&tokens, options.lr.at(step))?;
         let time = trainer.cx.recorder.end_step();
         let (real, predicted) = (device.memory(), meta.memory());

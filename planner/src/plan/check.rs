@@ -179,6 +179,8 @@ impl PlannedLayout {
     pub(crate) fn check_predicted(&self, place: &Place<'_>) -> Result<(), PlanFileError> {
         let Predicted {
             step_s,
+            step_s_low,
+            step_s_high,
             time_s,
             memory_gib_by_pp_rank,
             ..
@@ -193,6 +195,12 @@ impl PlannedLayout {
             let expected = format!("the {step_s} s of predicted.step_s");
             let found = format!("a sum of {sum} s");
             return Err(place.prediction("predicted.time_s", found, expected));
+        }
+        if let (Some(low), Some(high)) = (step_s_low, step_s_high)
+            && low > high
+        {
+            let expected = format!("at least the {low} s of predicted.step_s_low");
+            return Err(place.prediction("predicted.step_s_high", high.to_string(), expected));
         }
         let (found, ranks) = (memory_gib_by_pp_rank.len(), self.layout.pp);
         if found != ranks as usize {

@@ -10,9 +10,6 @@ use crate::plan::{PlannedLayout, Predicted};
 use crate::search;
 use crate::stack::megatron::Declared;
 
-/// Memory without end, GiB: what a row is priced with that is said not to fit.
-const ENDLESS_GIB: f64 = 1e6;
-
 /// What is said of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Priced {
@@ -55,7 +52,7 @@ pub fn price(row: &Row, profiles: &[Profile]) -> Priced {
         Ok(found) => Priced::Fits(found),
         Err(PlanError::Infeasible { .. }) => {
             let mut larger = row.cluster.clone();
-            larger.gpu.memory_gib = ENDLESS_GIB;
+            larger.gpu.memory_gib = search::ENDLESS_GIB;
             match plan(&larger) {
                 Ok(found) => Priced::TooLarge(found),
                 Err(error) => Priced::Refused(error.to_string()),

@@ -18,6 +18,8 @@ pub struct Row {
     pub id: String,
     /// Who measured, in a word.
     pub source: String,
+    /// Which of the source's software it ran, where there are several.
+    pub release: String,
     /// The model in words: preset, and how it was changed.
     pub subject: String,
     /// The model.
@@ -89,6 +91,7 @@ impl Row {
             table: line.table(),
             id: needed(line, "id")?.to_owned(),
             source: source.to_owned(),
+            release: line.cell("release").to_owned(),
             subject: format!("{} {changes}", model.name).trim_end().to_owned(),
             model,
             cluster,
@@ -103,19 +106,21 @@ impl Row {
         })
     }
 
-    /// Rows of one question, which differ in the layout alone: source, model, cluster, GPUs, precision and
-    /// batch are the same.
+    /// Rows of one question, which differ in the layout alone: who measured with which software, model,
+    /// cluster, GPUs, precision, batch and knobs without a price are the same.
     pub fn question(&self) -> String {
         let batch = self.options.batch;
         format!(
-            "{}, {}, {} x {}, {}, {} sequences of {}",
+            "{} {}, {}, {} x {}, {}, {} sequences of {}, {}",
             self.source,
+            self.release,
             self.subject,
             self.gpus,
             self.cluster.name,
             self.options.precision,
             batch.global_batch,
-            batch.seq_len
+            batch.seq_len,
+            self.remarks
         )
     }
 
@@ -137,9 +142,10 @@ pub(super) const REQUIRED: [&str; 7] = [
 ];
 
 /// All columns there are.
-pub(super) const COLUMNS: [&str; 30] = [
+pub(super) const COLUMNS: [&str; 31] = [
     "id",
     "source",
+    "release",
     "model",
     "changes",
     "cluster",

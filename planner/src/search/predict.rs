@@ -7,6 +7,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::StageSplit;
 use super::shape::{Question, Shape};
 use crate::choice::{Offload, ScheduleName};
+use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
 use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
@@ -47,6 +48,9 @@ pub(crate) fn planned(
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
 
+    let confidence = confidence(&forward, &backward);
+    let interval = interval(question, &confidence, &time_s);
+
     let tokens = (options.batch.seq_len * options.batch.global_batch) as f64;
     let gpus = f64::from(layout.gpus());
     let flops_per_token = count::flops_per_token(question.model, options.batch.seq_len).0;
@@ -76,6 +80,8 @@ pub(crate) fn planned(
         stack: options.stack,
         predicted: Predicted {
             step_s,
+            step_s_low: Some(step_s * interval.low),
+            step_s_high: Some(step_s * interval.high),
             tokens_per_s_per_gpu: tokens / step_s / gpus,
             model_tflops_per_gpu: flops_per_s / 1e12,
             mfu: flops_per_s / peak,
@@ -90,12 +96,38 @@ pub(crate) fn planned(
                 .into_iter()
                 .map(|(stem, busy)| (stem, busy.calls))
                 .collect(),
-            confidence: confidence(&forward, &backward),
+            confidence,
             time_s,
             routing: None,
         },
     };
     Priced { plan, mean_s }
+}
+
+/// What a step may take over what is predicted.
+fn interval(question: &Question<'_>, confidence: &Confidence, time_s: &TimeByCategory) -> Interval {
+    let (costs, options) = (question.costs, question.options);
+    let class = Class::of(question.cluster, options.precision);
+    let known = Known {
+        confidence,
+        samples: costs.samples_spread(),
+        fitted: costs
+            .calibration()
+            .map(|fitted| fitted.sigma(crate::interval::shares(time_s))),
+    };
+    crate::interval::of(options.stack, class, &known)
+}
+
+/// By how much of its step time the second of some plans must be slower to be told apart from the first.
+pub(crate) fn told_apart(question: &Question<'_>, priced: &[Priced]) -> Option<f64> {
+    let [first, second, ..] = priced else {
+        return None;
+    };
+    let [first, second] = [&first.plan.predicted, &second.plan.predicted];
+    let samples = question.costs.samples_spread().unwrap_or(0.0);
+    let sigma = of_prices(&first.confidence, samples);
+    let stack = question.options.stack;
+    Some(told_apart_by(stack, &first.time_s, &second.time_s, sigma))
 }
 
 /// Where time goes on average over pipeline ranks.

@@ -10,6 +10,7 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
+use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
 use super::shape::{Kind, Shape};
@@ -17,7 +18,7 @@ use crate::choice::Recompute;
 use crate::layout::Layout;
 use crate::lower::runs_again;
 use crate::mesh::{self, Placement};
-use crate::options::{PlanError, SearchOptions};
+use crate::options::PlanError;
 use crate::plan::Plan;
 use crate::rules::Rules;
 use crate::runtime::{Level, Lowered, Part, Runtime, Task, Work};
@@ -35,14 +36,7 @@ pub fn walk(
     runtime: &dyn Runtime,
 ) -> Result<Walked, PlanError> {
     let planned = &plan.planned;
-    let options = SearchOptions {
-        precision: planned.precision,
-        optimizer: planned.optimizer,
-        dispatcher: Some(planned.dispatcher),
-        recompute: Some(planned.recompute.clone()),
-        routing: planned.routing(),
-        ..SearchOptions::new(plan.request.batch, planned.stack)
-    };
+    let options = options_of(plan);
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;

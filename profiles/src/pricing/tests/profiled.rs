@@ -211,7 +211,7 @@ fn golden_training_speaks_first_and_by_its_mean() {
     let time = |profiles: &[Profile]| Costs::for_cluster(&local(4), profiles).op(&op).time.0;
     let cold = profile(vec![timed(Taken::Cold, &[1.0, 2.0, 9.0])]);
     let trained = profile(vec![timed(Taken::Training, &[3.0, 3.0, 6.0])]);
-    check_within("the median", time(&[cold.clone()]), 2.0, 1e-9);
+    check_within("the median", time(std::slice::from_ref(&cold)), 2.0, 1e-9);
     check_within("the mean", time(&[cold, trained]), 4.0, 1e-9);
 }
 
@@ -241,4 +241,61 @@ fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
     assert_eq!(share(exchange, 1), 0.0);
     let shipped = Costs::for_cluster(&local(4), &[]);
     assert_eq!(shipped.waiting(&of(gather, 2)), 0.0);
+}
+
+#[test]
+fn law_a_calibration_multiplies_prices_and_says_nothing_of_single_ops() {
+    use crate::calibration::{Calibration, Factors, Fitted};
+
+    let shipped = Costs::for_cluster(&h200(), &[]);
+    let of = |factor| Fitted {
+        factor,
+        sigma: 0.1,
+        prior_sigma: 0.2,
+    };
+    let calibration = Calibration {
+        stack: "megatron".to_owned(),
+        compute: of(1.25),
+        network: of(1.5),
+        host: of(2.0),
+        covariance: [[0.01, 0.0, 0.0], [0.0, 0.01, 0.0], [0.0, 0.0, 0.01]],
+        residual_sigma: 0.04,
+        steps: Vec::new(),
+    };
+    let profile = Profile {
+        calibration: Some(calibration.clone()),
+        ..Profile::of("h200", Vec::new())
+    };
+    let costs = Costs::for_cluster(&h200(), std::slice::from_ref(&profile));
+    for op in every_op(1024) {
+        let (own, alone) = (costs.op(&op), shipped.op(&op));
+        assert_eq!(own.time.0, 1.25 * alone.time.0, "{op:?}");
+        assert_eq!(own.source, alone.source);
+    }
+    let message = collective(CollectiveKind::AllReduce, 1 << 20, 8, 8);
+    let (own, alone) = (costs.collective(&message), shipped.collective(&message));
+    assert_eq!(own.time.0, 1.5 * alone.time.0);
+    assert_eq!(costs.host().factor, Some(2.0));
+    assert_eq!((costs.samples_spread(), costs.notes().len()), (None, 0));
+    // Other factors replace these.
+    let plain = costs.times(Factors::default());
+    assert_eq!(plain.collective(&message), alone);
+    assert_eq!(plain.calibration(), None);
+    // The last of two is used, which is said; one of another device is not.
+    let mut last = profile.clone();
+    last.calibration = Some(Calibration {
+        network: of(3.0),
+        ..calibration
+    });
+    let other = Profile {
+        device: "h100".to_owned(),
+        ..profile.clone()
+    };
+    let costs = Costs::for_cluster(&h200(), &[profile, last, other]);
+    assert_eq!(costs.collective(&message).time.0, 3.0 * alone.time.0);
+    assert!(
+        costs.notes().iter().any(|note| note.contains("last one")),
+        "{:?}",
+        costs.notes()
+    );
 }

@@ -1,0 +1,61 @@
+//! [`again`]: a plan priced again, under other prices.
+//!
+//! What a plan does not hold is taken as a search takes it where nothing is said: all overlap that the stack
+//! has, f32 main gradients.
+
+use moefold_profiles::pricing::Costs;
+
+use super::plan as search;
+use crate::choice::ScheduleName;
+use crate::layout::PartialDegrees;
+use crate::options::{PlanError, SearchOptions};
+use crate::plan::{Plan, PlannedLayout};
+use crate::runtime::Runtime;
+
+/// Memory without end, GiB: what ran has fitted, whatever is predicted of it.
+pub const ENDLESS_GIB: f64 = 1e6;
+
+/// What a plan fixes beside its degrees.
+pub(super) fn options_of(plan: &Plan) -> SearchOptions {
+    let planned = &plan.planned;
+    SearchOptions {
+        precision: planned.precision,
+        optimizer: planned.optimizer,
+        dispatcher: Some(planned.dispatcher),
+        recompute: Some(planned.recompute.clone()),
+        routing: planned.routing(),
+        ..SearchOptions::new(plan.request.batch, planned.stack)
+    }
+}
+
+/// Prices a plan again; it need not fit.
+pub fn again(
+    plan: &Plan,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Result<PlannedLayout, PlanError> {
+    let layout = &plan.planned.layout;
+    let options = SearchOptions {
+        pins: PartialDegrees {
+            tp: Some(layout.tp),
+            cp: Some(layout.cp),
+            pp: Some(layout.pp),
+            vpp: Some(layout.vpp),
+            ep: Some(layout.ep),
+            etp: Some(layout.etp),
+            mbs: Some(layout.mbs),
+            dp: None,
+            edp: None,
+        },
+        stages: (plan.planned.pipeline.schedule != ScheduleName::None)
+            .then(|| plan.planned.pipeline.stages.clone().into()),
+        top: 1,
+        ..options_of(plan)
+    };
+    let mut cluster = plan.cluster.clone();
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let gpus = plan.request.gpus;
+    let found = search(&plan.model, &cluster, gpus, &options, costs, runtime)?;
+    let first = found.plans.into_iter().next();
+    Ok(first.expect("a search without a plan is an error"))
+}
