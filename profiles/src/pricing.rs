@@ -50,6 +50,9 @@ pub struct Costs {
     calibration: Option<Calibration>,
     samples_spread: Option<f64>,
     notes: Vec<String>,
+    /// Ranks for each core, where ranks take turns on cores.
+    turns: f64,
+    loads_are_known: bool,
 }
 
 /// Prices without a profile.
@@ -78,6 +81,15 @@ impl Costs {
         let mut notes = Vec::new();
         let calibration = calibration(cluster, profiles, &mut notes);
         let scaled = applicable(cluster, profiles, &mut notes);
+        let turns = if cluster.gpu.is_cpu() {
+            let cores = scaled.iter().map(|scaled| scaled.profile.cores).max();
+            cores.map_or(1.0, |cores| {
+                f64::from(cluster.gpus_per_node) / f64::from(cores)
+            })
+        } else {
+            1.0
+        };
+        let turns = turns.max(1.0);
         let host = host_times(&scaled);
         let local = Local::new(&scaled, &|op| shipped.op(op).0, &|collective| {
             shipped.network.price(collective).0
@@ -90,6 +102,8 @@ impl Costs {
             factors: Factors::default(),
             calibration: None,
             notes,
+            turns,
+            loads_are_known: false,
         };
         match calibration {
             None => own,
@@ -173,13 +187,29 @@ impl Costs {
         }
     }
 
+    /// The same for a question that says how experts are loaded: what ranks wait for the busiest of them is priced
+    /// by that, and not once more by what a profile measured of it.
+    #[must_use]
+    pub fn with_known_loads(self) -> Self {
+        Self {
+            loads_are_known: true,
+            ..self
+        }
+    }
+
+    /// Ranks for each core, where profiles are of a CPU with too few: a rank whose peers wait then has a core
+    /// more often, and up to so many times the mean load costs no time.
+    pub fn turns(&self) -> f64 {
+        self.turns
+    }
+
     /// What share of the time since ranks last met the mean of them waits at a collective for the last to come,
     /// as training measured it on this machine; nothing where none did. Prices of collectives are without it.
     pub fn waiting(&self, collective: &Collective) -> f64 {
         if collective.ranks <= 1 {
             return 0.0;
         }
-        self.local.waiting(collective)
+        self.local.waiting(collective, self.loads_are_known)
     }
 
     /// The price of an exchange in which each of `ranks` ranks sends `local` bytes to the other ranks of

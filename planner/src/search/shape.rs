@@ -172,6 +172,9 @@ impl Shape {
             let lists = question.lists();
             lists.map(|list| local(loads[list])).collect()
         };
+        // While the busiest rank works the others wait, and leave it their turns on the cores.
+        let turns = question.costs.turns();
+        let busiest: Vec<f64> = busiest.iter().map(|load| (load / turns).max(1.0)).collect();
         let (timed, held) = (under(&busiest), under(&fullest));
         let groups = LayerGroups::new(layout, question.cluster);
         // The same for all dispatchers.

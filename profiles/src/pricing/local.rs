@@ -34,8 +34,9 @@ pub(super) struct Local {
     families: Vec<Option<u16>>,
     surfaces: Vec<Surface>,
     collectives: Vec<(CollectiveKind, [u32; 2], Curve)>,
-    /// Seconds waited over seconds apart.
-    waits: Vec<(CollectiveKind, [u32; 2], f64)>,
+    /// Seconds waited over seconds apart by group: where data decides how much ranks do between two
+    /// meetings, and elsewhere.
+    waits: [Vec<([u32; 2], f64)>; 2],
     /// The best a price of an op can be called.
     best: Source,
 }
@@ -160,17 +161,19 @@ impl Local {
         })
     }
 
-    /// See [`super::Costs::waiting`]. Of a kind that was not measured the nearest group speaks.
-    pub(super) fn waiting(&self, collective: &Collective) -> f64 {
+    /// See [`super::Costs::waiting`]. The nearest group speaks for others. Where `loads_are_known`, and where no
+    /// exchange of tokens was measured, an exchange has what other collectives have.
+    pub(super) fn waiting(&self, collective: &Collective, loads_are_known: bool) -> f64 {
         let group = [collective.ranks, collective.ranks_per_domain];
-        let far = |kind: CollectiveKind, other: [u32; 2]| {
-            distance(other, group) + if kind == collective.kind { 0.0 } else { 1.0 }
+        let near = |waits: &[([u32; 2], f64)]| {
+            let far = |wait: &&([u32; 2], f64)| distance(wait.0, group);
+            let nearest = waits.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
+            nearest.map(|(_, share)| *share)
         };
-        let nearest = self
-            .waits
-            .iter()
-            .min_by(|a, b| far(a.0, a.1).total_cmp(&far(b.0, b.1)));
-        nearest.map_or(0.0, |(_, _, share)| *share)
+        let [of_tokens, others] = &self.waits;
+        let of_tokens = (is_of_tokens(collective) && !loads_are_known).then_some(of_tokens);
+        let own = of_tokens.and_then(|waits| near(waits));
+        own.or_else(|| near(others)).unwrap_or(0.0)
     }
 
     /// The price of a collective whose kind was measured.
@@ -220,26 +223,33 @@ fn distance(a: [u32; 2], b: [u32; 2]) -> f64 {
     far(a[0], b[0]) + far(a[1], b[1]) + if crossing { 10.0 } else { 0.0 }
 }
 
-/// What ranks waited for the last of them, over what they had done since they last met, by kind and group.
-fn waits(profiles: &[Scaled]) -> Vec<(CollectiveKind, [u32; 2], f64)> {
-    let mut sums: BTreeMap<Group, [f64; 2]> = BTreeMap::new();
+/// What ranks waited for the last of them, over what they had done since they last met, by group: at exchanges
+/// of tokens, between which the loads of experts differ, and at all other collectives.
+fn waits(profiles: &[Scaled]) -> [Vec<([u32; 2], f64)>; 2] {
+    let mut sums: [BTreeMap<[u32; 2], [f64; 2]>; 2] = Default::default();
     for Scaled { profile, .. } in profiles {
         for sample in &profile.samples {
             let Key::Collective(key) = sample.key else {
                 continue;
             };
             for wait in &sample.waits {
-                let sum = sums
-                    .entry((key.kind, [key.ranks, key.ranks_per_domain]))
-                    .or_default();
+                let sums = &mut sums[usize::from(!is_of_tokens(&key))];
+                let sum = sums.entry([key.ranks, key.ranks_per_domain]).or_default();
                 *sum = [sum[0] + wait[0], sum[1] + wait[1]];
             }
         }
     }
-    sums.into_iter()
-        .filter(|(_, [_, apart])| *apart > 0.0)
-        .map(|((kind, group), [waited, apart])| (kind, group, waited / apart))
-        .collect()
+    sums.map(|sums| {
+        sums.into_iter()
+            .filter(|(_, [_, apart])| *apart > 0.0)
+            .map(|(group, [waited, apart])| (group, waited / apart))
+            .collect()
+    })
+}
+
+/// Whether tokens go to their experts and back in it.
+fn is_of_tokens(collective: &Collective) -> bool {
+    collective.kind == CollectiveKind::AllToAll
 }
 
 /// The time that stands for timings: in training their mean, since a step is the sum of them all; of

@@ -215,6 +215,10 @@ fn golden_training_speaks_first_and_by_its_mean() {
     check_within("the mean", time(&[cold, trained]), 4.0, 1e-9);
 }
 
+fn shipped_turns() -> f64 {
+    Costs::for_cluster(&local(4), &[]).turns()
+}
+
 #[test]
 fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
     let of = |kind, ranks| collective(kind, 1 << 20, ranks, ranks);
@@ -236,8 +240,12 @@ fn golden_waiting_is_a_share_of_the_time_apart_by_kind_and_group() {
     let share = |kind, ranks| costs.waiting(&of(kind, ranks));
     assert!((share(gather, 2) - 0.05).abs() < 1e-12);
     assert!((share(exchange, 4) - 0.3).abs() < 1e-12);
-    // A kind that was not measured has the nearest group's.
-    assert_eq!(share(CollectiveKind::ReduceScatter, 2), share(gather, 2));
+    // Others have the nearest group's; exchanges of tokens are apart from them, but where loads are known.
+    assert_eq!(share(CollectiveKind::ReduceScatter, 4), share(gather, 2));
+    assert_eq!(share(exchange, 2), share(exchange, 4));
+    let known = costs.clone().with_known_loads();
+    assert_eq!(known.waiting(&of(exchange, 4)), share(gather, 2));
+    assert_eq!((costs.turns(), shipped_turns()), (2.0, 1.0));
     assert_eq!(share(exchange, 1), 0.0);
     let shipped = Costs::for_cluster(&local(4), &[]);
     assert_eq!(shipped.waiting(&of(gather, 2)), 0.0);
