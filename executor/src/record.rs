@@ -15,10 +15,10 @@
 //! left of the step. Of one rank that may be negative; over all ranks it is not.
 //!
 //! On a device whose ops are queued, a span is measured by the device's clock: it begins and ends at
-//! [`Event`]s of the stream, which are resolved together at the end of the step. Lanes then overlap, and
+//! [`moefold_kernels::Event`]s of the stream, which are resolved together at the end of the step. Lanes then overlap, and
 //! each moment counts for a compute span if one is running, else for a communication span, else for the
 //! host ([`sweep()`]). A collective that the device did in its communication stream is two things there: where
-//! the compute stream waited for it, which counts, and when it ran ([`Carried`]), which is what a trace shows
+//! the compute stream waited for it, which counts, and when it ran ([`crate::transport::Carried`]), which is what a trace shows
 //! and what tells how much of it was hidden.
 
 use std::cell::{Cell, RefCell};
@@ -27,14 +27,14 @@ use std::rc::Rc;
 use std::time;
 
 use moefold_kernels::observe::{Allocation, Observer};
-use moefold_kernels::{Device, Event, Op};
-use moefold_planner::walk::{At, Event as Walked};
+use moefold_kernels::{Device, Op};
+use moefold_planner::walk::Event as Walked;
 use moefold_profiles::directory::Key;
-use moefold_profiles::trace::{Category, Lane, TimeByCategory, TraceSpan};
+use moefold_profiles::trace::{Category, Lane, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
-use serde::{Deserialize, Serialize};
 
 use self::queued::Queued;
+use self::span::{Entry, Label, Open, Place};
 use self::sweep::{Role, sweep};
 use crate::clock::Clock;
 use crate::trace::{Tape, allocation};
@@ -42,9 +42,11 @@ use crate::transport::{Noted, Started};
 
 mod queued;
 mod sampled;
+mod span;
 mod sweep;
 
-pub use sampled::{KeyTime, SampledStep, Sampler};
+pub use sampled::{SampledStep, Sampler};
+pub use span::{Busy, Detail, KeyTime, StepTime};
 
 /// A cheap handle on one rank's spans; clones share them. Not `Send`: one a rank thread.
 #[derive(Clone, Debug)]
@@ -82,32 +84,6 @@ struct Inner {
     tape: Option<Tape>,
 }
 
-/// A span that has begun.
-#[derive(Debug)]
-enum Open {
-    /// By the host's clock and the own one, with what was nested before it.
-    Host {
-        start_ns: u64,
-        own_ns: u64,
-        nested_before: u64,
-    },
-    /// By the device's clock, with its number.
-    Device { number: usize, start: Event },
-    /// On a tape.
-    Untimed,
-}
-
-/// What a recorder keeps of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
-    /// How long it took.
-    Whole,
-    /// Where its time went.
-    Sums,
-    /// The same and every span: a trace of all steps of a long run would not open in a viewer.
-    Spans,
-}
-
 /// Time of spans of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
@@ -122,68 +98,6 @@ struct Meeting {
     waited_ns: u64,
     /// Since it last met others, by its own clock.
     apart_ns: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    step: Option<u32>,
-    microbatch: Option<u32>,
-    layer: Option<u32>,
-}
-
-impl Place {
-    fn at(self) -> At {
-        At {
-            microbatch: self.microbatch,
-            layer: self.layer,
-        }
-    }
-}
-
-/// What a span is called, without when it was.
-#[derive(Clone, Copy, Debug)]
-struct Label {
-    lane: Lane,
-    category: Category,
-    name: &'static str,
-    key: Option<Key>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    lane: Lane,
-    category: Category,
-    name: &'static str,
-    key: Option<Key>,
-    start_ns: u64,
-    end_ns: u64,
-    place: Place,
-}
-
-/// Where one step's time went on one rank.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StepTime {
-    /// Wall time since the step before ended.
-    pub step: Seconds,
-    /// The same by category; sums to `step`. All zero where only the whole was asked for.
-    pub time: TimeByCategory,
-    /// What of the collectives that the device did ran while it also computed: no part of `time`.
-    pub hidden: TimeByCategory,
-    /// Exclusive time by lane and span name, without waiting.
-    pub busy: BTreeMap<(Lane, &'static str), Busy>,
-    /// How often the host waited to read the device's memory, by span name.
-    pub host_reads: BTreeMap<&'static str, f64>,
-    /// The same time by key of the cost tables.
-    pub keys: BTreeMap<Key, KeyTime>,
-}
-
-/// Spans of one name in a step, or on average over steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Busy {
-    /// How many.
-    pub calls: f64,
-    /// Their seconds.
-    pub seconds: f64,
 }
 
 impl Recorder {

@@ -1,7 +1,7 @@
 //! Published measurements: [`Row`], what others measured with which layout, and what is predicted for it.
 //!
 //! The tables under `data/published/` are part of the program; a user's own table of the same format goes
-//! through the same reader ([`read`]). Tests and `moefold validate` price rows here ([`price`]), so that
+//! through the same reader ([`read`]). Tests and `moefold validate` price rows here ([`price()`]), so that
 //! both speak of the same figures. Nothing is fitted here.
 
 mod csv;

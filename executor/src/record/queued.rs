@@ -7,8 +7,8 @@ use moefold_profiles::Collective;
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane};
 
+use super::span::{Label, Open, Place};
 use super::sweep::{Role, Timed};
-use super::{Label, Open, Place};
 use crate::transport::Carried;
 
 /// Spans of a step on a device whose ops are queued.

@@ -4,7 +4,7 @@ use moefold_profiles::Category;
 use moefold_profiles::directory::Key;
 use serde::{Deserialize, Serialize};
 
-use super::{Detail, StepTime};
+use super::span::{Detail, KeyTime, StepTime};
 
 /// Steps at the begin of a run that are all recorded.
 const FIRST: u64 = 32;
@@ -12,18 +12,6 @@ const FIRST: u64 = 32;
 const STRIDE: u64 = 8;
 /// Steps whose keys are kept at most.
 const KEPT: usize = 64;
-
-/// What spans of one key took in a step on a rank.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct KeyTime {
-    /// How many.
-    pub calls: u64,
-    /// Their seconds, without waits.
-    pub seconds: f64,
-    /// Of a collective, of each: seconds waited for the last rank, and seconds since the rank had last
-    /// met others.
-    pub waits: Vec<[f64; 2]>,
-}
 
 /// The keys of one step on a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane};
 
-use super::{Entry, Place};
+use super::span::{Entry, Place};
 
 /// What a span stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
