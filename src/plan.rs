@@ -121,10 +121,7 @@ impl<'a> Question<'a> {
     pub(crate) fn ask(&self, options: &SearchOptions) -> Result<Found, Failure> {
         let started = Instant::now();
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
-        let routed = options.routing.is_some();
-        let known = routed.then(|| self.costs.clone().with_known_loads());
-        let costs = known.as_ref().unwrap_or(&self.costs);
-        let (model, cluster) = (self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
         let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
             .map_err(refusal)?;
         let mut search = result.search;

@@ -38,6 +38,8 @@ use crate::output::Output;
 const REPEATS: usize = 7;
 /// Sequences of a rank in a step that is trained to measure.
 const SEQUENCES: u64 = 8;
+/// The most seconds that can be asked for.
+const BUDGET_MAX_S: f64 = 7.0 * 24.0 * 3600.0;
 /// Part of the time that training may take; what it leaves is for keys by themselves.
 const REHEARSING: f64 = 0.8;
 
@@ -50,9 +52,9 @@ struct ProfileJson<'a> {
 }
 
 pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
-    if !args.budget_s.is_finite() || args.budget_s <= 0.0 {
+    if !(args.budget_s > 0.0 && args.budget_s <= BUDGET_MAX_S) {
         return Err(Failure::Request(anyhow!(
-            "--budget-s: found {}, expected seconds above 0",
+            "--budget-s: found {}, expected seconds above 0 and up to {BUDGET_MAX_S}, a week",
             args.budget_s
         )));
     }
@@ -71,6 +73,14 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
     if chosen == Chosen::Cpu && args.precision == Some(Stored::Bf16) {
         return Err(Failure::Request(anyhow!(
             "--precision bf16: the CPU computes in f32; use --device cuda where there is a GPU"
+        )));
+    }
+    if let (Some(plan), Chosen::Cpu, Some(ranks)) = (&plan, &chosen, args.ranks)
+        && ranks != plan.request.gpus
+    {
+        return Err(Failure::Request(anyhow!(
+            "--ranks {ranks}: the plan has {}, and its layout is trained with as many; leave --ranks out",
+            plan.request.gpus
         )));
     }
     let launched = match args.launch {

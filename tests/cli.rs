@@ -398,11 +398,15 @@ fn quickstart_closes_the_loop() {
         ),
         (&2.into(), &1.into(), &4.into())
     );
+    // Training meets other sizes of what routing decides, between which the balanced ones lie.
+    let known = &plan["predicted"]["confidence"];
     assert!(
-        plan["predicted"]["confidence"]["measured"]
-            .as_f64()
-            .expect("a number")
-            > 0.9
+        known["measured"].as_f64().expect("a number") > 0.5,
+        "{known}"
+    );
+    assert!(
+        known["extrapolated"].as_f64().expect("a number") < 0.01,
+        "{known}"
     );
     self_contained(&out.join("report/report.html"));
     // A profile of four ranks at a time is scaled for two, and the user is told.

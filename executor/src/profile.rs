@@ -154,7 +154,7 @@ pub(crate) struct Described {
     /// The vendor's name of its GPU.
     name: Option<String>,
     overhead: Option<OverheadBytes>,
-    local_ranks: u32,
+    pub(crate) local_ranks: u32,
     /// Whether it is a GPU that the ranks share.
     shared: bool,
 }

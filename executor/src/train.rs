@@ -152,13 +152,13 @@ pub fn run_in(
         device.get_or_insert(record.device);
     }
     let warmup = warmup_steps(steps.len() as u64);
-    let cores_shared = options.device.stretch(layout.gpus()) > 1.0;
+    let device = device.expect("rank 0 is here");
+    let cores_shared = options.device.stretch(device.local_ranks) > 1.0;
     let summary = summarize(&steps, &times, peaks, warmup, cores_shared);
     let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let queued = options.device.name() == "cuda";
     let samples = training::samples(&sampled, &step_s, warmup, queued);
     let environment = Environment::detect(layout.gpus(), &options.device);
-    let device = device.expect("rank 0 is here");
     Ok(Some(Trained {
         summary,
         trace: Trace {

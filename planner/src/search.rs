@@ -73,6 +73,9 @@ pub fn plan(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
+    let known = options.routing.is_some();
+    let known = known.then(|| costs.clone().with_known_loads());
+    let costs = known.as_ref().unwrap_or(costs);
     let rules = Rules::of(model, options);
     let question = question(model, cluster, gpus, options, costs, runtime, &rules)?;
     let Candidates {

@@ -50,7 +50,7 @@ crate::named! {
     pub enum Taken {
         /// Steps of training: operands as warm and memory as new as a step leaves them, other ranks beside.
         Training = "training",
-        /// Runs by themselves, with operands that no cache held.
+        /// Runs by themselves, with operands that were not in a core's own caches.
         Cold = "cold",
         /// Runs by themselves, back to back, with whatever caches held.
         Repeated = "repeated",
@@ -71,8 +71,8 @@ pub struct Sample {
     pub skew: Option<f64>,
     /// Raw timings after warm-up, seconds each: of a collective, of the exchange once all ranks are there.
     pub seconds: Vec<f64>,
-    /// Of a collective, each time a rank came to it: seconds it waited for the last to arrive, and seconds
-    /// since it had last met others. Empty where that was not measured, and where ranks were made to begin
+    /// Of a collective, each time a rank came to it, or summed over several such times: seconds it waited for
+    /// the last to arrive, and seconds since it had last met others. Empty where that was not measured, and where ranks were made to begin
     /// together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<[f64; 2]>,

@@ -152,8 +152,8 @@ fn where_time_goes(subject: &Subject) -> Option<String> {
     let communication = share_of(Category::is_communication);
     let waiting = share_of(Category::is_waiting);
     Some(format!(
-        "Most of the step of {} goes to {}; exposed communication takes {communication:.0}%, bubble \
-         and host {waiting:.0}%.",
+        "Most of the step of {} goes to {}; exposed communication takes {communication:.0}%, waiting \
+         for ranks, stages and the host {waiting:.0}%.",
         subject.name,
         listed(&most)
     ))

@@ -4,7 +4,7 @@
 //! Nothing else meets what training meets: which operands are still in a cache, memory that is touched for
 //! the first time, other ranks beside, ranks that take turns on too few cores, what the host does between
 //! two ops, and how far ranks drift apart. A model that is too large for the time or the machine is
-//! rehearsed with two layers of each kind and one microbatch: its keys are the same.
+//! rehearsed with two layers of each kind and one microbatch: the keys of its layers are the same.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use moefold_profiles::Profile;
 use moefold_profiles::directory::{Key, Sample};
 use moefold_profiles::presets::Machine;
 
-use super::training::thinned;
+use super::training::{folded, thinned};
 use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
@@ -169,7 +169,7 @@ fn merged(profiles: Vec<Profile>) -> Option<Profile> {
         .into_values()
         .map(|sample| Sample {
             seconds: thinned(&sample.seconds),
-            waits: thinned(&sample.waits),
+            waits: folded(&sample.waits),
             ..sample
         })
         .collect();

@@ -1,7 +1,6 @@
 //! A run as a profile: what its steps took, by key of the cost tables.
 //!
-//! A sample is the mean of a key's calls on one rank in one step, so that samples have the weight that
-//! the step gives them. Of the steps that were sampled, the half nearest to the median counts: a step that
+//! A sample is the mean of a key's calls on one rank in one step. Of the steps that were sampled, the half nearest to the median counts: a step that
 //! something else on the machine held up says nothing of training.
 //!
 //! What data decides, as the rows of an expert, differs from call to call, and would make a key of each.
@@ -155,9 +154,19 @@ fn sample(key: Key, times: &[Timed]) -> Option<Sample> {
     let seconds: Vec<f64> = timed.map(|time| time.seconds / time.calls).collect();
     let waits: Vec<[f64; 2]> = times.iter().flat_map(|time| time.waits.clone()).collect();
     (!seconds.is_empty()).then(|| Sample {
-        waits: thinned(&waits),
+        waits: folded(&waits),
         ..Sample::of(key, Taken::Training, thinned(&seconds))
     })
+}
+
+/// Waits, summed over several meetings where they are many: a share waited is a ratio of sums.
+pub(super) fn folded(waits: &[[f64; 2]]) -> Vec<[f64; 2]> {
+    let each = waits.len().div_ceil(KEPT).max(1);
+    let sum = |waits: &[[f64; 2]]| {
+        let add = |sum: [f64; 2], wait: &[f64; 2]| [sum[0] + wait[0], sum[1] + wait[1]];
+        waits.iter().fold([0.0; 2], add)
+    };
+    waits.chunks(each).map(sum).collect()
 }
 
 /// As many as are kept, evenly from all.
@@ -270,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_kept_evenly_where_they_are_many() {
+    fn waits_keep_their_sums_where_they_are_many() {
         let key = Key::Collective(Collective {
             kind: CollectiveKind::AllToAll,
             bytes: Bytes(64),
@@ -288,8 +297,10 @@ mod tests {
             0,
             false,
         );
-        let kept: Vec<f64> = found[0].waits.iter().map(|wait| wait[0]).collect();
+        let kept = &found[0].waits;
         assert_eq!(kept.len(), KEPT);
-        assert!(kept.windows(2).all(|pair| pair[1] - pair[0] == 10.0));
+        assert!(kept.iter().all(|wait| wait[1] == 10.0));
+        let waited: f64 = kept.iter().map(|wait| wait[0]).sum();
+        assert_eq!(waited, 959.0 * 960.0 / 2.0);
     }
 }

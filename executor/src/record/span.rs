@@ -74,7 +74,7 @@ pub(super) struct Entry {
 /// Where one step's time went on one rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepTime {
-    /// Wall time since the step before ended.
+    /// Wall time since it began.
     pub step: Seconds,
     /// The same by category; sums to `step`. All zero where only the whole was asked for.
     pub time: TimeByCategory,

@@ -96,6 +96,35 @@ fn waiting_for_other_ranks_is_a_category_and_still_sums() {
     assert!((waited - 1.5e-3).abs() < 1e-9 && apart >= 2e-3, "{time:?}");
 }
 
+/// Ranks meet over the counts of tokens first, which no key tells of.
+#[test]
+fn what_is_waited_without_a_key_belongs_to_the_next_collective() {
+    let recorder = Recorder::new(0, time::Instant::now());
+    recorder.begin_step(0, Detail::Sums);
+    let counts = || {
+        let mut noted = Noted::default();
+        noted.waited_ns = 1_000_000;
+        (nap(), noted)
+    };
+    recorder.communication(Category::EpComm, "exchange_counts", counts);
+    recorder.communication(Category::EpComm, "all_to_all", || (nap(), awaited(500_000)));
+    let step = recorder.end_step();
+    let waits: Vec<[f64; 2]> = step
+        .keys
+        .values()
+        .flat_map(|time| time.waits.clone())
+        .collect();
+    let [[waited, apart]] = waits[..] else {
+        panic!("one meeting, found {waits:?}");
+    };
+    assert!((waited - 1.5e-3).abs() < 1e-9, "{step:?}");
+    assert!(
+        apart >= 2.5e-3 - 1e-9 && apart <= step.step.0 - waited + 1e-9,
+        "{step:?}"
+    );
+    assert_eq!(step.time.get(Category::Waiting), Seconds(1.5e-3));
+}
+
 #[test]
 fn of_too_few_cores_a_rank_has_what_its_thread_ran() {
     let recorder = Recorder::new(0, time::Instant::now()).stretched(2.0);
