@@ -18,6 +18,7 @@ use moefold_executor::train::{self, Trained};
 use moefold_executor::transport::{Launched, World};
 use moefold_executor::weights;
 use moefold_planner::plan::Plan;
+use moefold_profiles::Profile;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
@@ -84,12 +85,12 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         keep_weights,
         output,
     )?;
-    let Some(trained) = trained else {
+    let Some((trained, profile)) = trained else {
         // Rank 0's process leaves what there is to leave.
         return Ok(());
     };
     if let Some(dir) = &args.profile_out {
-        trained.profile.save(dir).map_err(Failure::runtime)?;
+        profile.save(dir).map_err(Failure::runtime)?;
     }
     if let Some(folder) = &args.save_hf {
         let config = weights::hf_config(&plan.model).map_err(failure)?;
@@ -172,7 +173,8 @@ pub(crate) fn train_into(
 ) -> Result<Trained, Failure> {
     let world = World::threads(plan.request.gpus);
     let trained = train_in(&world, dir, plan, samples, options, true, output)?;
-    Ok(trained.expect("rank 0 is a thread of this process"))
+    let (trained, _) = trained.expect("rank 0 is a thread of this process");
+    Ok(trained)
 }
 
 /// The same on the ranks of `world`. Where rank 0 is another process, that one shows, writes and
@@ -185,9 +187,10 @@ fn train_in(
     options: &TrainOptions,
     keep_weights: bool,
     output: Output,
-) -> Result<Option<Trained>, Failure> {
+) -> Result<Option<(Trained, Profile)>, Failure> {
     if !world.has_first() {
-        return run_in(world, plan, samples, options, keep_weights, &|_| ());
+        run_in(world, plan, samples, options, keep_weights, &|_| ())?;
+        return Ok(None);
     }
     let ranks = plan.request.gpus;
     let mut environment = Environment::detect(ranks, &options.device);
@@ -227,10 +230,11 @@ fn train_in(
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     written.map_err(failure)?;
+    let profile = trained.measured.profile(&environment);
     files
-        .finish(&trained.trace, &trained.profile, &trained.summary)
+        .finish(&trained.trace, &profile, &trained.summary)
         .map_err(failure)?;
-    Ok(Some(trained))
+    Ok(Some((trained, profile)))
 }
 
 fn run_in(

@@ -36,6 +36,8 @@ use moefold_profiles::statistics::median;
 use moefold_profiles::{Op, presets};
 use serde::{Deserialize, Serialize};
 
+pub use training::Measurements;
+
 pub use sweep::{default_sweep, gpu_sweep, host_keys};
 
 use self::collectives::{Groups, Machines};
@@ -136,7 +138,7 @@ pub fn run_in(
         .join("; ");
     let environment = Environment::detect(options.ranks, &options.device);
     Ok(Some(Measured {
-        profile: first.device.profile(environment, clocks, first.samples),
+        profile: first.device.profile(&environment, clocks, first.samples),
         skipped: first.skipped,
     }))
 }
@@ -179,7 +181,7 @@ impl Described {
     /// Samples that were taken on it.
     pub(crate) fn profile(
         self,
-        environment: Environment,
+        environment: &Environment,
         clocks: String,
         samples: Vec<Sample>,
     ) -> Profile {
@@ -193,7 +195,7 @@ impl Described {
             concurrent_ranks: self.local_ranks,
             versions: environment.versions(),
             clocks,
-            date: environment.date,
+            date: environment.date.clone(),
             command: environment.command.join(" "),
             ..Profile::of(preset.as_deref().unwrap_or("cpu"), samples)
         }

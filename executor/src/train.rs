@@ -12,18 +12,16 @@ mod trainer;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
-use moefold_profiles::Profile;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
 use crate::checkpoint::{self, Checkpoint, Fingerprint, Saver, Written};
 use crate::data::Samples;
-use crate::environment::Environment;
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
 use crate::model::global_tensors;
 use crate::options::{Init, TrainOptions};
-use crate::profile::{Described, training};
+use crate::profile::{Described, Measurements, training};
 use crate::rank::Context;
 use crate::record::Sampler;
 use crate::run::{rank_peak, summarize};
@@ -42,8 +40,8 @@ pub struct Trained {
     pub summary: RunSummary,
     /// Spans of the traced steps, all ranks.
     pub trace: Trace,
-    /// What every op and collective took, with where and how: a run is a profile.
-    pub profile: Profile,
+    /// What every op and collective took: a run is a profile.
+    pub measured: Measurements,
     /// The final weights, whole.
     pub weights: Collector,
     /// The checkpoints that were saved, those that are not kept any more among them.
@@ -158,7 +156,6 @@ pub fn run_in(
     let step_s = steps.iter().map(|step| (step.step, step.step_s)).collect();
     let queued = options.device.name() == "cuda";
     let samples = training::samples(&sampled, &step_s, warmup, queued);
-    let environment = Environment::detect(layout.gpus(), &options.device);
     Ok(Some(Trained {
         summary,
         trace: Trace {
@@ -166,7 +163,7 @@ pub fn run_in(
             spans,
         },
         weights: collector,
-        profile: device.profile(environment, String::new(), samples),
+        measured: Measurements { device, samples },
         steps,
         checkpoints,
     }))

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::choice::{
     Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
 };
-use crate::layout::{Batch, Layout};
+use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
 use crate::options::{Loads, Routing};
 
@@ -88,6 +88,22 @@ pub struct LayoutRecord {
     pub edp: u32,
     pub mbs: u32,
     pub microbatches: u32,
+}
+
+impl LayoutRecord {
+    /// All degrees that a layout is chosen by, pinned.
+    pub fn pinned(&self) -> PartialDegrees {
+        PartialDegrees {
+            tp: Some(self.tp),
+            cp: Some(self.cp),
+            pp: Some(self.pp),
+            vpp: Some(self.vpp),
+            ep: Some(self.ep),
+            etp: Some(self.etp),
+            mbs: Some(self.mbs),
+            ..PartialDegrees::default()
+        }
+    }
 }
 
 impl From<&Layout> for LayoutRecord {

@@ -139,7 +139,7 @@ impl<'a> Judge<'a> {
             apart: launch != Launch::Threads,
             measured: None,
         };
-        if let Some(found) = judge.least(plan.request.gpus, pins(&plan.planned)) {
+        if let Some(found) = judge.least(plan.request.gpus, plan.planned.layout.pinned()) {
             judge.planned = found;
         }
         if !plan.profiles.is_empty() && plan.planned.stack == StackName::Moefold {
@@ -232,7 +232,7 @@ impl<'a> Judge<'a> {
             let demand = self.demand(planned, sharing).ok()?;
             (demand.total() <= free).then(|| demand.total())
         };
-        let mut degrees = pins(&plan.planned);
+        let mut degrees = plan.planned.layout.pinned();
         for mbs in (1..plan.planned.layout.mbs).rev() {
             degrees.mbs = Some(mbs);
             let found = self.least(ranks, degrees);
@@ -247,7 +247,10 @@ impl<'a> Judge<'a> {
         if let Some(planned) = &other
             && let Some(needed) = needed(planned, sharing)
         {
-            return format!("what fits: --layout {} takes {needed}", pins(planned));
+            return format!(
+                "what fits: --layout {} takes {needed}",
+                planned.layout.pinned()
+            );
         }
         if ranks > 1
             && sharing > 1
@@ -289,7 +292,7 @@ impl<'a> Judge<'a> {
             };
             return format!(
                 "{none}; {more} such GPUs, a rank each, would do (--layout {}, {} a rank)",
-                pins(&planned),
+                planned.layout.pinned(),
                 demand.total()
             );
         }
@@ -309,21 +312,6 @@ fn less(from: Bytes, part: Bytes) -> Bytes {
 /// Predicted bytes beside tensors.
 fn overhead(planned: &PlannedLayout) -> Bytes {
     Bytes((planned.predicted.memory_gib[TensorClass::Overhead] * GIB as f64).round() as u64)
-}
-
-/// The degrees of a plan, all pinned.
-fn pins(planned: &PlannedLayout) -> PartialDegrees {
-    let layout = &planned.layout;
-    PartialDegrees {
-        tp: Some(layout.tp),
-        cp: Some(layout.cp),
-        pp: Some(layout.pp),
-        vpp: Some(layout.vpp),
-        ep: Some(layout.ep),
-        etp: Some(layout.etp),
-        mbs: Some(layout.mbs),
-        ..PartialDegrees::default()
-    }
 }
 
 /// Where looking for enough GPUs ends.

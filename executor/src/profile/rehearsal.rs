@@ -16,9 +16,10 @@ use moefold_profiles::Profile;
 use moefold_profiles::directory::{Key, Sample};
 use moefold_profiles::presets::Machine;
 
-use super::training::{folded, thinned};
+use super::training::{Measurements, folded, thinned};
 use crate::data::Samples;
 use crate::device::DeviceSpec;
+use crate::environment::Environment;
 use crate::error::Error;
 use crate::lr::LearningRate;
 use crate::optimizer::AdamOptions;
@@ -62,12 +63,14 @@ pub fn rehearse(
     done: &dyn Fn(usize),
 ) -> Result<Rehearsed, Error> {
     let began = Instant::now();
+    let ranks = rehearsals.first().map_or(1, Rehearsal::ranks);
+    let environment = Environment::detect(ranks, &device);
     let mut profiles = Vec::new();
     for (index, rehearsal) in rehearsals.iter().enumerate() {
         let left = budget.saturating_sub(began.elapsed());
         let share = left.div_f64((rehearsals.len() - index) as f64);
         if let Some(fitting) = rehearsal.fitting(share) {
-            profiles.push(fitting.run(device, share)?);
+            profiles.push(fitting.run(device, share)?.profile(&environment));
         }
         done(index + 1);
     }
@@ -105,7 +108,7 @@ impl Rehearsal {
     }
 
     /// Trains for as many steps as there is time for: some, to see how long they take, then the rest.
-    fn run(&self, device: DeviceSpec, share: Duration) -> Result<Profile, Error> {
+    fn run(&self, device: DeviceSpec, share: Duration) -> Result<Measurements, Error> {
         let began = Instant::now();
         let first = self.train(device, STEPS[0])?;
         let left = share.saturating_sub(began.elapsed()).as_secs_f64();
@@ -117,7 +120,7 @@ impl Rehearsal {
         self.train(device, steps.min(STEPS[1]))
     }
 
-    fn train(&self, device: DeviceSpec, steps: u64) -> Result<Profile, Error> {
+    fn train(&self, device: DeviceSpec, steps: u64) -> Result<Measurements, Error> {
         let plan = unpriced::planned(&self.model, self.layout);
         let samples = Samples::random(self.model.vocab_size, &self.batch, steps)?;
         let options = TrainOptions {
@@ -132,7 +135,7 @@ impl Rehearsal {
             save: None,
         };
         let trained = train::run(&plan, &self.model, &self.batch, &options, &samples, &|_| ())?;
-        Ok(trained.profile)
+        Ok(trained.measured)
     }
 }
 

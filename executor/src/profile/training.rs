@@ -9,17 +9,36 @@
 
 use std::collections::BTreeMap;
 
-use moefold_profiles::Op;
 use moefold_profiles::directory::{Key, Sample, Taken};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::statistics::median;
+use moefold_profiles::{Op, Profile};
 
+use super::Described;
+use crate::environment::Environment;
 use crate::record::{KeyTime, SampledStep};
 
 /// Sizes of one key that are told apart.
 const SIZES: usize = 8;
 /// Timings of one key, and waits, that are kept.
 const KEPT: usize = 96;
+
+/// What a run measured: a profile but for where and when.
+#[derive(Debug, Clone)]
+pub struct Measurements {
+    pub(crate) device: Described,
+    pub(crate) samples: Vec<Sample>,
+}
+
+impl Measurements {
+    /// The profile, of a run in `environment`.
+    pub fn profile(&self, environment: &Environment) -> Profile {
+        let samples = self.samples.clone();
+        self.device
+            .clone()
+            .profile(environment, String::new(), samples)
+    }
+}
 
 /// The samples of a run. `steps` are those of every rank, and `step_s` how long each step of the run took, by
 /// its number. Between ops on a device that has a queue the host does not show.

@@ -7,7 +7,6 @@ use moefold_profiles::pricing::Costs;
 
 use super::plan as search;
 use crate::choice::ScheduleName;
-use crate::layout::PartialDegrees;
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Plan, PlannedLayout};
 use crate::runtime::Runtime;
@@ -34,19 +33,8 @@ pub fn again(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<PlannedLayout, PlanError> {
-    let layout = &plan.planned.layout;
     let options = SearchOptions {
-        pins: PartialDegrees {
-            tp: Some(layout.tp),
-            cp: Some(layout.cp),
-            pp: Some(layout.pp),
-            vpp: Some(layout.vpp),
-            ep: Some(layout.ep),
-            etp: Some(layout.etp),
-            mbs: Some(layout.mbs),
-            dp: None,
-            edp: None,
-        },
+        pins: plan.planned.layout.pinned(),
         stages: (plan.planned.pipeline.schedule != ScheduleName::None)
             .then(|| plan.planned.pipeline.stages.clone().into()),
         top: 1,
