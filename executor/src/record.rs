@@ -77,9 +77,8 @@ struct Inner {
     /// Waits for other ranks.
     meetings: RefCell<Vec<Meeting>>,
     waited_ns: Cell<u64>,
-    /// Waits that belong to the next collective, and what of them the own clock saw.
+    /// Waits that belong to the next collective.
     carried_ns: Cell<u64>,
-    own_carried_ns: Cell<u64>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
     /// Spans by the device's clock, where that is not the host's.
     queued: Option<Queued>,
@@ -129,7 +128,6 @@ impl Recorder {
             meetings: RefCell::default(),
             waited_ns: Cell::default(),
             carried_ns: Cell::default(),
-            own_carried_ns: Cell::default(),
             host_reads: RefCell::default(),
             queued: None,
             tape: None,
@@ -301,7 +299,6 @@ impl Recorder {
             inner.meetings.borrow_mut().clear();
             inner.waited_ns.set(0);
             inner.carried_ns.set(0);
-            inner.own_carried_ns.set(0);
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(inner.clock.wall_ns());
             inner.own_start_ns.set(inner.clock.own_ns());
@@ -426,19 +423,17 @@ impl Inner {
         let waited_ns = noted.waited_ns;
         let now = self.clock.own_ns();
         // While it waits, its thread does not run.
-        let own_waited_ns = if self.clock.is_shared() { 0 } else { waited_ns };
-        self.nested_ns.set(self.nested_ns.get() + own_waited_ns);
+        let own = |waited_ns| if self.clock.is_shared() { 0 } else { waited_ns };
+        self.nested_ns.set(self.nested_ns.get() + own(waited_ns));
         self.waited_ns.set(self.waited_ns.get() + waited_ns);
         let carried_ns = self.carried_ns.take() + waited_ns;
-        let own_carried_ns = self.own_carried_ns.take() + own_waited_ns;
         let Some(awaited) = noted.awaited.first() else {
             // Ranks also meet where no key tells of it, as for the counts before tokens are exchanged: what
             // was waited there belongs to the next collective.
             self.carried_ns.set(carried_ns);
-            self.own_carried_ns.set(own_carried_ns);
             return;
         };
-        let apart_ns = (now - self.met_ns.get()).saturating_sub(own_carried_ns);
+        let apart_ns = (now - self.met_ns.get()).saturating_sub(own(carried_ns));
         self.meetings.borrow_mut().push(Meeting {
             key: Key::Collective(awaited.collective),
             waited_ns: carried_ns,
