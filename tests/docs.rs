@@ -284,7 +284,7 @@ fn law_every_key_is_in_the_formats() {
     let index = read("one/checkpoints/step-2/checkpoint.json");
     check("checkpoint.json", &["checkpoint.md", MODEL], &index);
 
-    let profile = "moefold profile --plan plan.json --budget-s 0.1 --device cpu";
+    let profile = "moefold profile --plan plan.json --ranks 1 --budget-s 0.1 --device cpu";
     let measured = run(&format!("{profile} --out profile --json"));
     check("profile", &["answers.md"], &measured);
     check(
