@@ -90,7 +90,17 @@ fn every_collective(rank: &RankContext, device: &Device) -> Result<(), Error> {
         tensor: tensor.clone(),
         root: 0,
     };
-    run(exchange, &[&tensor])
+    run(exchange, &[&tensor])?;
+    // Around the ring.
+    let ring = [[0, 1], [1, 2], [2, 0]];
+    let line = rank.lines("pp", &all_ranks(3), &ring);
+    let (sent, received) = (made(&[7]), made(&[7]));
+    let sending = line.start_send(&sent, (me as usize + 1) % 3)?;
+    line.receive(&received, (me as usize + 2) % 3)?;
+    elementwise::scale(&received, 0.5);
+    sending.wait()?;
+    elementwise::scale(&sent, 0.5);
+    Ok(())
 }
 
 /// Each wait of a rank's streams that tells them anything new is needed: without it work of two streams that
@@ -120,9 +130,10 @@ fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
             outcome.expect("nothing is missing");
             // Of each all-reduce: for its own tensor, two offers, twice two meetings, and its end; of each
             // of the next three the same with one meeting; of the broadcast what its root waits for, whose
-            // stream would not have to wait for the root's own tensor, since it does nothing.
+            // stream would not have to wait for the root's own tensor, since it does nothing; of the message
+            // received its tensor, the offer and its end, of the one sent that it was read.
             let before = 2 * (1 + 2 + 4 + 1) + 3 * (1 + 2 + 2 + 1);
-            assert_eq!((number, not_missed), (before + 1 + 2 + 1, vec![before]));
+            assert_eq!((number, not_missed), (before + 1 + 2 + 1 + 4, vec![before]));
             return;
         }
         match outcome {
