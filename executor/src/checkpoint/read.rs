@@ -100,14 +100,14 @@ impl Checkpoint {
         if !differ.is_empty() {
             return Err(Error::Request(format!(
                 "{}: was trained otherwise, so a run that resumes it would not go on as it began: {}; \
-                 give what was given then, or start anew from weights with --init",
+                 give what was given then, or start anew from saved weights",
                 self.dir.display(),
                 differ.join(", ")
             )));
         }
         if self.step() >= steps {
             return Err(Error::Request(format!(
-                "{}: {} steps are done, and --steps asks for {steps} in all: give more",
+                "{}: {} steps are done, of {steps} that are asked for in all: ask for more",
                 self.dir.display(),
                 self.step()
             )));
