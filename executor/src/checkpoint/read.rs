@@ -38,7 +38,7 @@ pub struct Checkpoint {
 struct Piece {
     file: usize,
     rectangle: Rectangle,
-    /// Where its states begin in the file, in the order of [`State::ALL`], bytes.
+    /// Where its states begin in the file, in the order of [`State::ALL`], bytes; 0 of those it has not.
     at: [u64; 3],
 }
 
@@ -226,7 +226,7 @@ fn locate(
 ) -> Result<Piece, String> {
     let region = rectangle.region();
     let mut at = [0; 3];
-    for state in State::ALL {
+    for &state in State::of(region.tensor) {
         let name = name_of(rectangle, state);
         let found = stored
             .get(&name)

@@ -77,6 +77,8 @@ struct Answer {
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
+    /// What it has beside parameters: correction biases.
+    beside: Level,
     /// The largest tensor it allocates.
     largest: Bytes,
 }
@@ -228,6 +230,10 @@ impl<'a> Traced<'a> {
         Ok(Answer {
             passes: Passes::of(&forward.account, &backward.account),
             padding: padding(&store.shard),
+            beside: {
+                let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
+                Level::of(TensorClass::Weights, biases)
+            },
             update: update.account.peak(),
             largest: forward.largest.max(backward.largest).max(update.largest),
             forward: forward.items,
@@ -318,6 +324,7 @@ impl Runtime for Traced<'_> {
             let answer = self.answer(setting.into(), piece);
             memory.passes = memory.passes.then(answer.passes);
             memory.padding += answer.padding;
+            memory.beside = memory.beside + answer.beside;
         }
         // It recomputes nothing yet.
         vec![memory; sets.len()]
@@ -487,6 +494,8 @@ fn padding(shard: &Shard) -> Counts {
             (Family::Expert, _) => padding.experts += after,
             (Family::Dense, Spread::Replicated) => padding.replicated += after,
             (Family::Dense, _) => padding.split += after,
+            // All of it is counted, with what is behind it.
+            (Family::Balance, _) => {}
         }
     }
     padding
