@@ -1,5 +1,5 @@
-//! The documents, as tests: commands shown do what is shown, every key of a file or an answer is in its
-//! table and every key in a table is one of the program, pages are listed, and no link is dead.
+//! The documents, as tests. Commands shown do what is shown. Every key of a file or an answer is in its
+//! table, and every key in a table is one of the program. Pages are listed, and no link is dead.
 //!
 //! A fence `console` holds commands after `$ ` and what they print. `...` stands for any lines, and in a
 //! line for any text. Its commands run in a folder of the page, in order, with `book.txt` in it.
@@ -293,6 +293,8 @@ fn law_every_key_is_in_the_formats() {
         &read("profile/profile.json"),
     );
 
+    let prepared = run("moefold data prepare book.txt --out book --json");
+    check("data prepare", &["answers.md"], &prepared);
     check("validate", &["answers.md"], &run("moefold validate --json"));
     run(
         "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",

@@ -12,16 +12,32 @@ use crate::device::DeviceSpec;
 use crate::error::Unsupported;
 
 /// Families whose checkpoints are known by tensor name.
-const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
+pub(crate) const FAMILIES: &[&str] = &[
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "glm4_moe",
+    "llama",
+    "qwen3",
+];
 
 /// Architectural traits that the layers implement.
 const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
+    Feature::PartialRotary,
+    Feature::QkvBias,
     Feature::QkNormPerHead,
+    Feature::QkNormFull,
     Feature::DenseLayers,
     Feature::Experts,
+    Feature::SharedExpert,
+    Feature::GatedSharedExpert,
     Feature::SoftmaxRouter,
     Feature::TopkSoftmaxRouter,
+    Feature::SigmoidRouter,
+    Feature::CorrectionBias,
+    Feature::GroupLimitedRouting,
     Feature::RouterScaling,
     Feature::TiedEmbeddings,
 ];
@@ -144,7 +160,7 @@ mod tests {
             "deepseek_v3",
             "multi-head latent attention",
             "shared expert",
-            "sigmoid",
+            "multi-token prediction",
         ] {
             assert!(text.contains(part), "{text} lacks {part}");
         }

@@ -10,7 +10,7 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Ffn, Layer, Model};
+use moefold_planner::model::{Layer, Model};
 use moefold_planner::runtime::{
     Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
 };
@@ -41,8 +41,8 @@ pub struct Traced<'a> {
 }
 
 /// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
-/// which know nothing of attention's degrees, `[ep and etp, local tokens, rows of the rank's experts,
-/// seq_len, precision]`.
+/// which know nothing of attention's degrees but tp where an expert is shared, `[ep, etp and tp, local
+/// tokens, rows of the rank's experts, seq_len, precision]`.
 type Sizes = (model::Piece, [u64; 5]);
 
 /// Events of a pass of a piece, about as many as most have.
@@ -75,6 +75,8 @@ struct Answer {
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
+    /// What it has beside parameters: correction biases.
+    beside: Level,
     /// The largest tensor it allocates.
     largest: Bytes,
 }
@@ -137,14 +139,13 @@ impl<'a> Traced<'a> {
     fn answer(&self, site: Site<'_>, piece: model::Piece) -> Arc<Answer> {
         let local = site.local;
         let routed = match piece {
-            model::Piece::FeedForward(layer) => {
-                matches!(self.model.layers[layer as usize].ffn, Some(Ffn::Moe(_)))
-            }
-            _ => false,
+            model::Piece::FeedForward(layer) => self.model.layers[layer as usize].moe(),
+            _ => None,
         };
         let precision = site.precision as u64;
-        let sizes = if routed {
-            let degrees = local.ep << 32 | local.etp;
+        let sizes = if let Some(moe) = routed {
+            let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
+            let degrees = local.ep << 42 | local.etp << 21 | tp;
             let rows = local.expert_rows;
             [degrees, local.tokens_local, rows, local.seq_len, precision]
         } else {
@@ -218,6 +219,10 @@ impl<'a> Traced<'a> {
         Ok(Answer {
             passes: Passes::of(&forward.account, &backward.account),
             padding: padding(&store.shard),
+            beside: {
+                let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
+                Level::of(TensorClass::Weights, biases)
+            },
             update: update.account.peak(),
             largest: forward.largest.max(backward.largest).max(update.largest),
             forward: forward.items,
@@ -309,6 +314,7 @@ impl Runtime for Traced<'_> {
             memory.passes = memory.passes.then(answer.passes);
             memory.padding += answer.padding;
             memory.update = memory.update.higher(answer.update);
+            memory.beside = memory.beside + answer.beside;
         }
         // It recomputes nothing yet.
         vec![memory; sets.len()]
@@ -477,6 +483,8 @@ fn padding(shard: &Shard) -> Counts {
             (Family::Expert, _) => padding.experts += after,
             (Family::Dense, Spread::Replicated) => padding.replicated += after,
             (Family::Dense, _) => padding.split += after,
+            // All of it is counted, with what is behind it.
+            (Family::Balance, _) => {}
         }
     }
     padding

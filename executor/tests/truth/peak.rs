@@ -20,7 +20,7 @@ use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::StackName;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
-use moefold_planner::model::{Ffn, Mixer, QkNorm};
+use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
 use moefold_planner::options::{Routing, SearchOptions};
 use moefold_planner::plan::{PlannedLayout, PlannedRouting, Predicted};
 use moefold_planner::search;
@@ -33,8 +33,9 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::common::{Fixture, degrees, piped};
 use crate::cuda::{self, Emulated};
-use crate::layouts::{legal, pipelines};
+use crate::layouts::{DEEP, DRAWN, legal, pipelines};
 
+/// Those of which every layout is walked; of the others ([`DRAWN`]) some.
 const FIXTURES: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
 
 /// What a step is measured on.
@@ -187,7 +188,7 @@ fn law_a_traced_step_is_the_step() {
 /// One in `of` of all layouts with a pipeline.
 fn check_pipelines(of: usize) {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
-    for (name, layers) in [("mixtral", 4), ("qwen3_moe", 6), ("qwen3_tied", 5)] {
+    for (name, layers) in DEEP {
         let fixture = Fixture::load(name).with_layers(layers).with_batch(8);
         for degrees in (2..=8).flat_map(|gpus| pipelines(&fixture, gpus)) {
             let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
@@ -197,6 +198,21 @@ fn check_pipelines(of: usize) {
             let one = || check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
             assert!(checked.is_ok(), "MOEFOLD_SEED={} {degrees:?}", cuda::seed());
+        }
+    }
+}
+
+#[test]
+fn law_a_traced_step_is_the_step_in_other_families() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in DRAWN {
+        let fixture = Fixture::load(name).with_batch(8);
+        for gpus in [1, 2, 4, 8] {
+            let all = legal(&fixture, gpus);
+            for aux_loss_coef in [0.0, 0.01] {
+                let degrees = all[random.random_range(0..all.len())];
+                check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
+            }
         }
     }
 }
@@ -226,6 +242,7 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     let qk_norm = one_of(&[0, 1]) == 1;
     let (experts, width) = (one_of(&[4, 8]), one_of(&[8, 16, 64]));
     let (topk, dense) = (one_of(&[1, 2, 4]), one_of(&[16, 48, 160]));
+    let sigmoid = one_of(&[0, 1]) == 1;
     model.layers.clear();
     for _ in 0..one_of(&[1, 2, 4]) {
         let mut layer = layers[one_of(&[0, 1]) as usize].clone();
@@ -240,6 +257,15 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
             Some(Ffn::Dense(mlp)) => mlp.width = dense,
             Some(Ffn::Moe(moe)) => {
                 (moe.experts, moe.topk, moe.expert.width) = (experts, topk, width);
+                if sigmoid {
+                    moe.router.score = Score::Sigmoid;
+                    moe.router.correction_bias = true;
+                    moe.router.groups = Some(RouterGroups {
+                        groups: 2,
+                        topk: 2,
+                        scored_by: 2,
+                    });
+                }
             }
             None => unreachable!("every layer has a feed-forward block"),
         }
@@ -323,16 +349,16 @@ fn least(name: &'static str) -> Fixture {
     fixture.with_model(model)
 }
 
-/// One in `of` of all layouts of up to eight ranks of every fixture on every kind of GPU, drawn from the
+/// One in `of` of all layouts of up to eight ranks of some fixtures on every kind of GPU, drawn from the
 /// seed with the number of microbatches, one or two: more repeat them. Data decides how many rows experts
 /// have, so the kernels of routing are run, and no others.
-fn check_layouts_on_cuda(of: usize) {
+fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
     let kinds = [cuda::F32, cuda::BF16, cuda::HOPPER];
     if !kinds.iter().all(|on| on.is_there()) {
         return;
     }
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
-    for name in FIXTURES {
+    for &name in names {
         let layouts = (1..=8).flat_map(|gpus| legal(&least(name).with_batch(8), gpus));
         let all = layouts.flat_map(|degrees| kinds.map(|on| (degrees, on)));
         for (degrees, on) in all {
@@ -357,14 +383,16 @@ fn check_layouts_on_cuda(of: usize) {
 
 #[test]
 fn law_a_traced_step_is_the_step_in_layouts_drawn_on_cuda() {
-    check_layouts_on_cuda(8);
+    check_layouts_on_cuda(&FIXTURES, 8);
+    check_layouts_on_cuda(&DRAWN, 24);
 }
 
 /// Minutes, so only where asked for (`--ignored`).
 #[test]
 #[ignore = "takes minutes: an emulated kernel is slow"]
 fn law_a_traced_step_is_the_step_in_every_layout_on_cuda() {
-    check_layouts_on_cuda(1);
+    check_layouts_on_cuda(&FIXTURES, 1);
+    check_layouts_on_cuda(&DRAWN, 1);
 }
 
 /// Trains under a layout for two steps and compares the fullest rank's peak with the plan's, class by
