@@ -56,10 +56,10 @@ impl Bench {
             options: TrainOptions {
                 steps,
                 lr: LearningRate {
-                    peak: 3e-3,
                     warmup: 2,
                     decay: Decay::Cosine,
                     steps,
+                    ..LearningRate::constant(3e-3)
                 },
                 adam: AdamOptions::default(),
                 aux_loss_coef: 0.0,
