@@ -44,6 +44,7 @@ pub mod event;
 pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;
+pub mod latent_kv;
 pub mod meta;
 pub mod observe;
 pub mod offer;

@@ -19,6 +19,7 @@ pub fn programs() -> Vec<Listed> {
         crate::elementwise::programs(),
         crate::embedding::programs(),
         crate::gemm::cuda::programs(),
+        crate::latent_kv::cuda::programs(),
         crate::permute::cuda::programs(),
         crate::reduce::cuda::programs(),
         crate::rms_norm::programs(),

@@ -13,6 +13,7 @@ mod embedding;
 mod gemm;
 mod grad_norm;
 mod grouped_gemm;
+mod latent_kv;
 mod model;
 mod permute;
 mod reduce;
