@@ -12,11 +12,21 @@ use crate::device::DeviceSpec;
 use crate::error::Unsupported;
 
 /// Families whose checkpoints are known by tensor name.
-const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
+const FAMILIES: &[&str] = &[
+    "mixtral",
+    "qwen3_moe",
+    "llama",
+    "qwen3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+];
 
 /// Architectural traits that the layers implement.
 const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
+    Feature::LatentAttention,
+    Feature::Yarn,
     Feature::QkNormPerHead,
     Feature::DenseLayers,
     Feature::Experts,

@@ -36,6 +36,22 @@ COMMON = dict(
     router_aux_loss_coef=0.0,
     output_router_logits=False,
 )
+# Latent attention: keys wider than values, a part that all heads share, frequencies stretched by YaRN, whose
+# factors neither cancel nor are one; compressed norms keep their own epsilon.
+LATENT = dict(
+    hidden_size=32,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+                         beta_fast=2.0, beta_slow=0.25, mscale=1.0, mscale_all_dim=0.7),
+)
 MODELS = {
     # Every layer sparse; top-2 of 8, renormalized; no head_dim key, heads divide the hidden size.
     "mixtral": (
@@ -63,6 +79,19 @@ MODELS = {
         dict(vocab_size=98, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e6,
              tie_word_embeddings=True, use_sliding_window=False),
+    ),
+    # Latent attention alone: every layer dense. Queries compressed, neighbours rotated.
+    "deepseek_v3_dense": (
+        "deepseek_v3",
+        dict(LATENT, vocab_size=96, intermediate_size=48, num_hidden_layers=2, first_k_dense_replace=2, q_lora_rank=24,
+             num_mtp_layers=0, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1),
+    ),
+    # Queries projected at once, halves rotated (transformers rotates neighbours in DeepSeek-V2 whatever it says).
+    "deepseek_v3_halves": (
+        "deepseek_v3",
+        dict(LATENT, vocab_size=98, intermediate_size=48, num_hidden_layers=1, first_k_dense_replace=1, q_lora_rank=None,
+             num_mtp_layers=0, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
+             rope_interleave=False),
     ),
 }
 

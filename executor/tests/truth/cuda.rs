@@ -223,7 +223,12 @@ fn oracle_two_hundred_steps_of_text_in_bf16_lose_as_on_the_cpu() {
 
 #[test]
 fn oracle_gradients_in_f32_are_those_of_the_cpu() {
-    for name in ["mixtral", "qwen3_moe"] {
+    for name in [
+        "mixtral",
+        "qwen3_moe",
+        "deepseek_v3_dense",
+        "deepseek_v3_halves",
+    ] {
         check_gradients(name, 0, F32, &SAME);
     }
 }
@@ -232,6 +237,7 @@ fn oracle_gradients_in_f32_are_those_of_the_cpu() {
 fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_gradients("mixtral", 2, BF16, &ROUNDED);
     check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
+    check_gradients("deepseek_v3_dense", 0, HOPPER, &ROUNDED);
 }
 
 #[test]

@@ -62,3 +62,14 @@ fn oracle_qwen3_moe_with_raw_probabilities() {
 fn oracle_dense_qwen3_with_tied_embeddings() {
     check("qwen3_tied", 12);
 }
+
+#[test]
+fn oracle_latent_attention_with_compressed_queries() {
+    check("deepseek_v3_dense", 24);
+    check("deepseek_v3_dense", 4);
+}
+
+#[test]
+fn oracle_latent_attention_of_halves_without_compressed_queries() {
+    check("deepseek_v3_halves", 12);
+}

@@ -45,16 +45,17 @@ fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -
 fn check_all(name: &'static str, steps: u64, at_least: usize) {
     let fixture = Fixture::load(name);
     let single = fixture.train(&degrees(1, 1, 1, 1, 24), steps, &fixture.options());
+    let kv_heads = kv_heads(&fixture);
     let (mut count, mut sharing_heads, mut worst) = (0, 0, 0.0_f64);
     for gpus in 1..=8 {
         for degrees in &legal(&fixture, gpus) {
             worst = worst.max(compare(&fixture, &single, degrees, steps));
             count += 1;
-            sharing_heads += u32::from(u64::from(degrees.tp) > kv_heads(&fixture));
+            sharing_heads += u32::from(u64::from(degrees.tp) > kv_heads);
         }
     }
     assert!(
-        count >= at_least && sharing_heads > 0,
+        count >= at_least && (sharing_heads > 0 || kv_heads >= 8),
         "{name}: {count} layouts, {sharing_heads} with shared heads, worst {worst:e}"
     );
 }
@@ -74,9 +75,16 @@ fn oracle_every_layout_of_a_dense_model_equals_one_rank() {
     check_all("qwen3_tied", 3, 10);
 }
 
+#[test]
+fn oracle_every_layout_of_latent_attention_equals_one_rank() {
+    check_all("deepseek_v3_dense", 3, 10);
+    check_all("deepseek_v3_halves", 3, 10);
+}
+
 fn kv_heads(fixture: &Fixture) -> u64 {
     match &fixture.model.layers[0].mixer {
         Some(Mixer::Gqa(gqa)) => gqa.kv_heads,
+        Some(Mixer::Mla(mla)) => mla.heads,
         other => panic!("{other:?}"),
     }
 }
