@@ -359,6 +359,19 @@ pub(crate) struct ValidateArgs {
     /// Write here what intervals come from: planner/data/calibration.json, after prices have changed
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "file")]
     pub(crate) calibration: Option<PathBuf>,
+    /// Judge the loop on this machine's CPU instead: five layouts of a small model are planned, measured,
+    /// trained and planned again. Leave the machine alone meanwhile
+    #[arg(long, conflicts_with_all = ["file", "calibration"])]
+    pub(crate) here: bool,
+    /// How often each layout is tried
+    #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES")]
+    pub(crate) repeat: u32,
+    /// Training steps of each run
+    #[arg(long, default_value_t = 40, requires = "here")]
+    pub(crate) steps: u32,
+    /// Seconds to measure for each layout
+    #[arg(long, default_value_t = 6.0, requires = "here")]
+    pub(crate) budget_s: f64,
 }
 
 #[derive(Debug, Args)]
