@@ -4,8 +4,8 @@
 //! choices to the rank that holds the expert, and gets the rows back processed. Attention's TP, CP
 //! and DP say only which tokens a rank holds; EP and ETP are laid over the same ranks independently
 //! (MoE Parallel Folding, arXiv 2504.14960). The routing probability multiplies the activation inside
-//! the expert, so that expert outputs need not be saved. Shared experts, capacity limits and
-//! drop-and-pad are not here.
+//! the expert, so that expert outputs need not be saved. A [`shared`] expert's output is added on the rank
+//! that the token is from. Capacity limits and drop-and-pad are not here.
 //!
 //! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
 //! `f` expert width on this rank, `h` residual width.
@@ -13,6 +13,7 @@
 pub mod dispatch;
 pub mod experts;
 pub mod router;
+pub mod shared;
 
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, permute};
@@ -22,6 +23,7 @@ use moefold_profiles::trace::Category;
 use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
 use self::router::{AuxLoss, Router, RouterSaved};
+use self::shared::{Shared, SharedSaved};
 use crate::error::Error;
 use crate::layers::norm::Norm;
 use crate::model::Part;
@@ -34,6 +36,7 @@ pub struct Moe {
     norm: Norm,
     router: Router,
     experts: Experts,
+    shared: Option<Shared>,
 }
 
 /// What the block saves for backward.
@@ -48,6 +51,7 @@ pub struct MoeSaved {
     router: RouterSaved,
     dispatch: Dispatch,
     experts: ExpertsSaved,
+    shared: Option<SharedSaved>,
 }
 
 /// What routing one microbatch was like.
@@ -85,6 +89,7 @@ impl Moe {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
             router: Router::new(store, layer, moe, aux),
             experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
+            shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
         }
     }
 
@@ -108,6 +113,11 @@ impl Moe {
         let y = cx.op(Category::RouterPermute, || {
             permute::unpermute(&rows, &dispatch.map, None)
         });
+        drop(rows);
+        let shared = match &self.shared {
+            Some(shared) => Some(shared.forward(cx, &normed, &y)?),
+            None => None,
+        };
         cx.op(Category::Experts, || add_into(&y, x));
         let saved = MoeSaved {
             input: x.clone(),
@@ -116,6 +126,7 @@ impl Moe {
             router,
             dispatch,
             experts,
+            shared,
         };
         Ok((y, saved, stats))
     }
@@ -141,6 +152,9 @@ impl Moe {
         drop((drows, drow_probs));
         self.router
             .backward(cx, &dprobs, &saved.router, &saved.norm_output, &dnormed);
+        if let (Some(shared), Some(own)) = (&self.shared, saved.shared) {
+            shared.backward(cx, dy, &saved.norm_output, own, &dnormed)?;
+        }
         let dx = self
             .norm
             .backward(cx, &dnormed, &saved.input, &saved.norm_rstd);

@@ -48,6 +48,8 @@ pub enum SweepKind {
     Sort,
     /// The factor that clips gradients.
     Clip,
+    /// Rows behind a sigmoid gate, forward or backward.
+    Gate,
 }
 
 impl SweepKind {
@@ -64,6 +66,7 @@ impl SweepKind {
             Self::Chunks => OpKind::Chunks,
             Self::Sort => OpKind::Sort,
             Self::Clip => OpKind::Clip,
+            Self::Gate => OpKind::Gate,
         }
     }
 
@@ -73,6 +76,7 @@ impl SweepKind {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
+            Self::Gate => 3,
             Self::Sort => 5,
         }
     }
@@ -343,6 +347,8 @@ crate::named! {
         Sort = "sort",
         /// See [`SweepKind::Clip`].
         Clip = "clip",
+        /// See [`SweepKind::Gate`].
+        Gate = "gate",
     }
 }
 

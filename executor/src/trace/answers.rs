@@ -10,7 +10,7 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Ffn, Layer, Model};
+use moefold_planner::model::{Layer, Model};
 use moefold_planner::runtime::{
     Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
 };
@@ -43,8 +43,8 @@ pub struct Traced<'a> {
 }
 
 /// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
-/// which know nothing of attention's degrees, `[ep and etp, local tokens, rows of the rank's experts,
-/// seq_len, precision]`.
+/// which know nothing of attention's degrees but tp where an expert is shared, `[ep, etp and tp, local
+/// tokens, rows of the rank's experts, seq_len, precision]`.
 type Sizes = (model::Piece, [u64; 5]);
 
 /// Events of a pass of a piece, about as many as most have.
@@ -149,14 +149,13 @@ impl<'a> Traced<'a> {
     fn answer(&self, site: Site<'_>, piece: model::Piece) -> Arc<Answer> {
         let local = site.local;
         let routed = match piece {
-            model::Piece::FeedForward(layer) => {
-                matches!(self.model.layers[layer as usize].ffn, Some(Ffn::Moe(_)))
-            }
-            _ => false,
+            model::Piece::FeedForward(layer) => self.model.layers[layer as usize].moe(),
+            _ => None,
         };
         let precision = site.precision as u64;
-        let sizes = if routed {
-            let degrees = local.ep << 32 | local.etp;
+        let sizes = if let Some(moe) = routed {
+            let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
+            let degrees = local.ep << 42 | local.etp << 21 | tp;
             let rows = local.expert_rows;
             [degrees, local.tokens_local, rows, local.seq_len, precision]
         } else {

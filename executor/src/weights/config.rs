@@ -2,32 +2,37 @@
 //!
 //! Written for the families that the executor trains; reading it back gives the same model.
 
-use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, Score};
+use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm, Score};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
-
-/// Keys of a configuration.
-type Keys = Map<String, Value>;
 
 /// The Hugging Face configuration of a model.
 pub fn hf_config(model: &Model) -> Result<Value, Error> {
     let refuse = |what: &str| Error::Unsupported {
         what: format!("writing a config.json for {} ({what})", model.name),
-        instead:
-            "mixtral, qwen3_moe, llama, qwen3, deepseek_v2, deepseek_v3 and kimi_k2 are written"
-                .to_owned(),
+        instead: format!("{} are written", crate::support::FAMILIES.join(", ")),
     };
     let architecture = match &*model.model_type {
         "mixtral" => "MixtralForCausalLM",
         "qwen3_moe" => "Qwen3MoeForCausalLM",
-        "llama" => "LlamaForCausalLM",
-        "qwen3" => "Qwen3ForCausalLM",
+        "qwen2_moe" => "Qwen2MoeForCausalLM",
+        "olmoe" => "OlmoeForCausalLM",
+        "glm4_moe" => "Glm4MoeForCausalLM",
         "deepseek_v2" => "DeepseekV2ForCausalLM",
         "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
+        "llama" => "LlamaForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
         other => return Err(refuse(&format!("model_type {other}"))),
     };
     let rotary = rotary(model).ok_or_else(|| refuse("scaled rotary embedding"))?;
+    // In these families all layers share the shape of the first one's attention.
+    let mixer = model.layers.first().and_then(|layer| layer.mixer.as_ref());
+    let attention = match mixer {
+        Some(Mixer::Gqa(gqa)) => grouped(model, gqa),
+        Some(Mixer::Mla(mla)) => latent(mla),
+        _ => return Err(refuse("neither grouped-query nor latent attention")),
+    };
     let mut config = Map::new();
     let mut put = |key: &str, value: Value| {
         config.insert(key.to_owned(), value);
@@ -45,14 +50,95 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
     if let Some(positions) = model.max_position {
         put("max_position_embeddings", json!(positions));
     }
+    for (key, value) in [attention, feed_forward(model)].concat() {
+        put(key, value);
+    }
     config.extend(rotary);
-    // In these families all layers share the shape of the first one's attention.
-    let mixer = model.layers.first().and_then(|layer| layer.mixer.as_ref());
-    config.extend(match mixer {
-        Some(Mixer::Gqa(gqa)) => grouped(gqa),
-        Some(Mixer::Mla(mla)) => latent(mla),
-        _ => return Err(refuse("neither grouped-query nor latent attention")),
-    });
+    Ok(Value::Object(config))
+}
+
+/// Keys of a configuration.
+type Keys = Vec<(&'static str, Value)>;
+
+/// Rotary embedding, by the keys of transformers 4 and by those of transformers 5; none where it is scaled in
+/// a way that is not written.
+fn rotary(model: &Model) -> Option<Map<String, Value>> {
+    let mut flat = Map::new();
+    let Some(theta) = model.rope_theta else {
+        return Some(flat);
+    };
+    flat.insert("rope_theta".to_owned(), json!(theta));
+    let mut gathered = Map::new();
+    let mut put = |key: &str, value: Value| {
+        gathered.insert(key.to_owned(), value);
+    };
+    match &model.rope_scaling {
+        None => put("rope_type", json!("default")),
+        Some(scaling) => {
+            let yarn = scaling.yarn.as_ref()?;
+            put("rope_type", json!(scaling.kind));
+            put("factor", json!(scaling.factor));
+            let positions = json!(yarn.original_max_position);
+            put("original_max_position_embeddings", positions);
+            put("beta_fast", json!(yarn.beta_fast));
+            put("beta_slow", json!(yarn.beta_slow));
+            put("truncate", json!(yarn.truncate));
+            for (key, value) in [
+                ("attention_factor", yarn.attention_factor),
+                ("mscale", yarn.mscale),
+                ("mscale_all_dim", yarn.mscale_all_dim),
+            ] {
+                if let Some(value) = value {
+                    put(key, json!(value));
+                }
+            }
+        }
+    }
+    if model.rope_scaling.is_some() {
+        flat.insert("rope_scaling".to_owned(), json!(gathered));
+    }
+    gathered.insert("rope_theta".to_owned(), json!(theta));
+    if let Some(gqa) = attention(model).filter(|gqa| gqa.rotary_dim < gqa.head_dim) {
+        let partial = json!(gqa.rotary_dim as f64 / gqa.head_dim as f64);
+        for keys in [&mut flat, &mut gathered] {
+            keys.insert("partial_rotary_factor".to_owned(), partial.clone());
+        }
+    }
+    flat.insert("rope_parameters".to_owned(), json!(gathered));
+    Some(flat)
+}
+
+fn grouped(model: &Model, gqa: &Gqa) -> Keys {
+    // One generation of Qwen has a key of its own.
+    let bias = match &*model.model_type {
+        "qwen2_moe" => "qkv_bias",
+        _ => "attention_bias",
+    };
+    vec![
+        ("num_attention_heads", json!(gqa.heads)),
+        ("num_key_value_heads", json!(gqa.kv_heads)),
+        ("head_dim", json!(gqa.head_dim)),
+        (bias, json!(gqa.qkv_bias)),
+        ("sliding_window", json!(gqa.window)),
+    ]
+}
+
+fn latent(mla: &Mla) -> Keys {
+    vec![
+        ("num_attention_heads", json!(mla.heads)),
+        ("num_key_value_heads", json!(mla.heads)),
+        ("attention_bias", json!(false)),
+        ("q_lora_rank", json!(mla.q_lora_rank)),
+        ("kv_lora_rank", json!(mla.kv_lora_rank)),
+        ("qk_nope_head_dim", json!(mla.qk_nope_head_dim)),
+        ("qk_rope_head_dim", json!(mla.qk_rope_head_dim)),
+        ("v_head_dim", json!(mla.v_head_dim)),
+        ("rope_interleave", json!(mla.rope_interleave)),
+    ]
+}
+
+/// The keys of feed-forward blocks, of which each family has its own.
+fn feed_forward(model: &Model) -> Keys {
     let dense: Vec<usize> = (0..model.layers.len())
         .filter(|&i| matches!(model.layers[i].ffn, Some(Ffn::Dense(_))))
         .collect();
@@ -60,139 +146,95 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
         Some(Ffn::Dense(mlp)) => mlp.width,
         _ => unreachable!("dense layers were selected"),
     });
-    let mut put = |key: &str, value: Value| {
-        config.insert(key.to_owned(), value);
+    let Some(moe) = model.moe() else {
+        return vec![
+            ("intermediate_size", json!(dense_width)),
+            ("first_k_dense_replace", json!(dense.len())),
+        ];
     };
-    if matches!(mixer, Some(Mixer::Mla(_))) {
-        if dense.last().is_some_and(|&last| last >= dense.len()) {
-            return Err(refuse("a dense layer after one with experts"));
+    let router = &moe.router;
+    let mut all = vec![
+        ("num_experts_per_tok", json!(moe.topk)),
+        ("router_aux_loss_coef", json!(router.aux_loss_coef)),
+        ("output_router_logits", json!(false)),
+    ];
+    // Where no layer is dense the width is not used, but transformers wants one.
+    let some_width = dense_width.unwrap_or(moe.expert.width * moe.topk);
+    let width = json!(moe.expert.width);
+    let of_family = match &*model.model_type {
+        "mixtral" => vec![
+            ("num_local_experts", json!(moe.experts)),
+            ("intermediate_size", width),
+        ],
+        "olmoe" => vec![
+            ("num_experts", json!(moe.experts)),
+            ("intermediate_size", width),
+            ("norm_topk_prob", json!(router.normalize)),
+        ],
+        "glm4_moe" => {
+            let qk_norm = attention(model).is_some_and(|gqa| gqa.qk_norm == QkNorm::PerHead);
+            let mut keys = after_dense(model, moe, dense.len());
+            keys.push(("intermediate_size", json!(some_width)));
+            keys.push(("use_qk_norm", json!(qk_norm)));
+            keys
         }
-        put("first_k_dense_replace", json!(dense.len()));
-        put("num_nextn_predict_layers", json!(model.mtp.len()));
-    }
-    match model.moe() {
-        None => put("intermediate_size", json!(dense_width)),
-        Some(moe) => {
-            // Without dense layers the width is not used, but transformers wants one.
-            let width = dense_width.unwrap_or(moe.expert.width * moe.topk);
-            put("intermediate_size", json!(width));
-            put("num_experts_per_tok", json!(moe.topk));
-            match &*model.model_type {
-                "mixtral" => {
-                    put("router_aux_loss_coef", json!(moe.router.aux_loss_coef));
-                    put("output_router_logits", json!(false));
-                    put("num_local_experts", json!(moe.experts));
-                    put("intermediate_size", json!(moe.expert.width));
-                }
-                "deepseek_v2" | "deepseek_v3" | "kimi_k2" => config.extend(experts(model, moe)),
-                _ => {
-                    put("router_aux_loss_coef", json!(moe.router.aux_loss_coef));
-                    put("output_router_logits", json!(false));
-                    put("num_experts", json!(moe.experts));
-                    put("moe_intermediate_size", json!(moe.expert.width));
-                    put("norm_topk_prob", json!(moe.router.normalize));
-                    put("decoder_sparse_step", json!(1));
-                    put("mlp_only_layers", json!(dense));
-                }
-            }
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" => {
+            let method = match (&*model.model_type, &router.groups) {
+                ("deepseek_v2", None) => "greedy",
+                ("deepseek_v2", Some(_)) => "group_limited_greedy",
+                _ => "noaux_tc",
+            };
+            let score = match router.score {
+                Score::Sigmoid => "sigmoid",
+                _ => "softmax",
+            };
+            let mut keys = after_dense(model, moe, dense.len());
+            keys.push(("intermediate_size", json!(some_width)));
+            keys.push(("topk_method", json!(method)));
+            keys.push(("scoring_func", json!(score)));
+            keys.push(("aux_loss_alpha", json!(router.aux_loss_coef)));
+            keys
         }
-    }
-    Ok(Value::Object(config))
-}
-
-/// Keys of an object.
-fn keys(object: Value) -> Keys {
-    match object {
-        Value::Object(keys) => keys,
-        _ => unreachable!("it is written as an object"),
-    }
-}
-
-/// Rotary embedding, by the keys of transformers 4 and by those of transformers 5; none where it is scaled in
-/// a way that is not written.
-fn rotary(model: &Model) -> Option<Keys> {
-    let Some(theta) = model.rope_theta else {
-        return Some(Keys::new());
+        _ => {
+            let shared = moe.shared.as_ref().map_or(0, |shared| shared.mlp.width);
+            vec![
+                ("num_experts", json!(moe.experts)),
+                ("moe_intermediate_size", width),
+                ("shared_expert_intermediate_size", json!(shared)),
+                ("norm_topk_prob", json!(router.normalize)),
+                ("decoder_sparse_step", json!(1)),
+                ("mlp_only_layers", json!(dense)),
+                ("intermediate_size", json!(some_width)),
+            ]
+        }
     };
-    let Some(scaling) = &model.rope_scaling else {
-        let gathered = json!({"rope_type": "default", "rope_theta": theta});
-        return Some(keys(
-            json!({"rope_theta": theta, "rope_parameters": gathered}),
-        ));
-    };
-    let yarn = scaling.yarn.as_ref()?;
-    let mut flat = keys(json!({
-        "type": scaling.kind,
-        "rope_type": scaling.kind,
-        "factor": scaling.factor,
-        "original_max_position_embeddings": yarn.original_max_position,
-        "beta_fast": yarn.beta_fast,
-        "beta_slow": yarn.beta_slow,
-        "truncate": yarn.truncate,
-    }));
-    for (key, value) in [
-        ("attention_factor", yarn.attention_factor),
-        ("mscale", yarn.mscale),
-        ("mscale_all_dim", yarn.mscale_all_dim),
-    ] {
-        flat.extend(value.map(|value| (key.to_owned(), json!(value))));
-    }
-    let mut gathered = flat.clone();
-    gathered.remove("type");
-    gathered.insert("rope_theta".to_owned(), json!(theta));
-    Some(keys(json!({
-        "rope_theta": theta,
-        "rope_scaling": flat,
-        "rope_parameters": gathered,
-    })))
+    all.extend(of_family);
+    all
 }
 
-fn grouped(gqa: &Gqa) -> Keys {
-    keys(json!({
-        "num_attention_heads": gqa.heads,
-        "num_key_value_heads": gqa.kv_heads,
-        "head_dim": gqa.head_dim,
-        "attention_bias": gqa.qkv_bias,
-        "sliding_window": gqa.window,
-    }))
-}
-
-fn latent(mla: &Mla) -> Keys {
-    keys(json!({
-        "num_attention_heads": mla.heads,
-        "num_key_value_heads": mla.heads,
-        "attention_bias": false,
-        "q_lora_rank": mla.q_lora_rank,
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_nope_head_dim": mla.qk_nope_head_dim,
-        "qk_rope_head_dim": mla.qk_rope_head_dim,
-        "v_head_dim": mla.v_head_dim,
-        "rope_interleave": mla.rope_interleave,
-    }))
-}
-
-/// Experts as DeepSeek's configurations have them.
-fn experts(model: &Model, moe: &Moe) -> Keys {
+/// Experts after leading dense layers, routed in groups.
+fn after_dense(model: &Model, moe: &Moe, dense: usize) -> Keys {
     let shared = moe.shared.as_ref().map_or(0, |shared| shared.mlp.width);
-    let groups = moe.router.groups.as_ref();
-    let method = match (&*model.model_type, groups) {
-        ("deepseek_v2", None) => "greedy",
-        ("deepseek_v2", Some(_)) => "group_limited_greedy",
-        _ => "noaux_tc",
-    };
-    keys(json!({
-        "n_routed_experts": moe.experts,
-        "n_shared_experts": shared / moe.expert.width,
-        "moe_intermediate_size": moe.expert.width,
-        "moe_layer_freq": 1,
-        "n_group": groups.map_or(1, |groups| groups.groups),
-        "topk_group": groups.map_or(1, |groups| groups.topk),
-        "topk_method": method,
-        "scoring_func": if moe.router.score == Score::Sigmoid { "sigmoid" } else { "softmax" },
-        "norm_topk_prob": moe.router.normalize,
-        "routed_scaling_factor": moe.router.scale,
-        "aux_loss_alpha": moe.router.aux_loss_coef,
-    }))
+    let (router, groups) = (&moe.router, moe.router.groups.as_ref());
+    vec![
+        ("n_routed_experts", json!(moe.experts)),
+        ("n_shared_experts", json!(shared / moe.expert.width)),
+        ("moe_intermediate_size", json!(moe.expert.width)),
+        ("first_k_dense_replace", json!(dense)),
+        ("norm_topk_prob", json!(router.normalize)),
+        ("routed_scaling_factor", json!(router.scale)),
+        ("n_group", json!(groups.map_or(1, |groups| groups.groups))),
+        ("topk_group", json!(groups.map_or(1, |groups| groups.topk))),
+        ("num_nextn_predict_layers", json!(model.mtp.len())),
+    ]
+}
+
+/// The attention of the first layer: in these families all layers share its shape.
+fn attention(model: &Model) -> Option<&Gqa> {
+    match &model.layers.first()?.mixer {
+        Some(Mixer::Gqa(gqa)) => Some(gqa),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -214,6 +256,9 @@ mod tests {
             "qwen3-30b-a3b",
             "qwen3-8b",
             "mixtral-8x22b",
+            "olmoe-1b-7b",
+            "qwen2-57b-a14b",
+            "glm-4.5",
             "deepseek-v2-lite",
             "deepseek-v2",
             "deepseek-v3",
@@ -225,7 +270,11 @@ mod tests {
             "mixtral",
             "qwen3_moe",
             "qwen3_moe_raw",
-            "deepseek_v3_dense",
+            "qwen2_moe",
+            "olmoe",
+            "glm4_moe",
+            "deepseek_v3",
+            "deepseek_v2",
             "deepseek_v3_halves",
         ] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
