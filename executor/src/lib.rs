@@ -27,6 +27,7 @@ pub mod profile;
 pub mod rank;
 pub mod record;
 pub mod room;
+mod rotary;
 pub mod run;
 pub mod stage;
 pub mod step;

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
 use crate::layers::head::{Head, HeadSaved};
+use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
 use crate::moe::router::AuxLoss;
@@ -31,6 +32,7 @@ pub struct StageModel {
 #[derive(Debug)]
 enum Block {
     Attention(Box<Attention>),
+    Latent(Box<Latent>),
     Dense(Box<Mlp>),
     Sparse(Box<Moe>),
 }
@@ -70,6 +72,7 @@ pub struct StageSaved {
 #[derive(Debug)]
 enum BlockSaved {
     Attention(Box<AttentionSaved>),
+    Latent(Box<LatentSaved>),
     Dense(Box<MlpSaved>),
     Sparse(Box<MoeSaved>),
 }
@@ -90,13 +93,18 @@ impl StageModel {
                     stage.head = Some(Head::new(store, model.tied_embeddings, eps));
                 }
                 Piece::Mixer(layer) => {
-                    let Some(Mixer::Gqa(gqa)) = &model.layers[layer as usize].mixer else {
-                        unreachable!("support::check admits only grouped-query attention");
+                    let block = match &model.layers[layer as usize].mixer {
+                        Some(Mixer::Gqa(gqa)) => {
+                            Block::Attention(Box::new(Attention::new(store, layer, gqa, eps)))
+                        }
+                        Some(Mixer::Mla(mla)) => {
+                            let scaling = model.rope_scaling.as_ref();
+                            let latent = Latent::new(store, layer, mla, scaling, eps);
+                            Block::Latent(Box::new(latent))
+                        }
+                        _ => unreachable!("support::check admits no other mixer"),
                     };
-                    let attention = Attention::new(store, layer, gqa, eps);
-                    stage
-                        .blocks
-                        .push((layer, Block::Attention(Box::new(attention))));
+                    stage.blocks.push((layer, block));
                 }
                 Piece::FeedForward(layer) => {
                     let block = match &model.layers[layer as usize].ffn {
@@ -133,6 +141,10 @@ impl StageModel {
                 Block::Attention(attention) => {
                     let (y, saved) = attention.forward(cx, &x, tokens.sequences, tokens.rope)?;
                     (y, BlockSaved::Attention(Box::new(saved)))
+                }
+                Block::Latent(latent) => {
+                    let (y, saved) = latent.forward(cx, &x, tokens.sequences, tokens.rope)?;
+                    (y, BlockSaved::Latent(Box::new(saved)))
                 }
                 Block::Dense(mlp) => {
                     let (y, saved) = mlp.forward(cx, &x)?;
@@ -178,6 +190,9 @@ impl StageModel {
             dx = match (block, saved) {
                 (Block::Attention(attention), BlockSaved::Attention(saved)) => {
                     attention.backward(cx, &dx, *saved, tokens.sequences, tokens.rope)?
+                }
+                (Block::Latent(latent), BlockSaved::Latent(saved)) => {
+                    latent.backward(cx, &dx, *saved, tokens.sequences, tokens.rope)?
                 }
                 (Block::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, &dx, *saved)?,
                 (Block::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, &dx, *saved)?,

@@ -20,11 +20,16 @@ pub(crate) const FAMILIES: &[&str] = &[
     "glm4_moe",
     "llama",
     "qwen3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
 ];
 
 /// Architectural traits that the layers implement.
 const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
+    Feature::LatentAttention,
+    Feature::Yarn,
     Feature::PartialRotary,
     Feature::QkvBias,
     Feature::QkNormPerHead,
@@ -149,12 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn mixtral_and_qwen3_moe_presets_run() {
+    fn presets_of_known_families_run() {
         for name in [
             "mixtral-8x7b",
             "mixtral-8x22b",
             "qwen3-30b-a3b",
             "qwen3-235b-a22b",
+            "deepseek-v2-lite",
+            "deepseek-v2",
+            "kimi-k2",
         ] {
             assert_eq!(check_model(name), Ok(()), "{name}");
         }
@@ -162,12 +170,11 @@ mod tests {
 
     #[test]
     fn other_architectures_are_refused_by_name() {
-        let refused = check_model("deepseek-v3").expect_err("latent attention");
+        let refused = check_model("glm-5").expect_err("an indexer");
         let text = refused.to_string();
         for part in [
-            "deepseek_v3",
-            "multi-head latent attention",
-            "shared expert",
+            "glm_moe_dsa",
+            "sparse attention with an indexer",
             "multi-token prediction",
         ] {
             assert!(text.contains(part), "{text} lacks {part}");

@@ -187,7 +187,7 @@ impl<'a> Traced<'a> {
             model::Piece::Mixer(_) => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
-            _ => rope::table(&cx.device, &(0..0), 2, 1.0),
+            _ => rope::table(&cx.device, &(0..0), &[1.0], 1.0),
         };
         let integers = || {
             let dims = [local.tokens as usize];

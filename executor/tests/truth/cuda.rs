@@ -223,7 +223,14 @@ fn oracle_two_hundred_steps_of_text_in_bf16_lose_as_on_the_cpu() {
 
 #[test]
 fn oracle_gradients_in_f32_are_those_of_the_cpu() {
-    for name in ["mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe"] {
+    for name in [
+        "mixtral",
+        "qwen3_moe",
+        "qwen2_moe",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+    ] {
         check_gradients(name, 0, F32, &SAME);
     }
 }
@@ -233,6 +240,7 @@ fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_gradients("mixtral", 2, BF16, &ROUNDED);
     check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
     check_gradients("qwen2_moe", 1, HOPPER, &ROUNDED);
+    check_gradients("deepseek_v3", 0, HOPPER, &ROUNDED);
 }
 
 #[test]

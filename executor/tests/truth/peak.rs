@@ -36,7 +36,13 @@ use crate::cuda::{self, Emulated};
 use crate::layouts::{DRAWN, legal};
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
-const FIXTURES: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
+const FIXTURES: [&str; 5] = [
+    "mixtral",
+    "qwen3_moe",
+    "qwen3_moe_raw",
+    "qwen3_tied",
+    "deepseek_v3_halves",
+];
 
 /// What a step is measured on.
 struct Place<'a> {
@@ -471,12 +477,13 @@ fn planned(
 
 /// Fixtures in which routing decides nothing: one without experts, and two, one of them with dense
 /// layers between, with all of them chosen.
-fn unvarying() -> [Fixture; 3] {
+fn unvarying() -> [Fixture; 5] {
     let all = |name| {
         let mut fixture = Fixture::load(name);
         for layer in &mut fixture.model.layers {
             if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
                 moe.topk = moe.experts;
+                moe.router.groups = None;
             }
         }
         fixture
@@ -485,6 +492,8 @@ fn unvarying() -> [Fixture; 3] {
         Fixture::load("qwen3_tied"),
         all("mixtral"),
         all("qwen3_moe"),
+        all("deepseek_v3"),
+        Fixture::load("deepseek_v3_halves"),
     ];
     fixtures.map(|fixture| fixture.with_batch(8))
 }
@@ -512,7 +521,7 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
             precision: precision(on),
         };
         let cluster = presets::cluster(cluster).expect("a preset");
-        let [dense, experts, _] = unvarying().map(|fixture| fixture.with_batch(1));
+        let [dense, experts, ..] = unvarying().map(|fixture| fixture.with_batch(1));
         for fixture in [dense, experts] {
             check_plan(&fixture, &cluster, &place, &degrees(1, 1, 1, 1, 1));
         }
