@@ -65,9 +65,14 @@ impl<'a> Declaration<'a> {
     /// Lists the parameters of some pieces, in their order; offsets are still zero.
     pub(super) fn list(mut self, pieces: &[Piece]) -> Vec<Parameter> {
         let tied = self.model.tied_embeddings;
+        let [first, last] = [Piece::Embedding, Piece::Head].map(|end| pieces.contains(&end));
         // A head that shares the embedding's matrix has it beside it, or has it alone.
-        if pieces.contains(&Piece::Embedding) || (pieces.contains(&Piece::Head) && tied) {
+        if first || (last && tied) {
             self.vocabulary(Part::Embedding, "model.embed_tokens.weight");
+            if let Some(embedding) = self.parameters.last_mut() {
+                embedding.at_both_ends = tied && first != last;
+                embedding.counted &= first;
+            }
         }
         for piece in pieces {
             match *piece {
@@ -114,6 +119,7 @@ impl<'a> Declaration<'a> {
             slices,
             spread,
             counted,
+            at_both_ends: false,
         };
         let held: usize = parameter.slices.iter().map(Slice::len).sum();
         assert!(

@@ -36,8 +36,6 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
-    /// The pieces of its decoder layers, of alike layers once.
-    blocks: Vec<model::Piece>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
@@ -122,17 +120,9 @@ impl<'a> Traced<'a> {
 
     /// Answers about `model` on a GPU, or without one on a CPU.
     pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
-        let mut distinct: Vec<&Layer> = Vec::new();
-        for layer in &model.layers {
-            if !distinct.contains(&layer) {
-                distinct.push(layer);
-            }
-        }
-        let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
         Self {
             model,
             gpu,
-            blocks: blocks.collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -210,7 +200,7 @@ impl<'a> Traced<'a> {
         let dy = (piece != model::Piece::Head).then(stream);
 
         tape.wipe();
-        let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
+        let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -323,6 +313,7 @@ impl Runtime for Traced<'_> {
             let answer = self.answer(setting.into(), piece);
             memory.passes = memory.passes.then(answer.passes);
             memory.padding += answer.padding;
+            memory.update = memory.update.higher(answer.update);
             memory.beside = memory.beside + answer.beside;
         }
         // It recomputes nothing yet.
@@ -339,12 +330,11 @@ impl Runtime for Traced<'_> {
             steps().insert(sizes, levels);
             levels
         });
-        let blocks = self.blocks.iter();
-        let updates = blocks.map(|&piece| self.answer(setting.into(), piece).update);
-        let update = updates.fold(Level::default(), Level::higher);
+        let dtype = setting.precision.activation();
+        let message = dtype.bytes(local.tokens_local * self.model.hidden);
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
-            update,
+            message: Level::of(TensorClass::Activations, message),
             grain: model::ALIGNMENT as u64,
         }
     }
