@@ -3,13 +3,15 @@
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::swiglu::{self, Rule};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_profiles::trace::Category;
 
-use super::norm::Norm;
+use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Dense;
@@ -27,10 +29,14 @@ pub struct Mlp {
 pub struct MlpSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of the first product `[t, h]`.
-    norm_output: Tensor,
+    norm: Kept<Normed>,
+    hidden: Kept<Hidden>,
+}
+
+/// What the down projection reads, and what that is of.
+#[derive(Debug)]
+struct Hidden {
     /// Gate and up `[T, 2f]`.
     gate_up: Tensor,
     /// `silu(gate) * up` `[T, f]`.
@@ -48,50 +54,73 @@ impl Mlp {
         }
     }
 
-    /// `x [t, h] -> x + mlp(norm(x))`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MlpSaved), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let all = tokens::gather(cx, &normed)?;
+    /// Runs `mlp(norm(x))` of `x [t, h]` until its down projection.
+    pub fn run(&self, cx: &Context, x: &Tensor, again: &Recompute) -> Result<MlpSaved, Error> {
+        let mut norm = Kept::new(self.norm.forward(cx, x));
+        let hidden = self.hidden(cx, &norm.get().output)?;
+        norm.drop_of(Module::Layernorm, again);
+        Ok(MlpSaved {
+            input: x.clone(),
+            norm,
+            hidden: Kept::new(hidden),
+        })
+    }
+
+    /// `x + mlp(norm(x))`, from what has run of it.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut MlpSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        let activation = &saved.hidden.get().activation;
+        let y = linear::forward(cx, CATEGORY, activation, &self.down.value);
+        saved.hidden.drop_of(Module::Mlp, again);
+        let y = tokens::scatter_sum(cx, y)?;
+        cx.op(CATEGORY, || add_into(&y, &saved.input));
+        Ok(y)
+    }
+
+    fn hidden(&self, cx: &Context, normed: &Tensor) -> Result<Hidden, Error> {
+        let all = tokens::gather(cx, normed)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
         drop(all);
         let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
-        let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
-        let y = tokens::scatter_sum(cx, y)?;
-        cx.op(CATEGORY, || add_into(&y, x));
-        let saved = MlpSaved {
-            input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
+        Ok(Hidden {
             gate_up,
             activation,
-        };
-        Ok((y, saved))
+        })
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MlpSaved) -> Result<Tensor, Error> {
         let MlpSaved {
             input,
-            norm_rstd,
-            norm_output,
+            mut norm,
+            mut hidden,
+        } = saved;
+        let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
+        hidden.again(cx, || self.hidden(cx, &normed.output))?;
+        let Hidden {
             gate_up,
             activation,
-        } = saved;
+        } = hidden.into_inner();
         let dy_all = tokens::gather(cx, dy)?;
         let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
         drop((dy_all, activation));
-        let all = tokens::start_gather(cx, &norm_output)?;
+        let all = tokens::start_gather(cx, &norm.get().output)?;
         let (dgate_up, _) = cx.op(CATEGORY, || {
             swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
         });
         drop((dactivation, gate_up));
         let all = all.finish(cx)?;
         linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
-        drop((all, norm_output));
+        let Normed { output, rstd } = norm.into_inner();
+        drop((all, output));
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
+        let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }

@@ -14,6 +14,15 @@ pub struct Norm {
     category: Category,
 }
 
+/// What a norm gives; backward needs `rstd`.
+#[derive(Debug)]
+pub struct Normed {
+    /// `y [rows, d]`.
+    pub output: Tensor,
+    /// Reciprocal root mean squares `[rows]`.
+    pub rstd: Tensor,
+}
+
 impl Norm {
     /// A norm whose time counts as `category`.
     pub fn new(weight: Weight, eps: f64, category: Category) -> Self {
@@ -24,11 +33,12 @@ impl Norm {
         }
     }
 
-    /// `x [rows, d] -> (y [rows, d], rstd [rows])`; backward needs `x` and `rstd`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> (Tensor, Tensor) {
-        cx.op(self.category, || {
+    /// `x [rows, d] -> y [rows, d]`; backward needs `x` too.
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Normed {
+        let (output, rstd) = cx.op(self.category, || {
             rms_norm::forward(x, &self.weight.value, self.eps)
-        })
+        });
+        Normed { output, rstd }
     }
 
     /// `dy -> dx`; adds to the weight's gradient.

@@ -36,15 +36,6 @@ pub struct AuxLoss {
     pub microbatches: u32,
 }
 
-/// What the router saves for backward.
-#[derive(Debug)]
-pub struct RouterSaved {
-    /// Chosen experts, their probabilities, and the scores of all.
-    pub routing: Routing,
-    /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
-    pub balance: Option<Tensor>,
-}
-
 impl Router {
     /// The router on its weight, with a balancing loss or without.
     pub fn new(matrix: Weight, moe: &Moe, aux: Option<AuxLoss>) -> Self {
@@ -72,15 +63,13 @@ impl Router {
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(RouterSaved, RowMap, RoutingStats), Error> {
-        let kind = (TensorClass::Activations, Dtype::F32);
-        let logits = linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value);
+    ) -> Result<(Routing, RowMap, RoutingStats), Error> {
+        let logits = self.logits(cx, x);
         let (routing, stats) = cx.op(CATEGORY, || {
-            let (topk, rule) = (self.topk, &self.rule);
             if self.aux.is_none() {
-                return (router::forward(&logits, topk, rule, None), None);
+                return (self.choose(&logits), None);
             }
-            let (routing, stats) = router::forward_with_stats(&logits, topk, rule, None);
+            let (routing, stats) = router::forward_with_stats(&logits, self.topk, &self.rule, None);
             (routing, Some(stats))
         });
         let sorted = cx.op(CATEGORY, || permute::sort(&routing.ids, self.num_experts));
@@ -89,16 +78,27 @@ impl Router {
             (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
             _ => None,
         };
-        let saved = RouterSaved {
-            routing,
-            balance: balance.as_ref().map(|balance| balance.gradient.clone()),
-        };
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
             balance,
             ..RoutingStats::default()
         };
-        Ok((saved, map, stats))
+        Ok((routing, map, stats))
+    }
+
+    /// As [`Router::forward`], of what it was asked for before, so that the map and the statistics are known.
+    pub fn again(&self, cx: &Context, x: &Tensor) -> Routing {
+        let logits = self.logits(cx, x);
+        cx.op(CATEGORY, || self.choose(&logits))
+    }
+
+    fn logits(&self, cx: &Context, x: &Tensor) -> Tensor {
+        let kind = (TensorClass::Activations, Dtype::F32);
+        linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value)
+    }
+
+    fn choose(&self, logits: &Tensor) -> Routing {
+        router::forward(logits, self.topk, &self.rule, None)
     }
 
     /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.
@@ -130,18 +130,19 @@ impl Router {
         })
     }
 
-    /// From the gradient of the chosen probabilities `dprobs [t, K]`: adds to the gradient of the
-    /// weight, and to the gradient `dx [t, h]` of the router's input `x`.
+    /// From the gradient of the chosen probabilities `dprobs [t, K]`, and that of a balancing loss by every
+    /// score of an expert `balance [E]`: adds to the gradient of the weight, and to the gradient `dx [t, h]`
+    /// of the router's input `x`.
     pub fn backward(
         &self,
         cx: &Context,
         dprobs: &Tensor,
-        saved: &RouterSaved,
+        (routing, balance): (&Routing, Option<&Tensor>),
         x: &Tensor,
         dx: &Tensor,
     ) {
         let dlogits = cx.op(CATEGORY, || {
-            router::backward(dprobs, &saved.routing, &self.rule, saved.balance.as_ref())
+            router::backward(dprobs, routing, &self.rule, balance)
         });
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);

@@ -180,7 +180,7 @@ impl<'a> Traced<'a> {
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
-        let stage = StageModel::new(model, &store, &[piece], None);
+        let stage = StageModel::new(model, &store, &[piece], None, &|_| Recompute::None);
         let sums = sums(&cx);
         let rope = match piece {
             model::Piece::Mixer(_) => {

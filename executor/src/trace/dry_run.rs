@@ -13,6 +13,7 @@ use super::answers::properties;
 use super::{Assumed, Tape, rank_on, step};
 use crate::device::DeviceSpec;
 use crate::error::Error;
+use crate::options::Savers;
 use crate::support;
 use crate::train::prove;
 
@@ -43,8 +44,9 @@ pub fn dry_run(plan: &Plan, rank: u32, aux_loss_coef: f64, costs: &Costs) -> Res
         Some(PlannedRouting::Recorded { fullest, .. }) => Assumed::Loads(fullest[..].into()),
         Some(PlannedRouting::Balanced { .. }) | None => Assumed::BALANCED,
     };
+    let savers = Savers::of(planned);
     let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
-    let [setup, events] = step(cx, model, batch, aux_loss_coef, &tape)?;
+    let [setup, events] = step(cx, model, batch, &savers, aux_loss_coef, &tape)?;
     let stack = Stack::on(planned.stack, cluster, costs.host());
     let mut walked = play(rank, &setup, &events, costs, &stack);
     let overhead = planned.predicted.memory_gib[TensorClass::Overhead];

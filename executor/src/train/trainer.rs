@@ -14,7 +14,7 @@ use crate::gather::Put;
 use crate::model::{Shard, pieces};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
-use crate::options::TrainOptions;
+use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
@@ -38,11 +38,12 @@ impl Trainer {
         cx: Context,
         model: &Model,
         seq_len: u64,
+        savers: &Savers,
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
         let (adam, aux_loss_coef) = (options.adam, options.aux_loss_coef);
-        let mut trainer = Self::assemble(cx, model, seq_len, adam, aux_loss_coef);
+        let mut trainer = Self::assemble(cx, model, seq_len, savers, adam, aux_loss_coef);
         let Stepper {
             store, optimizer, ..
         } = &mut trainer.stepper;
@@ -58,6 +59,7 @@ impl Trainer {
         cx: Context,
         model: &Model,
         seq_len: u64,
+        savers: &Savers,
         adam: AdamOptions,
         aux_loss_coef: f64,
     ) -> Self {
@@ -68,7 +70,8 @@ impl Trainer {
             coefficient: aux_loss_coef,
             microbatches: cx.layout.microbatches(),
         });
-        let stage = StageModel::new(model, &store, &pieces, aux);
+        let again = |_| savers.recompute.clone();
+        let stage = StageModel::new(model, &store, &pieces, aux, &again);
         let optimizer = ZeroAdam::new(&cx, &store, adam);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();

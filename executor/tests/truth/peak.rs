@@ -17,7 +17,7 @@ use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm};
@@ -34,6 +34,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::common::{Fixture, degrees};
 use crate::cuda::{self, Emulated};
 use crate::layouts::legal;
+use crate::recompute;
 
 const FIXTURES: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
 
@@ -115,7 +116,8 @@ fn compare(
         };
         let cx = trace::rank_on(meta.clone(), layout, rank, assumed, &size, &tape);
         let aux = options.aux_loss_coef;
-        let [before, traced] = trace::step(cx, &fixture.model, &batch, aux, &tape)?;
+        let [before, traced] =
+            trace::step(cx, &fixture.model, &batch, &fixture.savers, aux, &tape)?;
         assert!(!before.is_empty(), "{what}: nothing is set up");
 
         // What the search for its routing ran is no part of it.
@@ -158,8 +160,7 @@ fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, au
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
             let cx = Context::join(rank, &layout, (place.open)(rank.rank()), recorder);
-            let seq_len = fixture.golden.seq_len;
-            let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let mut trainer = fixture.trainer(cx, &options, &weights)?;
             compare(fixture, &layout, &mut trainer, steps, &options)
         })
         .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
@@ -213,17 +214,30 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
+/// A fixture with one of its recompute sets.
+fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
+    let mut sets = recompute::sets(&fixture);
+    sets.push(Recompute::None);
+    let set = sets.swap_remove(random.random_range(0..sets.len()));
+    fixture.recomputing(set)
+}
+
 #[test]
 fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for draw in 0..24 {
         let fixture = drawn(&mut random);
+        let fixture = recomputing(fixture, &mut random);
         for gpus in [1, 2, 4, 8] {
             let all = legal(&fixture, gpus);
             let degrees = all[random.random_range(0..all.len())];
-            let what = || (cuda::seed(), draw, &fixture.model.layers);
+            let what = || (cuda::seed(), draw, &fixture.savers, &fixture.model.layers);
             let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 2, 0.01));
-            assert!(checked.is_ok(), "MOEFOLD_SEED, draw, layers: {:?}", what());
+            assert!(
+                checked.is_ok(),
+                "MOEFOLD_SEED and what was drawn: {:?}",
+                what()
+            );
         }
     }
 }
@@ -294,10 +308,11 @@ fn check_layouts_on_cuda(of: usize) {
             let samples = u64::from(degrees.gpus / degrees.tp * degrees.mbs);
             let microbatches = random.random_range(1..=(8 / samples).min(2));
             let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
+            let fixture = least(name).with_batch(samples * microbatches);
+            let fixture = recomputing(fixture, &mut random);
             if random.random_range(0..of) > 0 {
                 continue;
             }
-            let fixture = least(name).with_batch(samples * microbatches);
             let place = Place {
                 open: &|rank| on.open_routing(rank),
                 precision: precision(on),
@@ -305,7 +320,12 @@ fn check_layouts_on_cuda(of: usize) {
             let one = || check(&fixture, &place, &degrees, 1, aux_loss_coef);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
             let what = || (cuda::seed(), name, on, degrees, microbatches, aux_loss_coef);
-            assert!(checked.is_ok(), "MOEFOLD_SEED and where: {:?}", what());
+            let set = &fixture.savers;
+            assert!(
+                checked.is_ok(),
+                "MOEFOLD_SEED and where: {:?} {set:?}",
+                what()
+            );
         }
     }
 }
