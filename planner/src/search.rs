@@ -328,8 +328,7 @@ fn question<'a>(
     };
     let mut sets = match &options.recompute {
         Some(set) => vec![set.clone()],
-        None if stack.recomputes() => recompute::sets(model),
-        None => vec![Recompute::None],
+        None => recompute::sets(model),
     };
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
     let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();

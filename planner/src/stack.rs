@@ -126,11 +126,6 @@ impl Stack {
         }
     }
 
-    /// Whether it can recompute.
-    pub fn recomputes(&self) -> bool {
-        matches!(self, Self::Megatron(_))
-    }
-
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))

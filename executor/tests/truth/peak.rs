@@ -356,7 +356,7 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
     let measured = peaks.into_iter().max_by_key(Memory::peak_total);
     let measured = measured.expect("a rank");
     let gib = &planned.memory_gib;
-    let what = format!("{} {degrees:?}", fixture.name);
+    let what = format!("{} {degrees:?} {:?}", fixture.name, fixture.savers);
     let overhead = gib[TensorClass::Overhead];
     for (class, &gib) in gib
         .iter()
@@ -450,6 +450,7 @@ fn planned(
     let mut options = SearchOptions {
         precision,
         routing,
+        recompute: Some(fixture.savers.recompute.clone()),
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let pins = format!("tp={tp},cp=1,pp=1,vpp=1,ep={ep},etp={etp},mbs={mbs}");
@@ -483,18 +484,26 @@ fn unvarying() -> [Fixture; 3] {
 
 #[test]
 fn law_a_plan_says_the_peak_of_a_run() {
-    for fixture in unvarying() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for mut fixture in unvarying() {
         for gpus in [1, 2, 4] {
             let cluster = presets::local(gpus);
             for degrees in legal(&fixture, gpus) {
                 check_plan(&fixture, &cluster, &CPU, &degrees);
+                fixture = recomputing(fixture, &mut random);
             }
+        }
+        fixture = fixture.recomputing(Recompute::None);
+        for set in recompute::sets(&fixture) {
+            fixture = fixture.recomputing(set);
+            check_plan(&fixture, &presets::local(1), &CPU, &degrees(1, 1, 1, 1, 2));
         }
     }
 }
 
 #[test]
 fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for (on, cluster) in [(cuda::BF16, "dgx-a100"), (cuda::HOPPER, "dgx-h100")] {
         if !on.is_there() {
             return;
@@ -506,6 +515,7 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
         let cluster = presets::cluster(cluster).expect("a preset");
         let [dense, experts, _] = unvarying().map(|fixture| fixture.with_batch(1));
         for fixture in [dense, experts] {
+            let fixture = recomputing(fixture, &mut random);
             check_plan(&fixture, &cluster, &place, &degrees(1, 1, 1, 1, 1));
         }
     }

@@ -51,11 +51,14 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     for layer in &job.model.layers {
         if !seen.contains(&layer) {
             seen.push(layer);
-            collect(&mut found, &job.runtime.work(&setting, Piece::Layer(layer)));
+            collect(
+                &mut found,
+                &job.runtime.work(&setting, Piece::Layer(layer), &[]),
+            );
         }
     }
     for end in [Piece::Embedding, Piece::Head] {
-        collect(&mut found, &job.runtime.work(&setting, end));
+        collect(&mut found, &job.runtime.work(&setting, end, &[]));
     }
     step_keys(&mut found, job, layout, &local);
     found.sort_unstable();

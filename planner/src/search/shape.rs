@@ -205,7 +205,7 @@ impl Shape {
         timed: &[Local],
         memory: &[Vec<StageMemory>],
     ) -> Self {
-        let work = |(piece, local)| question.runtime.work(&Setting { local, ..*setting }, piece);
+        let work = |(piece, local)| question.work(&Setting { local, ..*setting }, piece);
         let lowered: Vec<Lowered> = question.pieces().zip(timed).map(work).collect();
         let each = lowered.iter().zip(memory).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
@@ -374,7 +374,11 @@ impl<'a> Question<'a> {
         let setting = self.setting(layout, shape.dispatcher, &kind.local, &shape.groups);
         let piece = self.pieces().nth(kind.place);
         let piece = piece.expect("a kind is of a piece");
-        self.runtime.work(&setting, piece)
+        self.work(&setting, piece)
+    }
+
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered {
+        self.runtime.work(setting, piece, &self.sets)
     }
 
     fn kind(
@@ -390,10 +394,8 @@ impl<'a> Question<'a> {
         };
         Kind {
             forward_s: seconds(&breakdown.forward),
-            backward_s: self
-                .sets
-                .iter()
-                .map(|set| seconds(&breakdown.backward_with(set)))
+            backward_s: (0..self.sets.len())
+                .map(|set| seconds(&breakdown.backward_under(set)))
                 .collect(),
             place,
             local,

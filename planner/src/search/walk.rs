@@ -14,9 +14,7 @@ use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
 use super::shape::{Kind, Shape};
-use crate::choice::Recompute;
 use crate::layout::Layout;
-use crate::lower::runs_again;
 use crate::mesh::{self, Placement};
 use crate::options::PlanError;
 use crate::plan::Plan;
@@ -56,7 +54,6 @@ pub fn walk(
         events: Vec::new(),
         allocations: 0,
         collectives: 0,
-        set: &planned.recompute,
         case,
         split: &split,
         lowered: (0..shape.kinds.len() + 2)
@@ -86,7 +83,6 @@ struct Walker<'a> {
     events: Vec<Event>,
     allocations: u64,
     collectives: u64,
-    set: &'a Recompute,
     case: Case<'a>,
     split: &'a StageSplit,
     /// Work of the kinds of layers, the embedding and the head.
@@ -302,12 +298,8 @@ impl Walker<'_> {
                 layer,
             };
             let lowered = Rc::clone(&self.lowered[index]);
-            let again: Vec<Work> = lowered
-                .forward
-                .iter()
-                .filter(|work| work.part.is_some_and(|part| runs_again(self.set, part)))
-                .copied()
-                .collect();
+            // The plan's set is the only one that is asked about.
+            let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
             self.work(&lowered.backward, at, None);
             self.give(saved);
