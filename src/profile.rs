@@ -1,6 +1,6 @@
 //! `moefold profile`: measure this machine and write a profile directory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::profile::rehearsal::{Rehearsal, rehearse};
+use moefold_executor::profile::training::missing;
 use moefold_executor::profile::{
     self, Measured, ProfileOptions, Progress, default_sweep, gpu_sweep, host_keys,
 };
@@ -286,8 +287,7 @@ fn measure_on(
             ))?;
         }
         if let Some(profile) = rehearsed.profile {
-            let known: BTreeSet<Key> = profile.samples.iter().map(|sample| sample.key).collect();
-            keys.retain(|key| !known.contains(key));
+            keys = missing(keys, &profile);
             trained = Some(profile);
         }
     }

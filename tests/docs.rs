@@ -1,5 +1,5 @@
-//! The documents, as tests: commands shown do what is shown, every key of a file or an answer is in its
-//! table and every key in a table is one of the program, pages are listed, and no link is dead.
+//! The documents, as tests. Commands shown do what is shown. Every key of a file or an answer is in its
+//! table, and every key in a table is one of the program. Pages are listed, and no link is dead.
 //!
 //! A fence `console` holds commands after `$ ` and what they print. `...` stands for any lines, and in a
 //! line for any text. Its commands run in a folder of the page, in order, with `book.txt` in it.

@@ -276,12 +276,12 @@ fn what_cannot_be_taken_up_is_refused_before_anything_is_written() {
         &["--resume", &bench.path("nowhere")],
         &[
             "nowhere: is no checkpoint and no run that has any",
-            "--save-every",
+            "asked to save",
         ],
     );
     refused(
         &["--resume", &from, "--steps", "2"],
-        &["step-2: 2 steps are done, and --steps asks for 2 in all"],
+        &["step-2: 2 steps are done, of 2 that are asked for in all"],
     );
     refused(
         &["--resume", &from, "--seed", "9", "--weight-decay", "0"],

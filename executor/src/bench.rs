@@ -1,8 +1,8 @@
 //! The throughput benchmark: one fixed model trained on random tokens.
 //!
-//! A Qwen3-MoE of 37 million parameters (hidden 512, 4 layers, 8 query and 4 key/value heads of 64,
-//! 16 experts of width 256, top-2, vocabulary 8192), sequences of 256 tokens, 4 of them a step, in
-//! f32: forward, backward, clipping and AdamW, nothing left out. The same model and batch are what
+//! A Qwen3-MoE of 37 million parameters: hidden 512, 4 layers, 8 query and 4 key/value heads of 64,
+//! 16 experts of width 256, top-2, vocabulary 8192. A step has 4 sequences of 256 tokens, in f32: forward,
+//! backward, clipping and AdamW, nothing left out. The same model and batch are what
 //! other frameworks are compared with. Several ranks divide the batch (DP) and the experts (EP).
 
 use std::collections::BTreeMap;

@@ -329,7 +329,7 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             path,
             format!(
                 "is no checkpoint and no run that has any: expected {INDEX} or a folder \
-                 {FOLDER} in it; --save-every N makes a run save them"
+                 {FOLDER} in it, which a run has that was asked to save every some steps"
             ),
         ));
     }
@@ -343,7 +343,7 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             Ok(found) if found != step => {
                 let reason = format!(
                     "is of step {found}, in a folder named after step {step}: give that folder its name \
-                     back, or name the one to --resume"
+                     back, or name the one to resume"
                 );
                 return Err(Error::malformed(dir.join(INDEX), reason));
             }

@@ -30,7 +30,7 @@ pub enum Error {
     /// Loss or gradient is no number any more; the step was not taken.
     #[error(
         "training diverged: loss {loss}, gradient norm {grad_norm}; the steps before it are in \
-         steps.jsonl; a lower --lr, some --warmup steps or --clip would help"
+         steps.jsonl; a lower learning rate, steps of warmup or clipped gradients would help"
     )]
     Diverged {
         /// Loss of the step.
@@ -81,7 +81,7 @@ pub enum Error {
     /// checkpoint, unless it is killed before it can.
     #[error(
         "{}: could not write the checkpoint, of which this rank's part takes {mib:.1} MiB: {cause}; once \
-         it can be written, --resume goes on from the last complete one, if any",
+         it can be written, a run that resumes goes on from the last complete one, if any",
         path.display()
     )]
     Save {

@@ -7,7 +7,8 @@
 //!
 //! The flat buffer of the dense family is ordered so that each treatment is one contiguous range:
 //! matrices split over TP, then key/value matrices that several TP ranks share, then what every TP
-//! rank holds in full (router matrices, then the one-dimensional norms).
+//! rank holds in full (router matrices, then the one-dimensional norms); vectors come after matrices
+//! in each.
 
 mod declare;
 
@@ -30,6 +31,9 @@ pub enum Family {
     Dense,
     /// Routed experts: reduced and sharded over `edp`.
     Expert,
+    /// Correction biases of routers: f32 on every device and whole on every rank; the load moves them,
+    /// not a gradient.
+    Balance,
 }
 
 /// What a parameter is for. Layers ask for their weights by it.
@@ -55,6 +59,8 @@ pub enum Part {
     PostNorm,
     /// Router `[experts, hidden]`.
     Router,
+    /// What is added to a router's scores for its choice alone `[experts]`.
+    CorrectionBias,
     /// Gate rows over up rows of every local expert `[experts/ep, 2*f/etp, hidden]`, or of the
     /// dense MLP `[2*f/tp, hidden]`.
     GateUp,
@@ -168,6 +174,8 @@ pub struct Shard {
     pub dense_len: usize,
     /// Length of the expert flat buffer, padded to equal shards over `edp`.
     pub expert_len: usize,
+    /// Length of the buffer of correction biases.
+    pub balance_len: usize,
 }
 
 /// A piece of the model that runs as one: forward, and later backward.
@@ -228,7 +236,7 @@ impl Shard {
     /// Orders parameters and gives each its place.
     fn place(mut parameters: Vec<Parameter>, replicas: [usize; 2]) -> Self {
         parameters.sort_by_key(|p| (p.family, treatment(p), p.layer));
-        let mut end = [0_usize; 2];
+        let mut end = [0_usize; 3];
         for parameter in &mut parameters {
             let end = &mut end[parameter.family as usize];
             parameter.offset = *end;
@@ -238,6 +246,7 @@ impl Shard {
             parameters,
             dense_len: end[0].next_multiple_of(ALIGNMENT * replicas[0]),
             expert_len: end[1].next_multiple_of(ALIGNMENT * replicas[1]),
+            balance_len: end[2],
         }
     }
 
@@ -251,6 +260,7 @@ impl Shard {
         match family {
             Family::Dense => self.dense_len,
             Family::Expert => self.expert_len,
+            Family::Balance => self.balance_len,
         }
     }
 
@@ -294,10 +304,10 @@ pub fn global_tensors(model: &Model) -> Vec<GlobalTensor> {
 
 /// The order of treatments in the dense buffer.
 fn treatment(parameter: &Parameter) -> u8 {
+    let vector = u8::from(!parameter.decays());
     match parameter.spread {
-        Spread::Split => 0,
-        Spread::SharedBy(_) => 1,
-        Spread::Replicated if parameter.decays() => 2,
-        Spread::Replicated => 3,
+        Spread::Split => vector,
+        Spread::SharedBy(_) => 2 + vector,
+        Spread::Replicated => 4 + vector,
     }
 }

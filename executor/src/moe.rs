@@ -100,7 +100,7 @@ impl Moe {
         let weight = |part| store.weight(Some(layer), part);
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
-            router: Router::new(weight(Part::Router), moe, aux),
+            router: Router::new(store, layer, moe, aux),
             experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
         }
     }

@@ -49,6 +49,9 @@ impl Default for AdamOptions {
 pub struct ZeroAdam {
     options: AdamOptions,
     families: Vec<FamilyShard>,
+    /// The correction biases of routers, which this updates not: on the first of their replicas, for
+    /// whoever asks what is saved.
+    balance: Option<Tensor>,
     steps: u64,
 }
 
@@ -70,6 +73,11 @@ impl<'a> Owned<'a> {
     /// The rectangles that they form, in order.
     pub(crate) fn regions(&self) -> Vec<Region<'a>> {
         self.slice.region().parts(self.elements.clone())
+    }
+
+    /// The states that they have.
+    pub(crate) fn states(&self) -> &'static [State] {
+        State::of(&self.slice.tensor)
     }
 
     /// A state of theirs, in order.
@@ -117,9 +125,12 @@ impl ZeroAdam {
             .filter(|&family| store.shard.buffer_len(family) > 0)
             .map(|family| FamilyShard::new(cx, store, family))
             .collect();
+        let balance = &store.flat(Family::Balance).weights;
+        let is_first = cx.replicas(Family::Balance).index() == 0;
         Self {
             options,
             families,
+            balance: is_first.then(|| balance.clone()),
             steps: 0,
         }
     }
@@ -163,11 +174,15 @@ impl ZeroAdam {
         parameter: &Parameter,
         slice: &Slice,
     ) -> Option<(Range<usize>, Tensor)> {
+        let at = parameter.offset + slice.at;
+        if parameter.family == Family::Balance {
+            let all = self.balance.as_ref().filter(|_| state == State::Master)?;
+            return Some((0..slice.len(), view(all, &(at..at + slice.len()))));
+        }
         let of = self
             .families
             .iter()
             .find(|f| f.family == parameter.family)?;
-        let at = parameter.offset + slice.at;
         let start = of.range.start.max(at);
         let end = of.range.end.min(at + slice.len());
         let values = match state {

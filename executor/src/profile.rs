@@ -25,7 +25,7 @@ mod ops;
 mod queued;
 pub mod rehearsal;
 mod sweep;
-pub(crate) mod training;
+pub mod training;
 
 use std::time::{Duration, Instant};
 
@@ -249,7 +249,7 @@ fn expect_alike(world: &Communicator, device: &Device) -> Result<(), Error> {
     };
     Err(Error::Request(format!(
         "rank 0 has a GPU {:?} and rank {other} a {:?}, and a profile is of one kind: measure each kind \
-         on its own, with CUDA_VISIBLE_DEVICES or fewer --ranks",
+         on its own, with CUDA_VISIBLE_DEVICES or fewer ranks",
         name(0),
         name(other)
     )))

@@ -102,7 +102,7 @@ impl Context {
     /// The ranks that hold copies of this rank's parameters of a family.
     pub fn replicas(&self, family: Family) -> &Communicator {
         match family {
-            Family::Dense => &self.dp_cp,
+            Family::Dense | Family::Balance => &self.dp_cp,
             Family::Expert => &self.edp,
         }
     }

@@ -4,10 +4,10 @@
 //! and how many rows a rank's experts are sent varies from step to step, so a rank takes more than is
 //! declared: as much again as its largest tensor, and something for rounding. That is from replaying what
 //! the planner declares of whole steps (every tensor taken and given back, in order) in the arena's own
-//! way: over ten layouts of Mixtral 8x7B, Qwen3 30B-A3B and the quickstart model, cut to 2 layers and
-//! whole, with the rows of every layer and microbatch alike and varying by 40 percent, the holes at the
-//! worst instant came to 0.00 to 0.99 of the largest tensor (0.01 to 14 percent of the peak, least where
-//! there are many layers). What a rank takes and how far its tensors reached is in the summary of a run.
+//! way. Ten layouts of Mixtral 8x7B, Qwen3 30B-A3B and the quickstart model were replayed, cut to 2 layers
+//! and whole, with the rows of every layer and microbatch alike and varying by 40 percent. The holes at the
+//! worst instant came to 0.00 to 0.99 of the largest tensor, which is 0.01 to 14 percent of the peak, least
+//! where there are many layers. What a rank takes and how far its tensors reached is in the summary of a run.
 
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_planner::layout::{Batch, Layout};

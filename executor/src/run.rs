@@ -122,9 +122,10 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
 
 /// Summarizes a run.
 ///
-/// `times` is by rank, then by step. Categories and busy times are those of the rank that worked
-/// most and so waited least, or where the ranks share too few cores (`cores_shared`) the mean of all ranks',
-/// over the recorded steps after warm-up, and scaled from their mean to the median step, which `step_s` is.
+/// `times` is by rank, then by step. Categories and busy times are those of the rank that worked most and
+/// so waited least, over the recorded steps after warm-up. Where the ranks share too few cores
+/// (`cores_shared`) they are the mean of all ranks'. They are scaled from their mean to the median step,
+/// which `step_s` is.
 /// A run no longer than its warm-up is summarized whole.
 pub fn summarize(
     records: &[StepRecord],

@@ -33,6 +33,8 @@ pub struct Store {
     pub shard: Shard,
     dense: Flat,
     expert: Flat,
+    /// Without gradients.
+    balance: Flat,
 }
 
 impl Store {
@@ -46,10 +48,16 @@ impl Store {
             }
         };
         let (dense, expert) = (flat(Family::Dense), flat(Family::Expert));
+        let zeros = |class, len| device.zeros(class, Dtype::F32, &[len]);
+        let balance = Flat {
+            weights: zeros(TensorClass::Weights, shard.buffer_len(Family::Balance)),
+            grads: zeros(TensorClass::Gradients, 0),
+        };
         Self {
             shard,
             dense,
             expert,
+            balance,
         }
     }
 
@@ -58,7 +66,16 @@ impl Store {
         match family {
             Family::Dense => &self.dense,
             Family::Expert => &self.expert,
+            Family::Balance => &self.balance,
         }
+    }
+
+    /// The correction bias of a layer's router, in place; none where it has none.
+    pub fn correction_bias(&self, layer: u32) -> Option<Tensor> {
+        let mut all = self.shard.family(Family::Balance);
+        let bias = all.find(|parameter| parameter.layer == Some(layer))?;
+        let all = &self.balance.weights;
+        Some(all.view(bias.offset, &bias.dims))
     }
 
     /// The parameter for a purpose, in place.

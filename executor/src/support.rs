@@ -22,6 +22,9 @@ const FEATURES: &[Feature] = &[
     Feature::Experts,
     Feature::SoftmaxRouter,
     Feature::TopkSoftmaxRouter,
+    Feature::SigmoidRouter,
+    Feature::CorrectionBias,
+    Feature::GroupLimitedRouting,
     Feature::RouterScaling,
     Feature::TiedEmbeddings,
 ];
@@ -148,7 +151,7 @@ mod tests {
             "deepseek_v3",
             "multi-head latent attention",
             "shared expert",
-            "sigmoid",
+            "multi-token prediction",
         ] {
             assert!(text.contains(part), "{text} lacks {part}");
         }

@@ -2,9 +2,9 @@
 //!
 //! A [`World`] runs the ranks; each gets a [`RankContext`], asks it for a [`Communicator`] per process
 //! group, and calls collectives on tensors, blocking or started and awaited. What carries them is a
-//! [`Transport`]: ranks exchanging posts in a mailbox (values of the CPU's tensors, offers of a GPU's
-//! memory), which is memory between threads and a connection to rank 0 between processes (`rendezvous`,
-//! `remote`), or NCCL between processes with a GPU each.
+//! [`Transport`]. In one, ranks exchange posts in a mailbox: values of the CPU's tensors, offers of a GPU's
+//! memory. Between threads the mailbox is memory, between processes a connection to rank 0 (`rendezvous`,
+//! `remote`). The other is NCCL, between processes with a GPU each.
 //! Groups of one carry nothing: their collectives are local copies.
 //!
 //! Sums are taken in rank order, in f32 whatever is stored, and rounded once, whatever the timing, so

@@ -60,9 +60,7 @@ impl Source {
         match self {
             Self::HuggingFace(folder) => folder.read(region),
             Self::Checkpoint(saved) => saved.read(State::Master, region),
-            Self::Random { .. } if matches!(region.tensor.rsplit_once('.'), Some((_, "bias"))) => {
-                Ok(vec![0.0; region.len()])
-            }
+            Self::Random { .. } if region.tensor.ends_with("bias") => Ok(vec![0.0; region.len()]),
             Self::Random { .. } if region.dims.len() == 1 => Ok(vec![1.0; region.len()]),
             Self::Random { seed, std } => Ok(normal_region(*seed, region, *std)),
         }

@@ -264,8 +264,8 @@ fn lines_for(bytes: usize) -> usize {
     size_class(bytes.div_ceil(LINE_BYTES))
 }
 
-/// Rounds a count of lines up to one of eight sizes an octave, so that buffers whose size varies
-/// from step to step (rows routed to an expert) still find recycled memory, at most 1/8 too large.
+/// Rounds a count of lines up to one of eight sizes an octave. So buffers whose size varies from step to
+/// step (rows routed to an expert) still find recycled memory, at most 1/8 too large.
 fn size_class(lines: usize) -> usize {
     if lines <= 16 {
         return lines;

@@ -6,8 +6,8 @@
 //! it writes another. So memory is kept as cells, and slices of it exist only inside [`with`]:
 //!
 //! 1. [`with`] turns the tensors of one op call into shared slices (inputs) and exclusive slices
-//!    (outputs) and hands them to a closure for whose duration alone they live (the closure is
-//!    generic over their lifetime, so they cannot leave it).
+//!    (outputs) and hands them to a closure. They live while it runs and no longer: it is generic
+//!    over their lifetime, so they cannot leave it.
 //! 2. Before that it checks that no output overlaps an input or another output, by buffer and word
 //!    range.
 //! 3. A device lends its memory to one [`with`] at a time: a nested call panics. Buffers are not
@@ -16,10 +16,10 @@
 //! 4. All memory is initialized when it is first taken from the system, and every bit pattern is a
 //!    valid f32, i32 and u32, so reading recycled memory is defined (if useless).
 //!
-//! The other homes of `unsafe` in the crate are [`crate::matrix`] (strided tiles of such slices),
-//! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes),
-//! [`crate::simd`] (calls compiled for wider vectors) and, in modules that say why, [`crate::cuda`]
-//! (foreign libraries, kernels run on the CPU).
+//! `unsafe` has these other homes in the crate: [`crate::matrix`] (strided tiles of such slices),
+//! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes) and
+//! [`crate::simd`] (calls compiled for wider vectors). In [`crate::cuda`] (foreign libraries, kernels run
+//! on the CPU) each module says why.
 #![expect(
     unsafe_code,
     reason = "tensors share memory; see the module documentation"

@@ -6,6 +6,8 @@
 //! top: exactly, where a stack says in what order it takes and gives ([`Passes`](crate::runtime::Passes)), else the largest
 //! working set of its layers ([`WorkingSets`](crate::runtime::WorkingSets)). Fragmentation of an allocator is not modelled.
 
+use std::ops::Add as _;
+
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, TensorClass};
 
@@ -132,7 +134,8 @@ pub fn at_worst_instant(
         });
         worst.higher(kept + stages[occupancy.chunk].running(occupancy.backward))
     });
-    rank + worst.bytes()
+    let beside = stages.iter().map(|stage| stage.beside);
+    rank + beside.fold(worst, Level::add).bytes()
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Imports of other people's measurements, held to what the files say when read by hand.
 //!
-//! `kineto-cpu.json` was made by PyTorch 2.15 itself: one step of a tiny model on a CPU (an embedding of 96
-//! by 32, RMSNorm, attention with two heads of 16, LayerNorm, an MLP of 64, a head) over two sequences of 16
-//! tokens under `torch.profiler.profile(record_shapes=True)`, with gradients clipped and fused AdamW. Views
+//! `kineto-cpu.json` was made by PyTorch 2.15 itself, under `torch.profiler.profile(record_shapes=True)`:
+//! one step of a tiny model on a CPU over two sequences of 16 tokens. The model is an embedding of 96 by 32,
+//! RMSNorm, attention with two heads of 16, LayerNorm, an MLP of 64 and a head; gradients are clipped, AdamW
+//! is fused. Views
 //! and other ops that take no time of their own were cut from it afterwards. The other fixtures were written
 //! for these tests in the layouts of the tools they are named after.
 

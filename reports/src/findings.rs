@@ -232,8 +232,8 @@ fn prediction(comparison: &Comparison) -> Vec<String> {
     findings
 }
 
-/// The three categories in which a measured step differs most from the predicted one, and how much of the
-/// difference they are.
+/// The three categories in which a measured step differs most from the predicted one, and what all differ by:
+/// some cancel others.
 fn explained(predicted: &TimeByCategory, measured: &TimeByCategory) -> String {
     let more = |c: Category| measured.get(c).0 - predicted.get(c).0;
     let mut most = Category::ALL;
@@ -252,12 +252,10 @@ fn explained(predicted: &TimeByCategory, measured: &TimeByCategory) -> String {
         let label = color::category_label(c).replace(", ", "/");
         format!("{label} ({})", format::signed_seconds(more(c)))
     };
-    let listed = listed(&most.iter().map(words).collect::<Vec<_>>());
-    let sum: f64 = most.iter().map(|&c| more(c)).sum();
     format!(
-        "; {listed} make {} of the {} from predicted to measured",
-        format::signed_seconds(sum),
-        format::signed_seconds(step_s - predicted.total().0)
+        "; measured less predicted is {} over all categories, most in {}",
+        format::signed_seconds(step_s - predicted.total().0),
+        listed(&most.iter().map(words).collect::<Vec<_>>())
     )
 }
 

@@ -1,8 +1,8 @@
 //! Whether a plan's ranks have room on the GPUs that run them, and what would have.
 //!
 //! Bytes are the planner's for this executor, worked out again from the plan's layout, so that an
-//! edited file is judged by what it says, and with the room between tensors that the executor reserves
-//! with them ([`room()`]). Beside tensors a rank needs what a profile measured, where the plan was priced
+//! edited file is judged by what it says. The room between tensors that the executor reserves is counted
+//! ([`room()`]). Beside tensors a rank needs what a profile measured, where the plan was priced
 //! with one, else what is assumed ([`ASSUMED_OVERHEAD`]); and as a process of its own what NCCL keeps
 //! for every group of more than one rank, by the planner's figure. Ranks that are threads share the first
 //! GPU and its context, and use no NCCL. A process that a launcher started judges the GPU that it takes.

@@ -38,7 +38,7 @@ pub struct Checkpoint {
 struct Piece {
     file: usize,
     rectangle: Rectangle,
-    /// Where its states begin in the file, in the order of [`State::ALL`], bytes.
+    /// Where its states begin in the file, in the order of [`State::ALL`], bytes; 0 of those it has not.
     at: [u64; 3],
 }
 
@@ -100,14 +100,14 @@ impl Checkpoint {
         if !differ.is_empty() {
             return Err(Error::Request(format!(
                 "{}: was trained otherwise, so a run that resumes it would not go on as it began: {}; \
-                 give what was given then, or start anew from weights with --init",
+                 give what was given then, or start anew from saved weights",
                 self.dir.display(),
                 differ.join(", ")
             )));
         }
         if self.step() >= steps {
             return Err(Error::Request(format!(
-                "{}: {} steps are done, and --steps asks for {steps} in all: give more",
+                "{}: {} steps are done, of {steps} that are asked for in all: ask for more",
                 self.dir.display(),
                 self.step()
             )));
@@ -226,7 +226,7 @@ fn locate(
 ) -> Result<Piece, String> {
     let region = rectangle.region();
     let mut at = [0; 3];
-    for state in State::ALL {
+    for &state in State::of(region.tensor) {
         let name = name_of(rectangle, state);
         let found = stored
             .get(&name)

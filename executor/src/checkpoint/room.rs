@@ -34,7 +34,7 @@ fn check_free(folder: &Path, count: u64, bytes: u64, free: u64) -> Result<(), Er
     Err(Error::Request(format!(
         "{}: {all:.2} GiB are needed for {count} checkpoints of {each:.2} GiB ({KEPT} are kept, and the \
          next is written before the older goes), and {free:.2} GiB are free: make room, choose another \
-         --out, or leave out --save-every",
+         folder for the run, or save no checkpoints",
         folder.display()
     )))
 }
@@ -74,7 +74,7 @@ mod tests {
         for part in [
             "run/checkpoints: 3.00 GiB",
             "3 checkpoints of 1.00 GiB",
-            "--out",
+            "choose another folder",
         ] {
             assert!(text.contains(part), "{text}");
         }

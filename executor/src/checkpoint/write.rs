@@ -198,7 +198,7 @@ fn write_file(dir: &Path, rank: u32, stepper: &Stepper) -> Result<ShardFile, Err
 fn write_states(out: &mut dyn Write, owned: &[Owned<'_>]) -> io::Result<()> {
     out.write_all(&header(owned))?;
     for owned in owned {
-        for state in State::ALL {
+        for &state in owned.states() {
             // Rectangles of a range follow each other as its elements do.
             out.write_all(bytemuck::cast_slice(&owned.state(state).to_f32()))?;
         }
@@ -211,7 +211,7 @@ fn header(owned: &[Owned<'_>]) -> Vec<u8> {
     let mut tensors = Vec::new();
     let mut at = 0;
     for owned in owned {
-        for state in State::ALL {
+        for &state in owned.states() {
             for region in owned.regions() {
                 let start = at;
                 at += region.len() * size_of::<f32>();

@@ -96,6 +96,7 @@ impl<'a> Declaration<'a> {
     ) {
         let family = match part {
             Part::GateUp | Part::Down if dims.len() == 3 => Family::Expert,
+            Part::CorrectionBias => Family::Balance,
             _ => Family::Dense,
         };
         let counted = family == Family::Expert
@@ -144,14 +145,26 @@ impl<'a> Declaration<'a> {
     }
 
     fn norm(&mut self, layer: Option<u32>, part: Part, tensor: String, len: usize) {
+        self.vector(layer, part, Spread::Replicated, tensor, (len, 0..len));
+    }
+
+    /// Some elements of a vector of `len`.
+    fn vector(
+        &mut self,
+        layer: Option<u32>,
+        part: Part,
+        spread: Spread,
+        tensor: String,
+        (len, held): (usize, Range<usize>),
+    ) {
         let slice = Slice {
             tensor,
             dims: vec![len],
-            rows: 0..len,
+            rows: held.clone(),
             cols: 0..1,
             at: 0,
         };
-        self.push(layer, part, vec![len], Spread::Replicated, vec![slice]);
+        self.push(layer, part, vec![held.len()], spread, vec![slice]);
     }
 
     /// A matrix held as one rectangle.
@@ -236,6 +249,10 @@ impl<'a> Declaration<'a> {
         let router = format!("{prefix}.gate.weight");
         let router = rectangle(router, [experts, h], 0..experts, 0..h);
         self.matrix(layer, Part::Router, Spread::Replicated, router);
+        if moe.router.correction_bias {
+            let bias = format!("{prefix}.gate.e_score_correction_bias");
+            self.norm(Some(layer), Part::CorrectionBias, bias, experts);
+        }
 
         let width = moe.expert.width as usize;
         let held = block(width, self.etp, self.etp_rank);

@@ -2,7 +2,7 @@
 //! whatever the tokens and the matrix are.
 
 use moefold_kernels::permute::{self, RowMap};
-use moefold_kernels::router::{self, RouterRule, Routing, Stats};
+use moefold_kernels::router::{self, Groups, RouterRule, Routing, Stats};
 use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
@@ -10,8 +10,9 @@ use moefold_profiles::trace::Category;
 use super::{Balance, RoutingStats};
 use crate::error::Error;
 use crate::layers::linear;
+use crate::model::Part;
 use crate::rank::Context;
-use crate::store::Weight;
+use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::RouterPermute;
 
@@ -20,6 +21,8 @@ const CATEGORY: Category = Category::RouterPermute;
 pub struct Router {
     /// `[E, h]`.
     matrix: Weight,
+    /// Added to the scores for the choice alone `[E]` f32 (DeepSeek-V3, arXiv 2412.19437, equation 16).
+    correction_bias: Option<Tensor>,
     topk: usize,
     num_experts: usize,
     rule: RouterRule,
@@ -37,22 +40,29 @@ pub struct AuxLoss {
 }
 
 impl Router {
-    /// The router on its weight, with a balancing loss or without.
-    pub fn new(matrix: Weight, moe: &Moe, aux: Option<AuxLoss>) -> Self {
+    /// The router of `layer` on its weights, with a balancing loss or without.
+    pub fn new(store: &Store, layer: u32, moe: &Moe, aux: Option<AuxLoss>) -> Self {
         let score = match moe.router.score {
             Score::TopkThenSoftmax => router::Score::TopkThenSoftmax,
             Score::SoftmaxThenTopk => router::Score::SoftmaxThenTopk,
+            Score::Sigmoid => router::Score::Sigmoid,
             other => unreachable!("support::check refuses {other:?}"),
         };
+        let groups = moe.router.groups.as_ref().map(|groups| Groups {
+            groups: groups.groups as usize,
+            topk: groups.topk as usize,
+            scored_by: groups.scored_by as usize,
+        });
         Self {
-            matrix,
+            matrix: store.weight(Some(layer), Part::Router),
+            correction_bias: store.correction_bias(layer),
             topk: moe.topk as usize,
             num_experts: moe.experts as usize,
             rule: RouterRule {
                 score,
                 normalize: moe.router.normalize,
                 scale: moe.router.scale as f32,
-                groups: None,
+                groups,
             },
             aux,
         }
@@ -69,7 +79,8 @@ impl Router {
             if self.aux.is_none() {
                 return (self.choose(&logits), None);
             }
-            let (routing, stats) = router::forward_with_stats(&logits, self.topk, &self.rule, None);
+            let (topk, rule, bias) = (self.topk, &self.rule, self.correction_bias.as_ref());
+            let (routing, stats) = router::forward_with_stats(&logits, topk, rule, bias);
             (routing, Some(stats))
         });
         let sorted = cx.op(CATEGORY, || permute::sort(&routing.ids, self.num_experts));
@@ -98,7 +109,8 @@ impl Router {
     }
 
     fn choose(&self, logits: &Tensor) -> Routing {
-        router::forward(logits, self.topk, &self.rule, None)
+        let bias = self.correction_bias.as_ref();
+        router::forward(logits, self.topk, &self.rule, bias)
     }
 
     /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.

@@ -1,9 +1,9 @@
 //! Training as a measurement: layouts are run for some steps on random tokens, and what their ops and
 //! collectives took is a profile.
 //!
-//! Nothing else meets what training meets: which operands are still in a cache, memory that is touched for
-//! the first time, other ranks beside, ranks that take turns on too few cores, what the host does between
-//! two ops, and how far ranks drift apart. A model that is too large for the time or the machine is
+//! Nothing else meets what training meets. Some operands are still in a cache, some memory is touched for
+//! the first time. Other ranks run beside, and take turns where cores are too few. The host does something
+//! between two ops, and ranks drift apart. A model that is too large for the time or the machine is
 //! rehearsed with two layers of each kind and one microbatch: the keys of its layers are the same.
 
 use std::collections::BTreeMap;

@@ -40,6 +40,31 @@ impl Measurements {
     }
 }
 
+/// Those of `keys` that training has not measured. Where data decides a size (rows of an expert), training met
+/// sizes of its own: one within an octave of them is not missing, as it would only be timed without what
+/// training does to it.
+pub fn missing(keys: impl IntoIterator<Item = Key>, trained: &Profile) -> Vec<Key> {
+    let split = |mut key: Key| {
+        let size = size(&mut key).map(std::mem::take);
+        (key, size)
+    };
+    let mut met: BTreeMap<Key, Vec<Option<u64>>> = BTreeMap::new();
+    for sample in &trained.samples {
+        let (family, size) = split(sample.key);
+        met.entry(family).or_default().push(size);
+    }
+    let near = |met: Option<u64>, asked: Option<u64>| match (met, asked) {
+        (Some(met), Some(asked)) => met.max(asked) <= 2 * met.min(asked),
+        _ => met == asked,
+    };
+    let is_missing = |key: &Key| {
+        let (family, asked) = split(*key);
+        let sizes = met.get(&family).map_or(&[][..], Vec::as_slice);
+        !sizes.iter().any(|&size| near(size, asked))
+    };
+    keys.into_iter().filter(is_missing).collect()
+}
+
 /// The samples of a run. `steps` are those of every rank, and `step_s` how long each step of the run took, by
 /// its number. Between ops on a device that has a queue the host does not show.
 pub(crate) fn samples(
@@ -281,6 +306,17 @@ mod tests {
         apart.extend((1..20).map(|m| (gemm(m), took(1, 1.0))));
         let apart = samples(&[vec![step(0, apart)]], &one_step, 0, false);
         assert_eq!(apart.len(), 2 + 19);
+    }
+
+    #[test]
+    fn what_training_met_at_about_its_size_is_not_missing() {
+        let keys = vec![(gemm(4), took(1, 1.0)), (permute(100), took(1, 1.0))];
+        let met = samples(&[vec![step(0, keys)]], &lengths(&[1.0]), 0, true);
+        let profile = Profile::of("cpu", met);
+        let asked = [4, 5].map(gemm).into_iter();
+        let asked = asked.chain([49, 50, 100, 200, 201].map(permute));
+        let expected = vec![gemm(5), permute(49), permute(201)];
+        assert_eq!(missing(asked, &profile), expected);
     }
 
     #[test]

@@ -90,6 +90,8 @@ struct Answer {
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
+    /// What it has beside parameters: correction biases.
+    beside: Level,
     /// The largest tensor it allocates.
     largest: Bytes,
 }
@@ -257,6 +259,10 @@ impl<'a> Traced<'a> {
         Ok(Answer {
             passes: Passes::of(&forward.account, &backward.account),
             padding: padding(&store.shard),
+            beside: {
+                let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
+                Level::of(TensorClass::Weights, biases)
+            },
             update: update.account.peak(),
             largest: forward.largest.max(backward.largest).max(update.largest),
             forward: forward.items,
@@ -416,7 +422,9 @@ impl Runtime for Traced<'_> {
         };
         let pieces = self.pieces(piece);
         for &piece in &pieces {
-            memory.padding += self.answer(setting.into(), piece).padding;
+            let answer = self.answer(setting.into(), piece);
+            memory.padding += answer.padding;
+            memory.beside = memory.beside + answer.beside;
         }
         let passes = |set| {
             let units = self.units(&pieces, set).into_iter();
@@ -595,6 +603,8 @@ fn padding(shard: &Shard) -> Counts {
             (Family::Expert, _) => padding.experts += after,
             (Family::Dense, Spread::Replicated) => padding.replicated += after,
             (Family::Dense, _) => padding.split += after,
+            // All of it is counted, with what is behind it.
+            (Family::Balance, _) => {}
         }
     }
     padding

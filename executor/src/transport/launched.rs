@@ -57,7 +57,7 @@ impl Launched {
         } else {
             Err(refuse(
                 "neither RANK (torchrun) nor SLURM_PROCID (Slurm) is set: start the ranks with \
-                 torchrun or srun, or use --launch processes",
+                 torchrun or srun, or have this program launch processes",
             ))
         }?;
         let shown = get("CUDA_VISIBLE_DEVICES").unwrap_or_default();
@@ -213,7 +213,7 @@ fn timeout_of(said: &str) -> Result<Duration, Error> {
 }
 
 fn refuse(why: &str) -> Error {
-    Error::Request(format!("--launch env: {why}"))
+    Error::Request(format!("launched by the environment: {why}"))
 }
 
 fn text(get: &dyn Fn(&str) -> Option<String>, name: &str, launcher: &str) -> Result<String, Error> {

@@ -2,12 +2,12 @@
 //!
 //! The ranks of a world make one parent communicator; every group is split from it and shares its
 //! buffers, and groups of one have none. A split is a call of all ranks, so they first agree over rank
-//! 0's mailbox on which groups are made, and a rank that asks for others is an error where it would be
-//! a hang.
+//! 0's mailbox on which groups are made. A rank that asks for others is an error, where it would be a
+//! hang.
 //!
-//! Collectives are queued on the device: starting one waits for no other rank, except at a group's
-//! first use, when NCCL connects its members (ranks start collectives of groups that they share in the
-//! same order, as the step does), and awaiting one lets later work wait for it, not the host. So only
+//! Collectives are queued on the device. Starting one waits for no other rank, except at a group's first
+//! use, when NCCL connects its members: ranks start collectives of groups that they share in the same
+//! order, as the step does. Awaiting one lets later work wait for it, not the host. So only
 //! three kinds of waits can hang: those in NCCL, those for the device ([`Device::wait_by`]), and those in
 //! the mailbox, which has a deadline of its own. The first two ask again and again, every communicator
 //! for errors in the background, rank 0 for a rank that failed, and the clock. When it is enough, every

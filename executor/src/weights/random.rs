@@ -1,7 +1,7 @@
 //! Normal random numbers at any place of a tensor, without those before it.
 //!
-//! Element `i` of a tensor comes from words `i & !1` and `i | 1` of a ChaCha stream that belongs to
-//! the seed and the tensor's name, by the transform of Box and Muller (1958). ChaCha can be set to
+//! A ChaCha stream belongs to the seed and the tensor's name. Element `i` comes from its words `i & !1`
+//! and `i | 1`, by the transform of Box and Muller (1958). ChaCha can be set to
 //! any word, so each rank makes its own part of a tensor and all parts fit.
 
 use std::thread;

@@ -152,6 +152,15 @@ impl State {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
 
+    /// Those of a tensor's elements: the optimizer updates no correction bias, so these have values alone.
+    pub fn of(tensor: &str) -> &'static [Self] {
+        if tensor.ends_with("e_score_correction_bias") {
+            &[Self::Master]
+        } else {
+            &Self::ALL
+        }
+    }
+
     /// Its name in checkpoints.
     pub fn name(self) -> &'static str {
         match self {

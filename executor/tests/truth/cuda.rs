@@ -8,6 +8,7 @@ use std::io::Write as _;
 
 use moefold_emulator::at_hand;
 use moefold_executor::error::Error;
+use moefold_executor::model::Family;
 use moefold_executor::rank::Context;
 use moefold_executor::room::{largest, room_for};
 use moefold_executor::train;
@@ -100,7 +101,8 @@ fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pas
             let load = trainer.stepper().gradients(&trainer.cx, &tokens)?;
             let store = &trainer.stepper().store;
             let mut gradients = Tensors::new();
-            for parameter in &store.shard.parameters {
+            let trained = store.shard.parameters.iter();
+            for parameter in trained.filter(|p| p.family != Family::Balance) {
                 let grads = &store.flat(parameter.family).grads;
                 for slice in &parameter.slices {
                     let grad = grads.view(parameter.offset + slice.at, &[slice.len()]);

@@ -20,7 +20,7 @@ use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
-use moefold_planner::model::{Ffn, Mixer, QkNorm};
+use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
 use moefold_planner::options::{Routing, SearchOptions};
 use moefold_planner::plan::{PlannedLayout, PlannedRouting, Predicted};
 use moefold_planner::search;
@@ -192,6 +192,7 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     let qk_norm = one_of(&[0, 1]) == 1;
     let (experts, width) = (one_of(&[4, 8]), one_of(&[8, 16, 64]));
     let (topk, dense) = (one_of(&[1, 2, 4]), one_of(&[16, 48, 160]));
+    let sigmoid = one_of(&[0, 1]) == 1;
     model.layers.clear();
     for _ in 0..one_of(&[1, 2, 4]) {
         let mut layer = layers[one_of(&[0, 1]) as usize].clone();
@@ -206,6 +207,15 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
             Some(Ffn::Dense(mlp)) => mlp.width = dense,
             Some(Ffn::Moe(moe)) => {
                 (moe.experts, moe.topk, moe.expert.width) = (experts, topk, width);
+                if sigmoid {
+                    moe.router.score = Score::Sigmoid;
+                    moe.router.correction_bias = true;
+                    moe.router.groups = Some(RouterGroups {
+                        groups: 2,
+                        topk: 2,
+                        scored_by: 2,
+                    });
+                }
             }
             None => unreachable!("every layer has a feed-forward block"),
         }

@@ -1,8 +1,8 @@
 //! Compiles a program with the C++ compiler into a shared library, and opens it.
 //!
-//! Libraries are kept beside the running executable (in a folder of its own under the target
-//! directory, for tests) under a hash of everything that goes into them, written under another name
-//! and renamed, so that processes that build the same one at once do not meet. One that was opened
+//! Libraries are kept beside the running executable, for tests in a folder of its own under the target
+//! directory. A library is named by a hash of everything that goes into it. It is written under another
+//! name and renamed, so processes that build the same one at once do not meet. One that was opened
 //! stays so for the life of the process.
 #![expect(
     unsafe_code,

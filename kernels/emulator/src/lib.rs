@@ -2,40 +2,45 @@
 //! tests alone: no build of the program has it.
 //!
 //! The same `.cu` that NVRTC compiles for a GPU is compiled by the C++ compiler into a shared library
-//! (`compile`), with `prelude/host.cuh` in place of `prelude/gpu.cuh`, so that every instruction of
-//! the hardware is a call (`abi`) into a model of it in Rust (`machine` and its parts `access`, `sync`,
-//! `copies`, `mbarrier`, `tensor_core`; pure tables in `matrix` and `tensor_map`). A thread of a block
-//! is a fiber (`launch`). Which one runs next, when a bulk copy happens, in which order blocks come and
+//! (`compile`). There `prelude/host.cuh` takes the place of `prelude/gpu.cuh`: every instruction of the
+//! hardware is a call (`abi`) into a model of it in Rust. The model is `machine` with its parts `access`,
+//! `sync`, `copies`, `mbarrier` and `tensor_core`; pure tables are in `matrix` and `tensor_map`. A thread
+//! of a block is a fiber (`launch`). Which one runs next, when a bulk copy happens, in which order blocks come and
 //! how often an event is not reached yet is thrown from a seed: what no instruction orders is met in
 //! many orders.
 //!
 //! Every load and store is seen, because kernels are compiled with the hooks of the compiler's thread
 //! sanitizer, which this crate provides itself. So it reports, by kernel, block, thread and line:
-//! reads of uninitialized shared or global memory, accesses out of bounds, misaligned ones, data races
-//! inside a block and between blocks (by happens-before, so mostly whatever the order of this run),
-//! plain writes that a bulk copy or wgmma reads without `fence_async` (in device memory, touches
-//! without `fence_async_global`), registers and shared memory touched while an operation on them is in
-//! flight, misused barriers, divergent collectives and deadlocks. The memory model is the documented
-//! one, not what hardware happens to do: shuffles order nothing, atomics order only with fences.
 //!
-//! Work is done when it is asked for, and yet streams are held to waiting for each other: every launch,
+//! - reads of uninitialized shared or global memory, accesses out of bounds, misaligned ones;
+//! - data races inside a block and between blocks (by happens-before, so mostly whatever the order of this
+//!   run);
+//! - plain writes that a bulk copy or wgmma reads without `fence_async` (in device memory, touches without
+//!   `fence_async_global`);
+//! - registers and shared memory touched while an operation on them is in flight;
+//! - misused barriers, divergent collectives and deadlocks.
+//!
+//! The memory model is the documented one, not what hardware happens to do: shuffles order nothing, atomics
+//! order only with fences.
+//!
+//! Work is done when it is asked for, and yet streams are held to waiting for each other. Every launch,
 //! copy, fill, recycled tensor and the like is an event of its stream, with what that stream knows to be
-//! over (`streams`), and every block of memory remembers who used which bytes last, over all ranks that
-//! know it (`history`). Two uses of which one writes, of streams neither of which waits for the other,
-//! are reported with both pieces of work, both streams and ranks, and the bytes, whatever the order in
-//! which they were done here. Memory given back counts as written, for the next tensor may be anywhere
-//! in it. ([`LostWait`] leaves out one wait of a device, to see that it is missed.)
+//! over (`streams`). Every block of memory remembers who used which bytes last, over all ranks that know it
+//! (`history`). Two uses race where one of them writes and neither stream waits for the other. A race is
+//! reported with both pieces of work, both streams and ranks, and the bytes, whatever the order in which
+//! they were done here. Memory given back counts as written, for the next tensor may be anywhere in it.
+//! ([`LostWait`] leaves out one wait of a device, to see that it is missed.)
 //!
 //! # What it cannot show
 //!
 //! It knows the hardware from its manual (`model.cu` has what a GPU must confirm: swizzles, fragments,
-//! descriptors). It computes `ex2.approx` exactly, sums tensor-core products in f32 one after another,
-//! contracts no `a * b + c`, and takes no notice of `setmaxnreg`, clusters, L1 and L2, register
+//! descriptors). It computes `ex2.approx` exactly, sums tensor-core products in f32 one after another and
+//! contracts no `a * b + c`. It takes no notice of `setmaxnreg`, clusters, L1 and L2, register
 //! pressure and time. Blocks run one at a time, so one that waits for another deadlocks here even
 //! where a GPU holds both. Of the readers of a place since its last write it remembers two. A race
 //! through local memory is not looked for. Between kernels only their streams are: what hosts tell each
-//! other orders nothing, so who relied on that would be reported; and work is done when it is asked for, so
-//! what goes wrong where a wait is missing is reported and not seen, and a wait for what never comes is no
+//! other orders nothing, so who relied on that would be reported. Work is done when it is asked for,
+//! so what goes wrong where a wait is missing is reported and not seen. A wait for what never comes is no
 //! deadlock. A rank that unwinds or ends is not held to waiting for what it lets go of. What a library other
 //! than ours reads and writes is what its caller says. Accumulators of a wgmma are watched; A operands in
 //! registers are taken when it is issued, for the compiler of a GPU gives each its own.

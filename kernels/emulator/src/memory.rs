@@ -3,9 +3,9 @@
 //! Ranks of one process have an emulator each, as they have a stream each on a GPU, and read each
 //! other's memory as they would there: a range that one lends ([`Memory::lend`]) the other adopts
 //! ([`Memory::adopt`]). A block lives as long as anybody knows it. Whoever runs a kernel, or copies,
-//! holds its own [`Gate`] alone and those of everybody it has adopted memory of together with other
-//! readers ([`Memory::gates`]), so what a rank that keeps to no protocol gets are wrong numbers and
-//! nothing worse. Gates are entered in the order of their addresses, so nobody waits in a circle.
+//! holds its own [`Gate`] alone, and together with other readers those of everybody it has adopted
+//! memory of ([`Memory::gates`]). So a rank that keeps to no protocol gets wrong numbers and nothing
+//! worse. Gates are entered in the order of their addresses, so nobody waits in a circle.
 #![expect(
     unsafe_code,
     reason = "kernels compiled as C++ read and write this memory by address, so it is owned as raw \

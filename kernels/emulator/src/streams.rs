@@ -1,8 +1,8 @@
 //! Which stream knows of whose work: vector clocks of streams, of hosts, and of the events between them.
 //!
-//! The emulator does work when it is asked for. A GPU does it when its stream comes to it, so what orders
-//! two pieces of work is not when they were asked for but that one stream waited for the other, or the
-//! host did. So every piece of work is an [`Work`] of its stream, with a count, and a stream has a
+//! The emulator does work when it is asked for. A GPU does it when its stream comes to it. When two
+//! pieces of work were asked for does not order them: that one stream waited for the other does, or that
+//! the host did. So every piece of work is an [`Work`] of its stream, with a count, and a stream has a
 //! [`Clock`]: of every stream of every rank the last event that is over when its own next one begins. It
 //! learns by [`Streams::after`], by an event that it waits for, and from the host who asks: a host is a
 //! thread, and knows what it waited for. (What hosts tell each other orders nothing here.)

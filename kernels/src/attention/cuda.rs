@@ -2,22 +2,21 @@
 //! Hopper does better in bf16 is [`hopper`]'s.
 //!
 //! Forward is FlashAttention-2 (arXiv 2307.08691): a block has the queries of one head on chip and
-//! goes through the keys they see with an online softmax in base 2, `4 w` FLOPs for each score of
-//! a head of width `w` (2 for the score, 2 for the value). Blocks of keys above the diagonal are
+//! goes through the keys they see with an online softmax in base 2. A score of a head of width `w`
+//! takes `4 w` FLOPs, 2 for the score and 2 for the value. Blocks of keys above the diagonal are
 //! never touched; only those on it are masked.
 //!
 //! Backward recomputes the scores and needs `10 w`: `s = q k`, `dp = do v`, and the three sums
 //! `dv += p do`, `dk += ds q`, `dq += ds k`. A block of keys owns its dk and dv, in registers; dq
-//! is owed to many blocks. Three ways keep its bits the same every run: to compute it in a second
-//! pass that recomputes s and dp (`14 w`), to keep a copy of dq for every block of keys (memory
-//! quadratic in the sequence), or to let blocks of keys add in a fixed order. The last has the
-//! fewest FLOPs and is what is done here. What it costs: an f32 copy of dq as workspace (read and
+//! is owed to many blocks. Three ways keep its bits the same every run. A second pass recomputes s and
+//! dp (`14 w`); or every block of keys has a copy of dq (memory quadratic in the sequence); or blocks of
+//! keys add in a fixed order. The last has the fewest FLOPs and is what is done here. What it costs: an f32 copy of dq as workspace (read and
 //! written through the second-level cache once a step), a counter for each tile of it, and waiting
 //! for one's turn. Two choices keep the waiting short. Blocks take the work by tickets, so that one
 //! only ever waits for blocks that have started. And a block goes through its queries from the last
-//! to the first, with the heads of a group inside: what a block of later keys does is then the start
-//! of what a block of earlier keys does, all go at one pace one step behind another, and none is
-//! held up by the longer work of the one before it.
+//! to the first, with the heads of a group inside. What a block of later keys does is then the start
+//! of what a block of earlier keys does. All go at one pace, one step behind another, and none is held up
+//! by the longer work of the one before it.
 //!
 //! Memory traffic is that of q, k, v, o and their gradients plus the workspace; both passes are
 //! limited by the tensor cores (and by `ldmatrix`, which is why a warp takes two row tiles of

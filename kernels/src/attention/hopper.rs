@@ -3,9 +3,9 @@
 //! Forward follows FlashAttention-3 (arXiv 2407.08608). One warp copies tiles ahead, two or three
 //! warpgroups compute, 64 queries each. Scores are products of shared memory with shared memory;
 //! probabilities stay in registers as the first operand of the product with the values. Inside a
-//! warpgroup the softmax of a step runs beside the product with the values of the step before, and
-//! warpgroups take turns at issuing products, so that one computes exponentials while the other
-//! multiplies. Blocks stay on their multiprocessor and take tickets, so that the work evens out
+//! warpgroup the softmax of a step runs beside the product with the values of the step before.
+//! Warpgroups take turns at issuing products: one computes exponentials while the other multiplies.
+//! Blocks stay on their multiprocessor and take tickets, so that the work evens out
 //! whatever else runs there, and the next tile's keys arrive while the last is finished.
 //!
 //! Backward is one pass of five products over blocks of 128 keys (see [`super::cuda`] for why), two
@@ -15,9 +15,9 @@
 //! when the turn has come, while the next step is computed. A small kernel before it pads lse and
 //! delta to whole steps, one after it turns the sums into bf16.
 //!
-//! What limits them, counted, not measured: cycles of one multiprocessor for a step (4096 dense bf16
-//! FLOPs, 16 exponentials, 128 other f32 operations and 128 bytes of shared memory a cycle), in
-//! shared memory the operands of products, the tiles that arrive and what warps write.
+//! What limits them, counted, not measured, in cycles of one multiprocessor for a step. A cycle has 4096
+//! dense bf16 FLOPs, 16 exponentials, 128 other f32 operations and 128 bytes of shared memory. Shared memory
+//! has the operands of products, the tiles that arrive and what warps write.
 //!
 //! | forward | queries x keys | products | exponentials | other f32 | shared memory | accumulators of a thread | KiB |
 //! |---|---|---|---|---|---|---|---|

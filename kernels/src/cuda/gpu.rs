@@ -9,10 +9,10 @@
 //! Every function comes from [`driver::Driver`], resolved with the signatures of `cuda.h` from a
 //! library that stays open. Handles are owned by values that destroy them once, on drop, and keep the
 //! context they belong to alive; a context is made current on the thread before any call that needs
-//! one. What goes to other threads is a [`Mark`]: an event that was recorded before it is shared and a
-//! hold on its context, which the driver lets every thread of the process use; a stream may wait for
-//! an event of another thread's stream, as ranks of one GPU share its primary context, and the event
-//! is destroyed (or used again) when the last of them lets go. Nothing else here is `Send`. Addresses
+//! one. What goes to other threads is a [`Mark`]: an event that was recorded before it is shared, and a
+//! hold on its context, which the driver lets every thread of the process use. A stream may wait for an
+//! event of another thread's stream, as ranks of one GPU share its primary context. The event is destroyed
+//! (or used again) when the last of them lets go. Nothing else here is `Send`. Addresses
 //! and sizes of device memory are checked by the tensors above; the device cannot write host memory
 //! but for [`Gpu::download`], which waits. What a kernel is handed is checked against what it takes,
 //! where the driver tells.

@@ -115,10 +115,10 @@ pub struct StepGroups {
     pub tp: Placement,
 }
 
-/// Passes that Megatron-Core makes over the gradients of a rank that holds `shard`, beside its optimizer:
-/// the buffers are set to zero before the step and scaled by the number of replicas before they are
-/// reduced (`megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64), and the rank's own part is
-/// scaled where the norm is clipped (`megatron/core/optimizer/clip_grads.py`).
+/// Passes that Megatron-Core makes over the gradients of a rank that holds `shard`, beside its optimizer.
+/// The buffers are set to zero before the step and scaled by the number of replicas before they are
+/// reduced (`megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64). The rank's own part is scaled
+/// where the norm is clipped (`megatron/core/optimizer/clip_grads.py`).
 pub fn passes_over_gradients(
     shard: &shard::Shard,
     groups: &StepGroups,

@@ -124,9 +124,9 @@ impl Descent<'_> {
     }
 }
 
-/// What several stages a rank are balanced by: proportional to the length of a step of `4 pp`
-/// microbatches, in which the heaviest rank does its work for each of them and the warm-up and
-/// drain last about `pp` times the heaviest stage.
+/// What several stages a rank are balanced by. It is proportional to the length of a step of `4 pp`
+/// microbatches: the heaviest rank does its work for each of them, and the warm-up and drain last about
+/// `pp` times the heaviest stage.
 pub(super) fn pace(max_rank: u64, max_stage: u64) -> u128 {
     4 * u128::from(max_rank) + u128::from(max_stage)
 }

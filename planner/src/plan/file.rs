@@ -1,9 +1,9 @@
 //! Reading and writing `plan.json`: one door, for searched and hand-edited plans alike.
 //!
-//! A file is accepted only when every key is known, its layout and those of the runners-up are
-//! proven legal again for its model, batch and choices, derived degrees agree, its stages hold every
-//! layer exactly once in order, and what is predicted in it are finite times and sizes that add up;
-//! how large they are is taken as written.
+//! A file is accepted only when every key is known. Its layout and those of the runners-up are proven
+//! legal again for its model, batch and choices, and derived degrees agree. Its stages hold every layer
+//! exactly once, in order. What is predicted in it are finite times and sizes that add up; how large they
+//! are is taken as written.
 
 use std::path::{Path, PathBuf};
 

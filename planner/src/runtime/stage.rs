@@ -54,6 +54,8 @@ pub struct StageMemory {
     pub shard: Shard,
     /// Elements between them where buffers rest, by the same division.
     pub padding: Shard,
+    /// What stands beside parameters, their gradients and the optimizer's state: buffers of modules.
+    pub beside: Level,
     /// What one microbatch keeps and, in stacks that say in what order, works in.
     pub passes: Passes,
     /// What it works in besides.
@@ -66,6 +68,7 @@ impl StageMemory {
         let times = u64::from(count);
         self.shard += layer.shard * times;
         self.padding += layer.padding * times;
+        self.beside = self.beside + layer.beside * i64::from(count);
         self.passes = self.passes.then(layer.passes.repeated(count));
         self.sets.merge(&layer.sets, count);
     }

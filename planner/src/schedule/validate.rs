@@ -42,9 +42,9 @@ pub enum Fault {
 }
 
 impl Schedule {
-    /// Proves that every rank does every forward and backward of its stages exactly once with the
-    /// messages and in the order that data needs, reduces every stage's gradients and then steps
-    /// once, and that all ranks together run to the end, sends waiting for nobody.
+    /// Proves that every rank does every forward and backward of its stages exactly once, with the
+    /// messages and in the order that data needs, then reduces every stage's gradients and steps once.
+    /// Proves that all ranks together run to the end, where sends wait for nobody.
     pub fn validate(&self) -> Result<(), ScheduleError> {
         for (rank, actions) in self.ranks.iter().enumerate() {
             self.check_rank(rank as u32, actions)

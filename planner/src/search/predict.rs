@@ -211,11 +211,10 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     for stage in own_stages(choice, rank) {
         for (kind, count) in choice.split.each_kind(choice.shape, stage) {
             let times = f64::from(count) * microbatches;
-            let lowered = question.lowered(choice.layout, choice.shape, kind);
+            let lowered = question.lowered(choice.layout, choice.shape, kind, choice.set);
             price::add_busy(&mut busy, &lowered.forward, question.costs, times);
             price::add_busy(&mut busy, &lowered.backward, question.costs, times);
-            let again = lowered.again(choice.set);
-            price::add_busy(&mut busy, again, question.costs, times);
+            price::add_busy(&mut busy, lowered.again(0), question.costs, times);
         }
     }
     let work = &choice.split.ends[rank].work;

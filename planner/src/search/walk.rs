@@ -38,7 +38,7 @@ pub fn walk(
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;
-    let shapes = Shape::all(&question, layout);
+    let shapes = Shape::under(&question, layout, &question.sets);
     let shape = shapes
         .iter()
         .find(|shape| shape.dispatcher == planned.dispatcher);
@@ -58,7 +58,7 @@ pub fn walk(
         split: &split,
         lowered: (0..shape.kinds.len() + 2)
             .map(|index| kind_of(case, index))
-            .map(|kind| Rc::new(question.lowered(layout, shape, kind)))
+            .map(|kind| Rc::new(question.lowered(layout, shape, kind, 0)))
             .collect(),
     };
     let held = split.held_by(pipeline_rank as usize);

@@ -1,8 +1,8 @@
 //! Prices of collectives and of token exchanges, by where the ranks sit.
 //!
 //! Inside one NVLink domain: NCCL's measured curves by kind, ranks and size. Across domains: every rank
-//! of a domain drives its own NIC, so a ring of `m` ranks a domain has `m` NICs a node edge, while the
-//! remote share `1 - m/n` of an all-to-all leaves through the one NIC of its rank (Megatron-Core's MoE
+//! of a domain drives its own NIC, so a ring of `m` ranks a domain has `m` NICs a node edge. Of an
+//! all-to-all the remote share `1 - m/n` leaves through the one NIC of its rank (Megatron-Core's MoE
 //! paper, arXiv 2603.07685, table 7 shows this shape). Both parts overlap: the slower counts, after a
 //! latency. Left out: congestion between groups, NIC sharing, in-network sums, and small-message
 //! latencies of particular fabrics except where a cluster was measured.

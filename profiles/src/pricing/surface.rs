@@ -1,15 +1,15 @@
 //! [`Surface`]: time of an op family over three sizes, exact at what was measured, monotone
 //! everywhere.
 //!
-//! Interpolation is of utilisation, not of time: what a measurement lends its neighbours is the ratio
-//! of its time to that of a base formula (a roofline with an efficiency), so that a shape twice as
-//! large is still about twice as slow. The ratio at a point is the mean of the measured ratios weighted
+//! Interpolation is of utilisation, not of time. What a measurement lends its neighbours is the ratio of
+//! its time to that of a base formula (a roofline with an efficiency). A shape twice as large is then still
+//! about twice as slow. The ratio at a point is the mean of the measured ratios weighted
 //! by inverse distance in log sizes, shrunk towards 1 far from all of them (Shepard 1968; interpolating
 //! efficiency rather than latency is aiconfigurator's lesson).
 //!
 //! Such a mean alone is not monotone, and measurements are not either (a shape 4% larger can be 6%
-//! faster). The mean is therefore tabulated on a grid whose axes contain every measured size, measured
-//! values are put in their places, and the grid is repaired so that no point is cheaper than a smaller
+//! faster). The mean is therefore tabulated on a grid whose axes contain every measured size. Measured
+//! values are put in their places. The grid is then repaired, so that no point is cheaper than a smaller
 //! one. Reading it is multilinear in the logarithms of size and time, which keeps the order.
 
 use crate::cost::Source;

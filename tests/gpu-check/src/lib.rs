@@ -2,9 +2,9 @@
 //! what `moefold gpu-check` does. Options in, a report out.
 //!
 //! It is for a machine that is at hand for minutes: it builds nothing, and what it has found so far is in
-//! `gpu-check.json` and `gpu-check.md` after every part. The cases of each op, and each command of a
-//! trial, run in a process of their own with a deadline, since a kernel that hangs or faults takes its
-//! process's context with it. Those processes are the command line's own verbs: this crate is handed the
+//! `gpu-check.json` and `gpu-check.md` after every part. The cases of each op run in a process of their own
+//! with a deadline, and so does each command of a trial: a kernel that hangs or faults takes its process's
+//! context with it. Those processes are the command line's own verbs: this crate is handed the
 //! program, prints nothing and ends nothing, and what only the command line knows it asks of its
 //! [`Caller`].
 

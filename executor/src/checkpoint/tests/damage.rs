@@ -136,7 +136,7 @@ fn what_would_not_go_on_as_it_began_is_refused_with_what_differs() {
         &bench,
         &dir,
         now,
-        &["4 steps are done, and --steps asks for 4 in all: give more"],
+        &["4 steps are done, of 4 that are asked for in all: ask for more"],
     );
 
     let mut other = TrainOptions {

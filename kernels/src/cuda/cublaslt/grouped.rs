@@ -9,8 +9,8 @@
 //!
 //! From 13.4 on, on Hopper and on Blackwell. Hopper has no kernels before it (`TransformerEngine` asks
 //! for as much). On Blackwell 13.2 gives wrong gradients of weights where a group has no rows
-//! (`TransformerEngine`, pull request 2765), and operands that are not transposed work from CUDA 13.3
-//! on, whose cuBLAS is 13.4 (`PyTorch`, pull request 190372).
+//! (`TransformerEngine`, pull request 2765). Operands that are not transposed work from CUDA 13.3 on,
+//! whose cuBLAS is 13.4 (`PyTorch`, pull request 190372).
 #![expect(
     unsafe_code,
     reason = "calls into cuBLASLt; soundness as in the module above, and the arrays and matrices are \

@@ -1,6 +1,6 @@
 //! Qwen3-Next: gated DeltaNet (arXiv 2412.06464) with a gated full-attention layer between, experts
-//! in every layer, a gated shared expert, norms with weight `1 + w`, one MTP layer that the
-//! checkpoint holds although its configuration has no key for it.
+//! and a gated shared expert in every layer, norms with weight `1 + w`. The checkpoint holds one MTP
+//! layer, for which its configuration has no key.
 
 use super::common::{Defaults, MTP, block, expect_silu, full_layers, gqa, num_layers, rope, trunk};
 use super::keys::{HEADS, Keys, LAYERS, WIDTH};

@@ -13,8 +13,8 @@
 //! | `_fused_adam_`, `_fused_adamw_` | `adamw` |
 //! | `_foreach_norm` | `grad_norm` |
 //!
-//! A product in the backward pass is a dgrad or a wgrad of the forward product that its node of the
-//! graph belongs to (they share a sequence number), else of any forward product of the trace. Where both
+//! A product in the backward pass is a dgrad or a wgrad of a forward product: of the one that its node of
+//! the graph belongs to (they share a sequence number), else of any in the trace. Where both
 //! fit, as for square layers, the order in which autograd runs the two decides. A product that
 //! fits neither is left out. fp16 counts as bf16, whose width and rate it has; lists of tensors have no
 //! type in a trace, and optimizers are taken to work on f32.
