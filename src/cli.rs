@@ -57,6 +57,9 @@ pub(crate) enum Verb {
     Calibrate(CalibrateArgs),
     /// Hold the planner to published measurements, or to your own
     Validate(ValidateArgs),
+    /// Make training data of text
+    #[command(subcommand)]
+    Data(DataVerb),
     /// Plan, train, measure and compare a small model on this machine
     Quickstart(QuickstartArgs),
     /// Print every process group of a layout
@@ -158,7 +161,7 @@ pub(crate) struct ExecuteArgs {
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
-    /// Tokenizer of --text: byte, o200k or a tokenizer.json file
+    /// Tokenizer of --text: byte, o200k, cl100k, a tokenizer.json or a .tiktoken file
     #[arg(long, default_value = "byte")]
     pub(crate) tokenizer: String,
     /// Initial weights: random, or a Hugging Face directory with safetensors
@@ -359,6 +362,44 @@ pub(crate) struct ValidateArgs {
     /// Write here what intervals come from: planner/data/calibration.json, after prices have changed
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "file")]
     pub(crate) calibration: Option<PathBuf>,
+    /// Judge the loop on this machine's CPU instead: five layouts of a small model are planned, measured,
+    /// trained and planned again. Leave the machine alone meanwhile
+    #[arg(long, conflicts_with_all = ["file", "calibration"])]
+    pub(crate) here: bool,
+    /// How often each layout is tried
+    #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES")]
+    pub(crate) repeat: u32,
+    /// Training steps of each run
+    #[arg(long, default_value_t = 40, requires = "here")]
+    pub(crate) steps: u32,
+    /// Seconds to measure for each layout
+    #[arg(long, default_value_t = 6.0, requires = "here")]
+    pub(crate) budget_s: f64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataVerb {
+    /// Tokenize text into a Megatron indexed dataset, for `execute --data`
+    Prepare(PrepareArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PrepareArgs {
+    /// Files: of .jsonl and .json each line is a document, any other file is one; .gz is decompressed
+    #[arg(required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Prefix of the dataset: PREFIX.bin and PREFIX.idx, which must not exist
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) out: PathBuf,
+    /// byte, o200k, cl100k, a tokenizer.json or a .tiktoken file (split as o200k does)
+    #[arg(long, default_value = "byte")]
+    pub(crate) tokenizer: String,
+    /// Key of a JSON line whose value is the text
+    #[arg(long, default_value = "text")]
+    pub(crate) key: String,
+    /// Token that ends every document: its text, e.g. '<|endoftext|>', or its id
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) eod: Option<String>,
 }
 
 #[derive(Debug, Args)]

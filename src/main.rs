@@ -5,6 +5,7 @@ mod calibrate;
 mod cli;
 mod clusters;
 mod compare;
+mod data;
 mod device;
 mod doctor;
 mod dry_run;
@@ -29,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, DataVerb, Verb};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -77,6 +78,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Compare(args) => compare::run(&args, output),
         Verb::Calibrate(args) => calibrate::run(&args, output),
         Verb::Validate(args) => validate::run(&args, output),
+        Verb::Data(DataVerb::Prepare(args)) => data::prepare(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),
         Verb::Models(args) => models::run(&args, output),

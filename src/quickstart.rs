@@ -32,8 +32,8 @@ use crate::profile::measure;
 
 /// English text in the public domain; see `quickstart/SOURCE.md`.
 pub(crate) const TEXT: &str = include_str!("quickstart/text.txt");
-const MODEL: &str = "quickstart";
-const BATCH: Batch = Batch {
+pub(crate) const MODEL: &str = "quickstart";
+pub(crate) const BATCH: Batch = Batch {
     seq_len: 128,
     global_batch: 16,
 };
@@ -98,6 +98,28 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> 
         tokens_per_s: second.tokens_per_s,
     };
     output.answer(&answer, || summary(&answer))
+}
+
+/// How the model is trained for some steps.
+pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
+    let steps = u64::from(steps);
+    TrainOptions {
+        steps,
+        lr: LearningRate {
+            peak: LEARNING_RATE,
+            warmup: steps / 10,
+            decay: Decay::Cosine,
+            steps,
+        },
+        adam: AdamOptions::default(),
+        // Without it a few experts take most tokens within some dozens of steps.
+        aux_loss_coef: AUX_LOSS_COEF,
+        seed,
+        init: Init::Random,
+        device: DeviceSpec::CPU,
+        traced_steps: steps / 2..steps / 2 + 2,
+        save: None,
+    }
 }
 
 fn summary(answer: &QuickstartJson) -> String {
@@ -250,24 +272,7 @@ impl Stage<'_> {
             self.path(name)
         );
         self.heading(&title, &[command])?;
-        let steps = u64::from(self.args.steps);
-        let options = TrainOptions {
-            steps,
-            lr: LearningRate {
-                peak: LEARNING_RATE,
-                warmup: steps / 10,
-                decay: Decay::Cosine,
-                steps,
-            },
-            adam: AdamOptions::default(),
-            // Without it a few experts take most tokens within some dozens of steps.
-            aux_loss_coef: AUX_LOSS_COEF,
-            seed: self.args.seed,
-            init: Init::Random,
-            device: DeviceSpec::CPU,
-            traced_steps: steps / 2..steps / 2 + 2,
-            save: None,
-        };
+        let options = training(self.args.steps, self.args.seed);
         let trained = train_into(
             &self.dir.join(name),
             plan,

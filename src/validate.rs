@@ -1,4 +1,7 @@
-//! `moefold validate`: predictions beside measurements, in sums and row by row.
+//! `moefold validate`: predictions beside measurements, in sums and row by row; beside those of this machine
+//! ([`here`]).
+
+mod here;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,6 +16,9 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 pub(crate) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
+    if args.here {
+        return here::run(args, output);
+    }
     // Intervals come from published rows, whoever's rows are judged.
     let shipped = published::shipped_rows();
     let shipped_prices = published::price_all(&shipped, &[]);

@@ -293,6 +293,8 @@ fn law_every_key_is_in_the_formats() {
         &read("profile/profile.json"),
     );
 
+    let prepared = run("moefold data prepare book.txt --out book --json");
+    check("data prepare", &["answers.md"], &prepared);
     check("validate", &["answers.md"], &run("moefold validate --json"));
     run(
         "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",

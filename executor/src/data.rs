@@ -7,6 +7,7 @@
 //! rank takes which sample is the training step's business.
 
 mod indexed;
+mod prepare;
 mod shuffle;
 mod tokenizer;
 
@@ -14,6 +15,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use indexed::{Element, Indexed, write as write_indexed};
+pub use prepare::{Preparation, Prepared};
 pub use tokenizer::Tokenizer;
 
 use moefold_planner::layout::Batch;

@@ -49,9 +49,15 @@ pub enum Part {
     Key,
     /// Value projection `[kv_heads/tp * d, hidden]`.
     Value,
-    /// Norm of query heads `[d]`.
+    /// Bias of queries `[heads/tp * d]`.
+    QueryBias,
+    /// Bias of keys `[kv_heads/tp * d]`.
+    KeyBias,
+    /// Bias of values `[kv_heads/tp * d]`.
+    ValueBias,
+    /// Norm of query heads `[d]`, or of all queries `[heads/tp * d]`.
     QueryNorm,
-    /// Norm of key heads `[d]`.
+    /// Norm of key heads `[d]`, or of all keys `[kv_heads/tp * d]`.
     KeyNorm,
     /// Output projection `[hidden, heads/tp * d]`.
     Output,
@@ -66,6 +72,12 @@ pub enum Part {
     GateUp,
     /// Down projection `[experts/ep, hidden, f/etp]`, or of the dense MLP `[hidden, f/tp]`.
     Down,
+    /// Gate rows over up rows of the shared expert `[2*f/tp, hidden]`.
+    SharedGateUp,
+    /// Down projection of the shared expert `[hidden, f/tp]`.
+    SharedDown,
+    /// What the gate of the shared expert's output is made by `[1, hidden]`.
+    SharedGate,
     /// Norm before the head `[hidden]`.
     FinalNorm,
     /// Output head `[vocab/tp, hidden]`.

@@ -4,8 +4,8 @@
 //! choices to the rank that holds the expert, and gets the rows back processed. Attention's TP, CP
 //! and DP say only which tokens a rank holds; EP and ETP are laid over the same ranks independently
 //! (MoE Parallel Folding, arXiv 2504.14960). The routing probability multiplies the activation inside
-//! the expert, so that expert outputs need not be saved. Shared experts, capacity limits and
-//! drop-and-pad are not here.
+//! the expert, so that expert outputs need not be saved. A [`shared`] expert's output is added on the rank
+//! that the token is from. Capacity limits and drop-and-pad are not here.
 //!
 //! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
 //! `f` expert width on this rank, `h` residual width.
@@ -13,6 +13,7 @@
 pub mod dispatch;
 pub mod experts;
 pub mod router;
+pub mod shared;
 
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
@@ -25,6 +26,7 @@ use moefold_profiles::trace::Category;
 use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
 use self::router::{AuxLoss, Router};
+use self::shared::{Shared, SharedSaved};
 use crate::error::Error;
 use crate::layers::norm::{Norm, Normed};
 use crate::model::Part;
@@ -38,6 +40,7 @@ pub struct Moe {
     norm: Norm,
     router: Router,
     experts: Experts,
+    shared: Option<Shared>,
 }
 
 /// What the block saves for backward.
@@ -49,6 +52,8 @@ pub struct MoeSaved {
     norm: Kept<Normed>,
     routed: Routed,
     rows: Kept<ExpertRows>,
+    /// Of the shared expert, where there is one.
+    shared: Kept<SharedSaved>,
 }
 
 /// Where tokens went, which is kept whatever runs again.
@@ -102,6 +107,7 @@ impl Moe {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
             router: Router::new(store, layer, moe, aux),
             experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
+            shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
         }
     }
 
@@ -116,7 +122,9 @@ impl Moe {
         let normed = &norm.get().output;
         let (routing, map, mut stats) = self.router.forward(cx, normed)?;
         let sent = permuted(cx, normed, &routing, &map);
-        norm.drop_of(Module::Layernorm, again);
+        if self.shared.is_none() {
+            norm.drop_of(Module::Layernorm, again);
+        }
         let dispatch = Dispatch::plan(cx, map)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
         let rows = self.rows(cx, routing, sent, &dispatch)?;
@@ -129,6 +137,7 @@ impl Moe {
                 dispatch,
             },
             rows: Kept::new(rows),
+            shared: Kept::later(),
         };
         Ok((saved, stats))
     }
@@ -142,6 +151,7 @@ impl Moe {
             norm: Kept::new(norm),
             routed,
             rows: Kept::new(rows),
+            shared: Kept::later(),
         })
     }
 
@@ -154,9 +164,10 @@ impl Moe {
     ) -> Result<Tensor, Error> {
         let MoeSaved {
             input,
+            norm,
             routed: Routed { dispatch, .. },
             rows: kept,
-            ..
+            shared: kept_shared,
         } = saved;
         let experts = &mut kept.get_mut().experts;
         let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
@@ -165,6 +176,14 @@ impl Moe {
         let y = cx.op(Category::RouterPermute, || {
             permute::unpermute(&rows, &dispatch.map, None)
         });
+        drop(rows);
+        if let Some(shared) = &self.shared {
+            let own = shared.forward(cx, &norm.get().output, &y)?;
+            norm.drop_of(Module::Layernorm, again);
+            *kept_shared = Kept::new(own);
+            kept_shared.drop_of(Module::SharedExperts, again);
+            kept_shared.drop_of(Module::Moe, again);
+        }
         cx.op(Category::Experts, || add_into(&y, input));
         Ok(y)
     }
@@ -199,6 +218,7 @@ impl Moe {
             mut norm,
             routed: Routed { dispatch, balance },
             rows: mut kept,
+            shared: mut own,
         } = saved;
         let normed = &norm.again(cx, || Ok(self.norm.forward(cx, &input)))?.output;
         kept.again(cx, || self.rows_again(cx, normed, &dispatch))?;
@@ -219,6 +239,10 @@ impl Moe {
         drop((drows, drow_probs));
         let chosen = (&routing, balance.as_ref());
         self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
+        if let Some(shared) = &self.shared {
+            own.again(cx, || shared.again(cx, normed))?;
+            shared.backward(cx, dy, normed, own.into_inner(), &dnormed)?;
+        }
         let rstd = &norm.get().rstd;
         let dx = self.norm.backward(cx, &dnormed, &input, rstd);
         cx.op(Category::Experts, || add_into(&dx, dy));

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::{Optimizer, Recompute};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -42,6 +42,8 @@ pub struct TrainOptions {
 pub struct Savers {
     /// What is computed again in the backward pass, in every layer.
     pub recompute: Recompute,
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
 }
 
 impl Savers {
@@ -49,6 +51,7 @@ impl Savers {
     pub fn of(plan: &PlannedLayout) -> Self {
         Self {
             recompute: plan.recompute.clone(),
+            optimizer: plan.optimizer,
         }
     }
 }

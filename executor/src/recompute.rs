@@ -22,6 +22,11 @@ impl<T> Kept<T> {
         Self(Some(result))
     }
 
+    /// Of a module that runs later, or only when it is asked for again.
+    pub fn later() -> Self {
+        Self(None)
+    }
+
     /// The result.
     ///
     /// # Panics

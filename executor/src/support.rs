@@ -3,7 +3,7 @@
 //! Refusing happens once, before any rank starts, and names every reason together; nothing further
 //! in checks again. A plan for another executor is no error of the plan.
 
-use moefold_planner::choice::{Dispatcher, Offload, Optimizer, ScheduleName};
+use moefold_planner::choice::{Dispatcher, Offload, ScheduleName};
 use moefold_planner::model::{Feature, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::{Dtype, Precision};
@@ -12,14 +12,27 @@ use crate::device::DeviceSpec;
 use crate::error::Unsupported;
 
 /// Families whose checkpoints are known by tensor name.
-const FAMILIES: &[&str] = &["mixtral", "qwen3_moe", "llama", "qwen3"];
+pub(crate) const FAMILIES: &[&str] = &[
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "glm4_moe",
+    "llama",
+    "qwen3",
+];
 
 /// Architectural traits that the layers implement.
 const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
+    Feature::PartialRotary,
+    Feature::QkvBias,
     Feature::QkNormPerHead,
+    Feature::QkNormFull,
     Feature::DenseLayers,
     Feature::Experts,
+    Feature::SharedExpert,
+    Feature::GatedSharedExpert,
     Feature::SoftmaxRouter,
     Feature::TopkSoftmaxRouter,
     Feature::SigmoidRouter,
@@ -75,10 +88,6 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
         (
             plan.precision.compute() != device.dtype(),
             precision(plan.precision, device),
-        ),
-        (
-            plan.optimizer != Optimizer::Adam,
-            "bf16 optimizer moments are not implemented, use optimizer \"adam\"".to_owned(),
         ),
     ];
     let refused = refusals.into_iter().filter(|(refused, _)| *refused);

@@ -41,6 +41,7 @@ pub mod device;
 pub mod elementwise;
 pub mod embedding;
 pub mod event;
+pub mod gate;
 pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;

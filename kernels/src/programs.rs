@@ -18,6 +18,7 @@ pub fn programs() -> Vec<Listed> {
         crate::cuda::model::programs(),
         crate::elementwise::programs(),
         crate::embedding::programs(),
+        crate::gate::programs(),
         crate::gemm::cuda::programs(),
         crate::permute::cuda::programs(),
         crate::reduce::cuda::programs(),

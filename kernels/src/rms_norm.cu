@@ -59,23 +59,58 @@ DEV float row_sum(float value, float* scratch) {
 #endif
 }
 
+// The sum over each row of x^2, or where there is `dy` of dy w x: what ranks that share a row sum up.
 KERNEL(THREADS, 1024 / THREADS)
-rms_norm_forward(const T* x, const WEIGHT* w, T* y, float* rstd, i32 rows, i32 width, float eps) {
+rms_norm_sums(const T* dy, const T* x, const WEIGHT* w, float* sums, i32 rows, i32 width) {
+  DYN_SMEM(shared);
+  i32 row = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
+  bool here = row < rows;
+  const T *row_x = x + (u64)row * width, *row_dy = dy + (u64)row * width;
+  float sum = 0.f;
+  if (here) {
+    EACH_PIECE(k, i) {
+      float value[VEC], gradient[VEC], weight[VEC];
+      widen(load_piece<VEC>(row_x, i), value);
+      if (dy) {
+        widen(load_piece<VEC>(row_dy, i), gradient);
+        widen(load_piece<VEC>(w, i), weight);
+        EACH(e) sum += gradient[e] * weight[e] * value[e];
+      } else {
+        EACH(e) sum += value[e] * value[e];
+      }
+    }
+  }
+  sum = row_sum(sum, (float*)shared);
+  if (here && lane == 0) sums[row] = sum;
+}
+EXPORT(rms_norm_sums)
+
+// The mean is over `whole` elements: over the row, or where there are `squares` over what those are sums of.
+KERNEL(THREADS, 1024 / THREADS)
+rms_norm_forward(const T* x, const WEIGHT* w, const float* squares, T* y, float* rstd, i32 rows, i32 width, i32 whole,
+                 float eps) {
   DYN_SMEM(shared);
   i32 row = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
   bool here = row < rows;
   const T* from = x + (u64)row * width;
   Share share;
-  float squares = 0.f;
+  float sum = 0.f;
   if (here) {
     load(share, from, lane, pieces);
-    EACH_PIECE(k, i) {
-      float value[VEC];
-      get(share, from, k, i, value);
-      EACH(e) squares += value[e] * value[e];
+    if (!squares) {
+      EACH_PIECE(k, i) {
+        float value[VEC];
+        get(share, from, k, i, value);
+        EACH(e) sum += value[e] * value[e];
+      }
     }
   }
-  float r = rsqrt_(row_sum(squares, (float*)shared) / width + eps);
+  if (!squares) {
+    sum = row_sum(sum, (float*)shared);
+  } else if (here) {
+    sum = squares[row];
+  }
+  float r = rsqrt_(sum / whole + eps);
   if (!here) return;
   if (lane == 0) rstd[row] = r;
   T* to = y + (u64)row * width;
@@ -91,10 +126,11 @@ EXPORT(rms_norm_forward)
 
 // dx, and the block's share of the weight's gradient: `partial[block] [width]`, the sum over its `rows_per_block`
 // rows (a multiple of ROWS). The next rows are on their way while these are worked on. Shared memory holds `width`
-// floats where a block has several rows at once.
+// floats where a block has several rows at once. `products` are the rows' sums of dy w x where they are over more
+// than the row, over `whole` elements.
 KERNEL(THREADS, 512 / THREADS)
-rms_norm_backward(const T* dy, const T* x, const WEIGHT* w, const float* rstd, T* dx, float* partial, i32 rows,
-                  i32 width, i32 rows_per_block) {
+rms_norm_backward(const T* dy, const T* x, const WEIGHT* w, const float* rstd, const float* products, T* dx,
+                  float* partial, i32 rows, i32 width, i32 whole, i32 rows_per_block) {
   DYN_SMEM(shared);
   i32 group = threadIdx.x / LANES, lane = threadIdx.x % LANES, pieces = width / VEC;
   i32 first = blockIdx.x * rows_per_block, end = min_(first + rows_per_block, rows);
@@ -117,7 +153,7 @@ rms_norm_backward(const T* dy, const T* x, const WEIGHT* w, const float* rstd, T
       load(next_x, row_x + (u64)ROWS * width, lane, pieces);
     }
     float r = here ? rstd[row] : 0.f, dot = 0.f;
-    if (here) {
+    if (here && !products) {
       EACH_PIECE(k, i) {
         float value[VEC], gradient[VEC], weight[VEC];
         get(share_dy, row_dy, k, i, gradient);
@@ -126,7 +162,12 @@ rms_norm_backward(const T* dy, const T* x, const WEIGHT* w, const float* rstd, T
         EACH(e) dot += gradient[e] * weight[e] * value[e];
       }
     }
-    float mean = row_sum(dot, (float*)shared) * r / width;
+    if (!products) {
+      dot = row_sum(dot, (float*)shared);
+    } else if (here) {
+      dot = products[row];
+    }
+    float mean = dot * r / whole;
     if (!here) continue;
     EACH_PIECE(k, i) {
       float value[VEC], gradient[VEC], weight[VEC], out[VEC];

@@ -8,7 +8,7 @@ use std::ops::{Add, AddAssign, Mul};
 
 use crate::local::Local;
 use crate::model::count::{self, LayerParams};
-use crate::model::{Layer, Mixer, Model};
+use crate::model::{Layer, Mixer, Model, QkNorm};
 
 /// Parameters of one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,7 +75,8 @@ pub fn layer(model: &Model, layer: &Layer, local: &Local) -> Shard {
     let mut shard = divide(&count::layer(model, layer), local);
     if let Some(Mixer::Gqa(gqa)) = &layer.mixer {
         let copies = local.kv_heads(gqa.kv_heads) * local.tp - gqa.kv_heads;
-        let each = 2 * gqa.head_dim * (model.hidden + u64::from(gqa.qkv_bias));
+        let each = 2 * gqa.head_dim * (model.hidden + u64::from(gqa.qkv_bias))
+            + gqa.head_dim * u64::from(gqa.qk_norm == QkNorm::Full);
         shard.split += (copies * each).div_ceil(local.tp);
     }
     shard

@@ -176,12 +176,13 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
     pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
+        let moments = 2.0 * optimizer.moments().bits() as f64 / 8.0;
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
             return StateBytes {
                 weight: 4.0,
                 gradient: 4.0,
-                sharded: 8.0,
+                sharded: moments,
             };
         }
         let quantized = match precision {
@@ -194,10 +195,7 @@ impl Stack {
         StateBytes {
             weight: 2.0 + quantized,
             gradient: grads.bits() as f64 / 8.0,
-            sharded: match optimizer {
-                Optimizer::Adam => 12.0,
-                Optimizer::AdamBf16Moments => 8.0,
-            },
+            sharded: 4.0 + moments,
         }
     }
 

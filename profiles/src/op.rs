@@ -48,6 +48,8 @@ pub enum SweepKind {
     Sort,
     /// The factor that clips gradients.
     Clip,
+    /// Rows behind a sigmoid gate, forward or backward.
+    Gate,
 }
 
 impl SweepKind {
@@ -64,6 +66,7 @@ impl SweepKind {
             Self::Chunks => OpKind::Chunks,
             Self::Sort => OpKind::Sort,
             Self::Clip => OpKind::Clip,
+            Self::Gate => OpKind::Gate,
         }
     }
 
@@ -73,6 +76,7 @@ impl SweepKind {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
+            Self::Gate => 3,
             Self::Sort => 5,
         }
     }
@@ -246,6 +250,9 @@ pub enum Op {
         len: u64,
         /// Type of the model weight.
         dtype: Dtype,
+        /// Type of the moments; f32 where a file does not say.
+        #[serde(default = "f32_moments", skip_serializing_if = "are_f32")]
+        moments: Dtype,
     },
     /// Sum of squares of `len` f32 gradients.
     GradNorm {
@@ -323,6 +330,8 @@ crate::named! {
         Sort = "sort",
         /// See [`SweepKind::Clip`].
         Clip = "clip",
+        /// See [`SweepKind::Gate`].
+        Gate = "gate",
     }
 }
 
@@ -513,8 +522,12 @@ impl Op {
             }
             Self::Add { len, dtype } => of(dtype, 3 * len),
             Self::Sweep { kind, len, dtype } => of(dtype, kind.touches() * len),
-            // gradient, two moments, master read; two moments, master written: 7 f32, and a weight.
-            Self::Adamw { len, dtype } => Dtype::F32.bytes(7 * len) + of(dtype, len),
+            // Gradient and master read, master written: 3 f32. Two moments read and written, a weight written.
+            Self::Adamw {
+                len,
+                dtype,
+                moments,
+            } => Dtype::F32.bytes(3 * len) + of(moments, 4 * len) + of(dtype, len),
             Self::GradNorm { len } => Dtype::F32.bytes(len),
             Self::LinearAttention {
                 rows,
@@ -565,6 +578,18 @@ fn wide(dtype: Dtype) -> Dtype {
         Dtype::Fp8 | Dtype::Fp4 => Dtype::Bf16,
         other => other,
     }
+}
+
+fn f32_moments() -> Dtype {
+    Dtype::F32
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn are_f32(dtype: &Dtype) -> bool {
+    *dtype == Dtype::F32
 }
 
 #[cfg(test)]

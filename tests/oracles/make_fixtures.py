@@ -1,6 +1,7 @@
-"""Writes tests/fixtures/<name>/: tiny random Hugging Face models and what five AdamW steps do to them.
+"""Writes tests/fixtures/<name>/: tiny random Hugging Face models and what some AdamW steps do to them.
 
-    python tests/oracles/make_fixtures.py tests/fixtures      (needs torch, transformers >= 5, safetensors, numpy)
+    python tests/oracles/make_fixtures.py tests/fixtures [NAME...]
+                                              (needs torch, transformers >= 5, safetensors, numpy)
 
 Every folder holds
     config.json        as transformers writes it (the v5 dialect: nested rope_parameters)
@@ -25,7 +26,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-SEQ_LEN, GLOBAL_BATCH, STEPS = 16, 24, 5
+SEQ_LEN, GLOBAL_BATCH, STEPS = 16, 24, 6
+# These are from when it was five.
+FIVE_STEPS = ("mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied")
 HYPER = dict(lr=2e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=1.0)
 
 COMMON = dict(
@@ -64,15 +67,44 @@ MODELS = {
              num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e6,
              tie_word_embeddings=True, use_sliding_window=False),
     ),
+    # Every other layer dense, a shared expert behind its gate, biases on q, k and v.
+    "qwen2_moe": (
+        "qwen2_moe",
+        dict(COMMON, vocab_size=80, intermediate_size=24, moe_intermediate_size=8, shared_expert_intermediate_size=16,
+             num_hidden_layers=4, num_key_value_heads=2, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False,
+             decoder_sparse_step=2, mlp_only_layers=[], rms_norm_eps=1e-6, rope_theta=1e4, use_sliding_window=False),
+    ),
+    # Norms over whole projections, fewer key heads than query heads.
+    "olmoe": (
+        "olmoe",
+        dict(COMMON, vocab_size=64, intermediate_size=16, num_hidden_layers=2, num_key_value_heads=4, num_experts=8,
+             num_experts_per_tok=3, norm_topk_prob=False, rms_norm_eps=1e-5, rope_theta=1e4,
+             # The embedding of padding would have no gradient.
+             pad_token_id=None, eos_token_id=None),
+    ),
+    # A dense layer first; sigmoid scores with a correction bias, the best of two groups, scaled; a shared
+    # expert; half of each head rotated, biases on q, k and v, norms of heads.
+    "glm4_moe": (
+        "glm4_moe",
+        dict(COMMON, vocab_size=64, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=3,
+             num_key_value_heads=2, head_dim=8, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2,
+             n_group=2, topk_group=1, routed_scaling_factor=1.5, norm_topk_prob=True, first_k_dense_replace=1,
+             use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5, num_nextn_predict_layers=0,
+             rms_norm_eps=1e-5, rope_theta=1e4),
+    ),
 }
 
 
 def randomize(model, generator):
     """Weights far from any symmetric point: norms near one, everything else at 0.1."""
+    biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.1 * noise if parameter.ndim == 1 else 0.1 * noise)
+            is_norm = parameter.ndim == 1 and not name.endswith("bias")
+            parameter.copy_(1 + 0.1 * noise if is_norm else 0.1 * noise)
+        for bias in biases:
+            bias.copy_(0.1 * torch.randn(bias.shape, generator=generator))
 
 
 def write_indexed(prefix, tokens):
@@ -99,7 +131,8 @@ def make(name, model_type, config, out):
     folder = os.path.join(out, name)
     os.makedirs(folder, exist_ok=True)
 
-    count = SEQ_LEN * GLOBAL_BATCH * STEPS + 1
+    num_steps = 5 if name in FIVE_STEPS else STEPS
+    count = SEQ_LEN * GLOBAL_BATCH * num_steps + 1
     stream = numpy.random.default_rng(seed).zipf(1.3, size=count) % config.vocab_size
     write_indexed(os.path.join(folder, "tokens"), stream)
 
@@ -111,7 +144,7 @@ def make(name, model_type, config, out):
     model.train()
     steps = []
     with tempfile.TemporaryDirectory() as scratch:
-        for step in range(STEPS):
+        for step in range(num_steps):
             samples = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1]
                        for i in range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)]
             batch = torch.from_numpy(numpy.stack(samples).astype("int64"))
@@ -139,5 +172,5 @@ def make(name, model_type, config, out):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, (model_type, config) in MODELS.items():
-        make(name, model_type, config, sys.argv[1])
+    for name in sys.argv[2:] or MODELS:
+        make(name, *MODELS[name], sys.argv[1])

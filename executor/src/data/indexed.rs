@@ -20,6 +20,7 @@ pub use format::Element;
 use format::with_ending;
 use index::Index;
 pub use write::write;
+pub(super) use write::write_documents;
 
 use crate::error::Error;
 

@@ -1,6 +1,11 @@
-//! Tokenizers for plain text: bytes, o200k, or any Hugging Face `tokenizer.json`.
+//! Tokenizers for plain text: bytes, the byte-pair encodings of tiktoken, or any Hugging Face `tokenizer.json`.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tiktoken_rs::{CoreBPE, O200K_BASE_PAT_STR};
 
 use crate::error::Error;
 
@@ -8,38 +13,48 @@ use crate::error::Error;
 pub enum Tokenizer {
     /// Every byte is a token; a vocabulary of 256.
     Byte,
-    /// The byte-pair encoding of OpenAI's `o200k_base`, compiled in (crate `tiktoken-rs`).
-    O200k(Box<tiktoken_rs::CoreBPE>),
+    /// A byte-pair encoding with the size of its vocabulary: OpenAI's `o200k_base` or `cl100k_base`, compiled in
+    /// (crate `tiktoken-rs`), or a `.tiktoken` file.
+    Tiktoken(Box<CoreBPE>, u64),
     /// A `tokenizer.json`.
     HuggingFace(Box<tokenizers::Tokenizer>),
 }
 
 impl Tokenizer {
-    /// The tokenizer of a name on the command line: `byte`, `o200k`, or a file.
+    /// The tokenizer of a name on the command line: `byte`, `o200k`, `cl100k`, or a file.
     pub fn named(name: &str) -> Result<Self, Error> {
         match name {
             "byte" => Ok(Self::Byte),
-            "o200k" => match tiktoken_rs::o200k_base() {
-                Ok(encoding) => Ok(Self::O200k(Box::new(encoding))),
-                Err(error) => Err(Error::Request(format!("tokenizer o200k: {error}"))),
-            },
-            file if Path::new(file)
-                .extension()
-                .is_some_and(|ending| ending == "json") =>
-            {
-                let path = PathBuf::from(file);
-                std::fs::metadata(&path).map_err(Error::io(&path, "open"))?;
-                match tokenizers::Tokenizer::from_file(&path) {
-                    Ok(tokenizer) => Ok(Self::HuggingFace(Box::new(tokenizer))),
-                    Err(error) => Err(Error::malformed(
-                        &path,
-                        format!("is not a Hugging Face tokenizer: {error}"),
-                    )),
+            // Ranks 0 to 199997 and two special tokens, the larger of which is 200018.
+            "o200k" => compiled_in(name, tiktoken_rs::o200k_base().ok(), 200_019),
+            // Ranks 0 to 100255 and five special tokens, the largest of which is 100276.
+            "cl100k" => compiled_in(name, tiktoken_rs::cl100k_base().ok(), 100_277),
+            other => {
+                let path = PathBuf::from(other);
+                match path.extension().and_then(|ending| ending.to_str()) {
+                    Some("json") => hugging_face(&path),
+                    Some("tiktoken") => tiktoken(&path),
+                    _ => Err(Error::Request(format!(
+                        "unknown tokenizer {other:?}; expected byte, o200k, cl100k, a tokenizer.json or a \
+                         .tiktoken file"
+                    ))),
                 }
             }
-            other => Err(Error::Request(format!(
-                "unknown tokenizer {other:?}; expected byte, o200k or a tokenizer.json"
-            ))),
+        }
+    }
+
+    /// The id of one token by its text, special ones included; none where it is no token.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Byte => match token.as_bytes() {
+                [byte] => Some(u32::from(*byte)),
+                _ => None,
+            },
+            Self::Tiktoken(encoding, _) => match encoding.encode_with_special_tokens(token)[..] {
+                [id] => Some(id),
+                _ => None,
+            },
+            Self::HuggingFace(tokenizer) => tokenizer.token_to_id(token),
         }
     }
 
@@ -47,8 +62,7 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> u64 {
         match self {
             Self::Byte => 256,
-            // Ranks 0 to 199997 and two special tokens, the larger of which is 200018.
-            Self::O200k(_) => 200_019,
+            Self::Tiktoken(_, vocab_size) => *vocab_size,
             Self::HuggingFace(tokenizer) => {
                 let ids = tokenizer.get_vocab(true);
                 ids.values().max().map_or(0, |&id| u64::from(id) + 1)
@@ -69,7 +83,7 @@ impl Tokenizer {
         };
         match self {
             Self::Byte => Ok(text.iter().map(|&byte| u32::from(byte)).collect()),
-            Self::O200k(encoding) => Ok(encoding.encode_ordinary(utf8(text)?)),
+            Self::Tiktoken(encoding, _) => Ok(encoding.encode_ordinary(utf8(text)?)),
             Self::HuggingFace(tokenizer) => {
                 let encoding = tokenizer.encode_fast(utf8(text)?, false);
                 let encoding = encoding.map_err(|error| format!("cannot be tokenized: {error}"))?;
@@ -79,11 +93,63 @@ impl Tokenizer {
     }
 }
 
+fn compiled_in(name: &str, encoding: Option<CoreBPE>, vocab_size: u64) -> Result<Tokenizer, Error> {
+    let encoding = encoding
+        .ok_or_else(|| Error::Request(format!("tokenizer {name}: this build does not have it")))?;
+    Ok(Tokenizer::Tiktoken(Box::new(encoding), vocab_size))
+}
+
+fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
+    std::fs::metadata(path).map_err(Error::io(path, "open"))?;
+    match tokenizers::Tokenizer::from_file(path) {
+        Ok(tokenizer) => Ok(Tokenizer::HuggingFace(Box::new(tokenizer))),
+        Err(error) => Err(Error::malformed(
+            path,
+            format!("is not a Hugging Face tokenizer: {error}"),
+        )),
+    }
+}
+
+/// Reads a `.tiktoken` file: a line for each token, its bytes in base 64 and its rank. The file does not say
+/// how text is split before pairs are merged: it is as `o200k_base` does it.
+fn tiktoken(path: &Path) -> Result<Tokenizer, Error> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    let mut encoder: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let refuse = || {
+            Error::malformed(
+                path,
+                format!("line {number}: found {line:?}, expected a token in base 64 and its rank"),
+            )
+        };
+        let (token, rank) = line.split_once(' ').ok_or_else(refuse)?;
+        let token = STANDARD.decode(token);
+        let token = token.map_err(|_| refuse())?;
+        let rank: u32 = rank.trim().parse().map_err(|_| refuse())?;
+        encoder.insert(token, rank);
+    }
+    // A byte that no pair begins with must still be a token.
+    if let Some(byte) = (0..=u8::MAX).find(|&byte| !encoder.contains_key(&[byte][..])) {
+        return Err(Error::malformed(
+            path,
+            format!("has no token of the byte {byte}; expected all 256"),
+        ));
+    }
+    let vocab_size = encoder
+        .values()
+        .max()
+        .map_or(0, |&rank| u64::from(rank) + 1);
+    let encoder = encoder.into_iter().collect();
+    let encoding = CoreBPE::new(encoder, HashMap::default(), O200K_BASE_PAT_STR);
+    let encoding = encoding.map_err(|error| Error::malformed(path, error.to_string()))?;
+    Ok(Tokenizer::Tiktoken(Box::new(encoding), vocab_size))
+}
+
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Byte => "byte",
-            Self::O200k(_) => "o200k",
+            Self::Tiktoken(..) => "tiktoken",
             Self::HuggingFace(_) => "tokenizer.json",
         })
     }
@@ -105,8 +171,37 @@ mod tests {
         let tokenizer = Tokenizer::named("o200k").expect("compiled in");
         // Published by OpenAI's tiktoken for o200k_base: "hello world" is 24912, 2375.
         assert_eq!(tokenizer.encode(b"hello world"), Ok(vec![24912, 2375]));
+        assert_eq!(tokenizer.id_of("<|endoftext|>"), Some(199_999));
+        assert_eq!(tokenizer.id_of("hello world"), None);
         let refused = tokenizer.encode(b"ab\xff").expect_err("not UTF-8");
         assert!(refused.starts_with("byte 2 is not UTF-8"), "{refused}");
+    }
+
+    #[test]
+    fn a_tiktoken_file_is_read() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("small.tiktoken");
+        let encode = |token: &[u8]| STANDARD.encode(token);
+        let mut lines: Vec<String> = (0..=u8::MAX)
+            .map(|byte| format!("{} {byte}", encode(&[byte])))
+            .collect();
+        lines.push(format!("{} 256", encode(b"to")));
+        lines.push(format!("{} 300", encode(b" be")));
+        let load = |lines: &[String]| {
+            std::fs::write(&path, lines.join("\n")).expect("writes");
+            Tokenizer::named(path.to_str().expect("UTF-8 path"))
+        };
+        let tokenizer = load(&lines).expect("loads");
+        assert_eq!(tokenizer.vocab_size(), 301);
+        // " be" is no merge of two tokens but a token itself, and so found whole.
+        assert_eq!(tokenizer.encode(b"to be"), Ok(vec![256, 300]));
+        let refused = load(&lines[1..])
+            .expect_err("a byte is missing")
+            .to_string();
+        assert!(refused.contains("no token of the byte 0"), "{refused}");
+        lines[3] = "!! 3".to_owned();
+        let refused = load(&lines).expect_err("no base 64").to_string();
+        assert!(refused.contains("line 4: found \"!! 3\""), "{refused}");
     }
 
     #[test]
@@ -133,7 +228,10 @@ mod tests {
     #[test]
     fn unknown_names_and_missing_files_are_refused() {
         let unknown = Tokenizer::named("gpt2").expect_err("refused").to_string();
-        assert!(unknown.contains("expected byte, o200k or a"), "{unknown}");
+        assert!(
+            unknown.contains("expected byte, o200k, cl100k"),
+            "{unknown}"
+        );
         let missing = Tokenizer::named("no/such.json").expect_err("refused");
         assert!(
             missing

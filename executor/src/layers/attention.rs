@@ -1,4 +1,5 @@
-//! Grouped-query attention with rotary positions and optional per-head query/key norms.
+//! Grouped-query attention with rotary positions, and where a model has them biases of queries, keys and
+//! values, and norms of queries and keys: of each head, or of the whole projection.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
 //! It is causal over whole sequences; context parallelism is not here yet.
@@ -27,10 +28,21 @@ pub struct Attention {
     key: Weight,
     value: Weight,
     output: Weight,
-    qk_norm: Option<(Norm, Norm)>,
+    /// Of queries, keys and values.
+    biases: Option<[Weight; 3]>,
+    qk_norm: Option<QkNorms>,
     head_dim: usize,
     rotary_dim: usize,
     scale: f32,
+}
+
+/// Norms of queries and keys.
+#[derive(Debug)]
+struct QkNorms {
+    query: Norm,
+    key: Norm,
+    /// Whether each is over the whole projection, divided over TP, rather than over a head.
+    is_full: bool,
 }
 
 /// What the block saves for backward.
@@ -85,8 +97,14 @@ impl Attention {
             key: weight(Part::Key),
             value: weight(Part::Value),
             output: weight(Part::Output),
-            qk_norm: (gqa.qk_norm == QkNorm::PerHead)
-                .then(|| (norm(Part::QueryNorm), norm(Part::KeyNorm))),
+            biases: gqa
+                .qkv_bias
+                .then(|| [Part::QueryBias, Part::KeyBias, Part::ValueBias].map(weight)),
+            qk_norm: (gqa.qk_norm != QkNorm::None).then(|| QkNorms {
+                query: norm(Part::QueryNorm),
+                key: norm(Part::KeyNorm),
+                is_full: gqa.qk_norm == QkNorm::Full,
+            }),
             head_dim: gqa.head_dim as usize,
             rotary_dim: gqa.rotary_dim as usize,
             scale: (gqa.head_dim as f32).sqrt().recip(),
@@ -132,20 +150,22 @@ impl Attention {
 
     fn heads(&self, cx: &Context, normed: &Tensor, rope: &rope::Rope) -> Result<Heads, Error> {
         let all = tokens::gather(cx, normed)?;
-        let heads = |projected: Tensor| {
+        let heads = |weight: &Weight, of: usize| {
+            let bias = self.biases.as_ref().map(|biases| &biases[of]);
+            let projected = linear::forward_biased(cx, CATEGORY, &all, &weight.value, bias);
             let tokens = projected.dims()[0];
             let heads = projected.dims()[1] / self.head_dim;
             projected.reshape(&[tokens, heads, self.head_dim])
         };
-        let mut query = heads(linear::forward(cx, CATEGORY, &all, &self.query.value));
-        let mut key = heads(linear::forward(cx, CATEGORY, &all, &self.key.value));
-        let value = heads(linear::forward(cx, CATEGORY, &all, &self.value.value));
+        let mut query = heads(&self.query, 0);
+        let mut key = heads(&self.key, 1);
+        let value = heads(&self.value, 2);
         drop(all);
 
         let mut before_norm = None;
-        if let Some((query_norm, key_norm)) = &self.qk_norm {
-            let (normed_query, query_rstd) = per_head(query_norm, cx, &query);
-            let (normed_key, key_rstd) = per_head(key_norm, cx, &key);
+        if let Some(norms) = &self.qk_norm {
+            let (normed_query, query_rstd) = norms.forward(cx, &norms.query, &query)?;
+            let (normed_key, key_rstd) = norms.forward(cx, &norms.key, &key)?;
             before_norm = Some(BeforeNorm {
                 query: std::mem::replace(&mut query, normed_query),
                 query_rstd,
@@ -220,9 +240,10 @@ impl Attention {
                 rope::backward(&dkey, rope);
             });
         }
-        if let (Some((query_norm, key_norm)), Some(before)) = (&self.qk_norm, before_norm) {
-            dquery = per_head_backward(query_norm, cx, &dquery, &before.query, &before.query_rstd);
-            dkey = per_head_backward(key_norm, cx, &dkey, &before.key, &before.key_rstd);
+        if let (Some(norms), Some(before)) = (&self.qk_norm, before_norm) {
+            let [query, key] = [&norms.query, &norms.key];
+            dquery = norms.backward(cx, query, &dquery, &before.query, &before.query_rstd)?;
+            dkey = norms.backward(cx, key, &dkey, &before.key, &before.key_rstd)?;
         }
         let (dquery, dkey, dvalue) = (flat(&dquery), flat(&dkey), flat(&dvalue));
 
@@ -232,6 +253,10 @@ impl Attention {
         linear::wgrad(cx, CATEGORY, &dvalue, &all, &self.value.grad);
         let Normed { output, rstd } = norm.into_inner();
         drop((all, output));
+        for (of, gradient) in [&dquery, &dkey, &dvalue].into_iter().enumerate() {
+            let bias = self.biases.as_ref().map(|biases| &biases[of]);
+            linear::bias_grad(cx, CATEGORY, gradient, bias);
+        }
         let dall = linear::dgrad(cx, CATEGORY, &dquery, &self.query.value);
         linear::dgrad_onto(cx, CATEGORY, &dkey, &self.key.value, &dall);
         linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
@@ -248,16 +273,42 @@ fn flat(heads: &Tensor) -> Tensor {
     heads.reshape(&[dims[0], dims[1] * dims[2]])
 }
 
-/// A norm over each head of `[T, n, d]`.
-fn per_head(norm: &Norm, cx: &Context, x: &Tensor) -> (Tensor, Tensor) {
-    let dims = x.dims();
-    let Normed { output, rstd } = norm.forward(cx, &x.reshape(&[dims[0] * dims[1], dims[2]]));
-    (output.reshape(dims), rstd)
-}
+impl QkNorms {
+    /// `[T, n, d]` with its reciprocal root mean squares.
+    fn forward(&self, cx: &Context, norm: &Norm, x: &Tensor) -> Result<(Tensor, Tensor), Error> {
+        let rows = self.rows(x);
+        let Normed { output, rstd } = if self.is_full {
+            norm.forward_divided(cx, &rows)?
+        } else {
+            norm.forward(cx, &rows)
+        };
+        Ok((output.reshape(x.dims()), rstd))
+    }
 
-fn per_head_backward(norm: &Norm, cx: &Context, dy: &Tensor, x: &Tensor, rstd: &Tensor) -> Tensor {
-    let dims = x.dims();
-    let rows = [dims[0] * dims[1], dims[2]];
-    let dx = norm.backward(cx, &dy.reshape(&rows), &x.reshape(&rows), rstd);
-    dx.reshape(dims)
+    fn backward(
+        &self,
+        cx: &Context,
+        norm: &Norm,
+        dy: &Tensor,
+        x: &Tensor,
+        rstd: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let (dy, rows) = (self.rows(dy), self.rows(x));
+        let dx = if self.is_full {
+            norm.backward_divided(cx, &dy, &rows, rstd)?
+        } else {
+            norm.backward(cx, &dy, &rows, rstd)
+        };
+        Ok(dx.reshape(x.dims()))
+    }
+
+    /// `[T, n, d]` by what is normed together.
+    fn rows(&self, x: &Tensor) -> Tensor {
+        let dims = x.dims();
+        if self.is_full {
+            flat(x)
+        } else {
+            x.reshape(&[dims[0] * dims[1], dims[2]])
+        }
+    }
 }

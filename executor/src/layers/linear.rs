@@ -1,10 +1,11 @@
 //! The three products of a linear layer, `y = x Wᵀ` with `W` `[out, in]` as checkpoints store it.
 
-use moefold_kernels::gemm::{Trans, gemm};
+use moefold_kernels::gemm::{self, Trans, gemm};
 use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
 use crate::rank::Context;
+use crate::store::Weight;
 
 /// `x [T, in] -> [T, out]`, of the dtype of `x`.
 pub fn forward(cx: &Context, category: Category, x: &Tensor, w: &Tensor) -> Tensor {
@@ -24,6 +25,27 @@ pub fn forward_as(
         gemm(x, Trans::No, w, Trans::Yes, &y, 0.0);
     });
     y
+}
+
+/// [`forward`] with a bias of the outputs `[out]`, where there is one.
+pub fn forward_biased(
+    cx: &Context,
+    category: Category,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Weight>,
+) -> Tensor {
+    let Some(bias) = bias else {
+        return forward(cx, category, x, w);
+    };
+    cx.op(category, || gemm::forward_bias(x, w, &bias.value))
+}
+
+/// Adds the gradient of a bias, the sum over the rows of `dy [T, out]`, where there is one.
+pub fn bias_grad(cx: &Context, category: Category, dy: &Tensor, bias: Option<&Weight>) {
+    if let Some(bias) = bias {
+        cx.op(category, || gemm::bias_grad(dy, &bias.grad));
+    }
 }
 
 /// Gradient of the input: `dy [T, out] -> [T, in]`.

@@ -1,4 +1,5 @@
-//! The dense gated MLP, its width split over TP: `y = x + down(silu(gate) * up)` of `norm(x)`.
+//! The gated MLP, its width split over TP: `down(silu(gate) * up)`. With a norm before it and the
+//! residual stream around it, it is the dense feed-forward block; a shared expert is one too.
 
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
@@ -16,12 +17,87 @@ use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Dense;
 
-/// The dense feed-forward block of one layer.
+/// The gated MLP: from and to the rank's own tokens.
+#[derive(Debug)]
+pub struct Gated {
+    gate_up: Weight,
+    down: Weight,
+}
+
+/// What the MLP saves for backward, beside its input.
+#[derive(Debug)]
+pub struct GatedSaved {
+    /// Gate and up `[T, 2f]`.
+    gate_up: Tensor,
+    /// `silu(gate) * up` `[T, f]`.
+    activation: Tensor,
+}
+
+impl Gated {
+    /// The MLP on its weights.
+    pub fn new(gate_up: Weight, down: Weight) -> Self {
+        Self { gate_up, down }
+    }
+
+    /// Runs the MLP on `x [t, h]` until its down projection.
+    pub fn run(&self, cx: &Context, x: &Tensor) -> Result<GatedSaved, Error> {
+        let all = tokens::gather(cx, x)?;
+        let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
+        drop(all);
+        let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
+        Ok(GatedSaved {
+            gate_up,
+            activation,
+        })
+    }
+
+    /// `mlp(x) [t, h]`, from what has run of it; lets go of that where `again` covers `module`.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut Kept<GatedSaved>,
+        (module, again): (Module, &Recompute),
+    ) -> Result<Tensor, Error> {
+        let activation = &saved.get().activation;
+        let y = linear::forward(cx, CATEGORY, activation, &self.down.value);
+        saved.drop_of(module, again);
+        tokens::scatter_sum(cx, y)
+    }
+
+    /// `dy [t, h] -> dx [t, h]`, with the input `x`; adds to the gradients of the weights.
+    pub fn backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        x: Tensor,
+        saved: GatedSaved,
+    ) -> Result<Tensor, Error> {
+        let GatedSaved {
+            gate_up,
+            activation,
+        } = saved;
+        let dy_all = tokens::gather(cx, dy)?;
+        let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
+        linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
+        drop((dy_all, activation));
+        let all = tokens::start_gather(cx, &x)?;
+        let (dgate_up, _) = cx.op(CATEGORY, || {
+            swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
+        });
+        drop((dactivation, gate_up));
+        let all = all.finish(cx)?;
+        linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
+        drop((all, x));
+        let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
+        tokens::scatter_sum(cx, dall)
+    }
+}
+
+/// The dense feed-forward block of one layer: `y = x + mlp(norm(x))`.
 #[derive(Debug)]
 pub struct Mlp {
     norm: Norm,
-    gate_up: Weight,
-    down: Weight,
+    gated: Gated,
 }
 
 /// What the block saves for backward.
@@ -29,18 +105,9 @@ pub struct Mlp {
 pub struct MlpSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Input of the first product `[t, h]`.
+    /// Input of the MLP `[t, h]`.
     norm: Kept<Normed>,
-    hidden: Kept<Hidden>,
-}
-
-/// What the down projection reads, and what that is of.
-#[derive(Debug)]
-struct Hidden {
-    /// Gate and up `[T, 2f]`.
-    gate_up: Tensor,
-    /// `silu(gate) * up` `[T, f]`.
-    activation: Tensor,
+    gated: Kept<GatedSaved>,
 }
 
 impl Mlp {
@@ -49,20 +116,19 @@ impl Mlp {
         let weight = |part| store.weight(Some(layer), part);
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, CATEGORY),
-            gate_up: weight(Part::GateUp),
-            down: weight(Part::Down),
+            gated: Gated::new(weight(Part::GateUp), weight(Part::Down)),
         }
     }
 
     /// Runs `mlp(norm(x))` of `x [t, h]` until its down projection.
     pub fn run(&self, cx: &Context, x: &Tensor, again: &Recompute) -> Result<MlpSaved, Error> {
         let mut norm = Kept::new(self.norm.forward(cx, x));
-        let hidden = self.hidden(cx, &norm.get().output)?;
+        let gated = self.gated.run(cx, &norm.get().output)?;
         norm.drop_of(Module::Layernorm, again);
         Ok(MlpSaved {
             input: x.clone(),
             norm,
-            hidden: Kept::new(hidden),
+            gated: Kept::new(gated),
         })
     }
 
@@ -73,23 +139,10 @@ impl Mlp {
         saved: &mut MlpSaved,
         again: &Recompute,
     ) -> Result<Tensor, Error> {
-        let activation = &saved.hidden.get().activation;
-        let y = linear::forward(cx, CATEGORY, activation, &self.down.value);
-        saved.hidden.drop_of(Module::Mlp, again);
-        let y = tokens::scatter_sum(cx, y)?;
+        let of = (Module::Mlp, again);
+        let y = self.gated.finish(cx, &mut saved.gated, of)?;
         cx.op(CATEGORY, || add_into(&y, &saved.input));
         Ok(y)
-    }
-
-    fn hidden(&self, cx: &Context, normed: &Tensor) -> Result<Hidden, Error> {
-        let all = tokens::gather(cx, normed)?;
-        let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
-        drop(all);
-        let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
-        Ok(Hidden {
-            gate_up,
-            activation,
-        })
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
@@ -97,29 +150,12 @@ impl Mlp {
         let MlpSaved {
             input,
             mut norm,
-            mut hidden,
+            mut gated,
         } = saved;
         let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
-        hidden.again(cx, || self.hidden(cx, &normed.output))?;
-        let Hidden {
-            gate_up,
-            activation,
-        } = hidden.into_inner();
-        let dy_all = tokens::gather(cx, dy)?;
-        let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
-        linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
-        drop((dy_all, activation));
-        let all = tokens::start_gather(cx, &norm.get().output)?;
-        let (dgate_up, _) = cx.op(CATEGORY, || {
-            swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
-        });
-        drop((dactivation, gate_up));
-        let all = all.finish(cx)?;
-        linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
+        gated.again(cx, || self.gated.run(cx, &normed.output))?;
         let Normed { output, rstd } = norm.into_inner();
-        drop((all, output));
-        let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
-        let dnormed = tokens::scatter_sum(cx, dall)?;
+        let dnormed = self.gated.backward(cx, dy, output, gated.into_inner())?;
         let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)

@@ -188,7 +188,10 @@ impl<'a> Declaration<'a> {
             let norm = format!("{prefix}.post_attention_layernorm.weight");
             self.norm(Some(layer), Part::PostNorm, norm, self.hidden);
             match ffn {
-                Ffn::Dense(mlp) => self.dense(layer, &format!("{prefix}.mlp"), mlp.width as usize),
+                Ffn::Dense(mlp) => {
+                    let parts = [Part::GateUp, Part::Down];
+                    self.dense(layer, parts, &format!("{prefix}.mlp"), mlp.width as usize);
+                }
                 Ffn::Moe(moe) => self.moe(layer, &prefix, moe),
             }
         }
@@ -208,19 +211,40 @@ impl<'a> Declaration<'a> {
         };
         let query = rectangle(name("q_proj"), [heads * d, h], queries.clone(), 0..h);
         let key = rectangle(name("k_proj"), [kv_heads * d, h], keys.clone(), 0..h);
-        let value = rectangle(name("v_proj"), [kv_heads * d, h], keys, 0..h);
-        let output = rectangle(name("o_proj"), [h, heads * d], 0..h, queries);
+        let value = rectangle(name("v_proj"), [kv_heads * d, h], keys.clone(), 0..h);
+        let output = rectangle(name("o_proj"), [h, heads * d], 0..h, queries.clone());
+        let (queries, keys) = ((heads * d, queries), (kv_heads * d, keys));
         self.matrix(layer, Part::Query, Spread::Split, query);
         self.matrix(layer, Part::Key, shared, key);
         self.matrix(layer, Part::Value, shared, value);
         self.matrix(layer, Part::Output, Spread::Split, output);
-        if gqa.qk_norm == QkNorm::PerHead {
-            self.norm(Some(layer), Part::QueryNorm, name("q_norm"), d);
-            self.norm(Some(layer), Part::KeyNorm, name("k_norm"), d);
+        if gqa.qkv_bias {
+            let split = Spread::Split;
+            for (part, spread, projection, held) in [
+                (Part::QueryBias, split, "q_proj", queries.clone()),
+                (Part::KeyBias, shared, "k_proj", keys.clone()),
+                (Part::ValueBias, shared, "v_proj", keys.clone()),
+            ] {
+                let tensor = format!("{prefix}.{projection}.bias");
+                self.vector(Some(layer), part, spread, tensor, held);
+            }
+        }
+        let (query, key) = (name("q_norm"), name("k_norm"));
+        match gqa.qk_norm {
+            QkNorm::PerHead => {
+                self.norm(Some(layer), Part::QueryNorm, query, d);
+                self.norm(Some(layer), Part::KeyNorm, key, d);
+            }
+            QkNorm::Full => {
+                self.vector(Some(layer), Part::QueryNorm, Spread::Split, query, queries);
+                self.vector(Some(layer), Part::KeyNorm, shared, key, keys);
+            }
+            QkNorm::None | QkNorm::Weightless => {}
         }
     }
 
-    fn dense(&mut self, layer: u32, prefix: &str, width: usize) {
+    /// An MLP whose width is split over TP.
+    fn dense(&mut self, layer: u32, parts: [Part; 2], prefix: &str, width: usize) {
         let h = self.hidden;
         let held = block(width, self.tp, self.tp_rank);
         let half = |projection: &str, at: usize| Slice {
@@ -233,13 +257,13 @@ impl<'a> Declaration<'a> {
         let slices = vec![half("gate_proj", 0), half("up_proj", held.len() * h)];
         self.push(
             Some(layer),
-            Part::GateUp,
+            parts[0],
             vec![2 * held.len(), h],
             Spread::Split,
             slices,
         );
         let down = rectangle(format!("{prefix}.down_proj.weight"), [h, width], 0..h, held);
-        self.matrix(layer, Part::Down, Spread::Split, down);
+        self.matrix(layer, parts[1], Spread::Split, down);
     }
 
     fn moe(&mut self, layer: u32, prefix: &str, moe: &Moe) {
@@ -252,6 +276,16 @@ impl<'a> Declaration<'a> {
         if moe.router.correction_bias {
             let bias = format!("{prefix}.gate.e_score_correction_bias");
             self.norm(Some(layer), Part::CorrectionBias, bias, experts);
+        }
+        if let Some(shared) = &moe.shared {
+            let parts = [Part::SharedGateUp, Part::SharedDown];
+            let block = format!("{prefix}.{}", names.shared);
+            self.dense(layer, parts, &block, shared.mlp.width as usize);
+            if shared.gated_output {
+                let gate = format!("{block}_gate.weight");
+                let gate = rectangle(gate, [1, h], 0..1, 0..h);
+                self.matrix(layer, Part::SharedGate, Spread::Replicated, gate);
+            }
         }
 
         let width = moe.expert.width as usize;
@@ -303,6 +337,8 @@ struct ExpertNames {
     gate: &'static str,
     up: &'static str,
     down: &'static str,
+    /// The block of the shared expert.
+    shared: &'static str,
 }
 
 impl ExpertNames {
@@ -313,12 +349,18 @@ impl ExpertNames {
                 gate: "w1",
                 up: "w3",
                 down: "w2",
+                shared: "shared_expert",
             },
             _ => Self {
                 block: "mlp",
                 gate: "gate_proj",
                 up: "up_proj",
                 down: "down_proj",
+                shared: if model_type == "qwen2_moe" {
+                    "shared_expert"
+                } else {
+                    "shared_experts"
+                },
             },
         }
     }

@@ -10,7 +10,7 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Ffn, Layer, Model};
+use moefold_planner::model::{Layer, Model};
 use moefold_planner::runtime::{
     Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
     Work,
@@ -44,8 +44,8 @@ pub struct Traced<'a> {
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
-/// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them, `[ep and etp, local tokens,
-/// rows of the rank's experts]`.
+/// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
+/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`.
 type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
 
 /// What is traced as one.
@@ -166,19 +166,21 @@ impl<'a> Traced<'a> {
 
     fn answer_of(&self, site: Site<'_>, unit: Unit) -> Arc<Answer> {
         let local = site.local;
-        let routed =
-            |layer: u32| matches!(self.model.layers[layer as usize].ffn, Some(Ffn::Moe(_)));
+        let routed = |layer: u32| self.model.layers[layer as usize].moe();
         let (by_attention, by_experts) = match unit {
-            Unit::Piece(model::Piece::FeedForward(layer), _) => (!routed(layer), routed(layer)),
-            Unit::Piece(..) => (true, false),
+            Unit::Piece(model::Piece::FeedForward(layer), _) => {
+                (routed(layer).is_none(), routed(layer))
+            }
+            Unit::Piece(..) => (true, None),
             Unit::Whole(layer) => (true, routed(layer)),
         };
         let [mut attention, mut experts] = [[0; 3]; 2];
         if by_attention {
             attention = [local.tp, local.mbs, local.cp];
         }
-        if by_experts {
-            let degrees = local.ep << 32 | local.etp;
+        if let Some(moe) = by_experts {
+            let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
+            let degrees = local.ep << 42 | local.etp << 21 | tp;
             experts = [degrees, local.tokens_local, local.expert_rows];
         }
         let always = [site.precision as u64, local.seq_len];
@@ -307,21 +309,15 @@ fn pieces_of(model: &Model, index: u32) -> Vec<model::Piece> {
 impl Traced<'_> {
     /// What is traced of some pieces that follow one another under a recompute set.
     fn units(&self, pieces: &[model::Piece], set: &Recompute) -> Vec<Unit> {
-        match (set, pieces) {
-            (
-                Recompute::Full,
-                [
-                    model::Piece::Mixer(layer) | model::Piece::FeedForward(layer),
-                    ..,
-                ],
-            ) => {
-                vec![Unit::Whole(*layer)]
-            }
-            _ => {
-                let unit = |&piece| Unit::Piece(piece, self.of_piece(piece, set));
-                pieces.iter().map(unit).collect()
-            }
+        let layer = match pieces[0] {
+            model::Piece::Mixer(layer) | model::Piece::FeedForward(layer) => Some(layer),
+            _ => None,
+        };
+        if let (Recompute::Full, Some(layer)) = (set, layer) {
+            return vec![Unit::Whole(layer)];
         }
+        let unit = |&piece| Unit::Piece(piece, self.of_piece(piece, set));
+        pieces.iter().map(unit).collect()
     }
 
     /// Of a recompute set, the modules that a piece has.
@@ -333,7 +329,7 @@ impl Traced<'_> {
             (model::Piece::Mixer(_) | model::Piece::FeedForward(_), Module::Layernorm)
             | (model::Piece::Mixer(_), Module::CoreAttn | Module::MlaUpProj) => true,
             (model::Piece::FeedForward(layer), module) => {
-                let routed = matches!(self.model.layers[layer as usize].ffn, Some(Ffn::Moe(_)));
+                let routed = self.model.layers[layer as usize].moe().is_some();
                 match module {
                     Module::MoeAct | Module::Moe | Module::SharedExperts => routed,
                     Module::Mlp => !routed,

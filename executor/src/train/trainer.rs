@@ -72,7 +72,7 @@ impl Trainer {
         });
         let again = |_| savers.recompute.clone();
         let stage = StageModel::new(model, &store, &pieces, aux, &again);
-        let optimizer = ZeroAdam::new(&cx, &store, adam);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stages = BTreeMap::from([(Stage(0), stage)]);

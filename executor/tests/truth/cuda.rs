@@ -222,7 +222,7 @@ fn oracle_two_hundred_steps_of_text_in_bf16_lose_as_on_the_cpu() {
 
 #[test]
 fn oracle_gradients_in_f32_are_those_of_the_cpu() {
-    for name in ["mixtral", "qwen3_moe"] {
+    for name in ["mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe"] {
         check_gradients(name, 0, F32, &SAME);
     }
 }
@@ -231,6 +231,7 @@ fn oracle_gradients_in_f32_are_those_of_the_cpu() {
 fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_gradients("mixtral", 2, BF16, &ROUNDED);
     check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
+    check_gradients("qwen2_moe", 1, HOPPER, &ROUNDED);
 }
 
 #[test]
@@ -364,6 +365,13 @@ fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance
 #[test]
 fn oracle_a_folded_layout_in_f32_equals_one_rank() {
     check_layouts(&shared("qwen3_moe"), F32, &[degrees(4, 2, 4, 1, 2)], 1e-4);
+}
+
+/// Norms whose rows are divided over ranks.
+#[test]
+fn oracle_divided_norms_in_f32_equal_one_rank() {
+    let fixture = Fixture::load("olmoe").with_batch(2);
+    check_layouts(&fixture, F32, &[degrees(2, 2, 1, 1, 2)], 1e-4);
 }
 
 #[test]

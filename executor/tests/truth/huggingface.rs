@@ -62,3 +62,20 @@ fn oracle_qwen3_moe_with_raw_probabilities() {
 fn oracle_dense_qwen3_with_tied_embeddings() {
     check("qwen3_tied", 12);
 }
+
+#[test]
+fn oracle_qwen2_moe_with_shared_experts_behind_gates() {
+    check("qwen2_moe", 24);
+    check("qwen2_moe", 4);
+}
+
+#[test]
+fn oracle_olmoe_with_norms_over_whole_projections() {
+    check("olmoe", 12);
+}
+
+#[test]
+fn oracle_glm4_moe_with_sigmoid_scores_in_groups() {
+    check("glm4_moe", 24);
+    check("glm4_moe", 4);
+}

@@ -17,7 +17,7 @@ use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::choice::{Recompute, StackName};
+use moefold_planner::choice::{Optimizer, Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
@@ -33,9 +33,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::common::{Fixture, degrees};
 use crate::cuda::{self, Emulated};
-use crate::layouts::legal;
+use crate::layouts::{DRAWN, legal};
 use crate::recompute;
 
+/// Those of which every layout is walked; of the others ([`DRAWN`]) some.
 const FIXTURES: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
 
 /// What a step is measured on.
@@ -179,6 +180,22 @@ fn law_a_traced_step_is_the_step() {
     }
 }
 
+#[test]
+fn law_a_traced_step_is_the_step_in_other_families() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in DRAWN {
+        let mut fixture = Fixture::load(name).with_batch(8);
+        for gpus in [1, 2, 4, 8] {
+            let all = legal(&fixture, gpus);
+            for aux_loss_coef in [0.0, 0.01] {
+                fixture = recomputing(fixture, &mut random);
+                let degrees = all[random.random_range(0..all.len())];
+                check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
+            }
+        }
+    }
+}
+
 /// A model of up to four layers of either kind, in any order, with widths that put the peak of a step
 /// in one place or another.
 fn drawn(random: &mut ChaCha8Rng) -> Fixture {
@@ -224,12 +241,15 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with one of its recompute sets.
+/// A fixture with one of its recompute sets, and moments of either type.
 fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let mut sets = recompute::sets(&fixture);
     sets.push(Recompute::None);
     let set = sets.swap_remove(random.random_range(0..sets.len()));
-    fixture.recomputing(set)
+    let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
+    let mut fixture = fixture.recomputing(set);
+    fixture.savers.optimizer = optimizers[random.random_range(0..2)];
+    fixture
 }
 
 #[test]
@@ -302,16 +322,16 @@ fn least(name: &'static str) -> Fixture {
     fixture.with_model(model)
 }
 
-/// One in `of` of all layouts of up to eight ranks of every fixture on every kind of GPU, drawn from the
+/// One in `of` of all layouts of up to eight ranks of some fixtures on every kind of GPU, drawn from the
 /// seed with the number of microbatches, one or two: more repeat them. Data decides how many rows experts
 /// have, so the kernels of routing are run, and no others.
-fn check_layouts_on_cuda(of: usize) {
+fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
     let kinds = [cuda::F32, cuda::BF16, cuda::HOPPER];
     if !kinds.iter().all(|on| on.is_there()) {
         return;
     }
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
-    for name in FIXTURES {
+    for &name in names {
         let layouts = (1..=8).flat_map(|gpus| legal(&least(name).with_batch(8), gpus));
         let all = layouts.flat_map(|degrees| kinds.map(|on| (degrees, on)));
         for (degrees, on) in all {
@@ -342,14 +362,16 @@ fn check_layouts_on_cuda(of: usize) {
 
 #[test]
 fn law_a_traced_step_is_the_step_in_layouts_drawn_on_cuda() {
-    check_layouts_on_cuda(8);
+    check_layouts_on_cuda(&FIXTURES, 8);
+    check_layouts_on_cuda(&DRAWN, 24);
 }
 
 /// Minutes, so only where asked for (`--ignored`).
 #[test]
 #[ignore = "takes minutes: an emulated kernel is slow"]
 fn law_a_traced_step_is_the_step_in_every_layout_on_cuda() {
-    check_layouts_on_cuda(1);
+    check_layouts_on_cuda(&FIXTURES, 1);
+    check_layouts_on_cuda(&DRAWN, 1);
 }
 
 /// Trains under a layout for two steps and compares the fullest rank's peak with the plan's, class by
@@ -461,6 +483,7 @@ fn planned(
         precision,
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
+        optimizer: fixture.savers.optimizer,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let pins = format!("tp={tp},cp=1,pp=1,vpp=1,ep={ep},etp={etp},mbs={mbs}");

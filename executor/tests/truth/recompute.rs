@@ -38,7 +38,13 @@ fn check(load: &dyn Fn() -> Fixture, degrees: &Degrees, set: &Recompute, aux_los
 
 #[test]
 fn law_recomputing_changes_no_bit_on_one_rank() {
-    for name in ["mixtral", "qwen3_moe", "qwen3_tied"] {
+    for name in [
+        "mixtral",
+        "qwen3_moe",
+        "qwen3_tied",
+        "qwen2_moe",
+        "glm4_moe",
+    ] {
         let load = || Fixture::load(name).with_batch(4);
         for (i, set) in sets(&load()).iter().enumerate() {
             let aux = 0.01 * (i % 2) as f64;
@@ -51,7 +57,14 @@ fn law_recomputing_changes_no_bit_on_one_rank() {
 fn law_recomputing_changes_no_bit_in_layouts_drawn() {
     let seed = cuda::seed();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let fixtures = ["mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied"];
+    let fixtures = [
+        "mixtral",
+        "qwen3_moe",
+        "qwen3_tied",
+        "qwen2_moe",
+        "olmoe",
+        "glm4_moe",
+    ];
     for draw in 0..24 {
         let name = fixtures[draw % fixtures.len()];
         let load = || Fixture::load(name).with_batch(8);

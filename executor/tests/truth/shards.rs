@@ -43,9 +43,8 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
         let shard = Shard::new(&fixture.model, layout, &at, &pieces(&fixture.model));
         for parameter in &shard.parameters {
             let replica = match parameter.family {
-                Family::Dense => at.dp,
+                Family::Dense | Family::Balance => at.dp,
                 Family::Expert => at.edp,
-                Family::Balance => at.dp,
             };
             if replica > 0 || !parameter.counted {
                 continue;

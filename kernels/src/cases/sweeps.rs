@@ -6,7 +6,7 @@ use super::{Call, Source};
 use crate::device::TensorClass;
 use crate::scalars::{Factor, Scalars};
 use crate::tensor::Tensor;
-use crate::{cross_entropy, elementwise, permute, rows};
+use crate::{cross_entropy, elementwise, gate, permute, rows};
 
 /// Experts that slots are sorted by.
 const EXPERTS: usize = 8;
@@ -60,6 +60,14 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize) -> Cal
             let x = source.tensor(&[len, 1], 1.0);
             let halves = [len / 2..len, 0..len / 2];
             Call::new(move |out| out("y", &rows::gather_chunks(&x, &halves)))
+        }
+        SweepKind::Gate => {
+            let [x, y] = [(); 2].map(|()| source.tensor(&[len, 1], 1.0));
+            let logits = source.statistic(&[len, 1], 1.0);
+            Call::new(move |out| {
+                gate::add(&x, &logits, &y);
+                out("y", &y);
+            })
         }
         SweepKind::Clip => {
             let square = Scalars::zeros(source.device(), TensorClass::Transient, 1);

@@ -2,6 +2,7 @@
 
 use moefold_profiles::Dtype;
 
+use super::Over;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
@@ -91,8 +92,46 @@ impl Deal {
 /// Shared memory for a value of every warp.
 const SCRATCH: usize = 32 * 4;
 
-pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &Tensor, rstd: &Tensor) {
-    disjoint("rms_norm::forward", &[x, w], &[y, rstd]);
+pub(super) fn sums(
+    gpu: &Cuda,
+    op: &'static str,
+    dy: Option<&Tensor>,
+    [x, w]: [&Tensor; 2],
+    sums: &Tensor,
+) {
+    disjoint(op, &[&[x, w], dy.as_slice()].concat(), &[sums]);
+    let deal = Deal::of(&[&[x], dy.as_slice()].concat(), w);
+    let (rows, width) = (x.num_rows(), x.width());
+    gpu.launch(
+        op,
+        &deal.program(x.dtype(), w.dtype()),
+        "rms_norm_sums",
+        Grid::linear(rows.div_ceil(deal.rows()), deal.threads() as u32, SCRATCH),
+        &[
+            Arg::optional(dy),
+            x.into(),
+            w.into(),
+            sums.into(),
+            Arg::size(rows),
+            Arg::size(width),
+        ],
+    );
+}
+
+pub(super) fn forward(
+    gpu: &Cuda,
+    x: &Tensor,
+    w: &Tensor,
+    over: &Over<'_>,
+    eps: f32,
+    y: &Tensor,
+    rstd: &Tensor,
+) {
+    disjoint(
+        "rms_norm::forward",
+        &[&[x, w], over.sums.as_slice()].concat(),
+        &[y, rstd],
+    );
     let deal = Deal::of(&[x, y], w);
     let (rows, width) = (x.num_rows(), x.width());
     gpu.launch(
@@ -103,17 +142,29 @@ pub(super) fn forward(gpu: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &Tensor, 
         &[
             x.into(),
             w.into(),
+            Arg::optional(over.sums),
             y.into(),
             rstd.into(),
             Arg::size(rows),
             Arg::size(width),
+            Arg::size(over.width),
             Arg::F32(eps),
         ],
     );
 }
 
-pub(super) fn backward(gpu: &Cuda, [dy, x, w, rstd]: [&Tensor; 4], dw: &Tensor, dx: &Tensor) {
-    disjoint("rms_norm::backward", &[dy, x, w, rstd], &[dw, dx]);
+pub(super) fn backward(
+    gpu: &Cuda,
+    [dy, x, w, rstd]: [&Tensor; 4],
+    over: &Over<'_>,
+    dw: &Tensor,
+    dx: &Tensor,
+) {
+    disjoint(
+        "rms_norm::backward",
+        &[&[dy, x, w, rstd], over.sums.as_slice()].concat(),
+        &[dw, dx],
+    );
     if x.is_empty() {
         return;
     }
@@ -138,10 +189,12 @@ pub(super) fn backward(gpu: &Cuda, [dy, x, w, rstd]: [&Tensor; 4], dw: &Tensor, 
             x.into(),
             w.into(),
             rstd.into(),
+            Arg::optional(over.sums),
             dx.into(),
             (&partial).into(),
             Arg::size(rows),
             Arg::size(width),
+            Arg::size(over.width),
             Arg::size(rows_per_block),
         ],
     );
@@ -198,6 +251,7 @@ pub(crate) fn programs() -> Vec<Listed> {
                 Deal { vec, lanes, pieces }.program(x, weight),
                 needs,
                 vec![
+                    Entry::plain("rms_norm_sums", 64, SCRATCH),
                     Entry::plain("rms_norm_forward", 64, SCRATCH),
                     Entry::plain("rms_norm_backward", 128, SCRATCH.max(columns)),
                 ],

@@ -10,6 +10,7 @@ mod cross_entropy;
 mod device;
 mod elementwise;
 mod embedding;
+mod gate;
 mod gemm;
 mod grad_norm;
 mod grouped_gemm;

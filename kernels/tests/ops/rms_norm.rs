@@ -105,3 +105,57 @@ fn oracle_backward() {
         vec![Check("dx", dx, dx_want), Check("dw", dw, dw_want)]
     });
 }
+
+/// Two halves of rows, each with sums over both, are the halves of the whole's norm.
+#[test]
+fn differential_shared_rows_are_whole_ones() {
+    oracle_everywhere(5, |device, rng| {
+        let (rows, half) = (rng.size(1..=10), rng.size(2..=40));
+        let width = 2 * half;
+        let [x, dy] = [(); 2].map(|()| rng.values(rows * width));
+        let w = rng.values(width);
+        let eps = f64::from(1e-5f32);
+        let y_want = reference(&wide(&x), &wide(&w), eps).0;
+        let dx_want: Vec<f64> = x
+            .chunks(width)
+            .zip(dy.chunks(width))
+            .flat_map(|(x, dy)| differences(x, |x| inner(&reference(x, &wide(&w), eps).0, dy)))
+            .collect();
+        let cut = |values: &[f32], side: usize| -> Vec<f32> {
+            let rows = values.chunks(width);
+            rows.flat_map(|row| &row[side * half..(side + 1) * half])
+                .copied()
+                .collect()
+        };
+        let parts =
+            |values: &[f32]| [0, 1].map(|side| tensor(device, &cut(values, side), &[rows, half]));
+        let (x, dy) = (parts(&x), parts(&dy));
+        let w = [0, 1].map(|side| statistic(device, &w[side * half..(side + 1) * half], &[half]));
+        let both = |sums: [Tensor; 2]| {
+            let [a, b] = sums.map(|sums| sums.to_f32());
+            let sums: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+            statistic(device, &sums, &[rows])
+        };
+        let over = |sums| Over {
+            width,
+            sums: Some(sums),
+        };
+        let sums = both([0, 1].map(|side| squares(&x[side], &w[side])));
+        let done = [0, 1].map(|side| forward_over(&over(&sums), &x[side], &w[side], 1e-5));
+        let sums = both([0, 1].map(|side| products(&dy[side], &x[side], &w[side])));
+        let mut checks = Vec::new();
+        for (side, (y, rstd)) in done.into_iter().enumerate() {
+            let dw = statistic(device, &vec![0.0; half], &[half]);
+            let dx = backward_over(&over(&sums), &dy[side], &x[side], &w[side], &rstd, &dw);
+            let want = |all: &[f64]| -> Vec<f64> {
+                let rows = all.chunks(width);
+                rows.flat_map(|row| &row[side * half..(side + 1) * half])
+                    .copied()
+                    .collect()
+            };
+            checks.push(Check("y", y, want(&y_want)));
+            checks.push(Check("dx", dx, want(&dx_want)));
+        }
+        checks
+    });
+}

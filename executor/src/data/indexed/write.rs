@@ -1,50 +1,109 @@
-//! Writes indexed datasets, for tests and for tokenized text.
+//! Writes indexed datasets, document by document.
 
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::format::{Element, MAGIC, VERSION, with_ending};
 use crate::error::Error;
 use crate::files::write_atomically;
 
-/// Writes a dataset of one sequence a document.
-pub fn write(prefix: &Path, element: Element, documents: &[&[i32]]) -> Result<(), Error> {
-    let bin_path = with_ending(prefix, "bin");
-    for (document, ids) in documents.iter().enumerate() {
-        if let Some(position) = ids.iter().position(|&id| element.encode(id).is_none()) {
-            return Err(Error::malformed(
-                &bin_path,
-                format!(
-                    "token id {} at position {position} of document {document} does not fit {element:?}",
-                    ids[position]
-                ),
-            ));
+/// A dataset that is being written: ids are on their way to `.bin`, lengths in memory.
+pub(in crate::data) struct Documents<'a> {
+    path: &'a Path,
+    out: BufWriter<&'a mut dyn Write>,
+    element: Element,
+    lengths: Vec<i32>,
+}
+
+impl Documents<'_> {
+    /// Adds a document of one sequence.
+    pub(in crate::data) fn push<Id>(&mut self, ids: &[Id]) -> Result<(), Error>
+    where
+        Id: Copy + TryInto<i32> + std::fmt::Display,
+    {
+        let number = self.lengths.len();
+        let refuse = |what: String| {
+            Error::malformed(self.path, format!("document {number} {what}: cut it up"))
+        };
+        let length = i32::try_from(ids.len());
+        let length = length.map_err(|_| {
+            refuse(format!(
+                "has {} tokens; a sequence has at most {}",
+                ids.len(),
+                i32::MAX
+            ))
+        })?;
+        for (position, &id) in ids.iter().enumerate() {
+            let encoded = id.try_into().ok().and_then(|id| self.element.encode(id));
+            let encoded = encoded.ok_or_else(|| {
+                Error::malformed(
+                    self.path,
+                    format!(
+                        "token id {id} at position {position} of document {number} does not fit {:?}",
+                        self.element
+                    ),
+                )
+            })?;
+            let written = self.out.write_all(&encoded);
+            written.map_err(Error::io(self.path, "write"))?;
         }
+        self.lengths.push(length);
+        Ok(())
     }
-    write_atomically(&bin_path, |out| {
-        let mut out = BufWriter::new(out);
-        for &id in documents.iter().copied().flatten() {
-            out.write_all(&element.encode(id).expect("checked above"))?;
+}
+
+/// Writes the documents that `fill` adds; both files are there in the end, or neither is new.
+pub(in crate::data) fn write_documents(
+    prefix: &Path,
+    element: Element,
+    fill: impl FnOnce(&mut Documents<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let bin_path = with_ending(prefix, "bin");
+    let mut lengths = Vec::new();
+    let mut failed = None;
+    let written = write_atomically(&bin_path, |out| {
+        let mut documents = Documents {
+            path: &bin_path,
+            out: BufWriter::new(out),
+            element,
+            lengths: Vec::new(),
+        };
+        if let Err(error) = fill(&mut documents) {
+            failed = Some(error);
+            return Err(io::Error::other("not all documents are there"));
         }
-        out.flush()
-    })?;
+        lengths = documents.lengths;
+        documents.out.flush()
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    written?;
     write_atomically(&with_ending(prefix, "idx"), |out| {
+        let mut out = BufWriter::new(out);
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&[element.code()])?;
-        out.write_all(&(documents.len() as u64).to_le_bytes())?;
-        out.write_all(&(documents.len() as u64 + 1).to_le_bytes())?;
-        for ids in documents {
-            out.write_all(&(ids.len() as i32).to_le_bytes())?;
+        out.write_all(&(lengths.len() as u64).to_le_bytes())?;
+        out.write_all(&(lengths.len() as u64 + 1).to_le_bytes())?;
+        for length in &lengths {
+            out.write_all(&length.to_le_bytes())?;
         }
         let mut offset = 0_i64;
-        for ids in documents {
+        for &length in &lengths {
             out.write_all(&offset.to_le_bytes())?;
-            offset += (ids.len() as u64 * element.bytes()) as i64;
+            offset += i64::from(length) * element.bytes() as i64;
         }
-        for boundary in 0..=documents.len() as i64 {
+        for boundary in 0..=lengths.len() as i64 {
             out.write_all(&boundary.to_le_bytes())?;
         }
-        Ok(())
+        out.flush()
+    })
+}
+
+/// Writes a dataset of one sequence a document.
+pub fn write(prefix: &Path, element: Element, documents: &[&[i32]]) -> Result<(), Error> {
+    write_documents(prefix, element, |all| {
+        documents.iter().try_for_each(|ids| all.push(ids))
     })
 }

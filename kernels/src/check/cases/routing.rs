@@ -1,10 +1,11 @@
 //! What happens between the router's logits and the experts, and inside of experts.
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
 use super::{Sizes, case, keyed};
 use crate::cases::{SOFTMAX_THEN_TOPK, Source as _};
 use crate::check::{Case, Inputs, Written};
+use crate::gate;
 use crate::permute::{self, RowMap};
 use crate::router::{self, Groups, RouterRule, Score};
 use crate::swiglu::{self, Rule};
@@ -15,7 +16,36 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     all.extend(permutation(sizes, dtype));
     all.extend(unpermutation(sizes, dtype));
     all.extend(slots(sizes));
+    all.extend(gates(sizes, dtype));
     all
+}
+
+/// A shared expert's output behind its gate.
+fn gates(sizes: &Sizes, dtype: Dtype) -> [Case; 2] {
+    let (t, h) = (sizes.tokens, sizes.hidden);
+    let op = Op::Sweep {
+        kind: SweepKind::Gate,
+        len: (t * h) as u64,
+        dtype,
+    };
+    [
+        case("gate::add", op, move |inputs| {
+            let [x, y] = [(); 2].map(|()| inputs.tensor(&[t, h], 1.0));
+            let logits = inputs.statistic(&[t, 1], 2.0);
+            Box::new(move || {
+                gate::add(&x, &logits, &y);
+                vec![Written::new("y", &y)]
+            })
+        }),
+        case("gate::backward", op, move |inputs| {
+            let [x, dy] = [(); 2].map(|()| inputs.tensor(&[t, h], 1.0));
+            let logits = inputs.statistic(&[t, 1], 2.0);
+            Box::new(move || {
+                let (dx, dlogits) = gate::backward(&dy, &x, &logits);
+                vec![Written::new("dx", &dx), Written::new("dlogits", &dlogits)]
+            })
+        }),
+    ]
 }
 
 fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {

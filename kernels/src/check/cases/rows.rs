@@ -5,6 +5,8 @@ use moefold_profiles::{Dtype, Op, Pass};
 use super::{Sizes, bytes, called, case, keyed, moving};
 use crate::cases::{self as operands, Source as _};
 use crate::check::{Case, Written};
+use crate::rms_norm::{self, Over};
+use crate::tensor::Tensor;
 use crate::{cross_entropy, elementwise, rows};
 
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
@@ -34,7 +36,40 @@ fn norms(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             all.push(keyed(name, norm(pass, rows, dim)));
         }
     }
+    all.push(divided_norm(
+        sizes,
+        norm(Pass::Backward, sizes.tokens, sizes.hidden),
+    ));
     all
+}
+
+/// Both passes over rows of which this is half, with sums as another half like it gives them.
+fn divided_norm(sizes: &Sizes, op: Op) -> Case {
+    let (t, h) = (sizes.tokens, sizes.hidden);
+    case("rms_norm::backward_over halves", op, move |inputs| {
+        let [x, dy] = [(); 2].map(|()| inputs.tensor(&[t, h], 1.0));
+        let (w, dw) = (inputs.tensor(&[h], 1.0), inputs.statistic(&[h], 1.0));
+        Box::new(move || {
+            let both = |sums: &Tensor| {
+                elementwise::scale(sums, 2.0);
+            };
+            let over = |sums| Over {
+                width: 2 * h,
+                sums: Some(sums),
+            };
+            let squares = rms_norm::squares(&x, &w);
+            both(&squares);
+            let (y, rstd) = rms_norm::forward_over(&over(&squares), &x, &w, 1e-6);
+            let products = rms_norm::products(&dy, &x, &w);
+            both(&products);
+            let dx = rms_norm::backward_over(&over(&products), &dy, &x, &w, &rstd, &dw);
+            vec![
+                Written::new("y", &y),
+                Written::new("dx", &dx),
+                Written::new("dw", &dw),
+            ]
+        })
+    })
 }
 
 fn head(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
