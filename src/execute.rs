@@ -10,7 +10,7 @@ use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::host::HostWatch;
-use moefold_executor::lr::{Decay, LearningRate};
+use moefold_executor::lr::{Anneal, Decay, LearningRate};
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Saving, TrainOptions};
 use moefold_executor::run::RunDir;
@@ -22,7 +22,7 @@ use moefold_profiles::Profile;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
-use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs};
+use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs, WsdDecay};
 use crate::device;
 use crate::dry_run;
 use crate::failure::{Failure, failure};
@@ -308,6 +308,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
         ("--weight-decay", args.weight_decay),
         ("--clip", args.clip),
         ("--aux-loss-coef", args.aux_loss_coef),
+        ("--min-lr", args.min_lr.unwrap_or(0.0)),
     ];
     for (flag, value) in not_negative {
         if !value.is_finite() || value < 0.0 {
@@ -333,10 +334,20 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
             warmup: u64::from(args.warmup),
             decay: match args.lr_schedule {
                 LrSchedule::Constant => Decay::Constant,
+                LrSchedule::Linear => Decay::Linear,
                 LrSchedule::Cosine => Decay::Cosine,
+                LrSchedule::InverseSquareRoot => Decay::InverseSquareRoot,
                 LrSchedule::Wsd => Decay::Wsd,
             },
-            steps,
+            steps: args.lr_decay_steps.map_or(steps, u64::from),
+            floor: args.min_lr,
+            anneal: match args.wsd_decay {
+                WsdDecay::Linear => Anneal::Linear,
+                WsdDecay::Cosine => Anneal::Cosine,
+                WsdDecay::Exponential => Anneal::Exponential,
+                WsdDecay::MinusSqrt => Anneal::MinusSqrt,
+            },
+            anneal_steps: args.wsd_decay_steps.map(u64::from),
         },
         adam: AdamOptions {
             betas: (args.beta1, args.beta2),

@@ -28,6 +28,7 @@ pub mod rank;
 pub mod recompute;
 pub mod record;
 pub mod room;
+mod rotary;
 pub mod run;
 pub mod stage;
 pub mod step;

@@ -17,6 +17,7 @@ use std::ops::Range;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::Model;
+use moefold_planner::schedule::Stage;
 
 use self::declare::Declaration;
 use crate::weights::{GlobalTensor, Region};
@@ -43,7 +44,7 @@ pub enum Part {
     Embedding,
     /// Norm before the mixer `[hidden]`.
     InputNorm,
-    /// Query projection `[heads/tp * d, hidden]`.
+    /// Query projection `[heads/tp * d, hidden]`; of compressed queries `[heads/tp * d, q]`.
     Query,
     /// Key projection `[kv_heads/tp * d, hidden]`.
     Key,
@@ -55,10 +56,18 @@ pub enum Part {
     KeyBias,
     /// Bias of values `[kv_heads/tp * d]`.
     ValueBias,
-    /// Norm of query heads `[d]`, or of all queries `[heads/tp * d]`.
+    /// Norm of query heads `[d]`, of all queries `[heads/tp * d]`, or of compressed queries `[q]`.
     QueryNorm,
     /// Norm of key heads `[d]`, or of all keys `[kv_heads/tp * d]`.
     KeyNorm,
+    /// Compression of queries `[q, hidden]`.
+    QueryDown,
+    /// Compression of keys and values, then the part of a key that all heads share `[c + r, hidden]`.
+    KvDown,
+    /// Norm of compressed keys and values `[c]`.
+    KvNorm,
+    /// Unrotated part of a key, then a value, head by head, from compressed ones `[heads/tp * (nope + v), c]`.
+    KvUp,
     /// Output projection `[hidden, heads/tp * d]`.
     Output,
     /// Norm before the feed-forward block `[hidden]`.
@@ -151,8 +160,11 @@ pub struct Parameter {
     pub slices: Vec<Slice>,
     /// How TP ranks relate to it.
     pub spread: Spread,
-    /// Whether this rank is the one of its TP group that counts it in sums over the model.
+    /// Whether this rank is the one of its TP group, and of the ends of its pipeline, that counts it in sums
+    /// over the model.
     pub counted: bool,
+    /// Whether the other end of the pipeline has it too, and a part of its gradient: a tied embedding.
+    pub at_both_ends: bool,
 }
 
 impl Parameter {
@@ -205,12 +217,20 @@ pub enum Piece {
 
 /// The pieces of a model, in the order of a forward pass.
 pub fn pieces(model: &Model) -> Vec<Piece> {
-    let mut all = vec![Piece::Embedding];
-    for (index, layer) in (0..).zip(&model.layers) {
+    pieces_of(model, &[(0..model.layers.len() as u32).collect()], Stage(0))
+}
+
+/// The same of one pipeline stage; `stages` are the layers of all of them.
+pub fn pieces_of(model: &Model, stages: &[Vec<u32>], stage: Stage) -> Vec<Piece> {
+    let number = stage.0 as usize;
+    let mut all = Vec::new();
+    all.extend((number == 0).then_some(Piece::Embedding));
+    for &index in &stages[number] {
+        let layer = &model.layers[index as usize];
         all.extend(layer.mixer.is_some().then_some(Piece::Mixer(index)));
         all.extend(layer.ffn.is_some().then_some(Piece::FeedForward(index)));
     }
-    all.push(Piece::Head);
+    all.extend((number + 1 == stages.len()).then_some(Piece::Head));
     all
 }
 

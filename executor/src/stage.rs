@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
 use crate::layers::head::{Head, HeadSaved};
+use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
 use crate::moe::router::AuxLoss;
@@ -41,6 +42,7 @@ struct Layer {
 #[derive(Debug)]
 enum Block {
     Attention(Box<Attention>),
+    Latent(Box<Latent>),
     Dense(Box<Mlp>),
     Sparse(Box<Moe>),
 }
@@ -88,6 +90,7 @@ enum LayerSaved {
 #[derive(Debug)]
 enum BlockSaved {
     Attention(Box<AttentionSaved>),
+    Latent(Box<LatentSaved>),
     Dense(Box<MlpSaved>),
     Sparse(Box<MoeSaved>),
 }
@@ -106,6 +109,10 @@ impl Block {
             Self::Attention(attention) => {
                 let saved = attention.run(cx, x, tokens.sequences, tokens.rope, again)?;
                 BlockSaved::Attention(Box::new(saved))
+            }
+            Self::Latent(latent) => {
+                let saved = latent.run(cx, x, tokens.sequences, tokens.rope, again)?;
+                BlockSaved::Latent(Box::new(saved))
             }
             Self::Dense(mlp) => BlockSaved::Dense(Box::new(mlp.run(cx, x, again)?)),
             Self::Sparse(moe) => {
@@ -144,6 +151,7 @@ impl Block {
             (Self::Attention(attention), BlockSaved::Attention(saved)) => {
                 attention.finish(cx, saved, again)
             }
+            (Self::Latent(latent), BlockSaved::Latent(saved)) => latent.finish(cx, saved, again),
             (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.finish(cx, saved, again),
             (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.finish(cx, saved, again),
             _ => unreachable!("a block saves what its own kind saves"),
@@ -161,6 +169,9 @@ impl Block {
             (Self::Attention(attention), BlockSaved::Attention(saved)) => {
                 attention.backward(cx, dy, *saved, tokens.sequences, tokens.rope)
             }
+            (Self::Latent(latent), BlockSaved::Latent(saved)) => {
+                latent.backward(cx, dy, *saved, tokens.sequences, tokens.rope)
+            }
             (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, dy, *saved),
             (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, dy, *saved),
             _ => unreachable!("a block saves what its own kind saves"),
@@ -173,7 +184,7 @@ impl BlockSaved {
     fn into_routed(self) -> Option<Routed> {
         match self {
             Self::Sparse(saved) => Some(saved.into_routed()),
-            Self::Attention(_) | Self::Dense(_) => None,
+            Self::Attention(_) | Self::Latent(_) | Self::Dense(_) => None,
         }
     }
 }
@@ -265,11 +276,18 @@ impl StageModel {
                     stage.head = Some(Head::new(store, model.tied_embeddings, eps));
                 }
                 Piece::Mixer(layer) => {
-                    let Some(Mixer::Gqa(gqa)) = &model.layers[layer as usize].mixer else {
-                        unreachable!("support::check admits only grouped-query attention");
+                    let block = match &model.layers[layer as usize].mixer {
+                        Some(Mixer::Gqa(gqa)) => {
+                            Block::Attention(Box::new(Attention::new(store, layer, gqa, eps)))
+                        }
+                        Some(Mixer::Mla(mla)) => {
+                            let scaling = model.rope_scaling.as_ref();
+                            let latent = Latent::new(store, layer, mla, scaling, eps);
+                            Block::Latent(Box::new(latent))
+                        }
+                        _ => unreachable!("support::check admits no other mixer"),
                     };
-                    let attention = Attention::new(store, layer, gqa, eps);
-                    stage.push(layer, Block::Attention(Box::new(attention)), again);
+                    stage.push(layer, block, again);
                 }
                 Piece::FeedForward(layer) => {
                     let block = match &model.layers[layer as usize].ffn {
@@ -297,13 +315,13 @@ impl StageModel {
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `routed` is called with each MoE layer's statistics, in order, and once.
+    /// there is one. `routed` is called with each MoE layer and its statistics, in order, and once.
     pub fn forward(
         &self,
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
-        mut routed: impl FnMut(RoutingStats),
+        mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
@@ -314,7 +332,7 @@ impl StageModel {
         for layer in &self.layers {
             cx.recorder.at_layer(Some(layer.index));
             let saved;
-            (x, saved) = layer.forward(cx, x, tokens, &mut routed)?;
+            (x, saved) = layer.forward(cx, x, tokens, &mut |stats| routed(layer.index, stats))?;
             layers.push(saved);
         }
         cx.recorder.at_layer(None);

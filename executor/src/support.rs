@@ -20,11 +20,16 @@ pub(crate) const FAMILIES: &[&str] = &[
     "glm4_moe",
     "llama",
     "qwen3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
 ];
 
 /// Architectural traits that the layers implement.
 const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
+    Feature::LatentAttention,
+    Feature::Yarn,
     Feature::PartialRotary,
     Feature::QkvBias,
     Feature::QkNormPerHead,
@@ -55,8 +60,7 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
 
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
-    let pipeline = degrees.pp > 1 || degrees.vpp > 1;
-    let interleaved = !pipeline && plan.pipeline.schedule == ScheduleName::Interleaved;
+    let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
         (
@@ -64,13 +68,6 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             format!(
                 "context parallelism is not implemented, found cp={}, use cp=1",
                 degrees.cp
-            ),
-        ),
-        (
-            pipeline,
-            format!(
-                "pipeline parallelism is not implemented, found pp={} vpp={}, use pp=1 vpp=1",
-                degrees.pp, degrees.vpp
             ),
         ),
         (
@@ -141,12 +138,15 @@ mod tests {
     }
 
     #[test]
-    fn mixtral_and_qwen3_moe_presets_run() {
+    fn presets_of_known_families_run() {
         for name in [
             "mixtral-8x7b",
             "mixtral-8x22b",
             "qwen3-30b-a3b",
             "qwen3-235b-a22b",
+            "deepseek-v2-lite",
+            "deepseek-v2",
+            "kimi-k2",
         ] {
             assert_eq!(check_model(name), Ok(()), "{name}");
         }
@@ -154,12 +154,11 @@ mod tests {
 
     #[test]
     fn other_architectures_are_refused_by_name() {
-        let refused = check_model("deepseek-v3").expect_err("latent attention");
+        let refused = check_model("glm-5").expect_err("an indexer");
         let text = refused.to_string();
         for part in [
-            "deepseek_v3",
-            "multi-head latent attention",
-            "shared expert",
+            "glm_moe_dsa",
+            "sparse attention with an indexer",
             "multi-token prediction",
         ] {
             assert!(text.contains(part), "{text} lacks {part}");
@@ -170,13 +169,12 @@ mod tests {
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
         asked.layout.cp = 2;
-        asked.layout.pp = 4;
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("four reasons");
-        assert_eq!(refused.reasons.len(), 4, "{refused}");
-        for part in ["cp=2", "pp=4", "bf16", "deepep"] {
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("three reasons");
+        assert_eq!(refused.reasons.len(), 3, "{refused}");
+        for part in ["cp=2", "bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
     }

@@ -116,6 +116,7 @@ pub fn call(source: &mut dyn Source, op: &Op, load: Load) -> Call {
         Op::Rope {
             rows, dim, pass, ..
         } => attention::rotation_of_rows(source, rows as usize, dim as usize, pass),
+        Op::LatentKv { .. } => attention::latent(source, op),
         Op::Swiglu {
             rows, dim, pass, ..
         } => routing::activation(source, rows as usize, dim as usize, pass),

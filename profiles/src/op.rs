@@ -161,6 +161,24 @@ pub enum Op {
         /// Type of the activations.
         dtype: Dtype,
     },
+    /// Keys and values of latent attention, from up-projected heads `[rows, heads, nope + v_dim]` and one
+    /// rotated part `[rows, rope]` that all keys of a token have (backward: its gradient sums over heads).
+    LatentKv {
+        /// Tokens.
+        rows: u64,
+        /// Heads on the rank.
+        heads: u64,
+        /// Unrotated width of a key.
+        nope: u64,
+        /// Rotated width of a key.
+        rope: u64,
+        /// Width of a value.
+        v_dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
     /// `silu(gate) * up` over `rows` tokens, from `[rows, 2*dim]` to `[rows, dim]`.
     Swiglu {
         /// Tokens.
@@ -290,6 +308,8 @@ crate::named! {
         RmsNorm = "rms_norm",
         /// Rotary embedding.
         Rope = "rope",
+        /// Keys and values of latent attention.
+        LatentKv = "latent_kv",
         /// The gated activation.
         Swiglu = "swiglu",
         /// Scores and choice of experts.
@@ -344,6 +364,7 @@ impl Op {
             Self::Attention { .. } => OpKind::Attention,
             Self::RmsNorm { .. } => OpKind::RmsNorm,
             Self::Rope { .. } => OpKind::Rope,
+            Self::LatentKv { .. } => OpKind::LatentKv,
             Self::Swiglu { .. } => OpKind::Swiglu,
             Self::Router { .. } => OpKind::Router,
             Self::Permute { .. } => OpKind::Permute,
@@ -371,6 +392,7 @@ impl Op {
             | Self::Attention { pass, .. }
             | Self::RmsNorm { pass, .. }
             | Self::Rope { pass, .. }
+            | Self::LatentKv { pass, .. }
             | Self::Swiglu { pass, .. }
             | Self::Router { pass, .. }
             | Self::Permute { pass, .. }
@@ -501,6 +523,15 @@ impl Op {
             | Self::Unpermute {
                 rows, dim, dtype, ..
             } => of(dtype, 2 * rows * dim),
+            Self::LatentKv {
+                rows,
+                heads,
+                nope,
+                rope,
+                v_dim,
+                dtype,
+                ..
+            } => of(dtype, rows * (heads * (2 * (nope + v_dim) + rope) + rope)),
             Self::Embedding {
                 rows,
                 dim,
@@ -558,6 +589,7 @@ impl Op {
             | Self::Attention { dtype, .. }
             | Self::RmsNorm { dtype, .. }
             | Self::Rope { dtype, .. }
+            | Self::LatentKv { dtype, .. }
             | Self::Swiglu { dtype, .. }
             | Self::Permute { dtype, .. }
             | Self::Unpermute { dtype, .. }

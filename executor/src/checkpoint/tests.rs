@@ -38,6 +38,8 @@ struct Bench {
     batch: Batch,
     options: TrainOptions,
     optimizer: Optimizer,
+    /// Pipeline ranks, and stages of each.
+    pipeline: [u32; 2],
 }
 
 impl Bench {
@@ -58,10 +60,10 @@ impl Bench {
             options: TrainOptions {
                 steps,
                 lr: LearningRate {
-                    peak: 3e-3,
                     warmup: 2,
                     decay: Decay::Cosine,
                     steps,
+                    ..LearningRate::constant(3e-3)
                 },
                 adam: AdamOptions::default(),
                 aux_loss_coef: 0.0,
@@ -72,7 +74,15 @@ impl Bench {
                 save: None,
             },
             optimizer: Optimizer::Adam,
+            pipeline: [1, 1],
         }
+    }
+
+    /// The same with its layers again and again, so many in all.
+    fn with_layers(mut self, layers: usize) -> Self {
+        let all = std::mem::take(&mut self.model.layers);
+        self.model.layers = all.into_iter().cycle().take(layers).collect();
+        self
     }
 
     /// The same, saving into `run_dir`.
@@ -86,14 +96,27 @@ impl Bench {
         }
     }
 
+    /// The same under a pipeline of so many ranks and stages of each.
+    fn piped(mut self, pipeline: [u32; 2]) -> Self {
+        self.pipeline = pipeline;
+        self
+    }
+
+    fn stages(&self, layout: &Layout) -> Vec<Vec<u32>> {
+        planned(&self.model, LayoutRecord::from(layout))
+            .pipeline
+            .stages
+    }
+
     fn layout(&self, degrees: [u32; 5]) -> Layout {
         let [gpus, tp, ep, etp, mbs] = degrees;
+        let [pp, vpp] = self.pipeline;
         let degrees = Degrees {
             gpus,
             tp,
             cp: 1,
-            pp: 1,
-            vpp: 1,
+            pp,
+            vpp,
             ep,
             etp,
             mbs,

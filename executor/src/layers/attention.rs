@@ -268,7 +268,7 @@ impl Attention {
 }
 
 /// `[T, n, d]` as `[T, n * d]`.
-fn flat(heads: &Tensor) -> Tensor {
+pub(super) fn flat(heads: &Tensor) -> Tensor {
     let dims = heads.dims();
     heads.reshape(&[dims[0], dims[1] * dims[2]])
 }

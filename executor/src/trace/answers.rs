@@ -37,8 +37,6 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
-    /// The pieces of its decoder layers, of alike layers once.
-    blocks: Vec<model::Piece>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
@@ -135,17 +133,9 @@ impl<'a> Traced<'a> {
 
     /// Answers about `model` on a GPU, or without one on a CPU.
     pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
-        let mut distinct: Vec<&Layer> = Vec::new();
-        for layer in &model.layers {
-            if !distinct.contains(&layer) {
-                distinct.push(layer);
-            }
-        }
-        let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
         Self {
             model,
             gpu,
-            blocks: blocks.collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -217,7 +207,7 @@ impl<'a> Traced<'a> {
             model::Piece::Mixer(_) => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
-            _ => rope::table(&cx.device, &(0..0), 2, 1.0),
+            _ => rope::table(&cx.device, &(0..0), &[1.0], 1.0),
         };
         let integers = || {
             let dims = [local.tokens as usize];
@@ -240,7 +230,7 @@ impl<'a> Traced<'a> {
         let dy = (!has(model::Piece::Head)).then(stream);
 
         tape.wipe();
-        let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
+        let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -420,6 +410,7 @@ impl Runtime for Traced<'_> {
         for &piece in &pieces {
             let answer = self.answer(setting.into(), piece);
             memory.padding += answer.padding;
+            memory.update = memory.update.higher(answer.update);
             memory.beside = memory.beside + answer.beside;
         }
         let passes = |set| {
@@ -445,12 +436,11 @@ impl Runtime for Traced<'_> {
             steps().insert(sizes, levels);
             levels
         });
-        let blocks = self.blocks.iter();
-        let updates = blocks.map(|&piece| self.answer(setting.into(), piece).update);
-        let update = updates.fold(Level::default(), Level::higher);
+        let dtype = setting.precision.activation();
+        let message = dtype.bytes(local.tokens_local * self.model.hidden);
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
-            update,
+            message: Level::of(TensorClass::Activations, message),
             grain: model::ALIGNMENT as u64,
         }
     }

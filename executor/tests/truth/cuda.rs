@@ -22,7 +22,7 @@ use moefold_profiles::units::Bytes;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, Tensors, assert_close, degrees};
+use crate::common::{Fixture, Tensors, assert_close, degrees, piped};
 use crate::layouts::legal;
 
 /// A kind of emulated device.
@@ -92,6 +92,7 @@ struct Pass {
 fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pass {
     let layout = fixture.layout(&ONE);
     let (options, weights) = (fixture.options(), fixture.weights());
+    let stages = &fixture.stages(&layout)[..];
     World::threads(1)
         .run(|rank| {
             let cx = Context::join(rank, &layout, device(), rank.recorder());
@@ -222,7 +223,14 @@ fn oracle_two_hundred_steps_of_text_in_bf16_lose_as_on_the_cpu() {
 
 #[test]
 fn oracle_gradients_in_f32_are_those_of_the_cpu() {
-    for name in ["mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe"] {
+    for name in [
+        "mixtral",
+        "qwen3_moe",
+        "qwen2_moe",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+    ] {
         check_gradients(name, 0, F32, &SAME);
     }
 }
@@ -232,6 +240,7 @@ fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_gradients("mixtral", 2, BF16, &ROUNDED);
     check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
     check_gradients("qwen2_moe", 1, HOPPER, &ROUNDED);
+    check_gradients("deepseek_v3", 0, HOPPER, &ROUNDED);
 }
 
 #[test]
@@ -264,6 +273,7 @@ fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<
     let mut options = fixture.options();
     options.aux_loss_coef = 0.01;
     let weights = fixture.weights();
+    let stages = &fixture.stages(&layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, on.open(), rank.recorder());
@@ -364,7 +374,9 @@ fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance
 /// All kinds of layers, attention and experts divided differently.
 #[test]
 fn oracle_a_folded_layout_in_f32_equals_one_rank() {
-    check_layouts(&shared("qwen3_moe"), F32, &[degrees(4, 2, 4, 1, 2)], 1e-4);
+    let pipeline = piped(degrees(2, 1, 1, 1, 2), 2, 1);
+    let layouts = [degrees(4, 2, 4, 1, 2), pipeline];
+    check_layouts(&shared("qwen3_moe"), F32, &layouts, 1e-4);
 }
 
 /// Norms whose rows are divided over ranks.
@@ -404,6 +416,7 @@ fn memory_of_steps(
     reserve: Option<Bytes>,
 ) -> Vec<Vec<Went>> {
     let weights = fixture.weights();
+    let stages = &fixture.stages(layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, layout, on.open(), rank.recorder());

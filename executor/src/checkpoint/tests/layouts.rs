@@ -64,6 +64,7 @@ pub(super) fn save_marked(
     step: u64,
 ) -> Result<Vec<Written>, Error> {
     let layout = bench.layout(degrees);
+    let stages = bench.stages(&layout);
     let options = bench.saving(1, run_dir);
     let weights = Source::Random { seed: 1, std: 0.1 };
     let fingerprint = Fingerprint::of(&options, &bench.batch, &bench.samples).expect("reads");
@@ -73,6 +74,7 @@ pub(super) fn save_marked(
         let trainer = Trainer::new(
             cx,
             &bench.model,
+            &stages,
             SEQ_LEN,
             &Savers::default(),
             &options,
@@ -159,6 +161,7 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
 
     for (index, saved) in saved.into_iter().enumerate() {
         let layout = bench.layout(LAYOUTS[LAYOUTS.len() - 1 - index]);
+        let stages = bench.stages(&layout);
         let source = Source::Checkpoint(Box::new(saved));
         World::threads(layout.gpus())
             .run(|rank| {
@@ -166,6 +169,7 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
                 let trainer = Trainer::new(
                     cx,
                     &bench.model,
+                    &stages,
                     SEQ_LEN,
                     &Savers::default(),
                     &bench.options,
