@@ -218,6 +218,18 @@ pub(crate) struct TrainArgs {
     /// Steps of linear warm-up
     #[arg(long, default_value_t = 0)]
     pub(crate) warmup: u32,
+    /// Where the learning rate ends [default: a tenth of --lr]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) min_lr: Option<f64>,
+    /// Steps until it is there, warm-up included [default: --steps]
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) lr_decay_steps: Option<u32>,
+    /// How it falls in the last steps of the schedule wsd
+    #[arg(long, value_enum, default_value_t = WsdDecay::Linear, value_name = "STYLE")]
+    pub(crate) wsd_decay: WsdDecay,
+    /// Those last steps [default: a fifth of the steps after warm-up]
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) wsd_decay_steps: Option<u32>,
     /// First moment decay
     #[arg(long, default_value_t = 0.9)]
     pub(crate) beta1: f64,
@@ -245,10 +257,26 @@ pub(crate) struct TrainArgs {
 pub(crate) enum LrSchedule {
     /// Stays at the peak
     Constant,
-    /// Falls to a tenth along a cosine
+    /// Falls along a line
+    Linear,
+    /// Falls along a cosine
     Cosine,
-    /// Stays for four fifths of the steps, then falls linearly to a tenth
+    /// Falls as one over the square root of the steps
+    InverseSquareRoot,
+    /// Stays until the last steps, then falls
     Wsd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WsdDecay {
+    /// Along a line
+    Linear,
+    /// Along a cosine
+    Cosine,
+    /// By halves
+    Exponential,
+    /// As the square root of the steps
+    MinusSqrt,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -106,10 +106,10 @@ pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
     TrainOptions {
         steps,
         lr: LearningRate {
-            peak: LEARNING_RATE,
             warmup: steps / 10,
             decay: Decay::Cosine,
             steps,
+            ..LearningRate::constant(LEARNING_RATE)
         },
         adam: AdamOptions::default(),
         // Without it a few experts take most tokens within some dozens of steps.

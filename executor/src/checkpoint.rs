@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::data::{Order, Samples};
 use crate::error::Error;
-use crate::lr::Decay;
+use crate::lr::{Anneal, Decay};
 use crate::options::{Resumed, TrainOptions};
 use crate::weights::{GlobalTensor, Rectangle, State};
 
@@ -92,8 +92,17 @@ pub struct Fingerprint {
     lr: f64,
     lr_schedule: Decay,
     warmup: u64,
-    /// Steps of the whole run, where the rate decays towards its end.
+    /// Steps until the rate has decayed, where it does.
     steps: Option<u64>,
+    /// As [`LearningRate`] has them; absent where they are its own.
+    ///
+    /// [`LearningRate`]: crate::lr::LearningRate
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    min_lr: Option<f64>,
+    #[serde(default)]
+    wsd_decay: Anneal,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wsd_decay_steps: Option<u64>,
     beta1: f64,
     beta2: f64,
     eps: f64,
@@ -119,6 +128,9 @@ impl Fingerprint {
             lr_schedule: lr.decay,
             warmup: lr.warmup,
             steps: (lr.decay != Decay::Constant).then_some(lr.steps),
+            min_lr: lr.floor,
+            wsd_decay: lr.anneal,
+            wsd_decay_steps: lr.anneal_steps,
             beta1: adam.betas.0,
             beta2: adam.betas.1,
             eps: adam.eps,

@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod embedding;
 pub mod head;
+pub mod latent;
 pub mod linear;
 pub mod mlp;
 pub mod norm;

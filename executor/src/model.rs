@@ -44,7 +44,7 @@ pub enum Part {
     Embedding,
     /// Norm before the mixer `[hidden]`.
     InputNorm,
-    /// Query projection `[heads/tp * d, hidden]`.
+    /// Query projection `[heads/tp * d, hidden]`; of compressed queries `[heads/tp * d, q]`.
     Query,
     /// Key projection `[kv_heads/tp * d, hidden]`.
     Key,
@@ -56,10 +56,18 @@ pub enum Part {
     KeyBias,
     /// Bias of values `[kv_heads/tp * d]`.
     ValueBias,
-    /// Norm of query heads `[d]`, or of all queries `[heads/tp * d]`.
+    /// Norm of query heads `[d]`, of all queries `[heads/tp * d]`, or of compressed queries `[q]`.
     QueryNorm,
     /// Norm of key heads `[d]`, or of all keys `[kv_heads/tp * d]`.
     KeyNorm,
+    /// Compression of queries `[q, hidden]`.
+    QueryDown,
+    /// Compression of keys and values, then the part of a key that all heads share `[c + r, hidden]`.
+    KvDown,
+    /// Norm of compressed keys and values `[c]`.
+    KvNorm,
+    /// Unrotated part of a key, then a value, head by head, from compressed ones `[heads/tp * (nope + v), c]`.
+    KvUp,
     /// Output projection `[hidden, heads/tp * d]`.
     Output,
     /// Norm before the feed-forward block `[hidden]`.

@@ -1,4 +1,4 @@
-//! [`TrainOptions`]: how to train, besides the plan.
+//! [`TrainOptions`]: how to train, besides the plan; [`Savers`]: what the plan gives for memory.
 //!
 //! Plain data that a caller fills in. What it asks for is done elsewhere: [`mod@crate::train`] begins
 //! and steps, [`mod@crate::checkpoint`] saves and resumes.
@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use moefold_planner::choice::{Optimizer, Recompute};
+use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
@@ -33,6 +35,25 @@ pub struct TrainOptions {
     pub traced_steps: Range<u64>,
     /// Whether checkpoints are saved, and where.
     pub save: Option<Saving>,
+}
+
+/// What a plan gives time for memory with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Savers {
+    /// What is computed again in the backward pass, in every layer.
+    pub recompute: Recompute,
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
+}
+
+impl Savers {
+    /// Those of a plan.
+    pub fn of(plan: &PlannedLayout) -> Self {
+        Self {
+            recompute: plan.recompute.clone(),
+            optimizer: plan.optimizer,
+        }
+    }
 }
 
 /// Where initial weights come from.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::{self, Rope};
 use moefold_kernels::{Scalars, Tensor, TensorClass};
-use moefold_planner::model::{Mixer, Model};
+use moefold_planner::model::Model;
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::moe::{Balance, RoutingStats};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
+use crate::rotary::Rotation;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
 use crate::transport::Pending;
@@ -496,12 +497,15 @@ fn routers(model: &Model) -> Vec<(u32, usize)> {
 
 /// Rotations of `sequences` sequences, each from position 0.
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
-    let rotary_dim = model.layers.iter().find_map(|layer| match &layer.mixer {
-        Some(Mixer::Gqa(gqa)) if gqa.rotary_dim > 0 => Some(gqa.rotary_dim as usize),
-        _ => None,
-    });
     let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
-    let theta = model.rope_theta.unwrap_or(1.0);
-    rope::table(&cx.device, &positions, rotary_dim.unwrap_or(2), theta)
+    let rotation = Rotation::of(model).unwrap_or(Rotation {
+        frequencies: vec![1.0],
+        amplitude: 1.0,
+    });
+    let Rotation {
+        frequencies,
+        amplitude,
+    } = rotation;
+    rope::table(&cx.device, &positions, &frequencies, amplitude)
 }

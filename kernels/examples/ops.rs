@@ -208,6 +208,9 @@ fn rest() -> Vec<(String, Op)> {
             ("rms_norm", Op::RmsNorm { rows: TOKENS, dim: HIDDEN, pass, dtype }),
             ("qk_norm", Op::RmsNorm { rows: TOKENS * HEADS, dim: HEAD, pass, dtype }),
             ("rope", Op::Rope { rows: TOKENS * HEADS, dim: HEAD, pass, dtype }),
+            ("latent_kv", Op::LatentKv {
+                rows: TOKENS, heads: HEADS, nope: HEAD, rope: HEAD / 2, v_dim: HEAD, pass, dtype,
+            }),
             ("attention", Op::Attention {
                 batch: SEQS, heads: HEADS, kv_heads: HEADS, q_len: TOKENS / SEQS,
                 kv_len: TOKENS / SEQS, qk_dim: HEAD, v_dim: HEAD, causal: true, pass, dtype,
@@ -220,7 +223,7 @@ fn rest() -> Vec<(String, Op)> {
     let len = EXPERTS * 2 * WIDTH * HIDDEN;
     all.extend([
         ("add".to_owned(), Op::Add { len: TOKENS * HIDDEN, dtype }),
-        ("adamw".to_owned(), Op::Adamw { len, dtype }),
+        ("adamw".to_owned(), Op::Adamw { len, dtype, moments: Dtype::F32 }),
         ("grad_norm".to_owned(), Op::GradNorm { len }),
     ]);
     all

@@ -45,6 +45,7 @@ pub mod gate;
 pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;
+pub mod latent_kv;
 pub mod meta;
 pub mod observe;
 pub mod offer;

@@ -20,6 +20,7 @@ pub fn programs() -> Vec<Listed> {
         crate::embedding::programs(),
         crate::gate::programs(),
         crate::gemm::cuda::programs(),
+        crate::latent_kv::cuda::programs(),
         crate::permute::cuda::programs(),
         crate::reduce::cuda::programs(),
         crate::rms_norm::programs(),

@@ -13,9 +13,10 @@
 #define THREADS 256
 #define HEADS 4
 
-// `direction` is 1, or -1 to rotate back.
+// The first `skipped` elements of a head pass. `direction` is 1, or -1 to rotate back.
 KERNEL(THREADS, 3)
-rope_rotate(T* x, const float* cos, const float* sin, i32 tokens, i32 heads, i32 width, i32 half, float direction) {
+rope_rotate(T* x, const float* cos, const float* sin, i32 tokens, i32 heads, i32 width, i32 half, i32 skipped,
+            float direction) {
   u32 pieces = half / VEC, groups = (heads + HEADS - 1) / HEADS;
   u32 item = blockIdx.x * THREADS + threadIdx.x;
   u32 piece = item % pieces, group = item / pieces % groups, token = item / pieces / groups;
@@ -23,7 +24,7 @@ rope_rotate(T* x, const float* cos, const float* sin, i32 tokens, i32 heads, i32
   i32 head = group * HEADS, count = min_(heads - head, HEADS);
   // Where the thread's 2 VEC elements of a head are.
   i32 one = NEIGHBOURS ? 2 * VEC * piece : VEC * piece, other = NEIGHBOURS ? one + VEC : one + half;
-  T* start = x + ((u64)token * heads + head) * width;
+  T* start = x + ((u64)token * heads + head) * width + skipped;
   Piece<T, VEC> ones[HEADS], others[HEADS];
   UNROLL
   for (i32 h = 0; h < HEADS; h++) {

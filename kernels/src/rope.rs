@@ -1,8 +1,9 @@
 //! Rotary position embedding, in place.
 //!
-//! The first `rotary_dim` elements of each head vector are rotated in pairs, the `i`-th by the angle
-//! `position * theta^(-2i / rotary_dim)` (Su et al. 2021, arXiv 2104.09864); the others pass. Which
-//! elements are a pair is a [`Pairing`]. Backward is the inverse rotation.
+//! Of each head vector `rotary_dim` elements are rotated in pairs, the `i`-th by the angle
+//! `position * frequency_i`, and times an amplitude; the others pass. Frequencies are
+//! `theta^(-2i / rotary_dim)` ([`frequencies`]; Su et al. 2021, arXiv 2104.09864) or what a model makes of
+//! them. Which elements are a pair is a [`Pairing`]. Backward is the inverse rotation, times the amplitude.
 //!
 //! A device implementation: elementwise over `[tokens, heads, d]`, from f32 tables of cosines and
 //! sines that are made in f64 on the host and rounded once.
@@ -33,6 +34,8 @@ pub struct Rope {
     pub sin: Tensor,
     /// What is a pair.
     pub pairing: Pairing,
+    /// Leading elements of a head that pass.
+    pub skipped: usize,
 }
 
 impl Rope {
@@ -41,6 +44,12 @@ impl Rope {
     pub fn pairing(self, pairing: Pairing) -> Self {
         Self { pairing, ..self }
     }
+
+    /// The same for heads whose first elements pass.
+    #[must_use]
+    pub fn skipping(self, skipped: usize) -> Self {
+        Self { skipped, ..self }
+    }
 }
 
 /// The cost-table key for `x: [tokens, heads, d]`.
@@ -48,7 +57,7 @@ pub fn key(x: &Tensor, pass: Pass) -> Op {
     key_of(x, x.width(), pass)
 }
 
-/// The same where only the first `dim` elements of each head are rotated.
+/// The same where only `dim` elements of each head are rotated.
 fn key_of(x: &Tensor, dim: usize, pass: Pass) -> Op {
     Op::Rope {
         rows: x.num_rows() as u64,
@@ -58,30 +67,34 @@ fn key_of(x: &Tensor, dim: usize, pass: Pass) -> Op {
     }
 }
 
-/// The tables for tokens at these positions, in the half style.
+/// `theta^(-2i / rotary_dim)` for each of `rotary_dim / 2` pairs: radians a position.
 ///
 /// # Panics
 /// When `rotary_dim` is odd.
+pub fn frequencies(rotary_dim: usize, theta: f64) -> Vec<f64> {
+    assert!(
+        rotary_dim.is_multiple_of(2),
+        "rope::frequencies: rotary_dim is {rotary_dim}, expected even"
+    );
+    (0..rotary_dim / 2)
+        .map(|i| theta.powf(-2.0 * i as f64 / rotary_dim as f64))
+        .collect()
+}
+
+/// The tables for tokens at these positions, from the start of a head, in the half style. Cosines and sines
+/// are times `amplitude`.
 pub fn table(
     device: &Device,
     positions: &(impl ExactSizeIterator<Item = u32> + Clone),
-    rotary_dim: usize,
-    theta: f64,
+    frequencies: &[f64],
+    amplitude: f64,
 ) -> Rope {
-    assert!(
-        rotary_dim.is_multiple_of(2),
-        "rope::table: rotary_dim is {rotary_dim}, expected even"
-    );
-    let half = rotary_dim / 2;
-    let frequencies: Vec<f64> = (0..half)
-        .map(|i| theta.powf(-2.0 * i as f64 / rotary_dim as f64))
-        .collect();
-    let dims = [positions.len(), half];
+    let dims = [positions.len(), frequencies.len()];
     let values = |f: fn(f64) -> f64| -> Vec<f32> {
         let angles = positions
             .clone()
             .flat_map(|p| frequencies.iter().map(move |w| f64::from(p) * w));
-        angles.map(|angle| f(angle) as f32).collect()
+        angles.map(|angle| (amplitude * f(angle)) as f32).collect()
     };
     let table = |f| {
         if device.is_meta() {
@@ -93,6 +106,7 @@ pub fn table(
         cos: table(f64::cos),
         sin: table(f64::sin),
         pairing: Pairing::Halves,
+        skipped: 0,
     }
 }
 
@@ -124,16 +138,18 @@ fn rotate(op: &'static str, x: &Tensor, rope: &Rope, direction: f32) {
     };
     let half = rope.cos.width();
     assert!(
-        2 * half <= d,
-        "{op}: the table rotates {} elements of heads of {d}",
-        2 * half
+        rope.skipped + 2 * half <= d,
+        "{op}: the table rotates {} elements after {} of heads of {d}",
+        2 * half,
+        rope.skipped
     );
     expect_dims(op, "cos", &rope.cos, &[tokens, half]);
     match &x.device().0.backend {
         Backend::Cpu(cpu) => with(op, [&rope.cos, &rope.sin], [x], |[cos, sin], [x]| {
             let tables = (cos.f32(), sin.f32());
             let dims = [tokens, heads, d];
-            cpu::rotate(cpu, x.f32(), dims, tables, rope.pairing, direction);
+            let place = (rope.skipped, rope.pairing);
+            cpu::rotate(cpu, x.f32(), dims, tables, place, direction);
         }),
         Backend::Cuda(gpu) => cuda::rotate(gpu, op, x, rope, direction),
     }
@@ -149,7 +165,7 @@ mod cpu {
         x: &mut [f32],
         [tokens, heads, d]: [usize; 3],
         (cos, sin): (&[f32], &[f32]),
-        pairing: Pairing,
+        (skipped, pairing): (usize, Pairing),
         direction: f32,
     ) {
         if tokens == 0 || cos.is_empty() {
@@ -163,23 +179,23 @@ mod cpu {
         cpu.rows(tokens, x.len(), [(x, heads * d)], |range, [x]| {
             let table = range.start * half..range.end * half;
             let (cos, sin) = (&cos[table.clone()], &sin[table]);
-            rotate_tokens(x, [heads, d, half], cos, sin, direction);
+            rotate_tokens(x, [heads, d, half, skipped], cos, sin, direction);
         });
     }
 
     vectorized! {
         fn rotate_halves(
             x: &mut [f32],
-            sizes: [usize; 3],
+            sizes: [usize; 4],
             cos: &[f32],
             sin: &[f32],
             direction: f32,
         ) {
-            let [heads, d, half] = sizes;
+            let [heads, d, half, skipped] = sizes;
             let tables = cos.chunks_exact(half).zip(sin.chunks_exact(half));
             for (token, (cos, sin)) in x.chunks_exact_mut(heads * d).zip(tables) {
                 for head in token.chunks_exact_mut(d) {
-                    let (first, rest) = head.split_at_mut(half);
+                    let (first, rest) = head[skipped..].split_at_mut(half);
                     let second = &mut rest[..half];
                     let (cos, sin) = (&cos[..half], &sin[..half]);
                     for i in 0..half {
@@ -195,16 +211,16 @@ mod cpu {
     vectorized! {
         fn rotate_neighbours(
             x: &mut [f32],
-            sizes: [usize; 3],
+            sizes: [usize; 4],
             cos: &[f32],
             sin: &[f32],
             direction: f32,
         ) {
-            let [heads, d, half] = sizes;
+            let [heads, d, half, skipped] = sizes;
             let tables = cos.chunks_exact(half).zip(sin.chunks_exact(half));
             for (token, (cos, sin)) in x.chunks_exact_mut(heads * d).zip(tables) {
                 for head in token.chunks_exact_mut(d) {
-                    let (pairs, _) = head.as_chunks_mut::<2>();
+                    let (pairs, _) = head[skipped..].as_chunks_mut::<2>();
                     for ((pair, c), s) in pairs.iter_mut().zip(cos).zip(sin) {
                         let ([a, b], s) = (*pair, s * direction);
                         *pair = [a * c - b * s, b * c + a * s];
@@ -245,7 +261,8 @@ mod cuda {
     fn vector(x: &Tensor, rope: &Rope) -> usize {
         let wide = 16 / x.dtype().bytes(1).0 as usize;
         let aligned = |t: &&Tensor| t.address().0.is_multiple_of(16);
-        let whole = x.width().is_multiple_of(wide) && rope.cos.width().is_multiple_of(wide);
+        let widths = [x.width(), rope.cos.width(), rope.skipped];
+        let whole = widths.iter().all(|width| width.is_multiple_of(wide));
         if whole && [x, &rope.cos, &rope.sin].iter().all(aligned) {
             wide
         } else {
@@ -273,6 +290,7 @@ mod cuda {
                 Arg::size(heads),
                 Arg::size(d),
                 Arg::size(half),
+                Arg::size(rope.skipped),
                 Arg::F32(direction),
             ],
         );

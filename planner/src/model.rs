@@ -68,6 +68,30 @@ pub struct RopeScaling {
     pub kind: String,
     /// The stretch of the context, where the configuration states one.
     pub factor: Option<f64>,
+    /// The rest of what `yarn` says; absent of every other kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<Yarn>,
+}
+
+/// YaRN (arXiv 2309.00071, section 3.2): pairs that turn often keep their frequency, those that turn seldom
+/// are slowed by [`RopeScaling::factor`], and between them is a ramp.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Yarn {
+    /// Positions of the training that is stretched.
+    pub original_max_position: u64,
+    /// Turns over those positions from which on a frequency is kept.
+    pub beta_fast: f64,
+    /// Turns up to which a frequency is divided by the whole factor.
+    pub beta_slow: f64,
+    /// Whether the ends of the ramp are rounded outwards to whole pairs.
+    pub truncate: bool,
+    /// Factor on cosines and sines, where it is not that of `mscale` and `mscale_all_dim`.
+    pub attention_factor: Option<f64>,
+    /// Weight of `ln factor` in the factor on cosines and sines.
+    pub mscale: Option<f64>,
+    /// The same in what divides it. DeepSeek's attention has its square on the softmax scale instead.
+    pub mscale_all_dim: Option<f64>,
 }
 
 /// Constant factors (Granite's multipliers, MiniMax-Text-01's post-norm residual weights). They have

@@ -308,7 +308,7 @@ fn golden_features_of_a_few_models() {
         &[
             "grouped-query attention",
             "sliding-window attention",
-            "rotary scaling",
+            "YaRN rotary scaling",
             "attention biases on q, k, v",
             "attention output bias",
             "attention sinks",

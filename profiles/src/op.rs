@@ -161,6 +161,24 @@ pub enum Op {
         /// Type of the activations.
         dtype: Dtype,
     },
+    /// Keys and values of latent attention, from up-projected heads `[rows, heads, nope + v_dim]` and one
+    /// rotated part `[rows, rope]` that all keys of a token have (backward: its gradient sums over heads).
+    LatentKv {
+        /// Tokens.
+        rows: u64,
+        /// Heads on the rank.
+        heads: u64,
+        /// Unrotated width of a key.
+        nope: u64,
+        /// Rotated width of a key.
+        rope: u64,
+        /// Width of a value.
+        v_dim: u64,
+        /// Forward or backward.
+        pass: Pass,
+        /// Type of the activations.
+        dtype: Dtype,
+    },
     /// `silu(gate) * up` over `rows` tokens, from `[rows, 2*dim]` to `[rows, dim]`.
     Swiglu {
         /// Tokens.
@@ -250,6 +268,9 @@ pub enum Op {
         len: u64,
         /// Type of the model weight.
         dtype: Dtype,
+        /// Type of the moments; f32 where a file does not say.
+        #[serde(default = "f32_moments", skip_serializing_if = "are_f32")]
+        moments: Dtype,
     },
     /// Sum of squares of `len` f32 gradients.
     GradNorm {
@@ -287,6 +308,8 @@ crate::named! {
         RmsNorm = "rms_norm",
         /// Rotary embedding.
         Rope = "rope",
+        /// Keys and values of latent attention.
+        LatentKv = "latent_kv",
         /// The gated activation.
         Swiglu = "swiglu",
         /// Scores and choice of experts.
@@ -341,6 +364,7 @@ impl Op {
             Self::Attention { .. } => OpKind::Attention,
             Self::RmsNorm { .. } => OpKind::RmsNorm,
             Self::Rope { .. } => OpKind::Rope,
+            Self::LatentKv { .. } => OpKind::LatentKv,
             Self::Swiglu { .. } => OpKind::Swiglu,
             Self::Router { .. } => OpKind::Router,
             Self::Permute { .. } => OpKind::Permute,
@@ -368,6 +392,7 @@ impl Op {
             | Self::Attention { pass, .. }
             | Self::RmsNorm { pass, .. }
             | Self::Rope { pass, .. }
+            | Self::LatentKv { pass, .. }
             | Self::Swiglu { pass, .. }
             | Self::Router { pass, .. }
             | Self::Permute { pass, .. }
@@ -498,6 +523,15 @@ impl Op {
             | Self::Unpermute {
                 rows, dim, dtype, ..
             } => of(dtype, 2 * rows * dim),
+            Self::LatentKv {
+                rows,
+                heads,
+                nope,
+                rope,
+                v_dim,
+                dtype,
+                ..
+            } => of(dtype, rows * (heads * (2 * (nope + v_dim) + rope) + rope)),
             Self::Embedding {
                 rows,
                 dim,
@@ -519,8 +553,12 @@ impl Op {
             }
             Self::Add { len, dtype } => of(dtype, 3 * len),
             Self::Sweep { kind, len, dtype } => of(dtype, kind.touches() * len),
-            // gradient, two moments, master read; two moments, master written: 7 f32, and a weight.
-            Self::Adamw { len, dtype } => Dtype::F32.bytes(7 * len) + of(dtype, len),
+            // Gradient and master read, master written: 3 f32. Two moments read and written, a weight written.
+            Self::Adamw {
+                len,
+                dtype,
+                moments,
+            } => Dtype::F32.bytes(3 * len) + of(moments, 4 * len) + of(dtype, len),
             Self::GradNorm { len } => Dtype::F32.bytes(len),
             Self::LinearAttention {
                 rows,
@@ -551,6 +589,7 @@ impl Op {
             | Self::Attention { dtype, .. }
             | Self::RmsNorm { dtype, .. }
             | Self::Rope { dtype, .. }
+            | Self::LatentKv { dtype, .. }
             | Self::Swiglu { dtype, .. }
             | Self::Permute { dtype, .. }
             | Self::Unpermute { dtype, .. }
@@ -571,6 +610,18 @@ fn wide(dtype: Dtype) -> Dtype {
         Dtype::Fp8 | Dtype::Fp4 => Dtype::Bf16,
         other => other,
     }
+}
+
+fn f32_moments() -> Dtype {
+    Dtype::F32
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn are_f32(dtype: &Dtype) -> bool {
+    *dtype == Dtype::F32
 }
 
 #[cfg(test)]

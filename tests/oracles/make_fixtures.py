@@ -39,6 +39,22 @@ COMMON = dict(
     router_aux_loss_coef=0.0,
     output_router_logits=False,
 )
+# Latent attention: keys wider than values, a part that all heads share, frequencies stretched by YaRN, whose
+# factors neither cancel nor are one; compressed norms keep their own epsilon.
+LATENT = dict(
+    hidden_size=32,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+                         beta_fast=2.0, beta_slow=0.25, mscale=1.0, mscale_all_dim=0.7),
+)
 MODELS = {
     # Every layer sparse; top-2 of 8, renormalized; no head_dim key, heads divide the hidden size.
     "mixtral": (
@@ -91,6 +107,28 @@ MODELS = {
              n_group=2, topk_group=1, routed_scaling_factor=1.5, norm_topk_prob=True, first_k_dense_replace=1,
              use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5, num_nextn_predict_layers=0,
              rms_norm_eps=1e-5, rope_theta=1e4),
+    ),
+    # Latent attention with compressed queries, neighbours rotated; a dense layer first, a shared expert, and
+    # DeepSeek-V3's routing.
+    "deepseek_v3": (
+        "deepseek_v3",
+        dict(LATENT, vocab_size=96, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=2, q_lora_rank=24,
+             first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, n_group=2,
+             topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_mtp_layers=0),
+    ),
+    # Queries projected at once; softmax scores, groups by their best expert, weights not normalized.
+    "deepseek_v2": (
+        "deepseek_v2",
+        dict(LATENT, vocab_size=64, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=2, q_lora_rank=None,
+             first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, n_group=4,
+             topk_group=2, topk_method="group_limited_greedy", routed_scaling_factor=4.0, norm_topk_prob=False),
+    ),
+    # Halves rotated, every layer dense.
+    "deepseek_v3_halves": (
+        "deepseek_v3",
+        dict(LATENT, vocab_size=98, intermediate_size=48, num_hidden_layers=1, first_k_dense_replace=1, q_lora_rank=None,
+             num_mtp_layers=0, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
+             rope_interleave=False),
     ),
 }
 

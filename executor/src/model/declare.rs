@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
-use moefold_planner::model::{Ffn, Gqa, Mixer, Model, Moe, QkNorm};
+use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm};
 
 use super::{Family, Parameter, Part, Piece, Slice, Spread};
 
@@ -181,10 +181,16 @@ impl<'a> Declaration<'a> {
 
     fn mixer(&mut self, layer: u32) {
         let prefix = format!("model.layers.{layer}");
-        if let Some(Mixer::Gqa(gqa)) = &self.model.layers[layer as usize].mixer {
-            let norm = format!("{prefix}.input_layernorm.weight");
-            self.norm(Some(layer), Part::InputNorm, norm, self.hidden);
-            self.attention(layer, &format!("{prefix}.self_attn"), gqa);
+        let Some(mixer) = &self.model.layers[layer as usize].mixer else {
+            return;
+        };
+        let norm = format!("{prefix}.input_layernorm.weight");
+        self.norm(Some(layer), Part::InputNorm, norm, self.hidden);
+        let prefix = format!("{prefix}.self_attn");
+        match mixer {
+            Mixer::Gqa(gqa) => self.attention(layer, &prefix, gqa),
+            Mixer::Mla(mla) => self.latent(layer, &prefix, mla),
+            _ => unreachable!("support::check admits no other mixer"),
         }
     }
 
@@ -247,6 +253,45 @@ impl<'a> Declaration<'a> {
             }
             QkNorm::None | QkNorm::Weightless => {}
         }
+    }
+
+    /// Latent attention: up-projections split by heads, the rest whole on every TP rank.
+    fn latent(&mut self, layer: u32, prefix: &str, mla: &Mla) {
+        let heads = mla.heads as usize;
+        let (nope, rope) = (mla.qk_nope_head_dim as usize, mla.qk_rope_head_dim as usize);
+        let (values, compressed) = (mla.v_head_dim as usize, mla.kv_lora_rank as usize);
+        let name = |tensor: &str| format!("{prefix}.{tensor}.weight");
+        let h = self.hidden;
+        let whole =
+            |tensor: &str, dims: [usize; 2]| rectangle(name(tensor), dims, 0..dims[0], 0..dims[1]);
+        let (query, input) = match mla.q_lora_rank {
+            None => ("q_proj", h),
+            Some(rank) => {
+                let rank = rank as usize;
+                let down = whole("q_a_proj", [rank, h]);
+                self.matrix(layer, Part::QueryDown, Spread::Replicated, down);
+                self.norm(Some(layer), Part::QueryNorm, name("q_a_layernorm"), rank);
+                ("q_b_proj", rank)
+            }
+        };
+        let down = whole("kv_a_proj_with_mqa", [compressed + rope, h]);
+        self.matrix(layer, Part::KvDown, Spread::Replicated, down);
+        let norm = name("kv_a_layernorm");
+        self.norm(Some(layer), Part::KvNorm, norm, compressed);
+
+        // Rows of this rank's heads, of so many each.
+        let (tp, tp_rank) = (self.tp, self.tp_rank);
+        let of_heads = |width: usize| block(heads * width, tp, tp_rank);
+        let by_heads = |tensor: &str, width: usize, input: usize| {
+            let dims = [heads * width, input];
+            rectangle(name(tensor), dims, of_heads(width), 0..input)
+        };
+        let query = by_heads(query, nope + rope, input);
+        let up = by_heads("kv_b_proj", nope + values, compressed);
+        let output = rectangle(name("o_proj"), [h, heads * values], 0..h, of_heads(values));
+        self.matrix(layer, Part::Query, Spread::Split, query);
+        self.matrix(layer, Part::KvUp, Spread::Split, up);
+        self.matrix(layer, Part::Output, Spread::Split, output);
     }
 
     /// An MLP whose width is split over TP.

@@ -12,6 +12,7 @@ use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::optimizer::AdamOptions;
+use crate::options::Savers;
 use crate::rank::Context;
 use crate::record::Recorder;
 use crate::step::HostTokens;
@@ -80,11 +81,20 @@ pub fn step(
     model: &Model,
     stages: &[Vec<u32>],
     batch: &Batch,
+    savers: &Savers,
     aux_loss_coef: f64,
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
-    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, adam, aux_loss_coef);
+    let mut trainer = Trainer::assemble(
+        cx,
+        model,
+        stages,
+        batch.seq_len,
+        savers,
+        adam,
+        aux_loss_coef,
+    );
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

@@ -15,7 +15,7 @@ use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
-use crate::options::TrainOptions;
+use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
@@ -40,11 +40,12 @@ impl Trainer {
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
+        savers: &Savers,
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
         let (adam, aux_loss_coef) = (options.adam, options.aux_loss_coef);
-        let mut trainer = Self::assemble(cx, model, stages, seq_len, adam, aux_loss_coef);
+        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, adam, aux_loss_coef);
         let Stepper {
             store, optimizer, ..
         } = &mut trainer.stepper;
@@ -61,6 +62,7 @@ impl Trainer {
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
+        savers: &Savers,
         adam: AdamOptions,
         aux_loss_coef: f64,
     ) -> Self {
@@ -76,11 +78,12 @@ impl Trainer {
             coefficient: aux_loss_coef,
             microbatches: cx.layout.microbatches(),
         });
+        let again = |_| savers.recompute.clone();
         let stages = own
             .into_iter()
-            .map(|(stage, pieces)| (stage, StageModel::new(model, &store, &pieces, aux)));
+            .map(|(stage, pieces)| (stage, StageModel::new(model, &store, &pieces, aux, &again)));
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(

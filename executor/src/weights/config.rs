@@ -2,7 +2,7 @@
 //!
 //! Written for the families that the executor trains; reading it back gives the same model.
 
-use moefold_planner::model::{Ffn, Gqa, Mixer, Model, QkNorm};
+use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm, Score};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -19,14 +19,20 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
         "qwen2_moe" => "Qwen2MoeForCausalLM",
         "olmoe" => "OlmoeForCausalLM",
         "glm4_moe" => "Glm4MoeForCausalLM",
+        "deepseek_v2" => "DeepseekV2ForCausalLM",
+        "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
         "llama" => "LlamaForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         other => return Err(refuse(&format!("model_type {other}"))),
     };
-    if model.rope_scaling.is_some() {
-        return Err(refuse("scaled rotary embedding"));
-    }
-    let attention = attention(model).ok_or_else(|| refuse("no grouped-query attention"))?;
+    let rotary = rotary(model).ok_or_else(|| refuse("scaled rotary embedding"))?;
+    // In these families all layers share the shape of the first one's attention.
+    let mixer = model.layers.first().and_then(|layer| layer.mixer.as_ref());
+    let attention = match mixer {
+        Some(Mixer::Gqa(gqa)) => grouped(model, gqa),
+        Some(Mixer::Mla(mla)) => latent(mla),
+        _ => return Err(refuse("neither grouped-query nor latent attention")),
+    };
     let mut config = Map::new();
     let mut put = |key: &str, value: Value| {
         config.insert(key.to_owned(), value);
@@ -38,41 +44,101 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
     put("hidden_size", json!(model.hidden));
     put("hidden_act", json!("silu"));
     put("num_hidden_layers", json!(model.layers.len()));
-    put("num_attention_heads", json!(attention.heads));
-    put("num_key_value_heads", json!(attention.kv_heads));
-    put("head_dim", json!(attention.head_dim));
-    // One generation of Qwen has a key of its own.
-    let bias = match &*model.model_type {
-        "qwen2_moe" => "qkv_bias",
-        _ => "attention_bias",
-    };
-    put(bias, json!(attention.qkv_bias));
-    put("sliding_window", json!(attention.window));
     put("rms_norm_eps", json!(model.norm.eps));
     put("initializer_range", json!(model.initializer_range));
     put("tie_word_embeddings", json!(model.tied_embeddings));
     if let Some(positions) = model.max_position {
         put("max_position_embeddings", json!(positions));
     }
-    if let Some(theta) = model.rope_theta {
-        // The key of transformers 4, and that of transformers 5.
-        put("rope_theta", json!(theta));
-        let mut rope = json!({"rope_type": "default", "rope_theta": theta});
-        if attention.rotary_dim < attention.head_dim {
-            let partial = json!(attention.rotary_dim as f64 / attention.head_dim as f64);
-            rope["partial_rotary_factor"] = partial.clone();
-            put("partial_rotary_factor", partial);
-        }
-        put("rope_parameters", rope);
-    }
-    for (key, value) in feed_forward(model) {
+    for (key, value) in [attention, feed_forward(model)].concat() {
         put(key, value);
     }
+    config.extend(rotary);
     Ok(Value::Object(config))
 }
 
+/// Keys of a configuration.
+type Keys = Vec<(&'static str, Value)>;
+
+/// Rotary embedding, by the keys of transformers 4 and by those of transformers 5; none where it is scaled in
+/// a way that is not written.
+fn rotary(model: &Model) -> Option<Map<String, Value>> {
+    let mut flat = Map::new();
+    let Some(theta) = model.rope_theta else {
+        return Some(flat);
+    };
+    flat.insert("rope_theta".to_owned(), json!(theta));
+    let mut gathered = Map::new();
+    let mut put = |key: &str, value: Value| {
+        gathered.insert(key.to_owned(), value);
+    };
+    match &model.rope_scaling {
+        None => put("rope_type", json!("default")),
+        Some(scaling) => {
+            let yarn = scaling.yarn.as_ref()?;
+            put("rope_type", json!(scaling.kind));
+            put("factor", json!(scaling.factor));
+            let positions = json!(yarn.original_max_position);
+            put("original_max_position_embeddings", positions);
+            put("beta_fast", json!(yarn.beta_fast));
+            put("beta_slow", json!(yarn.beta_slow));
+            put("truncate", json!(yarn.truncate));
+            for (key, value) in [
+                ("attention_factor", yarn.attention_factor),
+                ("mscale", yarn.mscale),
+                ("mscale_all_dim", yarn.mscale_all_dim),
+            ] {
+                if let Some(value) = value {
+                    put(key, json!(value));
+                }
+            }
+        }
+    }
+    if model.rope_scaling.is_some() {
+        flat.insert("rope_scaling".to_owned(), json!(gathered));
+    }
+    gathered.insert("rope_theta".to_owned(), json!(theta));
+    if let Some(gqa) = attention(model).filter(|gqa| gqa.rotary_dim < gqa.head_dim) {
+        let partial = json!(gqa.rotary_dim as f64 / gqa.head_dim as f64);
+        for keys in [&mut flat, &mut gathered] {
+            keys.insert("partial_rotary_factor".to_owned(), partial.clone());
+        }
+    }
+    flat.insert("rope_parameters".to_owned(), json!(gathered));
+    Some(flat)
+}
+
+fn grouped(model: &Model, gqa: &Gqa) -> Keys {
+    // One generation of Qwen has a key of its own.
+    let bias = match &*model.model_type {
+        "qwen2_moe" => "qkv_bias",
+        _ => "attention_bias",
+    };
+    vec![
+        ("num_attention_heads", json!(gqa.heads)),
+        ("num_key_value_heads", json!(gqa.kv_heads)),
+        ("head_dim", json!(gqa.head_dim)),
+        (bias, json!(gqa.qkv_bias)),
+        ("sliding_window", json!(gqa.window)),
+    ]
+}
+
+fn latent(mla: &Mla) -> Keys {
+    vec![
+        ("num_attention_heads", json!(mla.heads)),
+        ("num_key_value_heads", json!(mla.heads)),
+        ("attention_bias", json!(false)),
+        ("q_lora_rank", json!(mla.q_lora_rank)),
+        ("kv_lora_rank", json!(mla.kv_lora_rank)),
+        ("qk_nope_head_dim", json!(mla.qk_nope_head_dim)),
+        ("qk_rope_head_dim", json!(mla.qk_rope_head_dim)),
+        ("v_head_dim", json!(mla.v_head_dim)),
+        ("rope_interleave", json!(mla.rope_interleave)),
+    ]
+}
+
 /// The keys of feed-forward blocks, of which each family has its own.
-fn feed_forward(model: &Model) -> Vec<(&'static str, Value)> {
+fn feed_forward(model: &Model) -> Keys {
     let dense: Vec<usize> = (0..model.layers.len())
         .filter(|&i| matches!(model.layers[i].ffn, Some(Ffn::Dense(_))))
         .collect();
@@ -81,7 +147,10 @@ fn feed_forward(model: &Model) -> Vec<(&'static str, Value)> {
         _ => unreachable!("dense layers were selected"),
     });
     let Some(moe) = model.moe() else {
-        return vec![("intermediate_size", json!(dense_width))];
+        return vec![
+            ("intermediate_size", json!(dense_width)),
+            ("first_k_dense_replace", json!(dense.len())),
+        ];
     };
     let router = &moe.router;
     let mut all = vec![
@@ -104,21 +173,27 @@ fn feed_forward(model: &Model) -> Vec<(&'static str, Value)> {
         ],
         "glm4_moe" => {
             let qk_norm = attention(model).is_some_and(|gqa| gqa.qk_norm == QkNorm::PerHead);
-            let shared = moe.shared.as_ref().map_or(0, |shared| shared.mlp.width);
-            let groups = router.groups.as_ref();
-            vec![
-                ("n_routed_experts", json!(moe.experts)),
-                ("n_shared_experts", json!(shared / moe.expert.width)),
-                ("moe_intermediate_size", width),
-                ("intermediate_size", json!(some_width)),
-                ("first_k_dense_replace", json!(dense.len())),
-                ("norm_topk_prob", json!(router.normalize)),
-                ("routed_scaling_factor", json!(router.scale)),
-                ("n_group", json!(groups.map_or(1, |groups| groups.groups))),
-                ("topk_group", json!(groups.map_or(1, |groups| groups.topk))),
-                ("use_qk_norm", json!(qk_norm)),
-                ("num_nextn_predict_layers", json!(model.mtp.len())),
-            ]
+            let mut keys = after_dense(model, moe, dense.len());
+            keys.push(("intermediate_size", json!(some_width)));
+            keys.push(("use_qk_norm", json!(qk_norm)));
+            keys
+        }
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" => {
+            let method = match (&*model.model_type, &router.groups) {
+                ("deepseek_v2", None) => "greedy",
+                ("deepseek_v2", Some(_)) => "group_limited_greedy",
+                _ => "noaux_tc",
+            };
+            let score = match router.score {
+                Score::Sigmoid => "sigmoid",
+                _ => "softmax",
+            };
+            let mut keys = after_dense(model, moe, dense.len());
+            keys.push(("intermediate_size", json!(some_width)));
+            keys.push(("topk_method", json!(method)));
+            keys.push(("scoring_func", json!(score)));
+            keys.push(("aux_loss_alpha", json!(router.aux_loss_coef)));
+            keys
         }
         _ => {
             let shared = moe.shared.as_ref().map_or(0, |shared| shared.mlp.width);
@@ -135,6 +210,23 @@ fn feed_forward(model: &Model) -> Vec<(&'static str, Value)> {
     };
     all.extend(of_family);
     all
+}
+
+/// Experts after leading dense layers, routed in groups.
+fn after_dense(model: &Model, moe: &Moe, dense: usize) -> Keys {
+    let shared = moe.shared.as_ref().map_or(0, |shared| shared.mlp.width);
+    let (router, groups) = (&moe.router, moe.router.groups.as_ref());
+    vec![
+        ("n_routed_experts", json!(moe.experts)),
+        ("n_shared_experts", json!(shared / moe.expert.width)),
+        ("moe_intermediate_size", json!(moe.expert.width)),
+        ("first_k_dense_replace", json!(dense)),
+        ("norm_topk_prob", json!(router.normalize)),
+        ("routed_scaling_factor", json!(router.scale)),
+        ("n_group", json!(groups.map_or(1, |groups| groups.groups))),
+        ("topk_group", json!(groups.map_or(1, |groups| groups.topk))),
+        ("num_nextn_predict_layers", json!(model.mtp.len())),
+    ]
 }
 
 /// The attention of the first layer: in these families all layers share its shape.
@@ -167,6 +259,10 @@ mod tests {
             "olmoe-1b-7b",
             "qwen2-57b-a14b",
             "glm-4.5",
+            "deepseek-v2-lite",
+            "deepseek-v2",
+            "deepseek-v3",
+            "kimi-k2",
         ] {
             check(&moefold_planner::model::presets::load(name).expect("a preset"));
         }
@@ -177,6 +273,9 @@ mod tests {
             "qwen2_moe",
             "olmoe",
             "glm4_moe",
+            "deepseek_v3",
+            "deepseek_v2",
+            "deepseek_v3_halves",
         ] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
             check(&hf::read(&folder.join(name)).expect("a fixture"));
@@ -185,8 +284,8 @@ mod tests {
 
     #[test]
     fn other_families_are_refused_by_name() {
-        let model = moefold_planner::model::presets::load("deepseek-v3").expect("a preset");
+        let model = moefold_planner::model::presets::load("glm-5").expect("a preset");
         let text = hf_config(&model).expect_err("refused").to_string();
-        assert!(text.contains("model_type deepseek_v3"), "{text}");
+        assert!(text.contains("model_type glm_moe_dsa"), "{text}");
     }
 }

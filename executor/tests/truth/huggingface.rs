@@ -79,3 +79,19 @@ fn oracle_glm4_moe_with_sigmoid_scores_in_groups() {
     check("glm4_moe", 24);
     check("glm4_moe", 4);
 }
+
+#[test]
+fn oracle_deepseek_v3_with_latent_attention_and_compressed_queries() {
+    check("deepseek_v3", 24);
+    check("deepseek_v3", 4);
+}
+
+#[test]
+fn oracle_deepseek_v2_with_queries_projected_at_once() {
+    check("deepseek_v2", 12);
+}
+
+#[test]
+fn oracle_latent_attention_that_rotates_halves() {
+    check("deepseek_v3_halves", 12);
+}

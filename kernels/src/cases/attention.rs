@@ -4,6 +4,7 @@ use moefold_profiles::{Op, Pass};
 
 use super::{Call, Source};
 use crate::attention::{self, Mask};
+use crate::latent_kv;
 use crate::rope::{self, Pairing};
 
 /// Attention of whole sequences, causal or of all keys.
@@ -62,8 +63,10 @@ pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
 /// What of a head is rotated, and how.
 #[derive(Clone, Copy)]
 pub(crate) struct Rotary {
-    /// Leading columns of a head that turn.
+    /// Columns of a head that turn.
     pub(crate) dim: usize,
+    /// Columns before them.
+    pub(crate) skipped: usize,
     pub(crate) theta: f64,
     pub(crate) pairing: Pairing,
 }
@@ -76,13 +79,9 @@ pub(crate) fn rotation(
     pass: Pass,
 ) -> Call {
     let x = source.tensor(&[tokens, heads, dim], 1.0);
-    let table = rope::table(
-        source.device(),
-        &(0..tokens as u32),
-        rotary.dim,
-        rotary.theta,
-    );
-    let table = table.pairing(rotary.pairing);
+    let frequencies = rope::frequencies(rotary.dim, rotary.theta);
+    let table = rope::table(source.device(), &(0..tokens as u32), &frequencies, 1.0);
+    let table = table.pairing(rotary.pairing).skipping(rotary.skipped);
     match pass {
         Pass::Forward => Call::new(move |out| {
             rope::forward(&x, &table);
@@ -106,8 +105,43 @@ pub(super) fn rotation_of_rows(
     let heads = heads.unwrap_or(1);
     let rotary = Rotary {
         dim,
+        skipped: 0,
         theta: 1e4,
         pairing: Pairing::Halves,
     };
     rotation(source, [rows / heads, heads, dim], rotary, pass)
+}
+
+/// Keys and values of latent attention, or the gradients of what they are made of.
+pub(super) fn latent(source: &mut dyn Source, op: &Op) -> Call {
+    let Op::LatentKv {
+        rows,
+        heads,
+        nope,
+        rope,
+        v_dim,
+        pass,
+        ..
+    } = *op
+    else {
+        unreachable!("{op:?} is not of latent attention")
+    };
+    let [rows, heads, nope, rope, v_dim] =
+        [rows, heads, nope, rope, v_dim].map(|size| size as usize);
+    if pass == Pass::Forward {
+        let kv = source.tensor(&[rows, heads, nope + v_dim], 1.0);
+        let shared = source.tensor(&[rows, rope], 1.0);
+        return Call::new(move |out| {
+            let (keys, values) = latent_kv::forward(&kv, &shared, v_dim);
+            out("keys", &keys);
+            out("values", &values);
+        });
+    }
+    let dkeys = source.tensor(&[rows, heads, nope + rope], 1.0);
+    let dvalues = source.tensor(&[rows, heads, v_dim], 1.0);
+    Call::new(move |out| {
+        let (dkv, dshared) = latent_kv::backward(&dkeys, &dvalues, rope);
+        out("dkv", &dkv);
+        out("dshared", &dshared);
+    })
 }

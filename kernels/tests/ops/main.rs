@@ -14,6 +14,7 @@ mod gate;
 mod gemm;
 mod grad_norm;
 mod grouped_gemm;
+mod latent_kv;
 mod model;
 mod permute;
 mod reduce;

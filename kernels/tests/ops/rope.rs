@@ -4,28 +4,30 @@ use moefold_kernels::rope::*;
 
 use crate::support::{Check, differences, inner, inside, oracle_everywhere, tensor, wide};
 
-/// Sizes of one case: heads, their width, the rotated width.
-type Sizes = (usize, usize, usize);
+/// Sizes of one case: heads, their width, the rotated width, and what passes before it.
+type Sizes = [usize; 4];
 
 /// What is rotated, and how.
 struct Rule<'a> {
     positions: &'a [u32],
     sizes: Sizes,
     theta: f64,
+    amplitude: f64,
     pairing: Pairing,
 }
 
 fn reference(x: &[f64], rule: &Rule<'_>) -> Vec<f64> {
     let &Rule {
         positions,
-        sizes: (heads, d, rotary),
+        sizes: [heads, d, rotary, skipped],
         theta,
+        amplitude,
         pairing,
     } = rule;
     let mut y = x.to_vec();
     for (t, &position) in positions.iter().enumerate() {
         for h in 0..heads {
-            let at = (t * heads + h) * d;
+            let at = (t * heads + h) * d + skipped;
             for i in 0..rotary / 2 {
                 let angle = f64::from(position) / theta.powf((2 * i) as f64 / rotary as f64);
                 let (first, second) = match pairing {
@@ -33,8 +35,8 @@ fn reference(x: &[f64], rule: &Rule<'_>) -> Vec<f64> {
                     Pairing::Neighbours => (at + 2 * i, at + 2 * i + 1),
                 };
                 let (a, b) = (x[first], x[second]);
-                y[first] = a * angle.cos() - b * angle.sin();
-                y[second] = a * angle.sin() + b * angle.cos();
+                y[first] = amplitude * (a * angle.cos() - b * angle.sin());
+                y[second] = amplitude * (a * angle.sin() + b * angle.cos());
             }
         }
     }
@@ -43,24 +45,28 @@ fn reference(x: &[f64], rule: &Rule<'_>) -> Vec<f64> {
 
 #[test]
 fn oracle_forward_and_backward() {
-    oracle_everywhere(16, |device, rng| {
+    oracle_everywhere(24, |device, rng| {
         let (tokens, heads) = (rng.size(0..=12), rng.size(1..=6));
         // Halves of whole accesses and not, a part of a head and all of it.
         let rotary = [2, 6, 14, 16, 64][rng.size(0..=4)];
-        let d = rotary + [0, 3, 16][rng.size(0..=2)];
+        let skipped = [0, 0, 5, 16][rng.size(0..=3)];
+        let d = skipped + rotary + [0, 3, 16][rng.size(0..=2)];
         let positions: Vec<u32> = (0..tokens).map(|_| rng.size(0..=5000) as u32).collect();
         let rule = Rule {
             positions: &positions,
-            sizes: (heads, d, rotary),
+            sizes: [heads, d, rotary, skipped],
             theta: [1e4, 1e6][rng.size(0..=1)],
+            amplitude: [1.0, 1.3][rng.size(0..=1)],
             pairing: [Pairing::Halves, Pairing::Neighbours][rng.size(0..=1)],
         };
         let len = tokens * heads * d;
         let (x, dy) = (rng.values(len), rng.values(len));
         let y_want = reference(&wide(&x), &rule);
         let dx_want = differences(&x, |x| inner(&reference(x, &rule), &dy));
-        let rope =
-            table(device, &positions.iter().copied(), rotary, rule.theta).pairing(rule.pairing);
+        let frequencies = frequencies(rotary, rule.theta);
+        let positions = positions.iter().copied();
+        let rope = table(device, &positions, &frequencies, rule.amplitude);
+        let rope = rope.pairing(rule.pairing).skipping(skipped);
         let offset = 8 - rng.size(0..=1);
         let place = |values: &[f32]| inside(&tensor(device, values, &[tokens, heads, d]), offset);
         let (y, dx) = (place(&x), place(&dy));
@@ -76,7 +82,8 @@ fn law_backward_undoes_forward() {
     let x: Vec<f32> = (0..24).map(|i| i as f32 - 11.5).collect();
     let t = tensor(&device, &x, &[3, 2, 4]);
     for pairing in [Pairing::Halves, Pairing::Neighbours] {
-        let rope = table(&device, &[7, 0, 31].into_iter(), 4, 10_000.0).pairing(pairing);
+        let frequencies = frequencies(4, 10_000.0);
+        let rope = table(&device, &[7, 0, 31].into_iter(), &frequencies, 1.0).pairing(pairing);
         forward(&t, &rope);
         backward(&t, &rope);
         assert!(crate::support::error(&t.to_f32(), &wide(&x)) < 1e-6);

@@ -55,8 +55,10 @@ features! {
     NoRotary = "attention without rotary embedding",
     /// A part of each head is rotated.
     PartialRotary = "partial rotary embedding",
-    /// Rescaled rotary frequencies.
+    /// Rescaled rotary frequencies, of any kind but YaRN.
     RotaryScaling = "rotary scaling",
+    /// Rotary frequencies rescaled by YaRN.
+    Yarn = "YaRN rotary scaling",
     /// Biases on query, key and value projections.
     QkvBias = "attention biases on q, k, v",
     /// A bias on the output projection.
@@ -153,8 +155,11 @@ pub fn features(model: &Model) -> Vec<Feature> {
 
 fn of_trunk(model: &Model, found: &mut Vec<Feature>) {
     let scalars = model.scalars;
+    let scaling = model.rope_scaling.as_ref();
+    let is_yarn = scaling.map(|scaling| scaling.yarn.is_some());
     let traits = [
-        (model.rope_scaling.is_some(), Feature::RotaryScaling),
+        (is_yarn == Some(false), Feature::RotaryScaling),
+        (is_yarn == Some(true), Feature::Yarn),
         (
             matches!(
                 model.norm.kind,

@@ -84,8 +84,16 @@ pub struct Mla {
     pub qk_rope_head_dim: u64,
     /// Width of a value head.
     pub v_head_dim: u64,
+    /// Whether neighbours of the rotated part are a pair; else element `i` and `i` plus half of its width.
+    #[serde(default = "interleaved")]
+    pub rope_interleave: bool,
     /// A lightning indexer that selects keys (DeepSeek-V3.2, GLM-5).
     pub indexer: Option<Indexer>,
+}
+
+/// What models are that do not say.
+fn interleaved() -> bool {
+    true
 }
 
 /// The key selector of sparse attention.

@@ -317,6 +317,14 @@ fn sizes(op: &Op) -> ([f64; 3], f64) {
         | Op::Permute { rows, dim, .. }
         | Op::Unpermute { rows, dim, .. }
         | Op::Embedding { rows, dim, .. } => ([rows, dim, 1], 1),
+        Op::LatentKv {
+            rows,
+            heads,
+            nope,
+            rope,
+            v_dim,
+            ..
+        } => ([rows, heads, 2 * (nope + v_dim) + rope], 1),
         Op::CrossEntropy { rows, vocab, .. } => ([rows, vocab, 1], 1),
         Op::Router {
             rows,
@@ -348,6 +356,7 @@ fn reach(op: &Op) -> [[f64; 2]; 3] {
         // Heads, positions, width of a head.
         Op::Attention { .. } => [16384.0, 2.0 * WIDTH, 1024.0],
         Op::Router { .. } => [ROWS, 16384.0, 1024.0],
+        Op::LatentKv { .. } => [ROWS, 16384.0, 4096.0],
         Op::LinearAttention { .. } => [ROWS, WIDTH, WIDTH],
         Op::Add { .. } | Op::Sweep { .. } | Op::Adamw { .. } | Op::GradNorm { .. } => {
             [1024.0 * ROWS, 1.0, 1.0]
@@ -390,6 +399,20 @@ fn resized(template: &Op, at: [f64; 3]) -> Op {
         | Op::Permute { rows, dim, .. }
         | Op::Unpermute { rows, dim, .. }
         | Op::Embedding { rows, dim, .. } => (*rows, *dim) = (a, b),
+        Op::LatentKv {
+            rows,
+            heads,
+            nope,
+            rope,
+            v_dim,
+            ..
+        } => {
+            // The parts of a head keep their shares.
+            let whole = (2 * (*nope + *v_dim) + *rope).max(1);
+            let share = |part: u64| (part as f64 * at[2] / whole as f64).round() as u64;
+            (*rows, *heads) = (a, b);
+            (*nope, *rope, *v_dim) = (share(*nope), share(*rope), share(*v_dim));
+        }
         Op::CrossEntropy { rows, vocab, .. } => (*rows, *vocab) = (a, b),
         Op::Router {
             rows,

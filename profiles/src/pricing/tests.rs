@@ -21,6 +21,7 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
         Op::Adamw {
             len: s * s,
             dtype: Dtype::Bf16,
+            moments: Dtype::F32,
         },
         Op::GradNorm { len: s * s },
     ];
@@ -49,68 +50,81 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
     }
     for dtype in [Dtype::F32, Dtype::Bf16] {
         for pass in [Pass::Forward, Pass::Backward] {
-            let (rows, dim) = (s, 2 * s);
-            ops.extend([
-                Op::RmsNorm {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::Rope {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::Swiglu {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::Router {
-                    rows,
-                    experts: 64,
-                    topk: 8,
-                    pass,
-                },
-                Op::Permute {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::Unpermute {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::Embedding {
-                    rows,
-                    dim,
-                    pass,
-                    dtype,
-                },
-                Op::CrossEntropy {
-                    rows,
-                    vocab: dim,
-                    pass,
-                    dtype,
-                },
-                Op::LinearAttention {
-                    rows,
-                    heads: 1,
-                    state: 128,
-                    width: dim,
-                    pass,
-                    dtype,
-                },
-            ]);
+            ops.extend(by_rows([s, 2 * s], pass, dtype));
         }
     }
     ops
+}
+
+/// One of each op over rows.
+fn by_rows([rows, dim]: [u64; 2], pass: Pass, dtype: Dtype) -> Vec<Op> {
+    vec![
+        Op::RmsNorm {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::Rope {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::LatentKv {
+            rows,
+            heads: 4,
+            nope: 128,
+            rope: 64,
+            v_dim: 96,
+            pass,
+            dtype,
+        },
+        Op::Swiglu {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::Router {
+            rows,
+            experts: 64,
+            topk: 8,
+            pass,
+        },
+        Op::Permute {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::Unpermute {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::Embedding {
+            rows,
+            dim,
+            pass,
+            dtype,
+        },
+        Op::CrossEntropy {
+            rows,
+            vocab: dim,
+            pass,
+            dtype,
+        },
+        Op::LinearAttention {
+            rows,
+            heads: 1,
+            state: 128,
+            width: dim,
+            pass,
+            dtype,
+        },
+    ]
 }
 
 fn gemm([m, n, k]: [u64; 3], pass: Pass, dtype: Dtype) -> Op {

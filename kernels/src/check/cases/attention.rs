@@ -10,6 +10,7 @@ use crate::rope::Pairing;
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = core(sizes, dtype);
     all.extend(rotation(sizes, dtype));
+    all.extend(latent(sizes, dtype));
     all
 }
 
@@ -60,13 +61,15 @@ fn rotation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     };
     let half = dim / 4 * 2;
     let mut all = Vec::new();
-    for (name, rotary, pairing) in [
-        ("", dim, Pairing::Halves),
-        (" neighbours", dim, Pairing::Neighbours),
-        (" half of a head", half, Pairing::Halves),
+    for (name, rotary, skipped, pairing) in [
+        ("", dim, 0, Pairing::Halves),
+        (" neighbours", dim, 0, Pairing::Neighbours),
+        (" half of a head", half, 0, Pairing::Halves),
+        (" end of a head", half, dim - half, Pairing::Neighbours),
     ] {
         let rotary = Rotary {
             dim: rotary,
+            skipped,
             theta: 1e6,
             pairing,
         };
@@ -78,4 +81,22 @@ fn rotation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         }
     }
     all
+}
+
+/// Keys of which a third is what all heads share.
+fn latent(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
+    let rope = sizes.qk_dim / 3;
+    let op = |pass| Op::LatentKv {
+        rows: sizes.tokens as u64,
+        heads: sizes.heads as u64,
+        nope: (sizes.qk_dim - rope) as u64,
+        rope: rope as u64,
+        v_dim: sizes.v_dim as u64,
+        pass,
+        dtype,
+    };
+    vec![
+        keyed("latent_kv::forward", op(Pass::Forward)),
+        keyed("latent_kv::backward", op(Pass::Backward)),
+    ]
 }

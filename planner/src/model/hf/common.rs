@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::keys::{EXPERTS, HEADS, Keys, LAYERS, POSITIONS, VOCAB, WIDTH};
 use crate::model::{
     Activation, Ffn, Gqa, Layer, Mixer, Mlp, Model, ModelError, Moe, Norm, NormKind, QkNorm,
-    RopeScaling, Router, RouterGroups, Scalars, Score,
+    RopeScaling, Router, RouterGroups, Scalars, Score, Yarn,
 };
 
 /// Spellings of the number of routed experts.
@@ -99,21 +99,48 @@ pub(super) fn rope(
     };
     Ok(Rope {
         theta,
-        scaling: scaling.as_ref().map(rope_scaling).transpose()?.flatten(),
+        scaling: match &scaling {
+            Some(scaling) => rope_scaling(keys, scaling)?,
+            None => None,
+        },
         partial,
         rotary_dim: keys.opt_u64(&["rotary_dim"], &HEADS)?,
     })
 }
 
-fn rope_scaling(keys: &Keys<'_>) -> Result<Option<RopeScaling>, ModelError> {
-    let kind = keys.opt_str(&["rope_type", "type"])?;
-    let factor = keys.opt_f64(&["factor"])?;
-    Ok(kind
-        .filter(|kind| *kind != "default")
-        .map(|kind| RopeScaling {
-            kind: kind.to_owned(),
-            factor,
-        }))
+/// The rescaling that `scaling` asks for in the configuration `keys`.
+fn rope_scaling(keys: &Keys<'_>, scaling: &Keys<'_>) -> Result<Option<RopeScaling>, ModelError> {
+    let kind = scaling.opt_str(&["rope_type", "type"])?;
+    let Some(kind) = kind.filter(|kind| *kind != "default") else {
+        return Ok(None);
+    };
+    let mut factor = scaling.opt_f64(&["factor"])?;
+    let mut yarn = None;
+    if kind == "yarn" {
+        let longest = keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?;
+        let original = scaling.opt_u64(&["original_max_position_embeddings"], &POSITIONS)?;
+        if let Some(original) = original.or(longest) {
+            // As transformers, where no factor is stated.
+            let stretch = longest.map(|longest| longest as f64 / original as f64);
+            factor = factor.or(stretch);
+            yarn = factor.map(|_| of_yarn(scaling, original)).transpose()?;
+        }
+    }
+    let kind = kind.to_owned();
+    Ok(Some(RopeScaling { kind, factor, yarn }))
+}
+
+/// What YaRN says beside its factor, with the defaults of its authors (32 turns and 1).
+fn of_yarn(scaling: &Keys<'_>, original_max_position: u64) -> Result<Yarn, ModelError> {
+    Ok(Yarn {
+        original_max_position,
+        beta_fast: scaling.positive_or(&["beta_fast"], 32.0)?,
+        beta_slow: scaling.positive_or(&["beta_slow"], 1.0)?,
+        truncate: scaling.bool_or(&["truncate"], true)?,
+        attention_factor: scaling.opt_f64(&["attention_factor"])?,
+        mscale: scaling.opt_f64(&["mscale"])?,
+        mscale_all_dim: scaling.opt_f64(&["mscale_all_dim"])?,
+    })
 }
 
 /// Layers of the model.

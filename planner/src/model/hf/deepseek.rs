@@ -33,18 +33,22 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     let rope = rope(keys, DEFAULTS, "full_attention", 1.0)?;
     let sparse_attention = matches!(model_type, "deepseek_v32" | "glm_moe_dsa");
     let attention = mla(keys, sparse_attention)?;
-    let moe = moe(keys, second)?;
     let num_layers = num_layers(keys)?;
     let sparse = sparse_layers(keys, num_layers)?;
+    let depths = keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?;
+    let moe = if depths > 0 || sparse.contains(&true) {
+        Some(moe(keys, second)?)
+    } else {
+        None
+    };
     let selecting = selecting_layers(keys, num_layers)?;
     let layers = sparse
         .iter()
         .zip(selecting)
         .map(|(sparse, selecting)| {
-            let ffn = if *sparse {
-                Ffn::Moe(moe.clone())
-            } else {
-                Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?))
+            let ffn = match moe.clone().filter(|_| *sparse) {
+                Some(moe) => Ffn::Moe(moe),
+                None => Ffn::Dense(swiglu(width(keys, &["intermediate_size"])?)),
             };
             let mut attention = attention.clone();
             if let Some(indexer) = &mut attention.indexer {
@@ -54,10 +58,8 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
         })
         .collect::<Result<_, ModelError>>()?;
     let mut model = trunk(keys, DEFAULTS, NormKind::Rms, Some(&rope), layers)?;
-    let depths = keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?;
-    model.mtp = (0..depths)
-        .map(|_| block(Mixer::Mla(attention.clone()), Ffn::Moe(moe.clone())))
-        .collect();
+    let depth = moe.map(|moe| block(Mixer::Mla(attention), Ffn::Moe(moe)));
+    model.mtp = depth.into_iter().cycle().take(depths as usize).collect();
     Ok(model)
 }
 
@@ -141,6 +143,7 @@ fn mla(keys: &Keys<'_>, sparse: bool) -> Result<Mla, ModelError> {
         qk_nope_head_dim: keys.u64(&["qk_nope_head_dim"], &HEADS)?,
         qk_rope_head_dim,
         v_head_dim: keys.u64(&["v_head_dim"], &HEADS)?,
+        rope_interleave: keys.bool_or(&["rope_interleave"], true)?,
         indexer,
     })
 }

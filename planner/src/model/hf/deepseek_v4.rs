@@ -25,6 +25,14 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     let distant = rope(keys, DEFAULTS, "compress", 64.0 / 512.0)?;
     let mut rope = rope(keys, DEFAULTS, "main", 64.0 / 512.0)?;
     rope.scaling = distant.scaling;
+    // transformers writes it out.
+    let yarn = rope
+        .scaling
+        .as_mut()
+        .and_then(|scaling| scaling.yarn.as_mut());
+    if let Some(yarn) = yarn {
+        yarn.attention_factor.get_or_insert(1.0);
+    }
     let hidden = hidden(keys)?;
     let num_layers = num_layers(keys)?;
     let depths = keys.u64_or(MTP, &(0..=*LAYERS.end()), 0)?;

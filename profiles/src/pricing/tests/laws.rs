@@ -27,7 +27,7 @@ pub(super) fn grown(op: &Op, axis: usize, by: u64) -> Option<Op> {
         (Op::Gemm { m, .. }, 0) => m,
         (Op::Gemm { n, .. } | Op::GroupedGemm { n, .. }, 1) => n,
         (Op::Gemm { k, .. } | Op::GroupedGemm { k, .. }, 2) => k,
-        (Op::Attention { heads, .. }, 0) => heads,
+        (Op::Attention { heads, .. }, 0) | (Op::LatentKv { heads, .. }, 1) => heads,
         (Op::Attention { q_len, .. }, 1) => q_len,
         (Op::Attention { kv_len, .. }, 2) => kv_len,
         (Op::Attention { qk_dim, .. }, 3) => qk_dim,
@@ -35,6 +35,7 @@ pub(super) fn grown(op: &Op, axis: usize, by: u64) -> Option<Op> {
             Op::GroupedGemm { rows, .. }
             | Op::RmsNorm { rows, .. }
             | Op::Rope { rows, .. }
+            | Op::LatentKv { rows, .. }
             | Op::Swiglu { rows, .. }
             | Op::Router { rows, .. }
             | Op::Permute { rows, .. }
@@ -53,6 +54,7 @@ pub(super) fn grown(op: &Op, axis: usize, by: u64) -> Option<Op> {
             | Op::Embedding { dim, .. },
             1,
         ) => dim,
+        (Op::LatentKv { rope, .. }, 2) => rope,
         (Op::CrossEntropy { vocab, .. }, 1) => vocab,
         (
             Op::Add { len, .. }
