@@ -16,7 +16,7 @@ use crate::layers::head::{Head, HeadSaved};
 use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
-use crate::moe::router::AuxLoss;
+use crate::moe::balance::Balancing;
 use crate::moe::{Moe, MoeSaved, Routed, RoutingStats};
 use crate::rank::Context;
 use crate::store::Store;
@@ -260,7 +260,7 @@ impl StageModel {
         model: &Model,
         store: &Store,
         pieces: &[Piece],
-        aux: Option<AuxLoss>,
+        balancing: Balancing,
         again: &dyn Fn(u32) -> Recompute,
     ) -> Self {
         let eps = model.norm.eps;
@@ -292,7 +292,7 @@ impl StageModel {
                 Piece::FeedForward(layer) => {
                     let block = match &model.layers[layer as usize].ffn {
                         Some(Ffn::Moe(moe)) => {
-                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, aux)))
+                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, balancing)))
                         }
                         _ => Block::Dense(Box::new(Mlp::new(store, layer, eps))),
                     };
@@ -301,6 +301,15 @@ impl StageModel {
             }
         }
         stage
+    }
+
+    /// Begins a step.
+    pub fn begin_step(&self) {
+        for block in self.layers.iter().flat_map(|layer| &layer.blocks) {
+            if let Block::Sparse(moe) = block {
+                moe.begin_step();
+            }
+        }
     }
 
     fn push(&mut self, index: u32, block: Block, again: &dyn Fn(u32) -> Recompute) {

@@ -20,7 +20,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
 use crate::error::Error;
-use crate::moe::{Balance, RoutingStats};
+use crate::moe::balance::Biases;
+use crate::moe::{Balance, RoutingStats, ZLoss};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::rotary::Rotation;
@@ -42,8 +43,10 @@ pub struct HostTokens {
 pub struct StepOutcome {
     /// Mean token cross entropy of the global batch.
     pub loss: f64,
-    /// Load-balancing loss with its coefficient, the mean over microbatches of the sum over layers.
+    /// Load-balancing losses with their coefficients, the mean over microbatches of the sum over layers.
     pub aux_loss: f64,
+    /// The same of the z-loss.
+    pub z_loss: f64,
     /// Global L2 norm of the gradients before clipping.
     pub grad_norm: f64,
     /// Tokens sent to each expert `[MoE layers, experts]`.
@@ -57,6 +60,8 @@ pub struct Stepper {
     pub store: Store,
     /// States and masters of the rank's shards.
     pub optimizer: ZeroAdam,
+    /// Correction biases of routers.
+    pub(crate) biases: Biases,
     stages: BTreeMap<Stage, StageModel>,
     actions: Vec<Action>,
     rope: Rope,
@@ -82,11 +87,12 @@ enum Direction {
     Backward,
 }
 
-/// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, and the squares
-/// of the gradients.
+/// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, the squares of the
+/// gradients, and the z-losses.
 pub(crate) const LOSS: usize = 0;
 const AUX_LOSS: usize = 1;
 const SQUARES: usize = 2;
+const Z_LOSS: usize = 3;
 
 /// Sends ids and targets of `len` tokens a microbatch to the device, beside what it is doing.
 pub(crate) fn upload(cx: &Context, len: usize, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
@@ -104,7 +110,7 @@ pub(crate) fn upload(cx: &Context, len: usize, microbatches: &[HostTokens]) -> V
 
 /// The sums of a step, zero.
 pub(crate) fn sums(cx: &Context) -> Scalars {
-    Scalars::zeros(&cx.device, TensorClass::Transient, 3)
+    Scalars::zeros(&cx.device, TensorClass::Transient, 4)
 }
 
 /// What the actions of one step have gathered so far.
@@ -141,7 +147,7 @@ impl Stepper {
         model: &Model,
         store: Store,
         stages: BTreeMap<Stage, StageModel>,
-        optimizer: ZeroAdam,
+        (optimizer, biases): (ZeroAdam, Biases),
         actions: Vec<Action>,
         seq_len: usize,
     ) -> Self {
@@ -149,6 +155,7 @@ impl Stepper {
         Self {
             store,
             optimizer,
+            biases,
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
@@ -214,6 +221,7 @@ impl Stepper {
     /// A step without any action done: nothing summed, its tokens on their way to the device.
     fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Progress {
         self.sums.clear();
+        self.stages.values().for_each(StageModel::begin_step);
         let routers = self.routers.iter();
         let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
         Progress {
@@ -342,6 +350,7 @@ impl Stepper {
         self.sum_over_ranks(cx)?;
         self.optimizer.step(cx, lr, &self.sums, SQUARES)?;
         let outcome = self.outcome(cx, progress)?;
+        self.biases.step(&self.store, &outcome.expert_load);
         // The same on every rank, so all stop here, with weights that are of no use any more.
         if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
             return Err(Error::Diverged {
@@ -398,14 +407,17 @@ impl Stepper {
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
             exchanged[router] = stats.exchanged;
             if let Some(Balance {
-                score_sums,
-                gradient,
+                score_sums, logged, ..
             }) = &stats.balance
             {
                 let factor = f64::from(cx.layout.microbatches());
                 cx.op(Category::RouterPermute, || {
-                    self.sums
-                        .add_products(AUX_LOSS, factor, score_sums, gradient);
+                    self.sums.add_products(AUX_LOSS, factor, score_sums, logged);
+                });
+            }
+            if let Some(ZLoss { z, factor }) = &stats.z {
+                cx.op(Category::RouterPermute, || {
+                    self.sums.add_squares(Z_LOSS, *factor, z);
                 });
             }
         };
@@ -461,6 +473,7 @@ impl Stepper {
         Ok(StepOutcome {
             loss: sums[LOSS] / tokens,
             aux_loss: sums[AUX_LOSS] / microbatches,
+            z_loss: sums[Z_LOSS] / microbatches,
             grad_norm: sums[SQUARES].sqrt(),
             expert_load: load
                 .map(|layer| counts.by_ref().take(layer.len()).collect())

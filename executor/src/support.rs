@@ -32,6 +32,7 @@ const FEATURES: &[Feature] = &[
     Feature::Yarn,
     Feature::PartialRotary,
     Feature::QkvBias,
+    Feature::OutBias,
     Feature::QkNormPerHead,
     Feature::QkNormFull,
     Feature::DenseLayers,

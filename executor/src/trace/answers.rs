@@ -25,6 +25,7 @@ use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
+use crate::moe::balance::Balancing;
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
 use crate::step::{LOSS, rotations, sums, upload};
@@ -200,8 +201,9 @@ impl<'a> Traced<'a> {
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
+        let balancing = Balancing::default();
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, None, &again);
+        let stage = StageModel::new(model, &store, &pieces, balancing, &again);
         let sums = sums(&cx);
         let rope = match pieces[0] {
             model::Piece::Mixer(_) => {

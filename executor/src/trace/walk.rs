@@ -11,6 +11,7 @@ use moefold_planner::walk::Event;
 use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
 use crate::error::Error;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::Savers;
 use crate::rank::Context;
@@ -82,19 +83,11 @@ pub fn step(
     stages: &[Vec<u32>],
     batch: &Batch,
     savers: &Savers,
-    aux_loss_coef: f64,
+    balancing: Balancing,
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
-    let mut trainer = Trainer::assemble(
-        cx,
-        model,
-        stages,
-        batch.seq_len,
-        savers,
-        adam,
-        aux_loss_coef,
-    );
+    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, savers, adam, balancing);
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

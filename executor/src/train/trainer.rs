@@ -13,7 +13,7 @@ use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
-use crate::moe::router::AuxLoss;
+use crate::moe::balance::{Balancing, Biases};
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
@@ -44,12 +44,16 @@ impl Trainer {
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
-        let (adam, aux_loss_coef) = (options.adam, options.aux_loss_coef);
-        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, adam, aux_loss_coef);
+        let (adam, balancing) = (options.adam, options.balancing);
+        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, adam, balancing);
         let Stepper {
-            store, optimizer, ..
+            store,
+            optimizer,
+            biases,
+            ..
         } = &mut trainer.stepper;
         fill(store, optimizer, weights)?;
+        biases.read(store);
         if let Some(saved) = weights.saved() {
             saved.restore(store, optimizer)?;
         }
@@ -64,7 +68,7 @@ impl Trainer {
         seq_len: u64,
         savers: &Savers,
         adam: AdamOptions,
-        aux_loss_coef: f64,
+        balancing: Balancing,
     ) -> Self {
         let (pp, number) = (cx.layout.pp(), cx.at.pp);
         let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
@@ -74,14 +78,12 @@ impl Trainer {
         let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
-        let aux = (aux_loss_coef > 0.0).then(|| AuxLoss {
-            coefficient: aux_loss_coef,
-            microbatches: cx.layout.microbatches(),
-        });
+        let biases = Biases::new(model, &store, balancing.bias_update_rate);
         let again = |_| savers.recompute.clone();
-        let stages = own
-            .into_iter()
-            .map(|(stage, pieces)| (stage, StageModel::new(model, &store, &pieces, aux, &again)));
+        let stages = own.into_iter().map(|(stage, pieces)| {
+            let built = StageModel::new(model, &store, &pieces, balancing, &again);
+            (stage, built)
+        });
         let stages: BTreeMap<_, _> = stages.collect();
         let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
         let schedule = Schedule::of(&cx.layout);
@@ -91,7 +93,7 @@ impl Trainer {
             model,
             store,
             stages,
-            optimizer,
+            (optimizer, biases),
             actions,
             seq_len as usize,
         );
@@ -156,11 +158,14 @@ impl Trainer {
             .stepper
             .peaked()
             .map_or(0, |microbatch| microbatch.0 + 1);
+        let [least, most] = self.stepper.biases.extremes();
         let own = [
             step_s.to_bits(),
             peak,
             peaked.into(),
             u64::from(self.cx.at.ep),
+            least.to_bits(),
+            most.to_bits(),
         ];
         let all = self.cx.world.exchange_counts(&own)?;
         let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
@@ -182,6 +187,13 @@ impl Trainer {
         } else {
             None
         };
+        // Each stage of a pipeline has those of its own layers; a minimum with NaN is the other number.
+        let bias = |word: usize, other: fn(f64, f64) -> f64| {
+            let of_ranks = all.iter().map(|rank| f64::from_bits(rank[word]));
+            of_ranks.fold(f64::NAN, other)
+        };
+        let correction_bias = Some([bias(4, f64::min), bias(5, f64::max)]);
+        let correction_bias = correction_bias.filter(|[least, _]| !least.is_nan());
         let step_s = all
             .iter()
             .map(|rank| f64::from_bits(rank[0]))
@@ -191,13 +203,14 @@ impl Trainer {
             step,
             loss: outcome.loss,
             aux_loss: outcome.aux_loss,
-            z_loss: 0.0,
+            z_loss: outcome.z_loss,
             grad_norm: outcome.grad_norm,
             lr,
             step_s,
             tokens_per_s: tokens / step_s,
             peak_bytes: Bytes(peak_bytes),
             expert_load: outcome.expert_load,
+            correction_bias,
             fullest,
             dropped: 0,
         })

@@ -1,6 +1,7 @@
 //! Every layout against a single rank, key/value heads shared by TP ranks among them. Of most families
 //! and of pipelines it is layouts drawn from the seed, and every one where asked for (`--ignored`).
 
+use moefold_executor::model::Family;
 use moefold_executor::rank::Context;
 use moefold_executor::train;
 use moefold_executor::transport::World;
@@ -14,12 +15,13 @@ use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped, pla
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
-pub(crate) const DRAWN: [&str; 5] = [
+pub(crate) const DRAWN: [&str; 6] = [
     "qwen2_moe",
     "olmoe",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "llama",
 ];
 
 /// Relative, of the losses of all steps; errors seen are about 2e-8.
@@ -76,7 +78,9 @@ fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
             let mine = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0)?;
             stepper.gradients(cx, &mine)?;
             let mut held = Vec::new();
-            for parameter in &stepper.store.shard.parameters {
+            // Correction biases have no gradients.
+            let trained = stepper.store.shard.parameters.iter();
+            for parameter in trained.filter(|p| p.family != Family::Balance) {
                 for slice in &parameter.slices {
                     // What this rank updates is complete here.
                     let Some((own, _)) = stepper.optimizer.masters(parameter, slice) else {
@@ -240,7 +244,9 @@ fn oracle_every_layout_of_latent_attention_equals_one_rank() {
 #[test]
 fn oracle_layouts_of_other_families_equal_one_rank() {
     for name in DRAWN {
-        check_some(name, 2, 5, 8);
+        // A dense model has fewer.
+        let of = if name == "llama" { 2 } else { 8 };
+        check_some(name, 2, 3, of);
     }
 }
 
@@ -249,7 +255,7 @@ fn oracle_layouts_of_other_families_equal_one_rank() {
 #[ignore = "takes minutes: every layout of every family"]
 fn oracle_every_layout_of_other_families_equals_one_rank() {
     for name in DRAWN {
-        check_all(name, 3, 100);
+        check_all(name, 3, 10);
     }
 }
 
