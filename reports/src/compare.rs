@@ -547,8 +547,11 @@ mod tests {
                 answer.search.feasible[7].layout.dp = 3;
             }),
             (
-                &["plans[0].layout: the moefold stack runs pp up to 1"],
-                |answer| answer.plans[0].stack = moefold_planner::choice::StackName::Moefold,
+                &["plans[0].layout: the moefold stack does not run `precision` fp8"],
+                |answer| {
+                    answer.plans[0].stack = moefold_planner::choice::StackName::Moefold;
+                    answer.plans[0].precision = moefold_profiles::Precision::Fp8;
+                },
             ),
         ];
         for (expected, edit) in cases {
