@@ -309,6 +309,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
         ("--clip", args.clip),
         ("--aux-loss-coef", args.aux_loss_coef),
         ("--min-lr", args.min_lr.unwrap_or(0.0)),
+        ("--mtp-loss-scaling-factor", args.mtp_loss_scaling_factor),
     ];
     for (flag, value) in not_negative {
         if !value.is_finite() || value < 0.0 {
@@ -356,6 +357,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
             clip: (args.clip > 0.0).then_some(args.clip),
         },
         aux_loss_coef: args.aux_loss_coef,
+        mtp_loss_scaling_factor: args.mtp_loss_scaling_factor,
         seed: args.seed,
         init,
         device,

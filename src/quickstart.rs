@@ -114,6 +114,7 @@ pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
         adam: AdamOptions::default(),
         // Without it a few experts take most tokens within some dozens of steps.
         aux_loss_coef: AUX_LOSS_COEF,
+        mtp_loss_scaling_factor: moefold_executor::options::MTP_LOSS_SCALING_FACTOR,
         seed,
         init: Init::Random,
         device: DeviceSpec::CPU,

@@ -4,10 +4,13 @@
 //! ([`crate::step`]). A stage takes token ids or the residual stream and gives the residual stream
 //! or the loss.
 
+mod depth;
+
 use moefold_kernels::Tensor;
 use moefold_kernels::rope::Rope;
 use moefold_planner::model::{Ffn, Mixer, Model};
 
+use self::depth::{Depth, DepthSaved};
 use crate::error::Error;
 use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
@@ -26,6 +29,8 @@ pub struct StageModel {
     embedding: Option<Embedding>,
     blocks: Vec<(u32, Block)>,
     head: Option<Head>,
+    /// Beside the head.
+    depths: Vec<Depth>,
 }
 
 /// A block of a decoder layer, from residual stream to residual stream.
@@ -50,6 +55,8 @@ pub struct Tokens<'a> {
     pub rope: &'a Rope,
     /// Weight of one token's loss in the loss of this data-parallel replica.
     pub loss_scale: f32,
+    /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
+    pub ahead: Vec<[Tensor; 2]>,
 }
 
 /// What a stage gives.
@@ -57,8 +64,9 @@ pub struct Tokens<'a> {
 pub enum StageOutput {
     /// The residual stream `[t, h]`, for the next stage.
     Hidden(Tensor),
-    /// The loss of every token `[T]`, from the last stage.
-    Losses(Tensor),
+    /// The loss of every token `[T]`, from the last stage: of the model, then of each depth of multi-token
+    /// prediction.
+    Losses(Vec<Tensor>),
 }
 
 /// What a stage saves of one microbatch.
@@ -67,6 +75,7 @@ pub struct StageSaved {
     /// With the layer of each.
     blocks: Vec<(u32, BlockSaved)>,
     head: Option<HeadSaved>,
+    depths: Vec<DepthSaved>,
 }
 
 #[derive(Debug)]
@@ -78,22 +87,35 @@ enum BlockSaved {
 }
 
 impl StageModel {
-    /// The modules of some pieces, in the order of a forward pass, on weights of `store`.
-    pub fn new(model: &Model, store: &Store, pieces: &[Piece], aux: Option<AuxLoss>) -> Self {
+    /// The modules of some pieces, in the order of a forward pass, on weights of `store`. `mtp` is the weight of
+    /// the losses of multi-token prediction together.
+    pub fn new(
+        model: &Model,
+        store: &Store,
+        pieces: &[Piece],
+        aux: Option<AuxLoss>,
+        mtp: f64,
+    ) -> Self {
         let eps = model.norm.eps;
         let mut stage = Self {
             embedding: None,
             blocks: Vec::new(),
             head: None,
+            depths: Vec::new(),
         };
         for piece in pieces {
             match *piece {
                 Piece::Embedding => stage.embedding = Some(Embedding::new(store)),
                 Piece::Head => {
                     stage.head = Some(Head::new(store, model.tied_embeddings, eps));
+                    let first = model.layers.len() as u32;
+                    let weight = mtp / model.mtp.len() as f64;
+                    let depths = (first..).take(model.mtp.len());
+                    let depth = |index| Depth::new(model, store, index, aux, weight);
+                    stage.depths = depths.map(depth).collect();
                 }
                 Piece::Mixer(layer) => {
-                    let block = match &model.layers[layer as usize].mixer {
+                    let block = match &model.layer(layer).mixer {
                         Some(Mixer::Gqa(gqa)) => {
                             Block::Attention(Box::new(Attention::new(store, layer, gqa, eps)))
                         }
@@ -107,7 +129,7 @@ impl StageModel {
                     stage.blocks.push((layer, block));
                 }
                 Piece::FeedForward(layer) => {
-                    let block = match &model.layers[layer as usize].ffn {
+                    let block = match &model.layer(layer).ffn {
                         Some(Ffn::Moe(moe)) => {
                             Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, aux)))
                         }
@@ -128,6 +150,16 @@ impl StageModel {
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
         mut routed: impl FnMut(RoutingStats),
+    ) -> Result<(StageOutput, StageSaved), Error> {
+        self.run(cx, input, tokens, &mut routed)
+    }
+
+    fn run(
+        &self,
+        cx: &Context,
+        input: Option<Tensor>,
+        tokens: &Tokens<'_>,
+        routed: &mut dyn FnMut(RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
@@ -160,15 +192,26 @@ impl StageModel {
             x = y;
         }
         cx.recorder.at_layer(None);
-        let Some(head) = &self.head else {
-            return Ok((StageOutput::Hidden(x), StageSaved { blocks, head: None }));
-        };
-        let (losses, saved) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
-        let saved = StageSaved {
+        let mut saved = StageSaved {
             blocks,
-            head: Some(saved),
+            head: None,
+            depths: Vec::new(),
         };
-        Ok((StageOutput::Losses(losses), saved))
+        let Some(head) = &self.head else {
+            return Ok((StageOutput::Hidden(x), saved));
+        };
+        let (losses, of_head) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
+        drop(x);
+        let mut hidden = of_head.normed().clone();
+        saved.head = Some(of_head);
+        let mut all = vec![losses];
+        for (depth, ahead) in self.depths.iter().zip(&tokens.ahead) {
+            let (losses, of_depth) = depth.forward(cx, &hidden, tokens, ahead, routed)?;
+            hidden = of_depth.head.normed().clone();
+            all.push(losses);
+            saved.depths.push(of_depth);
+        }
+        Ok((StageOutput::Losses(all), saved))
     }
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
@@ -181,7 +224,14 @@ impl StageModel {
         saved: StageSaved,
     ) -> Result<Option<Tensor>, Error> {
         let mut dx = match (&self.head, saved.head, doutput) {
-            (Some(head), Some(saved), None) => head.backward(cx, saved)?,
+            (Some(head), Some(of_head), None) => {
+                let mut dhidden = None;
+                let depths = self.depths.iter().zip(&tokens.ahead).zip(saved.depths);
+                for ((depth, ahead), saved) in depths.rev() {
+                    dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
+                }
+                head.backward(cx, of_head, dhidden)?
+            }
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };

@@ -10,7 +10,7 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Layer, Model};
+use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
     Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
 };
@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{LOSS, rotations, sums, upload};
+use crate::step::{loss_at, rotations, sums, upload};
 use crate::store::Store;
 use crate::support;
 
@@ -36,7 +36,7 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
-    /// The pieces of its decoder layers, of alike layers once.
+    /// The pieces of its decoder layers, of alike layers once; those of multi-token prediction are the head's.
     blocks: Vec<model::Piece>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
@@ -44,7 +44,8 @@ pub struct Traced<'a> {
 
 /// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
 /// which know nothing of attention's degrees but tp where an expert is shared, `[ep, etp and tp, local
-/// tokens, rows of the rank's experts, seq_len, precision]`.
+/// tokens, rows of the rank's experts, seq_len, precision]`; of a head with multi-token prediction `[ep, etp
+/// and tp, mbs and cp, rows of the rank's experts, seq_len, precision]`.
 type Sizes = (model::Piece, [u64; 5]);
 
 /// Events of a pass of a piece, about as many as most have.
@@ -129,10 +130,11 @@ impl<'a> Traced<'a> {
             }
         }
         let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
+        let depths = (!model.mtp.is_empty()).then_some(model::Piece::Head);
         Self {
             model,
             gpu,
-            blocks: blocks.collect(),
+            blocks: blocks.chain(depths).collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -149,15 +151,26 @@ impl<'a> Traced<'a> {
     fn answer(&self, site: Site<'_>, piece: model::Piece) -> Arc<Answer> {
         let local = site.local;
         let routed = match piece {
-            model::Piece::FeedForward(layer) => self.model.layers[layer as usize].moe(),
+            model::Piece::FeedForward(layer) => self.model.layer(layer).moe(),
             _ => None,
         };
+        let degrees = |tp: u64| local.ep << 42 | local.etp << 21 | tp;
         let precision = site.precision as u64;
         let sizes = if let Some(moe) = routed {
             let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
-            let degrees = local.ep << 42 | local.etp << 21 | tp;
             let rows = local.expert_rows;
-            [degrees, local.tokens_local, rows, local.seq_len, precision]
+            [
+                degrees(tp),
+                local.tokens_local,
+                rows,
+                local.seq_len,
+                precision,
+            ]
+        } else if piece == model::Piece::Head && !self.model.mtp.is_empty() {
+            // Depths of multi-token prediction are layers with experts too.
+            let tokens = local.mbs << 32 | local.cp;
+            let rows = local.expert_rows;
+            [degrees(local.tp), tokens, rows, local.seq_len, precision]
         } else {
             [local.tp, local.mbs, local.cp, local.seq_len, precision]
         };
@@ -181,10 +194,14 @@ impl<'a> Traced<'a> {
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
-        let stage = StageModel::new(model, &store, &[piece], None);
-        let sums = sums(&cx);
+        let stage = StageModel::new(model, &store, &[piece], None, 0.0);
+        let depths = match piece {
+            model::Piece::Head => model.mtp.len(),
+            _ => 0,
+        };
+        let sums = sums(&cx, depths);
         let rope = match piece {
-            model::Piece::Mixer(_) => {
+            model::Piece::Mixer(_) | model::Piece::Head => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
             _ => rope::table(&cx.device, &(0..0), &[1.0], 1.0),
@@ -199,6 +216,7 @@ impl<'a> Traced<'a> {
             sequences: local.mbs as usize,
             rope: &rope,
             loss_scale: 1.0,
+            ahead: (0..depths).map(|_| [integers(), integers()]).collect(),
         };
         let stream = || {
             let dims = [local.tokens_local as usize, model.hidden as usize];
@@ -214,8 +232,11 @@ impl<'a> Traced<'a> {
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
-            StageOutput::Losses(losses) => {
-                cx.op(Category::Dense, || sums.add_sum(LOSS, 1.0, &losses));
+            StageOutput::Losses(all) => {
+                for (number, losses) in all.iter().enumerate() {
+                    let at = loss_at(number);
+                    cx.op(Category::Dense, || sums.add_sum(at, 1.0, losses));
+                }
                 None
             }
         };
@@ -254,6 +275,18 @@ impl<'a> Traced<'a> {
             Piece::Layer(layer) => blocks(self.model, layer),
         }
     }
+}
+
+/// Final norm and head, and the depths of multi-token prediction: each has its projection whole.
+fn head_with_depths(model: &Model, local: &Local) -> Counts {
+    let mut counts = shard::head(model, local);
+    let depths = shard::mtp(model, local);
+    for (depth, params) in depths.into_iter().zip(count::params(model).mtp) {
+        counts += depth;
+        counts.split -= params.projection.div_ceil(local.tp);
+        counts.replicated += params.projection;
+    }
+    counts
 }
 
 /// The pieces of a decoder layer, as those of the first layer that is alike.
@@ -315,7 +348,7 @@ impl Runtime for Traced<'_> {
             shard: match piece {
                 Piece::Embedding => shard::embedding(model, local),
                 Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => shard::head(model, local),
+                Piece::Head => head_with_depths(model, local),
             },
             ..StageMemory::default()
         };
@@ -378,14 +411,16 @@ impl Traced<'_> {
         let cx = piece_on(device, setting.layout, Assumed::BALANCED, &tape);
         tape.wipe();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
-        let sums = sums(&cx);
+        let depths = self.model.mtp.len();
+        let sums = sums(&cx, depths);
         let fixed = tape.read(Heard::of).account.live();
         let len = local.tokens as usize;
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
-        let uploaded = upload(&cx, len, std::slice::from_ref(&tokens));
+        let size = [local.mbs as usize, local.seq_len as usize];
+        let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded));
         [fixed, microbatch]

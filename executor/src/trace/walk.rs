@@ -12,10 +12,11 @@ use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::optimizer::AdamOptions;
+use crate::options::MTP_LOSS_SCALING_FACTOR;
 use crate::rank::Context;
 use crate::record::Recorder;
 use crate::step::HostTokens;
-use crate::train::Trainer;
+use crate::train::{Trainer, Weights};
 use crate::transport::CollectiveLog;
 
 /// A rank of a layout on a meta device, whose peers do as it does. Everything it does goes on `tape`.
@@ -86,7 +87,12 @@ pub fn step(
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
-    let mut trainer = Trainer::assemble(cx, model, batch.seq_len, adam, aux_loss_coef);
+    // That of multi-token prediction decides nothing that is traced.
+    let losses = Weights {
+        aux: aux_loss_coef,
+        mtp: MTP_LOSS_SCALING_FACTOR,
+    };
+    let mut trainer = Trainer::assemble(cx, model, batch.seq_len, adam, losses);
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

@@ -34,6 +34,7 @@ fn options() -> TrainOptions {
         lr: LearningRate::constant(2e-3),
         adam: AdamOptions::default(),
         aux_loss_coef: 0.0,
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::HuggingFace(fixture()),
         device: DeviceSpec::Cpu {

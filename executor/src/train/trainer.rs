@@ -31,6 +31,15 @@ pub struct Trainer {
     peak_bytes: Bytes,
 }
 
+/// Weights of the losses beside the model's own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Weights {
+    /// Of the load-balancing loss.
+    pub(crate) aux: f64,
+    /// Of the losses of multi-token prediction together.
+    pub(crate) mtp: f64,
+}
+
 impl Trainer {
     /// Allocates the rank's shard and fills it. The model and layout must have passed
     /// [`crate::support::check`].
@@ -41,8 +50,11 @@ impl Trainer {
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
-        let (adam, aux_loss_coef) = (options.adam, options.aux_loss_coef);
-        let mut trainer = Self::assemble(cx, model, seq_len, adam, aux_loss_coef);
+        let losses = Weights {
+            aux: options.aux_loss_coef,
+            mtp: options.mtp_loss_scaling_factor,
+        };
+        let mut trainer = Self::assemble(cx, model, seq_len, options.adam, losses);
         let Stepper {
             store, optimizer, ..
         } = &mut trainer.stepper;
@@ -59,16 +71,16 @@ impl Trainer {
         model: &Model,
         seq_len: u64,
         adam: AdamOptions,
-        aux_loss_coef: f64,
+        losses: Weights,
     ) -> Self {
         let pieces = pieces(model);
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
-        let aux = (aux_loss_coef > 0.0).then(|| AuxLoss {
-            coefficient: aux_loss_coef,
+        let aux = (losses.aux > 0.0).then(|| AuxLoss {
+            coefficient: losses.aux,
             microbatches: cx.layout.microbatches(),
         });
-        let stage = StageModel::new(model, &store, &pieces, aux);
+        let stage = StageModel::new(model, &store, &pieces, aux, losses.mtp);
         let optimizer = ZeroAdam::new(&cx, &store, adam);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
@@ -169,6 +181,7 @@ impl Trainer {
         Ok(StepRecord {
             step,
             loss: outcome.loss,
+            mtp_losses: outcome.mtp_losses,
             aux_loss: outcome.aux_loss,
             z_loss: 0.0,
             grad_norm: outcome.grad_norm,

@@ -10,12 +10,13 @@ use crate::common::{Fixture, Trained, assert_close, degrees};
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
-pub(crate) const DRAWN: [&str; 5] = [
+pub(crate) const DRAWN: [&str; 6] = [
     "qwen2_moe",
     "olmoe",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v3_mtp",
 ];
 
 /// Relative, of the losses of all steps; errors seen are about 2e-8.
@@ -47,6 +48,9 @@ fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -
     for (step, (found, expected)) in trained.steps.iter().zip(&single.steps).enumerate() {
         let what = |value: &str| format!("{} {degrees:?} step {step} {value}", fixture.name);
         assert_close(found.loss, expected.loss, TOLERANCE, &what("loss"));
+        for (found, expected) in found.mtp_losses.iter().zip(&expected.mtp_losses) {
+            assert_close(*found, *expected, TOLERANCE, &what("mtp_losses"));
+        }
         // The norm is a sum of squares over every parameter: its errors add.
         let (found_norm, norm) = (found.grad_norm, expected.grad_norm);
         assert_close(found_norm, norm, 10.0 * TOLERANCE, &what("grad_norm"));

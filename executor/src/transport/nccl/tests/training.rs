@@ -45,6 +45,7 @@ fn options(device: DeviceSpec) -> TrainOptions {
         lr: LearningRate::constant(2e-3),
         adam: AdamOptions::default(),
         aux_loss_coef: 0.01,
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::Random,
         device,
