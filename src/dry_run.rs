@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use moefold_executor::trace;
+use moefold_executor::trace::{self, Traced};
 use moefold_planner::choice::StackName;
 use moefold_planner::plan::Plan;
 use moefold_planner::search;
@@ -33,15 +33,21 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     }
     let costs = Costs::for_cluster(&plan.cluster, &[]);
     let aux_loss_coef = args.train.aux_loss_coef;
+    let layout = plan.layout().map_err(|broken| {
+        let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+        Failure::Request(anyhow!("{}: {}", args.plan.display(), broken.join("; ")))
+    })?;
     let walked = match plan.planned.stack {
         StackName::Moefold => {
-            trace::dry_run(&plan, rank, aux_loss_coef, &costs).map_err(failure)?
+            let starts = if layout.pp() > 1 {
+                let runtime = Traced::new(&plan.model, &plan.cluster);
+                search::starts(&plan, &layout, rank, &costs, &runtime).map_err(Failure::request)?
+            } else {
+                Vec::new()
+            };
+            trace::dry_run(&plan, rank, aux_loss_coef, &costs, &starts).map_err(failure)?
         }
         StackName::Megatron => {
-            let layout = plan.layout().map_err(|broken| {
-                let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
-                Failure::Request(anyhow!("{}: {}", args.plan.display(), broken.join("; ")))
-            })?;
             search::walk(&plan, &layout, rank, &costs, &Declared).map_err(Failure::request)?
         }
     };

@@ -17,6 +17,7 @@ use std::ops::Range;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::Model;
+use moefold_planner::schedule::Stage;
 
 use self::declare::Declaration;
 use crate::weights::{GlobalTensor, Region};
@@ -167,8 +168,11 @@ pub struct Parameter {
     pub slices: Vec<Slice>,
     /// How TP ranks relate to it.
     pub spread: Spread,
-    /// Whether this rank is the one of its TP group that counts it in sums over the model.
+    /// Whether this rank is the one of its TP group, and of the ends of its pipeline, that counts it in sums
+    /// over the model.
     pub counted: bool,
+    /// Whether the other end of the pipeline has it too, and a part of its gradient: a tied embedding.
+    pub at_both_ends: bool,
 }
 
 impl Parameter {
@@ -221,12 +225,20 @@ pub enum Piece {
 
 /// The pieces of a model, in the order of a forward pass.
 pub fn pieces(model: &Model) -> Vec<Piece> {
-    let mut all = vec![Piece::Embedding];
-    for (index, layer) in (0..).zip(&model.layers) {
+    pieces_of(model, &[(0..model.layers.len() as u32).collect()], Stage(0))
+}
+
+/// The same of one pipeline stage; `stages` are the layers of all of them.
+pub fn pieces_of(model: &Model, stages: &[Vec<u32>], stage: Stage) -> Vec<Piece> {
+    let number = stage.0 as usize;
+    let mut all = Vec::new();
+    all.extend((number == 0).then_some(Piece::Embedding));
+    for &index in &stages[number] {
+        let layer = &model.layers[index as usize];
         all.extend(layer.mixer.is_some().then_some(Piece::Mixer(index)));
         all.extend(layer.ffn.is_some().then_some(Piece::FeedForward(index)));
     }
-    all.push(Piece::Head);
+    all.extend((number + 1 == stages.len()).then_some(Piece::Head));
     all
 }
 

@@ -4,7 +4,7 @@
 //! over all tokens of the step, so both are scaled by `1 / (DP * CP)` (Megatron-Core: an expert's
 //! gradient already holds the tokens of every rank that sends to it). The global norm counts every
 //! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
-//! first of them. Weights of f32 are their own masters; of narrower weights every shard has masters in
+//! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of narrower weights every shard has masters in
 //! f32, which begin as the initial values before rounding and are what is saved at the end.
 
 use std::ops::Range;
@@ -198,6 +198,7 @@ impl ZeroAdam {
 
     /// Sums the gradients over their groups, so that every shard is complete.
     pub fn reduce_gradients(&self, cx: &Context, store: &Store) -> Result<(), Error> {
+        sum_over_ends(cx, store)?;
         sum_over_tp(cx, store)?;
         let mut pending: Vec<Pending> = Vec::new();
         for family in self.families.iter().filter(|f| !f.group.is_solo()) {
@@ -311,6 +312,21 @@ impl FamilyShard {
 /// Both families' gradients are sums over data-parallel replicas of means over their tokens.
 fn gradient_scale(cx: &Context) -> f64 {
     1.0 / f64::from(cx.layout.dp() * cx.layout.cp())
+}
+
+/// Completes the gradients of what both ends of a pipeline hold: each has seen its own use of it.
+fn sum_over_ends(cx: &Context, store: &Store) -> Result<(), Error> {
+    if cx.ends.is_solo() {
+        return Ok(());
+    }
+    let both = store.shard.family(Family::Dense);
+    for parameter in both.filter(|parameter| parameter.at_both_ends) {
+        let grads = view(&store.flat(Family::Dense).grads, &parameter.range());
+        cx.comm(Category::DpComm, "all_reduce", || {
+            cx.ends.all_reduce(&grads)
+        })?;
+    }
+    Ok(())
 }
 
 /// Completes the gradients of what TP ranks hold in common: each has seen its own tokens or heads.

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use moefold_kernels::Device;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
+use moefold_planner::schedule;
 use moefold_profiles::trace::Category;
 
 use crate::model::Family;
@@ -42,8 +43,72 @@ pub struct Context {
     pub dp_cp: Communicator,
     /// Replicas of the experts held here.
     pub edp: Communicator,
+    /// Pipeline ranks, for the outputs of stages on their way to the next.
+    pub activations: Communicator,
+    /// The same ranks, for the gradients of these outputs on their way back.
+    pub gradients: Communicator,
+    /// The first and the last pipeline rank, where this is one of them.
+    pub ends: Communicator,
     /// All ranks of the run.
     pub world: Communicator,
+}
+
+/// A communicator that a rank is to have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted {
+    /// Of all ranks.
+    Everyone,
+    /// Of a group.
+    Group(GroupKind),
+    /// For messages from pipeline ranks to those with the next stages, or back.
+    Messages { back: bool },
+    /// Of the first and the last pipeline rank.
+    Ends,
+}
+
+impl Wanted {
+    /// The kind of group that it is of or lies within; none of all ranks.
+    pub(crate) fn kind(self) -> Option<GroupKind> {
+        match self {
+            Self::Everyone => None,
+            Self::Group(kind) => Some(kind),
+            Self::Messages { .. } | Self::Ends => Some(GroupKind::Pp),
+        }
+    }
+
+    /// As traces call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Everyone => "world",
+            Self::Group(kind) => kind.name(),
+            Self::Messages { .. } => GroupKind::Pp.name(),
+            Self::Ends => "ends",
+        }
+    }
+
+    /// Its members, of which `rank` is one.
+    pub(crate) fn ranks(self, layout: &Layout, rank: u32) -> Vec<u32> {
+        match self {
+            Self::Everyone => (0..layout.gpus()).collect(),
+            Self::Group(kind) => mesh::group_of(layout, kind, rank),
+            Self::Messages { .. } => mesh::group_of(layout, GroupKind::Pp, rank),
+            Self::Ends => mesh::ends_of(layout, rank),
+        }
+    }
+
+    /// Where it is for messages alone, the members that send and receive them.
+    pub(crate) fn lines(self, layout: &Layout) -> Option<Vec<[usize; 2]>> {
+        let Self::Messages { back } = self else {
+            return None;
+        };
+        let pairs = schedule::neighbours(layout).into_iter();
+        let pairs = pairs.map(|pair| pair.map(|member| member as usize));
+        Some(
+            pairs
+                .map(|[from, to]| if back { [to, from] } else { [from, to] })
+                .collect(),
+        )
+    }
 }
 
 impl Context {
@@ -53,10 +118,12 @@ impl Context {
         let collectives = CollectiveLog::default();
         let waited_ns = ranks.waited_ns();
         let ranks = &ranks.on(&device).noting(&collectives);
-        let everyone: Vec<u32> = (0..ranks.ranks()).collect();
-        let group = |kind: Option<GroupKind>, name: &str| match kind {
-            Some(kind) => ranks.communicator(name, &mesh::group_of(layout, kind, rank)),
-            None => ranks.communicator(name, &everyone),
+        let group = |wanted: Wanted| {
+            let (name, members) = (wanted.name(), wanted.ranks(layout, rank));
+            match wanted.lines(layout) {
+                Some(lines) => ranks.lines(name, &members, &lines),
+                None => ranks.communicator(name, &members),
+            }
         };
         Self::with_groups(
             rank,
@@ -69,18 +136,21 @@ impl Context {
         )
     }
 
-    /// A rank whose communicators `group` makes, by kind and name; of all ranks where no kind is said.
+    /// A rank whose communicators `group` makes.
     pub(crate) fn with_groups(
         rank: u32,
         layout: &Layout,
         device: Device,
         recorder: Recorder,
         collectives: CollectiveLog,
-        group: &dyn Fn(Option<GroupKind>, &str) -> Communicator,
+        group: &dyn Fn(Wanted) -> Communicator,
         waited_ns: Rc<Cell<u64>>,
     ) -> Self {
-        let everyone = group(None, "world");
-        let group = |kind, name| group(Some(kind), name);
+        let everyone = group(Wanted::Everyone);
+        let messages = |back| group(Wanted::Messages { back });
+        let (activations, gradients) = (messages(false), messages(true));
+        let ends = group(Wanted::Ends);
+        let group = |kind| group(Wanted::Group(kind));
         Self {
             rank,
             layout: *layout,
@@ -89,12 +159,15 @@ impl Context {
             device,
             waited_ns,
             collectives,
-            tp: group(GroupKind::Tp, "tp"),
-            ep: group(GroupKind::Ep, "ep"),
-            etp: group(GroupKind::Etp, "etp"),
-            tp_ep: group(GroupKind::TpEp, "tp-ep"),
-            dp_cp: group(GroupKind::DpCp, "dp-cp"),
-            edp: group(GroupKind::Edp, "edp"),
+            tp: group(GroupKind::Tp),
+            ep: group(GroupKind::Ep),
+            etp: group(GroupKind::Etp),
+            tp_ep: group(GroupKind::TpEp),
+            dp_cp: group(GroupKind::DpCp),
+            edp: group(GroupKind::Edp),
+            activations,
+            gradients,
+            ends,
             world: everyone,
         }
     }

@@ -6,7 +6,8 @@
 //! a layer says what their time counts as ([`Recorder::counting`]). A recorder that is off costs one branch a
 //! span. Spans may nest; [`Recorder::end_step`] counts each moment once, for the innermost span, and what no
 //! span covers for the host, so the categories of a step sum to its wall time. What passes until the last rank
-//! comes to a collective counts as [`Category::Waiting`]. It measures time only; bytes are the device's
+//! comes to a collective counts as [`Category::Waiting`], and until a message of another pipeline rank is there
+//! as [`Category::Bubble`]. It measures time only; bytes are the device's
 //! business.
 //!
 //! Where ranks outnumber cores ([`Recorder::stretched`]), wall time says little of a span: the rank may have had
@@ -29,6 +30,7 @@ use std::time;
 use moefold_kernels::observe::{Allocation, Observer};
 use moefold_kernels::{Device, Op};
 use moefold_planner::walk::Event as Walked;
+use moefold_profiles::CollectiveKind;
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TraceSpan};
 use moefold_profiles::units::{Instant, Seconds};
@@ -77,6 +79,8 @@ struct Inner {
     /// Waits for other ranks.
     meetings: RefCell<Vec<Meeting>>,
     waited_ns: Cell<u64>,
+    /// What of them was for messages of other pipeline ranks.
+    bubble_ns: Cell<u64>,
     /// Waits that belong to the next collective.
     carried_ns: Cell<u64>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
@@ -127,6 +131,7 @@ impl Recorder {
             keys: RefCell::default(),
             meetings: RefCell::default(),
             waited_ns: Cell::default(),
+            bubble_ns: Cell::default(),
             carried_ns: Cell::default(),
             host_reads: RefCell::default(),
             queued: None,
@@ -298,6 +303,7 @@ impl Recorder {
             inner.keys.borrow_mut().clear();
             inner.meetings.borrow_mut().clear();
             inner.waited_ns.set(0);
+            inner.bubble_ns.set(0);
             inner.carried_ns.set(0);
             inner.host_reads.borrow_mut().clear();
             inner.step_start_ns.set(inner.clock.wall_ns());
@@ -426,6 +432,14 @@ impl Inner {
         let own = |waited_ns| if self.clock.is_shared() { 0 } else { waited_ns };
         self.nested_ns.set(self.nested_ns.get() + own(waited_ns));
         self.waited_ns.set(self.waited_ns.get() + waited_ns);
+        let mut all = noted.started.iter().chain(&noted.awaited);
+        if all.any(|one| one.collective.kind == CollectiveKind::SendRecv) {
+            // Who waits for a message waits for work, and meets nobody: ranks of another stage are not those
+            // of a collective.
+            self.bubble_ns.set(self.bubble_ns.get() + waited_ns);
+            self.met_ns.set(self.met_ns.get() + own(waited_ns));
+            return;
+        }
         let carried_ns = self.carried_ns.take() + waited_ns;
         let Some(awaited) = noted.awaited.first() else {
             // Ranks also meet where no key tells of it, as for the counts before tokens are exchanged: what
@@ -461,7 +475,10 @@ impl Inner {
         } else {
             (blocked, result.step.0 - blocked)
         };
-        result.time.add(Category::Waiting, Seconds(waited));
+        let bubble = seconds(self.bubble_ns.get()).0;
+        let bubble = waited * (bubble / blocked.max(bubble).max(f64::MIN_POSITIVE));
+        result.time.add(Category::Bubble, Seconds(bubble));
+        result.time.add(Category::Waiting, Seconds(waited - bubble));
         result.time.add(Category::Host, Seconds(own - covered));
         for (&key, sum) in self.keys.borrow().iter() {
             let time = result.keys.entry(key).or_default();

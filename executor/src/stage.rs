@@ -143,13 +143,13 @@ impl StageModel {
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `routed` is called with each MoE layer's statistics, in order.
+    /// there is one. `routed` is called with each MoE layer and its statistics, in order.
     pub fn forward(
         &self,
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
-        mut routed: impl FnMut(RoutingStats),
+        mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         self.run(cx, input, tokens, &mut routed)
     }
@@ -159,7 +159,7 @@ impl StageModel {
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
-        routed: &mut dyn FnMut(RoutingStats),
+        routed: &mut dyn FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
@@ -184,7 +184,7 @@ impl StageModel {
                 }
                 Block::Sparse(moe) => {
                     let (y, saved, stats) = moe.forward(cx, &x)?;
-                    routed(stats);
+                    routed(*layer, stats);
                     (y, BlockSaved::Sparse(Box::new(saved)))
                 }
             };

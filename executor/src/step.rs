@@ -3,7 +3,11 @@
 //! The order of work is data: this module does what each [`Action`] says and decides nothing. What a
 //! stage saves between an action's forward and its backward is an explicit value here, by stage and
 //! microbatch. Losses and the gradient's norm stay on the device, where the update reads them, until
-//! the step has been asked for in full: within a step only row counts come to the host. Sends and receives between pipeline ranks are refused by [`crate::support`] so far.
+//! the step has been asked for in full: within a step only row counts come to the host.
+//!
+//! Between stages of different ranks the residual stream and its gradient are messages. A send waits for
+//! nobody; what was sent stays until the next message of its direction, or until gradients are reduced, so
+//! that how much memory messages take does not depend on when they are received.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +26,7 @@ use crate::rank::Context;
 use crate::rotary::Rotation;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
+use crate::transport::Pending;
 
 /// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,12 +67,26 @@ pub struct Stepper {
     sums: Scalars,
     seq_len: usize,
     sequences: usize,
+    hidden: usize,
+    /// MoE layers of the model, with their experts; those of multi-token prediction last.
+    routers: Vec<(u32, usize)>,
     /// Depths of multi-token prediction.
     depths: usize,
     /// Layers with experts beside those.
     moe_layers: usize,
     /// See [`Stepper::peaked`].
-    peaked: Option<Vec<Vec<u64>>>,
+    peaked: Option<Microbatch>,
+    /// See [`Stepper::exchanged`].
+    exchanged: Vec<Vec<Vec<u64>>>,
+}
+
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    /// The residual stream, to the next stage.
+    Forward,
+    /// Its gradient, to the stage before.
+    Backward,
 }
 
 /// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, the squares of the
@@ -118,15 +137,19 @@ pub(crate) fn sums(cx: &Context, depths: usize) -> Scalars {
 #[derive(Debug, Default)]
 struct Progress {
     saved: BTreeMap<(Stage, Microbatch), StageSaved>,
+    /// The residual stream or its gradient, between a message and a pass.
+    between: BTreeMap<(Stage, Microbatch), Tensor>,
+    /// The last message that was sent, by direction.
+    sent: [Option<(Pending, Tensor)>; 2],
     /// By microbatch.
     tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
-    /// Of microbatches under way, tokens sent to each expert by the ranks that exchange tokens.
-    exchanged: BTreeMap<Microbatch, Vec<Vec<u64>>>,
-    /// The rank's peak so far, and the exchange of the microbatch that came to it.
+    /// By microbatch, tokens sent to each expert by the ranks that exchange tokens.
+    exchanged: Vec<Vec<Vec<u64>>>,
+    /// The rank's peak so far, and the microbatch that came to it.
     peak: Bytes,
-    peaked: Option<Vec<Vec<u64>>>,
+    peaked: Option<Microbatch>,
     reduced_stages: usize,
 }
 
@@ -183,9 +206,12 @@ impl Stepper {
             sums: sums(cx, model.mtp.len()),
             seq_len,
             sequences,
+            hidden: model.hidden as usize,
+            routers: routers(model),
             depths: model.mtp.len(),
             moe_layers: model.num_moe_layers(),
             peaked: None,
+            exchanged: Vec::new(),
         }
     }
 
@@ -205,18 +231,23 @@ impl Stepper {
                 self.accumulate(cx, &mut progress, action)?;
             }
         }
-        self.peaked = progress.peaked;
         assert!(
-            progress.saved.is_empty(),
+            progress.saved.is_empty() && progress.between.is_empty(),
             "a schedule runs every forward backward"
         );
+        (self.peaked, self.exchanged) = (progress.peaked, progress.exchanged);
         Ok(outcome.expect("a schedule ends in an optimizer step"))
     }
 
-    /// Of the last microbatch of the last step in which the memory of this rank came to a new peak, where one
-    /// did: tokens sent to each expert by the ranks that exchange tokens with it `[MoE layers, experts]`.
-    pub fn peaked(&self) -> Option<&Vec<Vec<u64>>> {
-        self.peaked.as_ref()
+    /// The last microbatch of the last step in which the memory of this rank came to a new peak, where one did.
+    pub fn peaked(&self) -> Option<Microbatch> {
+        self.peaked
+    }
+
+    /// Of a microbatch of the last step, tokens sent to each expert by the ranks that exchange tokens with this
+    /// one `[MoE layers, experts]`; none in layers of other stages.
+    pub fn exchanged(&self, microbatch: Microbatch) -> &[Vec<u64>] {
+        &self.exchanged[microbatch.0 as usize][..self.moe_layers]
     }
 
     /// Runs one step up to the update: leaves the gradients in the store, each shard complete where
@@ -236,8 +267,12 @@ impl Stepper {
     /// A step without any action done: nothing summed, its tokens on their way to the device.
     fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Progress {
         self.sums.clear();
+        let routers = self.routers.iter();
+        let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
         Progress {
             tokens: self.upload(cx, microbatches),
+            exchanged: vec![none.clone(); microbatches.len()],
+            load: none,
             peak: cx.device.memory().peak_total(),
             ..Progress::default()
         }
@@ -260,16 +295,31 @@ impl Stepper {
                 let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
                 let saved = progress.saved.remove(&(stage, microbatch));
                 let saved = saved.expect("a schedule runs a stage forward before backward");
-                self.stages[&stage].backward(cx, None, &tokens, saved)?;
-                let exchanged = progress.exchanged.remove(&microbatch);
+                let dy = progress.between.remove(&(stage, microbatch));
+                let dx = self.stages[&stage].backward(cx, dy, &tokens, saved)?;
+                let dx = dx.map(|dx| ((stage, microbatch), dx));
+                progress.between.extend(dx);
                 let peak = cx.device.memory().peak_total();
                 if peak > progress.peak {
-                    (progress.peak, progress.peaked) = (peak, exchanged);
+                    (progress.peak, progress.peaked) = (peak, Some(microbatch));
                 }
                 Ok(())
             }
+            Action::RecvActivation(stage, microbatch) => {
+                self.receive(cx, progress, Direction::Forward, (stage, microbatch))
+            }
+            Action::SendActivation(stage, microbatch) => {
+                Self::send(cx, progress, Direction::Forward, (stage, microbatch))
+            }
+            Action::RecvGradient(stage, microbatch) => {
+                self.receive(cx, progress, Direction::Backward, (stage, microbatch))
+            }
+            Action::SendGradient(stage, microbatch) => {
+                Self::send(cx, progress, Direction::Backward, (stage, microbatch))
+            }
             Action::ReduceGradients(_) => {
                 cx.recorder.at_microbatch(None);
+                Self::settle(cx, &mut progress.sent)?;
                 // The flat buffers hold all stages of the rank, so the last one reduces them.
                 progress.reduced_stages += 1;
                 if progress.reduced_stages == self.stages.len() {
@@ -278,13 +328,64 @@ impl Stepper {
                 Ok(())
             }
             Action::OptimizerStep => unreachable!("an update is not an accumulation"),
-            Action::RecvActivation(..)
-            | Action::SendActivation(..)
-            | Action::RecvGradient(..)
-            | Action::SendGradient(..) => {
-                unreachable!("support::check refuses plans with a pipeline")
-            }
         }
+    }
+
+    /// Takes what a stage is to begin a pass with from the pipeline rank that has it.
+    fn receive(
+        &self,
+        cx: &Context,
+        progress: &mut Progress,
+        direction: Direction,
+        (stage, microbatch): (Stage, Microbatch),
+    ) -> Result<(), Error> {
+        cx.recorder.at_microbatch(Some(microbatch.0));
+        let rows = self.sequences * self.seq_len / cx.tp.size();
+        let (dtype, dims) = (cx.device.dtype(), [rows, self.hidden]);
+        let tensor = cx.device.empty(TensorClass::Activations, dtype, &dims);
+        let (group, from) = match direction {
+            Direction::Forward => (&cx.activations, stage.0 - 1),
+            Direction::Backward => (&cx.gradients, stage.0 + 1),
+        };
+        let from = from as usize % group.size();
+        cx.comm(Category::PpComm, "send_recv", || {
+            group.receive(&tensor, from)
+        })?;
+        progress.between.insert((stage, microbatch), tensor);
+        Ok(())
+    }
+
+    /// Sends what a pass of a stage gave to the pipeline rank that goes on with it.
+    fn send(
+        cx: &Context,
+        progress: &mut Progress,
+        direction: Direction,
+        (stage, microbatch): (Stage, Microbatch),
+    ) -> Result<(), Error> {
+        cx.recorder.at_microbatch(Some(microbatch.0));
+        let tensor = progress.between.remove(&(stage, microbatch));
+        let tensor = tensor.expect("a schedule sends what a pass gave");
+        let (group, to) = match direction {
+            Direction::Forward => (&cx.activations, stage.0 + 1),
+            Direction::Backward => (&cx.gradients, stage.0 - 1),
+        };
+        let to = to as usize % group.size();
+        let sent = &mut progress.sent[direction as usize];
+        Self::settle(cx, std::slice::from_mut(sent))?;
+        let pending = cx.comm(Category::PpComm, "send_recv", || {
+            group.start_send(&tensor, to)
+        })?;
+        *sent = Some((pending, tensor));
+        Ok(())
+    }
+
+    /// Lets go of messages once they have left.
+    fn settle(cx: &Context, sent: &mut [Option<(Pending, Tensor)>]) -> Result<(), Error> {
+        for (pending, tensor) in sent.iter_mut().filter_map(Option::take) {
+            cx.comm(Category::PpComm, "send_recv", || pending.wait())?;
+            drop(tensor);
+        }
+        Ok(())
     }
 
     /// The optimizer's step on complete gradients, and what all ranks are to know of the step.
@@ -304,15 +405,33 @@ impl Stepper {
         Ok(outcome)
     }
 
-    /// Runs the rank's stages forward on one microbatch and gives the routing of each MoE layer, in order:
-    /// for tests.
-    pub fn routing(&self, cx: &Context, tokens: &HostTokens) -> Result<Vec<RoutingStats>, Error> {
-        let tokens = self.upload(cx, std::slice::from_ref(tokens));
-        let tokens = self.tokens(cx, &tokens[0]);
+    /// Runs the rank's stages forward and gives the routing of each MoE layer and microbatch, in the order of a
+    /// step: for tests.
+    pub fn routing(
+        &self,
+        cx: &Context,
+        microbatches: &[HostTokens],
+    ) -> Result<Vec<RoutingStats>, Error> {
+        let mut progress = self.begin(cx, microbatches);
         let mut all = Vec::new();
-        for stage in self.stages.values() {
-            stage.forward(cx, None, &tokens, |stats| all.push(stats))?;
+        for &action in &self.actions {
+            match action {
+                Action::RecvActivation(..) | Action::SendActivation(..) => {
+                    self.accumulate(cx, &mut progress, action)?;
+                }
+                Action::Forward(stage, microbatch) => {
+                    let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+                    let input = progress.between.remove(&(stage, microbatch));
+                    let routed = |_, stats| all.push(stats);
+                    let (output, _) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
+                    if let StageOutput::Hidden(output) = output {
+                        progress.between.insert((stage, microbatch), output);
+                    }
+                }
+                _ => {}
+            }
         }
+        Self::settle(cx, &mut progress.sent)?;
         Ok(all)
     }
 
@@ -323,19 +442,14 @@ impl Stepper {
         stage: Stage,
         microbatch: Microbatch,
     ) -> Result<(), Error> {
-        let mut layer = 0;
-        let exchanged = progress.exchanged.entry(microbatch).or_default();
+        let exchanged = &mut progress.exchanged[microbatch.0 as usize];
         let load = &mut progress.load;
-        let routed = |stats: RoutingStats| {
-            if load.len() == layer {
-                load.push(vec![0; stats.load.len()]);
-            }
-            let sums = load[layer].iter_mut();
+        let routed = |layer: u32, stats: RoutingStats| {
+            let router = self.routers.iter().position(|(routed, _)| *routed == layer);
+            let router = router.expect("a MoE layer of the model");
+            let sums = load[router].iter_mut();
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
-            // Depths of multi-token prediction come last.
-            if exchanged.len() < self.moe_layers {
-                exchanged.push(stats.exchanged);
-            }
+            exchanged[router] = stats.exchanged;
             if let Some(Balance {
                 score_sums,
                 gradient,
@@ -347,10 +461,10 @@ impl Stepper {
                         .add_products(AUX_LOSS, factor, score_sums, gradient);
                 });
             }
-            layer += 1;
         };
         let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
-        let (output, saved) = self.stages[&stage].forward(cx, None, &tokens, routed)?;
+        let input = progress.between.remove(&(stage, microbatch));
+        let (output, saved) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
         progress.saved.insert((stage, microbatch), saved);
         match output {
             // TP ranks compute the same losses; one of them accounts for them.
@@ -362,7 +476,9 @@ impl Stepper {
                 }
             }
             StageOutput::Losses(_) => {}
-            StageOutput::Hidden(_) => unreachable!("support::check refuses plans with a pipeline"),
+            StageOutput::Hidden(output) => {
+                progress.between.insert((stage, microbatch), output);
+            }
         }
         Ok(())
     }
@@ -426,6 +542,15 @@ impl Stepper {
             ahead: tokens.ahead.clone(),
         }
     }
+}
+
+/// The MoE layers of a model with their experts, then those of multi-token prediction.
+fn routers(model: &Model) -> Vec<(u32, usize)> {
+    let layers = model.layers.iter().chain(&model.mtp);
+    (0..)
+        .zip(layers)
+        .filter_map(|(index, layer)| Some((index, layer.moe()?.experts as usize)))
+        .collect()
 }
 
 /// Rotations of `sequences` sequences, each from position 0.

@@ -61,8 +61,7 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
 
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
-    let pipeline = degrees.pp > 1 || degrees.vpp > 1;
-    let interleaved = !pipeline && plan.pipeline.schedule == ScheduleName::Interleaved;
+    let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
         (
@@ -70,13 +69,6 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             format!(
                 "context parallelism is not implemented, found cp={}, use cp=1",
                 degrees.cp
-            ),
-        ),
-        (
-            pipeline,
-            format!(
-                "pipeline parallelism is not implemented, found pp={} vpp={}, use pp=1 vpp=1",
-                degrees.pp, degrees.vpp
             ),
         ),
         (
@@ -186,13 +178,12 @@ mod tests {
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
         asked.layout.cp = 2;
-        asked.layout.pp = 4;
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("four reasons");
-        assert_eq!(refused.reasons.len(), 4, "{refused}");
-        for part in ["cp=2", "pp=4", "bf16", "deepep"] {
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("three reasons");
+        assert_eq!(refused.reasons.len(), 3, "{refused}");
+        for part in ["cp=2", "bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
     }

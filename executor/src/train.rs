@@ -94,6 +94,7 @@ pub fn run_in(
     }
     let (weights, fingerprint) = begin(model, batch, options, samples)?;
     let collector = Collector::new();
+    let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
         let stretch = options.device.stretch(rank.local_ranks());
         let recorder = rank.recorder().stretched(stretch);
@@ -104,7 +105,7 @@ pub fn run_in(
             saved.verify(&cx.world)?;
         }
         let saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
-        let mut trainer = Trainer::new(cx, model, batch.seq_len, options, &weights)?;
+        let mut trainer = Trainer::new(cx, model, stages, batch.seq_len, options, &weights)?;
         let report = |record: &StepRecord| {
             if rank.rank() == 0 {
                 on_step(record);

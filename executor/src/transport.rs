@@ -95,13 +95,31 @@ pub enum Exchange {
         /// Member index of the sender.
         root: usize,
     },
+    /// `tensor` goes to member `to`, which receives it. Messages between two members come in the order
+    /// they were sent in; nobody waits for their receiver.
+    Send {
+        /// In.
+        tensor: Tensor,
+        /// Member index of the receiver.
+        to: usize,
+    },
+    /// `tensor` becomes the next one that member `from` sends this member.
+    Receive {
+        /// Out.
+        tensor: Tensor,
+        /// Member index of the sender.
+        from: usize,
+    },
 }
 
 impl Exchange {
     /// The tensor that this member sends from, or would.
     fn tensor(&self) -> &Tensor {
         match self {
-            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => tensor,
+            Self::AllReduce { tensor, .. }
+            | Self::Broadcast { tensor, .. }
+            | Self::Send { tensor, .. }
+            | Self::Receive { tensor, .. } => tensor,
             Self::AllGather { src, .. }
             | Self::ReduceScatter { src, .. }
             | Self::AllToAll { src, .. } => src,
@@ -116,6 +134,7 @@ impl Exchange {
             Self::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
             Self::AllToAll { .. } => CollectiveKind::AllToAll,
             Self::Broadcast { .. } => CollectiveKind::Broadcast,
+            Self::Send { .. } | Self::Receive { .. } => CollectiveKind::SendRecv,
         }
     }
 
@@ -127,7 +146,10 @@ impl Exchange {
     /// The rank's full buffer, as [`Collective`] counts it.
     fn full(&self) -> &Tensor {
         match self {
-            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => tensor,
+            Self::AllReduce { tensor, .. }
+            | Self::Broadcast { tensor, .. }
+            | Self::Send { tensor, .. }
+            | Self::Receive { tensor, .. } => tensor,
             Self::AllGather { dst, .. } => dst,
             Self::ReduceScatter { src, .. } | Self::AllToAll { src, .. } => src,
         }
@@ -270,8 +292,8 @@ impl fmt::Debug for Pending {
 
 /// What carries the collectives of one group of two or more ranks, seen from one member.
 ///
-/// Members call in the same order; that is how a call finds its counterparts. Shapes were checked
-/// by the [`Communicator`]. Starting never waits for another rank, and started collectives may be
+/// Members call collectives in the same order; that is how a call finds its counterparts. A message finds
+/// its own by the order among those between the two. Shapes were checked by the [`Communicator`]. Starting never waits for another rank, and started collectives may be
 /// awaited in any order.
 pub trait Transport: fmt::Debug {
     /// Starts a collective on tensors.

@@ -8,13 +8,21 @@ use moefold_planner::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, P
 use moefold_profiles::trace::TimeByCategory;
 use moefold_profiles::{ByClass, Precision};
 
-/// A layout without pipeline on this executor; every prediction is zero.
+/// A layout on this executor, with about as many layers in each stage; every prediction is zero.
 pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
+    let (layers, stages) = (model.layers.len() as u32, layout.pp * layout.vpp);
+    let cut = |stage| layers * stage / stages;
     PlannedLayout {
         layout,
         pipeline: Pipeline {
-            schedule: ScheduleName::None,
-            stages: vec![(0..model.layers.len() as u32).collect()],
+            schedule: match (layout.pp, layout.vpp) {
+                (1, _) => ScheduleName::None,
+                (_, 1) => ScheduleName::OneFOneB,
+                _ => ScheduleName::Interleaved,
+            },
+            stages: (0..stages)
+                .map(|stage| (cut(stage)..cut(stage + 1)).collect())
+                .collect(),
         },
         dispatcher: Dispatcher::Alltoall,
         recompute: Recompute::None,
@@ -31,7 +39,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
             mfu: 0.0,
             peak_gib: 0.0,
             memory_gib: ByClass::default(),
-            memory_gib_by_pp_rank: vec![0.0],
+            memory_gib_by_pp_rank: vec![0.0; layout.pp as usize],
             time_s: TimeByCategory::default(),
             busy_s: BTreeMap::new(),
             calls: BTreeMap::new(),

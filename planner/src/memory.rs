@@ -24,12 +24,15 @@ pub struct Occupancy {
     pub chunk: usize,
     /// Whether its backward runs.
     pub backward: bool,
+    /// Directions that the rank has sent a message in before.
+    pub sent: u32,
 }
 
 impl Occupancy {
     fn dominates(&self, other: &Self) -> bool {
         self.chunk == other.chunk
             && self.backward == other.backward
+            && self.sent >= other.sent
             && self.live.iter().zip(&other.live).all(|(a, b)| a >= b)
     }
 }
@@ -46,6 +49,8 @@ pub fn occupancies(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Occupancy>
 fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
     let chunk_of = |stage: Stage| (stage.0 / pp) as usize;
     let mut live = vec![0_u32; vpp as usize];
+    // Forward and back.
+    let mut sent = [0, 0];
     let mut worst: Vec<Occupancy> = Vec::new();
     let mut see = |occupancy: Occupancy| {
         if !worst.iter().any(|known| known.dominates(&occupancy)) {
@@ -62,6 +67,7 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
                     live: live.clone(),
                     chunk,
                     backward: false,
+                    sent: sent.iter().sum(),
                 });
             }
             Action::Backward(stage, _) => {
@@ -70,9 +76,12 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
                     live: live.clone(),
                     chunk,
                     backward: true,
+                    sent: sent.iter().sum(),
                 });
                 live[chunk] -= 1;
             }
+            Action::SendActivation(..) => sent[0] = 1,
+            Action::SendGradient(..) => sent[1] = 1,
             _ => {}
         }
     }
@@ -119,17 +128,20 @@ pub fn state(
     rank
 }
 
-/// Adds the worst instant of a step to what a rank holds throughout. `update` is the highest of what
-/// follows the last backward pass.
+/// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
+/// them. `message` is what a message that was sent holds until the next one of its direction.
 pub fn at_worst_instant(
     rank: ByClass<Bytes>,
     stages: &[StageMemory],
     occupancies: &[Occupancy],
-    update: Level,
+    message: Level,
 ) -> ByClass<Bytes> {
+    let update = stages.iter().map(|stage| stage.update);
+    let update = update.fold(Level::default(), Level::higher);
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
         let live = stages.iter().zip(&occupancy.live);
-        let kept = live.fold(Level::default(), |sum, (stage, &live)| {
+        let sent = message * i64::from(occupancy.sent);
+        let kept = live.fold(sent, |sum, (stage, &live)| {
             sum + stage.passes.saved * i64::from(live)
         });
         worst.higher(kept + stages[occupancy.chunk].running(occupancy.backward))

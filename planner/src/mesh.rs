@@ -325,6 +325,16 @@ fn decode(digits: impl Iterator<Item = Digit>, mut number: u32) -> u32 {
     rank
 }
 
+/// The ranks with the two ends of the model that a rank computes: the first and the last of its pipeline
+/// where it is one of the two, which may share an embedding; else the rank alone. Under the default order.
+pub fn ends_of(layout: &Layout, rank: u32) -> Vec<u32> {
+    let pipeline = group_of(layout, GroupKind::Pp, rank);
+    match pipeline[..] {
+        [first, .., last] if rank == first || rank == last => vec![first, last],
+        _ => vec![rank],
+    }
+}
+
 /// All groups of a kind under the default order.
 pub fn groups(layout: &Layout, kind: GroupKind) -> Vec<Vec<u32>> {
     Mesh::of(layout).groups(kind)

@@ -181,10 +181,13 @@ impl Model {
 
     /// Layers with routed experts (MTP depths not counted).
     pub fn num_moe_layers(&self) -> usize {
-        self.layers
-            .iter()
-            .filter(|layer| layer.moe().is_some())
-            .count()
+        self.moe_layers().count()
+    }
+
+    /// Which layers have routed experts, in order.
+    pub fn moe_layers(&self) -> impl Iterator<Item = u32> {
+        let layers = (0..).zip(&self.layers);
+        layers.filter_map(|(index, layer)| layer.moe().map(|_| index))
     }
 
     /// The experts of the first MoE layer: every model read so far has one shape of them.

@@ -34,13 +34,14 @@ pub enum Piece<'a> {
     Head,
 }
 
-/// What a rank holds throughout a step, and after its last backward pass.
+/// What a rank holds throughout a step, and between its stages and those of others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepMemory {
     /// Alive throughout a step, beside weights, gradients and the optimizer's state.
     pub standing: Level,
-    /// The most that the update has alive above that.
-    pub update: Level,
+    /// A message to another pipeline rank: it is there before the pass that begins with it, and after the one
+    /// that gave it until the next of its direction is sent. Nothing where its memory is not known.
+    pub message: Level,
     /// Elements that flat buffers end at a multiple of, for each rank they are divided over; 0 where they
     /// end with the last parameter.
     pub grain: u64,

@@ -80,6 +80,17 @@ impl Action {
         }
     }
 
+    /// Whether it sends or receives.
+    pub fn is_message(self) -> bool {
+        matches!(
+            self,
+            Self::RecvActivation(..)
+                | Self::SendActivation(..)
+                | Self::RecvGradient(..)
+                | Self::SendGradient(..)
+        )
+    }
+
     /// The receive that a send completes: its counterpart on the neighbouring stage.
     pub fn received_as(self) -> Option<Self> {
         match self {
@@ -148,6 +159,14 @@ impl Schedule {
     pub fn rank_of(&self, stage: Stage) -> u32 {
         stage.0 % self.pp
     }
+}
+
+/// Pipeline ranks that send each other the outputs of stages, the sender first, each pair once. Gradients go
+/// the other way.
+pub fn neighbours(layout: &Layout) -> Vec<[u32; 2]> {
+    let pp = layout.pp();
+    let pairs = (1..layout.stages()).map(|stage| [(stage - 1) % pp, stage % pp]);
+    pairs.take(pp as usize).collect()
 }
 
 /// A dense number for every action that a schedule of some size can hold.

@@ -46,7 +46,7 @@ use predict::Priced;
 use request::{LeftOut, check_request};
 use shape::{Assumption, Question, Shape};
 use survey::survey;
-pub use walk::walk;
+pub use walk::{starts, walk};
 
 use visit::{Found, Outcome, Tally, Unit, visit};
 

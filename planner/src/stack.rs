@@ -61,8 +61,6 @@ pub struct Moefold {
     pub common: Common,
     /// Largest context-parallel degree it runs.
     pub max_cp: u32,
-    /// Largest pipeline-parallel degree it runs.
-    pub max_pp: u32,
     /// Whether the host only asks for ops, and a device does them: it then hides behind them.
     pub queues: bool,
 }
@@ -118,11 +116,34 @@ impl Stack {
         }
     }
 
-    /// Largest context- and pipeline-parallel degrees it runs; `None` for no limit.
-    pub fn limits(&self) -> [Option<u32>; 2] {
+    /// Largest context-parallel degree it runs; `None` for no limit.
+    pub fn max_cp(&self) -> Option<u32> {
         match self {
-            Self::Megatron(_) => [None, None],
-            Self::Moefold(stack) => [Some(stack.max_cp), Some(stack.max_pp)],
+            Self::Megatron(_) => None,
+            Self::Moefold(stack) => Some(stack.max_cp),
+        }
+    }
+
+    /// Whether two interleaved pipeline ranks can exchange messages only beside compute.
+    pub fn pairs_need_overlap(&self) -> bool {
+        matches!(self, Self::Megatron(_))
+    }
+
+    /// Whether a rank goes on computing while it sends: Megatron-Core only between interleaved stages, which
+    /// have other work then.
+    pub fn sends_beside(&self, overlap: Overlap, vpp: u32) -> bool {
+        overlap.p2p && (vpp > 1 || matches!(self, Self::Moefold(_)))
+    }
+
+    /// Communicators that a rank has for its pipeline, at most. This project's executor has one for each
+    /// neighbour and direction of messages, as a send lasts until it is received and is to hold up no other,
+    /// and one of both ends.
+    pub fn pipeline_communicators(&self, pp: u32, vpp: u32) -> u64 {
+        match (self, pp, vpp) {
+            (_, 1, _) => 0,
+            (Self::Megatron(_), ..) => 1,
+            (Self::Moefold(_), 2, 1) => 3,
+            (Self::Moefold(_), ..) => 5,
         }
     }
 
@@ -292,7 +313,6 @@ impl Moefold {
                 precisions: &[Precision::Fp32, Precision::Bf16],
             },
             max_cp: 1,
-            max_pp: 1,
             queues: false,
         }
     }
@@ -317,6 +337,7 @@ impl Moefold {
         self.common.sync = host.read.unwrap_or(sync);
         self.common.context = host.overhead.unwrap_or(ASSUMED_OVERHEAD);
         self.common.communicator = communicator;
+        self.common.overlap.p2p = true;
         self.queues = true;
         self
     }

@@ -36,6 +36,8 @@ struct Bench {
     samples: Samples,
     batch: Batch,
     options: TrainOptions,
+    /// Pipeline ranks, and stages of each.
+    pipeline: [u32; 2],
 }
 
 impl Bench {
@@ -70,7 +72,15 @@ impl Bench {
                 traced_steps: 0..0,
                 save: None,
             },
+            pipeline: [1, 1],
         }
+    }
+
+    /// The same with its layers again and again, so many in all.
+    fn with_layers(mut self, layers: usize) -> Self {
+        let all = std::mem::take(&mut self.model.layers);
+        self.model.layers = all.into_iter().cycle().take(layers).collect();
+        self
     }
 
     /// The same, saving into `run_dir`.
@@ -84,14 +94,27 @@ impl Bench {
         }
     }
 
+    /// The same under a pipeline of so many ranks and stages of each.
+    fn piped(mut self, pipeline: [u32; 2]) -> Self {
+        self.pipeline = pipeline;
+        self
+    }
+
+    fn stages(&self, layout: &Layout) -> Vec<Vec<u32>> {
+        planned(&self.model, LayoutRecord::from(layout))
+            .pipeline
+            .stages
+    }
+
     fn layout(&self, degrees: [u32; 5]) -> Layout {
         let [gpus, tp, ep, etp, mbs] = degrees;
+        let [pp, vpp] = self.pipeline;
         let degrees = Degrees {
             gpus,
             tp,
             cp: 1,
-            pp: 1,
-            vpp: 1,
+            pp,
+            vpp,
             ep,
             etp,
             mbs,

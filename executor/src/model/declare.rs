@@ -65,11 +65,16 @@ impl<'a> Declaration<'a> {
     /// Lists the parameters of some pieces, in their order; offsets are still zero.
     pub(super) fn list(mut self, pieces: &[Piece]) -> Vec<Parameter> {
         let tied = self.model.tied_embeddings;
+        let [first, last] = [Piece::Embedding, Piece::Head].map(|end| pieces.contains(&end));
         // A head that shares the embedding's matrix has it beside it, or has it alone; so have depths of
         // multi-token prediction, which embed tokens.
-        let embeds = tied || !self.model.mtp.is_empty();
-        if pieces.contains(&Piece::Embedding) || (pieces.contains(&Piece::Head) && embeds) {
+        let shared = tied || !self.model.mtp.is_empty();
+        if first || (last && shared) {
             self.vocabulary(Part::Embedding, "model.embed_tokens.weight");
+            if let Some(embedding) = self.parameters.last_mut() {
+                embedding.at_both_ends = shared && first != last;
+                embedding.counted &= first;
+            }
         }
         for piece in pieces {
             match *piece {
@@ -135,6 +140,7 @@ impl<'a> Declaration<'a> {
             slices,
             spread,
             counted,
+            at_both_ends: false,
         };
         let held: usize = parameter.slices.iter().map(Slice::len).sum();
         assert!(

@@ -43,7 +43,6 @@ impl Machines {
     /// Why a collective cannot be measured among these ranks.
     pub(super) fn refusal(&self, collective: &Collective) -> Option<&'static str> {
         let Collective {
-            kind,
             ranks,
             ranks_per_domain,
             ..
@@ -64,9 +63,6 @@ impl Machines {
             || !machines.is_multiple_of(ranks / near)
         {
             return Some("its group does not divide the ranks of a machine, or the machines");
-        }
-        if kind == CollectiveKind::SendRecv {
-            return Some("sends between pipeline ranks are not implemented yet");
         }
         None
     }
@@ -92,6 +88,8 @@ pub(super) struct Groups<'a> {
     machines: Machines,
     /// By the ranks of a group, and those of a machine.
     made: RefCell<BTreeMap<[u32; 2], Communicator>>,
+    /// The same of two ranks that send each other messages.
+    lines: RefCell<BTreeMap<[u32; 2], Communicator>>,
 }
 
 impl<'a> Groups<'a> {
@@ -100,16 +98,23 @@ impl<'a> Groups<'a> {
             rank,
             machines,
             made: RefCell::default(),
+            lines: RefCell::default(),
         }
     }
 
     fn of(&self, collective: &Collective) -> Communicator {
+        let messages = collective.kind == CollectiveKind::SendRecv;
         let make = || {
             let members = self.machines.group_of(self.rank.rank(), collective);
-            self.rank.communicator("profile", &members)
+            if messages {
+                self.rank.lines("profile", &members, &[[0, 1], [1, 0]])
+            } else {
+                self.rank.communicator("profile", &members)
+            }
         };
         let size = [collective.ranks, collective.ranks_per_domain];
-        let mut made = self.made.borrow_mut();
+        let made = if messages { &self.lines } else { &self.made };
+        let mut made = made.borrow_mut();
         made.entry(size).or_insert_with(make).clone()
     }
 
@@ -136,7 +141,18 @@ impl<'a> Groups<'a> {
                 let sent = whole.reshape(&[size, shard]);
                 Box::new(move || group.all_to_all_even(&sent, &received))
             }
-            CollectiveKind::SendRecv => unreachable!("refused before"),
+            CollectiveKind::SendRecv => {
+                // In turns, so that neither goes ahead.
+                let (own, mut turn) = (group.index(), 0);
+                Box::new(move || {
+                    turn = 1 - turn;
+                    if turn == own {
+                        group.start_send(&whole, 1 - own)?.wait()
+                    } else {
+                        group.receive(&whole, 1 - own)
+                    }
+                })
+            }
         }
     }
 }

@@ -4,7 +4,8 @@
 //! Nothing else meets what training meets. Some operands are still in a cache, some memory is touched for
 //! the first time. Other ranks run beside, and take turns where cores are too few. The host does something
 //! between two ops, and ranks drift apart. A model that is too large for the time or the machine is
-//! rehearsed with two layers of each kind and one microbatch: the keys of its layers are the same.
+//! rehearsed with two layers of each kind and one microbatch, or as many as its pipeline needs. The keys of
+//! its layers are the same.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -85,9 +86,15 @@ impl Rehearsal {
     fn fitting(&self, share: Duration) -> Option<Self> {
         let short = || {
             let mut short = self.clone();
+            let LayoutRecord { pp, vpp, .. } = self.layout;
             short.model.layers = two_of_each(&self.model);
-            short.layout.microbatches = 1;
-            short.batch.global_batch = u64::from(self.layout.mbs * self.layout.dp);
+            // A layer for each stage, and what interleaved stages take at once.
+            let layers = short.model.layers.len().max((pp * vpp) as usize);
+            let cycled = short.model.layers.iter().cycle().take(layers);
+            short.model.layers = cycled.cloned().collect();
+            short.layout.microbatches = if vpp > 1 { pp } else { 1 };
+            let samples = self.layout.mbs * self.layout.dp * short.layout.microbatches;
+            short.batch.global_batch = samples.into();
             short
         };
         let fits = |rehearsal: &Self| {

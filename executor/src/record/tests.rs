@@ -96,6 +96,40 @@ fn waiting_for_other_ranks_is_a_category_and_still_sums() {
     assert!((waited - 1.5e-3).abs() < 1e-9 && apart >= 2e-3, "{time:?}");
 }
 
+/// Who waits for a message of another pipeline rank waits for its work, and has met nobody since.
+#[test]
+fn waiting_for_a_message_is_the_bubble_and_no_meeting() {
+    let recorder = Recorder::new(0, time::Instant::now());
+    recorder.begin_step(0, Detail::Sums);
+    let message = || {
+        let mut noted = awaited(1_000_000);
+        noted.awaited[0].collective.kind = CollectiveKind::SendRecv;
+        (nap(), noted)
+    };
+    recorder.communication(Category::PpComm, "send_recv", message);
+    recorder.communication(Category::EpComm, "all_to_all", || (nap(), awaited(500_000)));
+    let step = recorder.end_step();
+    assert_eq!(step.time.get(Category::Bubble), Seconds(1e-3));
+    let waiting = step.time.get(Category::Waiting).0;
+    assert!((waiting - 5e-4).abs() < 1e-9, "{step:?}");
+    assert!((step.time.total().0 - step.step.0).abs() < 1e-6, "{step:?}");
+    let of = |stem: &str| {
+        let mut all = step.keys.iter();
+        let found = all.find(|(key, _)| key.stem() == stem);
+        found.map(|(_, time)| (time.calls, time.waits.clone()))
+    };
+    assert_eq!(of("send_recv"), Some((1, Vec::new())));
+    let Some((1, waits)) = of("all_to_all") else {
+        panic!("one exchange, found {step:?}");
+    };
+    let [[waited, apart]] = waits[..] else {
+        panic!("one meeting, found {waits:?}");
+    };
+    // The millisecond in which there was no work is not time that ranks drifted apart in.
+    let most = step.step.0 - 1.5e-3 + 1e-9;
+    assert!((waited - 5e-4).abs() < 1e-9 && apart <= most, "{step:?}");
+}
+
 /// Ranks meet over the counts of tokens first, which no key tells of.
 #[test]
 fn what_is_waited_without_a_key_belongs_to_the_next_collective() {

@@ -83,7 +83,7 @@ impl Depth {
         hidden: &Tensor,
         tokens: &Tokens<'_>,
         [ids, targets]: &[Tensor; 2],
-        routed: &mut dyn FnMut(RoutingStats),
+        routed: &mut dyn FnMut(u32, RoutingStats),
     ) -> Result<(Tensor, DepthSaved), Error> {
         let embedded = self.embedding.forward(cx, ids)?;
         let (first, embedded_rstd) = self.embedding_norm.forward(cx, &embedded);

@@ -36,8 +36,6 @@ pub struct Traced<'a> {
     model: &'a Model,
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
-    /// The pieces of its decoder layers, of alike layers once; those of multi-token prediction are the head's.
-    blocks: Vec<model::Piece>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
@@ -123,18 +121,9 @@ impl<'a> Traced<'a> {
 
     /// Answers about `model` on a GPU, or without one on a CPU.
     pub fn on(model: &'a Model, gpu: Option<Properties>) -> Self {
-        let mut distinct: Vec<&Layer> = Vec::new();
-        for layer in &model.layers {
-            if !distinct.contains(&layer) {
-                distinct.push(layer);
-            }
-        }
-        let blocks = distinct.into_iter().flat_map(|layer| blocks(model, layer));
-        let depths = (!model.mtp.is_empty()).then_some(model::Piece::Head);
         Self {
             model,
             gpu,
-            blocks: blocks.chain(depths).collect(),
             pieces: Mutex::default(),
             steps: Mutex::default(),
         }
@@ -228,7 +217,7 @@ impl<'a> Traced<'a> {
         let dy = (piece != model::Piece::Head).then(stream);
 
         tape.wipe();
-        let (output, saved) = stage.forward(&cx, x, &tokens, |_| ())?;
+        let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -277,9 +266,13 @@ impl<'a> Traced<'a> {
     }
 }
 
-/// Final norm and head, and the depths of multi-token prediction: each has its projection whole.
-fn head_with_depths(model: &Model, local: &Local) -> Counts {
+/// Final norm and head, and the depths of multi-token prediction: each has its projection whole, and where the
+/// first stage is on another rank they have a copy of the embedding.
+fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
     let mut counts = shard::head(model, local);
+    if pp > 1 && !model.mtp.is_empty() && !model.tied_embeddings {
+        counts += shard::embedding(model, local);
+    }
     let depths = shard::mtp(model, local);
     for (depth, params) in depths.into_iter().zip(count::params(model).mtp) {
         counts += depth;
@@ -348,7 +341,7 @@ impl Runtime for Traced<'_> {
             shard: match piece {
                 Piece::Embedding => shard::embedding(model, local),
                 Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => head_with_depths(model, local),
+                Piece::Head => head_with_depths(model, local, setting.layout.pp()),
             },
             ..StageMemory::default()
         };
@@ -356,6 +349,7 @@ impl Runtime for Traced<'_> {
             let answer = self.answer(setting.into(), piece);
             memory.passes = memory.passes.then(answer.passes);
             memory.padding += answer.padding;
+            memory.update = memory.update.higher(answer.update);
             memory.beside = memory.beside + answer.beside;
         }
         // It recomputes nothing yet.
@@ -372,12 +366,11 @@ impl Runtime for Traced<'_> {
             steps().insert(sizes, levels);
             levels
         });
-        let blocks = self.blocks.iter();
-        let updates = blocks.map(|&piece| self.answer(setting.into(), piece).update);
-        let update = updates.fold(Level::default(), Level::higher);
+        let dtype = setting.precision.activation();
+        let message = dtype.bytes(local.tokens_local * self.model.hidden);
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
-            update,
+            message: Level::of(TensorClass::Activations, message),
             grain: model::ALIGNMENT as u64,
         }
     }

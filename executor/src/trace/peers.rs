@@ -6,8 +6,9 @@ use std::rc::Rc;
 use moefold_kernels::Device;
 use moefold_kernels::meta::Choices;
 use moefold_planner::layout::Layout;
-use moefold_planner::mesh::{Coordinates, GroupKind, Mesh};
+use moefold_planner::mesh::{Coordinates, GroupKind};
 
+use crate::rank::Wanted;
 use crate::transport::{Communicator, Exchange, Pending, Transport, TransportError};
 
 /// What is assumed of routing.
@@ -15,7 +16,7 @@ use crate::transport::{Communicator, Exchange, Pending, Transport, TransportErro
 pub enum Assumed {
     /// Rows that the experts of the traced rank get over the mean of all ranks; every one of them alike.
     Load(f64),
-    /// The same by MoE layer, in the order in which their routers run in a microbatch.
+    /// The same by router, in the order in which they run in a step.
     Loads(Rc<[f64]>),
     /// Rows that each member of the group of ranks that exchange tokens (ETP fastest, then EP) sends to
     /// each expert, by router in the order in which they run: as a run had them.
@@ -159,7 +160,6 @@ impl Transport for Peers {
 /// What is the same for all groups of a traced rank.
 pub(super) struct Groups<'a> {
     pub(super) layout: &'a Layout,
-    pub(super) mesh: Mesh,
     pub(super) rank: u32,
     pub(super) crowd: Rc<Crowd>,
     /// Of a group, the most members that share a memory domain.
@@ -170,16 +170,14 @@ pub(super) struct Groups<'a> {
 }
 
 impl Groups<'_> {
-    /// The communicator of a group; of all ranks where no kind is said.
-    pub(super) fn of(&self, kind: Option<GroupKind>, name: &str) -> Communicator {
+    /// The communicator of a group.
+    pub(super) fn of(&self, wanted: Wanted) -> Communicator {
         use GroupKind::{Ep, Etp, Tp, TpEp};
+        let kind = wanted.kind();
         if self.of_pieces && !matches!(kind, Some(Tp | Ep | Etp | TpEp)) {
             return Communicator::solo(self.rank);
         }
-        let ranks = match kind {
-            Some(kind) => self.mesh.group_of(kind, self.rank),
-            None => (0..self.layout.gpus()).collect(),
-        };
+        let ranks = wanted.ranks(self.layout, self.rank);
         let index = ranks.iter().position(|&rank| rank == self.rank);
         let index = index.expect("a rank is in its own groups");
         let routed = kind == Some(GroupKind::TpEp);
@@ -187,6 +185,6 @@ impl Groups<'_> {
             size: ranks.len(),
             crowd: routed.then(|| Rc::clone(&self.crowd)),
         };
-        Communicator::over(name, &ranks, index, Rc::new(peers)).spread((self.domain)(kind))
+        Communicator::over(wanted.name(), &ranks, index, Rc::new(peers)).spread((self.domain)(kind))
     }
 }

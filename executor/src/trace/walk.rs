@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use moefold_kernels::Device;
 use moefold_planner::layout::{Batch, Layout};
-use moefold_planner::mesh::{Coordinates, GroupKind, Mesh};
+use moefold_planner::mesh::{self, Coordinates, GroupKind};
 use moefold_planner::model::Model;
 use moefold_planner::walk::Event;
 
@@ -29,12 +29,10 @@ pub fn rank_on(
     domain: &dyn Fn(Option<GroupKind>) -> u32,
     tape: &Tape,
 ) -> Context {
-    let mesh = Mesh::of(layout);
     let groups = Groups {
         layout,
         rank,
-        crowd: crowd(&device, layout, &mesh.coordinates(rank), assumed),
-        mesh,
+        crowd: crowd(&device, layout, &mesh::coordinates(layout, rank), assumed),
         domain,
         of_pieces: false,
     };
@@ -43,12 +41,10 @@ pub fn rank_on(
 
 /// As [`rank_on`], rank 0 for a piece of the model alone: without the groups that only a step needs.
 pub(super) fn piece_on(device: Device, layout: &Layout, assumed: Assumed, tape: &Tape) -> Context {
-    let mesh = Mesh::of(layout);
     let groups = Groups {
         layout,
         rank: 0,
-        crowd: crowd(&device, layout, &mesh.coordinates(0), assumed),
-        mesh,
+        crowd: crowd(&device, layout, &mesh::coordinates(layout, 0), assumed),
         domain: &|_| 1,
         of_pieces: true,
     };
@@ -64,7 +60,7 @@ fn crowd(device: &Device, layout: &Layout, at: &Coordinates, assumed: Assumed) -
 
 fn context(device: Device, groups: &Groups<'_>, tape: &Tape) -> Context {
     let collectives = CollectiveLog::default();
-    let group = |kind, name: &str| groups.of(kind, name).noting(Some(collectives.clone()));
+    let group = |wanted| groups.of(wanted).noting(Some(collectives.clone()));
     Context::with_groups(
         groups.rank,
         groups.layout,
@@ -76,12 +72,14 @@ fn context(device: Device, groups: &Groups<'_>, tape: &Tape) -> Context {
     )
 }
 
-/// What a rank does to set itself up, and then in one step. Its device's peak is that of the step.
+/// What a rank does to set itself up, and then in one step, with the layers of each stage as said. Its
+/// device's peak is that of the step.
 ///
 /// The model, the layout and what the device computes in must have passed [`crate::support::check`].
 pub fn step(
     cx: Context,
     model: &Model,
+    stages: &[Vec<u32>],
     batch: &Batch,
     aux_loss_coef: f64,
     tape: &Tape,
@@ -92,7 +90,7 @@ pub fn step(
         aux: aux_loss_coef,
         mtp: MTP_LOSS_SCALING_FACTOR,
     };
-    let mut trainer = Trainer::assemble(cx, model, batch.seq_len, adam, losses);
+    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, adam, losses);
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use moefold_planner::layout::Batch;
+use moefold_planner::mesh::{self, GroupKind};
 use moefold_planner::model::Model;
-use moefold_planner::schedule::{Schedule, Stage};
+use moefold_planner::schedule::{Microbatch, Schedule, Stage};
 use moefold_profiles::run::{FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
 use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
-use crate::model::{Shard, pieces};
+use crate::model::{Piece, Shard, pieces_of};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::TrainOptions;
@@ -41,11 +42,12 @@ pub(crate) struct Weights {
 }
 
 impl Trainer {
-    /// Allocates the rank's shard and fills it. The model and layout must have passed
-    /// [`crate::support::check`].
+    /// Allocates the rank's shard and fills it. `stages` are the layers of each pipeline stage. The model and
+    /// layout must have passed [`crate::support::check`].
     pub fn new(
         cx: Context,
         model: &Model,
+        stages: &[Vec<u32>],
         seq_len: u64,
         options: &TrainOptions,
         weights: &Source,
@@ -54,7 +56,7 @@ impl Trainer {
             aux: options.aux_loss_coef,
             mtp: options.mtp_loss_scaling_factor,
         };
-        let mut trainer = Self::assemble(cx, model, seq_len, options.adam, losses);
+        let mut trainer = Self::assemble(cx, model, stages, seq_len, options.adam, losses);
         let Stepper {
             store, optimizer, ..
         } = &mut trainer.stepper;
@@ -69,22 +71,30 @@ impl Trainer {
     pub(crate) fn assemble(
         cx: Context,
         model: &Model,
+        stages: &[Vec<u32>],
         seq_len: u64,
         adam: AdamOptions,
         losses: Weights,
     ) -> Self {
-        let pieces = pieces(model);
+        let (pp, number) = (cx.layout.pp(), cx.at.pp);
+        let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
+        let own: Vec<_> = own
+            .map(|stage| (stage, pieces_of(model, stages, stage)))
+            .collect();
+        let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
         let aux = (losses.aux > 0.0).then(|| AuxLoss {
             coefficient: losses.aux,
             microbatches: cx.layout.microbatches(),
         });
-        let stage = StageModel::new(model, &store, &pieces, aux, losses.mtp);
+        let stages = own
+            .into_iter()
+            .map(|(stage, pieces)| (stage, StageModel::new(model, &store, &pieces, aux, losses.mtp)));
+        let stages: BTreeMap<_, _> = stages.collect();
         let optimizer = ZeroAdam::new(&cx, &store, adam);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
-        let stages = BTreeMap::from([(Stage(0), stage)]);
         let stepper = Stepper::new(
             &cx,
             model,
@@ -150,12 +160,16 @@ impl Trainer {
         step_s: f64,
     ) -> Result<StepRecord, Error> {
         let peak = self.cx.device.memory().peak_total().0;
-        let (peaked, at) = (self.stepper.peaked(), &self.cx.at);
+        // Counted from 1, and 0 for none.
+        let peaked = self
+            .stepper
+            .peaked()
+            .map_or(0, |microbatch| microbatch.0 + 1);
         let own = [
             step_s.to_bits(),
             peak,
-            u64::from(peaked.is_some()),
-            u64::from(at.ep),
+            peaked.into(),
+            u64::from(self.cx.at.ep),
         ];
         let all = self.cx.world.exchange_counts(&own)?;
         let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
@@ -163,8 +177,12 @@ impl Trainer {
         let worst = worst.expect("one of them is the most");
         let is_higher = Bytes(peak_bytes) > self.peak_bytes;
         self.peak_bytes = Bytes(peak_bytes);
-        let fullest = if is_higher && all[worst][2] == 1 {
-            let own = peaked.filter(|_| worst == self.cx.world.index());
+        let fullest = if is_higher && all[worst][2] > 0 {
+            // Every stage of its pipeline tells of its own layers.
+            let pipeline = mesh::group_of(&self.cx.layout, GroupKind::Pp, worst as u32);
+            let microbatch = Microbatch(all[worst][2] as u32 - 1);
+            let is_one = pipeline.contains(&self.cx.rank);
+            let own = is_one.then(|| self.stepper.exchanged(microbatch));
             Some(FullestMicrobatch {
                 ep: self.cx.layout.ep(),
                 ep_rank: all[worst][3] as u32,
@@ -196,11 +214,7 @@ impl Trainer {
     }
 
     /// Counts that one rank has, on all ranks; in lists of the sizes of `like`.
-    fn shared(
-        &self,
-        own: Option<&Vec<Vec<u64>>>,
-        like: &[Vec<u64>],
-    ) -> Result<Vec<Vec<u64>>, Error> {
+    fn shared(&self, own: Option<&[Vec<u64>]>, like: &[Vec<u64>]) -> Result<Vec<Vec<u64>>, Error> {
         let mut all: Vec<f64> = match own {
             Some(own) => own.iter().flatten().map(|&count| count as f64).collect(),
             None => vec![0.0; like.iter().map(Vec::len).sum()],

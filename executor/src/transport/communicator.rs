@@ -207,6 +207,24 @@ impl Communicator {
         })
     }
 
+    /// Starts to send `tensor` to member `to`. The receiver is not waited for, here or at any time before
+    /// [`Pending::wait`]; the tensor stays as it is until then.
+    pub fn start_send(&self, tensor: &Tensor, to: usize) -> Result<Pending, TransportError> {
+        self.start(Exchange::Send {
+            tensor: tensor.clone(),
+            to,
+        })
+    }
+
+    /// `tensor` becomes the next one that member `from` sends to this one.
+    pub fn receive(&self, tensor: &Tensor, from: usize) -> Result<(), TransportError> {
+        self.start(Exchange::Receive {
+            tensor: tensor.clone(),
+            from,
+        })?
+        .wait()
+    }
+
     /// Every member's `counts`, in member order; their lengths may differ.
     pub fn exchange_counts(&self, counts: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
         match &self.transport {
@@ -230,17 +248,21 @@ impl Communicator {
 
     /// The key of a collective in the cost tables.
     fn key(&self, exchange: &Exchange) -> Collective {
+        let ranks = match exchange {
+            Exchange::Send { .. } | Exchange::Receive { .. } => 2,
+            _ => self.ranks.len() as u32,
+        };
         Collective {
             kind: exchange.kind(),
             bytes: exchange.full().bytes(),
-            ranks: self.ranks.len() as u32,
-            ranks_per_domain: self.ranks_per_domain,
+            ranks,
+            ranks_per_domain: self.ranks_per_domain.min(ranks),
         }
     }
 
     /// Starts any collective.
     pub fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        check(&exchange, self.size());
+        check(&exchange, self.size(), self.index);
         match &self.transport {
             Some(transport) => {
                 let key = self.log.as_ref().map(|log| (log, self.key(&exchange)));
@@ -258,8 +280,9 @@ impl Communicator {
     }
 }
 
-/// Asserts that the tensors of a collective fit each other and the group.
-fn check(exchange: &Exchange, size: usize) {
+/// Asserts that the tensors of a collective fit each other and the group, of which the caller is member
+/// `own`.
+fn check(exchange: &Exchange, size: usize, own: usize) {
     let stem = exchange.stem();
     match exchange {
         Exchange::AllReduce { .. } => {}
@@ -287,6 +310,12 @@ fn check(exchange: &Exchange, size: usize) {
             assert_eq!(src.dims()[1..], dst.dims()[1..], "{stem}: widths differ");
         }
         Exchange::Broadcast { root, .. } => assert!(*root < size, "{stem} from {root} of {size}"),
+        Exchange::Send { to: other, .. } | Exchange::Receive { from: other, .. } => {
+            assert!(
+                *other < size && *other != own,
+                "{stem} between members {own} and {other} of {size}"
+            );
+        }
     }
 }
 
@@ -297,5 +326,8 @@ fn copy_locally(exchange: &Exchange) {
         Exchange::AllGather { src, dst }
         | Exchange::ReduceScatter { src, dst }
         | Exchange::AllToAll { src, dst, .. } => elementwise::copy(src, dst),
+        Exchange::Send { .. } | Exchange::Receive { .. } => {
+            unreachable!("a message is between two members")
+        }
     }
 }

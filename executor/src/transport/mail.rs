@@ -26,8 +26,6 @@ pub(super) trait Mail: fmt::Debug {
         member: usize,
         call: &Call,
     ) -> Result<Collected, TransportError>;
-    /// Drops what is left of a collective that not all members collect.
-    fn forget(&self, group: &Group, sequence: u64);
     fn poison(&self, rank: u32, message: String);
     fn leave(&self, rank: u32);
     /// The failure that ended the world, if any; asked now and then by who waits for a device.
@@ -59,10 +57,6 @@ impl Mail for Arc<Mailbox> {
         call: &Call,
     ) -> Result<Collected, TransportError> {
         Mailbox::collect(self, group, sequence, member, call)
-    }
-
-    fn forget(&self, group: &Group, sequence: u64) {
-        Mailbox::forget(group, sequence);
     }
 
     fn poison(&self, rank: u32, message: String) {

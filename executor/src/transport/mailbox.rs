@@ -93,6 +93,8 @@ pub(super) struct Post {
     pub(super) data: Payload,
     /// Rows meant for each member, in an all-to-all.
     pub(super) rows: Vec<usize>,
+    /// Whether the member collects the others' parts; who sends a message does not.
+    pub(super) collects: bool,
 }
 
 /// All parts of a collective, in member order.
@@ -178,11 +180,6 @@ impl Mailbox {
         let mut groups = lock(&self.groups);
         let new = || Arc::new(Group::new(key));
         Arc::clone(groups.entry(key.clone()).or_insert_with(new))
-    }
-
-    /// Drops what is left of a collective that not all members collect.
-    pub(super) fn forget(group: &Group, sequence: u64) {
-        lock(&group.slots).remove(&sequence.into());
     }
 
     /// The failure that ended the world, if any.
@@ -374,7 +371,8 @@ impl Mailbox {
                 shards: Arc::clone(&slot.shards),
             };
             slot.num_collected += 1;
-            if slot.num_collected == slot.posts.len() {
+            let collecting = collected.posts.iter().filter(|post| post.collects);
+            if slot.num_collected == collecting.count() {
                 slots.remove(&step);
             }
             return Ok(Some(collected));

@@ -27,7 +27,7 @@
 //! add comes by an all-to-all and is added here.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::panic::resume_unwind;
 use std::rc::{Rc, Weak};
@@ -60,6 +60,7 @@ const REMEMBERED: usize = 64;
 
 /// All communicators of one rank.
 pub(super) struct Ring {
+    nccl: Nccl,
     rank: u32,
     device: Device,
     mail: Rc<dyn Mail>,
@@ -130,6 +131,7 @@ impl Ring {
         );
         let parent = joined.map_err(refuse)?;
         let ring = Rc::new(Self {
+            nccl,
             rank,
             device: device.clone(),
             mail,
@@ -181,16 +183,65 @@ impl Ring {
             .parent
             .split(colour, index, size, &mut pause)
             .map_err(|cause| self.fail(making(key), 0, cause))?;
-        Ok(comm.map(|comm| {
-            let comm = Rc::new(comm);
-            self.groups.borrow_mut().push(Rc::clone(&comm));
-            Group {
-                comm,
-                ring: Rc::clone(self),
-                name: key.to_string(),
-                next: Cell::new(0),
-            }
-        }))
+        Ok(comm.map(|comm| self.member(comm, key.to_string())))
+    }
+
+    fn member(self: &Rc<Self>, comm: Comm, name: String) -> Group {
+        let comm = Rc::new(comm);
+        self.groups.borrow_mut().push(Rc::clone(&comm));
+        Group {
+            comm,
+            ring: Rc::clone(self),
+            name,
+            next: Cell::new(0),
+        }
+    }
+
+    /// Joins the communicators for messages between the members of `pairs`, the sender first: one for each
+    /// pair, which shares nothing with any other, as the calls of communicators that share are done one after
+    /// the other, and a send lasts until it is received. All ranks call it together, for groups with the same
+    /// pairs.
+    pub(super) fn lines(
+        self: &Rc<Self>,
+        key: &GroupKey,
+        pairs: &[[usize; 2]],
+        words: Threads,
+    ) -> Result<Lines, TransportError> {
+        let own = key.ranks.iter().position(|&rank| rank == self.rank);
+        let own = own.expect("a rank asks for groups that it is in");
+        let mut lines = Lines {
+            sends: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            words,
+        };
+        for &[from, to] in pairs {
+            let refuse = |cause| self.fail(making(key), 0, cause);
+            let id = if own == from {
+                let id = self.nccl.unique_id();
+                words_of(id.map_err(|cause| refuse(cause.into()))?.to_bytes())
+            } else {
+                Vec::new()
+            };
+            let ids = self.agreement.gather_words(&id)?;
+            let (stream, members, other) = match own {
+                own if own == from => (Stream::Sends, &mut lines.sends, to),
+                own if own == to => (Stream::Communication, &mut lines.receives, from),
+                _ => continue,
+            };
+            let id = UniqueId::from_bytes(bytes_of(&ids[key.ranks[from] as usize]));
+            let comm = Comm::join(
+                self.nccl,
+                &self.device,
+                id,
+                usize::from(own == to),
+                2,
+                &mut patience(&*self.mail, self.deadline),
+            );
+            let name = format!("{key} from {from} to {to}");
+            let comm = comm.map_err(refuse)?.on(stream);
+            members.insert(other, self.member(comm, name));
+        }
+        Ok(lines)
     }
 
     /// Waits until what the device was asked for is done, or everything is over.
@@ -286,8 +337,7 @@ impl Group {
         };
         let device = &ring.device;
         let ready = device.record_event();
-        let queued =
-            || device.beside_since(Stream::Communication, &ready, || device.record_event());
+        let queued = || device.beside_since(self.comm.stream(), &ready, || device.record_event());
         let begun = queued();
         let asked = begin(&self.comm, exchange).map_err(Cause::Nccl);
         let settled = asked.and_then(|progress| match progress {
@@ -309,6 +359,17 @@ impl Group {
         });
         Ok(Carried { begun, done })
     }
+
+    fn pending(&self, exchange: Exchange) -> Result<Pending, TransportError> {
+        let carried = self.start(&exchange)?;
+        let device = self.ring.device.clone();
+        Ok(Pending::on_device(move || {
+            device.wait_for(&carried.done);
+            // The tensors live until here.
+            drop(exchange);
+            Ok(carried)
+        }))
+    }
 }
 
 /// The transport of a group: tensors through NCCL, words through the mailbox.
@@ -320,14 +381,32 @@ pub(super) struct Gpus {
 
 impl Transport for Gpus {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        let carried = self.group.start(&exchange)?;
-        let device = self.group.ring.device.clone();
-        Ok(Pending::on_device(move || {
-            device.wait_for(&carried.done);
-            // The tensors live until here.
-            drop(exchange);
-            Ok(carried)
-        }))
+        self.group.pending(exchange)
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
+        self.words.gather_words(words)
+    }
+}
+
+/// The transport of messages between members: see [`Ring::lines`].
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// By receiver.
+    sends: BTreeMap<usize, Group>,
+    /// By sender.
+    receives: BTreeMap<usize, Group>,
+    words: Threads,
+}
+
+impl Transport for Lines {
+    fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
+        let line = match &exchange {
+            Exchange::Send { to, .. } => self.sends.get(to),
+            Exchange::Receive { from, .. } => self.receives.get(from),
+            other => unreachable!("{other:?} among ranks that exchange messages"),
+        };
+        line.expect("a line for every message").pending(exchange)
     }
 
     fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
@@ -393,16 +472,15 @@ fn begin(comm: &Comm, exchange: &Exchange) -> Result<Progress, DeviceError> {
             ..
         } => comm.all_to_all(src, send_rows, dst, recv_rows),
         Exchange::Broadcast { tensor, root } => comm.broadcast(tensor, *root),
+        // The sender is the first of the two members of a line.
+        Exchange::Send { tensor, .. } => comm.send(tensor, 1),
+        Exchange::Receive { tensor, .. } => comm.receive(tensor, 0),
     }
 }
 
 /// A collective with its size, and the bytes of the rank's full buffer.
 fn described(exchange: &Exchange) -> (String, u64) {
-    let full: &Tensor = match exchange {
-        Exchange::AllReduce { tensor, .. } | Exchange::Broadcast { tensor, .. } => tensor,
-        Exchange::AllGather { dst, .. } => dst,
-        Exchange::ReduceScatter { src, .. } | Exchange::AllToAll { src, .. } => src,
-    };
+    let full: &Tensor = exchange.full();
     let (stem, dtype) = (exchange.stem(), full.dtype());
     (format!("{stem} of {} {dtype}", full.len()), full.bytes().0)
 }

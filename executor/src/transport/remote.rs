@@ -66,6 +66,7 @@ struct SentPost {
     element: String,
     bytes: usize,
     rows: Vec<usize>,
+    collects: bool,
 }
 
 /// One rank's end of the connection to rank 0's process.
@@ -188,10 +189,6 @@ impl Mail for Remote {
             // Shared by the threads of one process, of which there is one.
             shards: Arc::new((0..size).map(|_| std::sync::OnceLock::new()).collect()),
         })
-    }
-
-    fn forget(&self, _group: &Group, _sequence: u64) {
-        panic!("only rank 0 takes what others send it");
     }
 
     fn poison(&self, _rank: u32, message: String) {
@@ -337,6 +334,7 @@ impl SentPost {
             element: wire::element(&post.data).to_owned(),
             bytes: wire::bytes(&post.data).len(),
             rows: post.rows.clone(),
+            collects: post.collects,
         }
     }
 }
@@ -351,6 +349,7 @@ fn unpack(parts: Vec<(SentCall, SentPost)>, mut body: &[u8]) -> Option<Vec<Post>
             call: call.call()?,
             data: wire::payload(&post.element, numbers)?,
             rows: post.rows,
+            collects: post.collects,
         });
     }
     body.is_empty().then_some(posts)
@@ -365,6 +364,7 @@ fn known(name: &str) -> Option<&'static str> {
         Kind::ReduceScatter,
         Kind::AllToAll,
         Kind::Broadcast,
+        Kind::SendRecv,
     ];
     let own = [
         super::threads::ALL_REDUCE_MAX,

@@ -130,6 +130,105 @@ fn oracle_all_reduce_sums_in_rank_order_and_takes_the_maximum() {
     });
 }
 
+/// Every rank sends the next several messages before it receives any, and the one before it as many by
+/// another group; what came, in order. Messages of a group of two cross each other.
+pub(super) fn messages(rank: &RankContext, device: &Device) -> Result<Vec<Vec<f32>>, Error> {
+    const LENS: [usize; 3] = [5, 1, 12];
+    let (me, size) = (rank.rank() as usize, rank.ranks() as usize);
+    let all = all_ranks(rank.ranks());
+    let forward: Vec<[usize; 2]> = (0..size).map(|i| [i, (i + 1) % size]).collect();
+    let backward: Vec<[usize; 2]> = forward.iter().map(|&[from, to]| [to, from]).collect();
+    let groups = [forward, backward].map(|pairs| rank.lines("pp", &all, &pairs));
+    let [next, before] = [(me + 1) % size, (me + size - 1) % size];
+    let mut pending = Vec::new();
+    for (group, to, sign) in [(&groups[0], next, 1.0), (&groups[1], before, -1.0)] {
+        for (number, len) in (0..).zip(LENS) {
+            let value = sign * (10 * me + number) as f32;
+            let tensor = zeros(device, &[len]);
+            elementwise::fill(&tensor, value);
+            pending.push(group.start_send(&tensor, to)?);
+        }
+    }
+    let mut came = Vec::new();
+    for (group, from) in [(&groups[1], next), (&groups[0], before)] {
+        for len in LENS {
+            let tensor = zeros(device, &[len]);
+            group.receive(&tensor, from)?;
+            came.push(tensor);
+        }
+    }
+    for pending in pending {
+        pending.wait()?;
+    }
+    Ok(came.iter().map(Tensor::to_f32).collect())
+}
+
+/// What [`messages`] gives a rank.
+pub(super) fn oracle_messages(me: usize, size: usize) -> Vec<Vec<f32>> {
+    let from = [((me + 1) % size, -1.0), ((me + size - 1) % size, 1.0)];
+    let sent = from.into_iter().flat_map(|(from, sign)| {
+        let lens = (0..).zip([5, 1, 12]);
+        lens.map(move |(number, len)| vec![sign * (10 * from + number) as f32; len])
+    });
+    sent.collect()
+}
+
+#[test]
+fn oracle_messages_come_in_their_order_and_wait_for_nobody() {
+    for kind in kinds() {
+        for size in 2..=5 {
+            let run = World::threads(size)
+                .deadline(Duration::from_mins(1))
+                .run(|rank| messages(rank, &kind.open()));
+            for (me, came) in run.expect("every rank finishes").into_iter().enumerate() {
+                assert_eq!(came, oracle_messages(me, size as usize), "{kind:?}");
+            }
+        }
+    }
+}
+
+/// On the CPU a message is on its way as soon as it is sent: its sender may end, and the receiver come later.
+#[test]
+fn a_message_outlives_its_sender() {
+    let run = World::threads(2).run(|rank| {
+        let (device, line) = (Device::cpu(1), rank.lines("pp", &[0, 1], &[[0, 1]]));
+        let tensor = tensor(&device, &data(rank.rank(), 4));
+        if rank.rank() == 0 {
+            line.start_send(&tensor, 1)?.wait()?;
+        } else {
+            sleep(Duration::from_millis(50));
+            line.receive(&tensor, 0)?;
+        }
+        Ok(tensor.to_f32())
+    });
+    assert_eq!(run.expect("both finish"), [data(0, 4), data(0, 4)]);
+}
+
+#[test]
+fn a_message_that_cannot_come_is_an_error_of_both() {
+    let run = |wrong: bool| {
+        World::threads(2).run(|rank| {
+            let (device, line) = (Device::cpu(1), rank.lines("pp", &[0, 1], &[[0, 1]]));
+            if rank.rank() == 1 {
+                line.receive(&zeros(&device, &[4]), 0)?;
+            } else if wrong {
+                line.start_send(&zeros(&device, &[5]), 1)?.wait()?;
+            }
+            Ok(())
+        })
+    };
+    let text = run(false).expect_err("nothing was sent").to_string();
+    assert!(
+        text.contains("rank 1 waits in send_recv of 4 f32") && text.contains("[0]"),
+        "{text}"
+    );
+    let text = run(true).expect_err("another size").to_string();
+    assert!(
+        text.contains("send_recv of 4 f32") && text.contains("send_recv of 5 f32"),
+        "{text}"
+    );
+}
+
 #[test]
 fn oracle_gather_scatter_and_broadcast() {
     on_worlds(|rank, group, device| {

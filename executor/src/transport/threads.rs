@@ -7,6 +7,7 @@
 //! ranks cannot deadlock, since no shard needs a particular member.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ pub(super) struct Threads {
     waited_ns: Rc<Cell<u64>>,
     /// Collectives of the rank on a GPU, of all its groups.
     flights: Flights,
+    /// Where messages of this member go and come from, by sender and receiver.
+    lines: RefCell<BTreeMap<[usize; 2], Rc<Self>>>,
 }
 
 impl Threads {
@@ -59,7 +62,31 @@ impl Threads {
             last_call,
             waited_ns,
             flights,
+            lines: RefCell::default(),
         }
+    }
+
+    /// The group of the two members that messages from one to the other pass through, the sender first. Each
+    /// has an order of its own.
+    fn line(&self, from: usize, to: usize) -> Rc<Self> {
+        let make = || {
+            let key = &self.group.key;
+            let key = GroupKey {
+                name: format!("{} from {from} to {to}", key.name),
+                ranks: vec![key.ranks[from], key.ranks[to]],
+                instance: key.instance,
+            };
+            Rc::new(Self::join(
+                Rc::clone(&self.mail),
+                &key,
+                usize::from(self.member == to),
+                Rc::clone(&self.last_call),
+                Rc::clone(&self.waited_ns),
+                self.flights.clone(),
+            ))
+        };
+        let mut lines = self.lines.borrow_mut();
+        Rc::clone(lines.entry([from, to]).or_insert_with(make))
     }
 
     /// Posts this member's part of the group's next collective.
@@ -69,6 +96,27 @@ impl Threads {
         data: Payload,
         rows: Vec<usize>,
     ) -> Result<Started, TransportError> {
+        let post = Post {
+            call,
+            data,
+            rows,
+            collects: true,
+        };
+        self.post_all(post)
+    }
+
+    /// The same of a member that collects nothing.
+    pub(super) fn tell(&self, call: Call, data: Payload) -> Result<Started, TransportError> {
+        let post = Post {
+            call,
+            data,
+            rows: Vec::new(),
+            collects: false,
+        };
+        self.post_all(post)
+    }
+
+    fn post_all(&self, post: Post) -> Result<Started, TransportError> {
         let sequence = self.next.get();
         self.next.set(sequence + 1);
         let started = Started {
@@ -76,12 +124,11 @@ impl Threads {
             group: Arc::clone(&self.group),
             member: self.member,
             sequence,
-            call: call.clone(),
+            call: post.call.clone(),
             waited_ns: Rc::clone(&self.waited_ns),
             flights: self.flights.clone(),
         };
         *self.last_call.borrow_mut() = Some(started.place().to_string());
-        let post = Post { call, data, rows };
         self.mail.post(&self.group, sequence, self.member, post)?;
         Ok(started)
     }
@@ -89,9 +136,40 @@ impl Threads {
 
 impl Transport for Threads {
     fn start(&self, exchange: Exchange) -> Result<Pending, TransportError> {
-        if exchange.tensor().device().properties().is_some() {
-            return device::start(self, exchange);
+        let on_device = exchange.tensor().device().properties().is_some();
+        let line = match exchange {
+            Exchange::Send { to, .. } => Some(self.line(self.member, to)),
+            Exchange::Receive { from, .. } => Some(self.line(from, self.member)),
+            _ => None,
+        };
+        let group = line.as_deref().unwrap_or(self);
+        if on_device {
+            device::start(group, exchange)
+        } else {
+            group.start_on_host(exchange)
         }
+    }
+
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
+        let call = Call {
+            what: WORDS,
+            element: "u64",
+            size: 0,
+            root: 0,
+        };
+        let started = self.post(call, Payload::U64(words.to_vec()), Vec::new())?;
+        let all = started.collect()?;
+        let words_of = |post: &Arc<Post>| match &post.data {
+            Payload::U64(words) => words.as_slice().into(),
+            other => unreachable!("calls were matched, yet {other:?} is not words"),
+        };
+        Ok(all.posts.iter().map(words_of).collect())
+    }
+}
+
+impl Threads {
+    /// Starts a collective on the CPU's tensors, whose values travel.
+    fn start_on_host(&self, exchange: Exchange) -> Result<Pending, TransportError> {
         let call = call_of(&exchange);
         let pending = match exchange {
             Exchange::AllReduce { tensor, reduce } => {
@@ -169,24 +247,21 @@ impl Transport for Threads {
                     Ok(())
                 })
             }
+            // The members of a line are the sender and the receiver.
+            Exchange::Send { tensor, .. } => {
+                self.tell(call, read(&tensor))?;
+                Pending::new(|| Ok(()))
+            }
+            Exchange::Receive { tensor, .. } => {
+                let started = self.post(call, Payload::U64(Vec::new()), Vec::new())?;
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    write(&tensor, 0, &all.posts[0].data, 0..tensor.len());
+                    Ok(())
+                })
+            }
         };
         Ok(pending)
-    }
-
-    fn gather_words(&self, words: &[u64]) -> Result<Vec<Rc<[u64]>>, TransportError> {
-        let call = Call {
-            what: WORDS,
-            element: "u64",
-            size: 0,
-            root: 0,
-        };
-        let started = self.post(call, Payload::U64(words.to_vec()), Vec::new())?;
-        let all = started.collect()?;
-        let words_of = |post: &Arc<Post>| match &post.data {
-            Payload::U64(words) => words.as_slice().into(),
-            other => unreachable!("calls were matched, yet {other:?} is not words"),
-        };
-        Ok(all.posts.iter().map(words_of).collect())
     }
 }
 
@@ -243,11 +318,6 @@ impl Started {
         }
     }
 
-    /// Drops what is left of it where not all members collect.
-    pub(super) fn forget(&self) {
-        self.mail.forget(&self.group, self.sequence);
-    }
-
     /// All members' posts of one meeting, if they are there.
     fn look(&self, meeting: u32, waited: Duration) -> Result<Option<Collected>, TransportError> {
         let step = Step {
@@ -259,12 +329,13 @@ impl Started {
             .look(&self.group, step, self.member, &self.call, waited)
     }
 
-    /// Posts this member's part of a later meeting.
-    fn meet(&self, meeting: u32, data: Payload) -> Result<(), TransportError> {
+    /// Posts this member's part of a later meeting, which it collects or not.
+    fn meet(&self, meeting: u32, data: Payload, collects: bool) -> Result<(), TransportError> {
         let post = Post {
             call: self.call.clone(),
             data,
             rows: Vec::new(),
+            collects,
         };
         let step = Step {
             sequence: self.sequence,
@@ -342,7 +413,10 @@ fn call_of(exchange: &Exchange) -> Call {
             },
             ..call
         },
-        Exchange::AllGather { .. } | Exchange::ReduceScatter { .. } => call,
+        Exchange::AllGather { .. }
+        | Exchange::ReduceScatter { .. }
+        | Exchange::Send { .. }
+        | Exchange::Receive { .. } => call,
         Exchange::AllToAll { src, .. } => Call {
             size: src.dims()[1..].iter().product(),
             ..call

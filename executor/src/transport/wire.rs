@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::mailbox::Payload;
 
 /// What a connection begins with. The last number is the version of the protocol.
-pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x02";
+pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x03";
 
 /// The longest header: names and ranks of groups, messages.
 const HEADER_LIMIT: u64 = 1 << 20;

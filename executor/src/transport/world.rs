@@ -416,6 +416,16 @@ impl RankContext {
     /// Joins the group of `ranks`, which must hold this rank. All members call this in the same
     /// order among the groups of one name and ranks; each call makes a separate communicator.
     pub fn communicator(&self, name: &str, ranks: &[u32]) -> Communicator {
+        self.joined(name, ranks, None)
+    }
+
+    /// The same for messages alone, between the members of `pairs`, the sender first. Groups of all ranks have
+    /// the same pairs.
+    pub fn lines(&self, name: &str, ranks: &[u32], pairs: &[[usize; 2]]) -> Communicator {
+        self.joined(name, ranks, Some(pairs))
+    }
+
+    fn joined(&self, name: &str, ranks: &[u32], lines: Option<&[[usize; 2]]>) -> Communicator {
         let index = ranks.iter().position(|&r| r == self.rank());
         let index = index.unwrap_or_else(|| {
             panic!(
@@ -428,7 +438,7 @@ impl RankContext {
             "group {name} {ranks:?} in a world of {} ranks",
             self.ranks()
         );
-        if ranks.len() == 1 && !matches!(self.gpus, Gpu::Ring(_)) {
+        if ranks.len() == 1 && (lines.is_some() || !matches!(self.gpus, Gpu::Ring(_))) {
             return Communicator::solo(self.rank());
         }
         let mut instances = self.instances.borrow_mut();
@@ -445,6 +455,10 @@ impl RankContext {
         let transport: Rc<dyn Transport> = match &self.gpus {
             Gpu::None => Rc::new(threads),
             Gpu::Broken(error) => Rc::new(Broken(error.clone())),
+            Gpu::Ring(ring) if let Some(pairs) = lines => match ring.lines(&key, pairs, threads) {
+                Ok(lines) => Rc::new(lines),
+                Err(error) => Rc::new(Broken(error)),
+            },
             Gpu::Ring(ring) => match ring.group(&key) {
                 Ok(None) => return Communicator::solo(self.rank()),
                 Ok(Some(group)) => Rc::new(Gpus {
@@ -511,7 +525,6 @@ impl RankContext {
     pub(crate) fn receive(&self, rank: u32) -> Result<Payload, TransportError> {
         let begun = self.post_to_first(rank, Payload::U64(Vec::new()))?;
         let collected = begun.collect()?;
-        begun.forget();
         Ok(collected.posts[1].data.clone())
     }
 
@@ -532,7 +545,11 @@ impl RankContext {
             size: 0,
             root: 0,
         };
-        line.post(call, data, Vec::new())
+        if self.rank() > 0 {
+            line.tell(call, data)
+        } else {
+            line.post(call, data, Vec::new())
+        }
     }
 
     /// The same rank with communicators that note in `log` when its device did each collective; whoever

@@ -106,6 +106,22 @@ impl Fixture {
         self
     }
 
+    /// The fixture's layers again and again, so many in all, with random weights.
+    pub(crate) fn with_layers(self, layers: usize) -> Self {
+        let mut model = self.model.clone();
+        model.layers = model.layers.into_iter().cycle().take(layers).collect();
+        self.with_model(model)
+    }
+
+    /// The layers of each stage: about as many in each, the first ones more.
+    pub(crate) fn stages(&self, layout: &Layout) -> Vec<Vec<u32>> {
+        let (layers, stages) = (self.model.layers.len() as u32, layout.stages());
+        let cut = |stage: u32| (layers * stage).div_ceil(stages);
+        (0..stages)
+            .map(|stage| (cut(stage)..cut(stage + 1)).collect())
+            .collect()
+    }
+
     /// The fixture with fewer sequences a step.
     pub(crate) fn with_batch(mut self, global_batch: u64) -> Self {
         self.golden.global_batch = global_batch;
@@ -191,13 +207,15 @@ impl Fixture {
     ) -> (Trained, Vec<T>) {
         let layout = self.layout(degrees);
         let weights = self.weights();
+        let stages = &self.stages(&layout)[..];
         let ranks = World::threads(layout.gpus())
             .run(|rank| {
                 let device = open();
                 device.poison(true);
                 let cx = Context::join(rank, &layout, device, rank.recorder());
                 let seq_len = self.golden.seq_len;
-                let mut trainer = Trainer::new(cx, &self.model, seq_len, options, &weights)?;
+                let mut trainer =
+                    Trainer::new(cx, &self.model, stages, seq_len, options, &weights)?;
                 let mut outcomes = Vec::new();
                 for step in 0..steps {
                     let mine =
@@ -237,7 +255,7 @@ pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
         .collect()
 }
 
-/// Writes a slice into the global tensor. What several ranks hold must be the same bits.
+/// Writes the numbers of a slice into the global tensor. What several ranks hold must be the same bits.
 pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
     let len: usize = slice.dims.iter().product();
     let width = slice.dims.get(1).copied().unwrap_or(1);
@@ -250,11 +268,13 @@ pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
             let value = *values.next().expect("a slice has a value for each place");
             let there = &mut global[row * width + col];
             assert!(
-                there.is_nan() || there.to_bits() == value.to_bits(),
+                there.is_nan() || value.is_nan() || there.to_bits() == value.to_bits(),
                 "{} [{row}, {col}]: replicas hold {there} and {value}",
                 slice.tensor
             );
-            *there = value;
+            if !value.is_nan() {
+                *there = value;
+            }
         }
     }
 }
@@ -271,6 +291,11 @@ pub(crate) const fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> 
         etp,
         mbs,
     }
+}
+
+/// The same degrees with a pipeline.
+pub(crate) const fn piped(degrees: Degrees, pp: u32, vpp: u32) -> Degrees {
+    Degrees { pp, vpp, ..degrees }
 }
 
 /// Asserts that two numbers agree to a relative tolerance.

@@ -22,7 +22,7 @@ use moefold_profiles::units::Bytes;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, Tensors, assert_close, degrees};
+use crate::common::{Fixture, Tensors, assert_close, degrees, piped};
 use crate::layouts::legal;
 
 /// A kind of emulated device.
@@ -92,11 +92,12 @@ struct Pass {
 fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pass {
     let layout = fixture.layout(&ONE);
     let (options, weights) = (fixture.options(), fixture.weights());
+    let stages = &fixture.stages(&layout)[..];
     World::threads(1)
         .run(|rank| {
             let cx = Context::join(rank, &layout, device(), rank.recorder());
             let seq_len = fixture.golden.seq_len;
-            let trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let trainer = Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
             let batch = fixture.batch();
             let tokens = train::microbatches(&fixture.samples, &trainer.cx, &batch, step)?;
             let load = trainer.stepper().gradients(&trainer.cx, &tokens)?;
@@ -273,12 +274,14 @@ fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<
     let mut options = fixture.options();
     options.aux_loss_coef = 0.01;
     let weights = fixture.weights();
+    let stages = &fixture.stages(&layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, on.open(), rank.recorder());
             let (device, recorder) = (cx.device.clone(), cx.recorder.clone());
             let seq_len = fixture.golden.seq_len;
-            let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let mut trainer =
+                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
             let mut costs = Vec::new();
             for step in 0..steps {
                 let (samples, batch) = (&fixture.samples, fixture.batch());
@@ -374,7 +377,9 @@ fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance
 /// All kinds of layers, attention and experts divided differently.
 #[test]
 fn oracle_a_folded_layout_in_f32_equals_one_rank() {
-    check_layouts(&shared("qwen3_moe"), F32, &[degrees(4, 2, 4, 1, 2)], 1e-4);
+    let pipeline = piped(degrees(2, 1, 1, 1, 2), 2, 1);
+    let layouts = [degrees(4, 2, 4, 1, 2), pipeline];
+    check_layouts(&shared("qwen3_moe"), F32, &layouts, 1e-4);
 }
 
 /// Norms whose rows are divided over ranks.
@@ -414,6 +419,7 @@ fn memory_of_steps(
     reserve: Option<Bytes>,
 ) -> Vec<Vec<Went>> {
     let weights = fixture.weights();
+    let stages = &fixture.stages(layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, layout, on.open(), rank.recorder());
@@ -421,7 +427,8 @@ fn memory_of_steps(
             let reserved = reserve.map_or(Ok(()), |bytes| device.reserve(bytes));
             reserved.map_err(Error::Device)?;
             let (seq_len, options) = (fixture.golden.seq_len, fixture.options());
-            let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let mut trainer =
+                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
             let mut went = Vec::new();
             for step in 0..steps {
                 let (samples, batch) = (&fixture.samples, fixture.batch());

@@ -1,12 +1,16 @@
 //! Every layout against a single rank, key/value heads shared by TP ranks among them. Of most families
-//! it is layouts drawn from the seed, and every one where asked for (`--ignored`).
+//! and of pipelines it is layouts drawn from the seed, and every one where asked for (`--ignored`).
 
+use moefold_executor::rank::Context;
+use moefold_executor::train::{self, Trainer};
+use moefold_executor::transport::World;
+use moefold_kernels::Device;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::model::Mixer;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, Trained, assert_close, degrees};
+use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped, place};
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
@@ -38,6 +42,138 @@ pub(crate) fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
         }
     }
     all
+}
+
+/// Every legal layout of `gpus` ranks with a pipeline.
+pub(crate) fn pipelines(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
+    let mut all = Vec::new();
+    for (pp, vpp) in (2..=gpus).flat_map(|pp| (1..=4).map(move |vpp| (pp, vpp))) {
+        for tp in 1..=gpus / pp {
+            for ep in 1..=gpus / pp {
+                for etp in 1..=gpus / pp {
+                    for mbs in [1, 2, 3, 4, 6, 8, 12, 24] {
+                        let degrees = piped(degrees(gpus, tp, ep, etp, mbs), pp, vpp);
+                        if Layout::new(&degrees, &fixture.model, &fixture.batch()).is_ok() {
+                            all.push(degrees);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The gradients of the first step's loss, by tensor.
+fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
+    let layout = fixture.layout(degrees);
+    let (weights, options) = (fixture.weights(), fixture.options());
+    let stages = &fixture.stages(&layout)[..];
+    let scale = 1.0 / layout.dp() as f32;
+    let ranks = World::threads(layout.gpus())
+        .run(|rank| {
+            let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
+            let seq_len = fixture.golden.seq_len;
+            let trainer = Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let (cx, stepper) = (&trainer.cx, trainer.stepper());
+            let mine = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0)?;
+            stepper.gradients(cx, &mine)?;
+            let mut held = Vec::new();
+            for parameter in &stepper.store.shard.parameters {
+                for slice in &parameter.slices {
+                    // What this rank updates is complete here.
+                    let Some((own, _)) = stepper.optimizer.masters(parameter, slice) else {
+                        continue;
+                    };
+                    let grads = &stepper.store.flat(parameter.family).grads;
+                    let from = parameter.offset + slice.at + own.start;
+                    let grads = grads.view(from, &[own.len()]).to_f32();
+                    let mut values = vec![f32::NAN; slice.len()];
+                    let scaled = grads.iter().map(|grad| grad * scale);
+                    values[own]
+                        .iter_mut()
+                        .zip(scaled)
+                        .for_each(|(to, grad)| *to = grad);
+                    held.push((slice.clone(), values));
+                }
+            }
+            Ok(held)
+        })
+        .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
+    let mut all = Tensors::new();
+    for (slice, values) in ranks.into_iter().flatten() {
+        place(&mut all, &slice, &values);
+    }
+    all
+}
+
+/// Compares gradients tensor by tensor.
+fn compare_gradients(fixture: &Fixture, single: &Tensors, degrees: &Degrees) {
+    let found = gradients(fixture, degrees);
+    assert_eq!(found.len(), single.len());
+    let norm = |values: &mut dyn Iterator<Item = f32>| {
+        values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt()
+    };
+    for (name, expected) in single {
+        let found = &found[name];
+        let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+        let whole = norm(&mut expected.iter().copied());
+        assert!(
+            error <= 1e-4 * whole,
+            "{} {degrees:?}: {name} is off by {error:e} of {whole:e}",
+            fixture.name
+        );
+    }
+}
+
+/// One in `of` of all layouts with a pipeline against one rank.
+fn check_pipelines(name: &'static str, layers: usize, of: usize) {
+    const STEPS: u64 = 2;
+    let fixture = Fixture::load(name).with_layers(layers).with_batch(12);
+    let one = degrees(1, 1, 1, 1, 12);
+    let single = fixture.train(&one, STEPS, &fixture.options());
+    let grads = gradients(&fixture, &one);
+    let mut random = ChaCha8Rng::seed_from_u64(seed());
+    let all = (2..=8).flat_map(|gpus| pipelines(&fixture, gpus));
+    let (mut count, mut interleaved) = (0, 0);
+    for degrees in all {
+        if random.random_range(0..of) > 0 {
+            continue;
+        }
+        let both = std::panic::AssertUnwindSafe(|| {
+            compare(&fixture, &single, &degrees, STEPS);
+            compare_gradients(&fixture, &grads, &degrees);
+        });
+        let checked = std::panic::catch_unwind(both);
+        assert!(checked.is_ok(), "MOEFOLD_SEED={}: {degrees:?}", seed());
+        count += 1;
+        interleaved += u32::from(degrees.vpp > 1);
+    }
+    assert!(count > 4 && interleaved > 0, "{name}: {count} layouts");
+}
+
+/// Of models with experts, with dense layers among those, with tied embeddings, and with shared experts.
+pub(crate) const DEEP: [(&str, usize); 4] = [
+    ("mixtral", 4),
+    ("qwen3_moe", 6),
+    ("qwen3_tied", 5),
+    ("glm4_moe", 4),
+];
+
+#[test]
+fn oracle_pipelines_equal_one_rank() {
+    for (name, layers) in DEEP {
+        check_pipelines(name, layers, 24);
+    }
+}
+
+/// Minutes, so only where asked for (`--ignored`).
+#[test]
+#[ignore = "takes minutes: there are thousands of layouts"]
+fn oracle_every_pipeline_equals_one_rank() {
+    for (name, layers) in DEEP {
+        check_pipelines(name, layers, 1);
+    }
 }
 
 /// Compares the steps of a layout with those of a single rank; the worst relative error of a loss.

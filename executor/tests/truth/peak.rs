@@ -31,9 +31,9 @@ use moefold_profiles::{Cluster, Costs, Precision, presets};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, degrees};
+use crate::common::{Fixture, degrees, piped};
 use crate::cuda::{self, Emulated};
-use crate::layouts::{DRAWN, legal};
+use crate::layouts::{DEEP, DRAWN, legal, pipelines};
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
 const FIXTURES: [&str; 5] = [
@@ -68,13 +68,10 @@ fn without_memory(device: &Device) -> Device {
 fn routed(trainer: &Trainer, microbatches: &[HostTokens]) -> Result<Vec<Vec<Vec<usize>>>, Error> {
     let cx = &trainer.cx;
     let mut routers = Vec::new();
-    for tokens in microbatches {
-        for stats in trainer.stepper().routing(cx, tokens)? {
-            let all = cx.tp_ep.exchange_counts(&stats.load)?;
-            let rows =
-                |counts: std::rc::Rc<[u64]>| counts.iter().map(|&rows| rows as usize).collect();
-            routers.push(all.into_iter().map(rows).collect());
-        }
+    for stats in trainer.stepper().routing(cx, microbatches)? {
+        let all = cx.tp_ep.exchange_counts(&stats.load)?;
+        let rows = |counts: std::rc::Rc<[u64]>| counts.iter().map(|&rows| rows as usize).collect();
+        routers.push(all.into_iter().map(rows).collect());
     }
     Ok(routers)
 }
@@ -122,7 +119,14 @@ fn compare(
         };
         let cx = trace::rank_on(meta.clone(), layout, rank, assumed, &size, &tape);
         let aux = options.aux_loss_coef;
-        let [before, traced] = trace::step(cx, &fixture.model, &batch, aux, &tape)?;
+        let [before, traced] = trace::step(
+            cx,
+            &fixture.model,
+            &fixture.stages(layout),
+            &batch,
+            aux,
+            &tape,
+        )?;
         assert!(!before.is_empty(), "{what}: nothing is set up");
 
         // What the search for its routing ran is no part of it.
@@ -161,12 +165,14 @@ fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, au
     let layout = fixture.layout(degrees);
     let (mut options, weights) = (fixture.options(), fixture.weights());
     options.aux_loss_coef = aux_loss_coef;
+    let stages = &fixture.stages(&layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
             let cx = Context::join(rank, &layout, (place.open)(rank.rank()), recorder);
             let seq_len = fixture.golden.seq_len;
-            let mut trainer = Trainer::new(cx, &fixture.model, seq_len, &options, &weights)?;
+            let mut trainer =
+                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
             compare(fixture, &layout, &mut trainer, steps, &options)
         })
         .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
@@ -185,6 +191,23 @@ fn law_a_traced_step_is_the_step() {
     }
 }
 
+/// One in `of` of all layouts with a pipeline.
+fn check_pipelines(of: usize) {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for (name, layers) in DEEP {
+        let fixture = Fixture::load(name).with_layers(layers).with_batch(8);
+        for degrees in (2..=8).flat_map(|gpus| pipelines(&fixture, gpus)) {
+            let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
+            if random.random_range(0..of) > 0 {
+                continue;
+            }
+            let one = || check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
+            let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+            assert!(checked.is_ok(), "MOEFOLD_SEED={} {degrees:?}", cuda::seed());
+        }
+    }
+}
+
 #[test]
 fn law_a_traced_step_is_the_step_in_other_families() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
@@ -198,6 +221,18 @@ fn law_a_traced_step_is_the_step_in_other_families() {
             }
         }
     }
+}
+
+#[test]
+fn law_a_traced_step_is_the_step_of_every_pipeline_rank() {
+    check_pipelines(24);
+}
+
+/// Minutes, so only where asked for (`--ignored`).
+#[test]
+#[ignore = "takes minutes: there are thousands of layouts"]
+fn law_a_traced_step_is_the_step_in_every_pipeline() {
+    check_pipelines(1);
 }
 
 /// A model of up to four layers of either kind, in any order, with widths that put the peak of a step
@@ -297,6 +332,16 @@ fn law_a_traced_step_is_that_of_rank_threads_on_cuda() {
     check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), 0.0);
 }
 
+#[test]
+fn law_a_traced_step_is_that_of_pipeline_ranks_on_cuda() {
+    let fixture = Fixture::load("qwen3_moe_raw").with_layers(4).with_batch(2);
+    let two = degrees(2, 1, 1, 1, 1);
+    check_emulated(&fixture, cuda::F32, &piped(two, 2, 1), 0.0);
+    check_emulated(&fixture, cuda::BF16, &piped(two, 2, 2), 0.01);
+    let tied = Fixture::load("qwen3_tied").with_batch(2);
+    check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), 0.0);
+}
+
 /// A fixture's model with one layer of each kind.
 fn least(name: &'static str) -> Fixture {
     let fixture = Fixture::load(name);
@@ -365,12 +410,20 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
         degrees,
         2,
         &fixture.options(),
-        |trainer| trainer.cx.device.memory(),
+        |trainer| (trainer.cx.at.pp as usize, trainer.cx.device.memory()),
     );
-    let measured = peaks.into_iter().max_by_key(Memory::peak_total);
-    let measured = measured.expect("a rank");
     let gib = &planned.memory_gib;
     let what = format!("{} {degrees:?}", fixture.name);
+    for (pp, gib) in planned.memory_gib_by_pp_rank.iter().enumerate() {
+        let own = peaks.iter().filter(|(of, _)| *of == pp);
+        let most = own.map(|(_, memory)| memory.peak_total()).max();
+        let tensors = gib - planned.memory_gib[TensorClass::Overhead];
+        assert_eq!(most, Some(bytes(tensors)), "{what}: pipeline rank {pp}");
+    }
+    let measured = peaks.into_iter().map(|(_, memory)| memory);
+    // The first of those that have as much.
+    let measured = measured.rev().max_by_key(Memory::peak_total);
+    let measured = measured.expect("a rank");
     let overhead = gib[TensorClass::Overhead];
     for (class, &gib) in gib
         .iter()
@@ -432,6 +485,10 @@ fn law_a_plan_with_the_routing_of_a_run_says_its_peak() {
                 check_routed(&fixture, &degrees);
             }
         }
+        let deep = fixture.with_layers(4);
+        let four = degrees(4, 1, 2, 1, 2);
+        check_routed(&deep, &piped(four, 2, 1));
+        check_routed(&deep, &piped(degrees(4, 2, 2, 1, 1), 2, 2));
     }
 }
 
@@ -459,15 +516,24 @@ fn planned(
     routing: Option<Routing>,
 ) -> PlannedLayout {
     let Degrees {
-        tp, ep, etp, mbs, ..
+        tp,
+        pp,
+        vpp,
+        ep,
+        etp,
+        mbs,
+        ..
     } = degrees;
     let mut options = SearchOptions {
         precision,
         routing,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
-    let pins = format!("tp={tp},cp=1,pp=1,vpp=1,ep={ep},etp={etp},mbs={mbs}");
+    let pins = format!("tp={tp},cp=1,pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
     options.pins = pins.parse().expect("degrees");
+    if *pp > 1 {
+        options.stages = Some(fixture.stages(&fixture.layout(degrees)).into());
+    }
     let costs = Costs::for_cluster(cluster, &[]);
     let (model, gpus) = (&fixture.model, degrees.gpus);
     let runtime = Traced::new(model, cluster);
@@ -507,6 +573,22 @@ fn law_a_plan_says_the_peak_of_a_run() {
             let cluster = presets::local(gpus);
             for degrees in legal(&fixture, gpus) {
                 check_plan(&fixture, &cluster, &CPU, &degrees);
+            }
+        }
+    }
+}
+
+#[test]
+fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for (fixture, layers) in unvarying().into_iter().zip([5, 4, 6]) {
+        let fixture = fixture.with_layers(layers);
+        for gpus in 2..=4 {
+            let cluster = presets::local(gpus);
+            for degrees in pipelines(&fixture, gpus) {
+                if random.random_range(0..4) == 0 {
+                    check_plan(&fixture, &cluster, &CPU, &degrees);
+                }
             }
         }
     }

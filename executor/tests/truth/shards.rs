@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::model::{Family, Shard, pieces};
+use moefold_executor::model::{Family, Piece, Shard, pieces_of};
 use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::train::{self, Trainer};
@@ -13,8 +13,10 @@ use moefold_kernels::Device;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::count;
+use moefold_planner::schedule::Stage;
 
-use crate::common::{Fixture, Tensors, assert_close, degrees, held, place};
+use crate::common::{Fixture, Tensors, assert_close, degrees, held, piped, place};
+use crate::layouts::pipelines;
 
 /// Every legal layout of up to `gpus` ranks at one sequence a microbatch.
 fn legal(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
@@ -40,7 +42,11 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
     let mut answered = 0;
     for rank in 0..layout.gpus() {
         let at = mesh::coordinates(layout, rank);
-        let shard = Shard::new(&fixture.model, layout, &at, &pieces(&fixture.model));
+        let stages = (0..layout.vpp()).map(|chunk| Stage(chunk * layout.pp() + at.pp));
+        let pieces: Vec<Piece> = stages
+            .flat_map(|stage| pieces_of(&fixture.model, &fixture.stages(layout), stage))
+            .collect();
+        let shard = Shard::new(&fixture.model, layout, &at, &pieces);
         for parameter in &shard.parameters {
             let replica = match parameter.family {
                 Family::Dense | Family::Balance => at.dp,
@@ -78,6 +84,20 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
 }
 
 #[test]
+fn law_shards_of_pipelines_partition_the_model() {
+    for name in ["mixtral", "qwen3_moe", "qwen3_tied"] {
+        let fixture = Fixture::load(name).with_layers(5).with_batch(8);
+        let one_sequence = |degrees: &Degrees| degrees.mbs == 1;
+        let all = (2..=8).flat_map(|gpus| pipelines(&fixture, gpus));
+        let all: Vec<Degrees> = all.filter(one_sequence).collect();
+        assert!(all.len() > 15, "{name}: only {} layouts", all.len());
+        for degrees in all {
+            assert_partition(&fixture, &fixture.layout(&degrees));
+        }
+    }
+}
+
+#[test]
 fn law_shards_partition_the_model() {
     for name in ["mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v3_mtp"] {
         let fixture = Fixture::load(name);
@@ -100,6 +120,7 @@ fn initial(fixture: &Fixture, degrees: &Degrees, options: &TrainOptions) -> Tens
             Ok(held(&Trainer::new(
                 cx,
                 &fixture.model,
+                &fixture.stages(&layout),
                 seq_len,
                 options,
                 &source,
@@ -122,6 +143,8 @@ fn law_random_weights_do_not_depend_on_the_layout() {
         degrees(4, 2, 2, 2, 1),
         degrees(8, 4, 8, 1, 1),
         degrees(8, 2, 1, 4, 1),
+        piped(degrees(4, 2, 2, 1, 1), 2, 1),
+        piped(degrees(3, 1, 1, 1, 1), 3, 1),
     ] {
         assert_eq!(initial(&fixture, &layout, &options), single, "{layout:?}");
     }
@@ -129,8 +152,13 @@ fn law_random_weights_do_not_depend_on_the_layout() {
 
 #[test]
 fn law_the_same_run_gives_the_same_bits_on_any_number_of_threads() {
-    let fixture = Fixture::load("qwen3_moe");
-    for layout in [degrees(1, 1, 1, 1, 12), degrees(4, 2, 4, 1, 2)] {
+    let fixture = Fixture::load("qwen3_moe").with_layers(4);
+    for layout in [
+        degrees(1, 1, 1, 1, 12),
+        degrees(4, 2, 4, 1, 2),
+        piped(degrees(4, 1, 2, 1, 2), 2, 1),
+        piped(degrees(4, 2, 2, 1, 6), 2, 2),
+    ] {
         let run = |threads| {
             let mut options = fixture.options();
             options.device = DeviceSpec::Cpu {
@@ -159,6 +187,8 @@ fn differential_the_balancing_loss_does_not_depend_on_the_layout() {
         degrees(2, 1, 2, 1, 4),
         degrees(4, 2, 4, 1, 4),
         degrees(4, 4, 1, 2, 4),
+        piped(degrees(2, 1, 1, 1, 4), 2, 1),
+        piped(degrees(4, 2, 2, 1, 4), 2, 1),
     ] {
         let trained = fixture.train(&layout, 3, &options);
         for (found, expected) in trained.steps.iter().zip(&single.steps) {
@@ -175,7 +205,9 @@ fn law_every_assignment_is_counted() {
     let tokens = fixture.golden.seq_len * fixture.golden.global_batch;
     let single = fixture.train(&degrees(1, 1, 1, 1, 6), 1, &fixture.options());
     let folded = fixture.train(&degrees(8, 2, 4, 2, 1), 1, &fixture.options());
-    for trained in [&single, &folded] {
+    let stages = piped(degrees(6, 2, 2, 1, 1), 3, 1);
+    let stages = fixture.train(&stages, 1, &fixture.options());
+    for trained in [&single, &folded, &stages] {
         let load = &trained.steps[0].expert_load;
         assert_eq!(load.len(), 2);
         for layer in load {
@@ -184,6 +216,7 @@ fn law_every_assignment_is_counted() {
         }
     }
     assert_eq!(single.steps[0].expert_load, folded.steps[0].expert_load);
+    assert_eq!(single.steps[0].expert_load, stages.steps[0].expert_load);
 }
 
 #[test]

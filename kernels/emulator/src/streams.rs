@@ -93,11 +93,13 @@ pub(crate) struct Work {
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, stream) = (self.agent / 3, self.agent % 3);
+        let streams = Stream::ALL.len() as Agent;
+        let (rank, stream) = (self.agent / streams, self.agent % streams);
         let stream = match Stream::ALL[stream as usize] {
             Stream::Compute => "compute",
             Stream::Communication => "communication",
             Stream::Copies => "copies",
+            Stream::Sends => "sends",
         };
         let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = &ranks[rank as usize];
@@ -170,7 +172,7 @@ pub(crate) struct Streams {
     rank: Agent,
     current: Stream,
     /// By stream.
-    clocks: [Clock; 3],
+    clocks: [Clock; Stream::ALL.len()],
     lost: Option<LostWait>,
     dice: Random,
 }
@@ -208,7 +210,7 @@ impl Streams {
 
     /// The next piece of work, and what is over when it begins.
     pub(crate) fn begin(&mut self, what: &'static str) -> (Work, &Clock) {
-        let agent = 3 * self.rank + self.current as Agent;
+        let agent = Stream::ALL.len() as Agent * self.rank + self.current as Agent;
         let clock = self.clock();
         HOST.with_borrow(|host| clock.absorb(host));
         let count = clock.known(agent) + 1;

@@ -200,15 +200,22 @@ impl Field {
 pub enum Stream {
     /// What ops run on.
     Compute,
-    /// Collectives.
+    /// Collectives, and messages that are received.
     Communication,
     /// Copies to and from the host.
     Copies,
+    /// Messages that are sent: one that waits for its receiver holds up no collective.
+    Sends,
 }
 
 impl Stream {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Compute, Self::Communication, Self::Copies];
+    pub const ALL: [Self; 4] = [
+        Self::Compute,
+        Self::Communication,
+        Self::Copies,
+        Self::Sends,
+    ];
 
     /// A bit of its own, in sets of them.
     pub(crate) fn bit(self) -> u8 {

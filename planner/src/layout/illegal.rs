@@ -161,11 +161,10 @@ pub enum Illegal {
         "the pipeline layout places {given} MTP depths (m), and the model has {depths}; nearest: {}", if *depths == 0 { "no m".to_owned() } else { format!("{depths} m, or none, and they stand with the head") }
     )]
     StageDepths { given: u64, depths: u64 },
-    /// A degree past what the stack runs.
-    #[error("the {} stack runs {key} up to {limit}, not {degree}; nearest: {key} = {limit}", stack.name())]
+    /// A context-parallel degree past what the stack runs.
+    #[error("the {} stack runs cp up to {limit}, not {degree}; nearest: cp = {limit}", stack.name())]
     StackDegree {
         stack: StackName,
-        key: &'static str,
         degree: u32,
         limit: u32,
     },
@@ -239,8 +238,7 @@ impl Illegal {
             Self::StageCount { .. } => "pipeline_layout",
             Self::StageLayers { .. } => "pipeline_layout_layers",
             Self::StageDepths { .. } => "pipeline_layout_depths",
-            Self::StackDegree { key: "cp", .. } => "stack_cp",
-            Self::StackDegree { .. } => "stack_pp",
+            Self::StackDegree { .. } => "stack_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
             Self::StackRecompute { .. } => "stack_recompute",

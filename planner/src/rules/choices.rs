@@ -14,8 +14,8 @@ use moefold_profiles::Precision;
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
-    /// The largest degrees of the stack, by their keys.
-    limits: Vec<(StackName, &'static str, u32)>,
+    /// The largest context-parallel degree of the stack.
+    max_cp: Option<(StackName, u32)>,
     /// Stages that were given.
     stages: Option<u64>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
@@ -27,30 +27,26 @@ pub(super) struct Choices {
 impl Choices {
     pub(super) fn of(model: &Model, options: &SearchOptions) -> Self {
         let stack = Stack::of(options.stack);
-        let limit = |key, limit: Option<u32>| limit.map(|limit| (stack.name(), key, limit));
-        let [cp, pp] = stack.limits();
-        let limits = [limit("cp", cp), limit("pp", pp)];
         let stages = options.stages.as_ref();
         Self {
-            limits: limits.into_iter().flatten().collect(),
+            max_cp: stack.max_cp().map(|limit| (stack.name(), limit)),
             stages: stages.map(|given| given.stages().len() as u64),
-            without_p2p: !options.overlap.unwrap_or(stack.common().overlap).p2p,
+            without_p2p: stack.pairs_need_overlap()
+                && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             broken: broken(model, options, &stack),
         }
     }
 
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
-        for &(stack, key, limit) in &self.limits {
-            let degree = if key == "cp" { d.cp } else { d.pp };
-            if degree > limit {
-                broken.push(Illegal::StackDegree {
-                    stack,
-                    key,
-                    degree,
-                    limit,
-                });
-            }
+        if let Some((stack, limit)) = self.max_cp
+            && d.cp > limit
+        {
+            broken.push(Illegal::StackDegree {
+                stack,
+                degree: d.cp,
+                limit,
+            });
         }
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {

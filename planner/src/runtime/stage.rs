@@ -60,6 +60,8 @@ pub struct StageMemory {
     pub passes: Passes,
     /// What it works in besides.
     pub sets: WorkingSets,
+    /// The most that completing its gradients has alive, beside what the rank holds.
+    pub update: Level,
 }
 
 impl StageMemory {
@@ -71,6 +73,19 @@ impl StageMemory {
         self.beside = self.beside + layer.beside * i64::from(count);
         self.passes = self.passes.then(layer.passes.repeated(count));
         self.sets.merge(&layer.sets, count);
+        self.update = self.update.higher(layer.update);
+    }
+
+    /// The same of a stage that begins with a message, that ends with one, or both.
+    pub(crate) fn between(mut self, message: Level, received: bool, sent: bool) -> Self {
+        let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
+        // What is sent is not kept, and comes back as its gradient before the backward pass.
+        self.passes = Passes {
+            saved: self.passes.saved + received - sent,
+            forward: self.passes.forward + received,
+            backward: self.passes.backward + sent,
+        };
+        self
     }
 
     /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.

@@ -6,6 +6,7 @@ use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
 
 use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
+use crate::choice::StackName;
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -39,8 +40,8 @@ pub(crate) struct StageSplit {
     pub(crate) ends: Vec<RankEnd>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<ByClass<Bytes>>,
-    /// The highest of what follows the last backward pass.
-    update: Level,
+    /// A message between stages.
+    message: Level,
 }
 
 /// The end of a step on one pipeline rank, in seconds.
@@ -150,7 +151,7 @@ impl StageSplit {
             counts,
             ends: Vec::new(),
             held: Vec::new(),
-            update: Level::default(),
+            message: Level::default(),
         };
         split.hold(case);
         split.ends = split.rank_ends(case);
@@ -220,7 +221,8 @@ impl StageSplit {
             self.times.hop = vec![hop; stages - 1];
         }
         // Interleaved stages send under other chunks' work; plain 1F1B waits for its messages.
-        self.times.hop_overlapped = question.overlap.p2p && layout.vpp() > 1;
+        let stack = &question.stack;
+        self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
         let mut arrives = 0.0;
         for rank in 0..pp {
             let own = || (rank..stages).step_by(pp);
@@ -319,7 +321,7 @@ impl StageSplit {
         let overhead = overhead(case);
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
-        self.update = step.update;
+        self.message = step.message;
         let (pp, dense_shards) = (layout.pp() as usize, u64::from(layout.dp() * layout.cp()));
         self.held = (0..pp)
             .map(|rank| {
@@ -353,13 +355,15 @@ impl StageSplit {
             .map(|rank| {
                 own.clear();
                 for stage in (rank..self.stages.len()).step_by(pp) {
-                    own.push(self.stage_memory(shape, stage, set));
+                    let memory = self.stage_memory(shape, stage, set);
+                    let last = stage + 1 == self.stages.len();
+                    own.push(memory.between(self.message, stage > 0, !last));
                 }
                 let mut held = memory::at_worst_instant(
                     self.held[rank],
                     &own,
                     &occupancies[rank],
-                    self.update,
+                    self.message,
                 );
                 let allocated = held.total() - held[TensorClass::Overhead];
                 held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
@@ -411,7 +415,18 @@ impl StageSplit {
                 }
             }
             groups.retain(|group| group.layers > 0);
-            let rooms = vec![room; occupancies.len()];
+            // The first stage keeps nothing of what it sends.
+            let sent = |m: &Occupancy| self.message * i64::from(m.live[0]);
+            let rooms: Vec<f64> = occupancies
+                .iter()
+                .map(|m| {
+                    if rank == 0 {
+                        room + sent(m).gib()
+                    } else {
+                        room
+                    }
+                })
+                .collect();
             if let Some(work) = mix::least_work(&groups, &rooms) {
                 bound = bound.max(before + microbatches * (work + ends_s));
             }
@@ -470,8 +485,10 @@ impl StageSplit {
             edp: of(GroupKind::Edp),
             tp: of(GroupKind::Tp),
         };
-        let tied = question.model.tied_embeddings && pp > 1;
-        let pair = tied.then(|| {
+        // Our depths of multi-token prediction embed tokens where the head is.
+        let embeds = question.stack.name() == StackName::Moefold && !question.model.mtp.is_empty();
+        let shared = (question.model.tied_embeddings || embeds) && pp > 1;
+        let pair = shared.then(|| {
             let mut pair = of(GroupKind::Pp);
             pair.ranks_per_domain = pair.ranks_per_domain.min(2);
             pair.ranks_per_node = pair.ranks_per_node.min(2);
@@ -581,12 +598,12 @@ fn overhead(case: Case<'_>) -> Bytes {
         layout.tp(),
         layout.cp(),
         layout.dp() * layout.cp(),
-        layout.pp(),
         layout.ep(),
         layout.etp(),
         layout.edp(),
     ];
-    let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64;
+    let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
+        + stack.pipeline_communicators(layout.pp(), layout.vpp());
     let ep = placement(layout, GroupKind::Ep, question.cluster);
     let staging = stack.staging(
         shape.dispatcher,

@@ -27,14 +27,14 @@ use crate::simulate::{self, Simulator};
 use crate::walk::{Allocation, At, Event, Walked, play};
 use moefold_profiles::trace::{Category, Lane};
 
-/// Walks the step of `rank` of a plan, as `runtime` declares it, under the routing of the plan.
-pub fn walk(
+/// Works on the stages of a plan as a search prices them, under the routing of the plan.
+fn of_plan<T>(
     plan: &Plan,
     layout: &Layout,
-    rank: u32,
     costs: &Costs,
     runtime: &dyn Runtime,
-) -> Result<Walked, PlanError> {
+    work: impl FnOnce(Case<'_>, &StageSplit) -> T,
+) -> Result<T, PlanError> {
     let planned = &plan.planned;
     let options = options_of(plan);
     let rules = Rules::of(&plan.model, &options);
@@ -51,6 +51,59 @@ pub fn walk(
         shape,
     };
     let split = StageSplit::new(case, planned.pipeline.stages.clone());
+    Ok(work(case, &split))
+}
+
+/// When the passes of a rank of a plan begin, its reductions and its update after them, as simulated: in the
+/// order of its schedule, which has messages besides.
+pub fn starts(
+    plan: &Plan,
+    layout: &Layout,
+    rank: u32,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Result<Vec<Instant>, PlanError> {
+    let pipeline_rank = mesh::coordinates(layout, rank).pp;
+    of_plan(plan, layout, costs, runtime, |case, split| {
+        starts_of(case, split, pipeline_rank)
+    })
+}
+
+fn starts_of(case: Case<'_>, split: &StageSplit, pipeline_rank: u32) -> Vec<Instant> {
+    let whole = |_, duration| {
+        vec![simulate::Part {
+            name: String::new(),
+            category: Category::Bubble,
+            lane: Lane::Compute,
+            layer: None,
+            duration,
+        }]
+    };
+    let times = split.times(case.shape, 0);
+    let timeline = Simulator::new(&Schedule::of(case.layout)).trace(&times, whole);
+    let spans = timeline.spans.iter();
+    spans
+        .filter(|span| span.rank == pipeline_rank && span.lane == Lane::Compute)
+        .map(|span| span.start)
+        .collect()
+}
+
+/// Walks the step of `rank` of a plan, as `runtime` declares it, under the routing of the plan.
+pub fn walk(
+    plan: &Plan,
+    layout: &Layout,
+    rank: u32,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Result<Walked, PlanError> {
+    of_plan(plan, layout, costs, runtime, |case, split| {
+        walked(plan, case, split, rank)
+    })
+}
+
+fn walked(plan: &Plan, case: Case<'_>, split: &StageSplit, rank: u32) -> Walked {
+    let (planned, question) = (&plan.planned, case.question);
+    let (layout, shape) = (case.layout, case.shape);
     let pipeline_rank = mesh::coordinates(layout, rank).pp;
     let mut walker = Walker {
         events: Vec::new(),
@@ -58,7 +111,7 @@ pub fn walk(
         collectives: 0,
         set: &planned.recompute,
         case,
-        split: &split,
+        split,
         lowered: (0..shape.kinds.len() + 2)
             .map(|index| kind_of(case, index))
             .map(|kind| Rc::new(question.lowered(layout, shape, kind)))
@@ -72,13 +125,19 @@ pub fn walk(
     }
     let setup = std::mem::take(&mut walker.events);
     walker.step(pipeline_rank);
-    let mut walked = play(rank, &setup, &walker.events, costs, &question.stack);
+    let mut walked = play(
+        rank,
+        &setup,
+        &walker.events,
+        question.costs,
+        &question.stack,
+    );
     // Of the plan's total what is no tensor.
     let all = planned.predicted.memory_gib_by_pp_rank[pipeline_rank as usize];
     let all = Bytes((all * GIB as f64).round() as u64);
     walked.walk.bytes[TensorClass::Overhead] =
         Bytes(all.0.saturating_sub(walked.walk.peak_bytes.0));
-    Ok(walked)
+    walked
 }
 
 /// Writes events.
@@ -123,23 +182,7 @@ impl Walker<'_> {
     fn step(&mut self, pipeline_rank: u32) {
         let layout = self.case.layout;
         let schedule = Schedule::of(layout);
-        let times = self.split.times(self.case.shape, 0);
-        let whole = |action: Action, duration| {
-            vec![simulate::Part {
-                name: format!("{action:?}"),
-                category: Category::Bubble,
-                lane: Lane::Compute,
-                layer: None,
-                duration,
-            }]
-        };
-        let timeline = Simulator::new(&schedule).trace(&times, whole);
-        let starts = timeline
-            .spans
-            .iter()
-            .filter(|span| span.rank == pipeline_rank && span.lane == Lane::Compute);
-        let starts: BTreeMap<String, Instant> =
-            starts.map(|span| (span.name.clone(), span.start)).collect();
+        let mut starts = starts_of(self.case, self.split, pipeline_rank).into_iter();
         let overlap = self.case.question.overlap;
         let (reduces, gathers) = self.replicas(pipeline_rank as usize);
         let mut gathering = Vec::new();
@@ -150,8 +193,8 @@ impl Walker<'_> {
         let last = layout.microbatches() - 1;
         let mut saved = BTreeMap::new();
         for &action in &schedule.ranks[pipeline_rank as usize] {
-            if let Some(start) = starts.get(&format!("{action:?}")) {
-                self.events.push(Event::NotBefore(*start));
+            if !action.is_message() {
+                self.events.extend(starts.next().map(Event::NotBefore));
             }
             match action {
                 Action::Forward(stage, microbatch) => {

@@ -63,13 +63,14 @@ pub(super) fn save_marked(
     step: u64,
 ) -> Result<Vec<Written>, Error> {
     let layout = bench.layout(degrees);
+    let stages = bench.stages(&layout);
     let options = bench.saving(1, run_dir);
     let weights = Source::Random { seed: 1, std: 0.1 };
     let fingerprint = Fingerprint::of(&options, &bench.batch, &bench.samples).expect("reads");
     World::threads(layout.gpus()).run(|rank| {
         let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
         let world = cx.world.clone();
-        let trainer = Trainer::new(cx, &bench.model, SEQ_LEN, &options, &weights)?;
+        let trainer = Trainer::new(cx, &bench.model, &stages, SEQ_LEN, &options, &weights)?;
         each_state(&trainer, |state, region, tensor| {
             tensor.copy_from_f32(&values_of(state, region));
         });
@@ -151,11 +152,13 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
 
     for (index, saved) in saved.into_iter().enumerate() {
         let layout = bench.layout(LAYOUTS[LAYOUTS.len() - 1 - index]);
+        let stages = bench.stages(&layout);
         let source = Source::Checkpoint(Box::new(saved));
         World::threads(layout.gpus())
             .run(|rank| {
                 let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
-                let trainer = Trainer::new(cx, &bench.model, SEQ_LEN, &bench.options, &source)?;
+                let trainer =
+                    Trainer::new(cx, &bench.model, &stages, SEQ_LEN, &bench.options, &source)?;
                 each_state(&trainer, |state, region, tensor| {
                     assert_eq!(tensor.to_f32(), values_of(state, region), "{region:?}");
                 });

@@ -54,6 +54,45 @@ fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
     // vocabulary that does not divide.
     check_stop(&Bench::new("qwen3_moe", 4), [4, 4, 2, 1, 2]);
     check_stop(&Bench::new("qwen3_tied", 4), [4, 4, 1, 1, 2]);
+    // Pipelines, with several stages a rank, and with the embedding at both ends.
+    check_stop(&Bench::new("qwen3_moe", 4).piped([3, 1]), [6, 2, 2, 1, 1]);
+    let deep = Bench::new("mixtral", 4).with_layers(4);
+    check_stop(&deep.piped([2, 2]), [4, 1, 2, 1, 1]);
+    let tied = Bench::new("qwen3_tied", 4).piped([2, 1]);
+    check_stop(&tied, [4, 2, 1, 1, 2]);
+}
+
+/// What one pipeline saves the next one reads, whatever is on which rank.
+#[test]
+fn oracle_another_pipeline_takes_a_run_up() {
+    const PIPELINES: [([u32; 5], [u32; 2]); 5] = [
+        ([1, 1, 1, 1, 2], [1, 1]),
+        ([2, 1, 1, 1, 1], [2, 1]),
+        ([4, 1, 1, 1, 1], [4, 1]),
+        ([4, 2, 1, 1, 1], [2, 2]),
+        ([3, 1, 1, 1, 2], [3, 1]),
+    ];
+    for name in ["mixtral", "qwen3_tied"] {
+        let mut bench = Bench::new(name, 4).with_layers(4);
+        let runs = PIPELINES.map(|_| folder());
+        let mut expected = Vec::new();
+        for ((degrees, pipeline), run) in PIPELINES.into_iter().zip(&runs) {
+            bench = bench.piped(pipeline);
+            let trained = bench.train(degrees, &bench.saving(4, run.path()));
+            expected.push(trained.expect("trains").steps);
+        }
+        for (saved, run) in runs.iter().enumerate() {
+            let (degrees, pipeline) = PIPELINES[(saved + 1) % PIPELINES.len()];
+            bench = bench.piped(pipeline);
+            let dir = step_dir(run.path(), 4);
+            let found = bench.resume(degrees, &dir, &bench.options).steps;
+            assert_eq!(found.len(), 4);
+            for (found, expected) in found.iter().zip(&expected[saved][4..]) {
+                let error = (found.loss / expected.loss - 1.0).abs();
+                assert!(error < 1e-5, "{name} after {saved}: {found:?} {expected:?}");
+            }
+        }
+    }
 }
 
 #[test]

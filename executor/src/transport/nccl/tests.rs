@@ -8,6 +8,7 @@ use moefold_kernels::{Dtype, TensorClass, elementwise};
 use super::*;
 use crate::error::Error;
 use crate::transport::rendezvous::tests::{PATIENCE, collectives, processes, world_of};
+use crate::transport::tests::{messages, oracle_messages};
 use crate::transport::world::Gpu;
 use crate::transport::{Communicator, RankContext, World};
 
@@ -63,6 +64,22 @@ fn differential_gpus_compute_what_threads_compute() {
         for (expected, found) in threads.expect("finishes").into_iter().zip(outcomes) {
             assert_eq!(found.expect("finishes"), expected);
         }
+    }
+    mock.assert_clean();
+}
+
+/// Each line between two ranks is a communicator of its own beside that of all ranks.
+#[test]
+fn messages_between_gpus_come_in_their_order() {
+    let Some(mock) = mock() else { return };
+    for ranks in [2, 3] {
+        let before = mock.said().len();
+        let outcomes = gpus(mock, ranks, PATIENCE, messages);
+        for (me, came) in outcomes.into_iter().enumerate() {
+            assert_eq!(came, Ok(oracle_messages(me, ranks as usize)));
+        }
+        let joined = mock.said()[before..].matches("rank 0 of 2").count();
+        assert!(joined >= 2 * ranks as usize, "{joined}");
     }
     mock.assert_clean();
 }

@@ -7,6 +7,7 @@ use moefold_kernels::{Device, Tensor, TensorClass};
 use moefold_profiles::Dtype;
 
 use super::*;
+use crate::transport::tests::{messages, oracle_messages};
 use crate::transport::{Payload, RankContext, World};
 
 pub(in crate::transport) const PATIENCE: Duration = Duration::from_secs(20);
@@ -115,6 +116,18 @@ fn differential_processes_compute_what_threads_compute_to_the_bit() {
         Ok((rank.is_apart(), rank.local_ranks()))
     });
     assert_eq!(alone, [Ok((true, 1))]);
+}
+
+#[test]
+fn messages_between_processes_come_in_their_order() {
+    for ranks in [2, 3] {
+        let outcomes = processes(&world_of(ranks), PATIENCE, |rank| {
+            messages(rank, &Device::cpu(1))
+        });
+        for (me, came) in outcomes.into_iter().enumerate() {
+            assert_eq!(came, Ok(oracle_messages(me, ranks as usize)));
+        }
+    }
 }
 
 #[test]

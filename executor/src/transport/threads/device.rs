@@ -8,6 +8,9 @@
 //! Nothing is staged, so nothing is allocated. The last meeting is what lets a tensor be written again:
 //! by then everybody's reads of it are queued, and the member's stream waits for them.
 //!
+//! Of a message, the receiver has it when its copy is done; the sender is told that at a second meeting, and
+//! keeps its tensor until then.
+//!
 //! A member that waits, for whatever, advances all that it has in flight as far as that goes
 //! ([`Flights::advance`]): so it does not matter in which order members wait.
 //!
@@ -90,6 +93,7 @@ struct Flight {
 pub(super) fn start(threads: &Threads, exchange: Exchange) -> Result<Pending, TransportError> {
     let offered = match &exchange {
         Exchange::Broadcast { tensor, root } => (threads.member == *root).then_some(tensor),
+        Exchange::Receive { .. } => None,
         other => Some(other.tensor()),
     };
     let device = exchange.tensor().device().clone();
@@ -163,9 +167,15 @@ impl Flight {
             let stream = Stream::Communication;
             match self.device.beside_since(stream, &self.since, work) {
                 ControlFlow::Continue(event) => {
-                    self.started.meet(meeting + 1, Payload::Event(event))?;
+                    self.started
+                        .meet(meeting + 1, Payload::Event(event), true)?;
                 }
                 ControlFlow::Break(event) => {
+                    if let Exchange::Receive { .. } = self.exchange {
+                        // Tells the sender, and is told nothing.
+                        let read = Payload::Event(event.clone());
+                        self.started.meet(meeting + 1, read, false)?;
+                    }
                     self.done.get_or_init(|| event);
                 }
             }
@@ -246,7 +256,12 @@ impl Flight {
                     );
                 }
             }
-            _ => {
+            (Exchange::Send { .. }, 0) => {}
+            (other, _) => {
+                if let Exchange::Receive { tensor, .. } = other {
+                    let sent = self.of(0, tensor).map(|sent| (sent, tensor.clone()));
+                    Self::copy([sent].into_iter());
+                }
                 self.theirs.borrow_mut().clear();
                 return ControlFlow::Break(self.device.record_event());
             }

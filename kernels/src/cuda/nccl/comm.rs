@@ -31,6 +31,8 @@ pub struct Comm {
     rank: usize,
     size: usize,
     device: Device,
+    /// Where its work goes.
+    stream: Stream,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,7 +96,20 @@ impl Comm {
             rank,
             size,
             device: device.clone(),
+            stream: Stream::Communication,
         }
+    }
+
+    /// The same, whose work goes to another stream than [`Stream::Communication`].
+    #[must_use]
+    pub fn on(mut self, stream: Stream) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// The stream that its work goes to.
+    pub fn stream(&self) -> Stream {
+        self.stream
     }
 
     /// Divides the members into groups by colour, ordered by key. Every member calls it; one without
@@ -376,14 +391,14 @@ impl Comm {
         })
     }
 
-    /// Runs `body` with the communication stream, which waits for the compute stream so far. The caller keeps
+    /// Runs `body` with the communicator's stream, which waits for the compute stream so far. The caller keeps
     /// the tensors until the compute stream has waited in turn.
     fn on_stream<R>(
         &self,
         body: impl FnOnce(RawStream) -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         let device = &self.device;
-        device.beside_since(Stream::Communication, &device.record_event(), || {
+        device.beside_since(self.stream, &device.record_event(), || {
             let stream = gpu(device).raw_stream()?;
             body(stream)
         })

@@ -67,7 +67,9 @@ typedef struct Clique {  // the ranks of one communicator
   Op ops[RANKS];
   Part parts[RANKS][PARTS];
   int num_parts[RANKS], colours[RANKS], keys[RANKS];
+  struct Message *messages;  // sent and not received, the oldest first
 } Clique;
+typedef struct Message { struct Message *next; int from, to, type; size_t count; char *data; } Message;
 static Clique *cliques;
 typedef struct { Clique *clique; int rank, busy, finalized, gone, number; } Comm;
 static int numbers;
@@ -316,7 +318,39 @@ int ncclAlltoAll(const void *src, void *dst, size_t count, int type, Comm *comm,
   return collective("ncclAlltoAll", ALL_TO_ALL, src, dst, count, type, 0, 0, comm, stream);
 }
 
-// ---- Sends and receives: in groups, all ranks of a communicator at once ----
+// ---- Sends and receives: in groups, all ranks of a communicator at once, or one message alone ----
+
+// A lone send is taken along and its sender goes on; a lone receive waits for it.
+static void post(Clique *clique, int from, const Part *sent) {
+  Message *message = calloc(1, sizeof *message);
+  size_t bytes = sent->count * width(sent->type);
+  *message = (Message){0, from, sent->peer, sent->type, sent->count, malloc(bytes + 1)};
+  memcpy(message->data, sent->base, bytes);
+  pthread_mutex_lock(&lock);
+  Message **last = &clique->messages;
+  while (*last) last = &(*last)->next;
+  *last = message;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+}
+static int take(Clique *clique, int to, const Part *wanted) {
+  pthread_mutex_lock(&lock);
+  Message **at;
+  for (;;) {
+    for (at = &clique->messages; *at && ((*at)->from != wanted->peer || (*at)->to != to);) at = &(*at)->next;
+    if (*at || clique->aborted) break;
+    pthread_cond_wait(&changed, &lock);
+  }
+  Message *message = *at;
+  if (message) *at = message->next;
+  pthread_mutex_unlock(&lock);
+  if (!message) return REMOTE;
+  if (message->count != wanted->count || message->type != wanted->type) violation("a message of another size\n");
+  else memcpy(wanted->base, message->data, wanted->count * width(wanted->type));
+  free(message->data);
+  free(message);
+  return OK;
+}
 
 static __thread int depth, num_parts;
 static __thread Part parts[PARTS];
@@ -357,6 +391,12 @@ int ncclGroupEnd(void) {
   if (moves) {
     Clique *clique = comm->clique;
     if (drain) drain(grouped_on);
+    if (num_parts == 1 && parts[0].peer != comm->rank) {
+      if (parts[0].send) post(clique, comm->rank, &parts[0]);
+      else if (take(clique, comm->rank, &parts[0])) return REMOTE;
+      comm->busy = polls;
+      return polls ? BUSY : OK;
+    }
     memcpy(clique->parts[comm->rank], parts, sizeof parts);
     clique->num_parts[comm->rank] = num_parts;
     if (meet(clique)) return REMOTE;

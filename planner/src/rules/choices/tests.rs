@@ -80,7 +80,6 @@ fn each_rule_of_a_choice_has_its_message() {
         "stack_cp",
         &["moefold", "cp up to 1, not 2", "cp = 1"],
     );
-    check("pp=8", "stack moefold", "stack_pp", &["pp up to 1, not 8"]);
     check(
         "",
         "stack moefold precision fp8",
@@ -162,6 +161,8 @@ fn choices_that_go_together_break_nothing() {
         ("", "overlap grad-reduce,param-gather"),
         ("pp=4,vpp=7", "pipeline-layout E(tt|)*27ttL"),
         ("tp=8", "stack moefold"),
+        ("pp=8", "stack moefold"),
+        ("pp=2,vpp=7", "stack moefold"),
         ("tp=8", "stack moefold precision bf16"),
     ] {
         let broken = broken("mixtral-8x22b", degrees, words);
@@ -191,8 +192,6 @@ fn rules_of_degrees_and_of_choices_are_reported_together() {
             "hidden_over_tp",
             "experts_over_ep",
             "sequence_over_tp",
-            "stack_pp",
-            "vpp_pair_without_p2p",
             "stack_precision",
             "stack_recompute",
             "moe_act_under_delayed_fp8",

@@ -16,12 +16,14 @@ use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::testing;
 use crate::train::{self, Trained};
+use crate::unpriced::planned;
 
 const STEPS: u64 = 2;
 
-/// Degrees of a layout: TP, EP, ETP, and ranks in all.
+/// Degrees of a layout: TP, PP, EP, ETP, and ranks in all.
 struct Ranks {
     tp: u32,
+    pp: u32,
     ep: u32,
     etp: u32,
     all: u32,
@@ -32,10 +34,13 @@ fn plan(ranks: &Ranks, precision: Precision) -> Plan {
     let mut plan = testing::plan();
     plan.planned.precision = precision;
     (plan.request.batch.seq_len, plan.request.batch.global_batch) = (12, 4);
-    let layout = &mut plan.planned.layout;
+    let mut layout = plan.planned.layout;
     (layout.tp, layout.ep, layout.etp) = (ranks.tp, ranks.ep, ranks.etp);
-    layout.dp = ranks.all / ranks.tp;
+    layout.pp = ranks.pp;
+    layout.dp = ranks.all / ranks.tp / ranks.pp;
     layout.microbatches = 4 / layout.dp;
+    plan.planned.pipeline = planned(&plan.model, layout).pipeline;
+    plan.planned.layout = layout;
     plan
 }
 
@@ -131,16 +136,25 @@ fn check_same(found: &Trained, threads: &Trained, plan: &Plan) {
     assert_eq!(found.peak_by_rank.len(), threads.peak_by_rank.len());
 }
 
-/// All kinds of groups at once, and experts with replicas.
-const LAYOUTS: [Ranks; 2] = [
+/// All kinds of groups at once, experts with replicas, and a pipeline.
+const LAYOUTS: [Ranks; 3] = [
     Ranks {
         tp: 2,
+        pp: 1,
         ep: 2,
         etp: 2,
         all: 4,
     },
     Ranks {
         tp: 1,
+        pp: 1,
+        ep: 2,
+        etp: 1,
+        all: 4,
+    },
+    Ranks {
+        tp: 1,
+        pp: 2,
         ep: 2,
         etp: 1,
         all: 4,
@@ -165,6 +179,7 @@ fn differential_training_over_nccl_is_that_of_one_rank_and_of_rank_threads() {
     let Some(mock) = mock() else { return };
     let one = Ranks {
         tp: 1,
+        pp: 1,
         ep: 1,
         etp: 1,
         all: 1,
