@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use moefold_executor::checkpoint::{self, Written};
@@ -206,18 +207,25 @@ fn train_in(
     } else {
         (steps / 10).max(1)
     };
+    let course = Course {
+        plan,
+        first: first_step(&options.init),
+        steps: options.steps,
+        began: Instant::now(),
+    };
     let on_step = |record: &StepRecord| {
         let mut guard = files
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let (files, written) = &mut *guard;
         if written.is_ok() {
-            *written = files.step(record);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            *written = files.step(record, now.map_or(0.0, |since| since.as_secs_f64()));
         }
         progress.inc(1);
         if record.step.is_multiple_of(every) || record.step + 1 == options.steps {
             // A reader that went away shows when the answer is printed.
-            let _ = output.say(&line(record));
+            let _ = output.say(&course.line(record));
         }
     };
     let here = if world.is_apart() { 1 } else { ranks };
@@ -263,11 +271,32 @@ fn first_step(init: &Init) -> u64 {
     init.resumed().map_or(0, |resumed| resumed.step)
 }
 
-fn line(record: &StepRecord) -> String {
-    format!(
-        "step {:>5}  loss {:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s",
-        record.step, record.loss, record.grad_norm, record.step_s, record.tokens_per_s
-    )
+/// What a line of progress needs beside the step.
+struct Course<'a> {
+    plan: &'a Plan,
+    first: u64,
+    steps: u64,
+    began: Instant,
+}
+
+impl Course<'_> {
+    fn line(&self, record: &StepRecord) -> String {
+        let StepRecord { step, loss, .. } = record;
+        let predicted = &self.plan.planned.predicted;
+        // The FLOPs of a token over the FLOP/s of the device, as the plan has them.
+        let mfu = predicted.mfu / predicted.tokens_per_s_per_gpu * record.tokens_per_s
+            / f64::from(self.plan.request.gpus);
+        let each = self.began.elapsed().div_f64((step + 1 - self.first) as f64);
+        let left = each.mul_f64((self.steps - step - 1) as f64).as_secs();
+        let (hours, minutes, seconds) = (left / 3600, left / 60 % 60, left % 60);
+        format!(
+            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s  MFU {}  {hours}:{minutes:02}:{seconds:02} left",
+            record.grad_norm,
+            record.step_s,
+            record.tokens_per_s,
+            moefold_reports::format::percent(mfu)
+        )
+    }
 }
 
 /// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.

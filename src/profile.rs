@@ -16,7 +16,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::Dispatcher;
+use moefold_planner::choice::{Dispatcher, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -328,6 +328,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         batch: &plan.request.batch,
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
+        optimizer: plan.planned.optimizer,
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -386,6 +387,7 @@ fn keys_on(
         batch: &batch,
         precision,
         dispatcher: Dispatcher::Alltoall,
+        optimizer: Optimizer::Adam,
         runtime: match traced.refuses(model, precision) {
             None => &traced,
             // What this executor does not run is measured as it is declared for another.

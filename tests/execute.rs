@@ -23,8 +23,12 @@ struct Bench(Folder);
 
 impl Bench {
     fn new() -> Self {
+        Self::of("tp=2,ep=4,etp=1,mbs=1")
+    }
+
+    fn of(layout: &str) -> Self {
         let folder = Folder::new();
-        folder.plan("plan.json", "4", "24", "tp=2,ep=4,etp=1,mbs=1", &[]);
+        folder.plan("plan.json", "4", "24", layout, &[]);
         Self(folder)
     }
 
@@ -201,6 +205,73 @@ fn bad_weights_are_refused() {
     )
     .expect("writes");
     init(&folder, &["model.safetensors: holds", "by its header"]);
+}
+
+/// A pipeline from files to files: the losses of the reference, and a dry run of each of its ranks that says
+/// what a run takes.
+#[test]
+fn oracle_a_pipeline_gives_the_losses_of_transformers() {
+    let bench = Bench::of("tp=1,pp=2,ep=2,etp=1,mbs=2");
+    let (out, data) = (bench.path("run"), tokens());
+    let golden = json::read(fixture("mixtral/golden.json"));
+    let lr = golden["lr"].to_string();
+    let (code, _, errors) = bench.execute(&[
+        "--data",
+        &data,
+        "--init",
+        &fixture("mixtral"),
+        "--no-shuffle",
+        "--steps",
+        "3",
+        "--lr",
+        &lr,
+        "--out",
+        &out,
+    ]);
+    assert_eq!(code, 0, "{errors}");
+    let steps = bench.0.steps("run");
+    for (step, expected) in steps.iter().zip(golden["steps"].as_array().expect("steps")) {
+        let expected = expected["loss"].as_f64().expect("a number");
+        assert!((step.loss / expected - 1.0).abs() <= 1e-4, "{}", step.loss);
+        assert_eq!(step.expert_load.len(), 2);
+    }
+    let summary = json::read(Path::new(&out).join("summary.json"));
+    assert!(
+        summary["time_s"]["pp_comm"].as_f64() > Some(0.0),
+        "{summary}"
+    );
+
+    let plan = json::read(bench.path("plan.json"));
+    assert_eq!(plan["pipeline"]["stages"], serde_json::json!([[0], [1]]));
+    let path = bench.path("plan.json");
+    for (rank, stage) in [("0", 0), ("3", 1)] {
+        let dry = bench.path(&format!("dry-{rank}"));
+        let walk = ["--dry-run", "--rank", rank, "--out", &dry, "--json"];
+        let (code, printed, errors) = run(&mut program(&[&["execute", &path], &walk[..]].concat()));
+        assert_eq!(code, 0, "{errors}");
+        let walk: Value = serde_json::from_str(&printed).expect("JSON");
+        let predicted = &plan["predicted"]["memory_gib_by_pp_rank"][stage];
+        let found = walk["peak_bytes"].as_f64().expect("bytes") / f64::from(1 << 30);
+        let predicted = predicted.as_f64().expect("GiB");
+        assert!(
+            (found / predicted - 1.0).abs() < 1e-9,
+            "{found} {predicted}"
+        );
+        let calls = walk["collectives"].as_array().expect("a list").iter();
+        let sent: u64 = calls
+            .filter(|calls| calls["kind"] == "send_recv")
+            .filter_map(|calls| calls["calls"].as_u64())
+            .sum();
+        // Both directions of every microbatch.
+        assert_eq!(
+            sent,
+            2 * plan["layout"]["microbatches"].as_u64().expect("a count")
+        );
+        // The step is about as long as the plan says, waits for the other stage among it.
+        let ratio =
+            walk["step_s"].as_f64().expect("s") / plan["predicted"]["step_s"].as_f64().expect("s");
+        assert!((0.5..1.5).contains(&ratio), "{ratio}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
-//! [`moe`], the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, and measuring ([`record`],
+//! [`moe`], what of them runs again ([`recompute`]), the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, and measuring ([`record`],
 //! [`run`]; on their own, [`profile`] and [`mod@bench`]). How to train is said by [`options`],
 //! what they compute on by [`device::DeviceSpec`], and how much memory they take there by [`mod@room`]; what is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
@@ -25,6 +25,7 @@ pub mod optimizer;
 pub mod options;
 pub mod profile;
 pub mod rank;
+pub mod recompute;
 pub mod record;
 pub mod room;
 mod rotary;

@@ -166,9 +166,9 @@ mod tests {
     fn golden_megatrons_ends_of_wsd() {
         for (anneal, expected) in [
             (Anneal::Linear, [2.0, 1.625, 1.25, 0.5]),
-            (Anneal::Cosine, [2.0, 1.78033, 1.25, 0.5]),
-            (Anneal::Exponential, [2.0, 1.522689, 1.12132, 0.5]),
-            (Anneal::MinusSqrt, [2.0, 1.25, 0.93934, 0.5]),
+            (Anneal::Cosine, [2.0, 1.780_33, 1.25, 0.5]),
+            (Anneal::Exponential, [2.0, 1.522_689, 1.121_32, 0.5]),
+            (Anneal::MinusSqrt, [2.0, 1.25, 0.939_34, 0.5]),
         ] {
             let schedule = LearningRate {
                 floor: Some(0.5),

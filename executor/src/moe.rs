@@ -15,19 +15,23 @@ pub mod experts;
 pub mod router;
 pub mod shared;
 
+use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, permute};
+use moefold_kernels::permute::{self, RowMap};
+use moefold_kernels::router::Routing;
+use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
 use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
-use self::router::{AuxLoss, Router, RouterSaved};
+use self::router::{AuxLoss, Router};
 use self::shared::{Shared, SharedSaved};
 use crate::error::Error;
-use crate::layers::norm::Norm;
+use crate::layers::norm::{Norm, Normed};
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::Store;
 
 /// The sparse feed-forward block of one layer.
@@ -44,14 +48,28 @@ pub struct Moe {
 pub struct MoeSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of router and dispatch `[t, h]`.
-    norm_output: Tensor,
-    router: RouterSaved,
+    norm: Kept<Normed>,
+    routed: Routed,
+    rows: Kept<ExpertRows>,
+    /// Of the shared expert, where there is one.
+    shared: Kept<SharedSaved>,
+}
+
+/// Where tokens went, which is kept whatever runs again.
+#[derive(Debug)]
+pub struct Routed {
     dispatch: Dispatch,
+    /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
+    balance: Option<Tensor>,
+}
+
+/// The rows of the experts here, until they are sent back.
+#[derive(Debug)]
+struct ExpertRows {
+    /// Chosen experts, their probabilities, and the scores of all.
+    routing: Routing,
     experts: ExpertsSaved,
-    shared: Option<SharedSaved>,
 }
 
 /// What routing one microbatch was like.
@@ -93,54 +111,123 @@ impl Moe {
         }
     }
 
-    /// `x [t, h] -> x + experts(norm(x))`.
-    pub fn forward(
+    /// Runs `experts(norm(x))` of `x [t, h]` until the experts' second product.
+    pub fn run(
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(Tensor, MoeSaved, RoutingStats), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let (router, map, mut stats) = self.router.forward(cx, &normed)?;
-        let (sent, sent_probs) = cx.op(Category::RouterPermute, || {
-            let rows = permute::forward(&normed, &map);
-            (rows, permute::permute_slots(&router.routing.probs, &map))
-        });
+        again: &Recompute,
+    ) -> Result<(MoeSaved, RoutingStats), Error> {
+        let mut norm = Kept::new(self.norm.forward(cx, x));
+        let normed = &norm.get().output;
+        let (routing, map, mut stats) = self.router.forward(cx, normed)?;
+        let sent = permuted(cx, normed, &routing, &map);
+        if self.shared.is_none() {
+            norm.drop_of(Module::Layernorm, again);
+        }
         let dispatch = Dispatch::plan(cx, map)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
-        let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
-        let (rows, experts) = self.experts.forward(cx, rows, row_probs, dispatch.rows());
+        let rows = self.rows(cx, routing, sent, &dispatch)?;
+        let balance = stats.balance.as_ref();
+        let saved = MoeSaved {
+            input: x.clone(),
+            norm,
+            routed: Routed {
+                balance: balance.map(|balance| balance.gradient.clone()),
+                dispatch,
+            },
+            rows: Kept::new(rows),
+            shared: Kept::later(),
+        };
+        Ok((saved, stats))
+    }
+
+    /// As [`Moe::run`], of an `x` that ran before: tokens go where they went.
+    pub fn run_again(&self, cx: &Context, x: &Tensor, routed: Routed) -> Result<MoeSaved, Error> {
+        let norm = self.norm.forward(cx, x);
+        let rows = self.rows_again(cx, &norm.output, &routed.dispatch)?;
+        Ok(MoeSaved {
+            input: x.clone(),
+            norm: Kept::new(norm),
+            routed,
+            rows: Kept::new(rows),
+            shared: Kept::later(),
+        })
+    }
+
+    /// `x + experts(norm(x))`, from what has run of it.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut MoeSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        let MoeSaved {
+            input,
+            norm,
+            routed: Routed { dispatch, .. },
+            rows: kept,
+            shared: kept_shared,
+        } = saved;
+        let experts = &mut kept.get_mut().experts;
+        let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
+        kept.drop_of(Module::Moe, again);
         let rows = dispatch.from_experts(cx, rows)?;
         let y = cx.op(Category::RouterPermute, || {
             permute::unpermute(&rows, &dispatch.map, None)
         });
         drop(rows);
-        let shared = match &self.shared {
-            Some(shared) => Some(shared.forward(cx, &normed, &y)?),
-            None => None,
-        };
-        cx.op(Category::Experts, || add_into(&y, x));
-        let saved = MoeSaved {
-            input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
-            router,
-            dispatch,
-            experts,
-            shared,
-        };
-        Ok((y, saved, stats))
+        if let Some(shared) = &self.shared {
+            let own = shared.forward(cx, &norm.get().output, &y)?;
+            norm.drop_of(Module::Layernorm, again);
+            *kept_shared = Kept::new(own);
+            kept_shared.drop_of(Module::SharedExperts, again);
+            kept_shared.drop_of(Module::Moe, again);
+        }
+        cx.op(Category::Experts, || add_into(&y, input));
+        Ok(y)
+    }
+
+    fn rows(
+        &self,
+        cx: &Context,
+        routing: Routing,
+        (sent, sent_probs): (Tensor, Tensor),
+        dispatch: &Dispatch,
+    ) -> Result<ExpertRows, Error> {
+        let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
+        let experts = self.experts.run(cx, rows, row_probs, dispatch.rows());
+        Ok(ExpertRows { routing, experts })
+    }
+
+    fn rows_again(
+        &self,
+        cx: &Context,
+        normed: &Tensor,
+        dispatch: &Dispatch,
+    ) -> Result<ExpertRows, Error> {
+        let routing = self.router.again(cx, normed);
+        let sent = permuted(cx, normed, &routing, &dispatch.map);
+        self.rows(cx, routing, sent, dispatch)
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MoeSaved) -> Result<Tensor, Error> {
-        let dispatch = &saved.dispatch;
+        let MoeSaved {
+            input,
+            mut norm,
+            routed: Routed { dispatch, balance },
+            rows: mut kept,
+            shared: mut own,
+        } = saved;
+        let normed = &norm.again(cx, || Ok(self.norm.forward(cx, &input)))?.output;
+        kept.again(cx, || self.rows_again(cx, normed, &dispatch))?;
+        let ExpertRows { routing, experts } = kept.into_inner();
         let sent = cx.op(Category::RouterPermute, || {
             permute::forward(dy, &dispatch.map)
         });
         let drows = dispatch.to_experts(cx, sent)?;
-        let (drows, drow_probs) = self
-            .experts
-            .backward(cx, drows, saved.experts, dispatch.rows());
+        let (drows, drow_probs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
         let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let (dnormed, dprobs) = cx.op(Category::RouterPermute, || {
             let dnormed = permute::unpermute(&drows, &dispatch.map, None);
@@ -150,15 +237,30 @@ impl Moe {
             )
         });
         drop((drows, drow_probs));
-        self.router
-            .backward(cx, &dprobs, &saved.router, &saved.norm_output, &dnormed);
-        if let (Some(shared), Some(own)) = (&self.shared, saved.shared) {
-            shared.backward(cx, dy, &saved.norm_output, own, &dnormed)?;
+        let chosen = (&routing, balance.as_ref());
+        self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
+        if let Some(shared) = &self.shared {
+            own.again(cx, || shared.again(cx, normed))?;
+            shared.backward(cx, dy, normed, own.into_inner(), &dnormed)?;
         }
-        let dx = self
-            .norm
-            .backward(cx, &dnormed, &saved.input, &saved.norm_rstd);
+        let rstd = &norm.get().rstd;
+        let dx = self.norm.backward(cx, &dnormed, &input, rstd);
         cx.op(Category::Experts, || add_into(&dx, dy));
         Ok(dx)
     }
+}
+
+impl MoeSaved {
+    /// Where tokens went; all else is let go of.
+    pub fn into_routed(self) -> Routed {
+        self.routed
+    }
+}
+
+/// Rows and their probabilities in expert order.
+fn permuted(cx: &Context, x: &Tensor, routing: &Routing, map: &RowMap) -> (Tensor, Tensor) {
+    cx.op(Category::RouterPermute, || {
+        let rows = permute::forward(x, map);
+        (rows, permute::permute_slots(&routing.probs, map))
+    })
 }

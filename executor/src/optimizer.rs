@@ -4,13 +4,15 @@
 //! over all tokens of the step, so both are scaled by `1 / (DP * CP)` (Megatron-Core: an expert's
 //! gradient already holds the tokens of every rank that sends to it). The global norm counts every
 //! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
-//! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of narrower weights every shard has masters in
-//! f32, which begin as the initial values before rounding and are what is saved at the end.
+//! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of
+//! narrower weights every shard has masters in f32, which begin as the initial values before rounding and are
+//! what is saved at the end. Moments are f32 or bf16, as a plan says.
 
 use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
+use moefold_planner::choice::Optimizer;
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
@@ -118,12 +120,12 @@ struct Segment {
 }
 
 impl ZeroAdam {
-    /// States for the rank's shards of `store`, all zero.
-    pub fn new(cx: &Context, store: &Store, options: AdamOptions) -> Self {
+    /// States for the rank's shards of `store`, all zero, with moments of the type of `optimizer`.
+    pub fn new(cx: &Context, store: &Store, options: AdamOptions, optimizer: Optimizer) -> Self {
         let families = [Family::Dense, Family::Expert]
             .into_iter()
             .filter(|&family| store.shard.buffer_len(family) > 0)
-            .map(|family| FamilyShard::new(cx, store, family))
+            .map(|family| FamilyShard::new(cx, store, family, optimizer.moments()))
             .collect();
         let balance = &store.flat(Family::Balance).weights;
         let is_first = cx.replicas(Family::Balance).index() == 0;
@@ -283,25 +285,25 @@ impl ZeroAdam {
 }
 
 impl FamilyShard {
-    fn new(cx: &Context, store: &Store, family: Family) -> Self {
+    fn new(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Self {
         let group = cx.replicas(family).clone();
         let flat = store.flat(family);
         let len = flat.weights.len() / group.size();
         let range = group.index() * len..(group.index() + 1) * len;
-        let state = || cx.device.zeros(TensorClass::Optimizer, Dtype::F32, &[len]);
+        let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
         let weights = view(&flat.weights, &range);
         Self {
             family,
             masters: match weights.dtype() {
                 Dtype::F32 => weights.clone(),
-                _ => state(),
+                _ => state(Dtype::F32),
             },
             all_weights: flat.weights.clone(),
             all_grads: flat.grads.clone(),
             weights,
             grads: view(&flat.grads, &range),
-            first_moment: state(),
-            second_moment: state(),
+            first_moment: state(moments),
+            second_moment: state(moments),
             segments: segments(&store.shard, family, &range),
             group,
             range,

@@ -1,4 +1,4 @@
-//! [`TrainOptions`]: how to train, besides the plan.
+//! [`TrainOptions`]: how to train, besides the plan; [`Savers`]: what the plan gives for memory.
 //!
 //! Plain data that a caller fills in. What it asks for is done elsewhere: [`mod@crate::train`] begins
 //! and steps, [`mod@crate::checkpoint`] saves and resumes.
@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use moefold_planner::choice::{Optimizer, Recompute};
+use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
@@ -40,6 +42,25 @@ pub struct TrainOptions {
 /// Megatron-Core's default for multi-token prediction, and what DeepSeek-V3 was trained with at the end (arXiv
 /// 2412.19437, section 4.2).
 pub const MTP_LOSS_SCALING_FACTOR: f64 = 0.1;
+
+/// What a plan gives time for memory with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Savers {
+    /// What is computed again in the backward pass, in every layer.
+    pub recompute: Recompute,
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
+}
+
+impl Savers {
+    /// Those of a plan.
+    pub fn of(plan: &PlannedLayout) -> Self {
+        Self {
+            recompute: plan.recompute.clone(),
+            optimizer: plan.optimizer,
+        }
+    }
+}
 
 /// Where initial weights come from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -185,6 +185,11 @@ impl Context {
         self.recorder.counting(category, work)
     }
 
+    /// Runs a module of a forward pass again; all its time counts as [`Category::Recompute`].
+    pub fn again<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.recorder.again(work)
+    }
+
     /// Runs what may make the host wait for the device, as a span of that name, and counts how often
     /// it did. Nothing else in a step does.
     pub fn to_host<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {

@@ -61,6 +61,8 @@ struct Inner {
     place: Cell<Place>,
     /// What ops count as.
     category: Cell<Category>,
+    /// Whether a forward pass runs again.
+    again: Cell<bool>,
     /// Whether ops are part of a collective, which has a span of its own.
     in_collective: Cell<bool>,
     /// The op under way.
@@ -119,6 +121,7 @@ impl Recorder {
             clock: Clock::new(epoch, 1.0),
             place: Cell::default(),
             category: Cell::new(Category::Host),
+            again: Cell::new(false),
             in_collective: Cell::new(false),
             open: RefCell::default(),
             detail: Cell::new(Detail::Spans),
@@ -199,9 +202,20 @@ impl Recorder {
         let Some(inner) = &self.0 else {
             return work();
         };
-        let before = inner.category.replace(category);
+        let before = inner.category.replace(inner.counted(category));
         let result = work();
         inner.category.set(before);
+        result
+    }
+
+    /// Runs `work`, all of which counts as [`Category::Recompute`], whatever it is.
+    pub fn again<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some(inner) = &self.0 else {
+            return work();
+        };
+        let before = inner.again.replace(true);
+        let result = work();
+        inner.again.set(before);
         result
     }
 
@@ -217,6 +231,7 @@ impl Recorder {
         let Some(inner) = self.recording() else {
             return work().0;
         };
+        let category = inner.counted(category);
         let open = inner.begin_span();
         let before = inner.in_collective.replace(true);
         let (result, noted) = work();
@@ -406,6 +421,15 @@ impl Recorder {
 }
 
 impl Inner {
+    /// What the time of something of a category counts as.
+    fn counted(&self, category: Category) -> Category {
+        if self.again.get() {
+            Category::Recompute
+        } else {
+            category
+        }
+    }
+
     fn begin_span(&self) -> Open {
         if self.tape.is_some() {
             return Open::Untimed;

@@ -1,11 +1,14 @@
 //! [`RunDir`]: the folder a training run leaves behind, and the summary of what it measured.
 //!
 //! `plan.json` and `env.json` are written with the first step, so that a run that is refused leaves
-//! nothing in the way of the next try; `steps.jsonl` grows a line a step and can be followed;
+//! nothing in the way of the next try; `steps.jsonl` grows a line a step and can be followed, and so does
+//! what TensorBoard reads ([`Events`]);
 //! `trace.json` and `summary.json` come at the end. A folder without a summary is a run that did not
 //! finish. Checkpoints, where they are asked for, lie in a folder of their own
 //! ([`crate::checkpoint`]). The types of the files are in [`moefold_profiles::run`], and reading
 //! them is the reports' business.
+
+mod events;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,6 +28,8 @@ use crate::error::Error;
 use crate::files::write_json;
 use crate::record::{Busy, StepTime};
 
+pub use events::Events;
+
 /// A run directory being written.
 #[derive(Debug)]
 pub struct RunDir {
@@ -32,7 +37,7 @@ pub struct RunDir {
     plan: Plan,
     environment: Environment,
     /// Absent until the first step.
-    steps: Option<File>,
+    files: Option<(File, Events)>,
 }
 
 impl RunDir {
@@ -52,7 +57,7 @@ impl RunDir {
             dir: dir.to_owned(),
             plan: plan.clone(),
             environment: environment.clone(),
-            steps: None,
+            files: None,
         })
     }
 
@@ -61,26 +66,29 @@ impl RunDir {
         &self.dir
     }
 
-    /// Adds a step; it is in the file when this returns.
-    pub fn step(&mut self, record: &StepRecord) -> Result<(), Error> {
+    /// Adds a step that ended at a time in seconds since 1970; it is in the files when this returns.
+    pub fn step(&mut self, record: &StepRecord, time_s: f64) -> Result<(), Error> {
         let path = self.dir.join("steps.jsonl");
         let mut line = serde_json::to_string(record)
             .map_err(|error| Error::malformed(&path, error.to_string()))?;
         line.push('\n');
-        self.steps()?
+        let (steps, events) = self.files(time_s)?;
+        steps
             .write_all(line.as_bytes())
-            .map_err(Error::io(&path, "write"))
+            .map_err(Error::io(&path, "write"))?;
+        events.step(record, time_s)
     }
 
-    /// The file of steps; with the first call, the files that precede it.
-    fn steps(&mut self) -> Result<&mut File, Error> {
-        if self.steps.is_none() {
+    /// The files of steps; with the first call, the files that precede them.
+    fn files(&mut self, time_s: f64) -> Result<&mut (File, Events), Error> {
+        if self.files.is_none() {
             write_json(&self.dir.join("plan.json"), &self.plan)?;
             write_json(&self.dir.join("env.json"), &self.environment)?;
             let path = self.dir.join("steps.jsonl");
-            self.steps = Some(File::create(&path).map_err(Error::io(&path, "create"))?);
+            let steps = File::create(&path).map_err(Error::io(&path, "create"))?;
+            self.files = Some((steps, Events::create(&self.dir, time_s)?));
         }
-        Ok(self.steps.as_mut().expect("opened above"))
+        Ok(self.files.as_mut().expect("opened above"))
     }
 
     /// Ends the run.
@@ -90,7 +98,7 @@ impl RunDir {
         profile: &Profile,
         summary: &RunSummary,
     ) -> Result<(), Error> {
-        self.steps()?;
+        self.files(0.0)?;
         // A run that took no step measured nothing.
         if !profile.samples.is_empty() {
             profile.save(&self.dir)?;
@@ -378,7 +386,7 @@ mod tests {
         let names = || std::fs::read_dir(&dir).expect("is there").count();
         assert_eq!(names(), 0, "nothing before the first step");
         for step in 0..2 {
-            run.step(&record(step, 1.0)).expect("writes");
+            run.step(&record(step, 1.0), step as f64).expect("writes");
             assert_eq!(read("steps.jsonl").lines().count() as u64, step + 1);
         }
         assert!(!dir.join("summary.json").exists());

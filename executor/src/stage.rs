@@ -8,6 +8,7 @@ mod depth;
 
 use moefold_kernels::Tensor;
 use moefold_kernels::rope::Rope;
+use moefold_planner::choice::Recompute;
 use moefold_planner::model::{Ffn, Mixer, Model};
 
 use self::depth::{Depth, DepthSaved};
@@ -19,7 +20,7 @@ use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
 use crate::moe::router::AuxLoss;
-use crate::moe::{Moe, MoeSaved, RoutingStats};
+use crate::moe::{Moe, MoeSaved, Routed, RoutingStats};
 use crate::rank::Context;
 use crate::store::Store;
 
@@ -27,10 +28,19 @@ use crate::store::Store;
 #[derive(Debug)]
 pub struct StageModel {
     embedding: Option<Embedding>,
-    blocks: Vec<(u32, Block)>,
+    layers: Vec<Layer>,
     head: Option<Head>,
     /// Beside the head.
     depths: Vec<Depth>,
+}
+
+/// The blocks of a decoder layer that a stage has.
+#[derive(Debug)]
+struct Layer {
+    index: u32,
+    blocks: Vec<Block>,
+    /// What of it runs again in the backward pass.
+    again: Recompute,
 }
 
 /// A block of a decoder layer, from residual stream to residual stream.
@@ -72,10 +82,18 @@ pub enum StageOutput {
 /// What a stage saves of one microbatch.
 #[derive(Debug)]
 pub struct StageSaved {
-    /// With the layer of each.
-    blocks: Vec<(u32, BlockSaved)>,
+    layers: Vec<LayerSaved>,
     head: Option<HeadSaved>,
     depths: Vec<DepthSaved>,
+}
+
+/// What a layer saves.
+#[derive(Debug)]
+enum LayerSaved {
+    /// What each of its blocks does.
+    Blocks(Vec<BlockSaved>),
+    /// Of one that runs again as a whole, its input `[t, h]`, and where its blocks sent tokens.
+    Input(Tensor, Vec<Option<Routed>>),
 }
 
 #[derive(Debug)]
@@ -86,20 +104,180 @@ enum BlockSaved {
     Sparse(Box<MoeSaved>),
 }
 
+impl Block {
+    /// Runs the block on `x [t, h]`, until what its backward has no need of.
+    fn run(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+        tokens: &Tokens<'_>,
+        again: &Recompute,
+        routed: &mut impl FnMut(RoutingStats),
+    ) -> Result<BlockSaved, Error> {
+        Ok(match self {
+            Self::Attention(attention) => {
+                let saved = attention.run(cx, x, tokens.sequences, tokens.rope, again)?;
+                BlockSaved::Attention(Box::new(saved))
+            }
+            Self::Latent(latent) => {
+                let saved = latent.run(cx, x, tokens.sequences, tokens.rope, again)?;
+                BlockSaved::Latent(Box::new(saved))
+            }
+            Self::Dense(mlp) => BlockSaved::Dense(Box::new(mlp.run(cx, x, again)?)),
+            Self::Sparse(moe) => {
+                let (saved, stats) = moe.run(cx, x, again)?;
+                routed(stats);
+                BlockSaved::Sparse(Box::new(saved))
+            }
+        })
+    }
+
+    /// As [`Block::run`], of an `x` that ran before, to be kept until its backward.
+    fn run_again(
+        &self,
+        cx: &Context,
+        x: &Tensor,
+        tokens: &Tokens<'_>,
+        routed: Option<Routed>,
+    ) -> Result<BlockSaved, Error> {
+        match (self, routed) {
+            (Self::Sparse(moe), Some(routed)) => {
+                let saved = moe.run_again(cx, x, routed)?;
+                Ok(BlockSaved::Sparse(Box::new(saved)))
+            }
+            _ => self.run(cx, x, tokens, &Recompute::None, &mut |_| ()),
+        }
+    }
+
+    /// The residual stream after the block.
+    fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut BlockSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        match (self, saved) {
+            (Self::Attention(attention), BlockSaved::Attention(saved)) => {
+                attention.finish(cx, saved, again)
+            }
+            (Self::Latent(latent), BlockSaved::Latent(saved)) => latent.finish(cx, saved, again),
+            (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.finish(cx, saved, again),
+            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.finish(cx, saved, again),
+            _ => unreachable!("a block saves what its own kind saves"),
+        }
+    }
+
+    fn backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        tokens: &Tokens<'_>,
+        saved: BlockSaved,
+    ) -> Result<Tensor, Error> {
+        match (self, saved) {
+            (Self::Attention(attention), BlockSaved::Attention(saved)) => {
+                attention.backward(cx, dy, *saved, tokens.sequences, tokens.rope)
+            }
+            (Self::Latent(latent), BlockSaved::Latent(saved)) => {
+                latent.backward(cx, dy, *saved, tokens.sequences, tokens.rope)
+            }
+            (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, dy, *saved),
+            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, dy, *saved),
+            _ => unreachable!("a block saves what its own kind saves"),
+        }
+    }
+}
+
+impl BlockSaved {
+    /// Where it sent tokens, if it did; all else is let go of.
+    fn into_routed(self) -> Option<Routed> {
+        match self {
+            Self::Sparse(saved) => Some(saved.into_routed()),
+            Self::Attention(_) | Self::Latent(_) | Self::Dense(_) => None,
+        }
+    }
+}
+
+impl Layer {
+    fn forward(
+        &self,
+        cx: &Context,
+        mut x: Tensor,
+        tokens: &Tokens<'_>,
+        routed: &mut impl FnMut(RoutingStats),
+    ) -> Result<(Tensor, LayerSaved), Error> {
+        let input = (self.again == Recompute::Full).then(|| x.clone());
+        let (mut blocks, mut kept) = (Vec::new(), Vec::new());
+        for block in &self.blocks {
+            let mut saved = block.run(cx, &x, tokens, &self.again, routed)?;
+            x = block.finish(cx, &mut saved, &self.again)?;
+            if input.is_some() {
+                kept.push(saved.into_routed());
+            } else {
+                blocks.push(saved);
+            }
+        }
+        let saved = match input {
+            Some(input) => LayerSaved::Input(input, kept),
+            None => LayerSaved::Blocks(blocks),
+        };
+        Ok((x, saved))
+    }
+
+    fn backward(
+        &self,
+        cx: &Context,
+        mut dx: Tensor,
+        tokens: &Tokens<'_>,
+        saved: LayerSaved,
+    ) -> Result<Tensor, Error> {
+        let saved = match saved {
+            LayerSaved::Blocks(saved) => saved,
+            LayerSaved::Input(x, routed) => cx.again(|| self.run_again(cx, x, tokens, routed))?,
+        };
+        for (block, saved) in self.blocks.iter().zip(saved).rev() {
+            dx = block.backward(cx, &dx, tokens, saved)?;
+        }
+        Ok(dx)
+    }
+
+    /// What the blocks save, from the input of the first; nobody asks for the output of the last.
+    fn run_again(
+        &self,
+        cx: &Context,
+        mut x: Tensor,
+        tokens: &Tokens<'_>,
+        routed: Vec<Option<Routed>>,
+    ) -> Result<Vec<BlockSaved>, Error> {
+        let mut blocks: Vec<BlockSaved> = Vec::with_capacity(self.blocks.len());
+        let mut before: Option<&Block> = None;
+        for (block, routed) in self.blocks.iter().zip(routed) {
+            if let (Some(before), Some(saved)) = (before, blocks.last_mut()) {
+                x = before.finish(cx, saved, &Recompute::None)?;
+            }
+            blocks.push(block.run_again(cx, &x, tokens, routed)?);
+            before = Some(block);
+        }
+        Ok(blocks)
+    }
+}
+
 impl StageModel {
-    /// The modules of some pieces, in the order of a forward pass, on weights of `store`. `mtp` is the weight of
-    /// the losses of multi-token prediction together.
+    /// The modules of some pieces, in the order of a forward pass, on weights of `store`. `again` says of a
+    /// layer what of it runs again in the backward pass. `mtp` is the weight of the losses of multi-token
+    /// prediction together.
     pub fn new(
         model: &Model,
         store: &Store,
         pieces: &[Piece],
         aux: Option<AuxLoss>,
+        again: &dyn Fn(u32) -> Recompute,
         mtp: f64,
     ) -> Self {
         let eps = model.norm.eps;
         let mut stage = Self {
             embedding: None,
-            blocks: Vec::new(),
+            layers: Vec::new(),
             head: None,
             depths: Vec::new(),
         };
@@ -126,7 +304,7 @@ impl StageModel {
                         }
                         _ => unreachable!("support::check admits no other mixer"),
                     };
-                    stage.blocks.push((layer, block));
+                    stage.push(layer, block, again);
                 }
                 Piece::FeedForward(layer) => {
                     let block = match &model.layer(layer).ffn {
@@ -135,15 +313,26 @@ impl StageModel {
                         }
                         _ => Block::Dense(Box::new(Mlp::new(store, layer, eps))),
                     };
-                    stage.blocks.push((layer, block));
+                    stage.push(layer, block, again);
                 }
             }
         }
         stage
     }
 
+    fn push(&mut self, index: u32, block: Block, again: &dyn Fn(u32) -> Recompute) {
+        match self.layers.last_mut() {
+            Some(layer) if layer.index == index => layer.blocks.push(block),
+            _ => self.layers.push(Layer {
+                index,
+                blocks: vec![block],
+                again: again(index),
+            }),
+        }
+    }
+
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `routed` is called with each MoE layer and its statistics, in order.
+    /// there is one. `routed` is called with each MoE layer and its statistics, in order, and once.
     pub fn forward(
         &self,
         cx: &Context,
@@ -166,34 +355,16 @@ impl StageModel {
             (None, Some(input)) => input,
             _ => unreachable!("the first stage has the embedding and no other has"),
         };
-        let mut blocks = Vec::with_capacity(self.blocks.len());
-        for (layer, block) in &self.blocks {
-            cx.recorder.at_layer(Some(*layer));
-            let (y, saved) = match block {
-                Block::Attention(attention) => {
-                    let (y, saved) = attention.forward(cx, &x, tokens.sequences, tokens.rope)?;
-                    (y, BlockSaved::Attention(Box::new(saved)))
-                }
-                Block::Latent(latent) => {
-                    let (y, saved) = latent.forward(cx, &x, tokens.sequences, tokens.rope)?;
-                    (y, BlockSaved::Latent(Box::new(saved)))
-                }
-                Block::Dense(mlp) => {
-                    let (y, saved) = mlp.forward(cx, &x)?;
-                    (y, BlockSaved::Dense(Box::new(saved)))
-                }
-                Block::Sparse(moe) => {
-                    let (y, saved, stats) = moe.forward(cx, &x)?;
-                    routed(*layer, stats);
-                    (y, BlockSaved::Sparse(Box::new(saved)))
-                }
-            };
-            blocks.push((*layer, saved));
-            x = y;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            cx.recorder.at_layer(Some(layer.index));
+            let saved;
+            (x, saved) = layer.forward(cx, x, tokens, &mut |stats| routed(layer.index, stats))?;
+            layers.push(saved);
         }
         cx.recorder.at_layer(None);
         let mut saved = StageSaved {
-            blocks,
+            layers,
             head: None,
             depths: Vec::new(),
         };
@@ -235,19 +406,9 @@ impl StageModel {
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };
-        for ((layer, block), (_, saved)) in self.blocks.iter().zip(saved.blocks).rev() {
-            cx.recorder.at_layer(Some(*layer));
-            dx = match (block, saved) {
-                (Block::Attention(attention), BlockSaved::Attention(saved)) => {
-                    attention.backward(cx, &dx, *saved, tokens.sequences, tokens.rope)?
-                }
-                (Block::Latent(latent), BlockSaved::Latent(saved)) => {
-                    latent.backward(cx, &dx, *saved, tokens.sequences, tokens.rope)?
-                }
-                (Block::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, &dx, *saved)?,
-                (Block::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, &dx, *saved)?,
-                _ => unreachable!("a block saves what its own kind saves"),
-            };
+        for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
+            cx.recorder.at_layer(Some(layer.index));
+            dx = layer.backward(cx, dx, tokens, saved)?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {

@@ -3,7 +3,7 @@
 //! Refusing happens once, before any rank starts, and names every reason together; nothing further
 //! in checks again. A plan for another executor is no error of the plan.
 
-use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName};
+use moefold_planner::choice::{Dispatcher, Offload, ScheduleName};
 use moefold_planner::model::{Feature, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::{Dtype, Precision};
@@ -80,20 +80,12 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             format!("dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\""),
         ),
         (
-            plan.recompute != Recompute::None,
-            "recomputation is not implemented, use recompute \"none\"".to_owned(),
-        ),
-        (
             plan.offload != Offload::None,
             "offloading is not implemented, use offload \"none\"".to_owned(),
         ),
         (
             plan.precision.compute() != device.dtype(),
             precision(plan.precision, device),
-        ),
-        (
-            plan.optimizer != Optimizer::Adam,
-            "bf16 optimizer moments are not implemented, use optimizer \"adam\"".to_owned(),
         ),
     ];
     let refused = refusals.into_iter().filter(|(refused, _)| *refused);

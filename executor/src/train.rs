@@ -20,7 +20,7 @@ use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
 use crate::model::global_tensors;
-use crate::options::{Init, TrainOptions};
+use crate::options::{Init, Savers, TrainOptions};
 use crate::profile::{Described, Measurements, training};
 use crate::rank::Context;
 use crate::record::Sampler;
@@ -92,6 +92,7 @@ pub fn run_in(
             world.ranks()
         )));
     }
+    let savers = Savers::of(plan);
     let (weights, fingerprint) = begin(model, batch, options, samples)?;
     let collector = Collector::new();
     let stages = &plan.pipeline.stages[..];
@@ -105,7 +106,8 @@ pub fn run_in(
             saved.verify(&cx.world)?;
         }
         let saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
-        let mut trainer = Trainer::new(cx, model, stages, batch.seq_len, options, &weights)?;
+        let mut trainer =
+            Trainer::new(cx, model, stages, batch.seq_len, &savers, options, &weights)?;
         let report = |record: &StepRecord| {
             if rank.rank() == 0 {
                 on_step(record);

@@ -5,9 +5,11 @@
 //! (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2, with PyTorch's reading of eps).
 //!
 //! A device implementation: one elementwise pass over f32 master weights and moments, which also
-//! writes the model's narrower weights ([`step_into`]).
+//! writes the model's narrower weights ([`step_into`]). Moments may be bf16 (Transformer Engine's fused Adam
+//! with `exp_avg_dtype`): they are widened, and what is stored is the nearest bf16, ties to even; the weights
+//! are updated with the moments before that.
 
-use moefold_profiles::Op;
+use moefold_profiles::{Dtype, Op};
 
 use crate::buffer::with;
 use crate::device::Backend;
@@ -34,18 +36,19 @@ pub struct Adamw {
     pub step: u64,
 }
 
-/// The cost-table key of a step on `weights`.
-pub fn key(weights: &Tensor) -> Op {
+/// The cost-table key of a step on `weights` with moments such as `m`.
+pub fn key(weights: &Tensor, m: &Tensor) -> Op {
     Op::Adamw {
         len: weights.len() as u64,
         dtype: weights.dtype(),
+        moments: m.dtype(),
     }
 }
 
 /// One step on f32 `weights` with `grad * scale`; updates `weights`, `m` and `v` in place.
 ///
 /// # Panics
-/// When the shapes differ or the step is 0.
+/// When the shapes differ, the moments are not both of f32 or both of bf16, or the step is 0.
 pub fn step(weights: &Tensor, grad: &Tensor, m: &Tensor, v: &Tensor, rule: &Adamw, scale: f32) {
     step_into(weights, grad, m, v, None, rule, scale);
 }
@@ -88,15 +91,20 @@ pub fn step_by(
         expect_dims("adamw::step", "model", model, weights.dims());
     }
     assert!(
+        m.dtype() == v.dtype() && matches!(m.dtype(), Dtype::F32 | Dtype::Bf16),
+        "adamw::step: moments are {m:?} and {v:?}, expected both f32 or both bf16"
+    );
+    assert!(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
     );
-    let _op = weights.device().begin(|| key(model.unwrap_or(weights)));
+    let _op = weights.device().begin(|| key(model.unwrap_or(weights), m));
     let (scale, factor) = match &scale.0 {
         Known::Host(scale) => (*scale, None),
         Known::Device(factor) => (1.0, Some(factor)),
     };
     let numbers = Numbers::of(rule, scale);
+    let narrow = m.dtype() == Dtype::Bf16;
     match &weights.device().0.backend {
         Backend::Cpu(cpu) => {
             assert!(
@@ -108,7 +116,12 @@ pub fn step_by(
                 [grad],
                 [weights, m, v],
                 |[grad], [w, m, v]| {
-                    cpu::step(cpu, grad.f32(), w.f32(), m.f32(), v.f32(), numbers);
+                    let (grad, w) = (grad.f32(), w.f32());
+                    if narrow {
+                        cpu::step_narrow(cpu, grad, w, m.bf16(), v.bf16(), numbers);
+                    } else {
+                        cpu::step(cpu, grad, w, m.f32(), v.f32(), numbers);
+                    }
                 },
             );
             if let Some(model) = model {
@@ -152,8 +165,12 @@ impl Numbers {
 
 mod cpu {
     use super::Numbers;
+    use crate::bf16;
     use crate::parallel::Cpu;
     use crate::simd::vectorized;
+
+    /// Elements of a task where moments are bf16.
+    const BLOCK: usize = 1 << 16;
 
     pub(super) fn step(
         cpu: &Cpu,
@@ -169,14 +186,50 @@ mod cpu {
         });
     }
 
+    /// With moments of bf16.
+    pub(super) fn step_narrow(
+        cpu: &Cpu,
+        grad: &[f32],
+        w: &mut [f32],
+        m: &mut [u16],
+        v: &mut [u16],
+        numbers: Numbers,
+    ) {
+        let moments = m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK));
+        let weights = w.chunks_mut(BLOCK).zip(grad.chunks(BLOCK));
+        cpu.tasks(weights.zip(moments).collect(), |((w, grad), (m, v))| {
+            update_narrow(grad, w, m, v, numbers);
+        });
+    }
+
+    #[expect(
+        clippy::inline_always,
+        reason = "compiled for the vectors of who calls it"
+    )]
+    #[inline(always)]
+    fn one(w: &mut f32, g: f32, m: &mut f32, v: &mut f32, n: Numbers) {
+        let g = g * n.scale;
+        *m = n.beta1 * *m + n.rest1 * g;
+        *v = n.beta2 * *v + n.rest2 * (g * g);
+        *w = *w * n.keep - n.rate * *m / (v.sqrt() * n.root + n.eps);
+    }
+
+    vectorized! {
+        fn update_narrow(grad: &[f32], w: &mut [f32], m: &mut [u16], v: &mut [u16], n: Numbers) {
+            let moments = m.iter_mut().zip(v.iter_mut());
+            for ((w, &g), (m, v)) in w.iter_mut().zip(grad).zip(moments) {
+                let [mut first, mut second] = [bf16::widen(*m), bf16::widen(*v)];
+                one(w, g, &mut first, &mut second, n);
+                [*m, *v] = [bf16::narrow(first), bf16::narrow(second)];
+            }
+        }
+    }
+
     vectorized! {
         fn update(grad: &[f32], w: &mut [f32], m: &mut [f32], v: &mut [f32], n: Numbers) {
             let moments = m.iter_mut().zip(v.iter_mut());
             for ((w, &g), (m, v)) in w.iter_mut().zip(grad).zip(moments) {
-                let g = g * n.scale;
-                *m = n.beta1 * *m + n.rest1 * g;
-                *v = n.beta2 * *v + n.rest2 * (g * g);
-                *w = *w * n.keep - n.rate * *m / (v.sqrt() * n.root + n.eps);
+                one(w, g, m, v, n);
             }
         }
     }
@@ -197,9 +250,10 @@ mod cuda {
     const SOURCE: Source = source!("adamw");
 
     /// `model` is the dtype of the model's weights, where they are written.
-    fn program(grad: Dtype, model: Option<Dtype>, piece: Define) -> Program {
+    fn program(grad: Dtype, model: Option<Dtype>, moments: Dtype, piece: Define) -> Program {
         SOURCE.with(&[
             Define::dtype("GRAD", grad),
+            Define::dtype("MOMENT", moments),
             Define::dtype("MODEL", model.unwrap_or(Dtype::F32)),
             Define::flag("WRITES", model.is_some()),
             piece,
@@ -215,12 +269,10 @@ mod cuda {
         factor: Option<&Tensor>,
     ) {
         let mut written = vec![weights, m, v];
-        for (name, t) in [("weights", weights), ("m", m), ("v", v)] {
-            assert!(
-                t.dtype() == Dtype::F32,
-                "adamw::step: {name} is {t:?}, expected f32"
-            );
-        }
+        assert!(
+            weights.dtype() == Dtype::F32,
+            "adamw::step: weights is {weights:?}, expected f32"
+        );
         written.extend(model);
         let read: Vec<&Tensor> = [grad].into_iter().chain(factor).collect();
         disjoint("adamw::step", &read, &written);
@@ -228,7 +280,12 @@ mod cuda {
         let flat = Flat::of(&written);
         gpu.launch(
             "adamw::step",
-            &program(grad.dtype(), model.map(Tensor::dtype), flat.define()),
+            &program(
+                grad.dtype(),
+                model.map(Tensor::dtype),
+                m.dtype(),
+                flat.define(),
+            ),
             "adamw_step",
             flat.grid(1),
             &[
@@ -257,19 +314,22 @@ mod cuda {
     pub(crate) fn programs() -> Vec<Listed> {
         let mut programs = Vec::new();
         for grad in [Dtype::F32, Dtype::Bf16] {
-            for (model, piece, needs) in [
-                (None, 4, Needs::Sm80),
-                (Some(Dtype::Bf16), 4, Needs::Sm80),
-                (Some(Dtype::F32), 4, Needs::Odd),
-                (None, 1, Needs::Odd),
-                (Some(Dtype::Bf16), 1, Needs::Odd),
-                (Some(Dtype::F32), 1, Needs::Odd),
-            ] {
-                programs.push(Listed {
-                    program: program(grad, model, Define::int("PIECE", piece)),
-                    needs,
-                    entries: vec![Entry::plain("adamw_step", 48, 0)],
-                });
+            for moments in [Dtype::F32, Dtype::Bf16] {
+                for (model, piece, needs) in [
+                    (None, 4, Needs::Sm80),
+                    (Some(Dtype::Bf16), 4, Needs::Sm80),
+                    (Some(Dtype::F32), 4, Needs::Odd),
+                    (None, 1, Needs::Odd),
+                    (Some(Dtype::Bf16), 1, Needs::Odd),
+                    (Some(Dtype::F32), 1, Needs::Odd),
+                ] {
+                    let piece = Define::int("PIECE", piece);
+                    programs.push(Listed {
+                        program: program(grad, model, moments, piece),
+                        needs,
+                        entries: vec![Entry::plain("adamw_step", 48, 0)],
+                    });
+                }
             }
         }
         programs

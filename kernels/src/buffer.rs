@@ -14,7 +14,7 @@
 //!    `Send` and a device is one thread's, so no other thread can be inside either. The closure may
 //!    hand the slices to worker threads, whom the borrow checker holds to its scope.
 //! 4. All memory is initialized when it is first taken from the system, and every bit pattern is a
-//!    valid f32, i32 and u32, so reading recycled memory is defined (if useless).
+//!    valid f32, i32, u32 and u16, so reading recycled memory is defined (if useless).
 //!
 //! `unsafe` has these other homes in the crate: [`crate::matrix`] (strided tiles of such slices),
 //! [`crate::product`] (the call into the matrix product), [`crate::turn`] (transposes) and
@@ -58,9 +58,9 @@ impl CpuMemory {
         )
     }
 
-    fn base(&self) -> *mut u32 {
+    fn base(&self) -> *mut u8 {
         // `UnsafeCell<Line>` has the layout of `Line`, which is sixteen words.
-        self.0.as_ptr().cast::<u32>().cast_mut()
+        self.0.as_ptr().cast::<u8>().cast_mut()
     }
 }
 
@@ -123,7 +123,7 @@ impl Buffer {
         matches!(self.storage(), Storage::Adopted(_))
     }
 
-    fn base(&self) -> *mut u32 {
+    fn base(&self) -> *mut u8 {
         match self.storage() {
             Storage::Cpu(memory) => memory.base(),
             Storage::Cuda(_) | Storage::Adopted(_) | Storage::Meta => {
@@ -160,7 +160,7 @@ impl Drop for Buffer {
 /// What an op reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a> {
-    words: &'a [u32],
+    bytes: &'a [u8],
     dtype: Dtype,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Input<'a> {
             "expected an f32 tensor, got {}",
             self.dtype
         );
-        bytemuck::cast_slice(self.words)
+        bytemuck::cast_slice(self.bytes)
     }
 
     pub(crate) fn i32(self) -> &'a [i32] {
@@ -180,17 +180,28 @@ impl<'a> Input<'a> {
             "expected an i32 tensor, got {}",
             self.dtype
         );
-        bytemuck::cast_slice(self.words)
+        bytemuck::cast_slice(self.bytes)
     }
 
+    /// The bits of bf16.
+    pub(crate) fn bf16(self) -> &'a [u16] {
+        assert!(
+            self.dtype == Dtype::Bf16,
+            "expected a bf16 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice(self.bytes)
+    }
+
+    /// Of a tensor whose elements are words.
     pub(crate) fn words(self) -> &'a [u32] {
-        self.words
+        bytemuck::cast_slice(self.bytes)
     }
 }
 
 /// What an op writes (and may read).
 pub(crate) struct Output<'a> {
-    words: &'a mut [u32],
+    bytes: &'a mut [u8],
     dtype: Dtype,
 }
 
@@ -201,7 +212,7 @@ impl<'a> Output<'a> {
             "expected an f32 tensor, got {}",
             self.dtype
         );
-        bytemuck::cast_slice_mut(self.words)
+        bytemuck::cast_slice_mut(self.bytes)
     }
 
     pub(crate) fn i32(self) -> &'a mut [i32] {
@@ -210,11 +221,26 @@ impl<'a> Output<'a> {
             "expected an i32 tensor, got {}",
             self.dtype
         );
-        bytemuck::cast_slice_mut(self.words)
+        bytemuck::cast_slice_mut(self.bytes)
     }
 
+    /// The bits of bf16.
+    pub(crate) fn bf16(self) -> &'a mut [u16] {
+        assert!(
+            self.dtype == Dtype::Bf16,
+            "expected a bf16 tensor, got {}",
+            self.dtype
+        );
+        bytemuck::cast_slice_mut(self.bytes)
+    }
+
+    /// Of a tensor whose elements are words.
     pub(crate) fn words(self) -> &'a mut [u32] {
-        self.words
+        bytemuck::cast_slice_mut(self.bytes)
+    }
+
+    pub(crate) fn bytes(self) -> &'a mut [u8] {
+        self.bytes
     }
 }
 
@@ -280,19 +306,27 @@ pub(crate) fn with<const I: usize, const O: usize, R: Default>(
         return R::default();
     }
     let _lease = Lease::take(op, device);
+    let range = |t: &Tensor| {
+        let bytes = |elements: usize| t.dtype().bytes(elements as u64).0 as usize;
+        (bytes(t.offset()), bytes(t.len()))
+    };
     // SAFETY: the range is inside the buffer (an invariant of `Tensor`), the memory is initialized,
     // no exclusive slice overlaps it (checked above), and no other slice of the device is alive
     // (the lease).
-    let inputs = inputs.map(|t| Input {
-        words: unsafe { std::slice::from_raw_parts(t.buffer().base().add(t.offset()), t.len()) },
-        dtype: t.dtype(),
+    let inputs = inputs.map(|t| {
+        let (start, len) = range(t);
+        Input {
+            bytes: unsafe { std::slice::from_raw_parts(t.buffer().base().add(start), len) },
+            dtype: t.dtype(),
+        }
     });
     // SAFETY: as above, and outputs do not overlap each other.
-    let outputs = outputs.map(|t| Output {
-        words: unsafe {
-            std::slice::from_raw_parts_mut(t.buffer().base().add(t.offset()), t.len())
-        },
-        dtype: t.dtype(),
+    let outputs = outputs.map(|t| {
+        let (start, len) = range(t);
+        Output {
+            bytes: unsafe { std::slice::from_raw_parts_mut(t.buffer().base().add(start), len) },
+            dtype: t.dtype(),
+        }
     });
     body(inputs, outputs)
 }

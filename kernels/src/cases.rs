@@ -141,7 +141,11 @@ pub fn call(source: &mut dyn Source, op: &Op, load: Load) -> Call {
             rows, vocab, pass, ..
         } => rows::loss(source, rows as usize, vocab as usize, pass),
         Op::Add { len, .. } => pointwise::sum(source, len as usize),
-        Op::Adamw { len, dtype } => pointwise::step(source, len as usize, dtype),
+        Op::Adamw {
+            len,
+            dtype,
+            moments,
+        } => pointwise::step(source, len as usize, dtype, moments),
         Op::Sweep { kind, len, .. } => sweeps::sweep(source, kind, len as usize),
         Op::GradNorm { len } => pointwise::squares(source, len as usize),
         Op::LinearAttention { .. } => panic!("{op:?}: no kernel does linear attention"),

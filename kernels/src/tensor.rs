@@ -197,7 +197,13 @@ impl Tensor {
         );
         match &self.device().0.backend {
             Backend::Cpu(_) => with("copy_to_f32", [self], [], |[t], []| {
-                host.copy_from_slice(t.f32());
+                if self.dtype == Dtype::Bf16 {
+                    for (wide, &bits) in host.iter_mut().zip(t.bf16()) {
+                        *wide = bf16::widen(bits);
+                    }
+                } else {
+                    host.copy_from_slice(t.f32());
+                }
             }),
             Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
                 let mut narrow = vec![0u16; self.len()];
@@ -225,7 +231,13 @@ impl Tensor {
         );
         match &self.device().0.backend {
             Backend::Cpu(_) => with("copy_from_f32", [], [self], |[], [t]| {
-                t.f32().copy_from_slice(values);
+                if self.dtype == Dtype::Bf16 {
+                    for (bits, &value) in t.bf16().iter_mut().zip(values) {
+                        *bits = bf16::narrow(value);
+                    }
+                } else {
+                    t.f32().copy_from_slice(values);
+                }
             }),
             Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
                 let narrow: Vec<u16> = values.iter().map(|&value| bf16::narrow(value)).collect();
@@ -262,7 +274,7 @@ impl Tensor {
     /// Fills the tensor with zeros.
     pub(crate) fn fill_zero(&self) {
         match &self.device().0.backend {
-            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| t.words().fill(0)),
+            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| t.bytes().fill(0)),
             Backend::Cuda(gpu) => gpu.fill_bytes("fill", self, 0),
         }
     }
@@ -270,14 +282,8 @@ impl Tensor {
     /// Fills the tensor with what no op computes: NaN, or -1 of integers.
     pub(crate) fn fill_poison(&self) {
         match &self.device().0.backend {
-            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| {
-                let word = match self.dtype {
-                    Dtype::I32 => u32::MAX,
-                    _ => f32::NAN.to_bits(),
-                };
-                t.words().fill(word);
-            }),
             // All bits set is NaN in either float.
+            Backend::Cpu(_) => with("fill", [], [self], |[], [t]| t.bytes().fill(0xFF)),
             Backend::Cuda(gpu) => gpu.fill_bytes("fill", self, 0xFF),
         }
     }

@@ -4,6 +4,7 @@
 
 use std::str::FromStr;
 
+use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Ffn, Mixer, Model};
@@ -207,6 +208,16 @@ moefold_profiles::named! {
         Adam = "adam",
         /// AdamW with bf16 moments.
         AdamBf16Moments = "adam-bf16-moments",
+    }
+}
+
+impl Optimizer {
+    /// Type of its moments.
+    pub fn moments(self) -> Dtype {
+        match self {
+            Self::Adam => Dtype::F32,
+            Self::AdamBf16Moments => Dtype::Bf16,
+        }
     }
 }
 

@@ -16,7 +16,6 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass};
 
-use crate::choice::{Module, Recompute};
 use crate::mesh::Placement;
 use crate::model::Layer;
 use crate::runtime::{Lowered, Part, Setting, Task, Work};
@@ -41,27 +40,6 @@ pub fn layer(setting: &Setting<'_>, layer: &Layer) -> Lowered {
         ffn::lower(&mut work, ffn);
     }
     work.lowered
-}
-
-/// Whether a recompute set runs the forward work of a part again in the backward pass.
-pub fn runs_again(recompute: &Recompute, part: Part) -> bool {
-    let modules = match recompute {
-        Recompute::None => return false,
-        Recompute::Full => return part != Part::Ends,
-        Recompute::Modules(modules) => modules,
-    };
-    modules.iter().any(|module| match module {
-        Module::CoreAttn => part == Part::Core,
-        Module::MlaUpProj => part == Part::UpProjection,
-        Module::Layernorm => part == Part::Norm,
-        Module::MoeAct => part == Part::ExpertActivation,
-        Module::Mlp => part == Part::Mlp,
-        Module::SharedExperts => part == Part::Shared,
-        Module::Moe => matches!(
-            part,
-            Part::Router | Part::Dispatch | Part::Experts | Part::ExpertActivation | Part::Shared
-        ),
-    })
 }
 
 /// Writes forward and backward work side by side.

@@ -10,8 +10,6 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Seconds;
 use moefold_profiles::{Cost, Op, Source};
 
-use crate::choice::Recompute;
-use crate::lower::runs_again;
 use crate::runtime::{Lowered, Part, Task, Work};
 use crate::stack::Stack;
 
@@ -82,37 +80,37 @@ pub struct LayerBreakdown {
     pub forward: Breakdown,
     /// Backward without recomputation.
     pub backward: Breakdown,
-    /// Of the forward pass, done again; all of it is [`Category::Recompute`].
-    again: BTreeMap<Part, Breakdown>,
+    /// Of the forward pass, done again, with the recompute sets that it is done again under, as bits; all of
+    /// it is [`Category::Recompute`].
+    again: Vec<(u64, Breakdown)>,
 }
 
 impl LayerBreakdown {
     /// Prices a lowered layer.
     pub fn new(lowered: &Lowered, costs: &Costs, stack: &Stack) -> Self {
-        let mut again: BTreeMap<Part, Breakdown> = BTreeMap::new();
-        // Communication beside the core is hidden again when the core runs again.
-        let alone = lowered.forward.iter().filter(|work| !work.beside_core);
-        for (work, part) in alone.filter_map(|work| Some((work, work.part?))) {
-            let part = again.entry(part).or_default();
-            part.add(Category::Recompute, cost_of(work, costs));
-            part.launches += launches(work, stack);
-        }
+        let again = lowered.again.iter().map(|again| {
+            let mut breakdown = Breakdown::default();
+            // Communication beside the core is hidden again when the core runs again.
+            for work in again.work.iter().filter(|work| !work.beside_core) {
+                breakdown.add(Category::Recompute, cost_of(work, costs));
+                breakdown.launches += launches(work, stack);
+            }
+            (again.sets, breakdown)
+        });
         Self {
             forward: price(&lowered.forward, costs, stack, |_, _| {}),
             backward: price(&lowered.backward, costs, stack, |_, _| {}),
-            again,
+            again: again.collect(),
         }
     }
 
-    /// The backward pass with a recompute set: the forward work of its parts first.
-    pub fn backward_with(&self, recompute: &Recompute) -> Breakdown {
+    /// The backward pass under a recompute set, by its index: what runs again first.
+    pub fn backward_under(&self, set: usize) -> Breakdown {
         let mut breakdown = self.backward;
-        for (_, again) in self
-            .again
-            .iter()
-            .filter(|(part, _)| runs_again(recompute, **part))
-        {
-            breakdown.merge(again);
+        for (sets, again) in &self.again {
+            if sets >> set & 1 == 1 {
+                breakdown.merge(again);
+            }
         }
         breakdown
     }
@@ -265,10 +263,15 @@ impl Busy {
 pub type BusyByStem = BTreeMap<String, Busy>;
 
 /// Adds a list of work, `times` over.
-pub fn add_busy(busy: &mut BusyByStem, list: &[Work], costs: &Costs, times: f64) {
+pub fn add_busy<'a>(
+    busy: &mut BusyByStem,
+    list: impl IntoIterator<Item = &'a Work>,
+    costs: &Costs,
+    times: f64,
+) {
     // What the host waits is no time of an op.
     let timed = |work: &&Work| !matches!(work.task, Task::HostRead);
-    for work in list.iter().filter(timed) {
+    for work in list.into_iter().filter(timed) {
         let time = cost_of(work, costs).time.0;
         if let Some(total) = busy.get_mut(stem(work)) {
             total.add(time, times);
@@ -285,12 +288,12 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::{Dispatcher, Module, StackName};
+    use crate::choice::{Dispatcher, Module, Recompute, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::local::Local;
-    use crate::lower;
     use crate::model::presets;
-    use crate::runtime::{LayerGroups, Setting};
+    use crate::runtime::{LayerGroups, Piece, Runtime as _, Setting};
+    use crate::stack::megatron::Declared;
 
     #[test]
     fn law_sources_sum_to_the_priced_time_recomputed_or_not() {
@@ -311,15 +314,16 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
-        let lowered = lower::layer(&setting, &model.layers[0]);
-        let layer = LayerBreakdown::new(&lowered, &costs, &Stack::of(StackName::Megatron));
-        let plain = layer.backward_with(&Recompute::None);
-        for set in [
+        let sets = [
             Recompute::None,
             Recompute::of(vec![Module::Moe, Module::Layernorm]),
             Recompute::Full,
-        ] {
-            let backward = layer.backward_with(&set);
+        ];
+        let lowered = Declared.work(&setting, Piece::Layer(&model.layers[0]), &sets);
+        let layer = LayerBreakdown::new(&lowered, &costs, &Stack::of(StackName::Megatron));
+        let plain = layer.backward_under(0);
+        for (index, set) in sets.into_iter().enumerate() {
+            let backward = layer.backward_under(index);
             let again = backward.get(Category::Recompute);
             assert_eq!(again > 0.0, set != Recompute::None, "{set:?}");
             let priced = backward.device() - backward.get(Category::Host);

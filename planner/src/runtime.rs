@@ -21,7 +21,7 @@ use crate::model::{Layer, Model};
 pub use level::{Account, Level};
 pub use passes::Passes;
 pub use stage::{StageMemory, WorkingSets};
-pub use work::{LayerGroups, Lowered, Part, Setting, Task, Work};
+pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 
 /// What is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +54,9 @@ pub trait Runtime: fmt::Debug + Sync {
         None
     }
 
-    /// The work of one microbatch, forward and backward, nothing recomputed.
-    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered;
+    /// The work of one microbatch, forward and backward, and what runs again under each of some recompute
+    /// sets, at most [`Again::MOST`] of them.
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered;
 
     /// The memory of one microbatch under each of some recompute sets. It does not depend on the
     /// dispatcher.

@@ -44,7 +44,7 @@ use crate::stack::Stack;
 pub use again::{ENDLESS_GIB, again};
 use predict::Priced;
 use request::{LeftOut, check_request};
-use shape::{Assumption, Question, Shape};
+use shape::{Assumption, Question, Shapes};
 use survey::survey;
 pub use walk::{starts, walk};
 
@@ -328,8 +328,7 @@ fn question<'a>(
     };
     let mut sets = match &options.recompute {
         Some(set) => vec![set.clone()],
-        None if stack.recomputes() => recompute::sets(model),
-        None => vec![Recompute::None],
+        None => recompute::sets(model),
     };
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
     let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
@@ -354,8 +353,8 @@ fn question<'a>(
     })
 }
 
-/// Shapes by the degrees they depend on, one for each dispatcher.
-type Shapes = BTreeMap<[u32; 5], Vec<Shape>>;
+/// Shapes by the degrees they depend on.
+type ByDegrees = BTreeMap<[u32; 5], Shapes>;
 
 fn shape_key(layout: &Layout) -> [u32; 5] {
     [
@@ -367,14 +366,14 @@ fn shape_key(layout: &Layout) -> [u32; 5] {
     ]
 }
 
-fn shapes(question: &Question<'_>, layouts: &[Layout]) -> Shapes {
+fn shapes(question: &Question<'_>, layouts: &[Layout]) -> ByDegrees {
     let mut first: BTreeMap<[u32; 5], &Layout> = BTreeMap::new();
     for layout in layouts {
         first.entry(shape_key(layout)).or_insert(layout);
     }
     let work: Vec<([u32; 5], &Layout)> = first.into_iter().collect();
     work.into_par_iter()
-        .map(|(key, layout)| (key, Shape::all(question, layout)))
+        .map(|(key, layout)| (key, Shapes::new(question, layout)))
         .collect::<Vec<_>>()
         .into_iter()
         .collect()
@@ -409,14 +408,14 @@ fn all_occupancies(layouts: &[Layout]) -> Moments {
 fn units<'a>(
     question: &Question<'_>,
     layouts: &'a [Layout],
-    shapes: &'a Shapes,
+    shapes: &'a ByDegrees,
     occupancies: &'a Moments,
 ) -> Vec<Unit<'a>> {
     let work: BTreeMap<[u32; 5], Vec<(f64, f64)>> = shapes
         .iter()
         .map(|(&key, shapes)| {
-            let work = shapes.iter().map(|shape| shape.work_s(question)).collect();
-            (key, work)
+            let work = shapes.first().iter();
+            (key, work.map(|shape| shape.work_s(question)).collect())
         })
         .collect();
     layouts

@@ -147,11 +147,6 @@ impl Stack {
         }
     }
 
-    /// Whether it can recompute.
-    pub fn recomputes(&self) -> bool {
-        matches!(self, Self::Megatron(_))
-    }
-
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))
@@ -202,12 +197,13 @@ impl Stack {
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
     pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
+        let moments = 2.0 * optimizer.moments().bits() as f64 / 8.0;
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
             return StateBytes {
                 weight: 4.0,
                 gradient: 4.0,
-                sharded: 8.0,
+                sharded: moments,
             };
         }
         let quantized = match precision {
@@ -220,10 +216,7 @@ impl Stack {
         StateBytes {
             weight: 2.0 + quantized,
             gradient: grads.bits() as f64 / 8.0,
-            sharded: match optimizer {
-                Optimizer::Adam => 12.0,
-                Optimizer::AdamBf16Moments => 8.0,
-            },
+            sharded: 4.0 + moments,
         }
     }
 

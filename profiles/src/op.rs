@@ -268,6 +268,9 @@ pub enum Op {
         len: u64,
         /// Type of the model weight.
         dtype: Dtype,
+        /// Type of the moments; f32 where a file does not say.
+        #[serde(default = "f32_moments", skip_serializing_if = "are_f32")]
+        moments: Dtype,
     },
     /// Sum of squares of `len` f32 gradients.
     GradNorm {
@@ -550,8 +553,12 @@ impl Op {
             }
             Self::Add { len, dtype } => of(dtype, 3 * len),
             Self::Sweep { kind, len, dtype } => of(dtype, kind.touches() * len),
-            // gradient, two moments, master read; two moments, master written: 7 f32, and a weight.
-            Self::Adamw { len, dtype } => Dtype::F32.bytes(7 * len) + of(dtype, len),
+            // Gradient and master read, master written: 3 f32. Two moments read and written, a weight written.
+            Self::Adamw {
+                len,
+                dtype,
+                moments,
+            } => Dtype::F32.bytes(3 * len) + of(moments, 4 * len) + of(dtype, len),
             Self::GradNorm { len } => Dtype::F32.bytes(len),
             Self::LinearAttention {
                 rows,
@@ -603,6 +610,18 @@ fn wide(dtype: Dtype) -> Dtype {
         Dtype::Fp8 | Dtype::Fp4 => Dtype::Bf16,
         other => other,
     }
+}
+
+fn f32_moments() -> Dtype {
+    Dtype::F32
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn are_f32(dtype: &Dtype) -> bool {
+    *dtype == Dtype::F32
 }
 
 #[cfg(test)]

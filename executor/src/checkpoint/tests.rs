@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
+use moefold_planner::choice::Optimizer;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -36,6 +37,7 @@ struct Bench {
     samples: Samples,
     batch: Batch,
     options: TrainOptions,
+    optimizer: Optimizer,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
 }
@@ -72,6 +74,7 @@ impl Bench {
                 traced_steps: 0..0,
                 save: None,
             },
+            optimizer: Optimizer::Adam,
             pipeline: [1, 1],
         }
     }
@@ -129,6 +132,7 @@ impl Bench {
             Dtype::Bf16 => Precision::Bf16,
             _ => Precision::Fp32,
         };
+        plan.optimizer = self.optimizer;
         let (model, batch) = (&self.model, &self.batch);
         train::run(&plan, model, batch, options, &self.samples, &|_| ())
     }

@@ -6,14 +6,16 @@
 
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, attention, rope};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
-use super::norm::Norm;
+use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Attention;
@@ -48,10 +50,15 @@ struct QkNorms {
 pub struct AttentionSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of the projections `[t, h]`.
-    norm_output: Tensor,
+    norm: Kept<Normed>,
+    heads: Heads,
+    core: Kept<Core>,
+}
+
+/// What goes into the core.
+#[derive(Debug)]
+struct Heads {
     /// Queries `[T, n, d]`, normalized and rotated.
     query: Tensor,
     /// Keys `[T, m, d]`, normalized and rotated.
@@ -60,10 +67,6 @@ pub struct AttentionSaved {
     value: Tensor,
     /// Where queries and keys are normalized.
     before_norm: Option<BeforeNorm>,
-    /// Output of the core `[T, n, d]`.
-    output: Tensor,
-    /// Log-sum-exp of the scores.
-    lse: Tensor,
 }
 
 #[derive(Debug)]
@@ -72,6 +75,15 @@ struct BeforeNorm {
     query_rstd: Tensor,
     key: Tensor,
     key_rstd: Tensor,
+}
+
+/// What comes out of it.
+#[derive(Debug)]
+struct Core {
+    /// Output `[T, n, d]`.
+    output: Tensor,
+    /// Log-sum-exp of the scores.
+    lse: Tensor,
 }
 
 impl Attention {
@@ -99,16 +111,45 @@ impl Attention {
         }
     }
 
-    /// `x [t, h] -> x + attention(norm(x))`, of `sequences` whole sequences.
-    pub fn forward(
+    /// Runs `attention(norm(x))` of `x [t, h]`, `sequences` whole sequences, until its output projection.
+    pub fn run(
         &self,
         cx: &Context,
         x: &Tensor,
         sequences: usize,
         rope: &rope::Rope,
-    ) -> Result<(Tensor, AttentionSaved), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let all = tokens::gather(cx, &normed)?;
+        again: &Recompute,
+    ) -> Result<AttentionSaved, Error> {
+        let mut norm = Kept::new(self.norm.forward(cx, x));
+        let heads = self.heads(cx, &norm.get().output, rope)?;
+        norm.drop_of(Module::Layernorm, again);
+        let core = self.core(cx, &heads, sequences);
+        Ok(AttentionSaved {
+            input: x.clone(),
+            norm,
+            heads,
+            core: Kept::new(core),
+        })
+    }
+
+    /// `x + attention(norm(x))`, from what has run of it.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut AttentionSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        let output = flat(&saved.core.get().output);
+        let projected = linear::forward(cx, CATEGORY, &output, &self.output.value);
+        drop(output);
+        saved.core.drop_of(Module::CoreAttn, again);
+        let y = tokens::scatter_sum(cx, projected)?;
+        cx.op(CATEGORY, || add_into(&y, &saved.input));
+        Ok(y)
+    }
+
+    fn heads(&self, cx: &Context, normed: &Tensor, rope: &rope::Rope) -> Result<Heads, Error> {
+        let all = tokens::gather(cx, normed)?;
         let heads = |weight: &Weight, of: usize| {
             let bias = self.biases.as_ref().map(|biases| &biases[of]);
             let projected = linear::forward_biased(cx, CATEGORY, &all, &weight.value, bias);
@@ -138,24 +179,22 @@ impl Attention {
                 rope::forward(&key, rope);
             });
         }
-        let (output, lse) = cx.op(CATEGORY, || {
-            attention::forward(&query, &key, &value, sequences, self.scale)
-        });
-        let projected = linear::forward(cx, CATEGORY, &flat(&output), &self.output.value);
-        let y = tokens::scatter_sum(cx, projected)?;
-        cx.op(CATEGORY, || add_into(&y, x));
-        let saved = AttentionSaved {
-            input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
+        Ok(Heads {
             query,
             key,
             value,
             before_norm,
-            output,
-            lse,
-        };
-        Ok((y, saved))
+        })
+    }
+
+    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Core {
+        let Heads {
+            query, key, value, ..
+        } = heads;
+        let (output, lse) = cx.op(CATEGORY, || {
+            attention::forward(query, key, value, sequences, self.scale)
+        });
+        Core { output, lse }
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
@@ -169,20 +208,24 @@ impl Attention {
     ) -> Result<Tensor, Error> {
         let AttentionSaved {
             input,
-            norm_rstd,
-            norm_output,
+            mut norm,
+            heads,
+            mut core,
+        } = saved;
+        core.again(cx, || Ok(self.core(cx, &heads, sequences)))?;
+        let Core { output, lse } = core.into_inner();
+        let Heads {
             query,
             key,
             value,
             before_norm,
-            output,
-            lse,
-        } = saved;
+        } = heads;
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);
         drop(dy_all);
-        let all = tokens::start_gather(cx, &norm_output)?;
+        let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
+        let all = tokens::start_gather(cx, &normed.output)?;
 
         let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, || {
             let doutput = doutput.reshape(output.dims());
@@ -208,7 +251,8 @@ impl Attention {
         linear::wgrad(cx, CATEGORY, &dquery, &all, &self.query.grad);
         linear::wgrad(cx, CATEGORY, &dkey, &all, &self.key.grad);
         linear::wgrad(cx, CATEGORY, &dvalue, &all, &self.value.grad);
-        drop((all, norm_output));
+        let Normed { output, rstd } = norm.into_inner();
+        drop((all, output));
         for (of, gradient) in [&dquery, &dkey, &dvalue].into_iter().enumerate() {
             let bias = self.biases.as_ref().map(|biases| &biases[of]);
             linear::bias_grad(cx, CATEGORY, gradient, bias);
@@ -217,7 +261,7 @@ impl Attention {
         linear::dgrad_onto(cx, CATEGORY, &dkey, &self.key.value, &dall);
         linear::dgrad_onto(cx, CATEGORY, &dvalue, &self.value.value, &dall);
         let dnormed = tokens::scatter_sum(cx, dall)?;
-        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
+        let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }
@@ -233,12 +277,12 @@ impl QkNorms {
     /// `[T, n, d]` with its reciprocal root mean squares.
     fn forward(&self, cx: &Context, norm: &Norm, x: &Tensor) -> Result<(Tensor, Tensor), Error> {
         let rows = self.rows(x);
-        let (y, rstd) = if self.is_full {
+        let Normed { output, rstd } = if self.is_full {
             norm.forward_divided(cx, &rows)?
         } else {
             norm.forward(cx, &rows)
         };
-        Ok((y.reshape(x.dims()), rstd))
+        Ok((output.reshape(x.dims()), rstd))
     }
 
     fn backward(

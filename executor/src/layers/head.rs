@@ -10,7 +10,7 @@ use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
-use super::norm::Norm;
+use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
@@ -32,10 +32,8 @@ pub struct Head {
 pub struct HeadSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of the head `[t, h]`.
-    norm_output: Tensor,
+    norm: Normed,
     /// Gradient of the loss by the logits `[T, vocab/tp]`.
     logits_gradient: Tensor,
 }
@@ -43,7 +41,7 @@ pub struct HeadSaved {
 impl HeadSaved {
     /// Input of the head `[t, h]`: what it reads of the residual stream, normed.
     pub fn normed(&self) -> &Tensor {
-        &self.norm_output
+        &self.norm.output
     }
 }
 
@@ -75,8 +73,8 @@ impl Head {
         targets: &Tensor,
         gradient_scale: f32,
     ) -> Result<(Tensor, HeadSaved), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let all = tokens::gather(cx, &normed)?;
+        let norm = self.norm.forward(cx, x);
+        let all = tokens::gather(cx, &norm.output)?;
         let kind = (TensorClass::Logits, all.dtype());
         let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value);
         drop(all);
@@ -107,8 +105,7 @@ impl Head {
         });
         let saved = HeadSaved {
             input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
+            norm,
             logits_gradient: logits,
         };
         Ok((losses, saved))
@@ -124,19 +121,18 @@ impl Head {
     ) -> Result<Tensor, Error> {
         let HeadSaved {
             input,
-            norm_rstd,
-            norm_output,
+            norm: Normed { output, rstd },
             logits_gradient,
         } = saved;
-        let all = tokens::gather(cx, &norm_output)?;
+        let all = tokens::gather(cx, &output)?;
         linear::wgrad(cx, CATEGORY, &logits_gradient, &all, &self.matrix.grad);
-        drop((all, norm_output));
+        drop((all, output));
         let dall = linear::dgrad(cx, CATEGORY, &logits_gradient, &self.matrix.value);
         drop(logits_gradient);
         let dnormed = tokens::scatter_sum(cx, dall)?;
         if let Some(dnext) = dnext {
             cx.op(CATEGORY, || add_into(&dnormed, &dnext));
         }
-        Ok(self.norm.backward(cx, &dnormed, &input, &norm_rstd))
+        Ok(self.norm.backward(cx, &dnormed, &input, &rstd))
     }
 }

@@ -9,18 +9,20 @@
 //! The block is two parts that can run again alone: up-projection (compressed tokens to queries, keys and
 //! values) and the core (those to the output of attention).
 
-use moefold_kernels::elementwise::add_into;
+use moefold_kernels::elementwise::{self, add_into};
 use moefold_kernels::rope::{self, Pairing, Rope};
 use moefold_kernels::{Tensor, TensorClass, attention, latent_kv, rows};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Mla, RopeScaling};
 use moefold_profiles::trace::Category;
 
 use super::attention::flat;
-use super::norm::Norm;
+use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::rotary::latent_scale;
 use crate::store::{Store, Weight};
 
@@ -81,16 +83,22 @@ struct Heads {
 pub struct LatentSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of the down-projections `[t, h]`.
-    norm_output: Tensor,
+    norm: Kept<Normed>,
     /// Compressed queries, where they are.
     query: Option<Compressed>,
     /// Compressed keys and values.
     kv: Compressed,
-    heads: Heads,
-    /// Output of the core `[T, n, v]`.
+    heads: Kept<Heads>,
+    /// Where the up-projection runs again, the part of keys that it rotates `[t, r]`.
+    rotated: Option<Tensor>,
+    core: Kept<Core>,
+}
+
+/// What comes out of the core.
+#[derive(Debug)]
+struct Core {
+    /// Output `[T, n, v]`.
     output: Tensor,
     /// Log-sum-exp of the scores.
     lse: Tensor,
@@ -131,46 +139,65 @@ impl Latent {
         }
     }
 
-    /// `x [t, h] -> x + attention(norm(x))`, of `sequences` whole sequences.
-    pub fn forward(
+    /// Runs `attention(norm(x))` of `x [t, h]`, `sequences` whole sequences, until its output projection.
+    pub fn run(
         &self,
         cx: &Context,
         x: &Tensor,
         sequences: usize,
         rope: &Rope,
-    ) -> Result<(Tensor, LatentSaved), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let (kv, rotated) = self.compress_kv(cx, &normed);
+        again: &Recompute,
+    ) -> Result<LatentSaved, Error> {
+        let mut norm = Kept::new(self.norm.forward(cx, x));
+        let normed = &norm.get().output;
+        let (kv, rotated) = self.compress_kv(cx, normed);
         let query = self.query_down.as_ref().map(|down| {
-            let compressed = linear::forward(cx, CATEGORY, &normed, &down.matrix.value);
+            let compressed = linear::forward(cx, CATEGORY, normed, &down.matrix.value);
             down.normed(cx, compressed)
         });
-        let query_input = query.as_ref().map_or(&normed, |query| &query.normed);
+        let up_again = *again != Recompute::Full && again.covers(Module::MlaUpProj);
+        // The up-projection rotates it where it is.
+        let before = up_again.then(|| copied(cx, &rotated));
+        let query_input = query.as_ref().map_or(normed, |query| &query.normed);
         let heads = self.up_project(cx, query_input, &kv.normed, &rotated, rope)?;
         drop(rotated);
-        let (output, lse) = cx.op(CATEGORY, || {
-            attention::forward(
-                &heads.query,
-                &heads.key,
-                &heads.value,
-                sequences,
-                self.scale,
-            )
-        });
-        let projected = linear::forward(cx, CATEGORY, &flat(&output), &self.output.value);
-        let y = tokens::scatter_sum(cx, projected)?;
-        cx.op(CATEGORY, || add_into(&y, x));
-        let saved = LatentSaved {
+        norm.drop_of(Module::Layernorm, again);
+        let core = self.core(cx, &heads, sequences);
+        let mut heads = Kept::new(heads);
+        heads.drop_of(Module::MlaUpProj, again);
+        Ok(LatentSaved {
             input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
+            norm,
             query,
             kv,
             heads,
-            output,
-            lse,
-        };
-        Ok((y, saved))
+            rotated: before,
+            core: Kept::new(core),
+        })
+    }
+
+    /// `x + attention(norm(x))`, from what has run of it.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut LatentSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        let output = flat(&saved.core.get().output);
+        let projected = linear::forward(cx, CATEGORY, &output, &self.output.value);
+        drop(output);
+        saved.core.drop_of(Module::CoreAttn, again);
+        let y = tokens::scatter_sum(cx, projected)?;
+        cx.op(CATEGORY, || add_into(&y, &saved.input));
+        Ok(y)
+    }
+
+    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Core {
+        let Heads { query, key, value } = heads;
+        let (output, lse) = cx.op(CATEGORY, || {
+            attention::forward(query, key, value, sequences, self.scale)
+        });
+        Core { output, lse }
     }
 
     /// `normed [t, h]` to compressed keys and values `[t, c]` and the part of keys that is rotated `[t, r]`.
@@ -228,19 +255,29 @@ impl Latent {
     ) -> Result<Tensor, Error> {
         let LatentSaved {
             input,
-            norm_rstd,
-            norm_output,
+            mut norm,
             query,
             kv,
-            heads,
-            output,
-            lse,
+            mut heads,
+            rotated,
+            mut core,
         } = saved;
+        norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
+        let Normed {
+            output: norm_output,
+            rstd,
+        } = norm.into_inner();
+        let query_input = query.as_ref().map_or(&norm_output, |query| &query.normed);
+        heads.again(cx, || {
+            let rotated = rotated.expect("kept where the up-projection runs again");
+            self.up_project(cx, query_input, &kv.normed, &rotated, rope)
+        })?;
+        core.again(cx, || Ok(self.core(cx, heads.get(), sequences)))?;
+        let Core { output, lse } = core.into_inner();
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);
         drop(dy_all);
-        let query_input = query.as_ref().map_or(&norm_output, |query| &query.normed);
         let query_all = tokens::start_gather(cx, query_input)?;
         let kv_all = tokens::start_gather(cx, &kv.normed)?;
 
@@ -248,7 +285,7 @@ impl Latent {
             query: q,
             key,
             value,
-        } = heads;
+        } = heads.into_inner();
         let (dquery, dkey, dvalue) = cx.op(CATEGORY, || {
             let doutput = doutput.reshape(output.dims());
             attention::backward(
@@ -296,7 +333,7 @@ impl Latent {
         linear::wgrad(cx, CATEGORY, &both, &norm_output, &matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &both, &matrix.value, &dnormed);
         drop((both, norm_output));
-        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
+        let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }
@@ -317,7 +354,10 @@ impl Latent {
 
 impl Compression {
     fn normed(&self, cx: &Context, before_norm: Tensor) -> Compressed {
-        let (normed, rstd) = self.norm.forward(cx, &before_norm);
+        let Normed {
+            output: normed,
+            rstd,
+        } = self.norm.forward(cx, &before_norm);
         Compressed {
             before_norm,
             rstd,
@@ -332,6 +372,14 @@ impl Compression {
         } = saved;
         self.norm.backward(cx, dnormed, &before_norm, &rstd)
     }
+}
+
+fn copied(cx: &Context, x: &Tensor) -> Tensor {
+    let copy = cx
+        .device
+        .empty(TensorClass::Activations, x.dtype(), x.dims());
+    cx.op(CATEGORY, || elementwise::copy(x, &copy));
+    copy
 }
 
 /// `[T, n * width]` as `[T, n, width]`.

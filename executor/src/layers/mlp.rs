@@ -4,13 +4,15 @@
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::swiglu::{self, Rule};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_profiles::trace::Category;
 
-use super::norm::Norm;
+use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Dense;
@@ -37,19 +39,29 @@ impl Gated {
         Self { gate_up, down }
     }
 
-    /// `x [t, h] -> mlp(x) [t, h]`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, GatedSaved), Error> {
+    /// Runs the MLP on `x [t, h]` until its down projection.
+    pub fn run(&self, cx: &Context, x: &Tensor) -> Result<GatedSaved, Error> {
         let all = tokens::gather(cx, x)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
         drop(all);
         let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
-        let y = linear::forward(cx, CATEGORY, &activation, &self.down.value);
-        let y = tokens::scatter_sum(cx, y)?;
-        let saved = GatedSaved {
+        Ok(GatedSaved {
             gate_up,
             activation,
-        };
-        Ok((y, saved))
+        })
+    }
+
+    /// `mlp(x) [t, h]`, from what has run of it; lets go of that where `again` covers `module`.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut Kept<GatedSaved>,
+        (module, again): (Module, &Recompute),
+    ) -> Result<Tensor, Error> {
+        let activation = &saved.get().activation;
+        let y = linear::forward(cx, CATEGORY, activation, &self.down.value);
+        saved.drop_of(module, again);
+        tokens::scatter_sum(cx, y)
     }
 
     /// `dy [t, h] -> dx [t, h]`, with the input `x`; adds to the gradients of the weights.
@@ -93,11 +105,9 @@ pub struct Mlp {
 pub struct MlpSaved {
     /// Residual stream `[t, h]`.
     input: Tensor,
-    /// Its reciprocal root mean squares `[t]`.
-    norm_rstd: Tensor,
     /// Input of the MLP `[t, h]`.
-    norm_output: Tensor,
-    gated: GatedSaved,
+    norm: Kept<Normed>,
+    gated: Kept<GatedSaved>,
 }
 
 impl Mlp {
@@ -110,30 +120,43 @@ impl Mlp {
         }
     }
 
-    /// `x [t, h] -> x + mlp(norm(x))`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, MlpSaved), Error> {
-        let (normed, norm_rstd) = self.norm.forward(cx, x);
-        let (y, gated) = self.gated.forward(cx, &normed)?;
-        cx.op(CATEGORY, || add_into(&y, x));
-        let saved = MlpSaved {
+    /// Runs `mlp(norm(x))` of `x [t, h]` until its down projection.
+    pub fn run(&self, cx: &Context, x: &Tensor, again: &Recompute) -> Result<MlpSaved, Error> {
+        let mut norm = Kept::new(self.norm.forward(cx, x));
+        let gated = self.gated.run(cx, &norm.get().output)?;
+        norm.drop_of(Module::Layernorm, again);
+        Ok(MlpSaved {
             input: x.clone(),
-            norm_rstd,
-            norm_output: normed,
-            gated,
-        };
-        Ok((y, saved))
+            norm,
+            gated: Kept::new(gated),
+        })
+    }
+
+    /// `x + mlp(norm(x))`, from what has run of it.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut MlpSaved,
+        again: &Recompute,
+    ) -> Result<Tensor, Error> {
+        let of = (Module::Mlp, again);
+        let y = self.gated.finish(cx, &mut saved.gated, of)?;
+        cx.op(CATEGORY, || add_into(&y, &saved.input));
+        Ok(y)
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
     pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MlpSaved) -> Result<Tensor, Error> {
         let MlpSaved {
             input,
-            norm_rstd,
-            norm_output,
-            gated,
+            mut norm,
+            mut gated,
         } = saved;
-        let dnormed = self.gated.backward(cx, dy, norm_output, gated)?;
-        let dx = self.norm.backward(cx, &dnormed, &input, &norm_rstd);
+        let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
+        gated.again(cx, || self.gated.run(cx, &normed.output))?;
+        let Normed { output, rstd } = norm.into_inner();
+        let dnormed = self.gated.backward(cx, dy, output, gated.into_inner())?;
+        let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
     }

@@ -16,6 +16,15 @@ pub struct Norm {
     category: Category,
 }
 
+/// What a norm gives; backward needs `rstd`.
+#[derive(Debug)]
+pub struct Normed {
+    /// `y [rows, d]`.
+    pub output: Tensor,
+    /// Reciprocal root mean squares `[rows]`.
+    pub rstd: Tensor,
+}
+
 impl Norm {
     /// A norm whose time counts as `category`.
     pub fn new(weight: Weight, eps: f64, category: Category) -> Self {
@@ -26,24 +35,26 @@ impl Norm {
         }
     }
 
-    /// `x [rows, d] -> (y [rows, d], rstd [rows])`; backward needs `x` and `rstd`.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> (Tensor, Tensor) {
-        cx.op(self.category, || {
+    /// `x [rows, d] -> y [rows, d]`; backward needs `x` too.
+    pub fn forward(&self, cx: &Context, x: &Tensor) -> Normed {
+        let (output, rstd) = cx.op(self.category, || {
             rms_norm::forward(x, &self.weight.value, self.eps)
-        })
+        });
+        Normed { output, rstd }
     }
 
     /// [`Norm::forward`] of rows whose columns are divided over TP, this rank's `[rows, d]`: the mean is over
     /// those of all ranks, a sum over TP.
-    pub fn forward_divided(&self, cx: &Context, x: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    pub fn forward_divided(&self, cx: &Context, x: &Tensor) -> Result<Normed, Error> {
         if cx.tp.is_solo() {
             return Ok(self.forward(cx, x));
         }
         let squares = cx.op(self.category, || rms_norm::squares(x, &self.weight.value));
         let over = over_all(cx, x, &squares)?;
-        Ok(cx.op(self.category, || {
+        let (output, rstd) = cx.op(self.category, || {
             rms_norm::forward_over(&over, x, &self.weight.value, self.eps)
-        }))
+        });
+        Ok(Normed { output, rstd })
     }
 
     /// The backward pass of [`Norm::forward_divided`]. Where ranks share a column, the gradients of each are a

@@ -7,9 +7,12 @@
 use moefold_kernels::Tensor;
 use moefold_kernels::grouped_gemm::{self, Rows};
 use moefold_kernels::swiglu::{self, Rule};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_profiles::trace::Category;
 
+use crate::error::Error;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::Weight;
 
 const CATEGORY: Category = Category::Experts;
@@ -31,7 +34,7 @@ pub struct ExpertsSaved {
     /// Gate and up `[N, 2f]`.
     gate_up: Tensor,
     /// `silu(gate) * up * p` `[N, f]`.
-    activation: Tensor,
+    activation: Kept<Tensor>,
     /// `p` `[N]`.
     row_probs: Tensor,
 }
@@ -42,30 +45,33 @@ impl Experts {
         Self { gate_up, down }
     }
 
-    /// `x [N, h], p [N] -> [N, h]`, rows in expert order.
-    pub fn forward(
-        &self,
-        cx: &Context,
-        x: Tensor,
-        row_probs: Tensor,
-        rows: Rows<'_>,
-    ) -> (Tensor, ExpertsSaved) {
+    /// Runs the experts on `x [N, h], p [N]`, rows in expert order, until their second product.
+    pub fn run(&self, cx: &Context, x: Tensor, row_probs: Tensor, rows: Rows<'_>) -> ExpertsSaved {
         let gate_up = cx.op(CATEGORY, || {
             grouped_gemm::forward_of(&x, &self.gate_up.value, rows)
         });
-        let activation = cx.op(CATEGORY, || {
-            swiglu::forward(&gate_up, Some(&row_probs), &Rule::SWIGLU)
-        });
-        let y = cx.op(CATEGORY, || {
-            grouped_gemm::forward_of(&activation, &self.down.value, rows)
-        });
-        let saved = ExpertsSaved {
+        let activation = activation(cx, &gate_up, &row_probs);
+        ExpertsSaved {
             input: x,
             gate_up,
-            activation,
+            activation: Kept::new(activation),
             row_probs,
-        };
-        (y, saved)
+        }
+    }
+
+    /// `[N, h]`, rows in expert order, from what has run.
+    pub fn finish(
+        &self,
+        cx: &Context,
+        saved: &mut ExpertsSaved,
+        rows: Rows<'_>,
+        again: &Recompute,
+    ) -> Tensor {
+        let y = cx.op(CATEGORY, || {
+            grouped_gemm::forward_of(saved.activation.get(), &self.down.value, rows)
+        });
+        saved.activation.drop_of(Module::MoeAct, again);
+        y
     }
 
     /// `dy [N, h] -> (dx [N, h], dp [N])`; adds to the gradients of the weights.
@@ -75,13 +81,15 @@ impl Experts {
         dy: Tensor,
         saved: ExpertsSaved,
         rows: Rows<'_>,
-    ) -> (Tensor, Tensor) {
+    ) -> Result<(Tensor, Tensor), Error> {
         let ExpertsSaved {
             input,
             gate_up,
-            activation,
+            activation: mut kept,
             row_probs,
         } = saved;
+        kept.again(cx, || Ok(activation(cx, &gate_up, &row_probs)))?;
+        let activation = kept.into_inner();
         let dactivation = cx.op(CATEGORY, || {
             grouped_gemm::wgrad_of(&dy, &activation, rows, &self.down.grad);
             grouped_gemm::dgrad_of(&dy, &self.down.value, rows)
@@ -96,6 +104,12 @@ impl Experts {
             drop(input);
             grouped_gemm::dgrad_of(&dgate_up, &self.gate_up.value, rows)
         });
-        (dx, dprobs.expect("probabilities went in"))
+        Ok((dx, dprobs.expect("probabilities went in")))
     }
+}
+
+fn activation(cx: &Context, gate_up: &Tensor, row_probs: &Tensor) -> Tensor {
+    cx.op(CATEGORY, || {
+        swiglu::forward(gate_up, Some(row_probs), &Rule::SWIGLU)
+    })
 }

@@ -39,15 +39,6 @@ pub struct AuxLoss {
     pub microbatches: u32,
 }
 
-/// What the router saves for backward.
-#[derive(Debug)]
-pub struct RouterSaved {
-    /// Chosen experts, their probabilities, and the scores of all.
-    pub routing: Routing,
-    /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
-    pub balance: Option<Tensor>,
-}
-
 impl Router {
     /// The router of `layer` on its weights, with a balancing loss or without.
     pub fn new(store: &Store, layer: u32, moe: &Moe, aux: Option<AuxLoss>) -> Self {
@@ -82,14 +73,13 @@ impl Router {
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(RouterSaved, RowMap, RoutingStats), Error> {
-        let kind = (TensorClass::Activations, Dtype::F32);
-        let logits = linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value);
+    ) -> Result<(Routing, RowMap, RoutingStats), Error> {
+        let logits = self.logits(cx, x);
         let (routing, stats) = cx.op(CATEGORY, || {
-            let (topk, rule, bias) = (self.topk, &self.rule, self.correction_bias.as_ref());
             if self.aux.is_none() {
-                return (router::forward(&logits, topk, rule, bias), None);
+                return (self.choose(&logits), None);
             }
+            let (topk, rule, bias) = (self.topk, &self.rule, self.correction_bias.as_ref());
             let (routing, stats) = router::forward_with_stats(&logits, topk, rule, bias);
             (routing, Some(stats))
         });
@@ -99,16 +89,28 @@ impl Router {
             (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
             _ => None,
         };
-        let saved = RouterSaved {
-            routing,
-            balance: balance.as_ref().map(|balance| balance.gradient.clone()),
-        };
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
             balance,
             ..RoutingStats::default()
         };
-        Ok((saved, map, stats))
+        Ok((routing, map, stats))
+    }
+
+    /// As [`Router::forward`], of what it was asked for before, so that the map and the statistics are known.
+    pub fn again(&self, cx: &Context, x: &Tensor) -> Routing {
+        let logits = self.logits(cx, x);
+        cx.op(CATEGORY, || self.choose(&logits))
+    }
+
+    fn logits(&self, cx: &Context, x: &Tensor) -> Tensor {
+        let kind = (TensorClass::Activations, Dtype::F32);
+        linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value)
+    }
+
+    fn choose(&self, logits: &Tensor) -> Routing {
+        let bias = self.correction_bias.as_ref();
+        router::forward(logits, self.topk, &self.rule, bias)
     }
 
     /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.
@@ -140,18 +142,19 @@ impl Router {
         })
     }
 
-    /// From the gradient of the chosen probabilities `dprobs [t, K]`: adds to the gradient of the
-    /// weight, and to the gradient `dx [t, h]` of the router's input `x`.
+    /// From the gradient of the chosen probabilities `dprobs [t, K]`, and that of a balancing loss by every
+    /// score of an expert `balance [E]`: adds to the gradient of the weight, and to the gradient `dx [t, h]`
+    /// of the router's input `x`.
     pub fn backward(
         &self,
         cx: &Context,
         dprobs: &Tensor,
-        saved: &RouterSaved,
+        (routing, balance): (&Routing, Option<&Tensor>),
         x: &Tensor,
         dx: &Tensor,
     ) {
         let dlogits = cx.op(CATEGORY, || {
-            router::backward(dprobs, &saved.routing, &self.rule, saved.balance.as_ref())
+            router::backward(dprobs, routing, &self.rule, balance)
         });
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);

@@ -7,6 +7,7 @@
 
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Dtype, Tensor, TensorClass, gate};
+use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::SharedExpert;
 use moefold_profiles::trace::Category;
 
@@ -15,9 +16,13 @@ use crate::layers::linear;
 use crate::layers::mlp::{Gated, GatedSaved};
 use crate::model::Part;
 use crate::rank::Context;
+use crate::recompute::Kept;
 use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Dense;
+
+/// All of it is let go of together, or nothing.
+const KEEPING: (Module, &Recompute) = (Module::SharedExperts, &Recompute::None);
 
 /// The shared expert of one layer.
 #[derive(Debug)]
@@ -55,15 +60,31 @@ impl Shared {
 
     /// Adds what it makes of `x [t, h]` to `y [t, h]`.
     pub fn forward(&self, cx: &Context, x: &Tensor, y: &Tensor) -> Result<SharedSaved, Error> {
-        let (output, mlp) = self.mlp.forward(cx, x)?;
+        let mut mlp = Kept::new(self.mlp.run(cx, x)?);
+        let output = self.mlp.finish(cx, &mut mlp, KEEPING)?;
+        let mlp = mlp.into_inner();
         let Some(weight) = &self.gate else {
             cx.op(CATEGORY, || add_into(y, &output));
             return Ok(SharedSaved { mlp, behind: None });
         };
-        let kind = (TensorClass::Activations, Dtype::F32);
-        let logits = linear::forward_as(cx, CATEGORY, kind, x, &weight.value);
-        cx.op(CATEGORY, || gate::add(&output, &logits, y));
-        let behind = Some(Behind { output, logits });
+        let behind = behind(cx, x, output, weight);
+        cx.op(CATEGORY, || gate::add(&behind.output, &behind.logits, y));
+        let behind = Some(behind);
+        Ok(SharedSaved { mlp, behind })
+    }
+
+    /// As [`Shared::forward`], of an `x` that it has added to the sum before. Without a gate nobody asks for
+    /// its output.
+    pub fn again(&self, cx: &Context, x: &Tensor) -> Result<SharedSaved, Error> {
+        let mut mlp = Kept::new(self.mlp.run(cx, x)?);
+        let behind = match &self.gate {
+            Some(weight) => {
+                let output = self.mlp.finish(cx, &mut mlp, KEEPING)?;
+                Some(behind(cx, x, output, weight))
+            }
+            None => None,
+        };
+        let mlp = mlp.into_inner();
         Ok(SharedSaved { mlp, behind })
     }
 
@@ -89,4 +110,10 @@ impl Shared {
         cx.op(CATEGORY, || add_into(dx, &own));
         Ok(())
     }
+}
+
+fn behind(cx: &Context, x: &Tensor, output: Tensor, weight: &Weight) -> Behind {
+    let kind = (TensorClass::Activations, Dtype::F32);
+    let logits = linear::forward_as(cx, CATEGORY, kind, x, &weight.value);
+    Behind { output, logits }
 }

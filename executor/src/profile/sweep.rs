@@ -112,7 +112,12 @@ impl Grid {
         for &len in self.parameters {
             let dtype = self.dtype;
             ops.push(Op::Add { len, dtype });
-            ops.push(Op::Adamw { len, dtype });
+            let moments = Dtype::F32;
+            ops.push(Op::Adamw {
+                len,
+                dtype,
+                moments,
+            });
             ops.push(Op::GradNorm { len });
         }
         let mut keys: Vec<Key> = ops.into_iter().map(Key::Op).collect();

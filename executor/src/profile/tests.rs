@@ -168,7 +168,11 @@ fn tiny_ops() -> Vec<Op> {
             pass,
             dtype,
         },
-        Op::Adamw { len: 256, dtype },
+        Op::Adamw {
+            len: 256,
+            dtype,
+            moments: Dtype::F32,
+        },
         Op::GradNorm { len: 256 },
     ]
 }

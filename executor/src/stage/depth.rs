@@ -3,10 +3,11 @@
 //! Depth `k` predicts of each token the one `k + 1` after it: from what the depth before gives for the token
 //! (the model itself before the first), normed as a head norms it, and the embedding of the token `k` after it.
 //! Both are normed and projected from `2h` to `h`; a decoder layer and a norm follow. Embedding and head are the
-//! model's. The projection is whole on every TP rank and runs on its own tokens, since divided it would exchange
+//! model's, and nothing of a depth runs again in the backward pass. The projection is whole on every TP rank and runs on its own tokens, since divided it would exchange
 //! twice what it reads.
 
 use moefold_kernels::{Tensor, TensorClass, rows};
+use moefold_planner::choice::Recompute;
 use moefold_planner::model::Model;
 use moefold_profiles::trace::Category;
 
@@ -69,7 +70,7 @@ impl Depth {
             embedding_norm: norm(Part::DepthEmbeddingNorm),
             hidden_norm: norm(Part::DepthHiddenNorm),
             projection: store.weight(Some(index), Part::DepthProjection),
-            layer: StageModel::new(model, store, &pieces, aux, 0.0),
+            layer: StageModel::new(model, store, &pieces, aux, &|_| Recompute::None, 0.0),
             head: Head::of_depth(store, index, model.tied_embeddings, eps),
             weight: weight as f32,
         }
@@ -86,17 +87,17 @@ impl Depth {
         routed: &mut dyn FnMut(u32, RoutingStats),
     ) -> Result<(Tensor, DepthSaved), Error> {
         let embedded = self.embedding.forward(cx, ids)?;
-        let (first, embedded_rstd) = self.embedding_norm.forward(cx, &embedded);
-        let (second, hidden_rstd) = self.hidden_norm.forward(cx, hidden);
+        let first = self.embedding_norm.forward(cx, &embedded);
+        let second = self.hidden_norm.forward(cx, hidden);
         let (rows, width) = (hidden.dims()[0], hidden.width());
         let joined = cx
             .device
             .empty(TensorClass::Activations, hidden.dtype(), &[rows, 2 * width]);
         cx.op(CATEGORY, || {
-            rows::scatter_columns(&first, &joined, 0..width);
-            rows::scatter_columns(&second, &joined, width..2 * width);
+            rows::scatter_columns(&first.output, &joined, 0..width);
+            rows::scatter_columns(&second.output, &joined, width..2 * width);
         });
-        drop((first, second));
+        let [embedded_rstd, hidden_rstd] = [first, second].map(|normed| normed.rstd);
         let x = linear::forward(cx, CATEGORY, &joined, &self.projection.value);
         let (output, layer) = self.layer.run(cx, Some(x), tokens, routed)?;
         let StageOutput::Hidden(x) = output else {

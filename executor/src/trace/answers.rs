@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
-    Account, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task, Work,
+    Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
+    Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -40,11 +41,20 @@ pub struct Traced<'a> {
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
 
-/// A piece, and the sizes that decide what it does: `[tp, mbs, cp, seq_len, precision]`; of routed experts,
-/// which know nothing of attention's degrees but tp where an expert is shared, `[ep, etp and tp, local
-/// tokens, rows of the rank's experts, seq_len, precision]`; of a head with multi-token prediction `[ep, etp
-/// and tp, mbs and cp, rows of the rank's experts, seq_len, precision]`.
-type Sizes = (model::Piece, [u64; 5]);
+/// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
+/// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
+/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`. Depths of multi-token prediction, which
+/// are the head's, are decided by all.
+type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
+
+/// What is traced as one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Unit {
+    /// A piece of the model, with its modules that run again.
+    Piece(model::Piece, Recompute),
+    /// A decoder layer that runs again as a whole.
+    Whole(u32),
+}
 
 /// Events of a pass of a piece, about as many as most have.
 const EVENTS: usize = 256;
@@ -71,6 +81,9 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
 #[derive(Debug)]
 struct Answer {
     forward: Vec<Item>,
+    /// What of the forward pass runs again in the backward pass.
+    again: Vec<Item>,
+    /// All else of it.
     backward: Vec<Item>,
     passes: Passes,
     padding: Counts,
@@ -137,59 +150,68 @@ impl<'a> Traced<'a> {
         }
     }
 
+    /// What a piece does, nothing recomputed.
     fn answer(&self, site: Site<'_>, piece: model::Piece) -> Arc<Answer> {
+        self.answer_of(site, Unit::Piece(piece, Recompute::None))
+    }
+
+    fn answer_of(&self, site: Site<'_>, unit: Unit) -> Arc<Answer> {
         let local = site.local;
-        let routed = match piece {
-            model::Piece::FeedForward(layer) => self.model.layer(layer).moe(),
-            _ => None,
+        let routed = |layer: u32| self.model.layer(layer).moe();
+        let (by_attention, by_experts) = match unit {
+            Unit::Piece(model::Piece::FeedForward(layer), _) => {
+                (routed(layer).is_none(), routed(layer))
+            }
+            Unit::Piece(model::Piece::Head, _) => {
+                (true, self.model.mtp.iter().find_map(Layer::moe))
+            }
+            Unit::Piece(..) => (true, None),
+            Unit::Whole(layer) => (true, routed(layer)),
         };
-        let degrees = |tp: u64| local.ep << 42 | local.etp << 21 | tp;
-        let precision = site.precision as u64;
-        let sizes = if let Some(moe) = routed {
+        let [mut attention, mut experts] = [[0; 3]; 2];
+        if by_attention {
+            attention = [local.tp, local.mbs, local.cp];
+        }
+        if let Some(moe) = by_experts {
             let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
-            let rows = local.expert_rows;
-            [
-                degrees(tp),
-                local.tokens_local,
-                rows,
-                local.seq_len,
-                precision,
-            ]
-        } else if piece == model::Piece::Head && !self.model.mtp.is_empty() {
-            // Depths of multi-token prediction are layers with experts too.
-            let tokens = local.mbs << 32 | local.cp;
-            let rows = local.expert_rows;
-            [degrees(local.tp), tokens, rows, local.seq_len, precision]
-        } else {
-            [local.tp, local.mbs, local.cp, local.seq_len, precision]
-        };
-        let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&(piece, sizes)).cloned();
+            let degrees = local.ep << 42 | local.etp << 21 | tp;
+            experts = [degrees, local.tokens_local, local.expert_rows];
+        }
+        let always = [site.precision as u64, local.seq_len];
+        let sizes = (unit, always, attention, experts);
+        let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
             return answer;
         }
-        let answer = self.trace(site, piece);
+        let answer = self.trace(site, &sizes.0);
         let answer = Arc::new(answer.expect("ranks that are assumed to be there do not fail"));
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        pieces.insert((piece, sizes), Arc::clone(&answer));
+        pieces.insert(sizes, Arc::clone(&answer));
         answer
     }
 
-    /// Runs a piece forward and backward on a rank that has as much as any.
-    fn trace(&self, site: Site<'_>, piece: model::Piece) -> Result<Answer, Error> {
+    /// Runs a unit forward and backward on a rank that has as much as any.
+    fn trace(&self, site: Site<'_>, unit: &Unit) -> Result<Answer, Error> {
+        let (pieces, recompute) = match unit {
+            Unit::Piece(piece, recompute) => (vec![*piece], recompute),
+            Unit::Whole(layer) => (pieces_of(self.model, *layer), &Recompute::Full),
+        };
+        let has = |piece| pieces.contains(&piece);
         let (model, local, layout) = (self.model, site.local, site.layout);
         let device = self.device(site.precision.activation());
         let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
-        let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &[piece]));
-        let stage = StageModel::new(model, &store, &[piece], None, 0.0);
-        let depths = match piece {
+        let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
+        let again = |_| recompute.clone();
+        let stage = StageModel::new(model, &store, &pieces, None, &again, 0.0);
+        let depths = match pieces[0] {
             model::Piece::Head => model.mtp.len(),
             _ => 0,
         };
         let sums = sums(&cx, depths);
-        let rope = match piece {
+        let rope = match pieces[0] {
             model::Piece::Mixer(_) | model::Piece::Head => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
@@ -213,8 +235,8 @@ impl<'a> Traced<'a> {
             cx.device.empty(TensorClass::Activations, dtype, &dims)
         };
         // What comes from the piece before, and from the one after.
-        let x = (piece != model::Piece::Embedding).then(stream);
-        let dy = (piece != model::Piece::Head).then(stream);
+        let x = (!has(model::Piece::Embedding)).then(stream);
+        let dy = (!has(model::Piece::Head)).then(stream);
 
         tape.wipe();
         let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
@@ -235,6 +257,8 @@ impl<'a> Traced<'a> {
         sum_over_tp(&cx, &store)?;
         let update = tape.read(Heard::of);
         drop((hidden, dx));
+        let items = backward.items.into_iter();
+        let (again, rest) = items.partition(|(_, category)| *category == Category::Recompute);
 
         Ok(Answer {
             passes: Passes::of(&forward.account, &backward.account),
@@ -246,7 +270,8 @@ impl<'a> Traced<'a> {
             update: update.account.peak(),
             largest: forward.largest.max(backward.largest).max(update.largest),
             forward: forward.items,
-            backward: backward.items,
+            again,
+            backward: rest,
         })
     }
 
@@ -286,12 +311,59 @@ fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
 fn blocks(model: &Model, layer: &Layer) -> Vec<model::Piece> {
     let known = model.layers.iter().position(|own| own == layer);
     let index = known.expect("a layer of the model that is asked about") as u32;
+    pieces_of(model, index)
+}
+
+fn pieces_of(model: &Model, index: u32) -> Vec<model::Piece> {
+    let layer = &model.layers[index as usize];
     let mixer = layer.mixer.is_some();
     let feed_forward = layer.ffn.is_some();
     let mut pieces = Vec::with_capacity(2);
     pieces.extend(mixer.then_some(model::Piece::Mixer(index)));
     pieces.extend(feed_forward.then_some(model::Piece::FeedForward(index)));
     pieces
+}
+
+impl Traced<'_> {
+    /// What is traced of some pieces that follow one another under a recompute set.
+    fn units(&self, pieces: &[model::Piece], set: &Recompute) -> Vec<Unit> {
+        let layer = match pieces[0] {
+            model::Piece::Mixer(layer) | model::Piece::FeedForward(layer) => Some(layer),
+            _ => None,
+        };
+        if let (Recompute::Full, Some(layer)) = (set, layer) {
+            return vec![Unit::Whole(layer)];
+        }
+        let unit = |&piece| Unit::Piece(piece, self.of_piece(piece, set));
+        pieces.iter().map(unit).collect()
+    }
+
+    /// Of a recompute set, the modules that a piece has.
+    fn of_piece(&self, piece: model::Piece, set: &Recompute) -> Recompute {
+        let Recompute::Modules(modules) = set else {
+            return Recompute::None;
+        };
+        let has = |module| match (piece, module) {
+            (model::Piece::Mixer(_) | model::Piece::FeedForward(_), Module::Layernorm)
+            | (model::Piece::Mixer(_), Module::CoreAttn | Module::MlaUpProj) => true,
+            (model::Piece::FeedForward(layer), module) => {
+                let routed = self.model.layers[layer as usize].moe().is_some();
+                match module {
+                    Module::MoeAct | Module::Moe | Module::SharedExperts => routed,
+                    Module::Mlp => !routed,
+                    _ => false,
+                }
+            }
+            _ => false,
+        };
+        Recompute::of(
+            modules
+                .iter()
+                .copied()
+                .filter(|&module| has(module))
+                .collect(),
+        )
+    }
 }
 
 impl Runtime for Traced<'_> {
@@ -305,12 +377,12 @@ impl Runtime for Traced<'_> {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered {
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered {
         let mut lowered = Lowered::default();
         let pieces = self.pieces(piece);
         let answers: Vec<_> = pieces
-            .into_iter()
-            .map(|p| self.answer(setting.into(), p))
+            .iter()
+            .map(|&p| self.answer(setting.into(), p))
             .collect();
         let count = |of: fn(&Answer) -> &Vec<Item>| answers.iter().map(|a| of(a).len()).sum();
         lowered.forward.reserve(count(|answer| &answer.forward));
@@ -326,6 +398,23 @@ impl Runtime for Traced<'_> {
             lowered
                 .backward
                 .extend(backward.map(|item| work(setting, item)));
+        }
+        let units: Vec<_> = sets.iter().map(|set| self.units(&pieces, set)).collect();
+        let mut told: Vec<&Unit> = Vec::new();
+        for unit in units.iter().flatten() {
+            if told.contains(&unit) || matches!(unit, Unit::Piece(_, Recompute::None)) {
+                continue;
+            }
+            told.push(unit);
+            let answer = self.answer_of(setting.into(), unit.clone());
+            lowered.again.push(Again {
+                sets: Again::sets(units.iter().map(|units| units.contains(unit))),
+                work: answer
+                    .again
+                    .iter()
+                    .map(|item| work(setting, item))
+                    .collect(),
+            });
         }
         lowered
     }
@@ -345,15 +434,24 @@ impl Runtime for Traced<'_> {
             },
             ..StageMemory::default()
         };
-        for piece in self.pieces(piece) {
+        let pieces = self.pieces(piece);
+        for &piece in &pieces {
             let answer = self.answer(setting.into(), piece);
-            memory.passes = memory.passes.then(answer.passes);
             memory.padding += answer.padding;
             memory.update = memory.update.higher(answer.update);
             memory.beside = memory.beside + answer.beside;
         }
-        // It recomputes nothing yet.
-        vec![memory; sets.len()]
+        let passes = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let passes = units.map(|unit| self.answer_of(setting.into(), unit).passes);
+            passes.fold(Passes::default(), Passes::then)
+        };
+        sets.iter()
+            .map(|set| StageMemory {
+                passes: passes(set),
+                ..memory
+            })
+            .collect()
     }
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {

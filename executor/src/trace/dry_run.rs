@@ -19,6 +19,7 @@ use super::answers::properties;
 use super::{Assumed, Tape, rank_on, step};
 use crate::device::DeviceSpec;
 use crate::error::Error;
+use crate::options::Savers;
 use crate::support;
 use crate::train::prove;
 
@@ -123,8 +124,9 @@ pub fn dry_run(
         }
         Some(PlannedRouting::Balanced { .. }) | None => Assumed::BALANCED,
     };
+    let savers = Savers::of(planned);
     let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
-    let [setup, events] = step(cx, model, stages, batch, aux_loss_coef, &tape)?;
+    let [setup, events] = step(cx, model, stages, batch, &savers, aux_loss_coef, &tape)?;
     let actions = &Schedule::of(&layout).ranks[mesh::coordinates(&layout, rank).pp as usize];
     let events = wait_for_messages(events, actions, starts);
     let stack = Stack::on(planned.stack, cluster, costs.host());

@@ -12,7 +12,7 @@ use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::optimizer::AdamOptions;
-use crate::options::MTP_LOSS_SCALING_FACTOR;
+use crate::options::{MTP_LOSS_SCALING_FACTOR, Savers};
 use crate::rank::Context;
 use crate::record::Recorder;
 use crate::step::HostTokens;
@@ -81,6 +81,7 @@ pub fn step(
     model: &Model,
     stages: &[Vec<u32>],
     batch: &Batch,
+    savers: &Savers,
     aux_loss_coef: f64,
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
@@ -90,7 +91,7 @@ pub fn step(
         aux: aux_loss_coef,
         mtp: MTP_LOSS_SCALING_FACTOR,
     };
-    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, adam, losses);
+    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, savers, adam, losses);
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

@@ -15,7 +15,7 @@ use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
 use crate::moe::router::AuxLoss;
 use crate::optimizer::{AdamOptions, ZeroAdam};
-use crate::options::TrainOptions;
+use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
@@ -49,6 +49,7 @@ impl Trainer {
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
+        savers: &Savers,
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
@@ -56,7 +57,7 @@ impl Trainer {
             aux: options.aux_loss_coef,
             mtp: options.mtp_loss_scaling_factor,
         };
-        let mut trainer = Self::assemble(cx, model, stages, seq_len, options.adam, losses);
+        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, options.adam, losses);
         let Stepper {
             store, optimizer, ..
         } = &mut trainer.stepper;
@@ -73,6 +74,7 @@ impl Trainer {
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
+        savers: &Savers,
         adam: AdamOptions,
         losses: Weights,
     ) -> Self {
@@ -88,11 +90,15 @@ impl Trainer {
             coefficient: losses.aux,
             microbatches: cx.layout.microbatches(),
         });
-        let stages = own
-            .into_iter()
-            .map(|(stage, pieces)| (stage, StageModel::new(model, &store, &pieces, aux, losses.mtp)));
+        let again = |_| savers.recompute.clone();
+        let stages = own.into_iter().map(|(stage, pieces)| {
+            (
+                stage,
+                StageModel::new(model, &store, &pieces, aux, &again, losses.mtp),
+            )
+        });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
         let schedule = Schedule::of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
+use moefold_executor::error::Error;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
 use moefold_executor::optimizer::AdamOptions;
-use moefold_executor::options::{Init, TrainOptions};
+use moefold_executor::options::{Init, Savers, TrainOptions};
 use moefold_executor::rank::Context;
 use moefold_executor::step::StepOutcome;
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
+use moefold_planner::choice::Recompute;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -49,6 +51,8 @@ pub(crate) struct Fixture {
     pub(crate) model: Model,
     pub(crate) golden: Golden,
     pub(crate) samples: Samples,
+    /// What it gives time for memory with; nothing, as loaded.
+    pub(crate) savers: Savers,
     /// Where the weights are; absent, they are random.
     folder: Option<PathBuf>,
 }
@@ -78,6 +82,7 @@ impl Fixture {
             model,
             golden,
             samples,
+            savers: Savers::default(),
             folder: Some(folder),
         }
     }
@@ -103,6 +108,12 @@ impl Fixture {
     pub(crate) fn with_model(mut self, model: Model) -> Self {
         self.model = model;
         self.folder = None;
+        self
+    }
+
+    /// The fixture with some of its layers' modules computed again.
+    pub(crate) fn recomputing(mut self, recompute: Recompute) -> Self {
+        self.savers.recompute = recompute;
         self
     }
 
@@ -175,6 +186,18 @@ impl Fixture {
         }
     }
 
+    /// One rank, ready to step.
+    pub(crate) fn trainer(
+        &self,
+        cx: Context,
+        options: &TrainOptions,
+        weights: &Source,
+    ) -> Result<Trainer, Error> {
+        let (stages, seq_len) = (self.stages(&cx.layout), self.golden.seq_len);
+        let (model, savers) = (&self.model, &self.savers);
+        Trainer::new(cx, model, &stages, seq_len, savers, options, weights)
+    }
+
     /// Trains under a layout for some steps, on one thread a rank.
     pub(crate) fn train(&self, degrees: &Degrees, steps: u64, options: &TrainOptions) -> Trained {
         let (trained, _) = self.train_with(degrees, steps, options, |_| ());
@@ -213,9 +236,7 @@ impl Fixture {
                 let device = open();
                 device.poison(true);
                 let cx = Context::join(rank, &layout, device, rank.recorder());
-                let seq_len = self.golden.seq_len;
-                let mut trainer =
-                    Trainer::new(cx, &self.model, stages, seq_len, options, &weights)?;
+                let mut trainer = self.trainer(cx, options, &weights)?;
                 let mut outcomes = Vec::new();
                 for step in 0..steps {
                     let mine =

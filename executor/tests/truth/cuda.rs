@@ -11,7 +11,7 @@ use moefold_executor::error::Error;
 use moefold_executor::model::Family;
 use moefold_executor::rank::Context;
 use moefold_executor::room::{largest, room_for};
-use moefold_executor::train::{self, Trainer};
+use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_kernels::cuda::Architecture;
 use moefold_kernels::{Device, Dtype};
@@ -96,8 +96,7 @@ fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pas
     World::threads(1)
         .run(|rank| {
             let cx = Context::join(rank, &layout, device(), rank.recorder());
-            let seq_len = fixture.golden.seq_len;
-            let trainer = Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let trainer = fixture.trainer(cx, &options, &weights)?;
             let batch = fixture.batch();
             let tokens = train::microbatches(&fixture.samples, &trainer.cx, &batch, step)?;
             let load = trainer.stepper().gradients(&trainer.cx, &tokens)?;
@@ -279,9 +278,7 @@ fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<
         .run(|rank| {
             let cx = Context::join(rank, &layout, on.open(), rank.recorder());
             let (device, recorder) = (cx.device.clone(), cx.recorder.clone());
-            let seq_len = fixture.golden.seq_len;
-            let mut trainer =
-                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let mut trainer = fixture.trainer(cx, &options, &weights)?;
             let mut costs = Vec::new();
             for step in 0..steps {
                 let (samples, batch) = (&fixture.samples, fixture.batch());
@@ -426,9 +423,8 @@ fn memory_of_steps(
             let device = cx.device.clone();
             let reserved = reserve.map_or(Ok(()), |bytes| device.reserve(bytes));
             reserved.map_err(Error::Device)?;
-            let (seq_len, options) = (fixture.golden.seq_len, fixture.options());
-            let mut trainer =
-                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let options = fixture.options();
+            let mut trainer = fixture.trainer(cx, &options, &weights)?;
             let mut went = Vec::new();
             for step in 0..steps {
                 let (samples, batch) = (&fixture.samples, fixture.batch());

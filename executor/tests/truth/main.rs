@@ -6,4 +6,5 @@ mod dispatch;
 mod huggingface;
 mod layouts;
 mod peak;
+mod recompute;
 mod shards;

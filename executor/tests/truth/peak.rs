@@ -17,7 +17,7 @@ use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Optimizer, Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
@@ -34,6 +34,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::common::{Fixture, degrees, piped};
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
+use crate::recompute;
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
 const FIXTURES: [&str; 5] = [
@@ -124,6 +125,7 @@ fn compare(
             &fixture.model,
             &fixture.stages(layout),
             &batch,
+            &fixture.savers,
             aux,
             &tape,
         )?;
@@ -170,9 +172,7 @@ fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, au
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
             let cx = Context::join(rank, &layout, (place.open)(rank.rank()), recorder);
-            let seq_len = fixture.golden.seq_len;
-            let mut trainer =
-                Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let mut trainer = fixture.trainer(cx, &options, &weights)?;
             compare(fixture, &layout, &mut trainer, steps, &options)
         })
         .unwrap_or_else(|error| panic!("{} {degrees:?}: {error}", fixture.name));
@@ -212,10 +212,11 @@ fn check_pipelines(of: usize) {
 fn law_a_traced_step_is_the_step_in_other_families() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for name in DRAWN {
-        let fixture = Fixture::load(name).with_batch(8);
+        let mut fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
             let all = legal(&fixture, gpus);
             for aux_loss_coef in [0.0, 0.01] {
+                fixture = recomputing(fixture, &mut random);
                 let degrees = all[random.random_range(0..all.len())];
                 check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
             }
@@ -280,17 +281,33 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
+/// A fixture with one of its recompute sets, and moments of either type.
+fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
+    let mut sets = recompute::sets(&fixture);
+    sets.push(Recompute::None);
+    let set = sets.swap_remove(random.random_range(0..sets.len()));
+    let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
+    let mut fixture = fixture.recomputing(set);
+    fixture.savers.optimizer = optimizers[random.random_range(0..2)];
+    fixture
+}
+
 #[test]
 fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for draw in 0..24 {
         let fixture = drawn(&mut random);
+        let fixture = recomputing(fixture, &mut random);
         for gpus in [1, 2, 4, 8] {
             let all = legal(&fixture, gpus);
             let degrees = all[random.random_range(0..all.len())];
-            let what = || (cuda::seed(), draw, &fixture.model.layers);
+            let what = || (cuda::seed(), draw, &fixture.savers, &fixture.model.layers);
             let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 2, 0.01));
-            assert!(checked.is_ok(), "MOEFOLD_SEED, draw, layers: {:?}", what());
+            assert!(
+                checked.is_ok(),
+                "MOEFOLD_SEED and what was drawn: {:?}",
+                what()
+            );
         }
     }
 }
@@ -371,10 +388,11 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
             let samples = u64::from(degrees.gpus / degrees.tp * degrees.mbs);
             let microbatches = random.random_range(1..=(8 / samples).min(2));
             let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
+            let fixture = least(name).with_batch(samples * microbatches);
+            let fixture = recomputing(fixture, &mut random);
             if random.random_range(0..of) > 0 {
                 continue;
             }
-            let fixture = least(name).with_batch(samples * microbatches);
             let place = Place {
                 open: &|rank| on.open_routing(rank),
                 precision: precision(on),
@@ -382,7 +400,12 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
             let one = || check(&fixture, &place, &degrees, 1, aux_loss_coef);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
             let what = || (cuda::seed(), name, on, degrees, microbatches, aux_loss_coef);
-            assert!(checked.is_ok(), "MOEFOLD_SEED and where: {:?}", what());
+            let set = &fixture.savers;
+            assert!(
+                checked.is_ok(),
+                "MOEFOLD_SEED and where: {:?} {set:?}",
+                what()
+            );
         }
     }
 }
@@ -413,7 +436,7 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
         |trainer| (trainer.cx.at.pp as usize, trainer.cx.device.memory()),
     );
     let gib = &planned.memory_gib;
-    let what = format!("{} {degrees:?}", fixture.name);
+    let what = format!("{} {degrees:?} {:?}", fixture.name, fixture.savers);
     for (pp, gib) in planned.memory_gib_by_pp_rank.iter().enumerate() {
         let own = peaks.iter().filter(|(of, _)| *of == pp);
         let most = own.map(|(_, memory)| memory.peak_total()).max();
@@ -527,6 +550,8 @@ fn planned(
     let mut options = SearchOptions {
         precision,
         routing,
+        recompute: Some(fixture.savers.recompute.clone()),
+        optimizer: fixture.savers.optimizer,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let pins = format!("tp={tp},cp=1,pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
@@ -568,12 +593,19 @@ fn unvarying() -> [Fixture; 6] {
 
 #[test]
 fn law_a_plan_says_the_peak_of_a_run() {
-    for fixture in unvarying() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for mut fixture in unvarying() {
         for gpus in [1, 2, 4] {
             let cluster = presets::local(gpus);
             for degrees in legal(&fixture, gpus) {
                 check_plan(&fixture, &cluster, &CPU, &degrees);
+                fixture = recomputing(fixture, &mut random);
             }
+        }
+        fixture = fixture.recomputing(Recompute::None);
+        for set in recompute::sets(&fixture) {
+            fixture = fixture.recomputing(set);
+            check_plan(&fixture, &presets::local(1), &CPU, &degrees(1, 1, 1, 1, 2));
         }
     }
 }
@@ -596,6 +628,7 @@ fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
 
 #[test]
 fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for (on, cluster) in [(cuda::BF16, "dgx-a100"), (cuda::HOPPER, "dgx-h100")] {
         if !on.is_there() {
             return;
@@ -607,6 +640,7 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
         let cluster = presets::cluster(cluster).expect("a preset");
         let [dense, experts, ..] = unvarying().map(|fixture| fixture.with_batch(1));
         for fixture in [dense, experts] {
+            let fixture = recomputing(fixture, &mut random);
             check_plan(&fixture, &cluster, &place, &degrees(1, 1, 1, 1, 1));
         }
     }

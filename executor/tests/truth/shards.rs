@@ -6,7 +6,7 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::model::{Family, Piece, Shard, pieces_of};
 use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
-use moefold_executor::train::{self, Trainer};
+use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
@@ -116,15 +116,7 @@ fn initial(fixture: &Fixture, degrees: &Degrees, options: &TrainOptions) -> Tens
     let ranks = World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
-            let seq_len = fixture.golden.seq_len;
-            Ok(held(&Trainer::new(
-                cx,
-                &fixture.model,
-                &fixture.stages(&layout),
-                seq_len,
-                options,
-                &source,
-            )?))
+            Ok(held(&fixture.trainer(cx, options, &source)?))
         })
         .expect("ranks start");
     let mut tensors = Tensors::new();

@@ -21,18 +21,22 @@ pub(super) fn sum(source: &mut dyn Source, len: usize) -> Call {
     })
 }
 
-/// One shard of the optimizer: weights, a gradient and both moments, of which the second is zero.
-pub(crate) fn shard(source: &mut dyn Source, len: usize) -> [Tensor; 4] {
-    let [w, g, m] = [1.0, 0.1, 0.1].map(|scale| source.statistic(&[len], scale));
-    let v = source
-        .device()
-        .zeros(TensorClass::Transient, Dtype::F32, &[len]);
-    [w, g, m, v]
+/// One shard of the optimizer: weights, a gradient and both moments, of which the second is zero, and the
+/// first where it is narrow.
+pub(crate) fn shard(source: &mut dyn Source, len: usize, moments: Dtype) -> [Tensor; 4] {
+    let [w, g] = [1.0, 0.1].map(|scale| source.statistic(&[len], scale));
+    let m = (moments == Dtype::F32).then(|| source.statistic(&[len], 0.1));
+    let zeros = || {
+        source
+            .device()
+            .zeros(TensorClass::Transient, moments, &[len])
+    };
+    [w, g, m.unwrap_or_else(zeros), zeros()]
 }
 
 /// A step of the optimizer. Narrow weights have masters, which the step rounds.
-pub(super) fn step(source: &mut dyn Source, len: usize, dtype: Dtype) -> Call {
-    let [w, g, m, v] = shard(source, len);
+pub(super) fn step(source: &mut dyn Source, len: usize, dtype: Dtype, moments: Dtype) -> Call {
+    let [w, g, m, v] = shard(source, len, moments);
     let model = (dtype != Dtype::F32).then(|| source.tensor(&[len], 0.0));
     let rule = Adamw {
         lr: SMALL,

@@ -1,10 +1,12 @@
 //! Tests of `adamw` against its f64 reference in plain loops.
 
-use moefold_kernels::TensorClass;
 use moefold_kernels::adamw::*;
 use moefold_kernels::scalars::{Factor, Scalars};
+use moefold_kernels::{Dtype, Tensor, TensorClass};
 
-use crate::support::{Check, inside, oracle_everywhere, statistic, tensor, wide};
+use crate::support::{
+    Check, Rng, inside, on_every_device, oracle_everywhere, statistic, tensor, wide,
+};
 
 #[test]
 fn oracle_several_steps() {
@@ -61,6 +63,118 @@ fn oracle_several_steps() {
             Check("m", m, mw),
             Check("v", v, vw),
         ]
+    });
+}
+
+/// Of bf16: half a unit in the last of its eight places, over the number.
+const HALF_ULP: f64 = 1.0 / 256.0;
+
+/// Moments of bf16 are off by half a unit a step, of which a share lives on as the moment does; weights by
+/// what moments so far off can make of their update, whose terms are monotone in either.
+#[test]
+fn oracle_several_steps_with_narrow_moments() {
+    on_every_device(3, |device| {
+        for (len, offset) in [(1, 0), (8, 0), (33, 3), (1030, 2)] {
+            let mut rng = Rng::new(len as u64);
+            let first = rng.values(len);
+            let w = inside(&statistic(device, &first, &[len]), offset);
+            let moments = || {
+                let all = device.zeros(TensorClass::Optimizer, Dtype::Bf16, &[len + offset]);
+                all.view(offset, &[len])
+            };
+            let (m, v) = (moments(), moments());
+            let model = inside(&tensor(device, &first, &[len]), offset);
+            // Value and error.
+            let (mut ww, mut mw, mut vw) = (wide(&first), vec![[0.0; 2]; len], vec![[0.0; 2]; len]);
+            let mut off = vec![0.0f64; len];
+            for step in 1..=6u64 {
+                let grad = rng.values(len);
+                let rule = Adamw {
+                    lr: 1e-2,
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                    step,
+                };
+                let g = inside(&statistic(device, &grad, &[len]), offset);
+                step_into(&w, &g, &m, &v, Some(&model), &rule, 0.5);
+                let (got, first, second) = (w.to_f32(), m.to_f32(), v.to_f32());
+                let corrections = [0.9f64, 0.95].map(|beta| 1.0 - beta.powi(step as i32));
+                for i in 0..len {
+                    let g = 0.5 * f64::from(grad[i]);
+                    let next = |[old, off]: [f64; 2], beta: f64, term: f64| {
+                        [beta * old + (1.0 - beta) * term, beta * off]
+                    };
+                    let ([mi, mo], [vi, vo]) = (next(mw[i], 0.9, g), next(vw[i], 0.95, g * g));
+                    let update = |m: f64, v: f64| {
+                        let root = (v.max(0.0) / corrections[1]).sqrt() + 1e-8;
+                        1e-2 * m / corrections[0] / root
+                    };
+                    let exact = update(mi, vi);
+                    let ends = [
+                        (mi - mo, vi - vo),
+                        (mi - mo, vi + vo),
+                        (mi + mo, vi - vo),
+                        (mi + mo, vi + vo),
+                    ];
+                    let worst = ends.map(|(m, v)| (update(m, v) - exact).abs());
+                    let worst = worst.into_iter().fold(0.0, f64::max);
+                    off[i] += worst + 1e-6;
+                    ww[i] = ww[i] * (1.0 - 1e-3) - exact;
+                    let stored =
+                        |value: f64, off: f64| [value, off + HALF_ULP * (value.abs() + off)];
+                    (mw[i], vw[i]) = (stored(mi, mo), stored(vi, vo));
+                    for (name, got, [want, off]) in [
+                        ("weight", got[i], [ww[i], off[i]]),
+                        ("m", first[i], mw[i]),
+                        ("v", second[i], vw[i]),
+                    ] {
+                        let error = (f64::from(got) - want).abs();
+                        let most = off + 1e-6 * want.abs() + 1e-12;
+                        assert!(
+                            error <= most,
+                            "step {step} {name} {i}: {got} for {want}, {error:e} above {most:e}"
+                        );
+                    }
+                }
+            }
+            let narrowed = |t: &Tensor| {
+                t.to_f32()
+                    .iter()
+                    .all(|x| x.to_bits().trailing_zeros() >= 16)
+            };
+            assert!(narrowed(&m) && narrowed(&v), "moments are bf16");
+        }
+    });
+}
+
+/// What is stored is the nearest bf16, ties to even, and the same on every device.
+#[test]
+fn narrow_moments_are_rounded_to_nearest() {
+    on_every_device(5, |device| {
+        let len = 512;
+        // All that lie between two neighbours: 1 and the next bf16 are 1/128 apart.
+        let grad: Vec<f32> = (0..len).map(|i| 1.0 + i as f32 / 65536.0).collect();
+        let zeros = |dtype| device.zeros(TensorClass::Optimizer, dtype, &[len]);
+        let (w, m, v) = (zeros(Dtype::F32), zeros(Dtype::Bf16), zeros(Dtype::Bf16));
+        let rule = Adamw {
+            lr: 1e-2,
+            beta1: 0.0,
+            beta2: 0.5,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            step: 1,
+        };
+        step(&w, &statistic(device, &grad, &[len]), &m, &v, &rule, 1.0);
+        let want: Vec<f32> = grad
+            .iter()
+            .map(|g| {
+                let steps = f64::from((g - 1.0) * 128.0);
+                (1.0 + steps.round_ties_even() / 128.0) as f32
+            })
+            .collect();
+        assert_eq!(m.to_f32(), want);
     });
 }
 

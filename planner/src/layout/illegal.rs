@@ -184,9 +184,6 @@ pub enum Illegal {
         dispatcher: Dispatcher,
         known: &'static [Dispatcher],
     },
-    /// Recomputation on a stack without it.
-    #[error("the {} stack recomputes nothing yet; nearest: `recompute` none", stack.name())]
-    StackRecompute { stack: StackName },
     /// Recomputation of modules the model lacks.
     #[error(
         "no layer of the model has {} to recompute; nearest: modules it has, {}",
@@ -241,7 +238,6 @@ impl Illegal {
             Self::StackDegree { .. } => "stack_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
-            Self::StackRecompute { .. } => "stack_recompute",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",

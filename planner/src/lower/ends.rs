@@ -141,13 +141,13 @@ pub fn passes_over_gradients(
 }
 
 /// Lowers the end of a step for a rank that holds `shard`. Gradients are reduced in
-/// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer).
+/// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
+/// are of `moments`.
 /// `tied` is the embedding's size on this rank where first and last stage share it.
 pub fn step(
     shard: &shard::Shard,
     groups: &StepGroups,
-    grad_dtype: Dtype,
-    weight_dtype: Dtype,
+    [grad_dtype, weight_dtype, moments]: [Dtype; 3],
     tied: Option<Placement>,
     tied_elements: u64,
 ) -> StepWork {
@@ -173,6 +173,7 @@ pub fn step(
         work.optimizer.push(Op::Adamw {
             len,
             dtype: weight_dtype,
+            moments,
         });
     }
     if groups.tp.ranks > 1 && shard.replicated > 0 {

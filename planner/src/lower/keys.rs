@@ -7,7 +7,7 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
-use crate::choice::Dispatcher;
+use crate::choice::{Dispatcher, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
@@ -29,6 +29,8 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// What updates the weights.
+    pub optimizer: Optimizer,
     /// What runs it.
     pub runtime: &'a dyn Runtime,
 }
@@ -51,11 +53,14 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
     for layer in &job.model.layers {
         if !seen.contains(&layer) {
             seen.push(layer);
-            collect(&mut found, &job.runtime.work(&setting, Piece::Layer(layer)));
+            collect(
+                &mut found,
+                &job.runtime.work(&setting, Piece::Layer(layer), &[]),
+            );
         }
     }
     for end in [Piece::Embedding, Piece::Head] {
-        collect(&mut found, &job.runtime.work(&setting, end));
+        collect(&mut found, &job.runtime.work(&setting, end, &[]));
     }
     step_keys(&mut found, job, layout, &local);
     found.sort_unstable();
@@ -96,7 +101,8 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
         tp: of(GroupKind::Tp),
     };
     let weights = job.precision.activation();
-    let work = ends::step(&shard, &groups, Dtype::F32, weights, None, 0);
+    let dtypes = [Dtype::F32, weights, job.optimizer.moments()];
+    let work = ends::step(&shard, &groups, dtypes, None, 0);
     let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
     found.extend(collectives.copied().map(Key::Collective));
     found.extend(work.optimizer.iter().copied().map(|op: Op| Key::Op(op)));
@@ -135,6 +141,7 @@ mod tests {
             batch: &batch,
             precision: Precision::Fp32,
             dispatcher: Dispatcher::Alltoall,
+            optimizer: Optimizer::Adam,
             runtime: &Declared,
         };
         let keys = keys(&job, &layout);

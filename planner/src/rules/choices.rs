@@ -88,7 +88,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         check_stages(stages, model, &mut broken);
     }
     let recompute = options.recompute.as_ref().unwrap_or(&Recompute::None);
-    check_recompute(recompute, model, stack, &mut broken);
+    check_recompute(recompute, model, &mut broken);
     broken.extend(delayed_scaling(precision, recompute));
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
@@ -105,12 +105,7 @@ pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Op
     (clash && recompute.covers(Module::MoeAct)).then_some(Illegal::DelayedScaling)
 }
 
-fn check_recompute(set: &Recompute, model: &Model, stack: &Stack, broken: &mut Vec<Illegal>) {
-    if *set != Recompute::None && !stack.recomputes() {
-        broken.push(Illegal::StackRecompute {
-            stack: stack.name(),
-        });
-    }
+fn check_recompute(set: &Recompute, model: &Model, broken: &mut Vec<Illegal>) {
     let Recompute::Modules(wanted) = set else {
         return;
     };

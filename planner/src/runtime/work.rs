@@ -71,7 +71,7 @@ pub struct Work {
     pub task: Task,
     /// What its time counts as.
     pub category: Category,
-    /// Where it belongs; absent where what is run again is not this crate's to say.
+    /// Where it belongs, where the runtime says.
     pub part: Option<Part>,
     /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
     pub beside_core: bool,
@@ -82,11 +82,45 @@ pub struct Work {
 pub struct Lowered {
     /// Forward.
     pub forward: Vec<Work>,
-    /// Backward.
+    /// Backward, nothing recomputed.
     pub backward: Vec<Work>,
+    /// What runs again before it.
+    pub again: Vec<Again>,
+}
+
+/// Work of a forward pass that runs again before the backward pass under some recompute sets. It counts
+/// as [`Category::Recompute`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Again {
+    /// Of the sets that were asked about, as bits.
+    pub sets: u64,
+    /// The work.
+    pub work: Vec<Work>,
+}
+
+impl Again {
+    /// Sets that can be asked about at once.
+    pub const MOST: usize = 64;
+
+    /// Some sets as bits.
+    pub fn sets(chosen: impl Iterator<Item = bool>) -> u64 {
+        let chosen = chosen.enumerate().filter(|(_, chosen)| *chosen);
+        chosen.fold(0, |bits, (set, _)| bits | 1 << set)
+    }
+
+    /// Whether it runs under a set, by its index.
+    pub fn under(&self, set: usize) -> bool {
+        self.sets >> set & 1 == 1
+    }
 }
 
 impl Lowered {
+    /// What runs again under a set, by its index.
+    pub fn again(&self, set: usize) -> impl Iterator<Item = &Work> {
+        let groups = self.again.iter().filter(move |again| again.under(set));
+        groups.flat_map(|again| &again.work)
+    }
+
     /// The distinct shapes `(n, k)` of the weights its forward products read.
     pub fn weight_shapes(&self) -> BTreeSet<(u64, u64)> {
         self.forward

@@ -535,8 +535,11 @@ fn rank_end(
     let mut work = ends::step(
         shard,
         groups,
-        question.options.grad_dtype,
-        weight_dtype(question),
+        [
+            question.options.grad_dtype,
+            weight_dtype(question),
+            question.options.optimizer.moments(),
+        ],
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );

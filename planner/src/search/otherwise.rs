@@ -29,9 +29,11 @@ pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<Plan
 
 /// The candidate's layout, dispatcher, split and recompute set, priced under a routing.
 fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'a>) -> Outcome {
-    let question = &question.under(routing);
     let (layout, chosen) = (found.unit.layout, found.choice());
-    let shapes = Shape::all(question, layout);
+    let mut question = question.under(routing);
+    question.sets = vec![question.sets.swap_remove(chosen.set)];
+    let question = &question;
+    let shapes = Shape::under(question, layout, &question.sets);
     let shape = shapes
         .iter()
         .find(|shape| shape.dispatcher == chosen.shape.dispatcher)
@@ -42,12 +44,12 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
         shape,
     };
     let split = StageSplit::new(case, chosen.split.stages.clone());
-    let memory = split.memory(case, chosen.set, found.unit.occupancies);
+    let memory = split.memory(case, 0, found.unit.occupancies);
     let choice = Choice {
         layout,
         shape,
         split: &split,
-        set: chosen.set,
+        set: 0,
     };
     let predicted = predict::planned(question, &choice, &memory).plan.predicted;
     Outcome {

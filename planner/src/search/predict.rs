@@ -42,9 +42,9 @@ pub(crate) fn planned(
     let schedule = Schedule::of(layout);
     let timeline = simulate(&schedule, &choice.split.times(choice.shape, choice.set));
     let critical = timeline.critical as usize;
-    let (forward, backward) = rank_breakdowns(question, choice, critical);
+    let (forward, backward) = rank_breakdowns(choice, critical);
     let time_s = time_by_category(choice, &timeline, critical, &forward, &backward);
-    let mean_s = mean(question, choice, &timeline);
+    let mean_s = mean(choice, &timeline);
     // The step is the sum of its parts, exactly.
     let step_s = time_s.total().0;
 
@@ -131,10 +131,10 @@ pub(crate) fn told_apart(question: &Question<'_>, priced: &[Priced]) -> Option<f
 }
 
 /// Where time goes on average over pipeline ranks.
-fn mean(question: &Question<'_>, choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
+fn mean(choice: &Choice<'_>, timeline: &Timeline) -> TimeByCategory {
     let mut sum = TimeByCategory::default();
     for rank in 0..timeline.ranks.len() {
-        let (forward, backward) = rank_breakdowns(question, choice, rank);
+        let (forward, backward) = rank_breakdowns(choice, rank);
         let own = time_by_category(choice, timeline, rank, &forward, &backward);
         for category in Category::ALL {
             sum.add(category, own.get(category));
@@ -186,16 +186,11 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 }
 
 /// One microbatch's work on a pipeline rank, both passes.
-fn rank_breakdowns(
-    question: &Question<'_>,
-    choice: &Choice<'_>,
-    rank: usize,
-) -> (Breakdown, Breakdown) {
-    let set = &question.sets[choice.set];
+fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
     for stage in own_stages(choice, rank) {
         for (kind, count) in choice.split.each_kind(choice.shape, stage) {
-            let again = kind.breakdown.backward_with(set);
+            let again = kind.breakdown.backward_under(choice.set);
             for _ in 0..count {
                 forward.merge(&kind.breakdown.forward);
                 backward.merge(&again);
@@ -213,23 +208,13 @@ fn own_stages(choice: &Choice<'_>, rank: usize) -> impl Iterator<Item = usize> +
 fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem {
     let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
-    let set = &question.sets[choice.set];
     for stage in own_stages(choice, rank) {
         for (kind, count) in choice.split.each_kind(choice.shape, stage) {
             let times = f64::from(count) * microbatches;
-            let lowered = question.lowered(choice.layout, choice.shape, kind);
+            let lowered = question.lowered(choice.layout, choice.shape, kind, choice.set);
             price::add_busy(&mut busy, &lowered.forward, question.costs, times);
             price::add_busy(&mut busy, &lowered.backward, question.costs, times);
-            let again: Vec<_> = lowered
-                .forward
-                .iter()
-                .filter(|work| {
-                    work.part
-                        .is_some_and(|part| crate::lower::runs_again(set, part))
-                })
-                .copied()
-                .collect();
-            price::add_busy(&mut busy, &again, question.costs, times);
+            price::add_busy(&mut busy, lowered.again(0), question.costs, times);
         }
     }
     let work = &choice.split.ends[rank].work;

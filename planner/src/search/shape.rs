@@ -5,6 +5,7 @@
 //! every layer is routed in its own way, each is a kind.
 
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
@@ -162,9 +163,42 @@ pub(crate) struct Shape {
 /// Models with more kinds of layer than this are charged for every kind on every rank.
 const KINDS_AS_BITS: usize = 8;
 
+/// The shapes of a layout, one for each dispatcher: under the first recompute set, and where it is asked for
+/// under all of them. Most layouts never come near the best, or fit as they are.
+pub(crate) struct Shapes {
+    layout: Layout,
+    first: Vec<Shape>,
+    all: OnceLock<Vec<Shape>>,
+}
+
+impl Shapes {
+    /// Those of a layout.
+    pub(crate) fn new(question: &Question<'_>, layout: &Layout) -> Self {
+        Self {
+            layout: *layout,
+            first: Shape::under(question, layout, &question.sets[..1]),
+            all: OnceLock::new(),
+        }
+    }
+
+    /// Under the first recompute set.
+    pub(crate) fn first(&self) -> &[Shape] {
+        &self.first
+    }
+
+    /// Under all recompute sets.
+    pub(crate) fn all(&self, question: &Question<'_>) -> &[Shape] {
+        if question.sets.len() == 1 {
+            return &self.first;
+        }
+        let all = || Shape::under(question, &self.layout, &question.sets);
+        self.all.get_or_init(all)
+    }
+}
+
 impl Shape {
-    /// Works out the shapes of a layout, one for each dispatcher.
-    pub(crate) fn all(question: &Question<'_>, layout: &Layout) -> Vec<Self> {
+    /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
+    pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
         let options = question.options;
         let local = |load| Local::new(layout, question.model, &options.batch, load);
         let Loads { busiest, fullest } = question.routing.loads(layout.ep());
@@ -184,7 +218,7 @@ impl Shape {
             .zip(&held)
             .map(|(piece, held)| {
                 let setting = question.setting(layout, any, held, &groups);
-                question.runtime.memory(&setting, piece, &question.sets)
+                question.runtime.memory(&setting, piece, sets)
             })
             .collect();
         let even = local(1.0);
@@ -193,7 +227,7 @@ impl Shape {
             .iter()
             .map(|&dispatcher| {
                 let setting = question.setting(layout, dispatcher, &even, &groups);
-                Self::new(question, &setting, &timed, &memory)
+                Self::new(question, &setting, &timed, &memory, sets)
             })
             .collect()
     }
@@ -204,8 +238,10 @@ impl Shape {
         setting: &Setting<'_>,
         timed: &[Local],
         memory: &[Vec<StageMemory>],
+        sets: &[Recompute],
     ) -> Self {
-        let work = |(piece, local)| question.runtime.work(&Setting { local, ..*setting }, piece);
+        let runtime = question.runtime;
+        let work = |(piece, local)| runtime.work(&Setting { local, ..*setting }, piece, sets);
         let lowered: Vec<Lowered> = question.pieces().zip(timed).map(work).collect();
         let each = lowered.iter().zip(memory).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
@@ -220,7 +256,7 @@ impl Shape {
             local: *setting.local,
             groups: *setting.groups,
             buffers: buffers(question, &lowered[..kinds.len()]),
-            sets_by_time: sets_by_time(question, &kinds),
+            sets_by_time: sets_by_time(question, &kinds, sets.len()),
             kinds,
             embedding,
             head,
@@ -255,7 +291,7 @@ impl Shape {
     }
 }
 
-fn sets_by_time(question: &Question<'_>, kinds: &[Kind]) -> Vec<usize> {
+fn sets_by_time(question: &Question<'_>, kinds: &[Kind], sets: usize) -> Vec<usize> {
     let mut layers = vec![0_u32; kinds.len()];
     for &kind in &question.kind_of {
         layers[kind] += 1;
@@ -265,9 +301,7 @@ fn sets_by_time(question: &Question<'_>, kinds: &[Kind]) -> Vec<usize> {
         each.map(|(kind, &layers)| kind.backward_s[set] * f64::from(layers))
             .sum()
     };
-    let mut sets: Vec<(f64, usize)> = (0..question.sets.len())
-        .map(|set| (backward_s(set), set))
-        .collect();
+    let mut sets: Vec<(f64, usize)> = (0..sets).map(|set| (backward_s(set), set)).collect();
     sets.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     sets.into_iter().map(|(_, set)| set).collect()
 }
@@ -368,13 +402,20 @@ impl<'a> Question<'a> {
         if ep == 1 { &all[..1] } else { all }
     }
 
-    /// The work of a kind of a shape of a layout. Not kept, for a search asks only of the few that it
-    /// chooses.
-    pub(crate) fn lowered(&self, layout: &Layout, shape: &Shape, kind: &Kind) -> Lowered {
+    /// The work of a kind of a shape of a layout under one recompute set. Not kept, for a search asks only of
+    /// the few that it chooses.
+    pub(crate) fn lowered(
+        &self,
+        layout: &Layout,
+        shape: &Shape,
+        kind: &Kind,
+        set: usize,
+    ) -> Lowered {
         let setting = self.setting(layout, shape.dispatcher, &kind.local, &shape.groups);
         let piece = self.pieces().nth(kind.place);
         let piece = piece.expect("a kind is of a piece");
-        self.runtime.work(&setting, piece)
+        let sets = &self.sets[set..=set];
+        self.runtime.work(&setting, piece, sets)
     }
 
     fn kind(
@@ -390,10 +431,8 @@ impl<'a> Question<'a> {
         };
         Kind {
             forward_s: seconds(&breakdown.forward),
-            backward_s: self
-                .sets
-                .iter()
-                .map(|set| seconds(&breakdown.backward_with(set)))
+            backward_s: (0..memory.len())
+                .map(|set| seconds(&breakdown.backward_under(set)))
                 .collect(),
             place,
             local,

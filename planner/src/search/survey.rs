@@ -54,7 +54,8 @@ pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
 fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
-    let (shape, _) = unit.shapes.iter().zip(&unit.floors).min_by(cheapest)?;
+    let shapes = unit.shapes.first().iter().zip(&unit.floors).enumerate();
+    let (index, (shape, _)) = shapes.min_by(|(_, a), (_, b)| cheapest(a, b))?;
     let case = Case {
         question,
         layout,
@@ -64,11 +65,19 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     if split.held() > capacity {
         return None;
     }
-    let peak_of = |set: usize| peak(&split.memory(case, set, unit.occupancies));
+    let peak_of = |case, set| peak(&split.memory(case, set, unit.occupancies));
+    let step_s = |shape, set| split.bound(layout, shape, set).seconds().0;
+    // No set is faster than the first.
+    let memory = peak_of(case, 0);
+    if memory <= capacity {
+        return Some((memory, step_s(shape, 0)));
+    }
+    let shape = &unit.shapes.all(question)[index];
+    let case = Case { shape, ..case };
     let (set, memory) = shape
         .sets_by_time()
         .iter()
-        .map(|&set| (set, peak_of(set)))
+        .map(|&set| (set, peak_of(case, set)))
         .find(|&(_, memory)| memory <= capacity)?;
-    Some((memory, split.bound(layout, shape, set).seconds().0))
+    Some((memory, step_s(shape, set)))
 }

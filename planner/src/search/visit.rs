@@ -1,6 +1,7 @@
 //! Visiting a unit: a legal layout with its children, of which the best that fits is found.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
@@ -8,7 +9,7 @@ use moefold_profiles::units::{Bytes, GIB};
 use super::candidate::{self, Case, StageSplit};
 use super::explain;
 use super::predict::Choice;
-use super::shape::{Question, Shape};
+use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
 use crate::choice::{Objective, Recompute};
 use crate::layout::Layout;
@@ -24,7 +25,7 @@ const FEASIBLE_KEPT: usize = 400;
 /// A legal layout with its shapes.
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
-    pub(crate) shapes: &'a [Shape],
+    pub(crate) shapes: &'a Shapes,
     pub(crate) occupancies: &'a [Vec<Occupancy>],
     /// No child under each shape scores less.
     pub(crate) floors: Vec<f64>,
@@ -35,7 +36,9 @@ pub(crate) struct Unit<'a> {
 /// A feasible child in the ranking.
 pub(crate) struct Found<'a> {
     pub(crate) unit: &'a Unit<'a>,
-    shape: usize,
+    shape: &'a Shape,
+    /// No child under its shape scores less.
+    floor: f64,
     split: StageSplit,
     set: usize,
     pub(crate) step_s: f64,
@@ -66,7 +69,7 @@ impl Found<'_> {
         if question.options.objective == Objective::Memory {
             return 0.0;
         }
-        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
+        let (layout, shape) = (self.unit.layout, self.shape);
         let mut bound = self.step_s;
         if question.sets.len() > 1 && question.sets[self.set] != Recompute::None {
             bound = self.split.mixed_bound_s(
@@ -79,7 +82,7 @@ impl Found<'_> {
             );
         }
         if !self.split_is_exact(question) {
-            bound = bound.min(self.unit.floors[self.shape]);
+            bound = bound.min(self.floor);
         }
         (1.0 - bound / self.step_s).max(0.0)
     }
@@ -97,14 +100,14 @@ impl Found<'_> {
     pub(crate) fn choice(&self) -> Choice<'_> {
         Choice {
             layout: self.unit.layout,
-            shape: &self.unit.shapes[self.shape],
+            shape: self.shape,
             split: &self.split,
             set: self.set,
         }
     }
 
     pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<ByClass<Bytes>> {
-        let (layout, shape) = (self.unit.layout, &self.unit.shapes[self.shape]);
+        let (layout, shape) = (self.unit.layout, self.shape);
         self.split.memory(
             Case {
                 question,
@@ -136,8 +139,8 @@ struct Child {
 
 /// Splits under each shape that may still win.
 fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<StageSplit>> {
-    unit.shapes
-        .iter()
+    let shapes = unit.shapes.first().iter();
+    shapes
         .zip(&unit.floors)
         .map(|(shape, &floor)| {
             if floor < limit {
@@ -153,23 +156,20 @@ fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Stage
         .collect()
 }
 
-/// Children that may still win, in the order of their bounds.
+/// Children under some recompute sets that may still win, in the order of their bounds.
 fn children(
     question: &Question<'_>,
     unit: &Unit<'_>,
     splits: &[Vec<StageSplit>],
+    (shapes, sets): (&[Shape], Range<usize>),
     limit: f64,
 ) -> Vec<Child> {
     let by_time = question.options.objective != Objective::Memory;
     let mut children = Vec::new();
-    for (shape_index, shape) in unit.shapes.iter().enumerate() {
-        for (split_index, split) in splits[shape_index].iter().enumerate() {
-            for set in 0..question.sets.len() {
+    for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
+        for (split_index, split) in splits.iter().enumerate() {
+            for set in sets.clone() {
                 let bound_s = split.bound(unit.layout, shape, set).seconds().0;
-                if by_time && set == 0 && bound_s >= limit {
-                    // Recomputing more takes no less time.
-                    break;
-                }
                 if !by_time || bound_s < limit {
                     children.push(Child {
                         bound_s,
@@ -188,12 +188,9 @@ fn children(
     children
 }
 
-/// Tries the children of a unit in the order of their bounds.
+/// Tries the children of a unit: those of the first recompute set, and where recomputing more may still win,
+/// for it takes no less time, those of the others.
 pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
-    let objective = question.options.objective;
-    let by_time = objective != Objective::Memory;
-    let capacity = question.capacity();
-    let layout = unit.layout;
     let mut outcome = Outcome {
         best: None,
         priced: 0,
@@ -202,76 +199,126 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         least: None,
     };
     let splits = splits(question, unit, limit);
-    let children = children(question, unit, &splits, limit);
-    let mut simulator = None;
-    // A child is a dispatcher and a recompute set, whatever its split: counted once.
-    let mut state: BTreeMap<(usize, usize), bool> = BTreeMap::new();
-    for child in children {
+    let mut trial = Trial {
+        question,
+        unit,
+        limit,
+        simulator: None,
+        state: BTreeMap::new(),
+    };
+    let first = (unit.shapes.first(), 0..1);
+    let tried = children(question, unit, &splits, first.clone(), limit);
+    trial.run(first.0, &splits, tried, &mut outcome);
+    let beaten = trial.beaten(&outcome);
+    let open = !children(question, unit, &splits, first, beaten).is_empty();
+    if open && question.sets.len() > 1 {
+        let shapes = unit.shapes.all(question);
+        let others = (shapes, 1..question.sets.len());
+        let tried = children(question, unit, &splits, others, beaten);
+        trial.run(shapes, &splits, tried, &mut outcome);
+    }
+    let state = trial.state.values();
+    outcome.priced = state.clone().filter(|&&priced| priced).count() as u64;
+    outcome.memory = state.filter(|&&priced| !priced).count() as u64;
+    outcome
+}
+
+/// What trying the children of a unit takes.
+struct Trial<'q, 'a> {
+    question: &'q Question<'q>,
+    unit: &'a Unit<'a>,
+    limit: f64,
+    simulator: Option<Simulator>,
+    /// A child is a dispatcher and a recompute set, whatever its split: counted once. Whether it fits.
+    state: BTreeMap<(usize, usize), bool>,
+}
+
+impl<'a> Trial<'_, 'a> {
+    /// What a child must score less than.
+    fn beaten(&self, outcome: &Outcome<'_>) -> f64 {
+        let objective = self.question.options.objective;
         let best = outcome.best.as_ref();
-        let beaten = best.map_or(limit, |best| best.score(objective).min(limit));
-        if by_time && child.bound_s >= beaten {
-            break;
-        }
-        let (shape, split) = (&unit.shapes[child.shape], &splits[child.shape][child.split]);
-        let memory = split.memory(
-            Case {
-                question,
-                layout,
-                shape,
-            },
-            child.set,
-            unit.occupancies,
-        );
-        let peak = peak(&memory);
-        let place = (child.shape, child.set);
-        if peak > capacity {
-            state.entry(place).or_insert(false);
-            if outcome
-                .least
-                .as_ref()
-                .is_none_or(|(least, _)| peak < *least)
-            {
-                let words = LeastMemory {
-                    layout: explain::degrees(&LayoutRecord::from(layout)),
-                    recompute: question.sets[child.set].clone(),
-                    peak_gib: peak.gib(),
-                };
-                outcome.least = Some((peak, words));
+        best.map_or(self.limit, |best| best.score(objective).min(self.limit))
+    }
+
+    /// Tries children in the order of their bounds.
+    fn run(
+        &mut self,
+        shapes: &'a [Shape],
+        splits: &[Vec<StageSplit>],
+        children: Vec<Child>,
+        outcome: &mut Outcome<'a>,
+    ) {
+        let (question, unit) = (self.question, self.unit);
+        let objective = question.options.objective;
+        let by_time = objective != Objective::Memory;
+        let capacity = question.capacity();
+        let layout = unit.layout;
+        for child in children {
+            let beaten = self.beaten(outcome);
+            if by_time && child.bound_s >= beaten {
+                break;
             }
-            continue;
-        }
-        if !by_time && peak.gib() >= beaten {
-            continue;
-        }
-        state.insert(place, true);
-        let times = split.times(shape, child.set);
-        let step_s = simulator
-            .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
-            .run(&times)
-            .total
-            .seconds()
-            .0;
-        outcome.feasible.push(Candidate {
-            layout: LayoutRecord::from(layout),
-            recompute: question.sets[child.set].clone(),
-            step_s,
-            peak_gib: peak.gib(),
-        });
-        let found = Found {
-            unit,
-            shape: child.shape,
-            split: split.clone(),
-            set: child.set,
-            step_s,
-            peak,
-        };
-        if found.score(objective) < beaten {
-            outcome.best = Some(found);
+            let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
+            let memory = split.memory(
+                Case {
+                    question,
+                    layout,
+                    shape,
+                },
+                child.set,
+                unit.occupancies,
+            );
+            let peak = peak(&memory);
+            let place = (child.shape, child.set);
+            if peak > capacity {
+                self.state.entry(place).or_insert(false);
+                if outcome
+                    .least
+                    .as_ref()
+                    .is_none_or(|(least, _)| peak < *least)
+                {
+                    let words = LeastMemory {
+                        layout: explain::degrees(&LayoutRecord::from(layout)),
+                        recompute: question.sets[child.set].clone(),
+                        peak_gib: peak.gib(),
+                    };
+                    outcome.least = Some((peak, words));
+                }
+                continue;
+            }
+            if !by_time && peak.gib() >= beaten {
+                continue;
+            }
+            self.state.insert(place, true);
+            let times = split.times(shape, child.set);
+            let step_s = self
+                .simulator
+                .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
+                .run(&times)
+                .total
+                .seconds()
+                .0;
+            outcome.feasible.push(Candidate {
+                layout: LayoutRecord::from(layout),
+                recompute: question.sets[child.set].clone(),
+                step_s,
+                peak_gib: peak.gib(),
+            });
+            let found = Found {
+                unit,
+                shape,
+                floor: unit.floors[child.shape],
+                split: split.clone(),
+                set: child.set,
+                step_s,
+                peak,
+            };
+            if found.score(objective) < beaten {
+                outcome.best = Some(found);
+            }
         }
     }
-    outcome.priced = state.values().filter(|&&priced| priced).count() as u64;
-    outcome.memory = state.values().filter(|&&priced| !priced).count() as u64;
-    outcome
 }
 
 /// Sums over outcomes.

@@ -14,9 +14,7 @@ use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
 use super::shape::{Kind, Shape};
-use crate::choice::Recompute;
 use crate::layout::Layout;
-use crate::lower::runs_again;
 use crate::mesh::{self, Placement};
 use crate::options::PlanError;
 use crate::plan::Plan;
@@ -40,7 +38,7 @@ fn of_plan<T>(
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;
-    let shapes = Shape::all(&question, layout);
+    let shapes = Shape::under(&question, layout, &question.sets);
     let shape = shapes
         .iter()
         .find(|shape| shape.dispatcher == planned.dispatcher);
@@ -109,12 +107,11 @@ fn walked(plan: &Plan, case: Case<'_>, split: &StageSplit, rank: u32) -> Walked 
         events: Vec::new(),
         allocations: 0,
         collectives: 0,
-        set: &planned.recompute,
         case,
         split,
         lowered: (0..shape.kinds.len() + 2)
             .map(|index| kind_of(case, index))
-            .map(|kind| Rc::new(question.lowered(layout, shape, kind)))
+            .map(|kind| Rc::new(question.lowered(layout, shape, kind, 0)))
             .collect(),
     };
     let held = split.held_by(pipeline_rank as usize);
@@ -145,7 +142,6 @@ struct Walker<'a> {
     events: Vec<Event>,
     allocations: u64,
     collectives: u64,
-    set: &'a Recompute,
     case: Case<'a>,
     split: &'a StageSplit,
     /// Work of the kinds of layers, the embedding and the head.
@@ -345,12 +341,8 @@ impl Walker<'_> {
                 layer,
             };
             let lowered = Rc::clone(&self.lowered[index]);
-            let again: Vec<Work> = lowered
-                .forward
-                .iter()
-                .filter(|work| work.part.is_some_and(|part| runs_again(self.set, part)))
-                .copied()
-                .collect();
+            // The plan's set is the only one that is asked about.
+            let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
             self.work(&lowered.backward, at, None);
             self.give(saved);

@@ -14,7 +14,8 @@ use crate::local::Local;
 use crate::lower::{self, ends};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
 use crate::runtime::{
-    Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, WorkingSets,
+    Again, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Work,
+    WorkingSets,
 };
 use crate::saved::SavedTensor;
 use crate::shard;
@@ -24,8 +25,8 @@ use crate::shard;
 pub struct Declared;
 
 impl Runtime for Declared {
-    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>) -> Lowered {
-        match piece {
+    fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered {
+        let mut lowered = match piece {
             Piece::Embedding => ends::embedding(setting),
             Piece::Layer(layer) => lower::layer(setting, layer),
             Piece::Head => {
@@ -37,7 +38,9 @@ impl Runtime for Declared {
                 }
                 lowered
             }
-        }
+        };
+        lowered.again = again(&lowered.forward, sets);
+        lowered
     }
 
     fn memory(
@@ -66,6 +69,39 @@ impl Runtime for Declared {
     fn step(&self, _setting: &Setting<'_>, _microbatches: u32) -> StepMemory {
         StepMemory::default()
     }
+}
+
+/// The forward work, part after part, with the sets that run it again.
+fn again(forward: &[Work], sets: &[Recompute]) -> Vec<Again> {
+    let parts = forward.chunk_by(|a, b| a.part == b.part);
+    let of = |work: &[Work]| {
+        let part = work[0].part?;
+        let sets = Again::sets(sets.iter().map(|set| runs_again(set, part)));
+        let work = work.to_vec();
+        (sets > 0).then_some(Again { sets, work })
+    };
+    parts.filter_map(of).collect()
+}
+
+/// Whether a recompute set runs the forward work of a part again in the backward pass.
+fn runs_again(recompute: &Recompute, part: Part) -> bool {
+    let modules = match recompute {
+        Recompute::None => return false,
+        Recompute::Full => return part != Part::Ends,
+        Recompute::Modules(modules) => modules,
+    };
+    modules.iter().any(|module| match module {
+        Module::CoreAttn => part == Part::Core,
+        Module::MlaUpProj => part == Part::UpProjection,
+        Module::Layernorm => part == Part::Norm,
+        Module::MoeAct => part == Part::ExpertActivation,
+        Module::Mlp => part == Part::Mlp,
+        Module::SharedExperts => part == Part::Shared,
+        Module::Moe => matches!(
+            part,
+            Part::Router | Part::Dispatch | Part::Experts | Part::ExpertActivation | Part::Shared
+        ),
+    })
 }
 
 fn layer_memory(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> StageMemory {

@@ -387,7 +387,12 @@ fn ordinary() -> Vec<Op> {
     }
     for len in LENGTHS {
         ops.push(Op::Add { len, dtype });
-        ops.push(Op::Adamw { len, dtype });
+        let moments = Dtype::F32;
+        ops.push(Op::Adamw {
+            len,
+            dtype,
+            moments,
+        });
         ops.push(Op::GradNorm { len });
         let kind = SweepKind::Copy;
         ops.push(Op::Sweep { kind, len, dtype });

@@ -21,6 +21,7 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
         Op::Adamw {
             len: s * s,
             dtype: Dtype::Bf16,
+            moments: Dtype::F32,
         },
         Op::GradNorm { len: s * s },
     ];

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
+use crate::options::Savers;
 use crate::rank::Context;
 use crate::train::Trainer;
 use crate::transport::World;
@@ -70,7 +71,15 @@ pub(super) fn save_marked(
     World::threads(layout.gpus()).run(|rank| {
         let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
         let world = cx.world.clone();
-        let trainer = Trainer::new(cx, &bench.model, &stages, SEQ_LEN, &options, &weights)?;
+        let trainer = Trainer::new(
+            cx,
+            &bench.model,
+            &stages,
+            SEQ_LEN,
+            &Savers::default(),
+            &options,
+            &weights,
+        )?;
         each_state(&trainer, |state, region, tensor| {
             tensor.copy_from_f32(&values_of(state, region));
         });
@@ -157,8 +166,15 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
         World::threads(layout.gpus())
             .run(|rank| {
                 let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
-                let trainer =
-                    Trainer::new(cx, &bench.model, &stages, SEQ_LEN, &bench.options, &source)?;
+                let trainer = Trainer::new(
+                    cx,
+                    &bench.model,
+                    &stages,
+                    SEQ_LEN,
+                    &Savers::default(),
+                    &bench.options,
+                    &source,
+                )?;
                 each_state(&trainer, |state, region, tensor| {
                     assert_eq!(tensor.to_f32(), values_of(state, region), "{region:?}");
                 });

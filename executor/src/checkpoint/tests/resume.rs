@@ -95,6 +95,25 @@ fn oracle_another_pipeline_takes_a_run_up() {
     }
 }
 
+/// Files hold f32; what was rounded to bf16 before it was written is as it was when it is read.
+#[test]
+fn oracle_a_resumed_run_with_narrow_moments_equals_the_uninterrupted_one_to_the_bit() {
+    let mut bench = Bench::new("qwen3_moe", 4);
+    bench.options.steps = 4;
+    bench.optimizer = Optimizer::AdamBf16Moments;
+    check_stop(&bench, [1, 1, 1, 1, 2]);
+    check_stop(&bench, [4, 2, 2, 2, 2]);
+    let wide = Bench::new("qwen3_moe", 4);
+    let train = |bench: &Bench| bench.train([1, 1, 1, 1, 2], &bench.options);
+    let [narrow, wide] = [&bench, &wide].map(|bench| train(bench).expect("trains"));
+    let last = |trained: &Trained| trained.steps[3].loss;
+    assert_ne!(
+        last(&narrow).to_bits(),
+        last(&wide).to_bits(),
+        "moments round"
+    );
+}
+
 #[test]
 fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
     for (dtype, degrees) in [
@@ -110,6 +129,9 @@ fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
             reserve: None,
         };
         bench.options.steps = 2;
+        if dtype == Dtype::Bf16 {
+            bench.optimizer = Optimizer::AdamBf16Moments;
+        }
         if testing::is_at_hand(&bench.options.device) {
             check_stop(&bench, degrees);
         }

@@ -204,13 +204,32 @@ fn sums(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
 
 fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let len = sizes.hidden * sizes.width;
-    let step = |dtype| Op::Adamw {
+    let of = |dtype, moments| Op::Adamw {
         len: len as u64,
         dtype,
+        moments,
     };
+    let step = |dtype| of(dtype, Dtype::F32);
     vec![
+        case(
+            "adamw::step, bf16 moments",
+            of(dtype, Dtype::Bf16),
+            move |inputs| {
+                let [w, g, m, v] = shard(inputs, len, Dtype::Bf16);
+                let model = inputs.tensor(&[len], 0.0);
+                Box::new(move || {
+                    adamw::step_into(&w, &g, &m, &v, Some(&model), &RULE, 0.5);
+                    vec![
+                        Written::new("model", &model),
+                        Written::new("weights", &w),
+                        Written::new("m", &m),
+                        Written::new("v", &v),
+                    ]
+                })
+            },
+        ),
         case("adamw::step", step(Dtype::F32), move |inputs| {
-            let [w, g, m, v] = shard(inputs, len);
+            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
             Box::new(move || {
                 adamw::step(&w, &g, &m, &v, &RULE, 0.5);
                 vec![
@@ -221,7 +240,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             })
         }),
         case("adamw::step_into", step(dtype), move |inputs| {
-            let [w, g, m, v] = shard(inputs, len);
+            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
             let model = inputs.tensor(&[len], 0.0);
             Box::new(move || {
                 adamw::step_into(&w, &g, &m, &v, Some(&model), &RULE, 0.5);
@@ -234,7 +253,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             })
         }),
         case("adamw::step_by", step(Dtype::F32), move |inputs| {
-            let [w, g, m, v] = shard(inputs, len);
+            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
             let squares = Scalars::zeros(inputs.device, TensorClass::Transient, 1);
             Box::new(move || {
                 squares.clear();

@@ -94,12 +94,6 @@ fn each_rule_of_a_choice_has_its_message() {
     );
     check(
         "",
-        "stack moefold recompute full",
-        "stack_recompute",
-        &["`recompute` none"],
-    );
-    check(
-        "",
         "recompute mla_up_proj,shared_experts,moe_act",
         "recompute_absent",
         &[
@@ -193,7 +187,6 @@ fn rules_of_degrees_and_of_choices_are_reported_together() {
             "experts_over_ep",
             "sequence_over_tp",
             "stack_precision",
-            "stack_recompute",
             "moe_act_under_delayed_fp8",
         ]
     );

@@ -105,6 +105,7 @@ impl Shapes {
             "_fused_adam_" | "_fused_adamw_" => call.listed().map(|len| Op::Adamw {
                 len,
                 dtype: Dtype::F32,
+                moments: Dtype::F32,
             }),
             "_foreach_norm" => call.listed().map(|len| Op::GradNorm { len }),
             _ => return Ok(None),
