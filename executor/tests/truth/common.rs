@@ -230,7 +230,6 @@ impl Fixture {
     ) -> (Trained, Vec<T>) {
         let layout = self.layout(degrees);
         let weights = self.weights();
-        let stages = &self.stages(&layout)[..];
         let ranks = World::threads(layout.gpus())
             .run(|rank| {
                 let device = open();

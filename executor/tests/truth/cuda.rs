@@ -92,7 +92,6 @@ struct Pass {
 fn pass(fixture: &Fixture, step: u64, device: impl Fn() -> Device + Sync) -> Pass {
     let layout = fixture.layout(&ONE);
     let (options, weights) = (fixture.options(), fixture.weights());
-    let stages = &fixture.stages(&layout)[..];
     World::threads(1)
         .run(|rank| {
             let cx = Context::join(rank, &layout, device(), rank.recorder());
@@ -273,7 +272,6 @@ fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<
     let mut options = fixture.options();
     options.aux_loss_coef = 0.01;
     let weights = fixture.weights();
-    let stages = &fixture.stages(&layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, on.open(), rank.recorder());
@@ -416,7 +414,6 @@ fn memory_of_steps(
     reserve: Option<Bytes>,
 ) -> Vec<Vec<Went>> {
     let weights = fixture.weights();
-    let stages = &fixture.stages(layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, layout, on.open(), rank.recorder());

@@ -2,7 +2,7 @@
 //! and of pipelines it is layouts drawn from the seed, and every one where asked for (`--ignored`).
 
 use moefold_executor::rank::Context;
-use moefold_executor::train::{self, Trainer};
+use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_kernels::Device;
 use moefold_planner::layout::{Degrees, Layout};
@@ -68,13 +68,11 @@ pub(crate) fn pipelines(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
 fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
     let layout = fixture.layout(degrees);
     let (weights, options) = (fixture.weights(), fixture.options());
-    let stages = &fixture.stages(&layout)[..];
     let scale = 1.0 / layout.dp() as f32;
     let ranks = World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
-            let seq_len = fixture.golden.seq_len;
-            let trainer = Trainer::new(cx, &fixture.model, stages, seq_len, &options, &weights)?;
+            let trainer = fixture.trainer(cx, &options, &weights)?;
             let (cx, stepper) = (&trainer.cx, trainer.stepper());
             let mine = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0)?;
             stepper.gradients(cx, &mine)?;

@@ -167,7 +167,6 @@ fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, au
     let layout = fixture.layout(degrees);
     let (mut options, weights) = (fixture.options(), fixture.weights());
     options.aux_loss_coef = aux_loss_coef;
-    let stages = &fixture.stages(&layout)[..];
     World::threads(layout.gpus())
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
