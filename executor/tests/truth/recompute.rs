@@ -44,6 +44,7 @@ fn law_recomputing_changes_no_bit_on_one_rank() {
         "qwen3_tied",
         "qwen2_moe",
         "glm4_moe",
+        "deepseek_v2",
     ] {
         let load = || Fixture::load(name).with_batch(4);
         for (i, set) in sets(&load()).iter().enumerate() {
@@ -64,6 +65,8 @@ fn law_recomputing_changes_no_bit_in_layouts_drawn() {
         "qwen2_moe",
         "olmoe",
         "glm4_moe",
+        "deepseek_v3",
+        "deepseek_v3_mtp",
     ];
     for draw in 0..24 {
         let name = fixtures[draw % fixtures.len()];
