@@ -141,6 +141,85 @@ mod tests {
         );
     }
 
+    /// Schedules with messages: name, pipeline ranks, stages of each, microbatches.
+    fn pipelines() -> impl Iterator<Item = (ScheduleName, [u32; 3])> {
+        let sizes = (2..=6).flat_map(|pp| (1..=3).map(move |vpp| [pp, vpp]));
+        sizes.flat_map(|[pp, vpp]| {
+            let groups = if vpp == 1 { 1 } else { pp };
+            let name = match vpp {
+                1 => ScheduleName::OneFOneB,
+                _ => ScheduleName::Interleaved,
+            };
+            (1..=7).map(move |count| (name, [pp, vpp, count * groups]))
+        })
+    }
+
+    /// A message as its receiver takes it, its direction, and the ranks that send and receive it.
+    fn message(action: Action, pp: u32) -> Option<(Action, usize, [u32; 2])> {
+        let (received, back) = match action {
+            Action::SendActivation(..) | Action::SendGradient(..) => {
+                let received = action.received_as()?;
+                (received, matches!(received, Action::RecvGradient(..)))
+            }
+            Action::RecvActivation(..) => (action, false),
+            Action::RecvGradient(..) => (action, true),
+            _ => return None,
+        };
+        let to = received.stage()?.0 % pp;
+        let from = if back { to + 1 } else { to + pp - 1 } % pp;
+        Some((received, usize::from(back), [from, to]))
+    }
+
+    /// Who receives a message knows it by its place among those of its direction between the two.
+    #[test]
+    fn law_messages_are_received_in_the_order_they_are_sent_in() {
+        use std::collections::BTreeMap;
+
+        for (name, [pp, vpp, microbatches]) in pipelines() {
+            let mut order: [BTreeMap<_, Vec<Action>>; 2] = Default::default();
+            for action in ranks(name, pp, vpp, microbatches).into_iter().flatten() {
+                if let Some((received, back, line)) = message(action, pp) {
+                    let received_here = usize::from(received == action);
+                    let of = &mut order[received_here];
+                    of.entry((back, line)).or_default().push(received);
+                }
+            }
+            let [sent, received] = order;
+            assert_eq!(sent, received, "{pp} {vpp} {microbatches}");
+        }
+    }
+
+    /// A rank may keep one message of a direction, and wait with the next until that one is received.
+    #[test]
+    fn law_ranks_that_keep_one_message_of_a_direction_come_to_the_end() {
+        for (name, [pp, vpp, microbatches]) in pipelines() {
+            let ranks = ranks(name, pp, vpp, microbatches);
+            let mut done = vec![0; pp as usize];
+            // Sent and not received, by direction and sender.
+            let mut kept = [vec![0; pp as usize], vec![0; pp as usize]];
+            let mut moved = true;
+            while moved {
+                moved = false;
+                for (rank, actions) in ranks.iter().enumerate() {
+                    while let Some(&action) = actions.get(done[rank]) {
+                        if let Some((received, back, [from, _])) = message(action, pp) {
+                            let kept = &mut kept[back][from as usize];
+                            let is_receive = received == action;
+                            if (*kept == 1) != is_receive {
+                                break;
+                            }
+                            *kept = u32::from(!is_receive);
+                        }
+                        done[rank] += 1;
+                        moved = true;
+                    }
+                }
+            }
+            let lengths: Vec<usize> = ranks.iter().map(Vec::len).collect();
+            assert_eq!(done, lengths, "{pp} {vpp} {microbatches}");
+        }
+    }
+
     #[test]
     fn golden_forward_order_of_two_groups() {
         let order: Vec<(u32, u32)> = (0..8).map(|k| interleaved(k, 2, 2)).collect();
