@@ -246,9 +246,21 @@ pub(crate) struct TrainArgs {
     /// Largest global gradient norm; 0 does not clip
     #[arg(long, default_value_t = 1.0)]
     pub(crate) clip: f64,
-    /// Coefficient of the load-balancing loss
+    /// Coefficient of the load-balancing loss over a microbatch
     #[arg(long, default_value_t = 0.0)]
     pub(crate) aux_loss_coef: f64,
+    /// The same of the loss over each sequence
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) seq_aux_loss_coef: f64,
+    /// The same of the loss over all data-parallel replicas and the step so far
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) global_aux_loss_coef: f64,
+    /// Coefficient of the router's z-loss
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) z_loss_coef: f64,
+    /// What a router's correction bias moves in a step, where it has one; 0 leaves it as it is
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) bias_update_rate: f64,
     /// Weight of the losses of multi-token prediction, the mean over its depths
     #[arg(long, default_value_t = MTP_LOSS_SCALING_FACTOR)]
     pub(crate) mtp_loss_scaling_factor: f64,

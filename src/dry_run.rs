@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         )?;
     }
     let costs = Costs::for_cluster(&plan.cluster, &[]);
-    let aux_loss_coef = args.train.aux_loss_coef;
+    let balancing = args.train.balancing();
     let layout = plan.layout().map_err(|broken| {
         let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Failure::Request(anyhow!("{}: {}", args.plan.display(), broken.join("; ")))
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             } else {
                 Vec::new()
             };
-            trace::dry_run(&plan, rank, aux_loss_coef, &costs, &starts).map_err(failure)?
+            trace::dry_run(&plan, rank, balancing, &costs, &starts).map_err(failure)?
         }
         StackName::Megatron => {
             search::walk(&plan, &layout, rank, &costs, &Declared).map_err(Failure::request)?

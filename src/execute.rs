@@ -12,6 +12,7 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::host::HostWatch;
 use moefold_executor::lr::{Anneal, Decay, LearningRate};
+use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Saving, TrainOptions};
 use moefold_executor::run::RunDir;
@@ -330,6 +331,19 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
     .map_err(failure)
 }
 
+impl TrainArgs {
+    /// How the load of experts is balanced.
+    pub(crate) fn balancing(&self) -> Balancing {
+        Balancing {
+            aux_loss_coef: self.aux_loss_coef,
+            seq_aux_loss_coef: self.seq_aux_loss_coef,
+            global_aux_loss_coef: self.global_aux_loss_coef,
+            z_loss_coef: self.z_loss_coef,
+            bias_update_rate: self.bias_update_rate,
+        }
+    }
+}
+
 fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOptions, Failure> {
     let not_negative = [
         ("--lr", args.lr),
@@ -337,6 +351,10 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
         ("--weight-decay", args.weight_decay),
         ("--clip", args.clip),
         ("--aux-loss-coef", args.aux_loss_coef),
+        ("--seq-aux-loss-coef", args.seq_aux_loss_coef),
+        ("--global-aux-loss-coef", args.global_aux_loss_coef),
+        ("--z-loss-coef", args.z_loss_coef),
+        ("--bias-update-rate", args.bias_update_rate),
         ("--min-lr", args.min_lr.unwrap_or(0.0)),
         ("--mtp-loss-scaling-factor", args.mtp_loss_scaling_factor),
     ];
@@ -385,7 +403,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
             weight_decay: args.weight_decay,
             clip: (args.clip > 0.0).then_some(args.clip),
         },
-        aux_loss_coef: args.aux_loss_coef,
+        balancing: args.balancing(),
         mtp_loss_scaling_factor: args.mtp_loss_scaling_factor,
         seed: args.seed,
         init,

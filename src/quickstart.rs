@@ -11,6 +11,7 @@ use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::files::write_json;
 use moefold_executor::lr::{Decay, LearningRate};
+use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, TrainOptions};
 use moefold_planner::choice::StackName;
@@ -113,7 +114,10 @@ pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
         },
         adam: AdamOptions::default(),
         // Without it a few experts take most tokens within some dozens of steps.
-        aux_loss_coef: AUX_LOSS_COEF,
+        balancing: Balancing {
+            aux_loss_coef: AUX_LOSS_COEF,
+            ..Balancing::default()
+        },
         mtp_loss_scaling_factor: moefold_executor::options::MTP_LOSS_SCALING_FACTOR,
         seed,
         init: Init::Random,

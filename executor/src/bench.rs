@@ -19,6 +19,7 @@ use crate::data::Samples;
 use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::lr::LearningRate;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::train;
@@ -117,7 +118,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         steps: WARMUP_STEPS + options.steps.max(1),
         lr: LearningRate::constant(1e-4),
         adam: AdamOptions::default(),
-        aux_loss_coef: 0.0,
+        balancing: Balancing::default(),
         mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::Random,

@@ -111,6 +111,14 @@ pub struct Fingerprint {
     aux_loss_coef: f64,
     #[serde(default = "mtp_loss_scaling_factor")]
     mtp_loss_scaling_factor: f64,
+    #[serde(default)]
+    seq_aux_loss_coef: f64,
+    #[serde(default)]
+    global_aux_loss_coef: f64,
+    #[serde(default)]
+    z_loss_coef: f64,
+    #[serde(default)]
+    bias_update_rate: f64,
 }
 
 /// That of checkpoints from before it could be given.
@@ -121,7 +129,7 @@ fn mtp_loss_scaling_factor() -> f64 {
 impl Fingerprint {
     /// How `options` say to train.
     pub fn of(options: &TrainOptions, batch: &Batch, samples: &Samples) -> Result<Self, Error> {
-        let (lr, adam) = (&options.lr, &options.adam);
+        let (lr, adam, balancing) = (&options.lr, &options.adam, &options.balancing);
         Ok(Self {
             seq_len: batch.seq_len,
             global_batch: batch.global_batch,
@@ -143,7 +151,11 @@ impl Fingerprint {
             eps: adam.eps,
             weight_decay: adam.weight_decay,
             clip: adam.clip,
-            aux_loss_coef: options.aux_loss_coef,
+            aux_loss_coef: balancing.aux_loss_coef,
+            seq_aux_loss_coef: balancing.seq_aux_loss_coef,
+            global_aux_loss_coef: balancing.global_aux_loss_coef,
+            z_loss_coef: balancing.z_loss_coef,
+            bias_update_rate: balancing.bias_update_rate,
             mtp_loss_scaling_factor: options.mtp_loss_scaling_factor,
         })
     }

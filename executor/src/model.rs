@@ -70,6 +70,8 @@ pub enum Part {
     KvUp,
     /// Output projection `[hidden, heads/tp * d]`.
     Output,
+    /// Bias of the output `[hidden]`.
+    OutputBias,
     /// Norm before the feed-forward block `[hidden]`.
     PostNorm,
     /// Router `[experts, hidden]`.

@@ -10,6 +10,7 @@
 //! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
 //! `f` expert width on this rank, `h` residual width.
 
+pub mod balance;
 pub mod dispatch;
 pub mod experts;
 pub mod router;
@@ -23,9 +24,10 @@ use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
+use self::balance::Balancing;
 use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
-use self::router::{AuxLoss, Router};
+use self::router::{Router, RouterSaved};
 use self::shared::{Shared, SharedSaved};
 use crate::error::Error;
 use crate::layers::norm::{Norm, Normed};
@@ -60,8 +62,7 @@ pub struct MoeSaved {
 #[derive(Debug)]
 pub struct Routed {
     dispatch: Dispatch,
-    /// Gradient of the loss by every score of an expert `[E]`, where there is a balancing loss.
-    balance: Option<Tensor>,
+    router: RouterSaved,
 }
 
 /// The rows of the experts here, until they are sent back.
@@ -79,18 +80,31 @@ pub struct RoutingStats {
     pub load: Vec<u64>,
     /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
     pub exchanged: Vec<u64>,
-    /// What this rank's part of the load-balancing loss is made of; absent when off.
+    /// What this rank's part of the load-balancing losses is made of; absent when off.
     pub balance: Option<Balance>,
+    /// What its part of the z-loss is made of; absent when off.
+    pub z: Option<ZLoss>,
 }
 
-/// The load-balancing loss of one microbatch, not multiplied out: the inner product of the two, times
-/// the microbatches of the step.
+/// The load-balancing losses of one microbatch, not multiplied out: the inner product of the sums and
+/// `logged`, times the microbatches of the step.
 #[derive(Debug, Clone)]
 pub struct Balance {
-    /// Sums of the scores of every expert over this rank's tokens `[E]`.
+    /// Sums of the scores of every expert over this rank's tokens, in each of some parts `[P, E]`.
     pub score_sums: Tensor,
-    /// The gradient of the step's loss by every score of an expert `[E]`.
+    /// The gradient of the step's loss by every score of an expert in each part `[P, E]`.
     pub gradient: Tensor,
+    /// The same, the loss over all replicas as often as there are replicas.
+    pub logged: Tensor,
+}
+
+/// The z-loss of one microbatch, not multiplied out: the sum of the squares, times the factor.
+#[derive(Debug, Clone)]
+pub struct ZLoss {
+    /// Logarithms of the sums of exponentials of this rank's logits `[t]`.
+    pub z: Tensor,
+    /// The coefficient over the tokens of the TP group.
+    pub factor: f64,
 }
 
 impl Moe {
@@ -100,15 +114,20 @@ impl Moe {
         layer: u32,
         moe: &Description,
         eps: f64,
-        aux: Option<AuxLoss>,
+        balancing: Balancing,
     ) -> Self {
         let weight = |part| store.weight(Some(layer), part);
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
-            router: Router::new(store, layer, moe, aux),
+            router: Router::new(store, layer, moe, balancing),
             experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
             shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
         }
+    }
+
+    /// Begins a step.
+    pub fn begin_step(&self) {
+        self.router.begin_step();
     }
 
     /// Runs `experts(norm(x))` of `x [t, h]` until the experts' second product.
@@ -120,7 +139,7 @@ impl Moe {
     ) -> Result<(MoeSaved, RoutingStats), Error> {
         let mut norm = Kept::new(self.norm.forward(cx, x));
         let normed = &norm.get().output;
-        let (routing, map, mut stats) = self.router.forward(cx, normed)?;
+        let (routing, map, router, mut stats) = self.router.forward(cx, normed)?;
         let sent = permuted(cx, normed, &routing, &map);
         if self.shared.is_none() {
             norm.drop_of(Module::Layernorm, again);
@@ -128,14 +147,10 @@ impl Moe {
         let dispatch = Dispatch::plan(cx, map)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
         let rows = self.rows(cx, routing, sent, &dispatch)?;
-        let balance = stats.balance.as_ref();
         let saved = MoeSaved {
             input: x.clone(),
             norm,
-            routed: Routed {
-                balance: balance.map(|balance| balance.gradient.clone()),
-                dispatch,
-            },
+            routed: Routed { dispatch, router },
             rows: Kept::new(rows),
             shared: Kept::later(),
         };
@@ -216,7 +231,7 @@ impl Moe {
         let MoeSaved {
             input,
             mut norm,
-            routed: Routed { dispatch, balance },
+            routed: Routed { dispatch, router },
             rows: mut kept,
             shared: mut own,
         } = saved;
@@ -237,7 +252,7 @@ impl Moe {
             )
         });
         drop((drows, drow_probs));
-        let chosen = (&routing, balance.as_ref());
+        let chosen = (&routing, &router);
         self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
         if let Some(shared) = &self.shared {
             own.again(cx, || shared.again(cx, normed))?;

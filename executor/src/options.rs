@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 
 /// How to train, besides the plan.
@@ -23,8 +24,8 @@ pub struct TrainOptions {
     pub lr: LearningRate,
     /// Optimizer constants.
     pub adam: AdamOptions,
-    /// Coefficient of the load-balancing loss; 0 is off.
-    pub aux_loss_coef: f64,
+    /// How the load of experts is balanced.
+    pub balancing: Balancing,
     /// Weight of the losses of multi-token prediction, the mean over its depths.
     pub mtp_loss_scaling_factor: f64,
     /// Seed of random weights.

@@ -267,6 +267,7 @@ mod tests {
             tokens_per_s: 512.0 / step_s,
             peak_bytes: Bytes(1024),
             expert_load: vec![vec![1, 2]],
+            correction_bias: None,
             fullest: None,
             dropped: 0,
         }

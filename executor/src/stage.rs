@@ -19,7 +19,7 @@ use crate::layers::head::{Head, HeadSaved};
 use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
-use crate::moe::router::AuxLoss;
+use crate::moe::balance::Balancing;
 use crate::moe::{Moe, MoeSaved, Routed, RoutingStats};
 use crate::rank::Context;
 use crate::store::Store;
@@ -270,7 +270,7 @@ impl StageModel {
         model: &Model,
         store: &Store,
         pieces: &[Piece],
-        aux: Option<AuxLoss>,
+        balancing: Balancing,
         again: &dyn Fn(u32) -> Recompute,
         mtp: f64,
     ) -> Self {
@@ -289,7 +289,7 @@ impl StageModel {
                     let first = model.layers.len() as u32;
                     let weight = mtp / model.mtp.len() as f64;
                     let depths = (first..).take(model.mtp.len());
-                    let depth = |index| Depth::new(model, store, index, aux, weight);
+                    let depth = |index| Depth::new(model, store, index, balancing, weight);
                     stage.depths = depths.map(depth).collect();
                 }
                 Piece::Mixer(layer) => {
@@ -309,7 +309,7 @@ impl StageModel {
                 Piece::FeedForward(layer) => {
                     let block = match &model.layer(layer).ffn {
                         Some(Ffn::Moe(moe)) => {
-                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, aux)))
+                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, balancing)))
                         }
                         _ => Block::Dense(Box::new(Mlp::new(store, layer, eps))),
                     };
@@ -318,6 +318,16 @@ impl StageModel {
             }
         }
         stage
+    }
+
+    /// Begins a step.
+    pub fn begin_step(&self) {
+        for block in self.layers.iter().flat_map(|layer| &layer.blocks) {
+            if let Block::Sparse(moe) = block {
+                moe.begin_step();
+            }
+        }
+        self.depths.iter().for_each(Depth::begin_step);
     }
 
     fn push(&mut self, index: u32, block: Block, again: &dyn Fn(u32) -> Recompute) {

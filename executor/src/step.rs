@@ -20,7 +20,8 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
 use crate::error::Error;
-use crate::moe::{Balance, RoutingStats};
+use crate::moe::balance::Biases;
+use crate::moe::{Balance, RoutingStats, ZLoss};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::rotary::Rotation;
@@ -45,8 +46,10 @@ pub struct StepOutcome {
     /// The same of each depth of multi-token prediction, over all tokens; those that predict nothing count as
     /// zero (DeepSeek-V3, arXiv 2412.19437, equation 24).
     pub mtp_losses: Vec<f64>,
-    /// Load-balancing loss with its coefficient, the mean over microbatches of the sum over layers.
+    /// Load-balancing losses with their coefficients, the mean over microbatches of the sum over layers.
     pub aux_loss: f64,
+    /// The same of the z-loss.
+    pub z_loss: f64,
     /// Global L2 norm of the gradients before clipping.
     pub grad_norm: f64,
     /// Tokens sent to each expert `[MoE layers, experts]`.
@@ -60,6 +63,8 @@ pub struct Stepper {
     pub store: Store,
     /// States and masters of the rank's shards.
     pub optimizer: ZeroAdam,
+    /// Correction biases of routers.
+    pub(crate) biases: Biases,
     stages: BTreeMap<Stage, StageModel>,
     actions: Vec<Action>,
     rope: Rope,
@@ -90,11 +95,12 @@ enum Direction {
 }
 
 /// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, the squares of the
-/// gradients, and the sums of token losses of each depth of multi-token prediction.
+/// gradients, the z-losses, and the sums of token losses of each depth of multi-token prediction.
 const LOSS: usize = 0;
 const AUX_LOSS: usize = 1;
 const SQUARES: usize = 2;
-const DEPTHS: usize = 3;
+const Z_LOSS: usize = 3;
+const DEPTHS: usize = 4;
 
 /// Which of them has the token losses that a head gives, the model's first.
 pub(crate) fn loss_at(number: usize) -> usize {
@@ -192,7 +198,7 @@ impl Stepper {
         model: &Model,
         store: Store,
         stages: BTreeMap<Stage, StageModel>,
-        optimizer: ZeroAdam,
+        (optimizer, biases): (ZeroAdam, Biases),
         actions: Vec<Action>,
         seq_len: usize,
     ) -> Self {
@@ -200,6 +206,7 @@ impl Stepper {
         Self {
             store,
             optimizer,
+            biases,
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
@@ -267,6 +274,7 @@ impl Stepper {
     /// A step without any action done: nothing summed, its tokens on their way to the device.
     fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Progress {
         self.sums.clear();
+        self.stages.values().for_each(StageModel::begin_step);
         let routers = self.routers.iter();
         let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
         Progress {
@@ -394,7 +402,9 @@ impl Stepper {
         self.optimizer.add_squares(cx, &self.sums, SQUARES);
         self.sum_over_ranks(cx)?;
         self.optimizer.step(cx, lr, &self.sums, SQUARES)?;
-        let outcome = self.outcome(cx, progress)?;
+        let mut outcome = self.outcome(cx, progress)?;
+        self.biases.step(&self.store, &outcome.expert_load);
+        outcome.expert_load.truncate(self.moe_layers);
         // The same on every rank, so all stop here, with weights that are of no use any more.
         if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
             return Err(Error::Diverged {
@@ -451,14 +461,17 @@ impl Stepper {
             sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
             exchanged[router] = stats.exchanged;
             if let Some(Balance {
-                score_sums,
-                gradient,
+                score_sums, logged, ..
             }) = &stats.balance
             {
                 let factor = f64::from(cx.layout.microbatches());
                 cx.op(Category::RouterPermute, || {
-                    self.sums
-                        .add_products(AUX_LOSS, factor, score_sums, gradient);
+                    self.sums.add_products(AUX_LOSS, factor, score_sums, logged);
+                });
+            }
+            if let Some(ZLoss { z, factor }) = &stats.z {
+                cx.op(Category::RouterPermute, || {
+                    self.sums.add_squares(Z_LOSS, *factor, z);
                 });
             }
         };
@@ -517,10 +530,10 @@ impl Stepper {
             loss: sums[LOSS] / tokens,
             mtp_losses: sums[DEPTHS..].iter().map(|sum| sum / tokens).collect(),
             aux_loss: sums[AUX_LOSS] / microbatches,
+            z_loss: sums[Z_LOSS] / microbatches,
             grad_norm: sums[SQUARES].sqrt(),
             expert_load: load
                 .map(|layer| counts.by_ref().take(layer.len()).collect())
-                .take(self.moe_layers)
                 .collect(),
         })
     }

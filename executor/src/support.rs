@@ -33,6 +33,7 @@ const FEATURES: &[Feature] = &[
     Feature::MultiTokenPrediction,
     Feature::PartialRotary,
     Feature::QkvBias,
+    Feature::OutBias,
     Feature::QkNormPerHead,
     Feature::QkNormFull,
     Feature::DenseLayers,

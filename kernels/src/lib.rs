@@ -59,6 +59,7 @@ pub mod rows;
 pub mod scalars;
 pub mod swiglu;
 pub mod tensor;
+pub mod z_loss;
 
 pub use cuda::error::{DeviceError, catch};
 pub use device::{Device, Memory, TensorClass};

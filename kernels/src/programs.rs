@@ -30,6 +30,7 @@ pub fn programs() -> Vec<Listed> {
         crate::scalars::programs(),
         crate::swiglu::cuda::programs(),
         crate::total::programs(),
+        crate::z_loss::programs(),
     ]
     .concat()
 }

@@ -22,6 +22,8 @@
 //! at most [`MAX_EXPERTS`] experts, [`MAX_TOPK`] of them chosen, in as many groups, of which
 //! [`MAX_SCORED_BY`] score.
 
+use std::ops::Range;
+
 use moefold_profiles::{Dtype, Op, Pass};
 
 use crate::buffer::with;
@@ -118,12 +120,12 @@ pub struct Routing {
     pub scores: Tensor,
 }
 
-/// What balancing losses and load reports need, on the device.
+/// What balancing losses and load reports need, on the device: of each of some `P` parts of the tokens.
 #[derive(Debug, Clone)]
 pub struct Stats {
-    /// Sum of the shares of all tokens: `[E]`.
+    /// Sums of the shares of a part's tokens: `[P, E]`.
     pub score_sums: Tensor,
-    /// Tokens that chose each expert: `[E]` i32.
+    /// Tokens of a part that chose each expert: `[P, E]` i32.
     pub counts: Tensor,
 }
 
@@ -151,7 +153,8 @@ pub fn forward(logits: &Tensor, topk: usize, rule: &RouterRule, bias: Option<&Te
     routing
 }
 
-/// [`forward`] with its statistics, from the same pass.
+/// [`forward`] with its statistics, from the same pass; `parts` are ranges of tokens that cover all of
+/// them in order.
 ///
 /// # Panics
 /// As [`forward`].
@@ -160,18 +163,39 @@ pub fn forward_with_stats(
     topk: usize,
     rule: &RouterRule,
     bias: Option<&Tensor>,
+    parts: &[Range<usize>],
 ) -> (Routing, Stats) {
     let _op = logits.device().begin(|| key(logits, topk, Pass::Forward));
     let routing = prepare(logits, topk, rule, bias);
     let device = logits.device();
-    let new = |dtype| device.empty(TensorClass::Activations, dtype, &[logits.width()]);
+    let dims = [parts.len(), logits.width()];
+    let new = |dtype| device.empty(TensorClass::Activations, dtype, &dims);
     let stats = Stats {
         score_sums: new(Dtype::F32),
         counts: new(Dtype::I32),
     };
-    match &device.0.backend {
+    for (part, tokens) in parts.iter().enumerate() {
+        let (logits, routing) = (logits.rows(tokens.clone()), routing.rows(tokens));
+        let of_part = Stats {
+            score_sums: stats.score_sums.rows(part..part + 1),
+            counts: stats.counts.rows(part..part + 1),
+        };
+        part_with_stats(&logits, rule, bias, &routing, &of_part);
+    }
+    (routing, stats)
+}
+
+/// [`forward_with_stats`] of one part.
+fn part_with_stats(
+    logits: &Tensor,
+    rule: &RouterRule,
+    bias: Option<&Tensor>,
+    routing: &Routing,
+    stats: &Stats,
+) {
+    match &logits.device().0.backend {
         Backend::Cpu(_) => {
-            route(logits, rule, bias, &routing);
+            route(logits, rule, bias, routing);
             let inputs = [&routing.scores, &routing.ids];
             let outputs = [&stats.score_sums, &stats.counts];
             with(
@@ -184,9 +208,20 @@ pub fn forward_with_stats(
                 },
             );
         }
-        Backend::Cuda(gpu) => cuda::forward(gpu, logits, rule, bias, &routing, Some(&stats)),
+        Backend::Cuda(gpu) => cuda::forward(gpu, logits, rule, bias, routing, Some(stats)),
     }
-    (routing, stats)
+}
+
+impl Routing {
+    /// Of some of the tokens.
+    fn rows(&self, tokens: &Range<usize>) -> Self {
+        let rows = |tensor: &Tensor| tensor.rows(tokens.clone());
+        Self {
+            ids: rows(&self.ids),
+            probs: rows(&self.probs),
+            scores: rows(&self.scores),
+        }
+    }
 }
 
 fn prepare(logits: &Tensor, topk: usize, rule: &RouterRule, bias: Option<&Tensor>) -> Routing {
@@ -244,9 +279,53 @@ pub fn backward(
     rule: &RouterRule,
     dshares: Option<&Tensor>,
 ) -> Tensor {
+    let Routing { ids, scores, .. } = routing;
+    let device = scores.device();
+    let _op = device.begin(|| key(scores, ids.width(), Pass::Backward));
+    let dlogits = device.empty(TensorClass::Activations, Dtype::F32, scores.dims());
+    slopes(dprobs, routing, rule, dshares, &dlogits);
+    dlogits
+}
+
+/// [`backward`] where `dshares [P, E]` is the same for all tokens of each of some parts.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn backward_of_parts(
+    dprobs: &Tensor,
+    routing: &Routing,
+    rule: &RouterRule,
+    dshares: &Tensor,
+    parts: &[Range<usize>],
+) -> Tensor {
+    let Routing { ids, scores, .. } = routing;
+    let device = scores.device();
+    let _op = device.begin(|| key(scores, ids.width(), Pass::Backward));
+    let dlogits = device.empty(TensorClass::Activations, Dtype::F32, scores.dims());
+    for (part, tokens) in parts.iter().enumerate() {
+        let rows = |tensor: &Tensor| tensor.rows(tokens.clone());
+        let dshares = dshares.rows(part..part + 1).reshape(&[scores.width()]);
+        let routing = routing.rows(tokens);
+        slopes(
+            &rows(dprobs),
+            &routing,
+            rule,
+            Some(&dshares),
+            &rows(&dlogits),
+        );
+    }
+    dlogits
+}
+
+/// Both, into `dlogits`.
+fn slopes(
+    dprobs: &Tensor,
+    routing: &Routing,
+    rule: &RouterRule,
+    dshares: Option<&Tensor>,
+    dlogits: &Tensor,
+) {
     const OP: &str = "router::backward";
-    let device = routing.scores.device();
-    let _op = device.begin(|| key(&routing.scores, routing.ids.width(), Pass::Backward));
     let Routing { ids, probs, scores } = routing;
     expect_dims(OP, "dprobs", dprobs, probs.dims());
     let (topk, experts) = (ids.width(), scores.width());
@@ -257,16 +336,14 @@ pub fn backward(
             scores.dims()
         );
     }
-    let device = scores.device();
-    let dlogits = device.empty(TensorClass::Activations, Dtype::F32, scores.dims());
     let sizes = [experts, topk];
-    match (&device.0.backend, dshares) {
+    match (&scores.device().0.backend, dshares) {
         (Backend::Cpu(_), None) => {
             let inputs = [dprobs, ids, probs, scores];
             with(
                 OP,
                 inputs,
-                [&dlogits],
+                [dlogits],
                 |[dprobs, ids, probs, scores], [out]| {
                     let chosen = [dprobs.f32(), probs.f32()];
                     cpu::backward(chosen, ids.i32(), scores.f32(), &[], rule, sizes, out.f32());
@@ -278,7 +355,7 @@ pub fn backward(
             with(
                 OP,
                 inputs,
-                [&dlogits],
+                [dlogits],
                 |[dprobs, ids, probs, scores, extra], [out]| {
                     let chosen = [dprobs.f32(), probs.f32()];
                     let (ids, scores, extra) = (ids.i32(), scores.f32(), extra.f32());
@@ -286,9 +363,8 @@ pub fn backward(
                 },
             );
         }
-        (Backend::Cuda(gpu), _) => cuda::backward(gpu, dprobs, routing, rule, dshares, &dlogits),
+        (Backend::Cuda(gpu), _) => cuda::backward(gpu, dprobs, routing, rule, dshares, dlogits),
     }
-    dlogits
 }
 
 mod cpu {

@@ -29,7 +29,7 @@ pub struct StepRecord {
     /// Mean token cross entropy of each depth of multi-token prediction, not multiplied by its weight, nats.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mtp_losses: Vec<f64>,
-    /// Load-balancing loss, already multiplied by its coefficient; 0 without one.
+    /// Load-balancing losses, already multiplied by their coefficients; 0 without one.
     #[serde(default, with = "null_is_nan")]
     pub aux_loss: f64,
     /// Router z-loss, already multiplied by its coefficient; 0 without one.
@@ -49,6 +49,9 @@ pub struct StepRecord {
     /// Tokens sent to each expert in the step, all ranks together: [MoE layers, experts].
     #[serde(default)]
     pub expert_load: Vec<Vec<u64>>,
+    /// The least and the greatest correction bias of the routers after the step; absent where they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correction_bias: Option<[f64; 2]>,
     /// The microbatch in which the worst rank came to `peak_bytes`; absent in a step that did not raise it,
     /// and where something else did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,6 +213,7 @@ mod tests {
             tokens_per_s: 4096.0,
             peak_bytes: Bytes(1 << 20),
             expert_load: vec![vec![3, 5], vec![4, 4]],
+            correction_bias: None,
             fullest: Some(FullestMicrobatch {
                 ep: 2,
                 ep_rank: 1,

@@ -301,6 +301,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             tokens_per_s: 2048.0 / step_s,
             peak_bytes: Bytes(GIB / 4),
             expert_load: vec![vec![10, 30, 20, 20], vec![20; 4]],
+            correction_bias: None,
             fullest: None,
             dropped: 0,
         };

@@ -7,6 +7,7 @@ Every folder holds
     config.json        as transformers writes it (the v5 dialect: nested rope_parameters)
     model.safetensors  initial weights, as transformers writes them
     tokens.bin, .idx   a Megatron indexed dataset of one int32 document
+    balance.json       of some: what losses that balance experts do to the same model, in microbatches
     golden.json        hyper-parameters, loss and unclipped gradient norm of every step, and for every
                        initial and final tensor its sum and its L2 norm in double precision
 Sample i is tokens[i*S : i*S+S+1] and step t takes samples t*B .. t*B+B-1; the loss is the mean token
@@ -85,6 +86,13 @@ MODELS = {
         dict(vocab_size=98, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e6,
              tie_word_embeddings=True, use_sliding_window=False),
+    ),
+    # Dense, without norms of heads, biases on all of attention.
+    "llama": (
+        "llama",
+        dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8,
+             num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4,
+             tie_word_embeddings=False, attention_bias=True),
     ),
     # Every other layer dense, a shared expert behind its gate, biases on q, k and v.
     "qwen2_moe": (
@@ -221,6 +229,106 @@ def tensors(model, depths, folder):
     return {name: [t.double().sum().item(), t.double().norm().item()] for name, t in sorted(saved.items())}
 
 
+# Losses of routers, by fixture: their coefficients, and the rate at which correction biases move.
+BALANCED = dict(
+    mixtral=[dict(aux=0.1), dict(seq=0.1), dict(glob=0.1), dict(z=0.01), dict(aux=0.02, seq=0.03, glob=0.04, z=0.005)],
+    glm4_moe=[dict(aux=0.1), dict(seq=0.1), dict(rate=0.01)],
+)
+MICROBATCH, BALANCED_STEPS = 4, 3
+
+
+def logits_of(gate, tokens):
+    return torch.nn.functional.linear(tokens.reshape(-1, tokens.shape[-1]).float(), gate.weight.float())
+
+
+def choice(gate, logits, config):
+    """What a router with a correction bias chooses, of the best groups (each scored by its best two)."""
+    scores = logits.sigmoid() + gate.e_score_correction_bias
+    groups = scores.view(len(scores), config.n_group, -1)
+    best = groups.topk(2, dim=-1)[0].sum(-1).topk(config.topk_group, dim=-1)[1]
+    kept = torch.zeros_like(groups[..., 0]).scatter(1, best, 1)[..., None].expand_as(groups)
+    return scores.masked_fill(kept.reshape(scores.shape) == 0, 0.0).topk(config.num_experts_per_tok, dim=-1)[1]
+
+
+def losses(logits, topk, single, case, running):
+    """The losses of one router and microbatch, as Megatron-Core normalizes them on one rank."""
+    tokens, experts = logits.shape
+    scores = logits.sigmoid() if single else logits.softmax(-1)
+    scores = scores / scores.sum(-1, keepdim=True)
+    chosen = torch.zeros_like(logits).scatter(1, scores.topk(topk, dim=-1)[1], 1)
+    running.append(chosen.sum(0))
+    switch = lambda p, counts, n: experts / (topk * n * n) * (p * counts).sum()
+    aux = case.get("aux", 0) * switch(scores.sum(0), chosen.sum(0), tokens)
+    aux = aux + case.get("glob", 0) * switch(scores.sum(0), sum(running) / len(running), tokens)
+    by_sequence = [t.view(-1, SEQ_LEN, experts).sum(1) for t in (scores, chosen)]
+    aux = aux + case.get("seq", 0) * switch(*by_sequence, SEQ_LEN) / (tokens // SEQ_LEN)
+    return aux, case.get("z", 0) * logits.logsumexp(-1).square().mean()
+
+
+def balance(name, config, folder, stream, case):
+    """Some steps of the model in `folder` under losses that balance its experts."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    optimizer = adamw(model)
+    gates = [m for m in model.modules() if type(m).__name__.endswith("TopkRouter") or type(m).__name__.endswith("TopKRouter")]
+    seen = {}
+    for gate in gates:
+        gate.register_forward_hook(lambda gate, args, _: seen.__setitem__(gate, logits_of(gate, args[0])))
+    topk, single = config.num_experts_per_tok, hasattr(gates[0], "e_score_correction_bias")
+    model.train()
+    steps = []
+    for step in range(BALANCED_STEPS):
+        record = dict(loss=0.0, aux_loss=0.0, z_loss=0.0)
+        running = {gate: [] for gate in gates}
+        load = {gate: 0 for gate in gates}
+        optimizer.zero_grad()
+        count = GLOBAL_BATCH // MICROBATCH
+        for microbatch in range(count):
+            first = step * GLOBAL_BATCH + microbatch * MICROBATCH
+            batch = samples(stream, first, first + MICROBATCH)
+            loss = cross_entropy(model(input_ids=batch[:, :-1], use_cache=False).logits, batch)
+            both = [losses(seen[gate], topk, single, case, running[gate]) for gate in gates]
+            aux, z = sum(aux for aux, _ in both), sum(z for _, z in both)
+            ((loss + aux + z) / count).backward()
+            for key, value in zip(record, (loss, aux, z)):
+                record[key] += float(value) / count
+            if "rate" in case:
+                for gate in gates:
+                    chosen = choice(gate, seen[gate], config).flatten()
+                    load[gate] = load[gate] + torch.bincount(chosen, minlength=gate.weight.shape[0])
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), HYPER["clip"])
+        optimizer.step()
+        for gate in gates if "rate" in case else []:
+            gate.e_score_correction_bias += case["rate"] * torch.sign(load[gate].float().mean() - load[gate])
+        steps.append(dict(record, grad_norm=norm.item()))
+    biases = {n: b.tolist() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    print(name, case, steps[-1])
+    return dict(case=case, steps=steps, correction_biases=biases)
+
+
+def adamw(model):
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    groups = [dict(params=decayed, weight_decay=HYPER["weight_decay"]), dict(params=plain, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=HYPER["lr"], betas=tuple(HYPER["betas"]), eps=HYPER["eps"])
+
+
+def samples(stream, first, end):
+    """Samples `first..end`, each with the token after it."""
+    rows = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1] for i in range(first, end)]
+    return torch.from_numpy(numpy.stack(rows).astype("int64"))
+
+
+def cross_entropy(logits, batch):
+    """The mean loss of samples."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def write(path, value):
+    with open(path, "w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
 def make(name, model_type, config, out):
     seed = sum(map(ord, name))
     generator = torch.Generator().manual_seed(seed)
@@ -237,21 +345,14 @@ def make(name, model_type, config, out):
     stream = numpy.random.default_rng(seed).zipf(1.3, size=count) % config.vocab_size
     write_indexed(os.path.join(folder, "tokens"), stream)
 
-    decayed = [p for p in whole.parameters() if p.ndim >= 2]
-    plain = [p for p in whole.parameters() if p.ndim < 2]
-    groups = [dict(params=decayed, weight_decay=HYPER["weight_decay"]), dict(params=plain, weight_decay=0.0)]
-    optimizer = torch.optim.AdamW(groups, lr=HYPER["lr"], betas=tuple(HYPER["betas"]), eps=HYPER["eps"])
-
+    optimizer = adamw(whole)
     whole.train()
     steps = []
     with tempfile.TemporaryDirectory() as scratch:
         for step in range(num_steps):
-            samples = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1]
-                       for i in range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)]
-            batch = torch.from_numpy(numpy.stack(samples).astype("int64"))
+            batch = samples(stream, step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
             hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            loss = cross_entropy(model.lm_head(hidden), batch)
             ahead = depths.losses(model, hidden, batch) if depths else []
             optimizer.zero_grad()
             (loss + MTP_LOSS_SCALING_FACTOR * sum(ahead) / max(len(ahead), 1)).backward()
@@ -268,9 +369,10 @@ def make(name, model_type, config, out):
         if os.path.exists(path):
             os.remove(path)
     golden = dict(seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, **HYPER, steps=steps, initial=initial, final=final)
-    with open(os.path.join(folder, "golden.json"), "w") as file:
-        json.dump(golden, file, indent=1)
-        file.write("\n")
+    write(os.path.join(folder, "golden.json"), golden)
+    if name in BALANCED:
+        cases = [balance(name, config, folder, stream, case) for case in BALANCED[name]]
+        write(os.path.join(folder, "balance.json"), dict(microbatch=MICROBATCH, cases=cases))
     print(name, sum(p.numel() for p in model.parameters()), [round(s["loss"], 4) for s in steps],
           [round(s["grad_norm"], 4) for s in steps])
 

@@ -20,6 +20,7 @@ use crate::data::TokenStream;
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, Saving};
 use crate::train::{self, Trained};
@@ -66,7 +67,7 @@ impl Bench {
                     ..LearningRate::constant(3e-3)
                 },
                 adam: AdamOptions::default(),
-                aux_loss_coef: 0.0,
+                balancing: Balancing::default(),
                 mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
                 seed: 1,
                 init: Init::Random,

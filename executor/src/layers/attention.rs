@@ -1,5 +1,5 @@
-//! Grouped-query attention with rotary positions, and where a model has them biases of queries, keys and
-//! values, and norms of queries and keys: of each head, or of the whole projection.
+//! Grouped-query attention with rotary positions, and where a model has them biases of queries, keys,
+//! values and the output, and norms of queries and keys: of each head, or of the whole projection.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
 //! It is causal over whole sequences; context parallelism is not here yet.
@@ -30,6 +30,8 @@ pub struct Attention {
     output: Weight,
     /// Of queries, keys and values.
     biases: Option<[Weight; 3]>,
+    /// Of the output: the first TP rank adds it to its part of the sum.
+    output_bias: Option<Weight>,
     qk_norm: Option<QkNorms>,
     head_dim: usize,
     rotary_dim: usize,
@@ -100,6 +102,7 @@ impl Attention {
             biases: gqa
                 .qkv_bias
                 .then(|| [Part::QueryBias, Part::KeyBias, Part::ValueBias].map(weight)),
+            output_bias: gqa.out_bias.then(|| weight(Part::OutputBias)),
             qk_norm: (gqa.qk_norm != QkNorm::None).then(|| QkNorms {
                 query: norm(Part::QueryNorm),
                 key: norm(Part::KeyNorm),
@@ -140,7 +143,9 @@ impl Attention {
         again: &Recompute,
     ) -> Result<Tensor, Error> {
         let output = flat(&saved.core.get().output);
-        let projected = linear::forward(cx, CATEGORY, &output, &self.output.value);
+        let bias = self.output_bias.as_ref().filter(|_| cx.tp.index() == 0);
+        let weight = &self.output.value;
+        let projected = linear::forward_biased(cx, CATEGORY, &output, weight, bias);
         drop(output);
         saved.core.drop_of(Module::CoreAttn, again);
         let y = tokens::scatter_sum(cx, projected)?;
@@ -220,6 +225,7 @@ impl Attention {
             value,
             before_norm,
         } = heads;
+        linear::bias_grad(cx, CATEGORY, dy, self.output_bias.as_ref());
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &flat(&output), &self.output.grad);

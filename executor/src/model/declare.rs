@@ -171,6 +171,7 @@ impl<'a> Declaration<'a> {
         );
     }
 
+    /// A vector that every TP rank holds: a norm's weight, a bias of what was summed up.
     fn norm(&mut self, layer: Option<u32>, part: Part, tensor: String, len: usize) {
         self.vector(layer, part, Spread::Replicated, tensor, (len, 0..len));
     }
@@ -261,6 +262,10 @@ impl<'a> Declaration<'a> {
                 let tensor = format!("{prefix}.{projection}.bias");
                 self.vector(Some(layer), part, spread, tensor, held);
             }
+        }
+        if gqa.out_bias {
+            let bias = format!("{prefix}.o_proj.bias");
+            self.norm(Some(layer), Part::OutputBias, bias, h);
         }
         let (query, key) = (name("q_norm"), name("k_norm"));
         match gqa.qk_norm {

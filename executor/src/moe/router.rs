@@ -1,13 +1,16 @@
-//! The router: logits, scores, the chosen experts, and the load-balancing loss. All of it is f32,
-//! whatever the tokens and the matrix are.
+//! The router: logits, scores, the chosen experts, and the losses of both. All of it is f32, whatever the
+//! tokens and the matrix are.
+
+use std::ops::Range;
 
 use moefold_kernels::permute::{self, RowMap};
 use moefold_kernels::router::{self, Groups, RouterRule, Routing, Stats};
-use moefold_kernels::{Dtype, Tensor, TensorClass};
+use moefold_kernels::{Dtype, Tensor, TensorClass, z_loss};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
 
-use super::{Balance, RoutingStats};
+use super::balance::{Balancing, Losses};
+use super::{Balance, RoutingStats, ZLoss};
 use crate::error::Error;
 use crate::layers::linear;
 use crate::model::Part;
@@ -26,22 +29,23 @@ pub struct Router {
     topk: usize,
     num_experts: usize,
     rule: RouterRule,
-    aux: Option<AuxLoss>,
+    balancing: Balancing,
+    losses: Losses,
 }
 
-/// The load-balancing loss of Switch Transformers (arXiv 2101.03961, equation 4), over the tokens
-/// of one microbatch in one TP group: `coefficient * E / (K T²) * Σ_e (Σ_t p_te) * count_e`.
-#[derive(Debug, Clone, Copy)]
-pub struct AuxLoss {
-    /// Weight of the loss.
-    pub coefficient: f64,
-    /// Microbatches of the step: each microbatch's loss counts for its share of the mean.
-    pub microbatches: u32,
+/// What the losses of a router save for backward, whatever else runs again.
+#[derive(Debug, Default)]
+pub struct RouterSaved {
+    /// Gradient of the loss by every score of an expert in each part `[P, E]`, and the parts, where there is a
+    /// balancing loss.
+    balance: Option<(Tensor, Vec<Range<usize>>)>,
+    /// Logits `[t, E]`, where there is a z-loss.
+    z: Option<(Tensor, ZLoss)>,
 }
 
 impl Router {
-    /// The router of `layer` on its weights, with a balancing loss or without.
-    pub fn new(store: &Store, layer: u32, moe: &Moe, aux: Option<AuxLoss>) -> Self {
+    /// The router of `layer` on its weights.
+    pub fn new(store: &Store, layer: u32, moe: &Moe, balancing: Balancing) -> Self {
         let score = match moe.router.score {
             Score::TopkThenSoftmax => router::Score::TopkThenSoftmax,
             Score::SoftmaxThenTopk => router::Score::SoftmaxThenTopk,
@@ -64,8 +68,14 @@ impl Router {
                 scale: moe.router.scale as f32,
                 groups,
             },
-            aux,
+            losses: Losses::new(balancing, moe.topk as usize, moe.experts as usize),
+            balancing,
         }
+    }
+
+    /// Begins a step: what a loss has summed up over microbatches is forgotten.
+    pub fn begin_step(&self) {
+        self.losses.begin_step();
     }
 
     /// Scores and chooses for `x [t, h]`. What other ranks choose is not known yet.
@@ -73,28 +83,36 @@ impl Router {
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(Routing, RowMap, RoutingStats), Error> {
+    ) -> Result<(Routing, RowMap, RouterSaved, RoutingStats), Error> {
         let logits = self.logits(cx, x);
-        let (routing, stats) = cx.op(CATEGORY, || {
-            if self.aux.is_none() {
-                return (self.choose(&logits), None);
-            }
-            let (topk, rule, bias) = (self.topk, &self.rule, self.correction_bias.as_ref());
-            let (routing, stats) = router::forward_with_stats(&logits, topk, rule, bias);
-            (routing, Some(stats))
-        });
+        let parts = self.losses.parts(cx, x.dims()[0]);
+        let (routing, stats) = cx.op(CATEGORY, || self.choose_with_stats(&logits, &parts));
         let sorted = cx.op(CATEGORY, || permute::sort(&routing.ids, self.num_experts));
         let map = cx.to_host("counts_to_host", || sorted.counted());
-        let balance = match (&self.aux, stats) {
-            (Some(aux), Some(stats)) => Some(self.balance(cx, aux, stats, &map)?),
-            _ => None,
+        let balance = match stats {
+            Some(stats) => Some(self.balance(cx, &stats, &map, parts.len(), x.dims()[0])?),
+            None => None,
+        };
+        let z = (self.balancing.z_loss_coef > 0.0).then(|| {
+            let rows = (cx.tp.size() * logits.dims()[0]) as f64;
+            ZLoss {
+                z: cx.op(CATEGORY, || z_loss::forward(&logits)),
+                factor: self.balancing.z_loss_coef / rows,
+            }
+        });
+        let saved = RouterSaved {
+            balance: balance
+                .as_ref()
+                .map(|balance| (balance.gradient.clone(), parts)),
+            z: z.clone().map(|z| (logits, z)),
         };
         let stats = RoutingStats {
             load: map.counts.iter().map(|&count| count as u64).collect(),
             balance,
+            z,
             ..RoutingStats::default()
         };
-        Ok((routing, map, stats))
+        Ok((routing, map, saved, stats))
     }
 
     /// As [`Router::forward`], of what it was asked for before, so that the map and the statistics are known.
@@ -113,49 +131,75 @@ impl Router {
         router::forward(logits, self.topk, &self.rule, bias)
     }
 
-    /// The balancing loss of the microbatch; its gradient by the scores is the same for every token.
-    /// The counts are the map's, which the host has already.
+    /// Whether what is chosen is what has the largest scores.
+    fn is_by_score(&self) -> bool {
+        self.correction_bias.is_none() && self.rule.groups.is_none()
+    }
+
+    /// The choice, with statistics of the largest scores in each part where there is a loss of them.
+    fn choose_with_stats(
+        &self,
+        logits: &Tensor,
+        parts: &[Range<usize>],
+    ) -> (Routing, Option<Stats>) {
+        if !self.balancing.is_of_scores() {
+            return (self.choose(logits), None);
+        }
+        let by_score = RouterRule {
+            groups: None,
+            ..self.rule
+        };
+        let (by_score, stats) =
+            router::forward_with_stats(logits, self.topk, &by_score, None, parts);
+        if self.is_by_score() {
+            return (by_score, Some(stats));
+        }
+        (self.choose(logits), Some(stats))
+    }
+
+    /// The losses of the scores of a microbatch. Where the counts are the map's, the host has them already.
     fn balance(
         &self,
         cx: &Context,
-        aux: &AuxLoss,
-        stats: Stats,
+        stats: &Stats,
         map: &RowMap,
+        parts: usize,
+        tokens: usize,
     ) -> Result<Balance, Error> {
-        let mut counts: Vec<f64> = map.counts.iter().map(|&count| count as f64).collect();
-        if !cx.tp.is_solo() {
-            cx.comm(Category::TpComm, "all_reduce", || {
-                cx.tp.all_reduce_f64(&mut counts)
-            })?;
-        }
-        let tokens = counts.iter().sum::<f64>() / self.topk as f64;
-        let factor =
-            aux.coefficient * self.num_experts as f64 / (self.topk as f64 * tokens * tokens);
-        let share = factor / f64::from(aux.microbatches);
-        let gradient: Vec<f32> = counts.iter().map(|c| (share * c) as f32).collect();
-        let gradient = cx
-            .device
-            .from_f32(TensorClass::Activations, &gradient, &[self.num_experts]);
-        Ok(Balance {
-            score_sums: stats.score_sums,
-            gradient,
-        })
+        let counts: Vec<f64> = if self.is_by_score() && parts == 1 {
+            map.counts.iter().map(|&count| count as f64).collect()
+        } else {
+            let counts = cx.to_host("counts_to_host", || stats.counts.to_i32());
+            counts.into_iter().map(f64::from).collect()
+        };
+        self.losses.of(cx, tokens, stats, &counts)
     }
 
-    /// From the gradient of the chosen probabilities `dprobs [t, K]`, and that of a balancing loss by every
-    /// score of an expert `balance [E]`: adds to the gradient of the weight, and to the gradient `dx [t, h]`
-    /// of the router's input `x`.
+    /// From the gradient of the chosen probabilities `dprobs [t, K]`, and what the losses have saved: adds to
+    /// the gradient of the weight, and to the gradient `dx [t, h]` of the router's input `x`.
     pub fn backward(
         &self,
         cx: &Context,
         dprobs: &Tensor,
-        (routing, balance): (&Routing, Option<&Tensor>),
+        (routing, saved): (&Routing, &RouterSaved),
         x: &Tensor,
         dx: &Tensor,
     ) {
         let dlogits = cx.op(CATEGORY, || {
-            router::backward(dprobs, routing, &self.rule, balance)
+            let rule = &self.rule;
+            match &saved.balance {
+                None => router::backward(dprobs, routing, rule, None),
+                Some((gradient, parts)) => {
+                    router::backward_of_parts(dprobs, routing, rule, gradient, parts)
+                }
+            }
         });
+        if let Some((logits, ZLoss { z, factor })) = &saved.z {
+            let factor = factor / f64::from(cx.layout.microbatches());
+            cx.op(CATEGORY, || {
+                z_loss::backward(logits, z, factor as f32, &dlogits);
+            });
+        }
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);
     }

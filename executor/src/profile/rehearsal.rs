@@ -23,6 +23,7 @@ use crate::device::DeviceSpec;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::lr::LearningRate;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::train;
@@ -134,7 +135,7 @@ impl Rehearsal {
             steps,
             lr: LearningRate::constant(1e-4),
             adam: AdamOptions::default(),
-            aux_loss_coef: 0.0,
+            balancing: Balancing::default(),
             mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
             seed: 1,
             init: Init::Random,

@@ -19,7 +19,7 @@ use crate::layers::linear;
 use crate::layers::norm::Norm;
 use crate::model::{Part, Piece};
 use crate::moe::RoutingStats;
-use crate::moe::router::AuxLoss;
+use crate::moe::balance::Balancing;
 use crate::rank::Context;
 use crate::store::{Store, Weight};
 
@@ -59,7 +59,7 @@ impl Depth {
         model: &Model,
         store: &Store,
         index: u32,
-        aux: Option<AuxLoss>,
+        balancing: Balancing,
         weight: f64,
     ) -> Self {
         let eps = model.norm.eps;
@@ -70,10 +70,15 @@ impl Depth {
             embedding_norm: norm(Part::DepthEmbeddingNorm),
             hidden_norm: norm(Part::DepthHiddenNorm),
             projection: store.weight(Some(index), Part::DepthProjection),
-            layer: StageModel::new(model, store, &pieces, aux, &|_| Recompute::None, 0.0),
+            layer: StageModel::new(model, store, &pieces, balancing, &|_| Recompute::None, 0.0),
             head: Head::of_depth(store, index, model.tied_embeddings, eps),
             weight: weight as f32,
         }
+    }
+
+    /// Forgets the microbatches of the step before.
+    pub(super) fn begin_step(&self) {
+        self.layer.begin_step();
     }
 
     /// From `hidden [t, h]`, what the depth before gives, the loss of every token `[T]`. Of `ahead` are the ids

@@ -25,6 +25,7 @@ use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
+use crate::moe::balance::Balancing;
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
 use crate::step::{loss_at, rotations, sums, upload};
@@ -204,8 +205,9 @@ impl<'a> Traced<'a> {
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
+        let balancing = Balancing::default();
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, None, &again, 0.0);
+        let stage = StageModel::new(model, &store, &pieces, balancing, &again, 0.0);
         let depths = match pieces[0] {
             model::Piece::Head => model.mtp.len(),
             _ => 0,

@@ -19,6 +19,7 @@ use super::answers::properties;
 use super::{Assumed, Tape, rank_on, step};
 use crate::device::DeviceSpec;
 use crate::error::Error;
+use crate::moe::balance::Balancing;
 use crate::options::Savers;
 use crate::support;
 use crate::train::prove;
@@ -93,7 +94,7 @@ fn wait_for_messages(events: Vec<Event>, actions: &[Action], starts: &[Instant])
 pub fn dry_run(
     plan: &Plan,
     rank: u32,
-    aux_loss_coef: f64,
+    balancing: Balancing,
     costs: &Costs,
     starts: &[Instant],
 ) -> Result<Walked, Error> {
@@ -126,7 +127,7 @@ pub fn dry_run(
     };
     let savers = Savers::of(planned);
     let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
-    let [setup, events] = step(cx, model, stages, batch, &savers, aux_loss_coef, &tape)?;
+    let [setup, events] = step(cx, model, stages, batch, &savers, balancing, &tape)?;
     let actions = &Schedule::of(&layout).ranks[mesh::coordinates(&layout, rank).pp as usize];
     let events = wait_for_messages(events, actions, starts);
     let stack = Stack::on(planned.stack, cluster, costs.host());

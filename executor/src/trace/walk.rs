@@ -11,6 +11,7 @@ use moefold_planner::walk::Event;
 use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
 use crate::error::Error;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{MTP_LOSS_SCALING_FACTOR, Savers};
 use crate::rank::Context;
@@ -82,13 +83,13 @@ pub fn step(
     stages: &[Vec<u32>],
     batch: &Batch,
     savers: &Savers,
-    aux_loss_coef: f64,
+    balancing: Balancing,
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
     // That of multi-token prediction decides nothing that is traced.
     let losses = Weights {
-        aux: aux_loss_coef,
+        balancing,
         mtp: MTP_LOSS_SCALING_FACTOR,
     };
     let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, savers, adam, losses);

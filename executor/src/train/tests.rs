@@ -13,6 +13,7 @@ use super::*;
 use crate::data::{Order, TokenStream};
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::testing;
 
@@ -33,7 +34,7 @@ fn options() -> TrainOptions {
         steps: STEPS,
         lr: LearningRate::constant(2e-3),
         adam: AdamOptions::default(),
-        aux_loss_coef: 0.0,
+        balancing: Balancing::default(),
         mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::HuggingFace(fixture()),

@@ -13,7 +13,7 @@ use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
-use crate::moe::router::AuxLoss;
+use crate::moe::balance::{Balancing, Biases};
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
@@ -35,8 +35,8 @@ pub struct Trainer {
 /// Weights of the losses beside the model's own.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weights {
-    /// Of the load-balancing loss.
-    pub(crate) aux: f64,
+    /// Of those that balance experts.
+    pub(crate) balancing: Balancing,
     /// Of the losses of multi-token prediction together.
     pub(crate) mtp: f64,
 }
@@ -54,14 +54,18 @@ impl Trainer {
         weights: &Source,
     ) -> Result<Self, Error> {
         let losses = Weights {
-            aux: options.aux_loss_coef,
+            balancing: options.balancing,
             mtp: options.mtp_loss_scaling_factor,
         };
         let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, options.adam, losses);
         let Stepper {
-            store, optimizer, ..
+            store,
+            optimizer,
+            biases,
+            ..
         } = &mut trainer.stepper;
         fill(store, optimizer, weights)?;
+        biases.read(store);
         if let Some(saved) = weights.saved() {
             saved.restore(store, optimizer)?;
         }
@@ -86,16 +90,12 @@ impl Trainer {
         let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
-        let aux = (losses.aux > 0.0).then(|| AuxLoss {
-            coefficient: losses.aux,
-            microbatches: cx.layout.microbatches(),
-        });
+        let biases = Biases::new(model, &store, losses.balancing.bias_update_rate);
         let again = |_| savers.recompute.clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
-            (
-                stage,
-                StageModel::new(model, &store, &pieces, aux, &again, losses.mtp),
-            )
+            let Weights { balancing, mtp } = losses;
+            let built = StageModel::new(model, &store, &pieces, balancing, &again, mtp);
+            (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
         let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
@@ -106,7 +106,7 @@ impl Trainer {
             model,
             store,
             stages,
-            optimizer,
+            (optimizer, biases),
             actions,
             seq_len as usize,
         );
@@ -171,11 +171,14 @@ impl Trainer {
             .stepper
             .peaked()
             .map_or(0, |microbatch| microbatch.0 + 1);
+        let [least, most] = self.stepper.biases.extremes();
         let own = [
             step_s.to_bits(),
             peak,
             peaked.into(),
             u64::from(self.cx.at.ep),
+            least.to_bits(),
+            most.to_bits(),
         ];
         let all = self.cx.world.exchange_counts(&own)?;
         let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
@@ -197,6 +200,13 @@ impl Trainer {
         } else {
             None
         };
+        // Each stage of a pipeline has those of its own layers; a minimum with NaN is the other number.
+        let bias = |word: usize, other: fn(f64, f64) -> f64| {
+            let of_ranks = all.iter().map(|rank| f64::from_bits(rank[word]));
+            of_ranks.fold(f64::NAN, other)
+        };
+        let correction_bias = Some([bias(4, f64::min), bias(5, f64::max)]);
+        let correction_bias = correction_bias.filter(|[least, _]| !least.is_nan());
         let step_s = all
             .iter()
             .map(|rank| f64::from_bits(rank[0]))
@@ -207,13 +217,14 @@ impl Trainer {
             loss: outcome.loss,
             mtp_losses: outcome.mtp_losses,
             aux_loss: outcome.aux_loss,
-            z_loss: 0.0,
+            z_loss: outcome.z_loss,
             grad_norm: outcome.grad_norm,
             lr,
             step_s,
             tokens_per_s: tokens / step_s,
             peak_bytes: Bytes(peak_bytes),
             expert_load: outcome.expert_load,
+            correction_bias,
             fullest,
             dropped: 0,
         })

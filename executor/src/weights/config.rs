@@ -273,6 +273,7 @@ mod tests {
             "qwen2_moe",
             "olmoe",
             "glm4_moe",
+            "llama",
             "deepseek_v3",
             "deepseek_v2",
             "deepseek_v3_halves",

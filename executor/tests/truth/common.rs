@@ -8,6 +8,7 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::error::Error;
 use moefold_executor::lr::LearningRate;
 use moefold_executor::model::{Slice, global_tensors};
+use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Savers, TrainOptions};
 use moefold_executor::rank::Context;
@@ -87,6 +88,13 @@ impl Fixture {
         }
     }
 
+    /// Another file of the fixture.
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(&self, file: &str) -> T {
+        let folder = self.folder.as_ref().expect("a fixture as loaded");
+        let text = std::fs::read(folder.join(file)).expect("a fixture is complete");
+        serde_json::from_slice(&text).expect(file)
+    }
+
     /// The fixture's model with a vocabulary of bytes and random weights, on English text.
     pub(crate) fn on_text(mut self) -> Self {
         let text = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../src/quickstart/text.txt");
@@ -161,7 +169,7 @@ impl Fixture {
                 weight_decay: golden.weight_decay,
                 clip: Some(golden.clip),
             },
-            aux_loss_coef: 0.0,
+            balancing: Balancing::default(),
             mtp_loss_scaling_factor: moefold_executor::options::MTP_LOSS_SCALING_FACTOR,
             seed: 0,
             init: Init::Random,

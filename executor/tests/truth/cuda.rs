@@ -270,7 +270,7 @@ struct Cost {
 fn costs(fixture: &Fixture, on: Emulated, degrees: &Degrees, steps: u32) -> Vec<Vec<Cost>> {
     let layout = fixture.layout(degrees);
     let mut options = fixture.options();
-    options.aux_loss_coef = 0.01;
+    options.balancing.aux_loss_coef = 0.01;
     let weights = fixture.weights();
     World::threads(layout.gpus())
         .run(|rank| {

@@ -85,6 +85,11 @@ fn oracle_glm4_moe_with_sigmoid_scores_in_groups() {
 }
 
 #[test]
+fn oracle_llama_with_biases_of_attention() {
+    check("llama", 12);
+}
+
+#[test]
 fn oracle_deepseek_v3_with_latent_attention_and_compressed_queries() {
     check("deepseek_v3", 24);
     check("deepseek_v3", 4);

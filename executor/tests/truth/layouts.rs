@@ -15,13 +15,14 @@ use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped, pla
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
-pub(crate) const DRAWN: [&str; 6] = [
+pub(crate) const DRAWN: [&str; 7] = [
     "qwen2_moe",
     "olmoe",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v3_mtp",
+    "llama",
 ];
 
 /// Relative, of the losses of all steps; errors seen are about 2e-8.
@@ -78,6 +79,7 @@ fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
             let mine = train::microbatches(&fixture.samples, cx, &fixture.batch(), 0)?;
             stepper.gradients(cx, &mine)?;
             let mut held = Vec::new();
+            // Correction biases have no gradients.
             let trained = stepper.store.shard.parameters.iter();
             for parameter in trained.filter(|p| p.family != Family::Balance) {
                 for slice in &parameter.slices {
@@ -248,7 +250,9 @@ fn oracle_every_layout_of_latent_attention_equals_one_rank() {
 #[test]
 fn oracle_layouts_of_other_families_equal_one_rank() {
     for name in DRAWN {
-        check_some(name, 2, 5, 8);
+        // A dense model has fewer.
+        let of = if name == "llama" { 2 } else { 8 };
+        check_some(name, 2, 3, of);
     }
 }
 
@@ -257,7 +261,7 @@ fn oracle_layouts_of_other_families_equal_one_rank() {
 #[ignore = "takes minutes: every layout of every family"]
 fn oracle_every_layout_of_other_families_equals_one_rank() {
     for name in DRAWN {
-        check_all(name, 3, 100);
+        check_all(name, 3, 10);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What makes the executor's training real: it equals a reference, whatever the layout.
 
+mod balance;
 mod common;
 mod cuda;
 mod dispatch;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use moefold_executor::error::Error;
+use moefold_executor::moe::balance::Balancing;
 use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::record::Detail;
@@ -56,6 +57,18 @@ const CPU: Place<'static> = Place {
     open: &|_| Device::cpu(1),
     precision: Precision::Fp32,
 };
+
+/// None of the losses of routers, one of them, or all.
+fn losses(number: usize) -> Balancing {
+    let on = |only: usize| 0.01 * f64::from(u8::from([only, 4].contains(&(number % 5))));
+    Balancing {
+        aux_loss_coef: on(1),
+        seq_aux_loss_coef: on(2),
+        global_aux_loss_coef: on(3),
+        z_loss_coef: on(3),
+        bias_update_rate: on(2),
+    }
+}
 
 /// A device without memory that stands for this one.
 fn without_memory(device: &Device) -> Device {
@@ -119,14 +132,13 @@ fn compare(
             None => layout.gpus(),
         };
         let cx = trace::rank_on(meta.clone(), layout, rank, assumed, &size, &tape);
-        let aux = options.aux_loss_coef;
         let [before, traced] = trace::step(
             cx,
             &fixture.model,
             &fixture.stages(layout),
             &batch,
             &fixture.savers,
-            aux,
+            options.balancing,
             &tape,
         )?;
         assert!(!before.is_empty(), "{what}: nothing is set up");
@@ -163,10 +175,16 @@ fn compare(
     Ok(())
 }
 
-fn check(fixture: &Fixture, place: &Place<'_>, degrees: &Degrees, steps: u64, aux_loss_coef: f64) {
+fn check(
+    fixture: &Fixture,
+    place: &Place<'_>,
+    degrees: &Degrees,
+    steps: u64,
+    balancing: Balancing,
+) {
     let layout = fixture.layout(degrees);
     let (mut options, weights) = (fixture.options(), fixture.weights());
-    options.aux_loss_coef = aux_loss_coef;
+    options.balancing = balancing;
     World::threads(layout.gpus())
         .run(|rank| {
             let recorder = Recorder::new(rank.rank(), Instant::now());
@@ -183,8 +201,8 @@ fn law_a_traced_step_is_the_step() {
         let fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
             for (i, degrees) in legal(&fixture, gpus).iter().enumerate() {
-                // Every other with a load-balancing loss.
-                check(&fixture, &CPU, degrees, 2, 0.01 * (i % 2) as f64);
+                // Each with other losses.
+                check(&fixture, &CPU, degrees, 2, losses(i));
             }
         }
     }
@@ -194,18 +212,15 @@ fn law_a_traced_step_is_the_step() {
 fn check_pipelines(of: usize) {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for (name, layers) in DEEP {
-        let mut fixture = Fixture::load(name).with_layers(layers).with_batch(8);
-        let layouts = (2..=8).flat_map(|gpus| pipelines(&fixture, gpus));
-        for degrees in layouts.collect::<Vec<_>>() {
-            let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
-            fixture = recomputing(fixture, &mut random);
+        let fixture = Fixture::load(name).with_layers(layers).with_batch(8);
+        for degrees in (2..=8).flat_map(|gpus| pipelines(&fixture, gpus)) {
+            let balancing = losses(random.random_range(0..5));
             if random.random_range(0..of) > 0 {
                 continue;
             }
-            let one = || check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
+            let one = || check(&fixture, &CPU, &degrees, 2, balancing);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
-            let what = (cuda::seed(), degrees, &fixture.savers);
-            assert!(checked.is_ok(), "MOEFOLD_SEED and what was drawn: {what:?}");
+            assert!(checked.is_ok(), "MOEFOLD_SEED={} {degrees:?}", cuda::seed());
         }
     }
 }
@@ -217,10 +232,16 @@ fn law_a_traced_step_is_the_step_in_other_families() {
         let mut fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
             let all = legal(&fixture, gpus);
-            for aux_loss_coef in [0.0, 0.01] {
+            for i in 0..2 {
                 fixture = recomputing(fixture, &mut random);
                 let degrees = all[random.random_range(0..all.len())];
-                check(&fixture, &CPU, &degrees, 2, aux_loss_coef);
+                check(
+                    &fixture,
+                    &CPU,
+                    &degrees,
+                    2,
+                    losses(random.random_range(0..=i * 4)),
+                );
             }
         }
     }
@@ -304,7 +325,8 @@ fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
             let all = legal(&fixture, gpus);
             let degrees = all[random.random_range(0..all.len())];
             let what = || (cuda::seed(), draw, &fixture.savers, &fixture.model.layers);
-            let checked = std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 2, 0.01));
+            let checked =
+                std::panic::catch_unwind(|| check(&fixture, &CPU, &degrees, 2, losses(draw)));
             assert!(
                 checked.is_ok(),
                 "MOEFOLD_SEED and what was drawn: {:?}",
@@ -314,7 +336,7 @@ fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
     }
 }
 
-fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, aux_loss_coef: f64) {
+fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, balancing: Balancing) {
     if !on.is_there() {
         return;
     }
@@ -322,7 +344,7 @@ fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, aux_loss_c
         open: &|_| on.open(),
         precision: precision(on),
     };
-    check(fixture, &place, degrees, 2, aux_loss_coef);
+    check(fixture, &place, degrees, 2, balancing);
 }
 
 fn precision(on: Emulated) -> Precision {
@@ -338,27 +360,27 @@ fn law_a_traced_step_is_the_step_on_cuda() {
     let (mixtral, qwen) = (Fixture::load("mixtral"), Fixture::load("qwen3_moe"));
     let one = degrees(1, 1, 1, 1, 1);
     let (mixtral, qwen) = (mixtral.with_batch(2), qwen.with_batch(2));
-    check_emulated(&qwen, cuda::F32, &one, 0.01);
-    check_emulated(&mixtral, cuda::BF16, &one, 0.0);
-    check_emulated(&qwen, cuda::HOPPER, &one, 0.0);
+    check_emulated(&qwen, cuda::F32, &one, losses(1));
+    check_emulated(&mixtral, cuda::BF16, &one, losses(0));
+    check_emulated(&qwen, cuda::HOPPER, &one, losses(0));
 }
 
 #[test]
 fn law_a_traced_step_is_that_of_rank_threads_on_cuda() {
     let fixture = Fixture::load("qwen3_moe_raw").with_batch(2);
-    check_emulated(&fixture, cuda::F32, &degrees(2, 2, 1, 2, 1), 0.0);
-    check_emulated(&fixture, cuda::BF16, &degrees(2, 1, 2, 1, 1), 0.01);
-    check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), 0.0);
+    check_emulated(&fixture, cuda::F32, &degrees(2, 2, 1, 2, 1), losses(0));
+    check_emulated(&fixture, cuda::BF16, &degrees(2, 1, 2, 1, 1), losses(1));
+    check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), losses(0));
 }
 
 #[test]
 fn law_a_traced_step_is_that_of_pipeline_ranks_on_cuda() {
     let fixture = Fixture::load("qwen3_moe_raw").with_layers(4).with_batch(2);
     let two = degrees(2, 1, 1, 1, 1);
-    check_emulated(&fixture, cuda::F32, &piped(two, 2, 1), 0.0);
-    check_emulated(&fixture, cuda::BF16, &piped(two, 2, 2), 0.01);
+    check_emulated(&fixture, cuda::F32, &piped(two, 2, 1), losses(0));
+    check_emulated(&fixture, cuda::BF16, &piped(two, 2, 2), losses(4));
     let tied = Fixture::load("qwen3_tied").with_batch(2);
-    check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), 0.0);
+    check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), losses(0));
 }
 
 /// A fixture's model with one layer of each kind.
@@ -389,7 +411,7 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
         for (degrees, on) in all {
             let samples = u64::from(degrees.gpus / degrees.tp * degrees.mbs);
             let microbatches = random.random_range(1..=(8 / samples).min(2));
-            let aux_loss_coef = 0.01 * f64::from(random.random_range(0..=1));
+            let balancing = losses(random.random_range(0..5));
             let fixture = least(name).with_batch(samples * microbatches);
             let fixture = recomputing(fixture, &mut random);
             if random.random_range(0..of) > 0 {
@@ -399,9 +421,9 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
                 open: &|rank| on.open_routing(rank),
                 precision: precision(on),
             };
-            let one = || check(&fixture, &place, &degrees, 1, aux_loss_coef);
+            let one = || check(&fixture, &place, &degrees, 1, balancing);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
-            let what = || (cuda::seed(), name, on, degrees, microbatches, aux_loss_coef);
+            let what = || (cuda::seed(), name, on, degrees, microbatches, balancing);
             let set = &fixture.savers;
             assert!(
                 checked.is_ok(),
@@ -466,7 +488,6 @@ fn check_routed(fixture: &Fixture, degrees: &Degrees) {
     let layout = fixture.layout(degrees);
     let mut options = fixture.options();
     options.steps = STEPS;
-    options.aux_loss_coef = 0.0;
     let cluster = presets::local(degrees.gpus);
     let before = planned(fixture, &cluster, Precision::Fp32, degrees, None);
     let batch = fixture.batch();
@@ -616,11 +637,10 @@ fn law_a_plan_says_the_peak_of_a_run() {
 fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
     for (fixture, layers) in unvarying().into_iter().zip([5, 4, 6]) {
-        let mut fixture = fixture.with_layers(layers);
+        let fixture = fixture.with_layers(layers);
         for gpus in 2..=4 {
             let cluster = presets::local(gpus);
             for degrees in pipelines(&fixture, gpus) {
-                fixture = recomputing(fixture, &mut random);
                 if random.random_range(0..4) == 0 {
                     check_plan(&fixture, &cluster, &CPU, &degrees);
                 }

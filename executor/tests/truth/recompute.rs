@@ -27,7 +27,7 @@ pub(crate) fn sets(fixture: &Fixture) -> Vec<Recompute> {
 fn check(load: &dyn Fn() -> Fixture, degrees: &Degrees, set: &Recompute, aux_loss_coef: f64) {
     let train = |fixture: Fixture| {
         let mut options = fixture.options();
-        options.aux_loss_coef = aux_loss_coef;
+        options.balancing.aux_loss_coef = aux_loss_coef;
         fixture.train(degrees, 2, &options)
     };
     let (plain, again) = (train(load()), train(load().recomputing(set.clone())));

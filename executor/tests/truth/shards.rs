@@ -169,7 +169,7 @@ fn law_the_same_run_gives_the_same_bits_on_any_number_of_threads() {
 fn differential_the_balancing_loss_does_not_depend_on_the_layout() {
     let fixture = Fixture::load("mixtral");
     let mut options = fixture.options();
-    options.aux_loss_coef = 0.5;
+    options.balancing.aux_loss_coef = 0.5;
     let single = fixture.train(&degrees(1, 1, 1, 1, 4), 3, &options);
     let plain = fixture.train(&degrees(1, 1, 1, 1, 4), 3, &fixture.options());
     // Balanced routing gives the coefficient for each of the two layers, and nothing gives less.

@@ -27,3 +27,4 @@ mod support;
 mod swiglu;
 #[path = "../../src/testing.rs"]
 mod testing;
+mod z_loss;

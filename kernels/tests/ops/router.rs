@@ -120,16 +120,27 @@ fn case(device: &Device, rng: &mut Rng, rule: &RouterRule, experts: usize) -> Ve
     let topk = rng.size(1..=rule.groups.map_or(experts, groups).min(9));
     let (logits, dprobs) = (rng.values(tokens * experts), rng.values(tokens * topk));
     let bias = rng.coin().then(|| rng.values(experts));
-    let (shared, with_shares) = (rng.coin(), rng.coin());
-    let dshares = rng.values(if shared { experts } else { tokens * experts });
+    let with_shares = rng.coin();
+    // The tokens are of two parts, either of which may be empty.
+    let cut = rng.size(0..=tokens);
+    let part_of = |t: usize| usize::from(t >= cut);
+    // The same for all tokens, for those of a part, or for none.
+    let rows = [1, 2, tokens][rng.size(0..=2)];
+    let row_of = |t: usize| match rows {
+        1 => 0,
+        2 => part_of(t),
+        _ => t,
+    };
+    let dshares = rng.values(rows * experts);
 
     let (mut ids_want, mut probs_want, mut scores_want) = (vec![], vec![], vec![]);
-    let (mut dlogits_want, mut sums, mut counts) = (vec![], vec![0.0; experts], vec![0; experts]);
+    let (mut dlogits_want, both) = (vec![], 2 * experts);
+    let (mut sums, mut counts) = (vec![0.0; both], vec![0; both]);
     for (t, logits) in logits.chunks(experts).enumerate() {
         let bias = bias.as_ref().map(|b| wide(b));
         let ids = choice(&wide(logits), bias.as_deref(), topk, rule);
         let (probs, shares) = weights(&wide(logits), &ids, rule);
-        let extra = &dshares[if shared { 0 } else { t * experts }..][..experts];
+        let extra = &dshares[row_of(t) * experts..][..experts];
         dlogits_want.extend(differences(logits, |x| {
             let (probs, shares) = weights(x, &ids, rule);
             let extra = if with_shares {
@@ -139,11 +150,11 @@ fn case(device: &Device, rng: &mut Rng, rule: &RouterRule, experts: usize) -> Ve
             };
             inner(&probs, &dprobs[t * topk..][..topk]) + extra
         }));
-        for (sum, share) in sums.iter_mut().zip(shares) {
+        for (sum, share) in sums[part_of(t) * experts..].iter_mut().zip(shares) {
             *sum += share;
         }
         for &id in &ids {
-            counts[id] += 1;
+            counts[part_of(t) * experts + id] += 1;
         }
         ids_want.extend(ids.iter().map(|&id| id as i32));
         probs_want.extend(probs);
@@ -153,19 +164,22 @@ fn case(device: &Device, rng: &mut Rng, rule: &RouterRule, experts: usize) -> Ve
     let logits = statistic(device, &logits, &[tokens, experts]);
     let bias = bias.map(|bias| statistic(device, &bias, &[experts]));
     let routing = forward(&logits, topk, rule, bias.as_ref());
-    let (again, stats) = forward_with_stats(&logits, topk, rule, bias.as_ref());
+    let parts = [0..cut, cut..tokens];
+    let (again, stats) = forward_with_stats(&logits, topk, rule, bias.as_ref(), &parts);
     assert_eq!(routing.ids.to_i32(), ids_want);
     assert_eq!(again.ids.to_i32(), ids_want);
     assert_eq!(again.probs.to_f32(), routing.probs.to_f32());
     assert_eq!(stats.counts.to_i32(), counts);
     let dprobs = statistic(device, &dprobs, &[tokens, topk]);
-    let dims: &[usize] = if shared {
-        &[experts]
-    } else {
-        &[tokens, experts]
+    let dims: &[usize] = match rows {
+        1 => &[experts],
+        _ => &[rows, experts],
     };
     let dshares = with_shares.then(|| statistic(device, &dshares, dims));
-    let dlogits = backward(&dprobs, &routing, rule, dshares.as_ref());
+    let dlogits = match &dshares {
+        Some(dshares) if rows == 2 => backward_of_parts(&dprobs, &routing, rule, dshares, &parts),
+        _ => backward(&dprobs, &routing, rule, dshares.as_ref()),
+    };
     vec![
         Check("probs", routing.probs, probs_want),
         Check("scores", routing.scores, scores_want),
@@ -240,7 +254,8 @@ fn oracle_statistics_are_the_same_every_time() {
     oracle_everywhere(2, |device, rng| {
         let logits = statistic(device, &rng.values(150 * 68), &[150, 68]);
         let sums = || {
-            let (_, stats) = forward_with_stats(&logits, 3, &NORMALIZED, None);
+            let whole = std::iter::once(0..150).collect::<Vec<_>>();
+            let (_, stats) = forward_with_stats(&logits, 3, &NORMALIZED, None, &whole);
             stats.score_sums.to_f32()
         };
         assert_bits("score_sums", &sums(), &sums(), 0);

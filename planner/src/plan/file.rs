@@ -264,7 +264,7 @@ mod tests {
             ("no layer of the model has mla_up_proj", |plan| {
                 plan["recompute"] = serde_json::json!(["mla_up_proj"]);
             }),
-            ("the moefold stack runs pp up to 1, not 4", |plan| {
+            ("the moefold stack has no `dispatcher` hybridep", |plan| {
                 plan["stack"] = "moefold".into();
             }),
             (

@@ -4,7 +4,7 @@ use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
 
-use super::candidate::{Case, StageSplit, message};
+use super::candidate::StageSplit;
 use super::shape::{Question, Shape};
 use crate::choice::{Offload, ScheduleName};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
@@ -216,20 +216,6 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
             price::add_busy(&mut busy, &lowered.backward, question.costs, times);
             price::add_busy(&mut busy, lowered.again(0), question.costs, times);
         }
-    }
-    let case = Case {
-        question,
-        layout: choice.layout,
-        shape: choice.shape,
-    };
-    if let Some(message) = message(case) {
-        // Both ways over each of its boundaries, sent or received.
-        let last = choice.split.stages.len() - 1;
-        let boundaries = |stage: usize| u32::from(stage > 0) + u32::from(stage < last);
-        let boundaries: u32 = own_stages(choice, rank).map(boundaries).sum();
-        let total = busy.entry(message.kind.stem().to_owned()).or_default();
-        let calls = 2.0 * f64::from(boundaries) * microbatches;
-        total.add(question.costs.collective(&message).time.0, calls);
     }
     let work = &choice.split.ends[rank].work;
     for op in &work.optimizer {

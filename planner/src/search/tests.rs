@@ -534,7 +534,7 @@ fn golden_waiting_for_others_is_a_category_and_host_time_is_not_hidden() {
     for layout in [
         "tp=2,ep=1,etp=1,mbs=2",
         "tp=1,ep=2,mbs=2",
-        "tp=1,ep=1,mbs=2",
+        "tp=1,pp=1,ep=1,mbs=2",
     ] {
         let none = predicted(layout, 1e-9, 0.0);
         let fifth = predicted(layout, 1e-9, 0.2);

@@ -145,7 +145,7 @@ fn what_would_not_go_on_as_it_began_is_refused_with_what_differs() {
     };
     other.lr.peak = 2e-3;
     other.adam.clip = None;
-    other.aux_loss_coef = 0.5;
+    other.balancing.aux_loss_coef = 0.5;
     let all = [
         "was trained otherwise",
         "lr was 0.001 and is 0.002",

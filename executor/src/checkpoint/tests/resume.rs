@@ -39,7 +39,7 @@ fn check_stop(bench: &Bench, degrees: [u32; 5]) {
 #[test]
 fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
     let mut bench = Bench::new("mixtral", 8);
-    bench.options.aux_loss_coef = 0.01;
+    bench.options.balancing.aux_loss_coef = 0.01;
     // Attention and experts alone, together, folded; with several microbatches and without.
     for degrees in [
         [1, 1, 1, 1, 2],

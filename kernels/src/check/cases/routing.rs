@@ -9,6 +9,7 @@ use crate::gate;
 use crate::permute::{self, RowMap};
 use crate::router::{self, Groups, RouterRule, Score};
 use crate::swiglu::{self, Rule};
+use crate::z_loss;
 
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = activation(sizes, dtype);
@@ -17,7 +18,26 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     all.extend(unpermutation(sizes, dtype));
     all.extend(slots(sizes));
     all.extend(gates(sizes, dtype));
+    all.push(z_loss(sizes));
     all
+}
+
+/// The z-loss and its gradient.
+fn z_loss(sizes: &Sizes) -> Case {
+    let (t, e) = (sizes.tokens, sizes.experts);
+    let op = Op::Sweep {
+        kind: SweepKind::SumExp,
+        len: (t * e) as u64,
+        dtype: Dtype::F32,
+    };
+    case("z_loss", op, move |inputs| {
+        let [logits, dlogits] = [(); 2].map(|()| inputs.statistic(&[t, e], 2.0));
+        Box::new(move || {
+            let z = z_loss::forward(&logits);
+            z_loss::backward(&logits, &z, 0.25, &dlogits);
+            vec![Written::new("z", &z), Written::new("dlogits", &dlogits)]
+        })
+    })
 }
 
 /// A shared expert's output behind its gate.
@@ -102,8 +122,13 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
             move |inputs| {
                 let logits = inputs.statistic(&[t, e], 2.0);
                 Box::new(move || {
-                    let (routing, stats) =
-                        router::forward_with_stats(&logits, topk, &SOFTMAX_THEN_TOPK, None);
+                    let (routing, stats) = router::forward_with_stats(
+                        &logits,
+                        topk,
+                        &SOFTMAX_THEN_TOPK,
+                        None,
+                        &[0..t / 3, t / 3..t],
+                    );
                     vec![
                         Written::new("probs", &routing.probs),
                         Written::new("scores", &stats.score_sums),

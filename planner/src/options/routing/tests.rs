@@ -50,6 +50,7 @@ fn step(number: u64, load: Vec<Vec<u64>>, fullest: Option<FullestMicrobatch>) ->
         tokens_per_s: 1.0,
         peak_bytes: Bytes(1),
         expert_load: load,
+        correction_bias: None,
         fullest,
         dropped: 0,
     }

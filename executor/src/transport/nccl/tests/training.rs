@@ -12,6 +12,7 @@ use crate::data::{Order, Samples, TokenStream};
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::model::global_tensors;
+use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::testing;
@@ -49,7 +50,10 @@ fn options(device: DeviceSpec) -> TrainOptions {
         steps: STEPS,
         lr: LearningRate::constant(2e-3),
         adam: AdamOptions::default(),
-        aux_loss_coef: 0.01,
+        balancing: Balancing {
+            aux_loss_coef: 0.01,
+            ..Balancing::default()
+        },
         mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::Random,
