@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -260,6 +261,9 @@ pub(crate) struct TrainArgs {
     /// What a router's correction bias moves in a step, where it has one; 0 leaves it as it is
     #[arg(long, default_value_t = 1e-3)]
     pub(crate) bias_update_rate: f64,
+    /// Weight of the losses of multi-token prediction, the mean over its depths
+    #[arg(long, default_value_t = MTP_LOSS_SCALING_FACTOR)]
+    pub(crate) mtp_loss_scaling_factor: f64,
     /// Seed of initial weights and shuffling
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -356,6 +356,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
         ("--z-loss-coef", args.z_loss_coef),
         ("--bias-update-rate", args.bias_update_rate),
         ("--min-lr", args.min_lr.unwrap_or(0.0)),
+        ("--mtp-loss-scaling-factor", args.mtp_loss_scaling_factor),
     ];
     for (flag, value) in not_negative {
         if !value.is_finite() || value < 0.0 {
@@ -403,6 +404,7 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
             clip: (args.clip > 0.0).then_some(args.clip),
         },
         balancing: args.balancing(),
+        mtp_loss_scaling_factor: args.mtp_loss_scaling_factor,
         seed: args.seed,
         init,
         device,

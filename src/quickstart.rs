@@ -118,6 +118,7 @@ pub(crate) fn training(steps: u32, seed: u64) -> TrainOptions {
             aux_loss_coef: AUX_LOSS_COEF,
             ..Balancing::default()
         },
+        mtp_loss_scaling_factor: moefold_executor::options::MTP_LOSS_SCALING_FACTOR,
         seed,
         init: Init::Random,
         device: DeviceSpec::CPU,

@@ -119,6 +119,7 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         lr: LearningRate::constant(1e-4),
         adam: AdamOptions::default(),
         balancing: Balancing::default(),
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::Random,
         device: options.device,

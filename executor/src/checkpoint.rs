@@ -27,7 +27,7 @@ use serde_json::Value;
 use crate::data::{Order, Samples};
 use crate::error::Error;
 use crate::lr::{Anneal, Decay};
-use crate::options::{Resumed, TrainOptions};
+use crate::options::{MTP_LOSS_SCALING_FACTOR, Resumed, TrainOptions};
 use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
@@ -109,6 +109,8 @@ pub struct Fingerprint {
     weight_decay: f64,
     clip: Option<f64>,
     aux_loss_coef: f64,
+    #[serde(default = "mtp_loss_scaling_factor")]
+    mtp_loss_scaling_factor: f64,
     #[serde(default)]
     seq_aux_loss_coef: f64,
     #[serde(default)]
@@ -117,6 +119,11 @@ pub struct Fingerprint {
     z_loss_coef: f64,
     #[serde(default)]
     bias_update_rate: f64,
+}
+
+/// That of checkpoints from before it could be given.
+fn mtp_loss_scaling_factor() -> f64 {
+    MTP_LOSS_SCALING_FACTOR
 }
 
 impl Fingerprint {
@@ -149,6 +156,7 @@ impl Fingerprint {
             global_aux_loss_coef: balancing.global_aux_loss_coef,
             z_loss_coef: balancing.z_loss_coef,
             bias_update_rate: balancing.bias_update_rate,
+            mtp_loss_scaling_factor: options.mtp_loss_scaling_factor,
         })
     }
 }

@@ -89,6 +89,14 @@ pub enum Part {
     SharedDown,
     /// What the gate of the shared expert's output is made by `[1, hidden]`.
     SharedGate,
+    /// Norm of embedded tokens in a depth of multi-token prediction `[hidden]`.
+    DepthEmbeddingNorm,
+    /// Norm of what comes from the depth before `[hidden]`.
+    DepthHiddenNorm,
+    /// Projection of both, the embedding first `[hidden, 2 * hidden]`.
+    DepthProjection,
+    /// Norm between a depth and the head `[hidden]`.
+    DepthNorm,
     /// Norm before the head `[hidden]`.
     FinalNorm,
     /// Output head `[vocab/tp, hidden]`.
@@ -213,7 +221,7 @@ pub enum Piece {
     Mixer(u32),
     /// The feed-forward block of a decoder layer, with the norm before it.
     FeedForward(u32),
-    /// Final norm, head and loss.
+    /// Final norm, head and loss, and the depths of multi-token prediction.
     Head,
 }
 

@@ -26,6 +26,8 @@ pub struct TrainOptions {
     pub adam: AdamOptions,
     /// How the load of experts is balanced.
     pub balancing: Balancing,
+    /// Weight of the losses of multi-token prediction, the mean over its depths.
+    pub mtp_loss_scaling_factor: f64,
     /// Seed of random weights.
     pub seed: u64,
     /// Initial weights.
@@ -37,6 +39,10 @@ pub struct TrainOptions {
     /// Whether checkpoints are saved, and where.
     pub save: Option<Saving>,
 }
+
+/// Megatron-Core's default for multi-token prediction, and what DeepSeek-V3 was trained with at the end (arXiv
+/// 2412.19437, section 4.2).
+pub const MTP_LOSS_SCALING_FACTOR: f64 = 0.1;
 
 /// What a plan gives time for memory with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -258,6 +258,7 @@ mod tests {
         StepRecord {
             step,
             loss: 5.0 - step as f64,
+            mtp_losses: Vec::new(),
             aux_loss: 0.0,
             z_loss: 0.0,
             grad_norm: 1.0,

@@ -4,11 +4,14 @@
 //! ([`crate::step`]). A stage takes token ids or the residual stream and gives the residual stream
 //! or the loss.
 
+mod depth;
+
 use moefold_kernels::Tensor;
 use moefold_kernels::rope::Rope;
 use moefold_planner::choice::Recompute;
 use moefold_planner::model::{Ffn, Mixer, Model};
 
+use self::depth::{Depth, DepthSaved};
 use crate::error::Error;
 use crate::layers::attention::{Attention, AttentionSaved};
 use crate::layers::embedding::Embedding;
@@ -27,6 +30,8 @@ pub struct StageModel {
     embedding: Option<Embedding>,
     layers: Vec<Layer>,
     head: Option<Head>,
+    /// Beside the head.
+    depths: Vec<Depth>,
 }
 
 /// The blocks of a decoder layer that a stage has.
@@ -60,6 +65,8 @@ pub struct Tokens<'a> {
     pub rope: &'a Rope,
     /// Weight of one token's loss in the loss of this data-parallel replica.
     pub loss_scale: f32,
+    /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
+    pub ahead: Vec<[Tensor; 2]>,
 }
 
 /// What a stage gives.
@@ -67,8 +74,9 @@ pub struct Tokens<'a> {
 pub enum StageOutput {
     /// The residual stream `[t, h]`, for the next stage.
     Hidden(Tensor),
-    /// The loss of every token `[T]`, from the last stage.
-    Losses(Tensor),
+    /// The loss of every token `[T]`, from the last stage: of the model, then of each depth of multi-token
+    /// prediction.
+    Losses(Vec<Tensor>),
 }
 
 /// What a stage saves of one microbatch.
@@ -76,6 +84,7 @@ pub enum StageOutput {
 pub struct StageSaved {
     layers: Vec<LayerSaved>,
     head: Option<HeadSaved>,
+    depths: Vec<DepthSaved>,
 }
 
 /// What a layer saves.
@@ -255,28 +264,36 @@ impl Layer {
 
 impl StageModel {
     /// The modules of some pieces, in the order of a forward pass, on weights of `store`. `again` says of a
-    /// layer what of it runs again in the backward pass.
+    /// layer what of it runs again in the backward pass. `mtp` is the weight of the losses of multi-token
+    /// prediction together.
     pub fn new(
         model: &Model,
         store: &Store,
         pieces: &[Piece],
         balancing: Balancing,
         again: &dyn Fn(u32) -> Recompute,
+        mtp: f64,
     ) -> Self {
         let eps = model.norm.eps;
         let mut stage = Self {
             embedding: None,
             layers: Vec::new(),
             head: None,
+            depths: Vec::new(),
         };
         for piece in pieces {
             match *piece {
                 Piece::Embedding => stage.embedding = Some(Embedding::new(store)),
                 Piece::Head => {
                     stage.head = Some(Head::new(store, model.tied_embeddings, eps));
+                    let first = model.layers.len() as u32;
+                    let weight = mtp / model.mtp.len() as f64;
+                    let depths = (first..).take(model.mtp.len());
+                    let depth = |index| Depth::new(model, store, index, balancing, weight);
+                    stage.depths = depths.map(depth).collect();
                 }
                 Piece::Mixer(layer) => {
-                    let block = match &model.layers[layer as usize].mixer {
+                    let block = match &model.layer(layer).mixer {
                         Some(Mixer::Gqa(gqa)) => {
                             Block::Attention(Box::new(Attention::new(store, layer, gqa, eps)))
                         }
@@ -290,7 +307,7 @@ impl StageModel {
                     stage.push(layer, block, again);
                 }
                 Piece::FeedForward(layer) => {
-                    let block = match &model.layers[layer as usize].ffn {
+                    let block = match &model.layer(layer).ffn {
                         Some(Ffn::Moe(moe)) => {
                             Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, balancing)))
                         }
@@ -310,6 +327,7 @@ impl StageModel {
                 moe.begin_step();
             }
         }
+        self.depths.iter().for_each(Depth::begin_step);
     }
 
     fn push(&mut self, index: u32, block: Block, again: &dyn Fn(u32) -> Recompute) {
@@ -332,6 +350,16 @@ impl StageModel {
         tokens: &Tokens<'_>,
         mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
+        self.run(cx, input, tokens, &mut routed)
+    }
+
+    fn run(
+        &self,
+        cx: &Context,
+        input: Option<Tensor>,
+        tokens: &Tokens<'_>,
+        routed: &mut dyn FnMut(u32, RoutingStats),
+    ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
             (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
             (None, Some(input)) => input,
@@ -345,15 +373,26 @@ impl StageModel {
             layers.push(saved);
         }
         cx.recorder.at_layer(None);
-        let Some(head) = &self.head else {
-            return Ok((StageOutput::Hidden(x), StageSaved { layers, head: None }));
-        };
-        let (losses, saved) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
-        let saved = StageSaved {
+        let mut saved = StageSaved {
             layers,
-            head: Some(saved),
+            head: None,
+            depths: Vec::new(),
         };
-        Ok((StageOutput::Losses(losses), saved))
+        let Some(head) = &self.head else {
+            return Ok((StageOutput::Hidden(x), saved));
+        };
+        let (losses, of_head) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
+        drop(x);
+        let mut hidden = of_head.normed().clone();
+        saved.head = Some(of_head);
+        let mut all = vec![losses];
+        for (depth, ahead) in self.depths.iter().zip(&tokens.ahead) {
+            let (losses, of_depth) = depth.forward(cx, &hidden, tokens, ahead, routed)?;
+            hidden = of_depth.head.normed().clone();
+            all.push(losses);
+            saved.depths.push(of_depth);
+        }
+        Ok((StageOutput::Losses(all), saved))
     }
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
@@ -366,7 +405,14 @@ impl StageModel {
         saved: StageSaved,
     ) -> Result<Option<Tensor>, Error> {
         let mut dx = match (&self.head, saved.head, doutput) {
-            (Some(head), Some(saved), None) => head.backward(cx, saved)?,
+            (Some(head), Some(of_head), None) => {
+                let mut dhidden = None;
+                let depths = self.depths.iter().zip(&tokens.ahead).zip(saved.depths);
+                for ((depth, ahead), saved) in depths.rev() {
+                    dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
+                }
+                head.backward(cx, of_head, dhidden)?
+            }
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };

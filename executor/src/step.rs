@@ -43,6 +43,9 @@ pub struct HostTokens {
 pub struct StepOutcome {
     /// Mean token cross entropy of the global batch.
     pub loss: f64,
+    /// The same of each depth of multi-token prediction, over all tokens; those that predict nothing count as
+    /// zero (DeepSeek-V3, arXiv 2412.19437, equation 24).
+    pub mtp_losses: Vec<f64>,
     /// Load-balancing losses with their coefficients, the mean over microbatches of the sum over layers.
     pub aux_loss: f64,
     /// The same of the z-loss.
@@ -70,8 +73,12 @@ pub struct Stepper {
     seq_len: usize,
     sequences: usize,
     hidden: usize,
-    /// MoE layers of the model, with their experts.
+    /// MoE layers of the model, with their experts; those of multi-token prediction last.
     routers: Vec<(u32, usize)>,
+    /// Depths of multi-token prediction.
+    depths: usize,
+    /// Layers with experts beside those.
+    moe_layers: usize,
     /// See [`Stepper::peaked`].
     peaked: Option<Microbatch>,
     /// See [`Stepper::exchanged`].
@@ -88,19 +95,38 @@ enum Direction {
 }
 
 /// Numbers of [`Stepper::sums`]: the sum of token losses, the load-balancing losses, the squares of the
-/// gradients, and the z-losses.
-pub(crate) const LOSS: usize = 0;
+/// gradients, the z-losses, and the sums of token losses of each depth of multi-token prediction.
+const LOSS: usize = 0;
 const AUX_LOSS: usize = 1;
 const SQUARES: usize = 2;
 const Z_LOSS: usize = 3;
+const DEPTHS: usize = 4;
 
-/// Sends ids and targets of `len` tokens a microbatch to the device, beside what it is doing.
-pub(crate) fn upload(cx: &Context, len: usize, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
-    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &[len]);
+/// Which of them has the token losses that a head gives, the model's first.
+pub(crate) fn loss_at(number: usize) -> usize {
+    match number {
+        0 => LOSS,
+        depth => DEPTHS + depth - 1,
+    }
+}
+
+/// Sends ids and targets of microbatches of `[sequences, seq_len]` tokens to the device, beside what it is
+/// doing, and with them those of each of `depths`.
+pub(crate) fn upload(
+    cx: &Context,
+    [sequences, seq_len]: [usize; 2],
+    depths: usize,
+    microbatches: &[HostTokens],
+) -> Vec<DeviceTokens> {
+    let len = [sequences * seq_len];
+    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &len);
+    let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
         let upload = |host: &HostTokens| DeviceTokens {
-            ids: tensor(&host.ids),
-            targets: tensor(&host.targets),
+            own: tensors(host),
+            ahead: (1..=depths)
+                .map(|depth| tensors(&host.ahead(seq_len, depth)))
+                .collect(),
         };
         microbatches.iter().map(upload).collect()
     });
@@ -108,9 +134,9 @@ pub(crate) fn upload(cx: &Context, len: usize, microbatches: &[HostTokens]) -> V
     tokens
 }
 
-/// The sums of a step, zero.
-pub(crate) fn sums(cx: &Context) -> Scalars {
-    Scalars::zeros(&cx.device, TensorClass::Transient, 4)
+/// The sums of a step, zero, of a model with so many depths of multi-token prediction.
+pub(crate) fn sums(cx: &Context, depths: usize) -> Scalars {
+    Scalars::zeros(&cx.device, TensorClass::Transient, DEPTHS + depths)
 }
 
 /// What the actions of one step have gathered so far.
@@ -133,12 +159,37 @@ struct Progress {
     reduced_stages: usize,
 }
 
-/// Ids and targets of one microbatch on the device.
+/// Ids and targets of one microbatch on the device, and those of each depth of multi-token prediction.
 #[derive(Debug)]
 pub(crate) struct DeviceTokens {
-    ids: Tensor,
-    targets: Tensor,
+    own: [Tensor; 2],
+    ahead: Vec<[Tensor; 2]>,
 }
+
+impl HostTokens {
+    /// What a depth of multi-token prediction embeds and should predict, from 1: at each token of a sequence of
+    /// `seq_len` the ids `depth` and `depth + 1` after it. Beyond the end any token is embedded, and none
+    /// predicted.
+    fn ahead(&self, seq_len: usize, depth: usize) -> Self {
+        let shifted = |by: usize, otherwise: i32| {
+            let sequences = self.targets.chunks(seq_len);
+            let of_one = |targets: &[i32]| -> Vec<i32> {
+                let ids = targets.iter().skip(by).copied();
+                ids.chain(std::iter::repeat(otherwise))
+                    .take(targets.len())
+                    .collect()
+            };
+            sequences.flat_map(of_one).collect()
+        };
+        Self {
+            ids: shifted(depth - 1, 0),
+            targets: shifted(depth, NONE),
+        }
+    }
+}
+
+/// Target of a token that predicts nothing: cross entropy passes over it.
+const NONE: i32 = -1;
 
 impl Stepper {
     /// A rank that runs `actions` on `stages`.
@@ -159,11 +210,13 @@ impl Stepper {
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
-            sums: sums(cx),
+            sums: sums(cx, model.mtp.len()),
             seq_len,
             sequences,
             hidden: model.hidden as usize,
             routers: routers(model),
+            depths: model.mtp.len(),
+            moe_layers: model.num_moe_layers(),
             peaked: None,
             exchanged: Vec::new(),
         }
@@ -201,7 +254,7 @@ impl Stepper {
     /// Of a microbatch of the last step, tokens sent to each expert by the ranks that exchange tokens with this
     /// one `[MoE layers, experts]`; none in layers of other stages.
     pub fn exchanged(&self, microbatch: Microbatch) -> &[Vec<u64>] {
-        &self.exchanged[microbatch.0 as usize]
+        &self.exchanged[microbatch.0 as usize][..self.moe_layers]
     }
 
     /// Runs one step up to the update: leaves the gradients in the store, each shard complete where
@@ -349,8 +402,9 @@ impl Stepper {
         self.optimizer.add_squares(cx, &self.sums, SQUARES);
         self.sum_over_ranks(cx)?;
         self.optimizer.step(cx, lr, &self.sums, SQUARES)?;
-        let outcome = self.outcome(cx, progress)?;
+        let mut outcome = self.outcome(cx, progress)?;
         self.biases.step(&self.store, &outcome.expert_load);
+        outcome.expert_load.truncate(self.moe_layers);
         // The same on every rank, so all stop here, with weights that are of no use any more.
         if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
             return Err(Error::Diverged {
@@ -427,10 +481,12 @@ impl Stepper {
         progress.saved.insert((stage, microbatch), saved);
         match output {
             // TP ranks compute the same losses; one of them accounts for them.
-            StageOutput::Losses(losses) if cx.tp.index() == 0 => {
-                cx.op(Category::Dense, || {
-                    self.sums.add_sum(LOSS, 1.0, &losses);
-                });
+            StageOutput::Losses(all) if cx.tp.index() == 0 => {
+                for (number, losses) in all.iter().enumerate() {
+                    cx.op(Category::Dense, || {
+                        self.sums.add_sum(loss_at(number), 1.0, losses);
+                    });
+                }
             }
             StageOutput::Losses(_) => {}
             StageOutput::Hidden(output) => {
@@ -472,6 +528,7 @@ impl Stepper {
         let load = progress.load.iter();
         Ok(StepOutcome {
             loss: sums[LOSS] / tokens,
+            mtp_losses: sums[DEPTHS..].iter().map(|sum| sum / tokens).collect(),
             aux_loss: sums[AUX_LOSS] / microbatches,
             z_loss: sums[Z_LOSS] / microbatches,
             grad_norm: sums[SQUARES].sqrt(),
@@ -482,29 +539,30 @@ impl Stepper {
     }
 
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
-        upload(cx, self.sequences * self.seq_len, microbatches)
+        let size = [self.sequences, self.seq_len];
+        upload(cx, size, self.depths, microbatches)
     }
 
     fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
         let len = self.sequences * self.seq_len;
+        let [ids, targets] = tokens.own.clone();
         Tokens {
-            ids: tokens.ids.clone(),
-            targets: tokens.targets.clone(),
+            ids,
+            targets,
             sequences: self.sequences,
             rope: &self.rope,
             loss_scale: 1.0 / (len as f32 * cx.layout.microbatches() as f32),
+            ahead: tokens.ahead.clone(),
         }
     }
 }
 
-/// The MoE layers of a model, with their experts.
+/// The MoE layers of a model with their experts, then those of multi-token prediction.
 fn routers(model: &Model) -> Vec<(u32, usize)> {
-    let layers = model.moe_layers();
-    layers
-        .filter_map(|layer| {
-            let moe = model.layers[layer as usize].moe()?;
-            Some((layer, moe.experts as usize))
-        })
+    let layers = model.layers.iter().chain(&model.mtp);
+    (0..)
+        .zip(layers)
+        .filter_map(|(index, layer)| Some((index, layer.moe()?.experts as usize)))
         .collect()
 }
 

@@ -30,6 +30,7 @@ const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
     Feature::LatentAttention,
     Feature::Yarn,
+    Feature::MultiTokenPrediction,
     Feature::PartialRotary,
     Feature::QkvBias,
     Feature::OutBias,

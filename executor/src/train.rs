@@ -29,6 +29,7 @@ use crate::support;
 use crate::transport::{RankContext, World};
 use crate::weights::{Collector, Source};
 
+pub(crate) use trainer::Weights;
 pub use trainer::{Trainer, microbatches};
 
 /// What a run gives.

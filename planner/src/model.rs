@@ -170,6 +170,15 @@ impl Layer {
 }
 
 impl Model {
+    /// A decoder layer by its number in checkpoints, where those of multi-token prediction follow the others.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn layer(&self, index: u32) -> &Layer {
+        let mut all = self.layers.iter().chain(&self.mtp);
+        all.nth(index as usize).expect("a layer of the model")
+    }
+
     /// Layers with routed experts (MTP depths not counted).
     pub fn num_moe_layers(&self) -> usize {
         self.moe_layers().count()

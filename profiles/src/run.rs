@@ -26,6 +26,9 @@ pub struct StepRecord {
     /// Mean token cross entropy of the global batch, nats.
     #[serde(with = "null_is_nan")]
     pub loss: f64,
+    /// Mean token cross entropy of each depth of multi-token prediction, not multiplied by its weight, nats.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mtp_losses: Vec<f64>,
     /// Load-balancing losses, already multiplied by their coefficients; 0 without one.
     #[serde(default, with = "null_is_nan")]
     pub aux_loss: f64,
@@ -201,6 +204,7 @@ mod tests {
         StepRecord {
             step: 3,
             loss: 5.25,
+            mtp_losses: vec![6.5],
             aux_loss: 0.01,
             z_loss: 0.0,
             grad_norm: 1.5,

@@ -292,6 +292,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
         let record = StepRecord {
             step,
             loss: 2.6 + 6.4 * (-x / 14.0).exp() + 0.08 * noise,
+            mtp_losses: Vec::new(),
             aux_loss: 0.01,
             z_loss: 0.0,
             grad_norm: 0.8 + 3.0 * (-x / 6.0).exp() + 0.2 * noise.abs(),

@@ -23,13 +23,16 @@ import tempfile
 
 import numpy
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpLayer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 SEQ_LEN, GLOBAL_BATCH, STEPS = 16, 24, 6
 # These are from when it was five.
 FIVE_STEPS = ("mixtral", "qwen3_moe", "qwen3_moe_raw", "qwen3_tied")
+# Megatron-Core's default weight of multi-token prediction.
+MTP_LOSS_SCALING_FACTOR = 0.1
 HYPER = dict(lr=2e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=1.0)
 
 COMMON = dict(
@@ -131,6 +134,13 @@ MODELS = {
              first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, n_group=4,
              topk_group=2, topk_method="group_limited_greedy", routed_scaling_factor=4.0, norm_topk_prob=False),
     ),
+    # Two depths of multi-token prediction behind one layer.
+    "deepseek_v3_mtp": (
+        "deepseek_v3",
+        dict(LATENT, vocab_size=64, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=1, q_lora_rank=24,
+             first_k_dense_replace=0, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1,
+             topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_mtp_layers=2),
+    ),
     # Halves rotated, every layer dense.
     "deepseek_v3_halves": (
         "deepseek_v3",
@@ -161,10 +171,61 @@ def write_indexed(prefix, tokens):
         index.write(struct.pack("<iqqq", len(tokens), 0, 0, 1))
 
 
-def tensors(model, folder):
+class Depths(torch.nn.ModuleList):
+    """Multi-token prediction of DeepSeek-V3 (arXiv 2412.19437, section 2.2) from transformers' own layers, which
+    it generates with and does not train. What comes from the model is normed, as it and Megatron-Core have it."""
+
+    def __init__(self, model):
+        config = model.config.get_mtp_config()
+        block = model.model.layers[-1]
+        layers = [MtpLayer(config, type(block), type(block.input_layernorm), depth)
+                  for depth in range(model.config.num_mtp_layers)]
+        super().__init__(layers)
+
+    def losses(self, model, hidden, batch):
+        """Of each depth the cross entropy of the tokens that have a target, over the number of all."""
+        found = []
+        count = batch.shape[0] * (batch.shape[1] - 1)
+        for depth, layer in enumerate(self, 1):
+            length = batch.shape[1] - 1 - depth
+            hidden, ids, targets = hidden[:, :length], batch[:, depth:depth + length], batch[:, depth + 1:]
+            positions = torch.arange(length)[None]
+            mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
+            rotary = model.model.rotary_emb(hidden, positions)
+            hidden = layer(model.model.embed_tokens(ids), hidden, position_embeddings=rotary, attention_mask=mask,
+                           position_ids=positions, past_key_values=None)
+            logits = model.lm_head(hidden)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            found.append(loss / count)
+        return found
+
+    def saved(self, first):
+        """By the names of DeepSeek-V3's checkpoint, where depths follow the layers."""
+        named = {}
+        for name, tensor in self.state_dict().items():
+            depth, rest = name.split(".", 1)
+            rest = rest.replace("mtp_block.", "").replace("post_norm.", "shared_head.norm.")
+            prefix = f"model.layers.{first + int(depth)}."
+            if rest == "mlp.experts.gate_up_proj":
+                for expert, both in enumerate(tensor):
+                    for half, part in zip(("gate", "up"), both.chunk(2)):
+                        named[f"{prefix}mlp.experts.{expert}.{half}_proj.weight"] = part.clone()
+            elif rest == "mlp.experts.down_proj":
+                for expert, part in enumerate(tensor):
+                    named[f"{prefix}mlp.experts.{expert}.down_proj.weight"] = part.clone()
+            else:
+                named[prefix + rest] = tensor.clone()
+        return named
+
+
+def tensors(model, depths, folder):
     """Sum and norm of every tensor under the names that a saved checkpoint uses."""
     model.save_pretrained(folder)
-    saved = load_file(os.path.join(folder, "model.safetensors"))
+    path = os.path.join(folder, "model.safetensors")
+    saved = load_file(path)
+    if depths:
+        saved.update(depths.saved(model.config.num_hidden_layers))
+        save_file(saved, path, metadata=dict(format="pt"))
     return {name: [t.double().sum().item(), t.double().norm().item()] for name, t in sorted(saved.items())}
 
 
@@ -223,7 +284,8 @@ def balance(name, config, folder, stream, case):
         count = GLOBAL_BATCH // MICROBATCH
         for microbatch in range(count):
             first = step * GLOBAL_BATCH + microbatch * MICROBATCH
-            loss = cross_entropy(model, stream, first, first + MICROBATCH)
+            batch = samples(stream, first, first + MICROBATCH)
+            loss = cross_entropy(model(input_ids=batch[:, :-1], use_cache=False).logits, batch)
             both = [losses(seen[gate], topk, single, case, running[gate]) for gate in gates]
             aux, z = sum(aux for aux, _ in both), sum(z for _, z in both)
             ((loss + aux + z) / count).backward()
@@ -250,11 +312,14 @@ def adamw(model):
     return torch.optim.AdamW(groups, lr=HYPER["lr"], betas=tuple(HYPER["betas"]), eps=HYPER["eps"])
 
 
-def cross_entropy(model, stream, first, end):
-    """The mean loss of samples `first..end`."""
-    samples = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1] for i in range(first, end)]
-    batch = torch.from_numpy(numpy.stack(samples).astype("int64"))
-    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+def samples(stream, first, end):
+    """Samples `first..end`, each with the token after it."""
+    rows = [stream[i * SEQ_LEN : i * SEQ_LEN + SEQ_LEN + 1] for i in range(first, end)]
+    return torch.from_numpy(numpy.stack(rows).astype("int64"))
+
+
+def cross_entropy(logits, batch):
+    """The mean loss of samples."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -269,7 +334,9 @@ def make(name, model_type, config, out):
     generator = torch.Generator().manual_seed(seed)
     config = CONFIG_MAPPING[model_type](**config)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    randomize(model, generator)
+    depths = Depths(model) if getattr(config, "num_mtp_layers", 0) else None
+    whole = torch.nn.ModuleList([model, depths] if depths else [model])
+    randomize(whole, generator)
     folder = os.path.join(out, name)
     os.makedirs(folder, exist_ok=True)
 
@@ -278,20 +345,25 @@ def make(name, model_type, config, out):
     stream = numpy.random.default_rng(seed).zipf(1.3, size=count) % config.vocab_size
     write_indexed(os.path.join(folder, "tokens"), stream)
 
-    optimizer = adamw(model)
-    model.train()
+    optimizer = adamw(whole)
+    whole.train()
     steps = []
     with tempfile.TemporaryDirectory() as scratch:
         for step in range(num_steps):
-            loss = cross_entropy(model, stream, step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+            batch = samples(stream, step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+            hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+            loss = cross_entropy(model.lm_head(hidden), batch)
+            ahead = depths.losses(model, hidden, batch) if depths else []
             optimizer.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), HYPER["clip"])
+            (loss + MTP_LOSS_SCALING_FACTOR * sum(ahead) / max(len(ahead), 1)).backward()
+            norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), HYPER["clip"])
             if step == 0:
-                initial = tensors(model, folder)
+                initial = tensors(model, depths, folder)
             optimizer.step()
             steps.append(dict(loss=loss.item(), grad_norm=norm.item()))
-        final = tensors(model, scratch)
+            if depths:
+                steps[-1]["mtp_losses"] = [loss.item() for loss in ahead]
+        final = tensors(model, depths, scratch)
     for extra in ("generation_config.json",):
         path = os.path.join(folder, extra)
         if os.path.exists(path):

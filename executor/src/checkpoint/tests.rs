@@ -68,6 +68,7 @@ impl Bench {
                 },
                 adam: AdamOptions::default(),
                 balancing: Balancing::default(),
+                mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
                 seed: 1,
                 init: Init::Random,
                 device: CPU,

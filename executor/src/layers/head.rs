@@ -6,6 +6,7 @@
 //! logits in place, so one buffer serves both.
 
 use moefold_kernels::cross_entropy::{self, Reduced};
+use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
@@ -37,6 +38,13 @@ pub struct HeadSaved {
     logits_gradient: Tensor,
 }
 
+impl HeadSaved {
+    /// Input of the head `[t, h]`: what it reads of the residual stream, normed.
+    pub fn normed(&self) -> &Tensor {
+        &self.norm.output
+    }
+}
+
 impl Head {
     /// The head on weights of `store`; `tied` to the embedding or with a matrix of its own.
     pub fn new(store: &Store, tied: bool, eps: f64) -> Self {
@@ -45,6 +53,14 @@ impl Head {
             norm: Norm::new(store.weight(None, Part::FinalNorm), eps, CATEGORY),
             matrix: store.weight(None, part),
             vocab_start: store.shard.find(None, part).slices[0].rows.start,
+        }
+    }
+
+    /// The head of a depth of multi-token prediction: the matrix of the model's, a norm of its own.
+    pub fn of_depth(store: &Store, layer: u32, tied: bool, eps: f64) -> Self {
+        Self {
+            norm: Norm::new(store.weight(Some(layer), Part::DepthNorm), eps, CATEGORY),
+            ..Self::new(store, tied, eps)
         }
     }
 
@@ -95,8 +111,14 @@ impl Head {
         Ok((losses, saved))
     }
 
-    /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights.
-    pub fn backward(&self, cx: &Context, saved: HeadSaved) -> Result<Tensor, Error> {
+    /// The gradient of the residual stream `[t, h]`; adds to the gradients of the weights. `dnext` is that of
+    /// [`HeadSaved::normed`], where something else reads it.
+    pub fn backward(
+        &self,
+        cx: &Context,
+        saved: HeadSaved,
+        dnext: Option<Tensor>,
+    ) -> Result<Tensor, Error> {
         let HeadSaved {
             input,
             norm: Normed { output, rstd },
@@ -108,6 +130,9 @@ impl Head {
         let dall = linear::dgrad(cx, CATEGORY, &logits_gradient, &self.matrix.value);
         drop(logits_gradient);
         let dnormed = tokens::scatter_sum(cx, dall)?;
+        if let Some(dnext) = dnext {
+            cx.op(CATEGORY, || add_into(&dnormed, &dnext));
+        }
         Ok(self.norm.backward(cx, &dnormed, &input, &rstd))
     }
 }

@@ -66,11 +66,13 @@ impl<'a> Declaration<'a> {
     pub(super) fn list(mut self, pieces: &[Piece]) -> Vec<Parameter> {
         let tied = self.model.tied_embeddings;
         let [first, last] = [Piece::Embedding, Piece::Head].map(|end| pieces.contains(&end));
-        // A head that shares the embedding's matrix has it beside it, or has it alone.
-        if first || (last && tied) {
+        // A head that shares the embedding's matrix has it beside it, or has it alone; so have depths of
+        // multi-token prediction, which embed tokens.
+        let shared = tied || !self.model.mtp.is_empty();
+        if first || (last && shared) {
             self.vocabulary(Part::Embedding, "model.embed_tokens.weight");
             if let Some(embedding) = self.parameters.last_mut() {
-                embedding.at_both_ends = tied && first != last;
+                embedding.at_both_ends = shared && first != last;
                 embedding.counted &= first;
             }
         }
@@ -85,10 +87,29 @@ impl<'a> Declaration<'a> {
                     if !tied {
                         self.vocabulary(Part::Head, "lm_head.weight");
                     }
+                    self.depths();
                 }
             }
         }
         self.parameters
+    }
+
+    /// The depths of multi-token prediction, by the names that DeepSeek-V3's checkpoint has for them: their
+    /// layers follow those of the model.
+    fn depths(&mut self) {
+        let first = self.model.layers.len();
+        for layer in first..first + self.model.mtp.len() {
+            let (layer, h) = (layer as u32, self.hidden);
+            let name = |tensor: &str| format!("model.layers.{layer}.{tensor}.weight");
+            self.norm(Some(layer), Part::DepthEmbeddingNorm, name("enorm"), h);
+            self.norm(Some(layer), Part::DepthHiddenNorm, name("hnorm"), h);
+            let projection = rectangle(name("eh_proj"), [h, 2 * h], 0..h, 0..2 * h);
+            self.matrix(layer, Part::DepthProjection, Spread::Replicated, projection);
+            self.mixer(layer);
+            self.feed_forward(layer);
+            let norm = name("shared_head.norm");
+            self.norm(Some(layer), Part::DepthNorm, norm, h);
+        }
     }
 
     fn push(
@@ -182,7 +203,7 @@ impl<'a> Declaration<'a> {
 
     fn mixer(&mut self, layer: u32) {
         let prefix = format!("model.layers.{layer}");
-        let Some(mixer) = &self.model.layers[layer as usize].mixer else {
+        let Some(mixer) = &self.model.layer(layer).mixer else {
             return;
         };
         let norm = format!("{prefix}.input_layernorm.weight");
@@ -197,7 +218,7 @@ impl<'a> Declaration<'a> {
 
     fn feed_forward(&mut self, layer: u32) {
         let prefix = format!("model.layers.{layer}");
-        if let Some(ffn) = &self.model.layers[layer as usize].ffn {
+        if let Some(ffn) = &self.model.layer(layer).ffn {
             let norm = format!("{prefix}.post_attention_layernorm.weight");
             self.norm(Some(layer), Part::PostNorm, norm, self.hidden);
             match ffn {

@@ -222,7 +222,7 @@ fn sum_over_tp(cx: &Context, counts: &mut [f64]) -> Result<(), Error> {
 pub struct Biases {
     rate: f64,
     values: Vec<f32>,
-    /// Of each router here that has one: its place among the model's MoE layers, and that of its bias in
+    /// Of each router here that has one: its place among all MoE layers, and that of its bias in
     /// the buffer.
     routers: Vec<(usize, Range<usize>)>,
 }
@@ -231,10 +231,9 @@ impl Biases {
     /// Those of `store`, which are zero until they are [`read`](Self::read).
     pub fn new(model: &Model, store: &Store, rate: f64) -> Self {
         let routers = store.shard.family(Family::Balance).map(|bias| {
-            let place = model
-                .moe_layers()
-                .position(|layer| bias.layer == Some(layer));
-            (place.expect("a bias is a router's"), bias.range())
+            let layer = bias.layer.expect("a bias is a layer's");
+            let before = (0..layer).filter(|&before| model.layer(before).moe().is_some());
+            (before.count(), bias.range())
         });
         Self {
             rate,

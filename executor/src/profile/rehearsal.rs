@@ -136,6 +136,7 @@ impl Rehearsal {
             lr: LearningRate::constant(1e-4),
             adam: AdamOptions::default(),
             balancing: Balancing::default(),
+            mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
             seed: 1,
             init: Init::Random,
             device,

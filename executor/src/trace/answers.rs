@@ -10,7 +10,7 @@ use moefold_kernels::{Device, TensorClass};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Layer, Model};
+use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
     Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
     Work,
@@ -28,7 +28,7 @@ use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{LOSS, rotations, sums, upload};
+use crate::step::{loss_at, rotations, sums, upload};
 use crate::store::Store;
 use crate::support;
 
@@ -44,7 +44,8 @@ pub struct Traced<'a> {
 
 /// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
-/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`.
+/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`. Depths of multi-token prediction, which
+/// are the head's, are decided by all.
 type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
 
 /// What is traced as one.
@@ -157,10 +158,13 @@ impl<'a> Traced<'a> {
 
     fn answer_of(&self, site: Site<'_>, unit: Unit) -> Arc<Answer> {
         let local = site.local;
-        let routed = |layer: u32| self.model.layers[layer as usize].moe();
+        let routed = |layer: u32| self.model.layer(layer).moe();
         let (by_attention, by_experts) = match unit {
             Unit::Piece(model::Piece::FeedForward(layer), _) => {
                 (routed(layer).is_none(), routed(layer))
+            }
+            Unit::Piece(model::Piece::Head, _) => {
+                (true, self.model.mtp.iter().find_map(Layer::moe))
             }
             Unit::Piece(..) => (true, None),
             Unit::Whole(layer) => (true, routed(layer)),
@@ -203,10 +207,14 @@ impl<'a> Traced<'a> {
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
         let balancing = Balancing::default();
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, balancing, &again);
-        let sums = sums(&cx);
+        let stage = StageModel::new(model, &store, &pieces, balancing, &again, 0.0);
+        let depths = match pieces[0] {
+            model::Piece::Head => model.mtp.len(),
+            _ => 0,
+        };
+        let sums = sums(&cx, depths);
         let rope = match pieces[0] {
-            model::Piece::Mixer(_) => {
+            model::Piece::Mixer(_) | model::Piece::Head => {
                 rotations(&cx, model, local.seq_len as usize, local.mbs as usize)
             }
             _ => rope::table(&cx.device, &(0..0), &[1.0], 1.0),
@@ -221,6 +229,7 @@ impl<'a> Traced<'a> {
             sequences: local.mbs as usize,
             rope: &rope,
             loss_scale: 1.0,
+            ahead: (0..depths).map(|_| [integers(), integers()]).collect(),
         };
         let stream = || {
             let dims = [local.tokens_local as usize, model.hidden as usize];
@@ -236,8 +245,11 @@ impl<'a> Traced<'a> {
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
-            StageOutput::Losses(losses) => {
-                cx.op(Category::Dense, || sums.add_sum(LOSS, 1.0, &losses));
+            StageOutput::Losses(all) => {
+                for (number, losses) in all.iter().enumerate() {
+                    let at = loss_at(number);
+                    cx.op(Category::Dense, || sums.add_sum(at, 1.0, losses));
+                }
                 None
             }
         };
@@ -279,6 +291,22 @@ impl<'a> Traced<'a> {
             Piece::Layer(layer) => blocks(self.model, layer),
         }
     }
+}
+
+/// Final norm and head, and the depths of multi-token prediction: each has its projection whole, and where the
+/// first stage is on another rank they have a copy of the embedding.
+fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
+    let mut counts = shard::head(model, local);
+    if pp > 1 && !model.mtp.is_empty() && !model.tied_embeddings {
+        counts += shard::embedding(model, local);
+    }
+    let depths = shard::mtp(model, local);
+    for (depth, params) in depths.into_iter().zip(count::params(model).mtp) {
+        counts += depth;
+        counts.split -= params.projection.div_ceil(local.tp);
+        counts.replicated += params.projection;
+    }
+    counts
 }
 
 /// The pieces of a decoder layer, as those of the first layer that is alike.
@@ -404,7 +432,7 @@ impl Runtime for Traced<'_> {
             shard: match piece {
                 Piece::Embedding => shard::embedding(model, local),
                 Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => shard::head(model, local),
+                Piece::Head => head_with_depths(model, local, setting.layout.pp()),
             },
             ..StageMemory::default()
         };
@@ -476,14 +504,16 @@ impl Traced<'_> {
         let cx = piece_on(device, setting.layout, Assumed::BALANCED, &tape);
         tape.wipe();
         let rope = rotations(&cx, self.model, local.seq_len as usize, local.mbs as usize);
-        let sums = sums(&cx);
+        let depths = self.model.mtp.len();
+        let sums = sums(&cx, depths);
         let fixed = tape.read(Heard::of).account.live();
         let len = local.tokens as usize;
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
-        let uploaded = upload(&cx, len, std::slice::from_ref(&tokens));
+        let size = [local.mbs as usize, local.seq_len as usize];
+        let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded));
         [fixed, microbatch]

@@ -13,11 +13,11 @@ use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
-use crate::options::Savers;
+use crate::options::{MTP_LOSS_SCALING_FACTOR, Savers};
 use crate::rank::Context;
 use crate::record::Recorder;
 use crate::step::HostTokens;
-use crate::train::Trainer;
+use crate::train::{Trainer, Weights};
 use crate::transport::CollectiveLog;
 
 /// A rank of a layout on a meta device, whose peers do as it does. Everything it does goes on `tape`.
@@ -87,7 +87,12 @@ pub fn step(
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
-    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, savers, adam, balancing);
+    // That of multi-token prediction decides nothing that is traced.
+    let losses = Weights {
+        balancing,
+        mtp: MTP_LOSS_SCALING_FACTOR,
+    };
+    let mut trainer = Trainer::assemble(cx, model, stages, batch.seq_len, savers, adam, losses);
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;

@@ -35,6 +35,7 @@ fn options() -> TrainOptions {
         lr: LearningRate::constant(2e-3),
         adam: AdamOptions::default(),
         balancing: Balancing::default(),
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::HuggingFace(fixture()),
         device: DeviceSpec::Cpu {

@@ -32,6 +32,15 @@ pub struct Trainer {
     peak_bytes: Bytes,
 }
 
+/// Weights of the losses beside the model's own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Weights {
+    /// Of those that balance experts.
+    pub(crate) balancing: Balancing,
+    /// Of the losses of multi-token prediction together.
+    pub(crate) mtp: f64,
+}
+
 impl Trainer {
     /// Allocates the rank's shard and fills it. `stages` are the layers of each pipeline stage. The model and
     /// layout must have passed [`crate::support::check`].
@@ -44,8 +53,11 @@ impl Trainer {
         options: &TrainOptions,
         weights: &Source,
     ) -> Result<Self, Error> {
-        let (adam, balancing) = (options.adam, options.balancing);
-        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, adam, balancing);
+        let losses = Weights {
+            balancing: options.balancing,
+            mtp: options.mtp_loss_scaling_factor,
+        };
+        let mut trainer = Self::assemble(cx, model, stages, seq_len, savers, options.adam, losses);
         let Stepper {
             store,
             optimizer,
@@ -68,7 +80,7 @@ impl Trainer {
         seq_len: u64,
         savers: &Savers,
         adam: AdamOptions,
-        balancing: Balancing,
+        losses: Weights,
     ) -> Self {
         let (pp, number) = (cx.layout.pp(), cx.at.pp);
         let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
@@ -78,10 +90,11 @@ impl Trainer {
         let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
-        let biases = Biases::new(model, &store, balancing.bias_update_rate);
+        let biases = Biases::new(model, &store, losses.balancing.bias_update_rate);
         let again = |_| savers.recompute.clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
-            let built = StageModel::new(model, &store, &pieces, balancing, &again);
+            let Weights { balancing, mtp } = losses;
+            let built = StageModel::new(model, &store, &pieces, balancing, &again, mtp);
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
@@ -202,6 +215,7 @@ impl Trainer {
         Ok(StepRecord {
             step,
             loss: outcome.loss,
+            mtp_losses: outcome.mtp_losses,
             aux_loss: outcome.aux_loss,
             z_loss: outcome.z_loss,
             grad_norm: outcome.grad_norm,

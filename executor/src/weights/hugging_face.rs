@@ -245,9 +245,13 @@ impl FusedPart {
     }
 }
 
-/// Buffers that old checkpoints stored and every model computes.
+/// Buffers that old checkpoints stored and every model computes; copies of the embedding and the head beside a
+/// depth of multi-token prediction, which shares them.
 fn is_derived(name: &str) -> bool {
+    let of_layer = name.starts_with("model.layers.");
+    let copies = [".embed_tokens.weight", ".shared_head.head.weight"];
     name.ends_with(".rotary_emb.inv_freq")
+        || (of_layer && copies.iter().any(|copy| name.ends_with(copy)))
 }
 
 fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {

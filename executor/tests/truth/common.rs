@@ -41,6 +41,9 @@ pub(crate) struct Golden {
 pub(crate) struct GoldenStep {
     pub(crate) loss: f64,
     pub(crate) grad_norm: f64,
+    /// Of each depth of multi-token prediction.
+    #[serde(default)]
+    pub(crate) mtp_losses: Vec<f64>,
 }
 
 /// A fixture folder, read.
@@ -167,6 +170,7 @@ impl Fixture {
                 clip: Some(golden.clip),
             },
             balancing: Balancing::default(),
+            mtp_loss_scaling_factor: moefold_executor::options::MTP_LOSS_SCALING_FACTOR,
             seed: 0,
             init: Init::Random,
             device: DeviceSpec::Cpu {

@@ -12,6 +12,10 @@ fn check(name: &'static str, mbs: u32) {
     for (step, (found, golden)) in trained.steps.iter().zip(&fixture.golden.steps).enumerate() {
         let what = |value: &str| format!("{name}, mbs {mbs}, step {step}, {value}");
         assert_close(found.loss, golden.loss, TOLERANCE, &what("loss"));
+        assert_eq!(found.mtp_losses.len(), golden.mtp_losses.len());
+        for (found, golden) in found.mtp_losses.iter().zip(&golden.mtp_losses) {
+            assert_close(*found, *golden, TOLERANCE, &what("mtp_losses"));
+        }
         assert_close(
             found.grad_norm,
             golden.grad_norm,
@@ -99,4 +103,10 @@ fn oracle_deepseek_v2_with_queries_projected_at_once() {
 #[test]
 fn oracle_latent_attention_that_rotates_halves() {
     check("deepseek_v3_halves", 12);
+}
+
+#[test]
+fn oracle_two_depths_of_multi_token_prediction() {
+    check("deepseek_v3_mtp", 24);
+    check("deepseek_v3_mtp", 4);
 }

@@ -15,12 +15,13 @@ use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped, pla
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
-pub(crate) const DRAWN: [&str; 6] = [
+pub(crate) const DRAWN: [&str; 7] = [
     "qwen2_moe",
     "olmoe",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v3_mtp",
     "llama",
 ];
 
@@ -157,12 +158,14 @@ fn check_pipelines(name: &'static str, layers: usize, of: usize) {
     assert!(count > 4 && interleaved > 0, "{name}: {count} layouts");
 }
 
-/// Of models with experts, with dense layers among those, with tied embeddings, and with shared experts.
-pub(crate) const DEEP: [(&str, usize); 4] = [
+/// Of models with experts, with dense layers among those, with tied embeddings, with shared experts, and with
+/// multi-token prediction, which embeds tokens on the last stage too.
+pub(crate) const DEEP: [(&str, usize); 5] = [
     ("mixtral", 4),
     ("qwen3_moe", 6),
     ("qwen3_tied", 5),
     ("glm4_moe", 4),
+    ("deepseek_v3_mtp", 4),
 ];
 
 #[test]
@@ -189,6 +192,9 @@ fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -
     for (step, (found, expected)) in trained.steps.iter().zip(&single.steps).enumerate() {
         let what = |value: &str| format!("{} {degrees:?} step {step} {value}", fixture.name);
         assert_close(found.loss, expected.loss, TOLERANCE, &what("loss"));
+        for (found, expected) in found.mtp_losses.iter().zip(&expected.mtp_losses) {
+            assert_close(*found, *expected, TOLERANCE, &what("mtp_losses"));
+        }
         // The norm is a sum of squares over every parameter: its errors add.
         let (found_norm, norm) = (found.grad_norm, expected.grad_norm);
         assert_close(found_norm, norm, 10.0 * TOLERANCE, &what("grad_norm"));

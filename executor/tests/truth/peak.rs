@@ -594,10 +594,11 @@ fn planned(
 
 /// Fixtures in which routing decides nothing: one without experts, and two, one of them with dense
 /// layers between, with all of them chosen.
-fn unvarying() -> [Fixture; 5] {
+fn unvarying() -> [Fixture; 6] {
     let all = |name| {
         let mut fixture = Fixture::load(name);
-        for layer in &mut fixture.model.layers {
+        let model = &mut fixture.model;
+        for layer in model.layers.iter_mut().chain(&mut model.mtp) {
             if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
                 moe.topk = moe.experts;
                 moe.router.groups = None;
@@ -610,6 +611,7 @@ fn unvarying() -> [Fixture; 5] {
         all("mixtral"),
         all("qwen3_moe"),
         all("deepseek_v3"),
+        all("deepseek_v3_mtp"),
         Fixture::load("deepseek_v3_halves"),
     ];
     fixtures.map(|fixture| fixture.with_batch(8))

@@ -50,7 +50,7 @@ fn law_recomputing_changes_no_bit_on_one_rank() {
 /// With pipelines, and of families whose sets are many.
 #[test]
 fn law_recomputing_changes_no_bit_in_layouts_drawn() {
-    const FIXTURES: [&str; 8] = [
+    const FIXTURES: [&str; 9] = [
         "mixtral",
         "qwen3_moe",
         "qwen3_tied",
@@ -59,6 +59,7 @@ fn law_recomputing_changes_no_bit_in_layouts_drawn() {
         "glm4_moe",
         "deepseek_v2",
         "deepseek_v3",
+        "deepseek_v3_mtp",
     ];
     let seed = cuda::seed();
     let mut random = ChaCha8Rng::seed_from_u64(seed);

@@ -6,6 +6,7 @@ use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
 
 use super::mix::{self, Alike, Way};
 use super::shape::{Kind, Question, Shape};
+use crate::choice::StackName;
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -484,8 +485,10 @@ impl StageSplit {
             edp: of(GroupKind::Edp),
             tp: of(GroupKind::Tp),
         };
-        let tied = question.model.tied_embeddings && pp > 1;
-        let pair = tied.then(|| {
+        // Our depths of multi-token prediction embed tokens where the head is.
+        let embeds = question.stack.name() == StackName::Moefold && !question.model.mtp.is_empty();
+        let shared = (question.model.tied_embeddings || embeds) && pp > 1;
+        let pair = shared.then(|| {
             let mut pair = of(GroupKind::Pp);
             pair.ranks_per_domain = pair.ranks_per_domain.min(2);
             pair.ranks_per_node = pair.ranks_per_node.min(2);

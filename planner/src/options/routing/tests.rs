@@ -41,6 +41,7 @@ fn step(number: u64, load: Vec<Vec<u64>>, fullest: Option<FullestMicrobatch>) ->
     StepRecord {
         step: number,
         loss: 1.0,
+        mtp_losses: Vec::new(),
         aux_loss: 0.0,
         z_loss: 0.0,
         grad_norm: 1.0,

@@ -54,6 +54,7 @@ fn options(device: DeviceSpec) -> TrainOptions {
             aux_loss_coef: 0.01,
             ..Balancing::default()
         },
+        mtp_loss_scaling_factor: crate::options::MTP_LOSS_SCALING_FACTOR,
         seed: 1,
         init: Init::Random,
         device,
