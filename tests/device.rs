@@ -237,7 +237,7 @@ fn a_usable_gpu_is_what_doctor_and_auto_take() {
 
 #[test]
 fn a_plan_for_more_memory_than_there_is_hears_what_fits() {
-    let Some(machine) = Machine::with_gpu(2 << 30) else {
+    let Some(machine) = Machine::with_gpu(3 << 29) else {
         return;
     };
     let job = [
@@ -258,7 +258,7 @@ fn a_plan_for_more_memory_than_there_is_hears_what_fits() {
     check(
         &refusal,
         &[
-            "on GPU 0 (Stub H200), which has 2.00 GiB free of 2.00 GiB",
+            "on GPU 0 (Stub H200), which has 1.50 GiB free of 1.50 GiB",
             "1 rank of ",
             "what fits: the same layout with --layout tp=1,cp=1,pp=1,vpp=1,ep=1,etp=1,mbs=",
         ],

@@ -24,6 +24,8 @@ use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
+pub use self::balance::{Balance, RoutingStats, ZLoss};
+
 use self::balance::Balancing;
 use self::dispatch::Dispatch;
 use self::experts::{Experts, ExpertsSaved};
@@ -71,40 +73,6 @@ struct ExpertRows {
     /// Chosen experts, their probabilities, and the scores of all.
     routing: Routing,
     experts: ExpertsSaved,
-}
-
-/// What routing one microbatch was like.
-#[derive(Debug, Clone, Default)]
-pub struct RoutingStats {
-    /// Local tokens sent to each expert.
-    pub load: Vec<u64>,
-    /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
-    pub exchanged: Vec<u64>,
-    /// What this rank's part of the load-balancing losses is made of; absent when off.
-    pub balance: Option<Balance>,
-    /// What its part of the z-loss is made of; absent when off.
-    pub z: Option<ZLoss>,
-}
-
-/// The load-balancing losses of one microbatch, not multiplied out: the inner product of the sums and
-/// `logged`, times the microbatches of the step.
-#[derive(Debug, Clone)]
-pub struct Balance {
-    /// Sums of the scores of every expert over this rank's tokens, in each of some parts `[P, E]`.
-    pub score_sums: Tensor,
-    /// The gradient of the step's loss by every score of an expert in each part `[P, E]`.
-    pub gradient: Tensor,
-    /// The same, the loss over all replicas as often as there are replicas.
-    pub logged: Tensor,
-}
-
-/// The z-loss of one microbatch, not multiplied out: the sum of the squares, times the factor.
-#[derive(Debug, Clone)]
-pub struct ZLoss {
-    /// Logarithms of the sums of exponentials of this rank's logits `[t]`.
-    pub z: Tensor,
-    /// The coefficient over the tokens of the TP group.
-    pub factor: f64,
 }
 
 impl Moe {

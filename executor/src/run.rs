@@ -417,7 +417,7 @@ mod tests {
         assert!(read("env.json").contains("\"cores\""));
         assert_eq!(
             std::fs::read_dir(&dir).expect("is there").count(),
-            6,
+            7,
             "nothing temporary"
         );
     }

@@ -6,10 +6,12 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek as _};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use flate2::read::MultiGzDecoder;
-use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde_json::Value;
 
 use super::Tokenizer;
@@ -87,10 +89,8 @@ impl Preparation<'_> {
             for path in self.inputs {
                 let mut input = Input::open(path)?;
                 while let Some(batch) = input.batch(self.key)? {
-                    let encode = |document: Document| self.encode(path, &document);
-                    let encoded: Result<Vec<_>, Error> =
-                        batch.into_par_iter().map(encode).collect();
-                    for (text_bytes, ids) in encoded? {
+                    for encoded in self.encode_all(path, &batch) {
+                        let (text_bytes, ids) = encoded?;
                         prepared.text_bytes += text_bytes;
                         if text_bytes == 0 {
                             prepared.empty += 1;
@@ -113,6 +113,32 @@ impl Preparation<'_> {
             Ok(())
         })?;
         Ok(prepared)
+    }
+
+    /// [`Preparation::encode`] of some documents, in order, on all cores.
+    fn encode_all(&self, path: &Path, batch: &[Document]) -> Vec<Result<(u64, Vec<u32>), Error>> {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut encoded = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(document) = batch.get(at) else {
+                    return encoded;
+                };
+                encoded.push((at, self.encode(path, document)));
+            }
+        };
+        let mut encoded: Vec<_> = thread::scope(|scope| {
+            let threads = 0..threads.min(batch.len());
+            let workers: Vec<_> = threads.map(|_| scope.spawn(work)).collect();
+            let ended = workers.into_iter().map(thread::ScopedJoinHandle::join);
+            ended
+                .flat_map(|ended| ended.expect("tokenizers do not panic"))
+                .collect()
+        });
+        encoded.sort_by_key(|(at, _)| *at);
+        encoded.into_iter().map(|(_, ids)| ids).collect()
     }
 
     /// Bytes of a document's text, and its ids with its end.

@@ -13,13 +13,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use moefold_kernels::TensorClass;
 use moefold_kernels::router::Stats;
+use moefold_kernels::{Tensor, TensorClass};
 use moefold_planner::model::Model;
 use moefold_profiles::trace::Category;
 use serde::{Deserialize, Serialize};
 
-use super::Balance;
 use crate::error::Error;
 use crate::model::Family;
 use crate::rank::Context;
@@ -56,6 +55,40 @@ impl Balancing {
         .iter()
         .any(|coefficient| *coefficient > 0.0)
     }
+}
+
+/// What routing one microbatch was like.
+#[derive(Debug, Clone, Default)]
+pub struct RoutingStats {
+    /// Local tokens sent to each expert.
+    pub load: Vec<u64>,
+    /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
+    pub exchanged: Vec<u64>,
+    /// What this rank's part of the load-balancing losses is made of; absent when off.
+    pub balance: Option<Balance>,
+    /// What its part of the z-loss is made of; absent when off.
+    pub z: Option<ZLoss>,
+}
+
+/// The load-balancing losses of one microbatch, not multiplied out: the inner product of the sums and
+/// `logged`, times the microbatches of the step.
+#[derive(Debug, Clone)]
+pub struct Balance {
+    /// Sums of the scores of every expert over this rank's tokens, in each of some parts `[P, E]`.
+    pub score_sums: Tensor,
+    /// The gradient of the step's loss by every score of an expert in each part `[P, E]`.
+    pub gradient: Tensor,
+    /// The same, the loss over all replicas as often as there are replicas.
+    pub logged: Tensor,
+}
+
+/// The z-loss of one microbatch, not multiplied out: the sum of the squares, times the factor.
+#[derive(Debug, Clone)]
+pub struct ZLoss {
+    /// Logarithms of the sums of exponentials of this rank's logits `[t]`.
+    pub z: Tensor,
+    /// The coefficient over the tokens of the TP group.
+    pub factor: f64,
 }
 
 /// The losses of the scores of one router.

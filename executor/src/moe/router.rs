@@ -9,8 +9,7 @@ use moefold_kernels::{Dtype, Tensor, TensorClass, z_loss};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
 
-use super::balance::{Balancing, Losses};
-use super::{Balance, RoutingStats, ZLoss};
+use super::balance::{Balance, Balancing, Losses, RoutingStats, ZLoss};
 use crate::error::Error;
 use crate::layers::linear;
 use crate::model::Part;

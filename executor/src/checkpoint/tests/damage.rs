@@ -201,7 +201,7 @@ fn what_is_no_checkpoint_says_what_would_be_one() {
     let folder = folder();
     let text = find(folder.path()).expect_err("empty").to_string();
     assert!(text.contains("is no checkpoint and no run"), "{text}");
-    assert!(text.contains("--save-every"), "{text}");
+    assert!(text.contains("asked to save"), "{text}");
     fs::create_dir_all(folder.path().join("checkpoints/step-3.partial")).expect("creates");
     let text = find(folder.path())
         .expect_err("none is complete")
