@@ -441,7 +441,7 @@ pub(crate) struct PrepareArgs {
     /// Key of a JSON line whose value is the text
     #[arg(long, default_value = "text")]
     pub(crate) key: String,
-    /// Token that ends every document: its text, e.g. '<|endoftext|>', or its id
+    /// Token that ends every document: its id, or its text, e.g. '<|endoftext|>'
     #[arg(long, value_name = "TOKEN")]
     pub(crate) eod: Option<String>,
 }

@@ -372,6 +372,22 @@ fn options(args: &TrainArgs, init: Init, device: DeviceSpec) -> Result<TrainOpti
             )));
         }
     }
+    if let Some(least) = args.min_lr
+        && least > args.lr
+    {
+        return Err(Failure::Request(anyhow!(
+            "--min-lr {least}: is above --lr {}; rates fall to it",
+            args.lr
+        )));
+    }
+    if let Some(decayed) = args.lr_decay_steps
+        && decayed <= args.warmup
+    {
+        return Err(Failure::Request(anyhow!(
+            "--lr-decay-steps {decayed}: is within the warm-up, --warmup {}; it counts from the first step",
+            args.warmup
+        )));
+    }
     let steps = u64::from(args.steps);
     let first = first_step(&init);
     let first_traced = first + (steps.saturating_sub(first) / 4).min(3);

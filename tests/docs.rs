@@ -186,10 +186,11 @@ fn law_flags_that_pages_show_exist() {
             };
             let own = words[at + 1..].split(|&word| word == "|" || word == ">");
             let own = own.into_iter().next().expect("a split has a part");
-            let words = own
-                .iter()
-                .take_while(|word| word.chars().all(char::is_lowercase));
-            let verb = words.copied().collect::<Vec<_>>().join(" ");
+            let verb = match own {
+                ["data", verb, ..] => format!("data {verb}"),
+                [verb, ..] => (*verb).to_owned(),
+                [] => panic!("a verb follows the program"),
+            };
             let help = run(folder.path(), &format!("moefold {verb} --help"));
             let known: BTreeSet<&str> = help.split([' ', '\n', ',', '=']).collect();
             let flags = own.iter().filter(|word| word.starts_with("--"));

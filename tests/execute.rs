@@ -294,7 +294,7 @@ fn plans_that_cannot_run_are_refused() {
         |plan| plan["layout"]["tp"] = 3.into(),
         &["plan.json", "tp = 3"],
     );
-    edited(|plan| plan["recompute"] = "fool".into(), &["recompute"]);
+    edited(|plan| plan["recompute"] = "fool".into(), &["plan.json"]);
     edited(
         |plan| plan["precision"] = "bf16".into(),
         &["precision", "fp32"],

@@ -27,7 +27,7 @@ use serde_json::Value;
 use crate::data::{Order, Samples};
 use crate::error::Error;
 use crate::lr::{Anneal, Decay};
-use crate::options::{MTP_LOSS_SCALING_FACTOR, Resumed, TrainOptions};
+use crate::options::{BIAS_UPDATE_RATE, MTP_LOSS_SCALING_FACTOR, Resumed, TrainOptions};
 use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
@@ -117,8 +117,13 @@ pub struct Fingerprint {
     global_aux_loss_coef: f64,
     #[serde(default)]
     z_loss_coef: f64,
-    #[serde(default)]
+    #[serde(default = "bias_update_rate")]
     bias_update_rate: f64,
+}
+
+/// That of checkpoints from before it could be given, whose models have no such bias.
+fn bias_update_rate() -> f64 {
+    BIAS_UPDATE_RATE
 }
 
 /// That of checkpoints from before it could be given.

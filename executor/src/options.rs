@@ -44,6 +44,10 @@ pub struct TrainOptions {
 /// 2412.19437, section 4.2).
 pub const MTP_LOSS_SCALING_FACTOR: f64 = 0.1;
 
+/// What correction biases move in a step where nobody says otherwise (DeepSeek-V3, arXiv 2412.19437, section
+/// 4.2).
+pub const BIAS_UPDATE_RATE: f64 = 1e-3;
+
 /// What a plan gives time for memory with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Savers {

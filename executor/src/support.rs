@@ -148,7 +148,11 @@ mod tests {
             "qwen3-235b-a22b",
             "deepseek-v2-lite",
             "deepseek-v2",
+            "deepseek-v3",
             "kimi-k2",
+            "glm-4.5",
+            "olmoe-1b-7b",
+            "qwen2-57b-a14b",
         ] {
             assert_eq!(check_model(name), Ok(()), "{name}");
         }

@@ -69,6 +69,7 @@ rms_norm_sums(const T* dy, const T* x, const WEIGHT* w, float* sums, i32 rows, i
   float sum = 0.f;
   if (here) {
     EACH_PIECE(k, i) {
+      (void)k;
       float value[VEC], gradient[VEC], weight[VEC];
       widen(load_piece<VEC>(row_x, i), value);
       if (dy) {

@@ -13,7 +13,7 @@ use moefold_executor::trace::Traced;
 use moefold_executor::transport::Launched;
 use moefold_planner::choice::{Objective, StackName};
 use moefold_planner::layout::PartialDegrees;
-use moefold_planner::options::SearchOptions;
+use moefold_planner::options::{PipelineLayout, SearchOptions};
 use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::search;
 use moefold_planner::stack::{ASSUMED_OVERHEAD, WORKSPACE};
@@ -152,10 +152,19 @@ impl<'a> Judge<'a> {
         judge
     }
 
-    /// The layout of least memory on `ranks` ranks under these pins, for this executor.
+    /// The layout of least memory on `ranks` ranks under these pins, for this executor. It recomputes what the
+    /// plan does, and has its stages where its pipeline is the plan's.
     fn least(&self, ranks: u32, pins: PartialDegrees) -> Option<PlannedLayout> {
         let plan = self.plan;
+        let of_plan = plan.planned.layout.pinned();
+        let is_pipeline = |pins: PartialDegrees| (pins.pp, pins.vpp);
+        let same = plan.planned.layout.pp > 1 && is_pipeline(pins) == is_pipeline(of_plan);
         let options = SearchOptions {
+            recompute: Some(plan.planned.recompute.clone()),
+            stages: same.then(|| {
+                let stages = PipelineLayout::from(plan.planned.pipeline.stages.clone());
+                stages.with_depths(plan.model.mtp.len())
+            }),
             precision: plan.planned.precision,
             optimizer: plan.planned.optimizer,
             objective: Objective::Memory,

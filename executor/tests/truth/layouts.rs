@@ -88,10 +88,6 @@ fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
                         continue;
                     };
                     let grads = &stepper.store.flat(parameter.family).grads;
-                    // Correction biases have none.
-                    if grads.is_empty() {
-                        continue;
-                    }
                     let from = parameter.offset + slice.at + own.start;
                     let grads = grads.view(from, &[own.len()]).to_f32();
                     let mut values = vec![f32::NAN; slice.len()];

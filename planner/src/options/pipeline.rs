@@ -27,6 +27,12 @@ impl PipelineLayout {
         &self.stages
     }
 
+    /// The same stages, the last of which has so many MTP depths.
+    #[must_use]
+    pub fn with_depths(self, depths: usize) -> Self {
+        Self { depths, ..self }
+    }
+
     /// MTP depths it names.
     pub fn depths(&self) -> usize {
         self.depths

@@ -79,7 +79,7 @@ pub(in crate::data) fn write_documents(
         return Err(error);
     }
     written?;
-    write_atomically(&with_ending(prefix, "idx"), |out| {
+    let indexed = write_atomically(&with_ending(prefix, "idx"), |out| {
         let mut out = BufWriter::new(out);
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
@@ -98,7 +98,12 @@ pub(in crate::data) fn write_documents(
             out.write_all(&boundary.to_le_bytes())?;
         }
         out.flush()
-    })
+    });
+    if indexed.is_err() {
+        // Without its index it is of no use, and in the way of the next try.
+        let _ = std::fs::remove_file(&bin_path);
+    }
+    indexed
 }
 
 /// Writes a dataset of one sequence a document.

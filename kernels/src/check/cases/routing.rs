@@ -30,7 +30,7 @@ fn z_loss(sizes: &Sizes) -> Case {
         len: (t * e) as u64,
         dtype: Dtype::F32,
     };
-    case("z_loss", op, move |inputs| {
+    case("z_loss::forward, z_loss::backward", op, move |inputs| {
         let [logits, dlogits] = [(); 2].map(|()| inputs.statistic(&[t, e], 2.0));
         Box::new(move || {
             let z = z_loss::forward(&logits);
@@ -153,6 +153,23 @@ fn routing(sizes: &Sizes) -> Vec<Case> {
                 let routing = router::forward(&logits, topk, &rule, None);
                 Box::new(move || {
                     let dlogits = router::backward(&dprobs, &routing, &rule, Some(&dshares));
+                    vec![Written::new("dlogits", &dlogits)]
+                })
+            },
+        ),
+        case(
+            "router::backward_of_parts",
+            router_op(Pass::Backward),
+            move |inputs| {
+                let logits = inputs.statistic(&[t, e], 2.0);
+                let dprobs = inputs.statistic(&[t, topk], 1.0);
+                let dshares = inputs.statistic(&[2, e], 1.0);
+                let rule = &SOFTMAX_THEN_TOPK;
+                let routing = router::forward(&logits, topk, rule, None);
+                Box::new(move || {
+                    let parts = [0..t / 3, t / 3..t];
+                    let dlogits =
+                        router::backward_of_parts(&dprobs, &routing, rule, &dshares, &parts);
                     vec![Written::new("dlogits", &dlogits)]
                 })
             },

@@ -142,8 +142,8 @@ fn a_gpu_is_opened_in_order_and_left_clean() {
     let last = ["cuCtxSetCurrent", "cuDevicePrimaryCtxRelease_v2"];
     assert_eq!(calls[calls.len() - 2..], last);
     let count = |name: &str| calls.iter().filter(|call| **call == name).count();
-    assert_eq!(count("cuStreamCreate"), 3);
-    assert_eq!(count("cuStreamDestroy_v2"), 3);
+    assert_eq!(count("cuStreamCreate"), 4);
+    assert_eq!(count("cuStreamDestroy_v2"), 4);
     mock.assert_clean();
 }
 
@@ -500,15 +500,15 @@ fn two_gpus_on_one_thread_keep_their_memory_apart() {
 #[test]
 fn an_op_runs_from_its_public_function_to_the_launch() {
     let Some(mock) = Mock::driver() else { return };
-    let device = device(mock, "kernel rms_norm_forward 256 8 8 8 8 4 4 4\n");
+    let device = device(mock, "kernel rms_norm_forward 256 8 8 8 8 8 4 4 4 4\n");
     device.poison(false);
     let x = device.from_f32(TensorClass::Activations, &[1.0; 40 * 64], &[40, 64]);
     let w = device.from_f32(TensorClass::Weights, &[1.0; 64], &[64]);
     let outputs = crate::rms_norm::forward(&x, &w, 1e-5);
     device.synchronize();
-    // 40 rows, 32 a block; then rows, width and eps.
-    let launch = "rms_norm_forward [2 1 1] x 256, 128 bytes shared: memory memory memory memory \
-                  0x28 0x40 0x3727c5ac\n";
+    // 40 rows, 32 a block; no sums of squares of other ranks; then rows, width, what the mean is over, and eps.
+    let launch = "rms_norm_forward [2 1 1] x 256, 128 bytes shared: memory memory 0x0 memory memory \
+                  0x28 0x40 0x40 0x3727c5ac\n";
     assert!(mock.said().contains(launch), "{}", mock.said());
     drop((x, w, outputs, device));
     mock.assert_clean();
