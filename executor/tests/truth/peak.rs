@@ -22,7 +22,7 @@ use moefold_planner::choice::{Optimizer, Recompute, StackName};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
-use moefold_planner::options::{Routing, SearchOptions};
+use moefold_planner::options::{PipelineLayout, Routing, SearchOptions};
 use moefold_planner::plan::{PlannedLayout, PlannedRouting, Predicted};
 use moefold_planner::search;
 use moefold_planner::walk::Event;
