@@ -68,8 +68,7 @@ rms_norm_sums(const T* dy, const T* x, const WEIGHT* w, float* sums, i32 rows, i
   const T *row_x = x + (u64)row * width, *row_dy = dy + (u64)row * width;
   float sum = 0.f;
   if (here) {
-    EACH_PIECE(k, i) {
-      (void)k;
+    for (i32 i = lane; i < pieces; i += LANES) {
       float value[VEC], gradient[VEC], weight[VEC];
       widen(load_piece<VEC>(row_x, i), value);
       if (dy) {

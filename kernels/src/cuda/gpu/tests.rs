@@ -507,7 +507,7 @@ fn an_op_runs_from_its_public_function_to_the_launch() {
     let outputs = crate::rms_norm::forward(&x, &w, 1e-5);
     device.synchronize();
     // 40 rows, 32 a block; no sums of squares of other ranks; then rows, width, what the mean is over, and eps.
-    let launch = "rms_norm_forward [2 1 1] x 256, 128 bytes shared: memory memory 0x0 memory memory \
+    let launch = "rms_norm_forward [2 1 1] x 256, 128 bytes shared: memory memory null memory memory \
                   0x28 0x40 0x40 0x3727c5ac\n";
     assert!(mock.said().contains(launch), "{}", mock.said());
     drop((x, w, outputs, device));
