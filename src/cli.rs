@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
-use moefold_planner::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use moefold_planner::choice::{
+    CpComm, Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName,
+};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
 use moefold_profiles::import::Format;
@@ -114,6 +116,9 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks
+    #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: CpComm,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated
     #[arg(long, default_value = "auto", value_parser = flags::recompute)]

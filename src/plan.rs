@@ -259,6 +259,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
+    options.cp_comm = args.cp_comm_type;
     options.recompute.clone_from(&args.recompute.0);
     options.stages.clone_from(&args.pipeline_layout);
     options.overlap = args.overlap.0;

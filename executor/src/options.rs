@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{Optimizer, Recompute};
+use moefold_planner::choice::{CpComm, Optimizer, Recompute};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -55,6 +55,8 @@ pub struct Savers {
     pub recompute: Recompute,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
 }
 
 impl Savers {
@@ -63,6 +65,7 @@ impl Savers {
         Self {
             recompute: plan.recompute.clone(),
             optimizer: plan.optimizer,
+            cp_comm: plan.cp_comm(),
         }
     }
 }

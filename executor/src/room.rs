@@ -10,6 +10,7 @@
 //! where there are many layers. What a rank takes and how far its tensors reached is in the summary of a run.
 
 use moefold_kernels::cuda::{Architecture, Properties};
+use moefold_planner::choice::CpComm;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{PlannedLayout, PlannedRouting};
@@ -37,7 +38,8 @@ pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Byt
         }
         Some(PlannedRouting::Balanced { .. }) | None => 1.0,
     };
-    let largest = largest(&layout, model, batch, planned.precision, load);
+    let (precision, cp_comm) = (planned.precision, planned.cp_comm());
+    let largest = largest(&layout, model, batch, precision, cp_comm, load);
     Ok(room_for(tensors, largest))
 }
 
@@ -53,9 +55,10 @@ pub fn largest(
     model: &Model,
     batch: &Batch,
     precision: Precision,
+    cp_comm: CpComm,
     load: f64,
 ) -> Bytes {
     // Of the GPU only workspaces depend, which are small.
     let gpu = Properties::assumed(Architecture::SM90);
-    Traced::on(model, Some(gpu)).largest(layout, batch, precision, load)
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision, cp_comm, load)
 }

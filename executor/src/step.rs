@@ -25,11 +25,13 @@ use crate::moe::{Balance, RoutingStats, ZLoss};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::rotary::Rotation;
+use crate::shares;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
 use crate::transport::Pending;
 
-/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each.
+/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
+/// ranks take each its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTokens {
     /// Inputs.
@@ -118,8 +120,12 @@ pub(crate) fn upload(
     depths: usize,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
-    let len = [sequences * seq_len];
-    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &len);
+    let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
+    let tensor = |values: &[i32]| {
+        let values: Vec<i32> = own.iter().map(|&token| values[token]).collect();
+        let class = TensorClass::Activations;
+        cx.device.from_i32(class, &values, &[values.len()])
+    };
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
         let upload = |host: &HostTokens| DeviceTokens {
@@ -348,7 +354,7 @@ impl Stepper {
         (stage, microbatch): (Stage, Microbatch),
     ) -> Result<(), Error> {
         cx.recorder.at_microbatch(Some(microbatch.0));
-        let rows = self.sequences * self.seq_len / cx.tp.size();
+        let rows = self.own_tokens(cx) / cx.tp.size();
         let (dtype, dims) = (cx.device.dtype(), [rows, self.hidden]);
         let tensor = cx.device.empty(TensorClass::Activations, dtype, &dims);
         let (group, from) = match direction {
@@ -538,13 +544,18 @@ impl Stepper {
         })
     }
 
+    /// Tokens of a microbatch that the rank's tensor-parallel group has.
+    fn own_tokens(&self, cx: &Context) -> usize {
+        self.sequences * self.seq_len / cx.layout.cp() as usize
+    }
+
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let size = [self.sequences, self.seq_len];
         upload(cx, size, self.depths, microbatches)
     }
 
     fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
-        let len = self.sequences * self.seq_len;
+        let len = self.own_tokens(cx);
         let [ids, targets] = tokens.own.clone();
         Tokens {
             ids,
@@ -566,9 +577,10 @@ fn routers(model: &Model) -> Vec<(u32, usize)> {
         .collect()
 }
 
-/// Rotations of `sequences` sequences, each from position 0.
+/// Rotations of the rank's tokens of `sequences` sequences, each from position 0.
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
-    let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
+    let own = shares::tokens(cx, [sequences, seq_len]);
+    let positions = own.map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
     let rotation = Rotation::of(model).unwrap_or(Rotation {
         frequencies: vec![1.0],

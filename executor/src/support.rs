@@ -66,13 +66,6 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
         (
-            degrees.cp > 1,
-            format!(
-                "context parallelism is not implemented, found cp={}, use cp=1",
-                degrees.cp
-            ),
-        ),
-        (
             interleaved,
             "the interleaved schedule needs a pipeline, use \"none\"".to_owned(),
         ),
@@ -170,13 +163,12 @@ mod tests {
     #[test]
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
-        asked.layout.cp = 2;
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("three reasons");
-        assert_eq!(refused.reasons.len(), 3, "{refused}");
-        for part in ["cp=2", "bf16", "deepep"] {
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("two reasons");
+        assert_eq!(refused.reasons.len(), 2, "{refused}");
+        for part in ["bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
     }

@@ -10,7 +10,7 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use crate::choice::{CpComm, Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
 use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
@@ -30,6 +30,8 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
     /// Recompute set; `None` tries every sensible one.
     pub recompute: Option<Recompute>,
     /// What each stage holds, where given.
@@ -64,6 +66,7 @@ impl SearchOptions {
             stack,
             pins: PartialDegrees::default(),
             dispatcher: None,
+            cp_comm: CpComm::default(),
             recompute: None,
             stages: None,
             optimizer: Optimizer::Adam,

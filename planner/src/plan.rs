@@ -14,7 +14,7 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+    CpComm, Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -36,6 +36,10 @@ pub struct PlannedLayout {
     pub pipeline: Pipeline,
     /// Token dispatcher.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks; absent without such ranks, and in older
+    /// files, which mean `p2p`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cp_comm_type: Option<CpComm>,
     /// What is computed again in the backward pass.
     pub recompute: Recompute,
     /// Modules whose activations rest on the host; `none` so far.
@@ -51,6 +55,11 @@ pub struct PlannedLayout {
 }
 
 impl PlannedLayout {
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub fn cp_comm(&self) -> CpComm {
+        self.cp_comm_type.unwrap_or_default()
+    }
+
     /// How tokens were routed that it was planned for, where that was not balanced.
     pub fn routing(&self) -> Option<Routing> {
         let Some(PlannedRouting::Recorded {

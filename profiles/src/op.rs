@@ -50,6 +50,8 @@ pub enum SweepKind {
     Clip,
     /// Rows behind a sigmoid gate, forward or backward.
     Gate,
+    /// Merges what attention gives over some keys into what it gives over others.
+    Merge,
 }
 
 impl SweepKind {
@@ -67,6 +69,7 @@ impl SweepKind {
             Self::Sort => OpKind::Sort,
             Self::Clip => OpKind::Clip,
             Self::Gate => OpKind::Gate,
+            Self::Merge => OpKind::Merge,
         }
     }
 
@@ -76,7 +79,7 @@ impl SweepKind {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
-            Self::Gate => 3,
+            Self::Gate | Self::Merge => 3,
             Self::Sort => 5,
         }
     }
@@ -352,6 +355,8 @@ crate::named! {
         Clip = "clip",
         /// See [`SweepKind::Gate`].
         Gate = "gate",
+        /// See [`SweepKind::Merge`].
+        Merge = "merge",
     }
 }
 

@@ -2,14 +2,15 @@
 //! values and the output, and norms of queries and keys: of each head, or of the whole projection.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
-//! It is causal over whole sequences; context parallelism is not here yet.
+//! Its core is causal over whole sequences, wherever context-parallel ranks have them ([`super::context`]).
 
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, attention, rope};
+use moefold_kernels::{Tensor, rope};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
+use super::context::{self, AsTheyAre, Carried, Inputs, flat};
 use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
@@ -114,7 +115,7 @@ impl Attention {
         }
     }
 
-    /// Runs `attention(norm(x))` of `x [t, h]`, `sequences` whole sequences, until its output projection.
+    /// Runs `attention(norm(x))` of `x [t, h]`, of `sequences` sequences, until its output projection.
     pub fn run(
         &self,
         cx: &Context,
@@ -126,7 +127,7 @@ impl Attention {
         let mut norm = Kept::new(self.norm.forward(cx, x));
         let heads = self.heads(cx, &norm.get().output, rope)?;
         norm.drop_of(Module::Layernorm, again);
-        let core = self.core(cx, &heads, sequences);
+        let core = self.core(cx, &heads, sequences)?;
         Ok(AttentionSaved {
             input: x.clone(),
             norm,
@@ -192,14 +193,27 @@ impl Attention {
         })
     }
 
-    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Core {
-        let Heads {
-            query, key, value, ..
-        } = heads;
-        let (output, lse) = cx.op(CATEGORY, || {
-            attention::forward(query, key, value, sequences, self.scale)
-        });
-        Core { output, lse }
+    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Result<Core, Error> {
+        let carried = heads.carried(cx);
+        let inputs = self.inputs(heads, carried.as_ref(), sequences);
+        let [output, lse] = context::forward(cx, &AsTheyAre, inputs)?;
+        Ok(Core { output, lse })
+    }
+
+    fn inputs<'a>(
+        &self,
+        heads: &'a Heads,
+        carried: Option<&'a Carried>,
+        sequences: usize,
+    ) -> Inputs<'a> {
+        Inputs {
+            query: &heads.query,
+            key: &heads.key,
+            value: &heads.value,
+            carried,
+            sequences,
+            scale: self.scale,
+        }
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
@@ -217,14 +231,8 @@ impl Attention {
             heads,
             mut core,
         } = saved;
-        core.again(cx, || Ok(self.core(cx, &heads, sequences)))?;
+        core.again(cx, || self.core(cx, &heads, sequences))?;
         let Core { output, lse } = core.into_inner();
-        let Heads {
-            query,
-            key,
-            value,
-            before_norm,
-        } = heads;
         linear::bias_grad(cx, CATEGORY, dy, self.output_bias.as_ref());
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
@@ -233,13 +241,19 @@ impl Attention {
         let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
         let all = tokens::start_gather(cx, &normed.output)?;
 
-        let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, || {
-            let doutput = doutput.reshape(output.dims());
-            attention::backward(
-                &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
-            )
-        });
-        drop((doutput, query, key, value, output, lse));
+        let doutput = doutput.reshape(output.dims());
+        let carried = heads.carried(cx);
+        let inputs = self.inputs(&heads, carried.as_ref(), sequences);
+        let gradients = context::backward(cx, &AsTheyAre, inputs, doutput, [output, lse])?;
+        let (mut dquery, mut dkey, dvalue) = (gradients.query, gradients.key, gradients.value);
+        if let Some([others_key, others_value]) = gradients.carried {
+            cx.op(CATEGORY, || {
+                add_into(&dkey, &others_key);
+                add_into(&dvalue, &others_value);
+            });
+        }
+        let before_norm = heads.before_norm;
+        drop((carried, heads.query, heads.key, heads.value));
         if self.rotary_dim > 0 {
             cx.op(CATEGORY, || {
                 rope::backward(&dquery, rope);
@@ -273,10 +287,11 @@ impl Attention {
     }
 }
 
-/// `[T, n, d]` as `[T, n * d]`.
-pub(super) fn flat(heads: &Tensor) -> Tensor {
-    let dims = heads.dims();
-    heads.reshape(&[dims[0], dims[1] * dims[2]])
+impl Heads {
+    /// What other ranks are given of them.
+    fn carried(&self, cx: &Context) -> Option<Carried> {
+        context::travels(cx).then(|| [self.key.clone(), self.value.clone()])
+    }
 }
 
 impl QkNorms {

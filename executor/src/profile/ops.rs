@@ -50,13 +50,8 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
     }
     match *op {
         Op::LinearAttention { .. } => Some("linear attention is not executed"),
-        Op::Attention {
-            causal,
-            q_len,
-            kv_len,
-            ..
-        } if !causal || q_len != kv_len => {
-            Some("attention is executed causal, over whole sequences")
+        Op::Attention { q_len, kv_len, .. } if q_len != kv_len => {
+            Some("attention is executed over as many keys as queries")
         }
         Op::Rope { dim, .. } if dim % 2 == 1 => Some("an odd width cannot be rotated"),
         _ => None,

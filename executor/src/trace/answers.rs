@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{CpComm, Module, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
-    Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
-    Work,
+    Account, Again, Level, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory,
+    Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
+use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision};
 
 use super::walk::piece_on;
 use super::{Assumed, Tape};
@@ -31,6 +31,7 @@ use crate::stage::{StageModel, StageOutput, Tokens};
 use crate::step::{loss_at, rotations, sums, upload};
 use crate::store::Store;
 use crate::support;
+use crate::transport::ranks_of_link;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -42,11 +43,11 @@ pub struct Traced<'a> {
     steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
 }
 
-/// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
+/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`. Depths of multi-token prediction, which
 /// are the head's, are decided by all.
-type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
+type Sizes = (Unit, [u64; 3], [u64; 3], [u64; 3]);
 
 /// What is traced as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +67,7 @@ struct Site<'a> {
     layout: &'a Layout,
     local: &'a Local,
     precision: Precision,
+    cp_comm: CpComm,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -74,6 +76,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             layout: setting.layout,
             local: setting.local,
             precision: setting.precision,
+            cp_comm: setting.cp_comm,
         }
     }
 }
@@ -110,6 +113,7 @@ enum Doing {
 #[derive(Debug, Clone, Copy)]
 enum Group {
     Tp,
+    Cp,
     Ep,
     Etp,
     TpEp,
@@ -119,6 +123,7 @@ impl Group {
     fn of(name: &str) -> Self {
         match name {
             "tp" => Self::Tp,
+            "cp" => Self::Cp,
             "ep" => Self::Ep,
             "etp" => Self::Etp,
             "tp-ep" => Self::TpEp,
@@ -178,7 +183,7 @@ impl<'a> Traced<'a> {
             let degrees = local.ep << 42 | local.etp << 21 | tp;
             experts = [degrees, local.tokens_local, local.expert_rows];
         }
-        let always = [site.precision as u64, local.seq_len];
+        let always = [site.precision as u64, site.cp_comm as u64, local.seq_len];
         let sizes = (unit, always, attention, experts);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -202,7 +207,8 @@ impl<'a> Traced<'a> {
         let device = self.device(site.precision.activation());
         let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
-        let cx = piece_on(device, layout, assumed, &tape);
+        let mut cx = piece_on(device, layout, assumed, &tape);
+        cx.cp_comm = site.cp_comm;
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
         let balancing = Balancing::default();
@@ -381,6 +387,7 @@ impl Runtime for Traced<'_> {
 
     fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered {
         let mut lowered = Lowered::default();
+        let queues = self.gpu.is_some();
         let pieces = self.pieces(piece);
         let answers: Vec<_> = pieces
             .iter()
@@ -393,13 +400,13 @@ impl Runtime for Traced<'_> {
             let forward = answer.forward.iter();
             lowered
                 .forward
-                .extend(forward.map(|item| work(setting, item)));
+                .extend(forward.map(|item| work(setting, item, queues)));
         }
         for answer in answers.iter().rev() {
             let backward = answer.backward.iter();
             lowered
                 .backward
-                .extend(backward.map(|item| work(setting, item)));
+                .extend(backward.map(|item| work(setting, item, queues)));
         }
         let units: Vec<_> = sets.iter().map(|set| self.units(&pieces, set)).collect();
         let mut told: Vec<&Unit> = Vec::new();
@@ -414,7 +421,7 @@ impl Runtime for Traced<'_> {
                 work: answer
                     .again
                     .iter()
-                    .map(|item| work(setting, item))
+                    .map(|item| work(setting, item, queues))
                     .collect(),
             });
         }
@@ -484,12 +491,14 @@ impl Traced<'_> {
         layout: &Layout,
         batch: &Batch,
         precision: Precision,
+        cp_comm: CpComm,
         load: f64,
     ) -> Bytes {
         let site = Site {
             layout,
             local: &Local::new(layout, self.model, batch, load),
             precision,
+            cp_comm,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -507,12 +516,12 @@ impl Traced<'_> {
         let depths = self.model.mtp.len();
         let sums = sums(&cx, depths);
         let fixed = tape.read(Heard::of).account.live();
-        let len = local.tokens as usize;
+        let size = [local.mbs as usize, local.seq_len as usize];
+        let len = size[0] * size[1];
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
-        let size = [local.mbs as usize, local.seq_len as usize];
         let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded));
@@ -584,21 +593,35 @@ impl Heard {
     }
 }
 
-/// An item as the planner prices it, its group where the setting has it.
-fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
+/// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
+/// core of attention on a device that communicates in a stream of its own.
+fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
+    let mut beside_core = false;
+    let mut part = None;
     let task = match doing {
-        Doing::Op(op) => Task::Op(*op),
+        Doing::Op(op) => {
+            part = matches!(op, Op::Attention { .. }).then_some(Part::Core);
+            Task::Op(*op)
+        }
         Doing::HostRead => Task::HostRead,
         Doing::Collective(group, collective) => {
             let groups = setting.groups;
             let placement = match group {
                 Group::Tp => groups.tp,
+                Group::Cp => groups.cp,
                 Group::Ep => groups.ep,
                 Group::Etp => groups.etp,
                 Group::TpEp => groups.tp_ep,
             };
+            beside_core = queues && collective.kind == CollectiveKind::SendRecv;
+            let ranks_per_domain = match collective.kind {
+                CollectiveKind::SendRecv => {
+                    ranks_of_link(placement.ranks, placement.ranks_per_domain)
+                }
+                _ => placement.ranks_per_domain,
+            };
             Task::Collective(Collective {
-                ranks_per_domain: placement.ranks_per_domain,
+                ranks_per_domain,
                 ..*collective
             })
         }
@@ -606,8 +629,8 @@ fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
     Work {
         task,
         category: *category,
-        part: None,
-        beside_core: false,
+        part,
+        beside_core,
     }
 }
 

@@ -15,6 +15,7 @@ use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_kernels::cuda::Architecture;
 use moefold_kernels::{Device, Dtype};
+use moefold_planner::choice::CpComm;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_profiles::Precision;
 use moefold_profiles::units::Bytes;
@@ -352,7 +353,7 @@ fn drawn(fixture: &Fixture, draw: u64) -> Vec<Degrees> {
 }
 
 /// Trains under layouts of rank threads on one emulated GPU, and compares with one rank on the CPU.
-fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance: f64) {
+pub(crate) fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance: f64) {
     if !on.is_there() {
         return;
     }
@@ -450,7 +451,7 @@ fn law_steps_whose_routing_varies_stay_in_what_was_reserved() {
     assert!(peaks.len() > 2, "routing varies: {peaks:?}");
     let most = *peaks.last().expect("steps");
     let (batch, precision) = (fixture.batch(), Precision::Fp32);
-    let holes = largest(&layout, &fixture.model, &batch, precision, 1.0);
+    let holes = largest(&layout, &fixture.model, &batch, precision, CpComm::P2p, 1.0);
     let reserve = room_for(most, holes);
     // Taken in pieces of 2 MiB, so tensors as small as these never need a second one. They are held to
     // what a large model's are: to the largest tensor beside those alive. Each is rounded up to 256

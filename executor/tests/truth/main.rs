@@ -2,6 +2,7 @@
 
 mod balance;
 mod common;
+mod context;
 mod cuda;
 mod dispatch;
 mod huggingface;

@@ -7,7 +7,7 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
-use crate::choice::{Dispatcher, Optimizer};
+use crate::choice::{CpComm, Dispatcher, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
@@ -29,6 +29,8 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
     /// What updates the weights.
     pub optimizer: Optimizer,
     /// What runs it.
@@ -47,6 +49,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         groups: &groups,
         precision: job.precision,
         dispatcher: job.dispatcher,
+        cp_comm: job.cp_comm,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();
@@ -141,6 +144,7 @@ mod tests {
             batch: &batch,
             precision: Precision::Fp32,
             dispatcher: Dispatcher::Alltoall,
+            cp_comm: CpComm::default(),
             optimizer: Optimizer::Adam,
             runtime: &Declared,
         };

@@ -73,6 +73,7 @@ pub(crate) fn planned(
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
+        cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
         recompute: question.sets[choice.set].clone(),
         offload: Offload::None,
         precision: options.precision,

@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Dispatcher, Overlap};
+use crate::choice::{Dispatcher, Overlap, StackName};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -46,6 +46,7 @@ fn options(words: &str) -> SearchOptions {
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
+            "cp_comm_type" => options.cp_comm = named(&CpComm::ALL, CpComm::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -75,10 +76,15 @@ fn check(degrees: &str, words: &str, reason: &str, expected: &[&str]) {
 #[test]
 fn each_rule_of_a_choice_has_its_message() {
     check(
-        "cp=2",
-        "stack moefold",
-        "stack_cp",
-        &["moefold", "cp up to 1, not 2", "cp = 1"],
+        "tp=4,cp=4",
+        "cp_comm_type a2a",
+        "heads_over_cp",
+        &[
+            "8 heads",
+            "tp x cp = 4 x 4 = 16",
+            "cp = 2",
+            "`cp_comm_type` p2p",
+        ],
     );
     check(
         "",
