@@ -6,6 +6,8 @@
 //! with what its chunks take at the instants of the schedule. No choice is lost but where more than [`MOST`] ways
 //! are left, of which some are then let go of; [`super::mix`] bounds what that may cost.
 
+use std::collections::BTreeSet;
+
 use crate::memory::Occupancy;
 use crate::runtime::Passes;
 
@@ -26,7 +28,7 @@ pub(crate) struct Way<B> {
 }
 
 /// Of some layers: what they keep, and the peaks of both passes.
-type LayersWay = Way<[i64; 3]>;
+pub(crate) type LayersWay = Way<[i64; 3]>;
 
 impl LayersWay {
     /// A layer under a recompute set, by its index.
@@ -52,11 +54,12 @@ fn passes([saved, forward, backward]: [i64; 3]) -> Passes<i64> {
     }
 }
 
-/// Ways that no other beats, the fastest first; of many some that are evenly apart, the smallest among them.
+fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
+    way.bytes.as_ref().iter().copied()
+}
+
+/// Ways that no other beats, the fastest first, at most [`MOST`] and one.
 pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
-    fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
-        way.bytes.as_ref().iter().copied()
-    }
     ways.sort_by(|a, b| {
         let times = a.seconds.total_cmp(&b.seconds);
         times.then_with(|| bytes(a).cmp(bytes(b)))
@@ -65,21 +68,26 @@ pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
     for way in ways {
         // Those before it take no longer.
         let beats = |before: &Way<B>| bytes(before).zip(bytes(&way)).all(|(a, b)| a <= b);
-        if !kept.iter().any(beats) {
+        if !kept.iter().rev().any(beats) {
             kept.push(way);
         }
     }
     if kept.len() > MOST {
-        let smallest = (0..kept.len()).min_by_key(|&place| bytes(&kept[place]).max());
-        let last = kept.len() - 1;
-        let evenly = |place: usize| (0..MOST).any(|step| place == step * last / (MOST - 1));
+        let places = spread(&kept, MOST);
         let mut place = 0..;
-        kept.retain(|_| {
-            let place = place.next();
-            place == smallest || place.is_some_and(evenly)
-        });
+        kept.retain(|_| place.next().is_some_and(|place| places.contains(&place)));
     }
     kept
+}
+
+/// Places of so many ways that are evenly apart, and of the smallest; of all where there are no more.
+fn spread<B: AsRef<[i64]>>(ways: &[Way<B>], most: usize) -> BTreeSet<usize> {
+    if ways.len() <= most {
+        return (0..ways.len()).collect();
+    }
+    let smallest = (0..ways.len()).min_by_key(|&place| bytes(&ways[place]).max());
+    let evenly = (0..most).map(|step| step * (ways.len() - 1) / (most - 1));
+    evenly.chain(smallest).collect()
 }
 
 /// Ways after each choice of a row of them, the first what it begins with.
@@ -101,23 +109,20 @@ impl<B: AsRef<[i64]>> Row<B> {
         &self.0[self.0.len() - 1]
     }
 
-    /// Takes one of some choices next; `then` has the bytes with it.
-    fn choose<C>(
+    /// Takes one of some choices next, each with its number; `then` has the bytes with it.
+    fn choose<'c, C: 'c>(
         &mut self,
-        choices: &[Way<C>],
+        choices: impl Iterator<Item = (usize, &'c Way<C>)> + Clone,
         then: impl Fn(&B, &C) -> B,
-        choice: impl Fn(usize) -> usize,
     ) {
-        let mut ways = Vec::with_capacity(self.last().len() * choices.len());
+        let mut ways = Vec::new();
         for (before, way) in self.last().iter().enumerate() {
-            for (place, next) in choices.iter().enumerate() {
-                ways.push(Way {
-                    seconds: way.seconds + next.seconds,
-                    bytes: then(&way.bytes, &next.bytes),
-                    before,
-                    choice: choice(place),
-                });
-            }
+            ways.extend(choices.clone().map(|(choice, next)| Way {
+                seconds: way.seconds + next.seconds,
+                bytes: then(&way.bytes, &next.bytes),
+                before,
+                choice,
+            }));
         }
         self.0.push(unbeaten(ways));
     }
@@ -155,7 +160,7 @@ impl Chunk {
         let mut row = Row::new(array(first.totals()));
         for choices in layers {
             let then = |a: &[i64; 3], b: &[i64; 3]| array(passes(*a).then(passes(*b)));
-            row.choose(choices, then, |place| choices[place].choice);
+            row.choose(choices.iter().map(|way| (way.choice, way)), then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
         let last = last.unwrap_or_default().totals();
@@ -174,6 +179,8 @@ pub(crate) fn fastest(
     occupancies: &[Occupancy],
     room: &[i64],
 ) -> Option<Vec<Vec<usize>>> {
+    // Instants tell more ways apart than passes do.
+    let most = (MOST / chunks.len()).max(8);
     let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
     for (number, chunk) in chunks.iter().enumerate() {
         let then = |sum: &Vec<i64>, bytes: &[i64; 3]| {
@@ -181,13 +188,28 @@ pub(crate) fn fastest(
             each.map(|(sum, at)| sum + taken(&passes(*bytes), number, at))
                 .collect()
         };
-        row.choose(chunk.as_ref().0.last(), then, |place| place);
+        let ways = chunk.as_ref().0.last();
+        let places = spread(ways, most);
+        row.choose(places.iter().map(|&place| (place, &ways[place])), then);
     }
     let fits = |way: &Way<Vec<i64>>| way.bytes.iter().all(|over| *over <= 0);
     let place = row.last().iter().position(fits)?;
     let choices = row.choices(place).into_iter();
     let sets = |(chunk, place): (&_, usize)| AsRef::<Chunk>::as_ref(chunk).0.choices(place);
     Some(chunks.iter().zip(choices).map(sets).collect())
+}
+
+/// The most bytes that a layer lets go of for a second of its choices, against the one without any, which comes
+/// first.
+pub(crate) fn best_saver(choices: &[LayersWay]) -> f64 {
+    let [plain, more @ ..] = choices else {
+        return 0.0;
+    };
+    let rate = |way: &LayersWay| {
+        let saved = (plain.bytes[0] - way.bytes[0]).max(0) as f64;
+        saved / (way.seconds - plain.seconds).max(f64::MIN_POSITIVE)
+    };
+    more.iter().map(rate).fold(0.0, f64::max)
 }
 
 /// What a chunk takes at an instant.

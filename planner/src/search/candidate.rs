@@ -419,22 +419,8 @@ impl StageSplit {
     /// see [`by_layer`].
     pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
         let Case {
-            question,
-            layout,
-            shape,
+            question, shape, ..
         } = case;
-        let pp = layout.pp() as usize;
-        let choices: Vec<Vec<_>> = shape
-            .kinds
-            .iter()
-            .map(|kind| {
-                let sets = kind.memory.iter().zip(&kind.backward_s).enumerate();
-                let ways = sets.map(|(set, (memory, &seconds))| {
-                    by_layer::Way::of_layer(set, seconds, &memory.passes)
-                });
-                by_layer::unbeaten(ways.collect())
-            })
-            .collect();
         // Chunks that are alike are looked at once.
         let mut known: Vec<(usize, Rc<Chunk>)> = Vec::new();
         let mut chunk = |stage: usize| -> Rc<Chunk> {
@@ -447,7 +433,9 @@ impl StageSplit {
             if let Some((_, chunk)) = known.iter().find(alike) {
                 return Rc::clone(chunk);
             }
-            let layers = self.layers(stage).map(|(_, kind)| choices[kind].as_slice());
+            let layers = self
+                .layers(stage)
+                .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
             let first = (!received).then_some(shape.embedding.memory[0].passes);
             let last = (!sent).then_some(shape.head.memory[0].passes);
             let message = (self.message.total(), received, sent);
@@ -458,16 +446,9 @@ impl StageSplit {
         };
         let mut sets = vec![0; question.kind_of.len()];
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = (rank..self.stages.len()).step_by(pp);
+            let own = self.own(case, rank);
             let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
-            let beside: i64 = own
-                .clone()
-                .flat_map(|stage| self.each_kind(shape, stage))
-                .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
-                .sum();
-            let room = self.room(question, rank) - beside;
-            let sent = |at: &Occupancy| self.message.total() * i64::from(at.sent);
-            let rooms: Vec<i64> = occupancies.iter().map(|at| room - sent(at)).collect();
+            let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
             for (stage, chosen) in own.zip(found) {
                 for (&layer, set) in self.stages[stage].iter().zip(chosen) {
@@ -476,6 +457,72 @@ impl StageSplit {
             }
         }
         Some(Sets::Each(sets))
+    }
+
+    /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
+    ///
+    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant.
+    pub(crate) fn by_layer_bound(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Option<Span> {
+        let (layout, shape) = (case.layout, case.shape);
+        let plain = &case.question.choices[0];
+        let mut times = self.times(case.question, shape, plain);
+        let mut fits = true;
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let own = self.own(case, rank);
+            let memory: Vec<StageMemory> = own
+                .clone()
+                .map(|stage| {
+                    let sent = stage + 1 < self.stages.len();
+                    let memory = self.stage_memory(shape, stage, plain);
+                    memory.between(self.message, stage > 0, sent)
+                })
+                .collect();
+            let rooms = self.rooms(case, rank, occupancies);
+            let mut more_s = 0.0_f64;
+            for (at, room) in occupancies.iter().zip(rooms) {
+                let live = memory.iter().zip(&at.live);
+                let kept: i64 = live
+                    .map(|(memory, &live)| memory.passes.saved.total() * i64::from(live))
+                    .sum();
+                fits &= kept + memory[at.chunk].running(at.backward).total() <= room;
+                let rate = own.clone().zip(&at.live).map(|(stage, &live)| {
+                    let kinds = self.runs[stage].iter();
+                    let rates =
+                        kinds.map(|&(kind, _)| by_layer::best_saver(&shape.kinds[kind].ways));
+                    rates.fold(0.0, f64::max) * f64::from(live)
+                });
+                let over = (kept - room).max(0) as f64;
+                if over > 0.0 {
+                    more_s = more_s.max(over / rate.fold(0.0, f64::max));
+                }
+            }
+            let last = own.last().expect("a rank has a stage");
+            let more = Span((more_s.min(1e9) * 1e9) as u64);
+            times.backward[last] += more;
+            times.last_backward[last] += more;
+        }
+        (!fits).then(|| lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times))
+    }
+
+    /// The stages of a pipeline rank.
+    fn own(&self, case: Case<'_>, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        (rank..self.stages.len()).step_by(case.layout.pp() as usize)
+    }
+
+    /// Bytes that the stages of a rank may take at some instants.
+    fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
+        let own = self.own(case, rank);
+        let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
+        let beside: i64 = kinds
+            .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
+            .sum();
+        let room = self.room(case.question, rank) - beside;
+        let sent = |at: &Occupancy| self.message.total() * i64::from(at.sent);
+        occupancies.iter().map(|at| room - sent(at)).collect()
     }
 
     /// Bytes of a rank's tensors that fit beside those that no recompute set changes. Allocated memory may be

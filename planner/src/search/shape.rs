@@ -11,6 +11,7 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
+use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
 use crate::choice::{Dispatcher, Overlap, Recompute, RecomputePlan};
 use crate::layout::{Illegal, Layout};
@@ -146,6 +147,8 @@ pub(crate) struct Kind {
     pub(crate) backward_s: Vec<f64>,
     /// Memory by recompute set.
     pub(crate) memory: Vec<StageMemory>,
+    /// The recompute sets that no other beats.
+    pub(crate) ways: Vec<LayersWay>,
 }
 
 impl Kind {
@@ -481,11 +484,15 @@ impl<'a> Question<'a> {
         let seconds = |breakdown: &crate::price::Breakdown| {
             breakdown.device() + breakdown.host_excess(&self.stack)
         };
+        let backward_s = (0..memory.len()).map(|set| seconds(&breakdown.backward_under(set)));
+        let backward_s: Vec<f64> = backward_s.collect();
+        let each = memory.iter().zip(&backward_s).enumerate();
+        let ways =
+            each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
         Kind {
             forward_s: seconds(&breakdown.forward),
-            backward_s: (0..memory.len())
-                .map(|set| seconds(&breakdown.backward_under(set)))
-                .collect(),
+            ways: by_layer::unbeaten(ways.collect()),
+            backward_s,
             place,
             local,
             breakdown,

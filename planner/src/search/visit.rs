@@ -171,14 +171,19 @@ fn children(
     for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
         for (split_index, split) in splits.iter().enumerate() {
             for choice in choices.clone() {
-                // By layer nothing may run again.
-                let sets = question.choices.get(choice).unwrap_or(&question.choices[0]);
                 let case = Case {
                     question,
                     layout: unit.layout,
                     shape,
                 };
-                let bound_s = split.bound(case, sets).seconds().0;
+                let bound = match question.choices.get(choice) {
+                    Some(sets) => split.bound(case, sets),
+                    None => match split.by_layer_bound(case, unit.occupancies) {
+                        Some(bound) => bound,
+                        None => continue,
+                    },
+                };
+                let bound_s = bound.seconds().0;
                 if !by_time || bound_s < limit {
                     children.push(Child {
                         bound_s,
@@ -284,10 +289,6 @@ impl<'a> Trial<'_, 'a> {
             let sets = if let Some(sets) = question.choices.get(child.choice) {
                 sets.clone()
             } else {
-                let plain = split.memory(case, &question.choices[0], unit.occupancies);
-                if self::peak(&plain) <= capacity {
-                    continue;
-                }
                 let Some(sets) = split.by_layer(case, unit.occupancies) else {
                     self.state.entry(place).or_insert(false);
                     continue;
