@@ -371,7 +371,9 @@ impl Traced<'_> {
 impl Runtime for Traced<'_> {
     fn refuses(&self, model: &Model, precision: Precision) -> Option<String> {
         let mut reasons = support::in_model(model);
-        if self.gpu.is_none() && precision.activation() != Dtype::F32 {
+        if self.gpu.is_some() {
+            reasons.extend(support::beyond_kernels(model));
+        } else if precision.activation() != Dtype::F32 {
             reasons.push(format!(
                 "precision \"{precision}\" is not implemented on the CPU, use \"fp32\", or a cluster of GPUs"
             ));

@@ -4,13 +4,13 @@ use moefold_kernels::meta::Choices;
 use moefold_planner::choice::{Recompute, RecomputePlan, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
-use moefold_planner::model::presets;
+use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::rules;
 use moefold_planner::search;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
-use moefold_profiles::{Costs, Precision, presets as clusters};
+use moefold_profiles::{Cluster, Costs, Precision, presets as clusters};
 
 use super::peers::Crowd;
 use super::{Assumed, Traced};
@@ -160,4 +160,24 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
         }
         assert!(by_layer > 2, "{by_layer}");
     }
+}
+
+#[test]
+fn what_no_kernel_of_a_gpu_takes_is_refused_where_there_are_gpus() {
+    use moefold_planner::runtime::Runtime as _;
+    let mut model = presets::load("gpt-oss-20b").expect("a preset");
+    let (cpus, gpus) = (clusters::local(1), clusters::cluster("dgx-h100"));
+    let gpus = gpus.expect("a preset");
+    let refuses = |model: &Model, cluster: &Cluster, precision| {
+        Traced::new(model, cluster).refuses(model, precision)
+    };
+    assert_eq!(refuses(&model, &gpus, Precision::Bf16), None);
+    if let Some(Mixer::Gqa(gqa)) = &mut model.layers[3].mixer {
+        gqa.head_dim = 512;
+    }
+    let why = refuses(&model, &gpus, Precision::Bf16).expect("wide heads");
+    for part in ["512 elements of a head", "gpt-oss-20b", "at most 256"] {
+        assert!(why.contains(part), "{why} lacks {part}");
+    }
+    assert_eq!(refuses(&model, &cpus, Precision::Fp32), None);
 }

@@ -63,7 +63,8 @@ fn law_recomputing_changes_no_bit_on_one_rank() {
 /// With pipelines, and of families whose sets are many.
 #[test]
 fn law_recomputing_changes_no_bit_in_layouts_drawn() {
-    const FIXTURES: [&str; 9] = [
+    const FIXTURES: [&str; 10] = [
+        "gpt_oss",
         "mixtral",
         "qwen3_moe",
         "qwen3_tied",
