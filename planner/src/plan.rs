@@ -14,7 +14,7 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    CpComm, Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+    CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -40,8 +40,8 @@ pub struct PlannedLayout {
     /// files, which mean `p2p`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cp_comm_type: Option<CpComm>,
-    /// What is computed again in the backward pass.
-    pub recompute: Recompute,
+    /// What each layer computes again in the backward pass.
+    pub recompute: RecomputePlan,
     /// Modules whose activations rest on the host; `none` so far.
     pub offload: Offload,
     /// Precision.
@@ -283,7 +283,7 @@ pub struct Alternative {
     /// Degrees.
     pub layout: LayoutRecord,
     /// What it recomputes.
-    pub recompute: Recompute,
+    pub recompute: RecomputePlan,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

@@ -52,6 +52,8 @@ pub enum SweepKind {
     Gate,
     /// Merges what attention gives over some keys into what it gives over others.
     Merge,
+    /// Adds to rows the bias of their expert.
+    ExpertBias,
 }
 
 impl SweepKind {
@@ -70,6 +72,7 @@ impl SweepKind {
             Self::Clip => OpKind::Clip,
             Self::Gate => OpKind::Gate,
             Self::Merge => OpKind::Merge,
+            Self::ExpertBias => OpKind::ExpertBias,
         }
     }
 
@@ -78,7 +81,7 @@ impl SweepKind {
     fn touches(self) -> u64 {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
-            Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
+            Self::Copy | Self::Scale | Self::Gather | Self::Chunks | Self::ExpertBias => 2,
             Self::Gate | Self::Merge => 3,
             Self::Sort => 5,
         }
@@ -357,6 +360,8 @@ crate::named! {
         Gate = "gate",
         /// See [`SweepKind::Merge`].
         Merge = "merge",
+        /// See [`SweepKind::ExpertBias`].
+        ExpertBias = "expert_bias",
     }
 }
 

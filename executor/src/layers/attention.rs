@@ -1,11 +1,13 @@
 //! Grouped-query attention with rotary positions, and where a model has them biases of queries, keys,
-//! values and the output, and norms of queries and keys: of each head, or of the whole projection.
+//! values and the output, norms of queries and keys (of each head, or of the whole projection), sliding
+//! windows and sinks.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
 //! Its core is causal over whole sequences, wherever context-parallel ranks have them ([`super::context`]).
 
+use moefold_kernels::attention::Mask;
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, rope};
+use moefold_kernels::{Tensor, rope, sinks};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
@@ -34,6 +36,9 @@ pub struct Attention {
     /// Of the output: the first TP rank adds it to its part of the sum.
     output_bias: Option<Weight>,
     qk_norm: Option<QkNorms>,
+    /// One of each head here `[n]`.
+    sinks: Option<Weight>,
+    mask: Mask,
     head_dim: usize,
     rotary_dim: usize,
     scale: f32,
@@ -109,6 +114,8 @@ impl Attention {
                 key: norm(Part::KeyNorm),
                 is_full: gqa.qk_norm == QkNorm::Full,
             }),
+            sinks: gqa.sinks.then(|| weight(Part::Sinks)),
+            mask: (gqa.window).map_or(Mask::Causal, |keys| Mask::Window(keys as usize)),
             head_dim: gqa.head_dim as usize,
             rotary_dim: gqa.rotary_dim as usize,
             scale: (gqa.head_dim as f32).sqrt().recip(),
@@ -196,7 +203,10 @@ impl Attention {
     fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Result<Core, Error> {
         let carried = heads.carried(cx);
         let inputs = self.inputs(heads, carried.as_ref(), sequences);
-        let [output, lse] = context::forward(cx, &AsTheyAre, inputs)?;
+        let [output, mut lse] = context::forward(cx, &AsTheyAre, inputs)?;
+        if let Some(weight) = &self.sinks {
+            lse = cx.op(CATEGORY, || sinks::forward(&output, &lse, &weight.value));
+        }
         Ok(Core { output, lse })
     }
 
@@ -212,6 +222,7 @@ impl Attention {
             value: &heads.value,
             carried,
             sequences,
+            mask: self.mask,
             scale: self.scale,
         }
     }
@@ -242,6 +253,11 @@ impl Attention {
         let all = tokens::start_gather(cx, &normed.output)?;
 
         let doutput = doutput.reshape(output.dims());
+        if let Some(weight) = &self.sinks {
+            cx.op(CATEGORY, || {
+                sinks::backward(&doutput, &output, &lse, &weight.value, &weight.grad);
+            });
+        }
         let carried = heads.carried(cx);
         let inputs = self.inputs(&heads, carried.as_ref(), sequences);
         let gradients = context::backward(cx, &AsTheyAre, inputs, doutput, [output, lse])?;

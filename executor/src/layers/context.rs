@@ -68,6 +68,8 @@ pub(super) struct Inputs<'a> {
     pub(super) carried: Option<&'a Carried>,
     /// Sequences of the microbatch.
     pub(super) sequences: usize,
+    /// Of whole sequences: blocks travel of those that are causal alone.
+    pub(super) mask: Mask,
     /// On the scores.
     pub(super) scale: f32,
 }
@@ -101,11 +103,14 @@ pub(super) fn forward(
         key,
         value,
         sequences,
+        mask,
         scale,
         ..
     } = inputs;
     let core = |q: &Tensor, k: &Tensor, v: &Tensor| {
-        cx.op(CATEGORY, || attention::forward(q, k, v, sequences, scale))
+        cx.op(CATEGORY, || {
+            attention::forward_of(mask, q, k, v, sequences, scale)
+        })
     };
     if cx.cp.is_solo() {
         return Ok(core(query, key, value).into());
@@ -134,12 +139,13 @@ pub(super) fn backward(
         key,
         value,
         sequences,
+        mask,
         scale,
         ..
     } = inputs;
     let core = |[d, q, k, v, o]: [&Tensor; 5]| {
         cx.op(CATEGORY, || {
-            attention::backward(d, q, k, v, o, &lse, sequences, scale)
+            attention::backward_of(mask, d, q, k, v, o, &lse, sequences, scale)
         })
     };
     let (query, key, value) = if cx.cp.is_solo() {

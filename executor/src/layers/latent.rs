@@ -14,6 +14,7 @@
 //! The block is two parts that can run again alone: up-projection (compressed tokens to queries, keys and
 //! values) and the core (those to the output of attention).
 
+use moefold_kernels::attention::Mask;
 use moefold_kernels::elementwise::{self, add_into};
 use moefold_kernels::rope::{self, Pairing, Rope};
 use moefold_kernels::{Tensor, TensorClass, latent_kv, rows};
@@ -224,6 +225,7 @@ impl Latent {
             value: &heads.value,
             carried,
             sequences,
+            mask: Mask::Causal,
             scale: self.scale,
         }
     }

@@ -4,9 +4,10 @@ use moefold_profiles::SweepKind;
 
 use super::{Call, Source};
 use crate::device::TensorClass;
+use crate::grouped_gemm::Rows;
 use crate::scalars::{Factor, Scalars};
 use crate::tensor::Tensor;
-use crate::{cross_entropy, elementwise, gate, merge, permute, rows};
+use crate::{cross_entropy, elementwise, expert_bias, gate, merge, permute, rows};
 
 /// Experts that slots are sorted by.
 const EXPERTS: usize = 8;
@@ -80,6 +81,13 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize) -> Cal
                 merge::merge(&part, &part_lse, 0, &o, &lse);
                 out("o", &o);
                 out("lse", &lse);
+            })
+        }
+        SweepKind::ExpertBias => {
+            let (y, bias) = (source.tensor(&[len, 1], 1.0), source.tensor(&[1, 1], 1.0));
+            Call::new(move |out| {
+                expert_bias::add(&y, &bias, None, Rows::Counts(&[len]));
+                out("y", &y);
             })
         }
         SweepKind::Clip => {

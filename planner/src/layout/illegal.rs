@@ -161,6 +161,9 @@ pub enum Illegal {
         "the pipeline layout places {given} MTP depths (m), and the model has {depths}; nearest: {}", if *depths == 0 { "no m".to_owned() } else { format!("{depths} m, or none, and they stand with the head") }
     )]
     StageDepths { given: u64, depths: u64 },
+    /// Sequences whose attention the stack cannot cut.
+    #[error("the {} stack cuts no sequences under sliding windows or attention sinks, as cp = {cp} would; nearest: cp = 1", stack.name())]
+    UncutAttention { stack: StackName, cp: u32 },
     /// Context parallelism that exchanges heads against tokens cannot cut the heads of a tensor-parallel rank.
     #[error("{heads} heads are not divisible by tp x cp = {tp} x {cp} = {}, which `cp_comm_type` a2a needs; nearest: cp = {}, or `cp_comm_type` p2p",
         product(&[*tp, *cp]), divisors(heads / u64::from(*tp).max(1), (*cp).into()))]
@@ -191,6 +194,14 @@ pub enum Illegal {
         absent: Vec<Module>,
         present: Vec<Module>,
     },
+    /// Recomputation by layer in a stack whose layers are all alike.
+    #[error(
+        "the {} stack computes the same again in every layer; nearest: one set for all in `recompute`, or `stack` moefold", stack.name()
+    )]
+    StackRecompute { stack: StackName },
+    /// Recomputation of layers that the model has not.
+    #[error("`recompute` names layer {}, and the model has layers 0 to {}", named - 1, layers - 1)]
+    RecomputeLayers { named: u64, layers: u64 },
     /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
     #[error(
         "moe_act cannot be recomputed under `precision` fp8-delayed (Megatron-Core); nearest: `precision` fp8, or `recompute` without moe_act"
@@ -232,10 +243,13 @@ impl Illegal {
             Self::StageCount { .. } => "pipeline_layout",
             Self::StageLayers { .. } => "pipeline_layout_layers",
             Self::StageDepths { .. } => "pipeline_layout_depths",
+            Self::UncutAttention { .. } => "stack_cp",
             Self::HeadsOverCp { .. } => "heads_over_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
+            Self::StackRecompute { .. } => "stack_recompute",
+            Self::RecomputeLayers { .. } => "recompute_layers",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
         }

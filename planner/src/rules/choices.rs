@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Module, Recompute};
+use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -14,6 +14,8 @@ use moefold_profiles::Precision;
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
+    /// The stack, where it cuts no sequences of the model.
+    uncut: Option<StackName>,
     /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
     exchanged_heads: Vec<u64>,
     /// Stages that were given.
@@ -29,6 +31,8 @@ impl Choices {
         let stack = Stack::of(options.stack);
         let stages = options.stages.as_ref();
         Self {
+            uncut: (stack.name() == StackName::Moefold && limits_keys(model))
+                .then_some(StackName::Moefold),
             exchanged_heads: match options.cp_comm {
                 CpComm::A2a => heads(model),
                 CpComm::P2p | CpComm::Allgather => Vec::new(),
@@ -43,6 +47,9 @@ impl Choices {
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
         let (tp, cp) = (d.tp, d.cp);
+        if let Some(stack) = self.uncut.filter(|_| cp > 1) {
+            broken.push(Illegal::UncutAttention { stack, cp });
+        }
         let divides = |heads: u64| heads.is_multiple_of(u64::from(tp) * u64::from(cp));
         if let Some(&heads) = self.exchanged_heads.iter().find(|&&heads| !divides(heads))
             && cp > 1
@@ -60,6 +67,14 @@ impl Choices {
         }
         broken.extend(self.broken.iter().cloned());
     }
+}
+
+/// Whether some attention of a model has windows or sinks.
+fn limits_keys(model: &Model) -> bool {
+    let mut layers = model.layers.iter().chain(&model.mtp);
+    layers.any(
+        |layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some() || gqa.sinks),
+    )
 }
 
 /// The numbers of heads of a model's attention, of queries and of keys.
@@ -103,9 +118,14 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if let Some(stages) = &options.stages {
         check_stages(stages, model, &mut broken);
     }
-    let recompute = options.recompute.as_ref().unwrap_or(&Recompute::None);
-    check_recompute(recompute, model, &mut broken);
-    broken.extend(delayed_scaling(precision, recompute));
+    if let Some(recompute) = &options.recompute {
+        if recompute.alike().is_none() && !stack.recomputes_by_layer() {
+            broken.push(Illegal::StackRecompute { stack: name });
+        }
+        check_recompute(recompute, model, &mut broken);
+        let illegal = |set| delayed_scaling(precision, set);
+        broken.extend(recompute.sets().into_iter().find_map(illegal));
+    }
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
@@ -121,16 +141,21 @@ pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Op
     (clash && recompute.covers(Module::MoeAct)).then_some(Illegal::DelayedScaling)
 }
 
-fn check_recompute(set: &Recompute, model: &Model, broken: &mut Vec<Illegal>) {
-    let Recompute::Modules(wanted) = set else {
-        return;
+fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal>) {
+    let named = u64::from(plan.named_layers());
+    let layers = model.layers.len() as u64;
+    if named > layers {
+        broken.push(Illegal::RecomputeLayers { named, layers });
+    }
+    let modules = |set: &Recompute| match set {
+        Recompute::Modules(modules) => modules.clone(),
+        Recompute::None | Recompute::Full => Vec::new(),
     };
+    let wanted = plan.sets().into_iter().flat_map(modules);
     let present = Module::of(model);
-    let absent: Vec<Module> = wanted
-        .iter()
-        .copied()
-        .filter(|module| !present.contains(module))
-        .collect();
+    let mut absent: Vec<Module> = wanted.filter(|module| !present.contains(module)).collect();
+    absent.sort_unstable();
+    absent.dedup();
     if !absent.is_empty() {
         broken.push(Illegal::AbsentModules { absent, present });
     }

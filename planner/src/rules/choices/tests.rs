@@ -37,12 +37,7 @@ fn options(words: &str) -> SearchOptions {
                 });
             }
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
-            "recompute" if word == "full" => options.recompute = Some(Recompute::Full),
-            "recompute" => {
-                let modules = word.split(',');
-                let modules = modules.map(|word| named(&Module::ALL, Module::name, word));
-                options.recompute = Some(Recompute::of(modules.collect()));
-            }
+            "recompute" => options.recompute = Some(word.parse().expect("a set")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
@@ -75,6 +70,9 @@ fn check(degrees: &str, words: &str, reason: &str, expected: &[&str]) {
 /// Rules of choices that this release prices.
 #[test]
 fn each_rule_of_a_choice_has_its_message() {
+    let windows = broken("gpt-oss-20b", "cp=2", "stack moefold");
+    let reasons: Vec<&str> = windows.iter().map(Illegal::reason).collect();
+    assert_eq!(reasons, ["stack_cp"], "{windows:?}");
     check(
         "tp=4,cp=4",
         "cp_comm_type a2a",
