@@ -25,6 +25,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
                 .collect(),
         },
         dispatcher: Dispatcher::Alltoall,
+        capacity: None,
         recompute: Recompute::None,
         offload: Offload::None,
         precision: Precision::Fp32,

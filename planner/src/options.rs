@@ -10,7 +10,7 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use crate::choice::{Capacity, Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
 use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
@@ -30,6 +30,8 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
+    /// How many tokens an expert takes; `None` drops nothing.
+    pub capacity: Option<Capacity>,
     /// Recompute set; `None` tries every sensible one.
     pub recompute: Option<Recompute>,
     /// What each stage holds, where given.
@@ -64,6 +66,7 @@ impl SearchOptions {
             stack,
             pins: PartialDegrees::default(),
             dispatcher: None,
+            capacity: None,
             recompute: None,
             stages: None,
             optimizer: Optimizer::Adam,

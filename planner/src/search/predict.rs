@@ -73,6 +73,7 @@ pub(crate) fn planned(
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
+        capacity: question.expert_capacity(),
         recompute: question.sets[choice.set].clone(),
         offload: Offload::None,
         precision: options.precision,
