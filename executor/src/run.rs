@@ -270,6 +270,7 @@ mod tests {
             correction_bias: None,
             fullest: None,
             dropped: 0,
+            dropped_by_layer: Vec::new(),
         }
     }
 

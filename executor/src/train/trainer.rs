@@ -13,6 +13,7 @@ use crate::data::Samples;
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
+use crate::moe::Sparse;
 use crate::moe::balance::{Balancing, Biases};
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
@@ -94,7 +95,11 @@ impl Trainer {
         let again = |layer| savers.recompute.of_layer(layer).clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
             let Weights { balancing, mtp } = losses;
-            let built = StageModel::new(model, &store, &pieces, balancing, &again, mtp);
+            let sparse = Sparse {
+                balancing,
+                dispatching: savers.dispatching,
+            };
+            let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
@@ -107,7 +112,7 @@ impl Trainer {
             store,
             stages,
             (optimizer, biases),
-            actions,
+            (actions, savers.dispatching),
             seq_len as usize,
         );
         Self {
@@ -226,7 +231,8 @@ impl Trainer {
             expert_load: outcome.expert_load,
             correction_bias,
             fullest,
-            dropped: 0,
+            dropped: outcome.dropped.iter().sum(),
+            dropped_by_layer: outcome.dropped,
         })
     }
 
