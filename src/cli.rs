@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
 use moefold_planner::layout::PartialDegrees;
@@ -156,9 +157,9 @@ pub(crate) struct PlanArgs {
 pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
-    /// Megatron indexed dataset: PREFIX.bin and PREFIX.idx
-    #[arg(long, value_name = "PREFIX", conflicts_with = "text")]
-    pub(crate) data: Option<PathBuf>,
+    /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "text")]
+    pub(crate) data: Vec<String>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
@@ -173,9 +174,22 @@ pub(crate) struct ExecuteArgs {
     /// Take samples in the order of the data
     #[arg(long)]
     pub(crate) no_shuffle: bool,
+    /// Shares of the documents of --data for training, validation and test, e.g. 969,30,1; the last is not
+    /// read
+    #[arg(long, value_name = "SHARES", conflicts_with_all = ["valid_data", "text"])]
+    pub(crate) split: Option<Split>,
+    /// Indexed datasets to validate on, as --data
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1..)]
+    pub(crate) valid_data: Vec<String>,
+    /// Steps between evaluations on validation data, beside the one at the end [default: 1000]
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) eval_interval: Option<u32>,
+    /// Global batches of an evaluation, at most those that the data have [default: 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]

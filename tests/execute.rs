@@ -119,6 +119,54 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
     assert!(errors.contains("is not empty"), "{errors}");
 }
 
+#[test]
+fn a_blend_is_trained_on_and_what_is_held_back_is_validated_on() {
+    let bench = Bench::new();
+    let (text, set) = (bench.path("text.jsonl"), bench.path("set"));
+    let document = |i: usize| format!("{{\"text\": \"{}\"}}\n", "abc def ".repeat(i % 7 + 3));
+    fs::write(&text, (0..40).map(document).collect::<String>()).expect("writes");
+    let (code, _, errors) = run(&mut program(&["data", "prepare", &text, "--out", &set]));
+    assert_eq!(code, 0, "{errors}");
+    let out = bench.path("run");
+    let blend = ["--data", "3", &set, "1", &set];
+    let held = [
+        "--split",
+        "80,20",
+        "--eval-interval",
+        "2",
+        "--eval-iters",
+        "2",
+    ];
+    let rest = ["--steps", "3", "--out", &out];
+    let (code, answer, errors) = bench.execute(&[&blend[..], &held, &rest].concat());
+    assert_eq!(code, 0, "{errors}");
+    let steps = bench.0.steps("run");
+    let found: Vec<bool> = steps.iter().map(|step| step.validation.is_some()).collect();
+    assert_eq!(found, [false, true, true]);
+    let last = steps[2].validation.expect("after the last step");
+    assert!((last.perplexity.ln() - last.loss).abs() < 1e-9 && last.loss < 6.0);
+    assert!(last.samples > 0);
+    let summary = json::read(Path::new(&out).join("summary.json"));
+    assert_eq!(summary["validation"]["loss"], last.loss);
+    let shown = format!(", validation loss {:.4} over", last.loss);
+    assert!(answer.contains(&shown), "{answer}");
+
+    let too_few = ["--split", "99999,1"];
+    bench.refused(
+        &[&blend[..], &too_few].concat(),
+        &["40 documents", "--split"],
+    );
+    let nothing = ["--eval-iters", "2"];
+    bench.refused(
+        &[&blend[..], &nothing].concat(),
+        &["--eval-iters", "--valid-data"],
+    );
+    bench.refused(
+        &["--data", "3", &set, "x", &set],
+        &["a weight before every prefix"],
+    );
+}
+
 /// A copy of the tokens of a fixture.
 fn copied_tokens(bench: &Bench) -> PathBuf {
     for ending in ["bin", "idx"] {

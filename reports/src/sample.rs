@@ -304,6 +304,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             correction_bias: None,
             fullest: None,
             dropped: 0,
+            validation: None,
         };
         lines.push_str(&serde_json::to_string(&record).expect("serializes"));
         lines.push('\n');
@@ -342,6 +343,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
         host_reads: BTreeMap::new(),
         peak_by_rank,
         final_loss: 2.6,
+        validation: None,
         host: None,
     };
     std::fs::create_dir_all(dir).expect("a directory");

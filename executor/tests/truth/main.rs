@@ -9,3 +9,4 @@ mod layouts;
 mod peak;
 mod recompute;
 mod shards;
+mod validation;
