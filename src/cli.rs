@@ -62,6 +62,8 @@ pub(crate) enum Verb {
     /// Make training data of text
     #[command(subcommand)]
     Data(DataVerb),
+    /// Turn a Hugging Face folder into a checkpoint, a checkpoint into a folder, or a dense model into experts
+    Convert(ConvertArgs),
     /// Plan, train, measure and compare a small model on this machine
     Quickstart(QuickstartArgs),
     /// Print every process group of a layout
@@ -458,6 +460,42 @@ pub(crate) struct PrepareArgs {
     /// Token that ends every document: its id, or its text, e.g. '<|endoftext|>'
     #[arg(long, value_name = "TOKEN")]
     pub(crate) eod: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A Hugging Face folder with safetensors, a checkpoint, or a run directory, whose newest is taken
+    pub(crate) from: PathBuf,
+    /// Directory to write, new or empty
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// What to write [default: the other one; with --upcycle hf]
+    #[arg(long, value_enum)]
+    pub(crate) to: Option<Form>,
+    /// Make experts of a dense model's MLPs, so many in each layer
+    #[arg(long, value_name = "EXPERTS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) upcycle: Option<u32>,
+    /// Experts a token is sent to
+    #[arg(long, default_value_t = 2, requires = "upcycle", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) topk: u32,
+    /// Slices that the inner width of an MLP is cut into, each an expert
+    #[arg(long, default_value_t = 1, requires = "upcycle", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) granularity: u32,
+    /// Seed of the routers
+    #[arg(long, default_value_t = 0, requires = "upcycle")]
+    pub(crate) seed: u64,
+    /// Most of the host's memory to use, MiB [default: what is there]
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mib: Option<u64>,
+}
+
+/// How weights are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// A Hugging Face folder
+    Hf,
+    /// A checkpoint, for `execute --resume`
+    Checkpoint,
 }
 
 #[derive(Debug, Args)]

@@ -305,6 +305,8 @@ fn law_every_key_is_in_the_formats() {
     ));
     check("steps.jsonl", &["run.md"], &read("held/steps.jsonl"));
     check("summary.json", &run_pages, &read("held/summary.json"));
+    let converted = run("moefold convert one --out weights --json");
+    check("convert", &["answers.md"], &converted);
     check("validate", &["answers.md"], &run("moefold validate --json"));
     run(
         "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",

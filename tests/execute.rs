@@ -167,6 +167,68 @@ fn a_blend_is_trained_on_and_what_is_held_back_is_validated_on() {
     );
 }
 
+#[test]
+fn weights_are_converted_in_the_memory_that_was_said_and_trained_on() {
+    let bench = Bench::new();
+    let (data, from) = (tokens(), fixture("mixtral"));
+    let (made, back) = (bench.path("made"), bench.path("back"));
+    let convert =
+        |from: &str, rest: &[&str]| run(&mut program(&[&["convert", from], rest].concat()));
+    for (from, to) in [(&from, &made), (&made, &back)] {
+        let (code, answer, errors) = convert(from, &["--out", to, "--json"]);
+        assert_eq!(code, 0, "{errors}");
+        let answer = json::document(&answer);
+        let bytes = |key: &str| answer[key].as_u64().expect("bytes");
+        assert!(
+            bytes("resident_bytes") <= bytes("planned_bytes"),
+            "{answer}"
+        );
+    }
+    let loss = |name: &str, flag: &str, weights: &str| {
+        let out = bench.path(name);
+        let begin = [
+            "--data", &data, flag, weights, "--steps", "1", "--out", &out,
+        ];
+        let (code, _, errors) = bench.execute(&begin);
+        assert_eq!(code, 0, "{errors}");
+        bench.0.steps(name)[0].loss
+    };
+    let expected = loss("first", "--init", &from);
+    assert_eq!(loss("second", "--resume", &made), expected);
+    assert_eq!(loss("third", "--init", &back), expected);
+
+    let new = bench.path("new");
+    for (from, rest, expected) in [
+        (&made, &["--out", &back][..], "back: is there already"),
+        (
+            &made,
+            &["--out", &new, "--to", "checkpoint"],
+            "is a checkpoint already",
+        ),
+        (
+            &made,
+            &["--out", &new, "--upcycle", "4"],
+            "has no config.json",
+        ),
+        (
+            &from,
+            &["--out", &new, "--upcycle", "4"],
+            "model_type mixtral",
+        ),
+        (
+            &from,
+            &["--out", &new, "--memory-mib", "1"],
+            "and may have 1 MiB",
+        ),
+        (&from, &["--out", &new, "--topk", "2"], "--upcycle"),
+    ] {
+        let (code, _, errors) = convert(from, rest);
+        assert_eq!(code, 2, "{rest:?}: {errors}");
+        assert!(errors.contains(expected), "{rest:?}: {errors}");
+        assert!(!Path::new(&new).exists(), "{rest:?} left files");
+    }
+}
+
 /// A copy of the tokens of a fixture.
 fn copied_tokens(bench: &Bench) -> PathBuf {
     for ending in ["bin", "idx"] {
