@@ -51,6 +51,16 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
          steps: every expert over its even share."
             .to_owned(),
     ];
+    let maps = runs.iter().flat_map(|(_, steps, experts)| [steps, experts]);
+    if maps
+        .flat_map(|map| &map.columns)
+        .any(|(first, last)| first < last)
+    {
+        subtitle.push(
+            "Where a column is of several steps it is their mean, of several experts the one that is furthest from even."
+                .to_owned(),
+        );
+    }
     if all > MAX_RUNS {
         subtitle.push(format!("The first {MAX_RUNS} of {all} runs."));
     }
