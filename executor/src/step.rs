@@ -461,6 +461,21 @@ impl Stepper {
         Ok(outcome)
     }
 
+    /// The mean token cross entropy of a global batch of which the rank has some microbatches, the same on every
+    /// rank. It runs the forward passes of a step and leaves the state of training as it is. What a pass saves is
+    /// let go of before the next: at the same routing this takes no more memory than a step.
+    pub fn evaluate(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<f64, Error> {
+        self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
+            self.forward(cx, progress, stage, microbatch)?;
+            progress.saved.clear();
+            Ok(())
+        })?;
+        cx.recorder.at_microbatch(None);
+        self.sum_over_ranks(cx)?;
+        let sums = cx.to_host("sums_to_host", || self.sums.read());
+        Ok(sums[LOSS] / self.tokens_of_batch(cx))
+    }
+
     /// Runs the rank's stages forward and gives the routing of each MoE layer and microbatch, in the order of a
     /// step: for tests.
     pub fn routing(
@@ -468,30 +483,44 @@ impl Stepper {
         cx: &Context,
         microbatches: &[HostTokens],
     ) -> Result<Vec<RoutingStats>, Error> {
-        let mut progress = self.begin(cx, microbatches);
         let mut all = Vec::new();
+        self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
+            let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+            let input = progress.between.remove(&(stage, microbatch));
+            let routed = |_, stats: RoutingStats| {
+                let load = Load::Known(stats.load.read());
+                all.push(RoutingStats { load, ..stats });
+            };
+            let (output, _) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
+            if let StageOutput::Hidden(output) = output {
+                progress.between.insert((stage, microbatch), output);
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Walks what of a step is forward, `pass` by pass.
+    fn forwards(
+        &self,
+        cx: &Context,
+        microbatches: &[HostTokens],
+        pass: &mut dyn FnMut(&mut Progress, Stage, Microbatch) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut progress = self.begin(cx, microbatches);
         for &action in &self.actions {
             match action {
                 Action::RecvActivation(..) | Action::SendActivation(..) => {
                     self.accumulate(cx, &mut progress, action)?;
                 }
                 Action::Forward(stage, microbatch) => {
-                    let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
-                    let input = progress.between.remove(&(stage, microbatch));
-                    let routed = |_, stats: RoutingStats| {
-                        let load = Load::Known(stats.load.read());
-                        all.push(RoutingStats { load, ..stats });
-                    };
-                    let (output, _) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
-                    if let StageOutput::Hidden(output) = output {
-                        progress.between.insert((stage, microbatch), output);
-                    }
+                    cx.recorder.at_microbatch(Some(microbatch.0));
+                    pass(&mut progress, stage, microbatch)?;
                 }
                 _ => {}
             }
         }
-        Self::settle(cx, &mut progress.sent)?;
-        Ok(all)
+        Self::settle(cx, &mut progress.sent)
     }
 
     fn forward(
@@ -621,7 +650,7 @@ impl Stepper {
         })?;
 
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
-        let tokens = microbatches * (self.sequences * self.seq_len) as f64;
+        let tokens = self.tokens_of_batch(cx);
         let mut counts = counts.iter().map(|&count| count as u64);
         let load = progress.load.iter();
         Ok(StepOutcome {
@@ -638,6 +667,12 @@ impl Stepper {
                 Some(_) => counts.take(self.moe_layers).collect(),
             },
         })
+    }
+
+    /// Tokens of a global batch.
+    fn tokens_of_batch(&self, cx: &Context) -> f64 {
+        let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
+        microbatches * (self.sequences * self.seq_len) as f64
     }
 
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {

@@ -306,6 +306,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             fullest: None,
             dropped: 0,
             dropped_by_layer: Vec::new(),
+            validation: None,
         };
         lines.push_str(&serde_json::to_string(&record).expect("serializes"));
         lines.push('\n');
@@ -344,6 +345,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
         host_reads: BTreeMap::new(),
         peak_by_rank,
         final_loss: 2.6,
+        validation: None,
         host: None,
     };
     std::fs::create_dir_all(dir).expect("a directory");

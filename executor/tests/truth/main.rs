@@ -10,3 +10,4 @@ mod layouts;
 mod peak;
 mod recompute;
 mod shards;
+mod validation;

@@ -54,6 +54,7 @@ fn step(number: u64, load: Vec<Vec<u64>>, fullest: Option<FullestMicrobatch>) ->
         fullest,
         dropped: 0,
         dropped_by_layer: Vec::new(),
+        validation: None,
     }
 }
 
@@ -71,6 +72,7 @@ fn summary(warmup_steps: u64) -> RunSummary {
         host_reads: BTreeMap::new(),
         peak_by_rank: Vec::new(),
         final_loss: 1.0,
+        validation: None,
         host: None,
     }
 }
