@@ -329,6 +329,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
         cp_comm: plan.planned.cp_comm(),
+        capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
         runtime: runtime.as_ref(),
     };
@@ -389,6 +390,7 @@ fn keys_on(
         precision,
         dispatcher: Dispatcher::Alltoall,
         cp_comm: CpComm::default(),
+        capacity: None,
         optimizer: Optimizer::Adam,
         runtime: match traced.refuses(model, precision) {
             None => &traced,

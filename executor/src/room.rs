@@ -18,6 +18,8 @@ use moefold_profiles::units::{Bytes, GIB, MIB};
 use moefold_profiles::{Precision, TensorClass};
 
 use crate::error::Error;
+use crate::moe::dispatch::Dispatching;
+use crate::options::Savers;
 use crate::trace::Traced;
 use crate::train::prove;
 
@@ -38,8 +40,13 @@ pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Byt
         }
         Some(PlannedRouting::Balanced { .. }) | None => 1.0,
     };
-    let (precision, cp_comm) = (planned.precision, planned.cp_comm());
-    let largest = largest(&layout, model, batch, precision, cp_comm, load);
+    let Savers {
+        cp_comm,
+        dispatching,
+        ..
+    } = Savers::of(planned);
+    let precision = planned.precision;
+    let largest = largest(&layout, model, batch, precision, cp_comm, dispatching, load);
     Ok(room_for(tensors, largest))
 }
 
@@ -56,9 +63,10 @@ pub fn largest(
     batch: &Batch,
     precision: Precision,
     cp_comm: CpComm,
+    dispatching: Dispatching,
     load: f64,
 ) -> Bytes {
     // Of the GPU only workspaces depend, which are small.
     let gpu = Properties::assumed(Architecture::SM90);
-    Traced::on(model, Some(gpu)).largest(layout, batch, precision, cp_comm, load)
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision, cp_comm, dispatching, load)
 }

@@ -28,6 +28,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         },
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
+        capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Fp32,

@@ -14,7 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName,
+    StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -40,6 +41,9 @@ pub struct PlannedLayout {
     /// files, which mean `p2p`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cp_comm_type: Option<CpComm>,
+    /// How many tokens an expert takes; absent where nothing is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Capacity>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// Modules whose activations rest on the host; `none` so far.

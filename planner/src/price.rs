@@ -313,6 +313,7 @@ mod tests {
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
             cp_comm: CpComm::default(),
+            capacity: None,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [

@@ -154,6 +154,7 @@ mod tests {
             precision: Precision::Bf16,
             dispatcher,
             cp_comm: CpComm::default(),
+            capacity: None,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {

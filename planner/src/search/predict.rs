@@ -76,6 +76,7 @@ pub(crate) fn planned(
         },
         dispatcher: choice.shape.dispatcher,
         cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        capacity: question.expert_capacity(),
         recompute: question.recompute(choice.sets),
         offload: Offload::None,
         precision: options.precision,

@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Dispatcher, Overlap, StackName};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap, StackName};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -42,6 +42,13 @@ fn options(words: &str) -> SearchOptions {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
             "cp_comm_type" => options.cp_comm = named(&CpComm::ALL, CpComm::name, word),
+            "capacity" | "pad" => {
+                options.capacity = Some(Capacity {
+                    factor: word.parse().expect("a factor"),
+                    drop_policy: DropPolicy::Probs,
+                    pad: option == "pad",
+                });
+            }
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -94,8 +101,22 @@ fn each_rule_of_a_choice_has_its_message() {
         "",
         "stack moefold dispatcher deepep",
         "stack_dispatcher",
-        &["deepep", "it has alltoall"],
+        &["deepep", "it has alltoall, allgather"],
     );
+    check(
+        "",
+        "capacity 0",
+        "capacity_factor",
+        &["`expert_capacity_factor` 0", "nearest: 1"],
+    );
+    for (stack, dispatcher) in [("megatron", "hybridep"), ("moefold", "allgather")] {
+        check(
+            "",
+            &format!("stack {stack} dispatcher {dispatcher} pad 1.5"),
+            "padded_dispatcher",
+            &[stack, dispatcher, "`dispatcher` alltoall"],
+        );
+    }
     check(
         "",
         "recompute mla_up_proj,shared_experts,moe_act",
