@@ -335,6 +335,7 @@ mod tests {
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
             cp_comm,
+            capacity: None,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward].map(|work| {
