@@ -10,7 +10,7 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use crate::choice::{Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName};
 use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
@@ -30,8 +30,8 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
-    /// Recompute set; `None` tries every sensible one.
-    pub recompute: Option<Recompute>,
+    /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
+    pub recompute: Option<RecomputePlan>,
     /// What each stage holds, where given.
     pub stages: Option<PipelineLayout>,
     /// Optimizer.

@@ -12,8 +12,8 @@ use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
-    Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
-    Work,
+    Account, Again, Height as _, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory,
+    StepMemory, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;

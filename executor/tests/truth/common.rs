@@ -17,7 +17,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::RecomputePlan;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -120,8 +120,8 @@ impl Fixture {
     }
 
     /// The fixture with some of its layers' modules computed again.
-    pub(crate) fn recomputing(mut self, recompute: Recompute) -> Self {
-        self.savers.recompute = recompute;
+    pub(crate) fn recomputing(mut self, recompute: impl Into<RecomputePlan>) -> Self {
+        self.savers.recompute = recompute.into();
         self
     }
 
