@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -63,6 +64,8 @@ pub(crate) enum Verb {
     /// Make training data of text
     #[command(subcommand)]
     Data(DataVerb),
+    /// Turn a Hugging Face folder into a checkpoint, a checkpoint into a folder, or a dense model into experts
+    Convert(ConvertArgs),
     /// Plan, train, measure and compare a small model on this machine
     Quickstart(QuickstartArgs),
     /// Print every process group of a layout
@@ -116,6 +119,15 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
+    /// Let each expert take so many times its even share of the tokens of a rank, and drop the rest
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) expert_capacity_factor: Option<f64>,
+    /// What an expert keeps within its capacity: the largest probabilities, or the first tokens
+    #[arg(long, default_value = "probs", value_parser = flags::one_of(&DropPolicy::ALL, DropPolicy::name), requires = "expert_capacity_factor")]
+    pub(crate) token_drop_policy: DropPolicy,
+    /// Give every expert as many rows as its capacity, so that all sizes are known beforehand
+    #[arg(long, requires = "expert_capacity_factor")]
+    pub(crate) pad_expert_input_to_capacity: bool,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated; or by layer, as 0-3=full/4,5=moe_act+layernorm (moefold)
     #[arg(long, default_value = "auto", value_parser = flags::recompute)]
@@ -158,9 +170,9 @@ pub(crate) struct PlanArgs {
 pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
-    /// Megatron indexed dataset: PREFIX.bin and PREFIX.idx
-    #[arg(long, value_name = "PREFIX", conflicts_with = "text")]
-    pub(crate) data: Option<PathBuf>,
+    /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "text")]
+    pub(crate) data: Vec<String>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
@@ -175,9 +187,22 @@ pub(crate) struct ExecuteArgs {
     /// Take samples in the order of the data
     #[arg(long)]
     pub(crate) no_shuffle: bool,
+    /// Shares of the documents of --data for training, validation and test, e.g. 969,30,1; the last is not
+    /// read
+    #[arg(long, value_name = "SHARES", conflicts_with_all = ["valid_data", "text"])]
+    pub(crate) split: Option<Split>,
+    /// Indexed datasets to validate on, as --data
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1..)]
+    pub(crate) valid_data: Vec<String>,
+    /// Steps between evaluations on validation data, beside the one at the end [default: 1000]
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) eval_interval: Option<u32>,
+    /// Global batches of an evaluation, at most those that the data have [default: 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -446,6 +471,42 @@ pub(crate) struct PrepareArgs {
     /// Token that ends every document: its id, or its text, e.g. '<|endoftext|>'
     #[arg(long, value_name = "TOKEN")]
     pub(crate) eod: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A Hugging Face folder with safetensors, a checkpoint, or a run directory, whose newest is taken
+    pub(crate) from: PathBuf,
+    /// Directory to write, new or empty
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// What to write [default: the other one; with --upcycle hf]
+    #[arg(long, value_enum)]
+    pub(crate) to: Option<Form>,
+    /// Make experts of a dense model's MLPs, so many in each layer
+    #[arg(long, value_name = "EXPERTS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) upcycle: Option<u32>,
+    /// Experts a token is sent to
+    #[arg(long, default_value_t = 2, requires = "upcycle", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) topk: u32,
+    /// Slices that the inner width of an MLP is cut into, each an expert
+    #[arg(long, default_value_t = 1, requires = "upcycle", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) granularity: u32,
+    /// Seed of the routers
+    #[arg(long, default_value_t = 0, requires = "upcycle")]
+    pub(crate) seed: u64,
+    /// Most of the host's memory to use, MiB [default: what is there]
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mib: Option<u64>,
+}
+
+/// How weights are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// A Hugging Face folder
+    Hf,
+    /// A checkpoint, for `execute --resume`
+    Checkpoint,
 }
 
 #[derive(Debug, Args)]

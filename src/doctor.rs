@@ -6,10 +6,13 @@
 
 use std::path::PathBuf;
 
+use moefold_executor::device::DeviceSpec;
+use moefold_executor::environment::Environment;
 use moefold_kernels::cuda::libraries::{
     Answer, CublasLt, Library, NoGpu, Nvrtc, Unusable, driver_version, find, places,
 };
 use moefold_kernels::cuda::survey::{Survey, Surveyed};
+use moefold_profiles::units::Bytes;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -32,6 +35,12 @@ const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 pub(crate) fn run(output: Output) -> Result<(), Failure> {
     let report = Report::collect();
     output.answer(&report, || text::text(&report, output.verbose))
+}
+
+/// Memory that this process may use and that is free, or can be freed at once.
+pub(crate) fn memory_at_hand() -> Bytes {
+    let may = Environment::detect(1, &DeviceSpec::CPU).memory_bytes;
+    Bytes(host::available().map_or(may, |available| available.min(may)))
 }
 
 /// Everything that was seen.

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use moefold_executor::checkpoint::{self, Written};
-use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
+use moefold_executor::data::{Blend, Order, Samples, Share, TokenStream, Tokenizer, Validation};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::host::HostWatch;
@@ -16,7 +16,7 @@ use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, Saving, TrainOptions};
 use moefold_executor::run::RunDir;
-use moefold_executor::train::{self, Trained};
+use moefold_executor::train::{self, Data, Trained};
 use moefold_executor::transport::{Launched, World};
 use moefold_executor::weights;
 use moefold_planner::plan::Plan;
@@ -34,6 +34,10 @@ use crate::output::Output;
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
 const TRACED_STEPS: u64 = 3;
 
+/// Steps between evaluations, and batches of one, as Megatron-LM has them.
+const EVAL_INTERVAL: u64 = 1000;
+const EVAL_ITERS: u64 = 100;
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct ExecuteJson<'a> {
@@ -48,9 +52,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     if args.dry_run {
         return dry_run::run(args, output);
     }
-    if args.data.is_none() && args.text.is_empty() {
+    if args.data.is_empty() && args.text.is_empty() {
         return Err(Failure::Request(anyhow!(
-            "nothing to train on: give --text FILE... or --data PREFIX (PREFIX.bin, PREFIX.idx)"
+            "nothing to train on: give --text FILE... or --data PREFIX... (PREFIX.bin, PREFIX.idx)"
         )));
     }
     let plan = Plan::load(&args.plan).map_err(Failure::request)?;
@@ -66,7 +70,11 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         Some(deadline) => world.deadline(deadline),
         None => world,
     };
-    let samples = samples(args, &plan)?;
+    let (training, validation) = samples(args, &plan)?;
+    let data = Data {
+        training: &training,
+        validation: validation.as_ref(),
+    };
     let dir = match &args.out {
         Some(dir) => dir.clone(),
         None => numbered(Path::new("runs"), "run"),
@@ -78,15 +86,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         run_dir: dir.clone(),
     });
     let keep_weights = args.save_hf.is_some();
-    let trained = train_in(
-        &world,
-        &dir,
-        &plan,
-        &samples,
-        &options,
-        keep_weights,
-        output,
-    )?;
+    let trained = train_in(&world, &dir, &plan, data, &options, keep_weights, output)?;
     let Some((trained, profile)) = trained else {
         // Rank 0's process leaves what there is to leave.
         return Ok(());
@@ -109,14 +109,20 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             summary,
         },
         || {
+            let validation = summary.validation.map_or(String::new(), |found| {
+                format!(", validation loss {:.4} over {} samples", found.loss, found.samples)
+            });
             let mut text = format!(
-                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}\n{}run directory: {}\n",
+                "median step {:.4} s, {:.0} tokens/s, final loss {:.4}{validation}\n{}run directory: {}\n",
                 summary.step_s,
                 summary.tokens_per_s,
                 summary.final_loss,
                 moefold_reports::peak_text(summary),
                 dir.display()
             );
+            if plan.planned.capacity.is_some() {
+                writeln!(text, "{}", dropped(&trained.steps)).expect("a string takes any text");
+            }
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
                     .expect("a string takes any text");
@@ -174,7 +180,11 @@ pub(crate) fn train_into(
     output: Output,
 ) -> Result<Trained, Failure> {
     let world = World::threads(plan.request.gpus);
-    let trained = train_in(&world, dir, plan, samples, options, true, output)?;
+    let data = Data {
+        training: samples,
+        validation: None,
+    };
+    let trained = train_in(&world, dir, plan, data, options, true, output)?;
     let (trained, _) = trained.expect("rank 0 is a thread of this process");
     Ok(trained)
 }
@@ -185,13 +195,13 @@ fn train_in(
     world: &World,
     dir: &Path,
     plan: &Plan,
-    samples: &Samples,
+    data: Data<'_>,
     options: &TrainOptions,
     keep_weights: bool,
     output: Output,
 ) -> Result<Option<(Trained, Profile)>, Failure> {
     if !world.has_first() {
-        run_in(world, plan, samples, options, keep_weights, &|_| ())?;
+        run_in(world, plan, data, options, keep_weights, &|_| ())?;
         return Ok(None);
     }
     let ranks = plan.request.gpus;
@@ -224,14 +234,17 @@ fn train_in(
             *written = files.step(record, now.map_or(0.0, |since| since.as_secs_f64()));
         }
         progress.inc(1);
-        if record.step.is_multiple_of(every) || record.step + 1 == options.steps {
+        if record.validation.is_some()
+            || record.step.is_multiple_of(every)
+            || record.step + 1 == options.steps
+        {
             // A reader that went away shows when the answer is printed.
             let _ = output.say(&course.line(record));
         }
     };
     let here = if world.is_apart() { 1 } else { ranks };
     let watch = HostWatch::begin(here * environment.threads_per_rank, !world.is_apart());
-    let trained = run_in(world, plan, samples, options, keep_weights, &on_step)?;
+    let trained = run_in(world, plan, data, options, keep_weights, &on_step)?;
     let mut trained = trained.expect("rank 0 is here");
     trained.summary.host = watch.and_then(HostWatch::end);
     progress.finish_and_clear();
@@ -249,7 +262,7 @@ fn train_in(
 fn run_in(
     world: &World,
     plan: &Plan,
-    samples: &Samples,
+    data: Data<'_>,
     options: &TrainOptions,
     keep_weights: bool,
     on_step: &(dyn Fn(&StepRecord) + Sync),
@@ -260,7 +273,7 @@ fn run_in(
         &plan.model,
         &plan.request.batch,
         options,
-        samples,
+        data,
         keep_weights,
         on_step,
     )
@@ -290,14 +303,36 @@ impl Course<'_> {
         let each = self.began.elapsed().div_f64((step + 1 - self.first) as f64);
         let left = each.mul_f64((self.steps - step - 1) as f64).as_secs();
         let (hours, minutes, seconds) = (left / 3600, left / 60 % 60, left % 60);
+        let validation = record.validation.map_or(String::new(), |found| {
+            format!(
+                "  validation loss {:.4} (perplexity {:.2})",
+                found.loss, found.perplexity
+            )
+        });
+        let drops = match self.plan.planned.capacity {
+            None => String::new(),
+            Some(_) => format!("{}  ", dropped(std::slice::from_ref(record))),
+        };
         format!(
-            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s  MFU {}  {hours}:{minutes:02}:{seconds:02} left",
+            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  {drops}{:.3} s  {:.0} tokens/s  MFU {}  {hours}:{minutes:02}:{seconds:02} left{validation}",
             record.grad_norm,
             record.step_s,
             record.tokens_per_s,
             moefold_reports::format::percent(mfu)
         )
     }
+}
+
+/// What experts have dropped of the tokens that chose them.
+fn dropped(steps: &[StepRecord]) -> String {
+    let dropped: u64 = steps.iter().map(|step| step.dropped).sum();
+    let loads = steps.iter().flat_map(|step| &step.expert_load);
+    let all: u64 = loads.flatten().sum();
+    let share = dropped as f64 / all.max(1) as f64;
+    format!(
+        "dropped tokens {dropped} ({})",
+        moefold_reports::format::percent(share)
+    )
 }
 
 /// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.
@@ -308,11 +343,14 @@ pub(crate) fn numbered(folder: &Path, stem: &str) -> PathBuf {
         .expect("numbers do not run out")
 }
 
-fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
-    let stream = match &args.data {
-        Some(prefix) => TokenStream::indexed(prefix),
-        None => Tokenizer::named(&args.tokenizer)
-            .and_then(|tokenizer| TokenStream::text(&args.text, &tokenizer)),
+/// What to train on, and what to validate on.
+fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validation>), Failure> {
+    let blend = if args.data.is_empty() {
+        Tokenizer::named(&args.tokenizer)
+            .and_then(|tokenizer| TokenStream::text(&args.text, &tokenizer))
+            .map(Blend::of)
+    } else {
+        Blend::open("--data", &args.data)
     }
     .map_err(failure)?;
     let order = if args.no_shuffle {
@@ -322,13 +360,38 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<Samples, Failure> {
             seed: args.train.seed,
         }
     };
-    Samples::new(
-        stream,
-        plan.request.batch.seq_len,
-        plan.model.vocab_size,
-        order,
-    )
-    .map_err(failure)
+    let cut = |blend: &Blend, share| {
+        let batch = &plan.request.batch;
+        let share = args.split.map(|split| (split, share));
+        Samples::of_blend(blend, share, batch.seq_len, plan.model.vocab_size, order)
+            .map_err(failure)
+    };
+    let training = cut(&blend, Share::Training)?;
+    let held = if args.split.is_some() {
+        Some(cut(&blend, Share::Validation)?)
+    } else if args.valid_data.is_empty() {
+        None
+    } else {
+        let held = Blend::open("--valid-data", &args.valid_data).map_err(failure)?;
+        Some(cut(&held, Share::Validation)?)
+    };
+    let given = [
+        ("--eval-interval", args.eval_interval),
+        ("--eval-iters", args.eval_iters),
+    ];
+    if held.is_none()
+        && let Some((flag, _)) = given.iter().find(|(_, value)| value.is_some())
+    {
+        return Err(Failure::Request(anyhow!(
+            "{flag}: there is nothing to validate on: give --split or --valid-data"
+        )));
+    }
+    let validation = held.map(|samples| Validation {
+        samples,
+        every: args.eval_interval.map_or(EVAL_INTERVAL, u64::from),
+        iters: args.eval_iters.map_or(EVAL_ITERS, u64::from),
+    });
+    Ok((training, validation))
 }
 
 impl TrainArgs {

@@ -5,6 +5,7 @@ mod calibrate;
 mod cli;
 mod clusters;
 mod compare;
+mod convert;
 mod data;
 mod device;
 mod doctor;
@@ -89,6 +90,7 @@ fn run(verb: Verb, output: Output) -> Result<(), Failure> {
         Verb::Compare(args) => compare::run(&args, output),
         Verb::Calibrate(args) => calibrate::run(&args, output),
         Verb::Validate(args) => validate::run(&args, output),
+        Verb::Convert(args) => convert::run(&args, output),
         Verb::Data(DataVerb::Prepare(args)) => data::prepare(&args, output),
         Verb::Quickstart(args) => quickstart::run(&args, output),
         Verb::Groups(args) => groups::run(&args, output),

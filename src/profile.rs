@@ -328,6 +328,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         batch: &plan.request.batch,
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
+        capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
         runtime: runtime.as_ref(),
     };
@@ -387,6 +388,7 @@ fn keys_on(
         batch: &batch,
         precision,
         dispatcher: Dispatcher::Alltoall,
+        capacity: None,
         optimizer: Optimizer::Adam,
         runtime: match traced.refuses(model, precision) {
             None => &traced,

@@ -257,7 +257,7 @@ fn law_every_key_is_in_the_formats() {
     };
 
     let plan = "moefold plan --model tiny-mixtral --cluster local --gpus 2 --seq-len 32 \
-                --global-batch 4";
+                --global-batch 4 --expert-capacity-factor 1";
     let answer = run(&format!("{plan} --layout tp=2,ep=2 --out plan.json --json"));
     check("plan --json", &["answer.md", "plan.md", MODEL], &answer);
     check("plan.json", &["plan.md", MODEL], &read("plan.json"));
@@ -299,6 +299,14 @@ fn law_every_key_is_in_the_formats() {
 
     let prepared = run("moefold data prepare book.txt --out book --json");
     check("data prepare", &["answers.md"], &prepared);
+    let held = "--data book --valid-data book --eval-iters 1 --steps 1 --out held";
+    run(&format!(
+        "moefold execute plan.json {held} --device cpu --json"
+    ));
+    check("steps.jsonl", &["run.md"], &read("held/steps.jsonl"));
+    check("summary.json", &run_pages, &read("held/summary.json"));
+    let converted = run("moefold convert one --out weights --json");
+    check("convert", &["answers.md"], &converted);
     check("validate", &["answers.md"], &run("moefold validate --json"));
     run(
         "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",

@@ -119,6 +119,116 @@ fn oracle_a_folded_run_from_files_gives_the_losses_of_transformers() {
     assert!(errors.contains("is not empty"), "{errors}");
 }
 
+#[test]
+fn a_blend_is_trained_on_and_what_is_held_back_is_validated_on() {
+    let bench = Bench::new();
+    let (text, set) = (bench.path("text.jsonl"), bench.path("set"));
+    let document = |i: usize| format!("{{\"text\": \"{}\"}}\n", "abc def ".repeat(i % 7 + 3));
+    fs::write(&text, (0..40).map(document).collect::<String>()).expect("writes");
+    let (code, _, errors) = run(&mut program(&["data", "prepare", &text, "--out", &set]));
+    assert_eq!(code, 0, "{errors}");
+    let out = bench.path("run");
+    let blend = ["--data", "3", &set, "1", &set];
+    let held = [
+        "--split",
+        "80,20",
+        "--eval-interval",
+        "2",
+        "--eval-iters",
+        "2",
+    ];
+    let rest = ["--steps", "3", "--out", &out];
+    let (code, answer, errors) = bench.execute(&[&blend[..], &held, &rest].concat());
+    assert_eq!(code, 0, "{errors}");
+    let steps = bench.0.steps("run");
+    let found: Vec<bool> = steps.iter().map(|step| step.validation.is_some()).collect();
+    assert_eq!(found, [false, true, true]);
+    let last = steps[2].validation.expect("after the last step");
+    assert!((last.perplexity.ln() - last.loss).abs() < 1e-9 && last.loss < 6.0);
+    assert!(last.samples > 0);
+    let summary = json::read(Path::new(&out).join("summary.json"));
+    assert_eq!(summary["validation"]["loss"], last.loss);
+    let shown = format!(", validation loss {:.4} over", last.loss);
+    assert!(answer.contains(&shown), "{answer}");
+
+    let too_few = ["--split", "99999,1"];
+    bench.refused(
+        &[&blend[..], &too_few].concat(),
+        &["40 documents", "--split"],
+    );
+    let nothing = ["--eval-iters", "2"];
+    bench.refused(
+        &[&blend[..], &nothing].concat(),
+        &["--eval-iters", "--valid-data"],
+    );
+    bench.refused(
+        &["--data", "3", &set, "x", &set],
+        &["a weight before every prefix"],
+    );
+}
+
+#[test]
+fn weights_are_converted_in_the_memory_that_was_said_and_trained_on() {
+    let bench = Bench::new();
+    let (data, from) = (tokens(), fixture("mixtral"));
+    let (made, back) = (bench.path("made"), bench.path("back"));
+    let convert =
+        |from: &str, rest: &[&str]| run(&mut program(&[&["convert", from], rest].concat()));
+    for (from, to) in [(&from, &made), (&made, &back)] {
+        let (code, answer, errors) = convert(from, &["--out", to, "--json"]);
+        assert_eq!(code, 0, "{errors}");
+        let answer = json::document(&answer);
+        let bytes = |key: &str| answer[key].as_u64().expect("bytes");
+        assert!(
+            bytes("resident_bytes") <= bytes("planned_bytes"),
+            "{answer}"
+        );
+    }
+    let loss = |name: &str, flag: &str, weights: &str| {
+        let out = bench.path(name);
+        let begin = [
+            "--data", &data, flag, weights, "--steps", "1", "--out", &out,
+        ];
+        let (code, _, errors) = bench.execute(&begin);
+        assert_eq!(code, 0, "{errors}");
+        bench.0.steps(name)[0].loss
+    };
+    let expected = loss("first", "--init", &from);
+    assert_eq!(loss("second", "--resume", &made), expected);
+    assert_eq!(loss("third", "--init", &back), expected);
+
+    let new = bench.path("new");
+    for (from, rest, expected) in [
+        (&made, &["--out", &back][..], "back: is there already"),
+        (
+            &made,
+            &["--out", &new, "--to", "checkpoint"],
+            "is a checkpoint already",
+        ),
+        (
+            &made,
+            &["--out", &new, "--upcycle", "4"],
+            "has no config.json",
+        ),
+        (
+            &from,
+            &["--out", &new, "--upcycle", "4"],
+            "model_type mixtral",
+        ),
+        (
+            &from,
+            &["--out", &new, "--memory-mib", "1"],
+            "and may have 1 MiB",
+        ),
+        (&from, &["--out", &new, "--topk", "2"], "--upcycle"),
+    ] {
+        let (code, _, errors) = convert(from, rest);
+        assert_eq!(code, 2, "{rest:?}: {errors}");
+        assert!(errors.contains(expected), "{rest:?}: {errors}");
+        assert!(!Path::new(&new).exists(), "{rest:?} left files");
+    }
+}
+
 /// A copy of the tokens of a fixture.
 fn copied_tokens(bench: &Bench) -> PathBuf {
     for ending in ["bin", "idx"] {
@@ -300,8 +410,8 @@ fn plans_that_cannot_run_are_refused() {
         &["precision", "fp32"],
     );
     edited(
-        |plan| plan["dispatcher"] = "allgather".into(),
-        &["alltoall"],
+        |plan| plan["dispatcher"] = "deepep".into(),
+        &["alltoall", "allgather"],
     );
     fs::write(bench.path("plan.json"), &good[..good.len() / 2]).expect("writes");
     bench.refused(&["--data", &data], &["plan.json"]);

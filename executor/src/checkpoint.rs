@@ -32,7 +32,7 @@ use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
 pub use write::Written;
-pub(crate) use write::{Saver, discard_partial};
+pub(crate) use write::{Saver, discard_partial, write_initial};
 
 /// Version of the format of `checkpoint.json`.
 pub const CHECKPOINT_VERSION: u32 = 1;
@@ -54,9 +54,9 @@ pub struct Index {
     pub version: u32,
     /// Steps taken.
     pub step: u64,
-    /// How it was trained.
-    #[serde(rename = "course")]
-    pub fingerprint: Fingerprint,
+    /// How it was trained; absent of weights that no run of this program has trained.
+    #[serde(rename = "course", default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
     /// The model, as in a plan.
     pub model: Model,
     /// A file of every rank, in rank order.

@@ -1,21 +1,28 @@
-//! Training data: a stream of token ids, cut into samples.
+//! Training data: streams of token ids, cut into samples.
 //!
-//! Sample `i` is tokens `i*S .. i*S+S` of the stream of all documents in order, its targets the same
+//! Of one dataset sample `i` is tokens `i*S .. i*S+S` of the stream of all documents in order, its targets the same
 //! shifted by one; step `t` of a global batch `B` takes samples `t*B .. t*B+B-1`. When the samples
 //! are used up they begin again: sample `i` is then sample `i % n` of epoch `i / n`, where
-//! `n = (tokens - 1) / S`. Shuffled, each epoch has its own seeded order of whole samples. Which
-//! rank takes which sample is the training step's business.
+//! `n = (tokens - 1) / S`. Shuffled, each epoch has its own seeded order of whole samples. Of a
+//! [`Blend`] each sample is the next one of one of its datasets. Which rank takes which sample is the training
+//! step's business.
 
+mod blend;
 mod indexed;
 mod prepare;
 mod shuffle;
+mod split;
+mod stream;
 mod tokenizer;
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+pub use blend::Blend;
 pub use indexed::{Element, Indexed, write as write_indexed};
 pub use prepare::{Preparation, Prepared};
+pub use split::{Share, Split};
+pub use stream::TokenStream;
 pub use tokenizer::Tokenizer;
 
 use moefold_planner::layout::Batch;
@@ -23,121 +30,8 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::Error;
+use blend::Draws;
 use shuffle::Permutation;
-
-/// All token ids of some documents, one after the other.
-#[derive(Debug)]
-pub enum TokenStream {
-    /// A Megatron indexed dataset on disk.
-    Indexed(Indexed),
-    /// Tokenized text in memory.
-    Text {
-        /// The files it was read from, with the token each begins at.
-        files: Vec<(PathBuf, u64)>,
-        /// The ids.
-        ids: Vec<u32>,
-    },
-}
-
-impl TokenStream {
-    /// Opens a Megatron dataset by its prefix.
-    pub fn indexed(prefix: &Path) -> Result<Self, Error> {
-        Indexed::open(prefix).map(Self::Indexed)
-    }
-
-    /// Reads and tokenizes text files; each is a document, and nothing is put between them.
-    pub fn text(paths: &[PathBuf], tokenizer: &Tokenizer) -> Result<Self, Error> {
-        let mut files = Vec::with_capacity(paths.len());
-        let mut ids = Vec::new();
-        for path in paths {
-            let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
-            files.push((path.clone(), ids.len() as u64));
-            let encoded = tokenizer.encode(&text);
-            ids.extend(encoded.map_err(|reason| Error::malformed(path, reason))?);
-        }
-        Ok(Self::Text { files, ids })
-    }
-
-    /// Ids that are already in memory.
-    pub fn of_ids(name: &str, ids: Vec<u32>) -> Self {
-        Self::Text {
-            files: vec![(PathBuf::from(name), 0)],
-            ids,
-        }
-    }
-
-    /// Tokens there are.
-    pub fn num_tokens(&self) -> u64 {
-        match self {
-            Self::Indexed(data) => data.num_tokens(),
-            Self::Text { ids, .. } => ids.len() as u64,
-        }
-    }
-
-    /// Tokens `range`, each proven below `vocab_size`.
-    fn tokens(&self, range: Range<u64>, vocab_size: u64) -> Result<Vec<i32>, Error> {
-        let ids: Vec<i64> = match self {
-            Self::Indexed(data) => data.ids(range.clone())?,
-            Self::Text { ids, .. } => ids[range.start as usize..range.end as usize]
-                .iter()
-                .map(|&id| i64::from(id))
-                .collect(),
-        };
-        let legal = 0..vocab_size as i64;
-        match ids.iter().position(|id| !legal.contains(id)) {
-            None => Ok(ids.into_iter().map(|id| id as i32).collect()),
-            Some(i) => {
-                let (path, first) = self.file_of(range.start + i as u64);
-                Err(Error::malformed(
-                    path,
-                    format!(
-                        "token id {} at position {}; expected ids below {vocab_size}, the model's \
-                         vocabulary: was the data tokenized for another model?",
-                        ids[i],
-                        range.start + i as u64 - first
-                    ),
-                ))
-            }
-        }
-    }
-
-    /// The file a token is in, and the token that file begins with.
-    fn file_of(&self, token: u64) -> (&Path, u64) {
-        match self {
-            Self::Indexed(data) => (data.path(), 0),
-            Self::Text { files, .. } => {
-                let after = files.partition_point(|(_, first)| *first <= token);
-                let (path, first) = &files[after.max(1) - 1];
-                (path, *first)
-            }
-        }
-    }
-
-    /// A name for what the stream holds: BLAKE3 of how many tokens there are and of up to 64 stretches
-    /// of 1024, spaced evenly. The same whether it is text or a dataset.
-    fn fingerprint(&self, vocab_size: u64) -> Result<String, Error> {
-        const STRETCHES: u64 = 64;
-        const TOKENS: u64 = 1024;
-        let all = self.num_tokens();
-        let mut hash = blake3::Hasher::new();
-        hash.update(&all.to_le_bytes());
-        let last = all.saturating_sub(TOKENS);
-        let mut after = 0;
-        for stretch in 0..STRETCHES {
-            let start = (last * stretch / (STRETCHES - 1)).max(after);
-            after = (start + TOKENS).min(all);
-            for token in self.tokens(start..after, vocab_size)? {
-                hash.update(&token.to_le_bytes());
-            }
-        }
-        Ok(hash.finalize().to_hex().to_string())
-    }
-
-    /// The first file, for errors about the whole.
-    fn name(&self) -> &Path {
-        self.file_of(0).0
-    }
-}
 
 /// The order in which samples are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,13 +54,44 @@ pub struct Sample {
     pub targets: Vec<i32>,
 }
 
-/// A stream cut into samples. Shared by all ranks.
+/// Datasets cut into samples. Shared by all ranks.
 #[derive(Debug)]
 pub struct Samples {
-    stream: TokenStream,
+    cuts: Vec<Cut>,
+    draws: Draws,
     seq_len: u64,
     vocab_size: u64,
     order: Order,
+}
+
+/// Samples to judge a model by while it trains.
+#[derive(Debug)]
+pub struct Validation {
+    /// Where they come from. Every evaluation begins with the first.
+    pub samples: Samples,
+    /// Steps between evaluations; there is one after the last step too.
+    pub every: u64,
+    /// Global batches of an evaluation, as long as there are samples for them.
+    pub iters: u64,
+}
+
+impl Validation {
+    /// Whether one is due when so many of `all` steps have been taken.
+    pub fn is_due(&self, steps: u64, all: u64) -> bool {
+        steps.is_multiple_of(self.every) || steps == all
+    }
+
+    /// Batches of an evaluation, at least one.
+    pub fn iters(&self, global_batch: u64) -> u64 {
+        self.iters.min(self.samples.len() / global_batch).max(1)
+    }
+}
+
+/// What of one dataset is cut into samples.
+#[derive(Debug)]
+struct Cut {
+    stream: Arc<TokenStream>,
+    tokens: Range<u64>,
     per_epoch: u64,
 }
 
@@ -178,38 +103,39 @@ impl Samples {
         vocab_size: u64,
         order: Order,
     ) -> Result<Self, Error> {
+        Self::of_blend(&Blend::of(stream), None, seq_len, vocab_size, order)
+    }
+
+    /// The same of several datasets, of all their documents or of a share of them.
+    pub fn of_blend(
+        blend: &Blend,
+        share: Option<(Split, Share)>,
+        seq_len: u64,
+        vocab_size: u64,
+        order: Order,
+    ) -> Result<Self, Error> {
         assert!(seq_len > 0, "a sample has at least one token");
         assert!(
             i32::try_from(vocab_size).is_ok(),
             "vocabulary of {vocab_size}: ids are 32-bit"
         );
-        let found = stream.num_tokens();
-        let per_epoch = found.saturating_sub(1) / seq_len;
-        if per_epoch == 0 {
-            return Err(Error::malformed(
-                stream.name(),
-                format!(
-                    "holds {found} tokens; one sample of sequence length {seq_len} needs {}: \
-                     give more data or a shorter sequence",
-                    seq_len + 1
-                ),
-            ));
-        }
-        let samples = Self {
-            stream,
+        let cut = |stream: &Arc<TokenStream>| {
+            let tokens = match &share {
+                None => 0..stream.num_tokens(),
+                Some((split, share)) => split.tokens(*share, stream)?,
+            };
+            Cut::new(stream, tokens, seq_len, vocab_size)
+        };
+        let cuts: Vec<Cut> = blend.streams.iter().map(cut).collect::<Result<_, _>>()?;
+        let sizes = || cuts.iter().map(|cut| cut.per_epoch as f64).collect();
+        let weights = blend.weights.clone().unwrap_or_else(sizes);
+        Ok(Self {
+            draws: Draws::new(&weights),
+            cuts,
             seq_len,
             vocab_size,
             order,
-            per_epoch,
-        };
-        // Text is in memory anyway: a wrong tokenizer shows now, not after an hour of training.
-        if let TokenStream::Text { ids, .. } = &samples.stream
-            && let Some(wrong) = ids.iter().position(|&id| u64::from(id) >= vocab_size)
-        {
-            let wrong = wrong as u64;
-            samples.stream.tokens(wrong..wrong + 1, vocab_size)?;
-        }
-        Ok(samples)
+        })
     }
 
     /// Uniform tokens, for measuring: enough for so many steps of `batch` before they repeat.
@@ -223,24 +149,38 @@ impl Samples {
         Self::new(stream, batch.seq_len, vocab_size, Order::TokenStream)
     }
 
-    /// Tokens of the stream.
-    pub fn num_tokens(&self) -> u64 {
-        self.stream.num_tokens()
+    /// Samples of all datasets before any repeats.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> u64 {
+        self.cuts.iter().map(|cut| cut.per_epoch).sum()
     }
 
-    /// What the samples are cut from, as a hash over a part of it.
+    /// Tokens that they are cut from.
+    pub fn num_tokens(&self) -> u64 {
+        let tokens = self
+            .cuts
+            .iter()
+            .map(|cut| cut.tokens.end - cut.tokens.start);
+        tokens.sum()
+    }
+
+    /// What they are cut from, as a hash over a part of it; of several datasets, with their weights.
     pub fn fingerprint(&self) -> Result<String, Error> {
-        self.stream.fingerprint(self.vocab_size)
+        let of_cut = |cut: &Cut| cut.stream.fingerprint(&cut.tokens, self.vocab_size);
+        if let [cut] = &self.cuts[..] {
+            return Ok(of_cut(cut)?.to_hex().to_string());
+        }
+        let mut hash = blake3::Hasher::new();
+        for (cut, weight) in self.cuts.iter().zip(self.draws.weights()) {
+            hash.update(of_cut(cut)?.as_bytes());
+            hash.update(&weight.to_le_bytes());
+        }
+        Ok(hash.finalize().to_hex().to_string())
     }
 
     /// The order they are taken in.
     pub fn order(&self) -> Order {
         self.order
-    }
-
-    /// Samples before they repeat.
-    pub fn per_epoch(&self) -> u64 {
-        self.per_epoch
     }
 
     /// Tokens a sample.
@@ -255,18 +195,61 @@ impl Samples {
 
     /// Sample number `i`, counted over all epochs.
     pub fn get(&self, i: u64) -> Result<Sample, Error> {
-        let (epoch, within) = (i / self.per_epoch, i % self.per_epoch);
+        let (dataset, i) = self.draws.get(i);
+        let cut = &self.cuts[dataset];
+        let (epoch, within) = (i / cut.per_epoch, i % cut.per_epoch);
         let place = match self.order {
             Order::TokenStream => within,
-            Order::Shuffled { seed } => Permutation::new(self.per_epoch, seed, epoch).apply(within),
+            Order::Shuffled { seed } => Permutation::new(cut.per_epoch, seed, epoch).apply(within),
         };
-        let start = place * self.seq_len;
-        let mut inputs = self
+        let start = cut.tokens.start + place * self.seq_len;
+        let mut inputs = cut
             .stream
             .tokens(start..start + self.seq_len + 1, self.vocab_size)?;
         let targets = inputs[1..].to_vec();
         inputs.pop();
         Ok(Sample { inputs, targets })
+    }
+}
+
+impl Cut {
+    fn new(
+        stream: &Arc<TokenStream>,
+        tokens: Range<u64>,
+        seq_len: u64,
+        vocab_size: u64,
+    ) -> Result<Self, Error> {
+        let (all, found) = (stream.num_tokens(), tokens.end - tokens.start);
+        let per_epoch = found.saturating_sub(1) / seq_len;
+        if per_epoch == 0 {
+            let holds = if found == all {
+                format!("holds {found} tokens")
+            } else {
+                format!(
+                    "holds {all} tokens in {} documents, {found} of them in a share of --split",
+                    stream.num_documents()
+                )
+            };
+            return Err(Error::malformed(
+                stream.name(),
+                format!(
+                    "{holds}; one sample of sequence length {seq_len} needs {}: give more data or a shorter sequence",
+                    seq_len + 1
+                ),
+            ));
+        }
+        // Text is in memory anyway: a wrong tokenizer shows now, not after an hour of training.
+        if let TokenStream::Text { ids, .. } = &**stream
+            && let Some(wrong) = ids.iter().position(|&id| u64::from(id) >= vocab_size)
+        {
+            let wrong = wrong as u64;
+            stream.tokens(wrong..wrong + 1, vocab_size)?;
+        }
+        Ok(Self {
+            stream: Arc::clone(stream),
+            tokens,
+            per_epoch,
+        })
     }
 }
 
@@ -282,7 +265,7 @@ mod tests {
     fn golden_samples_in_stream_order_and_their_epochs() {
         let samples = Samples::new(counting(10), 3, 10, Order::TokenStream).expect("enough");
         // Tokens 0..9 make three samples; token 9 is only a target.
-        assert_eq!(samples.per_epoch(), 3);
+        assert_eq!(samples.cuts[0].per_epoch, 3);
         let last = samples.get(2).expect("reads");
         assert_eq!(last.inputs, [6, 7, 8]);
         assert_eq!(last.targets, [7, 8, 9]);
@@ -324,7 +307,7 @@ mod tests {
         let indexed = TokenStream::indexed(&prefix).expect("opens");
         let text = Samples::new(text, 4, 256, Order::TokenStream).expect("enough");
         let indexed = Samples::new(indexed, 4, 256, Order::TokenStream).expect("enough");
-        assert_eq!(text.per_epoch(), 4);
+        assert_eq!(text.cuts[0].per_epoch, 4);
         let fingerprints = [&text, &indexed].map(|samples| samples.fingerprint().expect("reads"));
         assert_eq!(fingerprints[0], fingerprints[1]);
         for i in 0..9 {
@@ -336,7 +319,8 @@ mod tests {
     fn a_fingerprint_sees_a_changed_token_and_a_changed_length() {
         let fingerprint = |ids: Vec<u32>| {
             let stream = TokenStream::of_ids("some", ids);
-            stream.fingerprint(10).expect("reads")
+            let all = 0..stream.num_tokens();
+            stream.fingerprint(&all, 10).expect("reads")
         };
         for len in [5, 1024, 1500, 200_000] {
             let ids: Vec<u32> = (0..len).map(|i| i % 7).collect();
@@ -384,6 +368,81 @@ mod tests {
         assert!(
             message.contains("holds 8 tokens; one sample of sequence length 8 needs 9"),
             "{message}"
+        );
+    }
+
+    /// Indexed datasets of the documents of a list each, in a folder.
+    fn written(folder: &tempfile::TempDir, name: &str, documents: &[&[i32]]) -> TokenStream {
+        let prefix = folder.path().join(name);
+        write_indexed(&prefix, Element::I32, documents).expect("writes");
+        TokenStream::indexed(&prefix).expect("opens")
+    }
+
+    #[test]
+    fn a_blend_takes_turns_by_weight_and_each_dataset_begins_again() {
+        let blend = Blend {
+            streams: vec![Arc::new(counting(5)), Arc::new(counting(13))],
+            weights: None,
+        };
+        let first = |blend: &Blend| {
+            let samples = Samples::of_blend(blend, None, 2, 13, Order::TokenStream);
+            let samples = samples.expect("enough");
+            let input = |i| samples.get(i).expect("reads").inputs[0];
+            (0..8).map(input).collect::<Vec<_>>()
+        };
+        // Two samples against six: one of the first to three of the second.
+        assert_eq!(first(&blend), [0, 0, 2, 4, 2, 6, 8, 10]);
+        let even = Blend {
+            weights: Some(vec![4.0, 4.0]),
+            ..blend
+        };
+        assert_eq!(first(&even), [0, 0, 2, 2, 0, 4, 2, 6]);
+        let print = |blend: &Blend| {
+            let samples = Samples::of_blend(blend, None, 2, 13, Order::TokenStream);
+            samples.expect("enough").fingerprint().expect("reads")
+        };
+        let alike = Blend {
+            weights: Some(vec![1.0, 1.0]),
+            ..even.clone()
+        };
+        assert_eq!(print(&alike), print(&even));
+        let other = Blend {
+            weights: Some(vec![1.0, 2.0]),
+            ..even.clone()
+        };
+        assert_ne!(print(&other), print(&even));
+    }
+
+    #[test]
+    fn a_split_divides_documents_and_no_sample_crosses() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let documents: [&[i32]; 4] = [&[0, 1, 2], &[3, 4], &[5, 6, 7, 8, 9], &[10, 11, 12]];
+        let blend = Blend::of(written(&folder, "set", &documents));
+        let split: Split = "50,25,25".parse().expect("a split");
+        let of = |share| Samples::of_blend(&blend, Some((split, share)), 2, 20, Order::TokenStream);
+        let [training, held] =
+            [Share::Training, Share::Validation].map(|share| of(share).expect("enough"));
+        let inputs = |samples: &Samples| -> Vec<i32> {
+            let samples = (0..4).map(|i| samples.get(i).expect("reads"));
+            samples.flat_map(|sample| sample.inputs).collect()
+        };
+        assert_eq!(inputs(&training), [0, 1, 2, 3, 0, 1, 2, 3]);
+        assert_eq!(inputs(&held), [5, 6, 7, 8, 5, 6, 7, 8]);
+        assert_eq!((training.num_tokens(), held.num_tokens()), (5, 5));
+        let prints = [&training, &held].map(|samples| samples.fingerprint().expect("reads"));
+        assert_ne!(prints[0], prints[1]);
+        let none: Split = "99,1".parse().expect("a split");
+        let refused = Samples::of_blend(
+            &blend,
+            Some((none, Share::Validation)),
+            2,
+            20,
+            Order::TokenStream,
+        );
+        let refused = refused.expect_err("no document is left").to_string();
+        assert!(
+            refused.contains("13 tokens in 4 documents, 0 of them in a share of --split"),
+            "{refused}"
         );
     }
 }

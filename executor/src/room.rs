@@ -17,6 +17,8 @@ use moefold_profiles::units::{Bytes, GIB, MIB};
 use moefold_profiles::{Precision, TensorClass};
 
 use crate::error::Error;
+use crate::moe::dispatch::Dispatching;
+use crate::options::Savers;
 use crate::trace::Traced;
 use crate::train::prove;
 
@@ -37,7 +39,8 @@ pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Byt
         }
         Some(PlannedRouting::Balanced { .. }) | None => 1.0,
     };
-    let largest = largest(&layout, model, batch, planned.precision, load);
+    let dispatching = Savers::of(planned).dispatching;
+    let largest = largest(&layout, model, batch, planned.precision, dispatching, load);
     Ok(room_for(tensors, largest))
 }
 
@@ -53,9 +56,10 @@ pub fn largest(
     model: &Model,
     batch: &Batch,
     precision: Precision,
+    dispatching: Dispatching,
     load: f64,
 ) -> Bytes {
     // Of the GPU only workspaces depend, which are small.
     let gpu = Properties::assumed(Architecture::SM90);
-    Traced::on(model, Some(gpu)).largest(layout, batch, precision, load)
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision, dispatching, load)
 }

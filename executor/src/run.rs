@@ -189,6 +189,7 @@ pub fn summarize(
             .collect(),
         peak_by_rank,
         final_loss: records.last().map_or(f64::NAN, |r| r.loss),
+        validation: records.iter().rev().find_map(|r| r.validation),
         host: None,
     }
 }
@@ -270,6 +271,8 @@ mod tests {
             correction_bias: None,
             fullest: None,
             dropped: 0,
+            dropped_by_layer: Vec::new(),
+            validation: None,
         }
     }
 

@@ -4,9 +4,10 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, Offload, ScheduleName};
+use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
+use moefold_planner::stack::Stack;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::device::DeviceSpec;
@@ -74,6 +75,7 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
     let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
+    let dispatchers = Stack::of(StackName::Moefold).common().dispatchers;
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
         (
@@ -88,8 +90,16 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             "the interleaved schedule needs a pipeline, use \"none\"".to_owned(),
         ),
         (
-            plan.dispatcher != Dispatcher::Alltoall,
-            format!("dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\""),
+            !dispatchers.contains(&plan.dispatcher),
+            format!(
+                "dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\" or \"allgather\""
+            ),
+        ),
+        (
+            plan.capacity.is_some_and(|capacity| capacity.pad)
+                && plan.dispatcher == Dispatcher::Allgather,
+            "padding to capacity under dispatcher \"allgather\" is not implemented, use \"alltoall\""
+                .to_owned(),
         ),
         (
             plan.offload != Offload::None,

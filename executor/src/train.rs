@@ -16,7 +16,7 @@ use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
 use crate::checkpoint::{self, Checkpoint, Fingerprint, Saver, Written};
-use crate::data::Samples;
+use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
 use crate::model::global_tensors;
@@ -61,8 +61,21 @@ pub fn run(
 ) -> Result<Trained, Error> {
     let layout = &plan.layout;
     let world = World::threads(layout.tp * layout.cp * layout.pp * layout.dp);
-    let trained = run_in(&world, plan, model, batch, options, samples, true, on_step)?;
+    let data = Data {
+        training: samples,
+        validation: None,
+    };
+    let trained = run_in(&world, plan, model, batch, options, data, true, on_step)?;
     Ok(trained.expect("rank 0 is a thread of this process"))
+}
+
+/// What a run reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Data<'a> {
+    /// What it trains on.
+    pub training: &'a Samples,
+    /// What it is judged by meanwhile.
+    pub validation: Option<&'a Validation>,
 }
 
 /// Trains on the ranks of `world`. Where rank 0 is elsewhere, nothing is returned: what is measured,
@@ -78,7 +91,7 @@ pub fn run_in(
     model: &Model,
     batch: &Batch,
     options: &TrainOptions,
-    samples: &Samples,
+    data: Data<'_>,
     keep_weights: bool,
     on_step: &(dyn Fn(&StepRecord) + Sync),
 ) -> Result<Option<Trained>, Error> {
@@ -93,7 +106,7 @@ pub fn run_in(
         )));
     }
     let savers = Savers::of(plan);
-    let (weights, fingerprint) = begin(model, batch, options, samples)?;
+    let (weights, fingerprint) = begin(model, batch, options, data.training)?;
     let collector = Collector::new();
     let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
@@ -118,7 +131,7 @@ pub fn run_in(
             &mut trainer,
             batch,
             options,
-            samples,
+            data,
             saver.as_ref(),
             &report,
         )?;
@@ -211,7 +224,7 @@ fn train(
     trainer: &mut Trainer,
     batch: &Batch,
     options: &TrainOptions,
-    samples: &Samples,
+    data: Data<'_>,
     saver: Option<&Saver<'_>>,
     report: &dyn Fn(&StepRecord),
 ) -> Result<(Vec<StepRecord>, Vec<Written>, RankRecord), Error> {
@@ -225,11 +238,15 @@ fn train(
         let detail = sampler.detail(step, options.traced_steps.contains(&step));
         recorder.begin_step(step as u32, detail);
         let lr = options.lr.at(step);
-        let mine = microbatches(samples, &trainer.cx, batch, step)?;
+        let mine = microbatches(data.training, &trainer.cx, batch, step)?;
         let outcome = trainer.step(&mine, lr)?;
         let mut time = recorder.end_step();
         sampler.take(step, &mut time);
-        let record = trainer.record(batch, step, lr, outcome, time.step.0)?;
+        let mut record = trainer.record(batch, step, lr, outcome, time.step.0)?;
+        let due = |validation: &&Validation| validation.is_due(step + 1, options.steps);
+        if let Some(validation) = data.validation.filter(due) {
+            record.validation = Some(trainer.evaluate(validation, batch, step)?);
+        }
         report(&record);
         records.push(record);
         if times.is_empty() {

@@ -27,6 +27,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
                 .collect(),
         },
         dispatcher: Dispatcher::Alltoall,
+        capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Fp32,

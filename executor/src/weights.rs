@@ -20,6 +20,7 @@ pub use hugging_face::HuggingFace;
 pub(crate) use region::Rectangle;
 pub use region::{GlobalTensor, Region, State};
 pub use save::Collector;
+pub(crate) use save::{Blocks, FILE_BYTES, write_folder};
 
 use self::random::normal_region;
 use crate::checkpoint::Checkpoint;

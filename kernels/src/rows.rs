@@ -24,10 +24,10 @@ fn key(kind: SweepKind, len: usize, dtype: Dtype) -> Op {
     }
 }
 
-/// `y[i] = x[index[i]]`: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
+/// `y[i] = x[index[i]]`, zeros where the index is negative: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
 ///
 /// # Panics
-/// When an index is not a row of x.
+/// When an index is beyond the rows of x.
 pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
     let _op = x
         .device()
@@ -170,7 +170,10 @@ mod cpu {
     pub(super) fn gather(cpu: &Cpu, x: &[f32], index: &[i32], y: &mut [f32], width: usize) {
         cpu.rows(index.len(), 2 * y.len(), [(y, width)], |range, [y]| {
             for (&i, y) in index[range].iter().zip(y.chunks_exact_mut(width.max(1))) {
-                y.copy_from_slice(&x[i as usize * width..][..width]);
+                match usize::try_from(i) {
+                    Ok(i) => y.copy_from_slice(&x[i * width..][..width]),
+                    Err(_) => y.fill(0.0),
+                }
             }
         });
     }

@@ -14,7 +14,7 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
+    Capacity, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -36,6 +36,9 @@ pub struct PlannedLayout {
     pub pipeline: Pipeline,
     /// Token dispatcher.
     pub dispatcher: Dispatcher,
+    /// How many tokens an expert takes; absent where nothing is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Capacity>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// Modules whose activations rest on the host; `none` so far.

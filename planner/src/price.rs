@@ -312,6 +312,7 @@ mod tests {
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
+            capacity: None,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [

@@ -235,6 +235,16 @@ impl Stack {
         }
     }
 
+    /// Whether the input of experts can be padded to their capacity under a dispatcher (Megatron-Core's
+    /// `transformer_config.py` refuses it under `flex`).
+    pub fn pads_under(&self, dispatcher: Dispatcher) -> bool {
+        match dispatcher {
+            Dispatcher::Alltoall => true,
+            Dispatcher::Allgather => matches!(self, Self::Megatron(_)),
+            Dispatcher::Deepep | Dispatcher::Hybridep => false,
+        }
+    }
+
     /// Buffers of a dispatcher besides communicators. DeepEP and HybridEP stage messages: about
     /// 0.34 GB of NVLink buffers, as much again for the network (DeepEP `csrc/legacy/config.hpp`
     /// size hints at 20 SMs and hidden 7168; scaled by the hidden size).
@@ -306,7 +316,7 @@ impl Moefold {
                 context: Bytes::ZERO,
                 communicator: Bytes::ZERO,
                 overlap: Overlap::default(),
-                dispatchers: &[Dispatcher::Alltoall],
+                dispatchers: &[Dispatcher::Alltoall, Dispatcher::Allgather],
                 // bf16 needs a GPU.
                 precisions: &[Precision::Fp32, Precision::Bf16],
             },

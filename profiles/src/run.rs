@@ -59,6 +59,28 @@ pub struct StepRecord {
     /// Token-expert assignments dropped for capacity; 0 when dropless.
     #[serde(default)]
     pub dropped: u64,
+    /// The same by MoE layer; empty when dropless.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped_by_layer: Vec<u64>,
+    /// How the model did on the validation data after the step; absent where it was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<Evaluation>,
+}
+
+/// How a model does on data that it is not trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Evaluation {
+    /// Mean token cross entropy, nats.
+    #[serde(with = "null_is_nan")]
+    pub loss: f64,
+    /// e to the power of the loss.
+    #[serde(with = "null_is_nan")]
+    pub perplexity: f64,
+    /// Samples it is over.
+    pub samples: u64,
+    /// Wall seconds that it took beside the step.
+    pub eval_s: f64,
 }
 
 /// How tokens were routed where memory peaked.
@@ -131,6 +153,9 @@ pub struct RunSummary {
     /// Loss of the last step; NaN where no step ran.
     #[serde(with = "null_is_nan")]
     pub final_loss: f64,
+    /// The last evaluation; absent where there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<Evaluation>,
     /// What else the machine did meanwhile; absent where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostLoad>,
@@ -220,6 +245,8 @@ mod tests {
                 load: vec![vec![1, 3], vec![2, 2]],
             }),
             dropped: 0,
+            dropped_by_layer: Vec::new(),
+            validation: None,
         }
     }
 
@@ -235,13 +262,22 @@ mod tests {
 
     #[test]
     fn a_diverged_loss_is_null_and_comes_back_as_nan() {
+        let evaluation = Evaluation {
+            loss: 800.0,
+            perplexity: f64::INFINITY,
+            samples: 4,
+            eval_s: 0.5,
+        };
         let diverged = StepRecord {
             loss: f64::NAN,
+            validation: Some(evaluation),
             ..step()
         };
         let line = serde_json::to_string(&diverged).expect("serializes");
         assert!(line.contains("\"loss\":null"), "{line}");
         let back: StepRecord = serde_json::from_str(&line).expect("parses");
         assert!(back.loss.is_nan());
+        let validation = back.validation.expect("there");
+        assert!(validation.loss == 800.0 && validation.perplexity.is_nan());
     }
 }

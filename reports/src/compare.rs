@@ -122,6 +122,7 @@ mod tests {
             "predicted-measured-ops.svg",
             "loss.svg",
             "loss.png",
+            "expert-load.svg",
             "tables.md",
             "layouts.csv",
             "ops.csv",

@@ -7,6 +7,7 @@ use moefold_profiles::trace::TimeByCategory;
 
 use crate::draw::color;
 use crate::format;
+use crate::losses::{Difference, differences};
 use crate::subject::{Comparison, Measured, Subject};
 
 /// Categories that are said to explain a difference.
@@ -40,6 +41,7 @@ pub(crate) fn of(comparison: &Comparison) -> Vec<String> {
         findings.extend(memory_of(best));
     }
     findings.extend(of_runs(comparison, loss_of));
+    findings.extend(differences(comparison).iter().map(Difference::sentence));
     findings.extend(of_runs(comparison, balance_of));
     if let Some(best) = leading.map(|i| &comparison.subjects[i]) {
         findings.push(confidence(best));
@@ -333,8 +335,11 @@ fn loss_of(measured: &Measured) -> Option<String> {
     } else {
         "rose"
     };
+    let validation = measured.summary.validation.map_or(String::new(), |found| {
+        format!(" On validation data it ended at {:.3}.", found.loss)
+    });
     Some(format!(
-        "The loss of {{}} {change} from {:.3} to {:.3} in {} steps.",
+        "The loss of {{}} {change} from {:.3} to {:.3} in {} steps.{validation}",
         first.loss,
         last.loss,
         measured.steps.len()

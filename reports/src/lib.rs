@@ -15,6 +15,7 @@ pub mod format;
 mod held;
 mod html;
 mod inputs;
+mod losses;
 mod ops;
 mod plots;
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! A plot whose data is not there (no run, no capacity) is absent, never empty.
 
 mod accuracy;
+mod difference;
+mod load;
 mod loss;
 pub(crate) mod memory;
 mod pipeline_memory;
@@ -26,5 +28,7 @@ pub(crate) fn all(comparison: &Comparison) -> Vec<Plot> {
     plots.extend(steps::plot(comparison));
     plots.extend(accuracy::plots(comparison));
     plots.extend(loss::plot(comparison));
+    plots.extend(difference::plot(comparison));
+    plots.extend(load::plot(comparison));
     plots
 }

@@ -109,22 +109,33 @@ impl Setting {
     /// Whether steps of two settings can be set side by side: the same model and the same work on
     /// the same ranks. Parts that are unknown do not differ.
     fn is_comparable(&self, other: &Self) -> bool {
-        fn agree<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
-            match (a, b) {
-                (Some(a), Some(b)) => a == b,
-                _ => true,
-            }
-        }
+        self.trains_as(other)
+            && agree(
+                self.cluster.as_ref().map(|c| &c.name),
+                other.cluster.as_ref().map(|c| &c.name),
+            )
+            && agree(
+                self.request.as_ref().map(|r| r.gpus),
+                other.request.as_ref().map(|r| r.gpus),
+            )
+    }
+
+    /// Whether losses of two settings can be set side by side: the same model and batch, on whatever ranks.
+    pub(crate) fn trains_as(&self, other: &Self) -> bool {
         agree(
             self.model.as_ref().map(|m| &m.name),
             other.model.as_ref().map(|m| &m.name),
         ) && agree(
-            self.cluster.as_ref().map(|c| &c.name),
-            other.cluster.as_ref().map(|c| &c.name),
-        ) && agree(
-            self.request.as_ref().map(|r| (r.gpus, r.batch)),
-            other.request.as_ref().map(|r| (r.gpus, r.batch)),
+            self.request.as_ref().map(|r| r.batch),
+            other.request.as_ref().map(|r| r.batch),
         )
+    }
+}
+
+fn agree<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a == b,
+        _ => true,
     }
 }
 

@@ -42,20 +42,26 @@ impl Host {
     pub(super) fn detect() -> Self {
         let environment = Environment::detect(1, &DeviceSpec::CPU);
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let memory = read("/proc/meminfo");
+        let available = available();
         Self {
             system: environment.system,
             processor: environment.processor,
             cores: environment.cores,
             features: environment.features,
             memory_bytes: environment.memory_bytes,
-            memory_available_bytes: field(&memory, "MemAvailable:").map(|kib| kib * KIB),
-            huge_pages: field(&memory, "HugePages_Total:"),
+            memory_available_bytes: available,
+            huge_pages: field(&read("/proc/meminfo"), "HugePages_Total:"),
             transparent_huge_pages: chosen(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
             locked_memory: locked_memory(&read("/proc/self/limits")),
             compiler: compiler(),
         }
     }
+}
+
+/// Bytes of memory that are free, or can be freed at once.
+pub(super) fn available() -> Option<u64> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    field(&memory, "MemAvailable:").map(|kib| kib * KIB)
 }
 
 /// The number after a name at the start of a line of `/proc/meminfo`.

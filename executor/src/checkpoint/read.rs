@@ -94,9 +94,11 @@ impl Checkpoint {
 
     /// Refuses to go on otherwise than it was trained, or where nothing is left of `steps` steps.
     pub fn check(&self, fingerprint: &Fingerprint, steps: u64) -> Result<(), Error> {
-        let [saved, now] = [&self.index.fingerprint, fingerprint]
-            .map(|fingerprint| serde_json::to_value(fingerprint).expect("options are plain data"));
-        let differ = differences(&saved, &now);
+        let value =
+            |fingerprint| serde_json::to_value(fingerprint).expect("options are plain data");
+        let saved = self.index.fingerprint.as_ref().map(value);
+        let now = value(fingerprint);
+        let differ = saved.map_or(Vec::new(), |saved| differences(&saved, &now));
         if !differ.is_empty() {
             return Err(Error::Request(format!(
                 "{}: was trained otherwise, so a run that resumes it would not go on as it began: {}; \
@@ -132,6 +134,11 @@ impl Checkpoint {
             )));
         }
         Ok(())
+    }
+
+    /// Sees that all files hold what was written.
+    pub(crate) fn verify_alone(&self) -> Result<(), Error> {
+        (0..self.files.len()).try_for_each(|number| self.verify_file(number))
     }
 
     fn verify_file(&self, number: usize) -> Result<(), Error> {

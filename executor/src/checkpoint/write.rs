@@ -1,12 +1,11 @@
 //! Writes checkpoints: each rank its own file, rank 0 the index once all are there.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use moefold_planner::model::Model;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
 
 use super::{CHECKPOINT_VERSION, FOLDER, Fingerprint, Flaw, INDEX, Index, KEPT, ShardFile};
@@ -19,7 +18,8 @@ use crate::options::TrainOptions;
 use crate::step::Stepper;
 use crate::train::Trainer;
 use crate::transport::{Communicator, RankContext};
-use crate::weights::{GlobalTensor, Rectangle, State};
+use crate::weights::stored::header;
+use crate::weights::{Blocks, GlobalTensor, Rectangle, Region, State};
 
 /// A checkpoint that was written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -119,7 +119,7 @@ impl<'a> Saver<'a> {
             let index = Index {
                 version: CHECKPOINT_VERSION,
                 step,
-                fingerprint: self.fingerprint.clone(),
+                fingerprint: Some(self.fingerprint.clone()),
                 model: self.model.clone(),
                 files,
             };
@@ -165,16 +165,10 @@ fn write_file(dir: &Path, rank: u32, stepper: &Stepper) -> Result<ShardFile, Err
     let owned: Vec<_> = stepper.optimizer.owned(&stepper.store.shard).collect();
     let name = name_of_file(rank);
     let path = dir.join(&name);
-    let write = || -> io::Result<Hashing<_>> {
-        let mut out = Hashing {
-            out: BufWriter::with_capacity(1 << 20, File::create(&path)?),
-            hash: blake3::Hasher::new(),
-            bytes: 0,
-        };
+    let write = || -> io::Result<Hashing> {
+        let mut out = Hashing::create(&path)?;
         write_states(&mut out, &owned)?;
-        out.out.flush()?;
-        // A name is only given to what is on the disk.
-        out.out.get_ref().sync_all()?;
+        out.finish()?;
         Ok(out)
     };
     let out = write().map_err(|cause| {
@@ -186,17 +180,79 @@ fn write_file(dir: &Path, rank: u32, stepper: &Stepper) -> Result<ShardFile, Err
             cause,
         }
     })?;
-    let regions = owned.iter().flat_map(Owned::regions);
-    Ok(ShardFile {
-        name,
-        bytes: out.bytes,
-        blake3: out.hash.finalize().to_hex().to_string(),
-        regions: regions.map(|region| Rectangle::from(&region)).collect(),
+    Ok(out.described(name, owned.iter().flat_map(Owned::regions)))
+}
+
+/// Writes into `run_dir` the checkpoint before the first step of weights that come block by block: with moments
+/// of zero, of no course.
+pub(crate) fn write_initial(
+    run_dir: &Path,
+    model: &Model,
+    tensors: &[GlobalTensor],
+    blocks: &Blocks<'_>,
+) -> Result<Written, Error> {
+    let began = Instant::now();
+    let folder = run_dir.join(FOLDER);
+    let dir = partial(&folder, 0);
+    fs::create_dir_all(&dir).map_err(Error::io(&dir, "create"))?;
+    let write = || -> Result<u64, Error> {
+        let name = name_of_file(0);
+        let path = dir.join(&name);
+        let io = |cause| Error::io(&path, "write")(cause);
+        let mut out = Hashing::create(&path).map_err(io)?;
+        let entries = tensors.iter().flat_map(|tensor| {
+            let states = State::of(&tensor.name).iter();
+            states.map(|&state| entry(&tensor.whole(), state))
+        });
+        out.write_all(&header(None, entries)).map_err(io)?;
+        for tensor in tensors {
+            for state in State::of(&tensor.name) {
+                if *state == State::Master {
+                    blocks.each(tensor, &mut |values| {
+                        out.write_all(bytemuck::cast_slice(values)).map_err(io)
+                    })?;
+                } else {
+                    let bytes = (tensor.len() * size_of::<f32>()) as u64;
+                    io::copy(&mut io::repeat(0).take(bytes), &mut out).map_err(io)?;
+                }
+            }
+        }
+        out.finish().map_err(io)?;
+        let index = Index {
+            version: CHECKPOINT_VERSION,
+            step: 0,
+            fingerprint: None,
+            model: model.clone(),
+            files: vec![out.described(name, tensors.iter().map(GlobalTensor::whole))],
+        };
+        let covered = index.check_cover(tensors);
+        covered.unwrap_or_else(|why| panic!("other than the model was written: {why}"));
+        commit(&folder, &index, false)?;
+        Ok(index.bytes())
+    };
+    // What cannot be removed is in nobody's way.
+    let bytes = write().inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+    Ok(Written {
+        dir: folder_of(&folder, 0),
+        step: 0,
+        bytes,
+        seconds: began.elapsed().as_secs_f64(),
+        not_removed: Vec::new(),
     })
 }
 
+/// A state of a region as a tensor of a file.
+fn entry(region: &Region<'_>, state: State) -> (String, Vec<usize>) {
+    let shape = vec![region.rows.len(), region.cols.len()];
+    (name_of(&Rectangle::from(region), state), shape)
+}
+
 fn write_states(out: &mut dyn Write, owned: &[Owned<'_>]) -> io::Result<()> {
-    out.write_all(&header(owned))?;
+    let named = owned.iter().flat_map(|owned| {
+        let states = owned.states().iter();
+        states.flat_map(|&state| owned.regions().into_iter().map(move |r| entry(&r, state)))
+    });
+    out.write_all(&header(None, named))?;
     for owned in owned {
         for &state in owned.states() {
             // Rectangles of a range follow each other as its elements do.
@@ -206,38 +262,40 @@ fn write_states(out: &mut dyn Write, owned: &[Owned<'_>]) -> io::Result<()> {
     Ok(())
 }
 
-/// The header of a safetensors file, its length before it, padded to a multiple of eight bytes.
-fn header(owned: &[Owned<'_>]) -> Vec<u8> {
-    let mut tensors = Vec::new();
-    let mut at = 0;
-    for owned in owned {
-        for &state in owned.states() {
-            for region in owned.regions() {
-                let start = at;
-                at += region.len() * size_of::<f32>();
-                let info = TensorInfo {
-                    dtype: Dtype::F32,
-                    shape: vec![region.rows.len(), region.cols.len()],
-                    data_offsets: (start, at),
-                };
-                tensors.push((name_of(&Rectangle::from(&region), state), info));
-            }
-        }
-    }
-    let metadata = Metadata::new(None, tensors).expect("tensors follow each other");
-    let mut header = serde_json::to_vec(&metadata).expect("names are text");
-    header.resize(header.len().next_multiple_of(8), b' ');
-    [&(header.len() as u64).to_le_bytes()[..], &header].concat()
-}
-
 /// Hashes and counts what is written.
-struct Hashing<W> {
-    out: W,
+struct Hashing {
+    out: BufWriter<File>,
     hash: blake3::Hasher,
     bytes: u64,
 }
 
-impl<W: Write> Write for Hashing<W> {
+impl Hashing {
+    fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            out: BufWriter::with_capacity(1 << 20, File::create(path)?),
+            hash: blake3::Hasher::new(),
+            bytes: 0,
+        })
+    }
+
+    /// A name is only given to what is on the disk.
+    fn finish(&mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.out.get_ref().sync_all()
+    }
+
+    /// What was written, under a name, of some regions.
+    fn described<'a>(&self, name: String, regions: impl Iterator<Item = Region<'a>>) -> ShardFile {
+        ShardFile {
+            name,
+            bytes: self.bytes,
+            blake3: self.hash.finalize().to_hex().to_string(),
+            regions: regions.map(|region| Rectangle::from(&region)).collect(),
+        }
+    }
+}
+
+impl Write for Hashing {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let count = self.out.write(buffer)?;
         self.hash.update(&buffer[..count]);

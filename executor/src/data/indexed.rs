@@ -32,6 +32,8 @@ pub struct Indexed {
     element: Element,
     num_tokens: u64,
     num_documents: u64,
+    idx_path: PathBuf,
+    num_sequences: u64,
 }
 
 impl Indexed {
@@ -78,6 +80,8 @@ impl Indexed {
             element: index.element,
             num_tokens: index.num_tokens,
             num_documents: index.num_documents,
+            idx_path,
+            num_sequences: index.num_sequences,
         })
     }
 
@@ -99,6 +103,20 @@ impl Indexed {
     /// Documents.
     pub fn num_documents(&self) -> u64 {
         self.num_documents
+    }
+
+    /// Sequences; a document of text is one.
+    pub fn num_sequences(&self) -> u64 {
+        self.num_sequences
+    }
+
+    /// The token that a sequence begins with; of one after the last, the tokens there are.
+    pub(super) fn start_of(&self, sequence: u64) -> Result<u64, Error> {
+        if sequence >= self.num_sequences {
+            return Ok(self.num_tokens);
+        }
+        let offset = index::offset(&self.idx_path, self.num_sequences, sequence)?;
+        Ok(offset / self.element.bytes())
     }
 
     /// Ids `range` of the stream of all documents in order, as they are in the file.

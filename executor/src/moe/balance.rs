@@ -57,13 +57,48 @@ impl Balancing {
     }
 }
 
+/// Local tokens that chose each expert.
+#[derive(Debug, Clone)]
+pub enum Load {
+    /// As the host knows them.
+    Known(Vec<u64>),
+    /// First row of each expert and the end of the last, on the device: `[E + 1]` i32.
+    Offsets(Tensor),
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self::Known(Vec::new())
+    }
+}
+
+impl Load {
+    /// The tokens; the host may wait for the device.
+    pub fn read(&self) -> Vec<u64> {
+        match self {
+            Self::Known(load) => load.clone(),
+            Self::Offsets(offsets) => between(&offsets.to_i32()),
+        }
+    }
+}
+
+/// Rows between offsets.
+pub(crate) fn between(offsets: &[i32]) -> Vec<u64> {
+    let rows = offsets.windows(2).map(|ends| ends[1] - ends[0]);
+    rows.map(|rows| u64::try_from(rows).expect("offsets rise"))
+        .collect()
+}
+
 /// What routing one microbatch was like.
 #[derive(Debug, Clone, Default)]
 pub struct RoutingStats {
-    /// Local tokens sent to each expert.
-    pub load: Vec<u64>,
-    /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
+    /// Local tokens that chose each expert.
+    pub load: Load,
+    /// Tokens that chose each expert on all ranks that this one exchanges tokens with, itself among them;
+    /// empty where no host of them knows.
     pub exchanged: Vec<u64>,
+    /// Tokens that each expert takes of a rank, where there is a limit.
+    pub limit: Option<usize>,
     /// What this rank's part of the load-balancing losses is made of; absent when off.
     pub balance: Option<Balance>,
     /// What its part of the z-loss is made of; absent when off.

@@ -62,7 +62,13 @@ fn scalars(step: &StepRecord, time_s: f64) -> Message {
         let most = load.iter().max().map_or(0.0, |&most| most as f64);
         (format!("busiest_expert/{layer}"), most / mean.max(1.0))
     });
-    let values = fixed.into_iter().chain(busiest);
+    let validation = step.validation.iter().flat_map(|validation| {
+        [
+            ("validation_loss".to_owned(), validation.loss),
+            ("validation_perplexity".to_owned(), validation.perplexity),
+        ]
+    });
+    let values = fixed.into_iter().chain(busiest).chain(validation);
     let summary = values.fold(Message::default(), |summary, (tag, value)| {
         let value = Message::default()
             .bytes(1, tag.as_bytes())
@@ -164,7 +170,8 @@ mod tests {
     #[test]
     fn a_step_has_its_scalars_and_the_busiest_expert_of_each_layer() {
         let line = r#"{"step": 3, "loss": 5.25, "grad_norm": 1.5, "lr": 0.1, "step_s": 0.5, "tokens_per_s": 64,
-            "peak_bytes": 1073741824, "expert_load": [[1, 3], [2, 2]]}"#;
+            "peak_bytes": 1073741824, "expert_load": [[1, 3], [2, 2]],
+            "validation": {"loss": 2.5, "perplexity": 12.25, "samples": 8, "eval_s": 0.5}}"#;
         let step: StepRecord = serde_json::from_str(line).expect("a step");
         let bytes = scalars(&step, 0.0).0;
         let has = |tag: &str, value: f32| {
@@ -179,6 +186,8 @@ mod tests {
             ("peak_gib", 1.0),
             ("busiest_expert/0", 1.5),
             ("busiest_expert/1", 1.0),
+            ("validation_loss", 2.5),
+            ("validation_perplexity", 12.25),
         ] {
             assert!(has(tag, value), "{tag}");
         }

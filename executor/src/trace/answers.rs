@@ -26,9 +26,11 @@ use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
+use crate::moe::dispatch::Dispatching;
+use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{loss_at, rotations, sums, upload};
+use crate::step::{keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
 
@@ -39,14 +41,15 @@ pub struct Traced<'a> {
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
-    steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
+    steps: Mutex<BTreeMap<[u64; 4], [Level; 2]>>,
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
-/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`. Depths of multi-token prediction, which
-/// are the head's, are decided by all.
-type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
+/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
+/// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
+/// all.
+type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3], [u64; 4]);
 
 /// What is traced as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +69,7 @@ struct Site<'a> {
     layout: &'a Layout,
     local: &'a Local,
     precision: Precision,
+    dispatching: Dispatching,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -74,7 +78,15 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             layout: setting.layout,
             local: setting.local,
             precision: setting.precision,
+            dispatching: dispatching(setting),
         }
+    }
+}
+
+fn dispatching(setting: &Setting<'_>) -> Dispatching {
+    Dispatching {
+        dispatcher: setting.dispatcher,
+        capacity: setting.capacity,
     }
 }
 
@@ -170,6 +182,7 @@ impl<'a> Traced<'a> {
             Unit::Whole(layer) => (true, routed(layer)),
         };
         let [mut attention, mut experts] = [[0; 3]; 2];
+        let mut dispatching = [0; 4];
         if by_attention {
             attention = [local.tp, local.mbs, local.cp];
         }
@@ -177,9 +190,17 @@ impl<'a> Traced<'a> {
             let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
             let degrees = local.ep << 42 | local.etp << 21 | tp;
             experts = [degrees, local.tokens_local, local.expert_rows];
+            // A rank with all experts is the same under every dispatcher.
+            let sends = local.ep * local.etp > 1;
+            dispatching[0] = u64::from(sends) * site.dispatching.dispatcher as u64;
+            if let Some(capacity) = site.dispatching.capacity {
+                let each = capacity.rows(local.tokens_local, moe.topk, moe.experts);
+                let policy = capacity.drop_policy as u64;
+                dispatching[1..].copy_from_slice(&[each, policy, u64::from(capacity.pad)]);
+            }
         }
         let always = [site.precision as u64, local.seq_len];
-        let sizes = (unit, always, attention, experts);
+        let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
             return answer;
@@ -205,9 +226,12 @@ impl<'a> Traced<'a> {
         let cx = piece_on(device, layout, assumed, &tape);
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
-        let balancing = Balancing::default();
+        let sparse = Sparse {
+            balancing: Balancing::default(),
+            dispatching: site.dispatching,
+        };
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, balancing, &again, 0.0);
+        let stage = StageModel::new(model, &store, &pieces, sparse, &again, 0.0);
         let depths = match pieces[0] {
             model::Piece::Head => model.mtp.len(),
             _ => 0,
@@ -236,12 +260,20 @@ impl<'a> Traced<'a> {
             let dtype = cx.device.dtype();
             cx.device.empty(TensorClass::Activations, dtype, &dims)
         };
+        // Where a router leaves its offsets.
+        let routers = routers(model);
+        let kept = offsets(&cx, &site.dispatching, &routers[..routers.len().min(1)], 1);
         // What comes from the piece before, and from the one after.
         let x = (!has(model::Piece::Embedding)).then(stream);
         let dy = (!has(model::Piece::Head)).then(stream);
 
         tape.wipe();
-        let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
+        let routed = |_, stats: RoutingStats| {
+            if let Some(kept) = &kept {
+                keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
+            }
+        };
+        let (output, saved) = stage.forward(&cx, x, &tokens, routed)?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -460,7 +492,9 @@ impl Runtime for Traced<'_> {
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
         let local = setting.local;
-        let sizes = [local.mbs, local.tokens, setting.precision as u64];
+        let pads = setting.capacity.is_some_and(|capacity| capacity.pad);
+        let uncounted = u64::from(pads || local.ep * local.etp == 1);
+        let sizes = [local.mbs, local.tokens, setting.precision as u64, uncounted];
         let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let known = steps().get(&sizes).copied();
         let [fixed, microbatch] = known.unwrap_or_else(|| {
@@ -486,12 +520,15 @@ impl Traced<'_> {
         layout: &Layout,
         batch: &Batch,
         precision: Precision,
+        dispatching: Dispatching,
         load: f64,
     ) -> Bytes {
+        let local = Local::new(layout, self.model, batch, load);
         let site = Site {
             layout,
-            local: &Local::new(layout, self.model, batch, load),
+            local: &local.within(self.model, dispatching.capacity),
             precision,
+            dispatching,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -516,8 +553,9 @@ impl Traced<'_> {
         };
         let size = [local.mbs as usize, local.seq_len as usize];
         let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
+        let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
-        drop((rope, sums, uploaded));
+        drop((rope, sums, uploaded, kept));
         [fixed, microbatch]
     }
 }

@@ -6,17 +6,19 @@ use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Microbatch, Schedule, Stage};
-use moefold_profiles::run::{FullestMicrobatch, StepRecord};
+use moefold_profiles::run::{Evaluation, FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
-use crate::data::Samples;
+use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
+use crate::moe::Sparse;
 use crate::moe::balance::{Balancing, Biases};
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
+use crate::record::Detail;
 use crate::stage::StageModel;
 use crate::step::{HostTokens, StepOutcome, Stepper};
 use crate::store::Store;
@@ -94,7 +96,11 @@ impl Trainer {
         let again = |layer| savers.recompute.of_layer(layer).clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
             let Weights { balancing, mtp } = losses;
-            let built = StageModel::new(model, &store, &pieces, balancing, &again, mtp);
+            let sparse = Sparse {
+                balancing,
+                dispatching: savers.dispatching,
+            };
+            let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
@@ -107,7 +113,7 @@ impl Trainer {
             store,
             stages,
             (optimizer, biases),
-            actions,
+            (actions, savers.dispatching),
             seq_len as usize,
         );
         Self {
@@ -125,6 +131,30 @@ impl Trainer {
     /// Runs one step on the rank's part of a global batch.
     pub fn step(&mut self, microbatches: &[HostTokens], lr: f64) -> Result<StepOutcome, Error> {
         self.stepper.step(&self.cx, microbatches, lr)
+    }
+
+    /// How the model does on validation data, after a step.
+    pub(super) fn evaluate(
+        &self,
+        validation: &Validation,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<Evaluation, Error> {
+        let recorder = self.cx.recorder.clone();
+        recorder.begin_step(step as u32, Detail::Whole);
+        let iters = validation.iters(batch.global_batch);
+        let mut sum = 0.0;
+        for iter in 0..iters {
+            let mine = microbatches(&validation.samples, &self.cx, batch, iter)?;
+            sum += self.stepper.evaluate(&self.cx, &mine)?;
+        }
+        let loss = sum / iters as f64;
+        Ok(Evaluation {
+            loss,
+            perplexity: loss.exp(),
+            samples: iters * batch.global_batch,
+            eval_s: recorder.end_step().step.0,
+        })
     }
 
     /// What the rank holds and how it steps.
@@ -226,7 +256,9 @@ impl Trainer {
             expert_load: outcome.expert_load,
             correction_bias,
             fullest,
-            dropped: 0,
+            dropped: outcome.dropped.iter().sum(),
+            dropped_by_layer: outcome.dropped,
+            validation: None,
         })
     }
 

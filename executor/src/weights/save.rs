@@ -1,18 +1,124 @@
-//! [`Collector`]: gathers a model's tensors from the ranks and writes a Hugging Face folder.
+//! [`write_folder`]: a Hugging Face folder of tensors that come block by block; [`Collector`]: gathers a model's
+//! tensors from the ranks for it.
 //!
 //! Ranks put the regions they hold, in any order; a region that several hold is put by one of them.
 //! Nothing is written until every element of every tensor has been put once.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use safetensors::tensor::{Dtype, TensorView};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::region::{GlobalTensor, Region};
+use super::stored::header;
 use crate::error::Error;
 use crate::files::{write_atomically, write_json};
+
+/// Values of tensors, so many elements at a time, in the order of files.
+pub(crate) struct Blocks<'a> {
+    /// Most elements of a block; a row is read whole.
+    pub(crate) elements: usize,
+    /// The values of a region, row by row.
+    pub(crate) read: &'a dyn Fn(&Region<'_>) -> Result<Vec<f32>, Error>,
+}
+
+impl Blocks<'_> {
+    /// Gives `take` the values of a tensor, block by block.
+    pub(crate) fn each(
+        &self,
+        tensor: &GlobalTensor,
+        take: &mut dyn FnMut(&[f32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let [rows, cols] = tensor.matrix();
+        let step = (self.elements / cols.max(1)).max(1);
+        for first in (0..rows).step_by(step) {
+            let region = Region {
+                rows: first..(first + step).min(rows),
+                ..tensor.whole()
+            };
+            take(&(self.read)(&region)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of tensors in one file, at most, where a tensor is not larger: what transformers writes too.
+pub(crate) const FILE_BYTES: u64 = 5_000_000_000;
+
+/// Writes `config.json` and the tensors in f32 into the folder `dir`, which is made if need be: as
+/// `model.safetensors`, or where they are more than `file_bytes` as several files with their index.
+pub(crate) fn write_folder(
+    dir: &Path,
+    config: &Value,
+    tensors: &[GlobalTensor],
+    file_bytes: u64,
+    blocks: &Blocks<'_>,
+) -> Result<(), Error> {
+    std::fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
+    let bytes = |tensor: &GlobalTensor| (tensor.len() * size_of::<f32>()) as u64;
+    let mut files: Vec<&[GlobalTensor]> = Vec::new();
+    let mut rest = tensors;
+    while !rest.is_empty() {
+        let mut sum = 0;
+        let fits = rest.iter().take_while(|tensor| {
+            sum += bytes(tensor);
+            sum <= file_bytes
+        });
+        let (file, others) = rest.split_at(fits.count().max(1));
+        files.push(file);
+        rest = others;
+    }
+    let name = |number: usize| match files.len() {
+        1 => "model.safetensors".to_owned(),
+        all => format!("model-{:05}-of-{all:05}.safetensors", number + 1),
+    };
+    for (number, file) in files.iter().enumerate() {
+        write_file(&dir.join(name(number)), file, blocks)?;
+    }
+    if files.len() > 1 {
+        let named = |(number, file): (usize, &&[GlobalTensor])| {
+            let names = file.iter().map(|tensor| tensor.name.clone());
+            names
+                .map(|tensor| (tensor, name(number)))
+                .collect::<Vec<_>>()
+        };
+        let map: BTreeMap<String, String> = files.iter().enumerate().flat_map(named).collect();
+        let total: u64 = tensors.iter().map(bytes).sum();
+        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+        write_json(&dir.join("model.safetensors.index.json"), &index)?;
+    }
+    write_json(&dir.join("config.json"), config)
+}
+
+fn write_file(path: &Path, tensors: &[GlobalTensor], blocks: &Blocks<'_>) -> Result<(), Error> {
+    // transformers refuses files that do not say which framework's layout they have.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let entries = tensors
+        .iter()
+        .map(|tensor| (tensor.name.clone(), tensor.dims.clone()));
+    let header = header(Some(metadata.into_iter().collect()), entries);
+    let mut failed = None;
+    let written = write_atomically(path, |out| {
+        out.write_all(&header)?;
+        for tensor in tensors {
+            let done = blocks.each(tensor, &mut |values| {
+                let written = out.write_all(bytemuck::cast_slice(values));
+                written.map_err(Error::io(path, "write"))
+            });
+            if let Err(error) = done {
+                failed = Some(error);
+                return Err(io::ErrorKind::Other.into());
+            }
+        }
+        Ok(())
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => written,
+    }
+}
 
 /// Tensors on their way to a checkpoint. Shared by the ranks of a process.
 #[derive(Debug, Default)]
@@ -72,32 +178,32 @@ impl Collector {
     /// The tensors that were put, by name.
     pub fn tensors(&self) -> Vec<GlobalTensor> {
         let tensors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let describe = |(name, gathered): (&String, &Gathered)| GlobalTensor {
-            name: name.clone(),
-            dims: gathered.dims.clone(),
-        };
-        tensors.iter().map(describe).collect()
+        tensors.iter().map(described).collect()
     }
 
-    /// Writes `config.json` and `model.safetensors` into the folder `dir`, which is made if need be.
+    /// Writes them as [`write_folder`] does.
     pub fn save(self, dir: &Path, config: &Value) -> Result<(), Error> {
         let tensors = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (name, gathered) in &tensors {
             assert_complete(name, gathered);
         }
-        std::fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-        let views = tensors.iter().map(|(name, gathered)| {
-            let bytes = bytemuck::cast_slice(&gathered.values);
-            let view = TensorView::new(Dtype::F32, gathered.dims.clone(), bytes);
-            (name, view.expect("as many values as the shape says"))
-        });
-        // transformers refuses files that do not say which framework's layout they have.
-        let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        let path = dir.join("model.safetensors");
-        let bytes = safetensors::serialize(views, Some(metadata.into_iter().collect()));
-        let bytes = bytes.map_err(|error| Error::malformed(&path, error.to_string()))?;
-        write_atomically(&path, |out| out.write_all(&bytes))?;
-        write_json(&dir.join("config.json"), config)
+        let named: Vec<GlobalTensor> = tensors.iter().map(described).collect();
+        let read = |region: &Region<'_>| {
+            let (values, width) = (&tensors[region.tensor].values, region.width());
+            Ok(values[region.rows.start * width..region.rows.end * width].to_vec())
+        };
+        let blocks = Blocks {
+            elements: 1 << 20,
+            read: &read,
+        };
+        write_folder(dir, config, &named, FILE_BYTES, &blocks)
+    }
+}
+
+fn described((name, gathered): (&String, &Gathered)) -> GlobalTensor {
+    GlobalTensor {
+        name: name.clone(),
+        dims: gathered.dims.clone(),
     }
 }
 

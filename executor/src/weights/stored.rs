@@ -1,11 +1,11 @@
 //! Headers of safetensors files: which tensors a file holds, and where in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::Error;
 
@@ -23,6 +23,29 @@ pub(crate) struct Stored {
     pub(crate) shape: Vec<usize>,
     /// Position of its first element in the file, bytes.
     pub(crate) at: u64,
+}
+
+/// The header of a file of f32 tensors that lie in it one after the other, its length before it, padded to a
+/// multiple of eight bytes.
+pub(crate) fn header(
+    metadata: Option<HashMap<String, String>>,
+    tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
+) -> Vec<u8> {
+    let mut at = 0;
+    let placed = tensors.into_iter().map(|(name, shape)| {
+        let start = at;
+        at += shape.iter().product::<usize>() * size_of::<f32>();
+        let info = TensorInfo {
+            dtype: Dtype::F32,
+            shape,
+            data_offsets: (start, at),
+        };
+        (name, info)
+    });
+    let metadata = Metadata::new(metadata, placed.collect()).expect("tensors follow each other");
+    let mut header = serde_json::to_vec(&metadata).expect("names are text");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header].concat()
 }
 
 /// Adds the tensors of one file to `stored`.

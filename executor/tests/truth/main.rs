@@ -1,6 +1,7 @@
 //! What makes the executor's training real: it equals a reference, whatever the layout.
 
 mod balance;
+mod capacity;
 mod common;
 mod cuda;
 mod dispatch;
@@ -9,3 +10,4 @@ mod layouts;
 mod peak;
 mod recompute;
 mod shards;
+mod validation;

@@ -184,6 +184,16 @@ pub enum Illegal {
         dispatcher: Dispatcher,
         known: &'static [Dispatcher],
     },
+    /// A factor that is no share of tokens.
+    #[error("`expert_capacity_factor` {factor} is not above 0; nearest: 1")]
+    CapacityFactor { factor: String },
+    /// A dispatcher under which the stack does not pad.
+    #[error("the {} stack does not `pad_expert_input_to_capacity` under `dispatcher` {}; nearest: `dispatcher` alltoall",
+        stack.name(), dispatcher.name())]
+    PaddedDispatcher {
+        stack: StackName,
+        dispatcher: Dispatcher,
+    },
     /// Recomputation of modules the model lacks.
     #[error(
         "no layer of the model has {} to recompute; nearest: modules it has, {}",
@@ -246,6 +256,8 @@ impl Illegal {
             Self::StackDegree { .. } => "stack_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
+            Self::CapacityFactor { .. } => "capacity_factor",
+            Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",
             Self::RecomputeLayers { .. } => "recompute_layers",

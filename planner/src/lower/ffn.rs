@@ -152,6 +152,7 @@ mod tests {
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,
             dispatcher,
+            capacity: None,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {

@@ -84,6 +84,23 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             known: stack.common().dispatchers,
         });
     }
+    if let Some(capacity) = &options.capacity {
+        let factor = capacity.factor;
+        if !(factor.is_finite() && factor > 0.0) {
+            broken.push(Illegal::CapacityFactor {
+                factor: factor.to_string(),
+            });
+        }
+        if let Some(dispatcher) = options.dispatcher
+            && capacity.pad
+            && !stack.pads_under(dispatcher)
+        {
+            broken.push(Illegal::PaddedDispatcher {
+                stack: name,
+                dispatcher,
+            });
+        }
+    }
     if let Some(stages) = &options.stages {
         check_stages(stages, model, &mut broken);
     }

@@ -75,6 +75,7 @@ pub(crate) fn planned(
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
+        capacity: question.expert_capacity(),
         recompute: question.recompute(choice.sets),
         offload: Offload::None,
         precision: options.precision,

@@ -257,6 +257,20 @@ impl Frame {
         scene.text((middle, self.bottom + 38.0), name, BODY, Anchor::Middle);
     }
 
+    /// Vertical grid lines at whole values, with labels below: the fractions of a short axis have none.
+    pub(crate) fn whole_ticks(&self, scene: &mut Scene, scale: &Scale) {
+        for (value, label) in scale.ticks(10) {
+            if value.fract().abs() < 1e-9 {
+                let label = label.split('.').next().unwrap_or_default().to_owned();
+                let x = scale.at(value);
+                scene.line(vec![(x, self.top), (x, self.bottom)], Paint::Grid, 1.0);
+                scene
+                    .text((x, self.bottom + 17.0), label, SMALL, Anchor::Middle)
+                    .paint(Paint::Muted);
+            }
+        }
+    }
+
     /// Horizontal grid lines with labels to the left and the name of the axis, reading upwards.
     pub(crate) fn y_axis(&self, scene: &mut Scene, scale: &Scale, name: &str) {
         let mut widest = 0.0_f64;

@@ -24,9 +24,15 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     let first = runs.iter().flat_map(|(_, m)| &m.steps).map(|s| s.step);
     let first = first.min()?;
     let mut scene = Scene::new(WIDTH, "Training loss");
-    let subtitle =
-        ["Mean token cross entropy of the global batch, and the gradient norm before clipping."];
-    let top = axis::heading(&mut scene, "Training loss", &subtitle.map(str::to_owned));
+    let mut subtitle = vec![
+        "Mean token cross entropy of the global batch, and the gradient norm before clipping.",
+    ];
+    let validated = |s: &StepRecord| s.validation.is_some();
+    if runs.iter().any(|(_, m)| m.steps.iter().any(validated)) {
+        subtitle.push("Diamonds are losses on validation data.");
+    }
+    let subtitle: Vec<String> = subtitle.into_iter().map(str::to_owned).collect();
+    let top = axis::heading(&mut scene, "Training loss", &subtitle);
     let entries: Vec<_> = runs
         .iter()
         .enumerate()
@@ -43,7 +49,14 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         top: top + 8.0,
         bottom: top + 8.0 + LOSS,
     };
-    panel(&mut scene, loss, steps, &runs, ("loss (nats)", |s| s.loss));
+    let validation = |s: &StepRecord| s.validation.map_or(f64::NAN, |found| found.loss);
+    panel(
+        &mut scene,
+        loss,
+        steps,
+        &runs,
+        ("loss (nats)", |s| s.loss, validation),
+    );
     let norm = Frame {
         top: loss.bottom + 38.0,
         bottom: loss.bottom + 38.0 + NORM,
@@ -54,7 +67,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
         norm,
         steps,
         &runs,
-        ("gradient norm", |s| s.grad_norm),
+        ("gradient norm", |s| s.grad_norm, |_| f64::NAN),
     );
     let middle = f64::midpoint(norm.left, norm.right);
     scene.text(
@@ -73,7 +86,7 @@ pub(crate) fn plot(comparison: &Comparison) -> Option<Plot> {
     })
 }
 
-fn series(i: usize) -> Paint {
+pub(super) fn series(i: usize) -> Paint {
     SERIES[i % SERIES.len()]
 }
 
@@ -89,18 +102,19 @@ fn ending(measured: &Measured) -> String {
     }
 }
 
-type Figure = (&'static str, fn(&StepRecord) -> f64);
+/// A name, what is drawn as a line, and what as diamonds.
+type Figure = (&'static str, fn(&StepRecord) -> f64, fn(&StepRecord) -> f64);
 
 fn panel(
     scene: &mut Scene,
     frame: Frame,
     steps: (f64, f64),
     runs: &[(&Subject, &Measured)],
-    (name, figure): Figure,
+    (name, figure, marked): Figure,
 ) {
     let values: Vec<f64> = runs
         .iter()
-        .flat_map(|(_, m)| m.steps.iter().map(figure))
+        .flat_map(|(_, m)| m.steps.iter().flat_map(|s| [figure(s), marked(s)]))
         .filter(|v| v.is_finite())
         .collect();
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -112,22 +126,7 @@ fn panel(
     let x = Scale::linear(steps, frame.across());
     let y = Scale::linear(((low - air).max(0.0), high + air), frame.upwards());
     frame.y_axis(scene, &y, name);
-    for (value, label) in x.ticks(10) {
-        // Steps are whole: the fractions of a short run have no label.
-        if value.fract().abs() < 1e-9 {
-            let label = label.split('.').next().unwrap_or_default().to_owned();
-            let at = x.at(value);
-            scene.line(vec![(at, frame.top), (at, frame.bottom)], Paint::Grid, 1.0);
-            scene
-                .text(
-                    (at, frame.bottom + 17.0),
-                    label,
-                    axis::SMALL,
-                    crate::draw::scene::Anchor::Middle,
-                )
-                .paint(Paint::Muted);
-        }
-    }
+    frame.whole_ticks(scene, &x);
     for (i, (subject, measured)) in runs.iter().enumerate() {
         let under = runs.len() - 1 - i;
         let width = 2.0 + 2.0 * under.min(3) as f64;
@@ -143,6 +142,15 @@ fn panel(
             } else {
                 scene.line(points, series(i), width);
             }
+        }
+        for &(step, value) in finite(&measured.steps, marked).iter().flatten() {
+            let tip = format!(
+                "{}: {} on validation data after step {step}",
+                subject.name,
+                format::three_digits(value)
+            );
+            let at = (x.at(step), y.at(value));
+            scene.mark(at, 5.0, Form::Diamond, series(i), Some(tip));
         }
     }
 }

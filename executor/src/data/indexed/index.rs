@@ -17,6 +17,7 @@ pub(super) struct Index {
     pub(super) element: Element,
     pub(super) num_tokens: u64,
     pub(super) num_documents: u64,
+    pub(super) num_sequences: u64,
 }
 
 impl Index {
@@ -73,8 +74,23 @@ impl Index {
             element,
             num_tokens,
             num_documents: boundaries - 1,
+            num_sequences: sequences,
         })
     }
+}
+
+/// Where byte offsets of sequences begin.
+fn offsets_at(sequences: u64) -> u64 {
+    HEADER_BYTES + 4 * sequences
+}
+
+/// The byte of `.bin` that one of so many sequences begins with, from an index that was checked.
+pub(super) fn offset(path: &Path, sequences: u64, sequence: u64) -> Result<u64, Error> {
+    let file = File::open(path).map_err(Error::io(path, "open"))?;
+    let mut entry = [0; 8];
+    file.read_exact_at(&mut entry, offsets_at(sequences) + 8 * sequence)
+        .map_err(Error::io(path, "read"))?;
+    Ok(u64::from_le_bytes(entry))
 }
 
 /// Checks lengths and offsets against each other; returns the number of tokens.
@@ -85,7 +101,7 @@ fn check_sequences(
     sequences: u64,
 ) -> Result<u64, Error> {
     let lengths_at = HEADER_BYTES;
-    let offsets_at = lengths_at + 4 * sequences;
+    let offsets_at = offsets_at(sequences);
     let mut lengths = Entries::<4>::new(path, file, lengths_at, sequences);
     let mut offsets = Entries::<8>::new(path, file, offsets_at, sequences);
     let mut tokens: u64 = 0;

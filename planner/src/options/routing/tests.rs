@@ -53,6 +53,8 @@ fn step(number: u64, load: Vec<Vec<u64>>, fullest: Option<FullestMicrobatch>) ->
         correction_bias: None,
         fullest,
         dropped: 0,
+        dropped_by_layer: Vec::new(),
+        validation: None,
     }
 }
 
@@ -70,6 +72,7 @@ fn summary(warmup_steps: u64) -> RunSummary {
         host_reads: BTreeMap::new(),
         peak_by_rank: Vec::new(),
         final_loss: 1.0,
+        validation: None,
         host: None,
     }
 }

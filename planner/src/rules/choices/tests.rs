@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Dispatcher, Overlap};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -40,6 +40,13 @@ fn options(words: &str) -> SearchOptions {
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
+            }
+            "capacity" | "pad" => {
+                options.capacity = Some(Capacity {
+                    factor: word.parse().expect("a factor"),
+                    drop_policy: DropPolicy::Probs,
+                    pad: option == "pad",
+                });
             }
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -85,8 +92,22 @@ fn each_rule_of_a_choice_has_its_message() {
         "",
         "stack moefold dispatcher deepep",
         "stack_dispatcher",
-        &["deepep", "it has alltoall"],
+        &["deepep", "it has alltoall, allgather"],
     );
+    check(
+        "",
+        "capacity 0",
+        "capacity_factor",
+        &["`expert_capacity_factor` 0", "nearest: 1"],
+    );
+    for (stack, dispatcher) in [("megatron", "hybridep"), ("moefold", "allgather")] {
+        check(
+            "",
+            &format!("stack {stack} dispatcher {dispatcher} pad 1.5"),
+            "padded_dispatcher",
+            &[stack, dispatcher, "`dispatcher` alltoall"],
+        );
+    }
     check(
         "",
         "recompute mla_up_proj,shared_experts,moe_act",

@@ -16,7 +16,7 @@ use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::testing;
-use crate::train::{self, Trained};
+use crate::train::{self, Data, Trained};
 use crate::unpriced::planned;
 
 const STEPS: u64 = 2;
@@ -69,13 +69,17 @@ fn run(world: &World, plan: &Plan, device: DeviceSpec) -> Result<Option<Trained>
     let (batch, vocabulary) = (&plan.request.batch, plan.model.vocab_size);
     let samples =
         Samples::new(stream, batch.seq_len, vocabulary, Order::TokenStream).expect("enough");
+    let data = Data {
+        training: &samples,
+        validation: None,
+    };
     train::run_in(
         world,
         &plan.planned,
         &plan.model,
         batch,
         &options(device),
-        &samples,
+        data,
         true,
         &|_| (),
     )
