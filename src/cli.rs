@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    Dispatcher, DropPolicy, Objective, Optimizer, Overlap, Recompute, StackName,
+    Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -126,9 +126,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, requires = "expert_capacity_factor")]
     pub(crate) pad_expert_input_to_capacity: bool,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
-    /// mlp, shared_experts), comma separated
+    /// mlp, shared_experts), comma separated; or by layer, as 0-3=full/4,5=moe_act+layernorm (moefold)
     #[arg(long, default_value = "auto", value_parser = flags::recompute)]
-    pub(crate) recompute: Auto<Recompute>,
+    pub(crate) recompute: Auto<RecomputePlan>,
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moefold_planner::choice::{Overlap, Recompute};
+use moefold_planner::choice::{Overlap, RecomputePlan};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -49,7 +49,7 @@ pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
 }
 
 /// Reads `auto`, or what a recompute set is written as.
-pub(crate) fn recompute(words: &str) -> Result<Auto<Recompute>, String> {
+pub(crate) fn recompute(words: &str) -> Result<Auto<RecomputePlan>, String> {
     or_auto(words)
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn in_words_of_flags(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::choice::Module;
+    use moefold_planner::choice::{Module, Recompute};
 
     use super::*;
 
@@ -96,7 +96,10 @@ mod tests {
     #[test]
     fn words_have_their_meaning_or_are_refused_with_what_would_work() {
         let modules = Recompute::of(vec![Module::MoeAct, Module::Layernorm]);
-        assert_eq!(recompute("moe_act, layernorm"), Ok(Auto(Some(modules))));
+        assert_eq!(
+            recompute("moe_act, layernorm"),
+            Ok(Auto(Some(modules.into())))
+        );
         assert_eq!(recompute("auto"), Ok(Auto(None)));
         let error = recompute("moe_act,act").expect_err("refused");
         assert!(

@@ -24,11 +24,13 @@ mod profile;
 mod quickstart;
 mod validate;
 
+use std::any::Any;
 use std::io::{self, Write as _};
 use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use moefold_kernels::DeviceError;
 
 use crate::cli::{Cli, DataVerb, Verb};
 use crate::failure::Failure;
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     };
     panic::set_hook(Box::new(report_panic));
     let outcome = panic::catch_unwind(|| run(cli.verb, output));
-    match outcome.unwrap_or_else(|_| Err(Failure::Reported)) {
+    match outcome.unwrap_or_else(|payload| Err(unwound(payload))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
@@ -54,6 +56,15 @@ fn main() -> ExitCode {
             let _ = writeln!(io::stderr(), "error: {failure}");
             failure.code()
         }
+    }
+}
+
+/// What unwound to the top. The failure of a device comes so, where nobody expected one, and was said by nobody; of
+/// a panic [`report_panic`] has said all there is.
+fn unwound(payload: Box<dyn Any + Send>) -> Failure {
+    match payload.downcast::<DeviceError>() {
+        Ok(error) => Failure::runtime(*error),
+        Err(_) => Failure::Reported,
     }
 }
 

@@ -66,13 +66,14 @@ impl DeviceSpec {
         Ok(device)
     }
 
+    /// Whether it is a GPU.
+    pub fn is_gpu(&self) -> bool {
+        !matches!(self, Self::Cpu { .. })
+    }
+
     /// The kind of device, as on the command line.
     pub fn name(&self) -> &'static str {
-        if matches!(self, Self::Cpu { .. }) {
-            "cpu"
-        } else {
-            "cuda"
-        }
+        if self.is_gpu() { "cuda" } else { "cpu" }
     }
 
     /// What weights and activations are stored in.

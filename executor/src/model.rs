@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
-use moefold_planner::model::Model;
+use moefold_planner::model::{Activation, Model, Moe};
 use moefold_planner::schedule::Stage;
 
 use self::declare::Declaration;
@@ -72,17 +72,27 @@ pub enum Part {
     Output,
     /// Bias of the output `[hidden]`.
     OutputBias,
+    /// Sinks of attention `[heads/tp]`.
+    Sinks,
     /// Norm before the feed-forward block `[hidden]`.
     PostNorm,
     /// Router `[experts, hidden]`.
     Router,
+    /// Bias of a router's logits `[experts]`.
+    RouterBias,
     /// What is added to a router's scores for its choice alone `[experts]`.
     CorrectionBias,
     /// Gate rows over up rows of every local expert `[experts/ep, 2*f/etp, hidden]`, or of the
-    /// dense MLP `[2*f/tp, hidden]`.
+    /// dense MLP `[2*f/tp, hidden]`; of [`Form::Together`] gate and up columns in turn
+    /// `[experts/ep, hidden, 2*f/etp]`.
     GateUp,
-    /// Down projection `[experts/ep, hidden, f/etp]`, or of the dense MLP `[hidden, f/tp]`.
+    /// Biases of the same `[experts/ep, 2*f/etp]`.
+    GateUpBias,
+    /// Down projection `[experts/ep, hidden, f/etp]`, or of the dense MLP `[hidden, f/tp]`; of
+    /// [`Form::Together`] `[experts/ep, f/etp, hidden]`.
     Down,
+    /// Biases of the same, on every ETP rank `[experts/ep, hidden]`.
+    DownBias,
     /// Gate rows over up rows of the shared expert `[2*f/tp, hidden]`.
     SharedGateUp,
     /// Down projection of the shared expert `[hidden, f/tp]`.
@@ -103,7 +113,26 @@ pub enum Part {
     Head,
 }
 
-/// How TP ranks relate to a parameter.
+/// How the experts of a family of checkpoints rest, and so those of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Matrices of each expert by themselves, `[out, in]`, gate and up two of them.
+    Apart,
+    /// One tensor of all experts, matrices `[in, out]`, the columns of gate and up in turn: GPT-OSS's.
+    Together,
+}
+
+impl Form {
+    /// That of experts so described.
+    pub fn of(moe: &Moe) -> Self {
+        match moe.expert.activation {
+            Activation::ClippedGelu(_) => Self::Together,
+            _ => Self::Apart,
+        }
+    }
+}
+
+/// How TP ranks relate to a parameter, or ETP ranks to one of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
     /// Each rank holds another part.
@@ -116,7 +145,7 @@ pub enum Spread {
 
 /// A rectangle of a global tensor, resting contiguously inside a parameter.
 ///
-/// A one-dimensional tensor counts as `[len, 1]`.
+/// A one-dimensional tensor counts as `[len, 1]`, one of three dimensions as all of its matrices in a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
     /// Hugging Face name of the global tensor.
@@ -193,9 +222,11 @@ impl Parameter {
         self.offset..self.offset + self.len()
     }
 
-    /// Whether weight decay applies: to tensors of two or more dimensions.
+    /// Whether weight decay applies: to tensors of two or more dimensions. The biases of all experts are a
+    /// vector for each.
     pub fn decays(&self) -> bool {
-        self.dims.len() >= 2
+        let biases = matches!(self.part, Part::GateUpBias | Part::DownBias);
+        self.dims.len() >= 2 && !biases
     }
 }
 
@@ -341,6 +372,8 @@ pub fn global_tensors(model: &Model) -> Vec<GlobalTensor> {
         })
         .collect();
     all.sort();
+    // Of several experts there may be one.
+    all.dedup();
     all
 }
 

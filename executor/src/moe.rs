@@ -92,7 +92,7 @@ impl Moe {
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
             router: Router::new(store, layer, moe, sparse),
-            experts: Experts::new(weight(Part::GateUp), weight(Part::Down)),
+            experts: Experts::new(store, layer, moe),
             shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
         }
     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{Optimizer, Recompute};
+use moefold_planner::choice::{Optimizer, RecomputePlan};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -52,8 +52,8 @@ pub const BIAS_UPDATE_RATE: f64 = 1e-3;
 /// What a plan chooses beside its degrees: what it gives time for memory with, and how tokens go to experts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Savers {
-    /// What is computed again in the backward pass, in every layer.
-    pub recompute: Recompute,
+    /// What each layer computes again in the backward pass.
+    pub recompute: RecomputePlan,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
     /// How tokens go to the experts.

@@ -3,7 +3,7 @@
 use std::f64::consts::TAU;
 
 use moefold_kernels::rope;
-use moefold_planner::model::{Mixer, Mla, Model, RopeScaling, Yarn};
+use moefold_planner::model::{Llama3, Mixer, Mla, Model, RopeScaling, Yarn};
 
 /// Frequencies of pairs in radians a position, and the factor on cosines and sines.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,12 +32,37 @@ impl Rotation {
         })
     }
 
-    /// Rescaled by YaRN, the one kind that [`crate::support`] admits (arXiv 2309.00071, equations 17 to 23 of
-    /// section 3.2; the ends of the ramp as transformers rounds them).
+    /// Rescaled by one of the kinds that [`crate::support`] admits.
     fn scaled(self, scaling: &RopeScaling, theta: f64) -> Self {
-        let (Some(yarn), Some(factor)) = (&scaling.yarn, scaling.factor) else {
-            return self;
+        match (scaling.factor, &scaling.yarn, &scaling.llama3) {
+            (Some(factor), Some(yarn), _) => self.by_yarn(yarn, factor, theta),
+            (Some(factor), _, Some(llama3)) => self.by_llama3(llama3, factor),
+            _ => self,
+        }
+    }
+
+    /// As transformers does for Llama 3.1 (`_compute_llama3_parameters`): how much of a frequency is kept rises with
+    /// its turns over the original positions, from none at `low_freq_factor` to all at `high_freq_factor`.
+    fn by_llama3(self, llama3: &Llama3, factor: f64) -> Self {
+        let (low, high) = (llama3.low_freq_factor, llama3.high_freq_factor);
+        let slowed = |frequency: f64| {
+            let turns = llama3.original_max_position as f64 * frequency / TAU;
+            let kept = if turns >= high {
+                1.0
+            } else {
+                ((turns - low) / (high - low)).max(0.0)
+            };
+            frequency * kept + frequency / factor * (1.0 - kept)
         };
+        Self {
+            frequencies: self.frequencies.into_iter().map(slowed).collect(),
+            ..self
+        }
+    }
+
+    /// By YaRN (arXiv 2309.00071, equations 17 to 23 of section 3.2; the ends of the ramp as transformers rounds
+    /// them).
+    fn by_yarn(self, yarn: &Yarn, factor: f64, theta: f64) -> Self {
         let width = 2.0 * self.frequencies.len() as f64;
         // The pair that turns so often over the original positions.
         let pair = |turns: f64| {
@@ -129,6 +154,30 @@ mod tests {
             let kept = rotation.frequencies.windows(2).all(|two| two[0] > two[1]);
             assert!(kept, "{name}: frequencies fall");
         }
+    }
+
+    /// By the definition of transformers, in words: a wave as long as the original positions or longer is stretched by
+    /// the factor, one of a quarter of them or shorter is kept.
+    #[test]
+    fn law_llama_3_1_stretches_long_waves_and_keeps_short_ones() {
+        let model = model("llama-3.1-8b");
+        let rotation = Rotation::of(&model).expect("it rotates");
+        let plain = rope::frequencies(128, 500_000.0);
+        assert_eq!(rotation.amplitude, 1.0);
+        let (mut kept, mut stretched) = (0, 0);
+        for (found, plain) in rotation.frequencies.iter().zip(plain) {
+            let wave = TAU / plain;
+            if wave <= 2048.0 {
+                assert_eq!(*found, plain);
+                kept += 1;
+            } else if wave >= 8192.0 {
+                assert_eq!(*found, plain / 8.0);
+                stretched += 1;
+            } else {
+                assert!(plain / 8.0 < *found && *found < plain, "a wave of {wave}");
+            }
+        }
+        assert!(kept > 0 && stretched > 0 && kept + stretched < 64);
     }
 
     #[test]

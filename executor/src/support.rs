@@ -3,8 +3,9 @@
 //! Refusing happens once, before any rank starts, and names every reason together; nothing further
 //! in checks again. A plan for another executor is no error of the plan.
 
+use moefold_kernels::{attention, latent_kv, permute, router};
 use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName};
-use moefold_planner::model::{Feature, Model, features};
+use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
 use moefold_profiles::{Dtype, Precision};
@@ -24,6 +25,7 @@ pub(crate) const FAMILIES: &[&str] = &[
     "deepseek_v2",
     "deepseek_v3",
     "kimi_k2",
+    "gpt_oss",
 ];
 
 /// Architectural traits that the layers implement.
@@ -31,8 +33,11 @@ const FEATURES: &[Feature] = &[
     Feature::GroupedQueryAttention,
     Feature::LatentAttention,
     Feature::Yarn,
+    Feature::Llama3Scaling,
     Feature::MultiTokenPrediction,
     Feature::PartialRotary,
+    Feature::SlidingWindow,
+    Feature::AttentionSinks,
     Feature::QkvBias,
     Feature::OutBias,
     Feature::QkNormPerHead,
@@ -44,9 +49,12 @@ const FEATURES: &[Feature] = &[
     Feature::SoftmaxRouter,
     Feature::TopkSoftmaxRouter,
     Feature::SigmoidRouter,
+    Feature::RouterBias,
     Feature::CorrectionBias,
     Feature::GroupLimitedRouting,
     Feature::RouterScaling,
+    Feature::ExpertBias,
+    Feature::ClippedGelu,
     Feature::TiedEmbeddings,
 ];
 
@@ -54,6 +62,9 @@ const FEATURES: &[Feature] = &[
 pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result<(), Unsupported> {
     let mut reasons = in_plan(plan, device);
     reasons.extend(in_model(model));
+    if device.is_gpu() {
+        reasons.extend(beyond_kernels(model));
+    }
     if reasons.is_empty() {
         Ok(())
     } else {
@@ -131,12 +142,60 @@ pub(crate) fn in_model(model: &Model) -> Vec<String> {
     }
     let features = features(model).into_iter();
     let missing = features.filter(|feature| !FEATURES.contains(feature));
-    reasons.extend(missing.map(|feature| format!("{feature} is not implemented")));
+    reasons.extend(missing.map(|feature| match (feature, &model.rope_scaling) {
+        (Feature::RotaryScaling, Some(scaling)) => format!(
+            "{feature} of rope_type \"{}\" is not implemented, \"yarn\" and \"llama3\" are",
+            scaling.kind
+        ),
+        _ => format!("{feature} is not implemented"),
+    }));
     reasons
+}
+
+/// What of a model is larger than the kernels of a GPU take.
+pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
+    let mut sizes = Vec::new();
+    for layer in model.layers.iter().chain(&model.mtp) {
+        match &layer.mixer {
+            Some(Mixer::Gqa(gqa)) => {
+                sizes.push((gqa.head_dim, "elements of a head", attention::MAX_WIDTH));
+            }
+            Some(Mixer::Mla(mla)) => {
+                let key = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+                let widest = key.max(mla.v_head_dim);
+                sizes.push((widest, "elements of a head", attention::MAX_WIDTH));
+                let shared = "rotated elements of a key";
+                sizes.push((mla.qk_rope_head_dim, shared, latent_kv::MAX_SHARED));
+            }
+            _ => {}
+        }
+        let Some(moe) = layer.moe() else {
+            continue;
+        };
+        sizes.push((moe.experts, "experts", permute::MAX_EXPERTS));
+        sizes.push((moe.topk, "experts of a token", router::MAX_TOPK));
+        if let Some(groups) = &moe.router.groups {
+            sizes.push((groups.groups, "groups of experts", router::MAX_TOPK));
+            let scoring = "experts that score a group";
+            sizes.push((groups.scored_by, scoring, router::MAX_SCORED_BY));
+        }
+    }
+    sizes.sort_unstable_by_key(|&(size, what, _)| (what, std::cmp::Reverse(size)));
+    sizes.dedup_by_key(|(_, what, _)| *what);
+    let beyond = sizes.iter().filter(|(size, _, most)| *size > *most as u64);
+    let reason = |(size, what, most): &(u64, &str, usize)| {
+        format!(
+            "{size} {what} are not implemented on GPUs, found in {}, at most {most} are; the CPU takes any number",
+            model.name
+        )
+    };
+    beyond.map(reason).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use moefold_planner::model::{Ffn, RouterGroups};
+
     use super::*;
     use crate::testing;
 
@@ -163,6 +222,9 @@ mod tests {
             "glm-4.5",
             "olmoe-1b-7b",
             "qwen2-57b-a14b",
+            "gpt-oss-20b",
+            "gpt-oss-120b",
+            "llama-3.1-8b",
         ] {
             assert_eq!(check_model(name), Ok(()), "{name}");
         }
@@ -177,6 +239,76 @@ mod tests {
         }
     }
 
+    /// What a configuration of a family that runs may say beside what runs.
+    #[test]
+    fn what_a_known_family_may_ask_for_is_run_or_refused_by_name() {
+        let refused = |name: &str, changes: serde_json::Value, part: &str| {
+            let preset = moefold_planner::model::presets::find(name).expect("a preset");
+            let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../planner/models");
+            let text = std::fs::read(models.join(format!("{}.json", preset.name)));
+            let mut config: serde_json::Value =
+                serde_json::from_slice(&text.expect("a file")).expect("a configuration");
+            let keys = config.as_object_mut().expect("keys");
+            keys.extend(changes.as_object().expect("keys").clone());
+            let text = match moefold_planner::model::hf::parse("changed", &config.to_string()) {
+                Ok(model) => match check(&plan(), &model, &DeviceSpec::CPU) {
+                    Ok(()) => String::new(),
+                    Err(refused) => refused.to_string(),
+                },
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(part.is_empty(), text.is_empty(), "{changes}: {text}");
+            assert!(text.contains(part), "{changes}: {text} lacks {part}");
+        };
+        let scaled =
+            |kind: &str| serde_json::json!({"rope_scaling": {"rope_type": kind, "factor": 2.0}});
+        for name in [
+            "mixtral-8x7b",
+            "qwen3-30b-a3b",
+            "llama-3.1-8b",
+            "gpt-oss-20b",
+            "deepseek-v3",
+        ] {
+            for kind in ["linear", "dynamic", "longrope"] {
+                refused(name, scaled(kind), &format!("rope_type \"{kind}\""));
+            }
+            refused(
+                name,
+                serde_json::json!({"attention_dropout": 0.1}),
+                "attention dropout",
+            );
+            refused(
+                name,
+                serde_json::json!({"hidden_act": "gelu"}),
+                "hidden_act",
+            );
+        }
+        let one = |key: &str, value: serde_json::Value| serde_json::json!({key: value});
+        refused(
+            "mixtral-8x7b",
+            one("router_jitter_noise", 0.01.into()),
+            "router_jitter_noise",
+        );
+        refused("mixtral-8x7b", one("sliding_window", 64.into()), "");
+        refused("qwen3-30b-a3b", one("use_sliding_window", true.into()), "");
+        refused("llama-3.1-8b", one("mlp_bias", true.into()), "MLP biases");
+        refused(
+            "olmoe-1b-7b",
+            one("clip_qkv", 8.0.into()),
+            "clipped q, k, v",
+        );
+        refused(
+            "deepseek-v3",
+            one("attention_bias", true.into()),
+            "attention_bias",
+        );
+        refused(
+            "gpt-oss-20b",
+            one("swiglu_alpha", 1.0.into()),
+            "swiglu_alpha",
+        );
+    }
+
     #[test]
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
@@ -189,6 +321,43 @@ mod tests {
         for part in ["cp=2", "bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
+    }
+
+    #[test]
+    fn what_no_kernel_takes_is_refused_on_gpus_with_its_limit() {
+        let mut model = moefold_planner::model::presets::load("glm-4.5").expect("a preset");
+        let cuda = DeviceSpec::Cuda {
+            dtype: Dtype::F32,
+            reserve: None,
+        };
+        assert_eq!(check(&plan(), &model, &cuda), Ok(()));
+        let last = model.layers.last_mut().expect("there are layers");
+        if let Some(Mixer::Gqa(gqa)) = &mut last.mixer {
+            gqa.head_dim = 257;
+        }
+        if let Some(Ffn::Moe(moe)) = &mut last.ffn {
+            (moe.experts, moe.topk) = (1025, 33);
+            moe.router.groups = Some(RouterGroups {
+                groups: 41,
+                topk: 2,
+                scored_by: 9,
+            });
+        }
+        let refused = check(&plan(), &model, &cuda).expect_err("five sizes");
+        assert_eq!(refused.reasons.len(), 5, "{refused}");
+        let text = refused.to_string();
+        for part in [
+            "257 elements of a head are not implemented on GPUs, found in GLM-4.5, at most 256",
+            "1025 experts are",
+            "at most 1024",
+            "33 experts of a token are",
+            "41 groups of experts",
+            "at most 32",
+            "9 experts that score a group",
+        ] {
+            assert!(text.contains(part), "{text} lacks {part}");
+        }
+        assert_eq!(check(&plan(), &model, &DeviceSpec::CPU), Ok(()));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use moefold_planner::choice::{Dispatcher, Offload, Optimizer, Recompute, ScheduleName, StackName};
+use moefold_planner::choice::{
+    Dispatcher, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
+};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use moefold_profiles::trace::TimeByCategory;
@@ -26,7 +28,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         },
         dispatcher: Dispatcher::Alltoall,
         capacity: None,
-        recompute: Recompute::None,
+        recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,

@@ -28,7 +28,7 @@ use crate::error::Error;
 /// Where initial weights come from.
 #[derive(Debug)]
 pub enum Source {
-    /// Norms at one, biases at zero, the rest normal.
+    /// Norms at one, biases at zero, the rest normal, sinks of attention among it.
     Random {
         /// The seed.
         seed: u64,
@@ -61,7 +61,9 @@ impl Source {
             Self::HuggingFace(folder) => folder.read(region),
             Self::Checkpoint(saved) => saved.read(State::Master, region),
             Self::Random { .. } if region.tensor.ends_with("bias") => Ok(vec![0.0; region.len()]),
-            Self::Random { .. } if region.dims.len() == 1 => Ok(vec![1.0; region.len()]),
+            Self::Random { .. } if region.dims.len() == 1 && !region.tensor.ends_with("sinks") => {
+                Ok(vec![1.0; region.len()])
+            }
             Self::Random { seed, std } => Ok(normal_region(*seed, region, *std)),
         }
     }

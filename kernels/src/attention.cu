@@ -6,11 +6,16 @@
 // -DKEYS        forward: keys of a step
 // -DTILE        backward: keys of a block and queries of a step
 // -DCAUSAL      whether a query sees only the keys up to its own
+// -DWINDOW      with it, whether it sees only the last `window` of those; without, no
 // -DVEC         whether every row starts at a multiple of 16 bytes
 //
 // One text for both types. In bf16 a product is mma.sync on fragments that ldmatrix fetched; in f32 it is the same
 // fragments with scalar arithmetic, slower and exact to f32.
 #include "prelude.cuh"
+
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 
 constexpr bool HALF = sizeof(T) == 2;
 constexpr int PIECE = 16 / sizeof(T);
@@ -170,7 +175,7 @@ DEV void multiply_values(float (&o)[M][DV / 8][4], const float (&p)[M][KEYS / 8]
 // group one after the other, so that their keys and values stay in the second-level cache. While scores are computed the
 // values arrive, and while those are multiplied the next keys.
 KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float* lse, int seqs, int seq_len, int heads,
-                                 int group, int qk_width, int v_width, float scale) {
+                                 int group, int qk_width, int v_width, int window, float scale) {
   DYN_SMEM(shared);
   T* tile_q = (T*)shared;
   T* tile_k = tile_q + QUERIES * LDK;
@@ -186,8 +191,10 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
   k += token * k_stride + (u64)kv_head * qk_width;
   v += token * v_stride + (u64)kv_head * v_width;
 
+  // The first step that some query's window reaches into.
+  int start = WINDOW ? max_(first + 1 - window, 0) / KEYS * KEYS : 0;
   load_tile<QUERIES, DK>(tile_q, q, q_stride, seq_len - first, qk_width);
-  load_tile<KEYS, DK>(tile_k, k, k_stride, seq_len, qk_width);
+  load_tile<KEYS, DK>(tile_k, k + start * k_stride, k_stride, seq_len - start, qk_width);
   cp_async_commit();
 
   float out[M][DV / 8][4], top[M][2], total[M][2];
@@ -200,7 +207,7 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
   float slope = scale * LOG2E;
   int warp_row = warp_id() * 16 * M, seen = CAUSAL ? min_(first + QUERIES, seq_len) : seq_len;
 
-  for (int key = 0; key < seen; key += KEYS) {
+  for (int key = start; key < seen; key += KEYS) {
     cp_async_wait<0>();
     __syncthreads();  // these keys are here, and nobody reads the last values any more
     load_tile<KEYS, DV>(tile_v, v + key * v_stride, v_stride, seq_len - key, v_width);
@@ -210,14 +217,14 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
     clear(s);
     multiply<M, KEYS / 8, DK, false, false>(s, tile_q + warp_row * LDK, LDK, tile_k, LDK);
 
-    // The block's first key is one that every query sees: `top` is a number from the first step on.
-    if (key + KEYS > (CAUSAL ? first : seq_len)) {
+    // Without a window the block's first key is one that every query sees: `top` is a number from the first step on.
+    if (key + KEYS > (CAUSAL ? first : seq_len) || (WINDOW && key + window < first + QUERIES)) {
       UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int n = 0; n < KEYS / 8; n++)
           UNROLL for (int e = 0; e < 4; e++) {
             int row = first + warp_row + 16 * m + 8 * (e / 2) + lane_id() / 4;
             int column = key + 8 * n + lane_id() % 4 * 2 + e % 2;
-            if (column > (CAUSAL ? row : seq_len - 1)) s[m][n][e] = -infinity();
+            if (column > (CAUSAL ? row : seq_len - 1) || (WINDOW && column + window <= row)) s[m][n][e] = -infinity();
           }
     }
     UNROLL for (int m = 0; m < M; m++)
@@ -227,7 +234,9 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
           highest = max_(highest, max_(s[m][n][2 * r], s[m][n][2 * r + 1]));
         highest = max_(highest, shfl_xor(highest, 1));
         highest = max_(highest, shfl_xor(highest, 2));
-        float shrink = exp2_((top[m][r] - highest) * slope), base = highest * slope;
+        // A row whose window is still to come has seen no key: its probabilities are zero, and so is what they scale.
+        float seen_top = WINDOW && highest == -infinity() ? 0.f : highest;
+        float shrink = exp2_((top[m][r] - seen_top) * slope), base = seen_top * slope;
         top[m][r] = highest;
         total[m][r] *= shrink;
         UNROLL for (int n = 0; n < DV / 8; n++)
@@ -309,7 +318,8 @@ EXPORT(attention_delta)
 // writes dq.
 KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, const T* v, const float* lse,
                                          const float* delta, T* d_q, T* d_k, T* d_v, float* sums, u32* turns, int seqs,
-                                         int seq_len, int heads, int group, int qk_width, int v_width, float scale) {
+                                         int seq_len, int heads, int group, int qk_width, int v_width, int window,
+                                         float scale) {
   DYN_SMEM(shared);
   T* tile_k = (T*)shared;
   T* tile_v = tile_k + TILE * LDK;
@@ -325,14 +335,16 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
   __syncthreads();
   int blocks = (seq_len + TILE - 1) / TILE, kv_heads = heads / group, pairs = kv_heads * seqs;
   int block = *ticket / pairs, kv_head = *ticket % pairs % kv_heads, seq = *ticket % pairs / kv_heads;
-  int first = block * TILE, steps = (CAUSAL ? blocks - block : blocks) * group;
+  // The block of the last query that sees any of the keys.
+  int end = WINDOW ? min_(blocks - 1, (block * TILE + TILE - 2 + window) / TILE) : blocks - 1;
+  int first = block * TILE, steps = (CAUSAL ? end + 1 - block : blocks) * group;
   u64 q_stride = (u64)heads * qk_width, k_stride = (u64)kv_heads * qk_width;
   u64 o_stride = (u64)heads * v_width, v_stride = (u64)kv_heads * v_width;
   u64 token = (u64)seq * seq_len, tokens = (u64)seqs * seq_len;
 
   // Queries beyond the end have probability and gradient zero.
   auto load_step = [&](int step) {
-    int from = (blocks - 1 - step / group) * TILE, head = kv_head * group + step % group;
+    int from = (end - step / group) * TILE, head = kv_head * group + step % group;
     load_tile<TILE, DK>(tile_q, q + (token + from) * q_stride + (u64)head * qk_width, q_stride, seq_len - from, qk_width);
     load_tile<TILE, DV>(tile_do, d_o + (token + from) * o_stride + (u64)head * v_width, o_stride, seq_len - from, v_width);
     for (int i = threadIdx.x; i < 2 * TILE; i += blockDim.x) {
@@ -357,13 +369,14 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
   clear(sum_k);
   clear(sum_v);
   u32* turn = nullptr;
+  int earliest = 0;
 
   for (int step = 0; step < steps; step++) {
     cp_async_wait<0>();
     __syncthreads();  // the tiles are here, and all of the last step's additions to dq are made
     if (threadIdx.x == 0 && turn) {
       thread_fence();
-      store_release(turn, block + 1);
+      store_release(turn, block - earliest + 1);
     }
 
     float p[1][NT][4], dp[1][NT][4];
@@ -372,14 +385,16 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
     multiply<1, NT, DK, false, false>(p, tile_k + row * LDK, LDK, tile_q + half * (TILE / 2) * LDK, LDK);
     multiply<1, NT, DV, false, false>(dp, tile_v + row * LDV, LDV, tile_do + half * (TILE / 2) * LDV, LDV);
 
-    int query_block = blocks - 1 - step / group, head = kv_head * group + step % group;
+    int query_block = end - step / group, head = kv_head * group + step % group, ahead = query_block * TILE - first;
     bool edge = CAUSAL ? query_block == block : first + TILE > seq_len;
+    if (WINDOW) edge = edge || ahead + TILE > window;
     UNROLL for (int n = 0; n < NT; n++) {
       int column = half * (TILE / 2) + 8 * n + lane_id() % 4 * 2;
       UNROLL for (int e = 0; e < 4; e++) {
         int i = column + e % 2, j = row + 8 * (e / 2) + lane_id() / 4;
         float value = exp2_(fma_(p[0][n][e], slope, -tile_lse[i]));
-        if (edge && (CAUSAL ? j > i : first + j >= seq_len)) value = 0.f;
+        bool hidden = WINDOW ? j > ahead + i || j + window <= ahead + i : CAUSAL ? j > i : first + j >= seq_len;
+        if (edge && hidden) value = 0.f;
         p[0][n][e] = value;
         dp[0][n][e] = value * (dp[0][n][e] - tile_delta[i]);
       }
@@ -402,8 +417,10 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
     multiply<1, NK, TILE, false, true>(sum_k, tile_ds + row * LDT, LDT, tile_q + half * (DK / 2), LDK);
     u64 tile = ((u64)seq * heads + head) * blocks + query_block;
     turn = turns + 1 + tile;
+    // The block of the first key that these queries see.
+    earliest = WINDOW ? max_(query_block * TILE + 1 - window, 0) / TILE : 0;
     if (threadIdx.x == 0)
-      while (load_acquire(turn) != (u32)block) {
+      while (load_acquire(turn) != (u32)(block - earliest)) {
       }
     __syncthreads();  // nobody reads the queries any more, and it is this block's turn to add
     if (step + 1 < steps) load_step(step + 1);
@@ -417,7 +434,7 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
     bool last = block == (CAUSAL ? query_block : blocks - 1);
     int from = query_block * TILE + row;
     UNROLL for (int n = 0; n < NK; n++) {
-      if (block > 0) {
+      if (block > earliest) {
         Four before = sum[32 * n];
         UNROLL for (int e = 0; e < 4; e++) d[0][n][e] += before.value[e];
       }
@@ -435,7 +452,7 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
   __syncthreads();
   if (threadIdx.x == 0) {
     thread_fence();
-    store_release(turn, block + 1);
+    store_release(turn, block - earliest + 1);
   }
 
   int from = first + row;

@@ -7,17 +7,22 @@
 //! 2307.08691, algorithms 1 and 2).
 //!
 //! That is [`Mask::Causal`]. With [`Mask::Full`] the sum is over all tokens of the sequence: what a
-//! rank of a ring computes against keys of an earlier one.
+//! rank of a ring computes against keys of an earlier one. With [`Mask::Window`] it is over the last so
+//! many up to `t` (Mistral, arXiv 2310.06825, section 2).
 //!
 //! Scores exist for one block of queries of one head a thread at a time, never for a whole sequence.
 //! A device implementation: a flash kernel with the same `lse`; gradients of k and v sum over the
-//! query heads of their group in a fixed order, those of q over the keys. `scale` is positive.
+//! query heads of their group in a fixed order, those of q over the keys. Blocks of keys out of reach
+//! are not touched. `scale` is positive. A GPU takes heads of at most [`MAX_WIDTH`].
 
 use moefold_profiles::{Dtype, Op, Pass};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
+
+/// Width of a head on a GPU, at most: of queries and keys as of values.
+pub const MAX_WIDTH: usize = 256;
 
 /// Which keys of its sequence a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +31,8 @@ pub enum Mask {
     Causal,
     /// All.
     Full,
+    /// The last so many, at least one, up to its own.
+    Window(usize),
 }
 
 /// Sizes of one call.
@@ -46,13 +53,18 @@ pub fn key(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, pass: Pass) -> Op {
     key_of(s, pass, q.dtype())
 }
 
+/// A window is a band of as many keys for every query, as the planner prices it.
 fn key_of(s: Sizes, pass: Pass, dtype: Dtype) -> Op {
+    let kv_len = match s.mask {
+        Mask::Causal | Mask::Full => s.seq_len,
+        Mask::Window(keys) => keys,
+    };
     Op::Attention {
         batch: s.seqs as u64,
         heads: s.heads as u64,
         kv_heads: s.kv_heads as u64,
         q_len: s.seq_len as u64,
-        kv_len: s.seq_len as u64,
+        kv_len: kv_len as u64,
         qk_dim: s.dk as u64,
         v_dim: s.dv as u64,
         causal: s.mask == Mask::Causal,
@@ -205,6 +217,12 @@ fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, mask: Mask) 
         seqs > 0 && tokens.is_multiple_of(seqs),
         "{op}: {tokens} tokens are not {seqs} equal sequences"
     );
+    assert!(mask != Mask::Window(0), "{op}: a window of no keys");
+    // What reaches over a whole sequence is no window.
+    let mask = match mask {
+        Mask::Window(keys) if keys >= tokens / seqs => Mask::Causal,
+        mask => mask,
+    };
     Sizes {
         mask,
         seqs,
@@ -267,20 +285,28 @@ mod cpu {
             tiles
         }
 
-        /// How many keys a block of queries sees together.
-        fn keys(&self, queries: &Range<usize>) -> usize {
+        /// The keys that a block of queries sees together.
+        fn keys(&self, queries: &Range<usize>) -> Range<usize> {
             match self.mask {
-                Mask::Causal => queries.end,
-                Mask::Full => self.seq_len,
+                Mask::Causal => 0..queries.end,
+                Mask::Full => 0..self.seq_len,
+                Mask::Window(keys) => (queries.start + 1).saturating_sub(keys)..queries.end,
             }
         }
 
-        /// How many keys the first query of a block sees; each after it one more, up to all of the
-        /// block's.
-        fn first(&self, queries: &Range<usize>) -> usize {
-            match self.mask {
-                Mask::Causal => queries.start + 1,
-                Mask::Full => self.seq_len,
+        /// Which of them each query sees.
+        fn seen(&self, queries: &Range<usize>) -> Seen {
+            let keys = self.keys(queries);
+            Seen {
+                keys: keys.len(),
+                first: match self.mask {
+                    Mask::Causal | Mask::Window(_) => queries.start + 1 - keys.start,
+                    Mask::Full => self.seq_len,
+                },
+                at_most: match self.mask {
+                    Mask::Causal | Mask::Full => usize::MAX,
+                    Mask::Window(keys) => keys,
+                },
             }
         }
 
@@ -295,6 +321,30 @@ mod cpu {
             Matrix::new(data, tokens, heads * width)
                 .rows(seq * self.seq_len..(seq + 1) * self.seq_len)
                 .cols(head * width..(head + 1) * width)
+        }
+    }
+
+    /// Which keys of a block's each of its queries sees.
+    #[derive(Clone, Copy)]
+    struct Seen {
+        /// The block's.
+        keys: usize,
+        /// Where those that its first query sees end; those of each after it end one later, up to all.
+        first: usize,
+        /// How many before that end.
+        at_most: usize,
+    }
+
+    impl Seen {
+        /// What query `i` of the block sees of a row of all keys; the rest of the row is zeroed.
+        #[inline]
+        fn of<'a>(&self, i: usize, row: &'a mut [f32]) -> &'a mut [f32] {
+            let end = (self.first + i).min(self.keys);
+            let (row, after) = row.split_at_mut(end);
+            after.fill(0.0);
+            let (before, row) = row.split_at_mut(end.saturating_sub(self.at_most));
+            before.fill(0.0);
+            row
         }
     }
 
@@ -335,30 +385,29 @@ mod cpu {
 
                 for queries in blocks(s.seq_len) {
                     let (rows, keys) = (queries.len(), s.keys(&queries));
-                    let scores = &mut scratch[..rows * keys];
-                    let target = MatrixMut::new(scores, rows, keys);
+                    let scores = &mut scratch[..rows * keys.len()];
+                    let target = MatrixMut::new(scores, rows, keys.len());
                     multiply(
                         scale,
                         q.rows(queries.clone()),
-                        keys_t.cols(0..keys),
+                        keys_t.cols(keys.clone()),
                         0.0,
                         target,
                     );
-                    softmax(scores, keys, s.first(&queries), &mut lse[queries.clone()]);
-                    let probs = Matrix::new(scores, rows, keys);
+                    softmax(scores, s.seen(&queries), &mut lse[queries.clone()]);
+                    let probs = Matrix::new(scores, rows, keys.len());
                     let target = o.reborrow().rows(queries);
-                    multiply(1.0, probs, v.rows(0..keys), 0.0, target);
+                    multiply(1.0, probs, v.rows(keys), 0.0, target);
                 }
             });
         });
     }
 
     vectorized! {
-        /// Softmax of each row over the keys it sees (row `i` sees `first + i`), zero beyond.
-        fn softmax(scores: &mut [f32], keys: usize, first: usize, lse: &mut [f32]) {
+        /// Softmax of each row over the keys it sees, zero beyond.
+        fn softmax(scores: &mut [f32], seen: Seen, lse: &mut [f32]) {
             for i in 0..lse.len() {
-                let (row, hidden) = scores[i * keys..][..keys].split_at_mut((first + i).min(keys));
-                hidden.fill(0.0);
+                let row = seen.of(i, &mut scores[i * seen.keys..][..seen.keys]);
                 let top = max(row);
                 let mut lanes = [0.0; LANES];
                 let (chunks, tail) = row.as_chunks_mut::<LANES>();
@@ -409,8 +458,15 @@ mod cpu {
                 let keys_t = turned(k.t(), turned_k);
                 let values_t = turned(v.t(), turned_v);
                 // From the last block, whose queries see every key, so that the first product
-                // writes all of dk and dv and the others add.
+                // writes all of dk and dv and the others add; but of windows none sees every key.
                 let mut beta = 0.0;
+                if matches!(s.mask, Mask::Window(_)) {
+                    for key in 0..s.seq_len {
+                        dk.row(key).fill(0.0);
+                        dv.row(key).fill(0.0);
+                    }
+                    beta = 1.0;
+                }
                 for (member, mut dq) in dq.into_iter().enumerate() {
                     let head = kv_head * group + member;
                     let q = s.tile(q, s.heads, seq, head);
@@ -422,30 +478,31 @@ mod cpu {
                         let (q, d_o) = (q.rows(queries.clone()), d_o.rows(queries.clone()));
                         let o = o.rows(queries.clone());
 
-                        let probs = &mut probs[..rows * keys];
-                        let dscores = &mut dscores[..rows * keys];
-                        let target = MatrixMut::new(probs, rows, keys);
-                        multiply(scale, q, keys_t.cols(0..keys), 0.0, target);
-                        let target = MatrixMut::new(dscores, rows, keys);
-                        multiply(1.0, d_o, values_t.cols(0..keys), 0.0, target);
+                        let probs = &mut probs[..rows * keys.len()];
+                        let dscores = &mut dscores[..rows * keys.len()];
+                        let target = MatrixMut::new(probs, rows, keys.len());
+                        multiply(scale, q, keys_t.cols(keys.clone()), 0.0, target);
+                        let target = MatrixMut::new(dscores, rows, keys.len());
+                        multiply(1.0, d_o, values_t.cols(keys.clone()), 0.0, target);
                         let mut delta = [0.0; BLOCK];
                         for (row, delta) in delta[..rows].iter_mut().enumerate() {
                             *delta = d_o_dot_o(d_o.row(row), o.row(row));
                         }
                         let lse = &lse[queries.clone()];
-                        let first = s.first(&queries);
-                        gradient(probs, dscores, keys, first, lse, &delta, scale);
-                        let probs = Matrix::new(probs, rows, keys);
-                        let dscores = Matrix::new(dscores, rows, keys);
+                        gradient(probs, dscores, s.seen(&queries), lse, &delta, scale);
+                        let probs = Matrix::new(probs, rows, keys.len());
+                        let dscores = Matrix::new(dscores, rows, keys.len());
                         multiply(
                             1.0,
                             dscores,
-                            k.rows(0..keys),
+                            k.rows(keys.clone()),
                             0.0,
                             dq.reborrow().rows(queries),
                         );
-                        multiply(1.0, dscores.t(), q, beta, dk.reborrow().rows(0..keys));
-                        multiply(1.0, probs.t(), d_o, beta, dv.reborrow().rows(0..keys));
+                        let dk = dk.reborrow().rows(keys.clone());
+                        multiply(1.0, dscores.t(), q, beta, dk);
+                        let dv = dv.reborrow().rows(keys);
+                        multiply(1.0, probs.t(), d_o, beta, dv);
                         beta = 1.0;
                     }
                 }
@@ -465,20 +522,16 @@ mod cpu {
         fn gradient(
             scores: &mut [f32],
             dprobs: &mut [f32],
-            keys: usize,
-            first: usize,
+            seen: Seen,
             lse: &[f32],
             delta: &[f32],
             scale: f32,
         ) {
             for (i, &lse) in lse.iter().enumerate() {
-                let seen = (first + i).min(keys);
-                let (p, hidden) = scores[i * keys..][..keys].split_at_mut(seen);
-                hidden.fill(0.0);
-                let (d, hidden) = dprobs[i * keys..][..keys].split_at_mut(seen);
-                hidden.fill(0.0);
-                let (d, delta) = (&mut d[..seen], delta[i]);
-                for j in 0..seen {
+                let p = seen.of(i, &mut scores[i * seen.keys..][..seen.keys]);
+                let d = seen.of(i, &mut dprobs[i * seen.keys..][..seen.keys]);
+                let (d, delta) = (&mut d[..p.len()], delta[i]);
+                for j in 0..p.len() {
                     p[j] = exp(p[j] - lse);
                     d[j] = p[j] * (d[j] - delta) * scale;
                 }

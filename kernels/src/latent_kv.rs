@@ -6,7 +6,7 @@
 //! of the shared part is the sum over heads, in a fixed order.
 //!
 //! A device implementation: copies, and one sum of `n` rows a token in f32. The floor: either pass moves
-//! `T (n (2 nope + 2 v + rope) + rope)` elements. A GPU takes shared parts of up to [`WIDEST`] elements.
+//! `T (n (2 nope + 2 v + rope) + rope)` elements. A GPU takes shared parts of up to [`MAX_SHARED`] elements.
 
 use moefold_profiles::{Op, Pass};
 
@@ -15,7 +15,7 @@ use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
 /// The widest shared part that a GPU sums: as wide as its attention takes keys.
-pub const WIDEST: usize = 256;
+pub const MAX_SHARED: usize = 256;
 
 /// Sizes of one call.
 #[derive(Clone, Copy)]

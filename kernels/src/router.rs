@@ -19,7 +19,7 @@
 //! blocks of tokens first and those in order. On a GPU a warp has a token and one pass does all: it
 //! reads `4 T E` bytes and writes `4 T E + 8 T K`, and `1 / 4` byte a score more for statistics, which a
 //! second small pass sums. Backward reads the scores where they matter and writes `4 T E`. A GPU takes
-//! at most [`MAX_EXPERTS`] experts, [`MAX_TOPK`] of them chosen, in as many groups, of which
+//! at most [`MAX_EXPERTS`](crate::permute::MAX_EXPERTS) experts, [`MAX_TOPK`] of them chosen, in as many groups, of which
 //! [`MAX_SCORED_BY`] score.
 
 use std::ops::Range;
@@ -29,9 +29,6 @@ use moefold_profiles::{Dtype, Op, Pass};
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
-
-/// Experts that a GPU routes to.
-pub const MAX_EXPERTS: usize = 1024;
 
 /// Choices of a token, and groups, on a GPU: a lane of a warp each.
 pub const MAX_TOPK: usize = 32;

@@ -10,7 +10,7 @@ use std::path::Path;
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::Recompute;
+use crate::choice::RecomputePlan;
 use crate::model::Model;
 use crate::plan::{LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Request};
 
@@ -176,7 +176,7 @@ pub struct Candidate {
     /// Degrees.
     pub layout: LayoutRecord,
     /// What it recomputes.
-    pub recompute: Recompute,
+    pub recompute: RecomputePlan,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory of the worst rank, GiB.

@@ -2,12 +2,14 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod recompute;
+
 use std::str::FromStr;
 
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Ffn, Mixer, Model};
+pub use recompute::{Module, Recompute, RecomputePlan};
 
 moefold_profiles::named! {
     /// What runs a plan.
@@ -79,148 +81,6 @@ impl Capacity {
     pub fn rows(&self, tokens: u64, topk: u64, experts: u64) -> u64 {
         let share = (tokens * topk) as f64 / experts as f64;
         ((share * self.factor).ceil() as u64).min(tokens)
-    }
-}
-
-moefold_profiles::named! {
-    /// Modules whose outputs can be dropped and computed again.
-    pub enum Module {
-        /// The attention core.
-        CoreAttn = "core_attn",
-        /// Up-projections of latent attention.
-        MlaUpProj = "mla_up_proj",
-        /// The norms before blocks.
-        Layernorm = "layernorm",
-        /// The experts' activation.
-        MoeAct = "moe_act",
-        /// The whole MoE layer, dispatch included.
-        Moe = "moe",
-        /// The dense MLP.
-        Mlp = "mlp",
-        /// The shared expert.
-        SharedExperts = "shared_experts",
-    }
-}
-
-impl Module {
-    /// The modules that some layer of a model has, MTP depths included; sorted.
-    pub fn of(model: &Model) -> Vec<Self> {
-        let mut found = Vec::new();
-        for layer in model.layers.iter().chain(&model.mtp) {
-            match &layer.mixer {
-                Some(Mixer::Mla(_) | Mixer::SharedKv(_)) => {
-                    found.extend([Self::CoreAttn, Self::MlaUpProj]);
-                }
-                Some(Mixer::Gqa(_) | Mixer::Linear(_)) => found.push(Self::CoreAttn),
-                None => {}
-            }
-            match &layer.ffn {
-                Some(Ffn::Dense(_)) => found.push(Self::Mlp),
-                Some(Ffn::Moe(moe)) => {
-                    found.extend([Self::MoeAct, Self::Moe]);
-                    found.extend(moe.shared.as_ref().map(|_| Self::SharedExperts));
-                }
-                None => {}
-            }
-            found.push(Self::Layernorm);
-        }
-        found.sort_unstable();
-        found.dedup();
-        found
-    }
-}
-
-/// What is computed again in the backward pass. In JSON: `"none"`, `"full"` or a list of modules.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(from = "RecomputeRecord", into = "RecomputeRecord")]
-pub enum Recompute {
-    /// Nothing.
-    #[default]
-    None,
-    /// Every layer from its input.
-    Full,
-    /// The listed modules, sorted.
-    Modules(Vec<Module>),
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(untagged)]
-enum RecomputeRecord {
-    Word(RecomputeWord),
-    Modules(Vec<Module>),
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum RecomputeWord {
-    None,
-    Full,
-}
-
-impl From<RecomputeRecord> for Recompute {
-    fn from(record: RecomputeRecord) -> Self {
-        match record {
-            RecomputeRecord::Word(RecomputeWord::None) => Self::None,
-            RecomputeRecord::Word(RecomputeWord::Full) => Self::Full,
-            RecomputeRecord::Modules(modules) => Self::of(modules),
-        }
-    }
-}
-
-impl From<Recompute> for RecomputeRecord {
-    fn from(recompute: Recompute) -> Self {
-        match recompute {
-            Recompute::None => Self::Word(RecomputeWord::None),
-            Recompute::Full => Self::Word(RecomputeWord::Full),
-            Recompute::Modules(modules) => Self::Modules(modules),
-        }
-    }
-}
-
-impl Recompute {
-    /// The set of some modules; an empty set is [`Recompute::None`].
-    pub fn of(mut modules: Vec<Module>) -> Self {
-        modules.sort_unstable();
-        modules.dedup();
-        if modules.is_empty() {
-            Self::None
-        } else {
-            Self::Modules(modules)
-        }
-    }
-
-    /// Whether a module's output is computed again.
-    pub fn covers(&self, module: Module) -> bool {
-        match self {
-            Self::None => false,
-            Self::Full => true,
-            Self::Modules(modules) => modules.contains(&module),
-        }
-    }
-}
-
-impl FromStr for Recompute {
-    type Err = String;
-
-    /// Reads `none`, `full` or modules with commas or pluses; the error is what was expected.
-    fn from_str(words: &str) -> Result<Self, String> {
-        let module = |word: &str| {
-            let named = |module: &Module| module.name() == word.trim();
-            Module::ALL.into_iter().find(named).ok_or_else(|| {
-                let names = Module::ALL.map(Module::name).join(", ");
-                format!("none, full, or some of {names}; there is `{word}`")
-            })
-        };
-        match words {
-            "none" => Ok(Self::None),
-            "full" => Ok(Self::Full),
-            _ => Ok(Self::of(
-                words
-                    .split([',', '+'])
-                    .map(module)
-                    .collect::<Result<_, _>>()?,
-            )),
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::ops::Add as _;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, TensorClass};
 
-use crate::runtime::{Level, StageMemory};
+use crate::runtime::{Height as _, Level, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
 

@@ -56,8 +56,19 @@ pub struct Model {
     pub initializer_range: f64,
     /// Longest sequence the configuration was made for.
     pub max_position: Option<u64>,
+    /// Share of attention's weights that training drops at random.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attention_dropout: f64,
     /// Parameters that no term of the layers covers (model-wide mixers and the like).
     pub extra_params: u64,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
 }
 
 /// A rescaling of rotary frequencies: no effect on counts, but on what is computed.
@@ -71,6 +82,23 @@ pub struct RopeScaling {
     /// The rest of what `yarn` says; absent of every other kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yarn: Option<Yarn>,
+    /// The rest of what `llama3` says; absent of every other kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub llama3: Option<Llama3>,
+}
+
+/// Llama 3.1's scaling (transformers, `rope_type` `llama3`): pairs that turn often over the original positions keep
+/// their frequency, those that turn seldom are slowed by [`RopeScaling::factor`], and between them is a ramp over
+/// turns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Llama3 {
+    /// Positions of the training that is stretched.
+    pub original_max_position: u64,
+    /// Turns over those positions up to which a frequency is divided by the whole factor.
+    pub low_freq_factor: f64,
+    /// Turns from which on a frequency is kept.
+    pub high_freq_factor: f64,
 }
 
 /// YaRN (arXiv 2309.00071, section 3.2): pairs that turn often keep their frequency, those that turn seldom

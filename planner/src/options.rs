@@ -10,7 +10,9 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Capacity, Dispatcher, Objective, Optimizer, Overlap, Recompute, StackName};
+use crate::choice::{
+    Capacity, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+};
 use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
@@ -32,8 +34,8 @@ pub struct SearchOptions {
     pub dispatcher: Option<Dispatcher>,
     /// How many tokens an expert takes; `None` drops nothing.
     pub capacity: Option<Capacity>,
-    /// Recompute set; `None` tries every sensible one.
-    pub recompute: Option<Recompute>,
+    /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
+    pub recompute: Option<RecomputePlan>,
     /// What each stage holds, where given.
     pub stages: Option<PipelineLayout>,
     /// Optimizer.

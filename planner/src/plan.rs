@@ -14,7 +14,7 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+    Capacity, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -39,8 +39,8 @@ pub struct PlannedLayout {
     /// How many tokens an expert takes; absent where nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,
-    /// What is computed again in the backward pass.
-    pub recompute: Recompute,
+    /// What each layer computes again in the backward pass.
+    pub recompute: RecomputePlan,
     /// Modules whose activations rest on the host; `none` so far.
     pub offload: Offload,
     /// Precision.
@@ -277,7 +277,7 @@ pub struct Alternative {
     /// Degrees.
     pub layout: LayoutRecord,
     /// What it recomputes.
-    pub recompute: Recompute,
+    pub recompute: RecomputePlan,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

@@ -18,7 +18,7 @@ use moefold_profiles::Precision;
 use crate::choice::Recompute;
 use crate::model::{Layer, Model};
 
-pub use level::{Account, Level};
+pub use level::{Account, Height, Level};
 pub use passes::Passes;
 pub use stage::{StageMemory, WorkingSets};
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};

@@ -8,6 +8,7 @@
 //! the candidates considered. Results do not depend on the number of threads.
 
 mod again;
+mod by_layer;
 mod candidate;
 mod explain;
 mod mix;
@@ -43,6 +44,7 @@ use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
 use predict::Priced;
+use recompute::Sets;
 use request::{LeftOut, check_request};
 use shape::{Assumption, Question, Shapes};
 use survey::survey;
@@ -198,7 +200,9 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     let mut broken = Vec::new();
     for degrees in space(question.model, gpus, &options.batch, &options.pins) {
         let dispatchers = question.dispatchers_for(degrees.ep).len() as u64;
-        let sets = (question.sets.len() + question.illegal_sets.len()) as u64;
+        let by_layer = usize::from(question.by_layer);
+        let sets = question.choices.len() + by_layer + question.illegal_sets.len();
+        let sets = sets as u64;
         found.space += dispatchers * sets;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
@@ -331,13 +335,19 @@ fn question<'a>(
         }
         Some(wanted) => vec![wanted],
     };
-    let mut sets = match &options.recompute {
-        Some(set) => vec![set.clone()],
-        None => recompute::sets(model),
+    let (mut sets, mut choices) = match &options.recompute {
+        Some(plan) => recompute::of_plan(plan, model),
+        None => (recompute::sets(model), Vec::new()),
     };
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
     let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
     sets.retain(|set| illegal(set).is_none());
+    let searched = options.recompute.is_none();
+    if searched {
+        choices = (0..sets.len()).map(Sets::Every).collect();
+    }
+    let by_time = options.objective != Objective::Memory;
+    let by_layer = searched && by_time && choices.len() > 1 && stack.recomputes_by_layer();
     let recorded = options.routing.as_ref();
     let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
     let (distinct, kind_of) = shape::distinct(model, routing);
@@ -350,6 +360,8 @@ fn question<'a>(
         overlap: options.overlap.unwrap_or(stack.common().overlap),
         stack,
         sets,
+        choices,
+        by_layer,
         illegal_sets,
         dispatchers,
         routing,

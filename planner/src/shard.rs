@@ -70,9 +70,13 @@ fn divide(params: &LayerParams, local: &Local) -> Shard {
 }
 
 /// Parameters of a decoder layer on one rank. Key/value heads that are fewer than the ranks are
-/// copied, not cut.
+/// copied, not cut, and so is the bias of an expert's output.
 pub fn layer(model: &Model, layer: &Layer, local: &Local) -> Shard {
-    let mut shard = divide(&count::layer(model, layer), local);
+    let mut params = count::layer(model, layer);
+    if let Some(moe) = layer.moe().filter(|moe| moe.expert.bias) {
+        params.experts += (local.etp - 1) * moe.experts * model.hidden;
+    }
+    let mut shard = divide(&params, local);
     if let Some(Mixer::Gqa(gqa)) = &layer.mixer {
         let copies = local.kv_heads(gqa.kv_heads) * local.tp - gqa.kv_heads;
         let each = 2 * gqa.head_dim * (model.hidden + u64::from(gqa.qkv_bias))

@@ -124,6 +124,11 @@ impl Stack {
         }
     }
 
+    /// Whether each layer may compute something else again. Megatron-Core's layers all do the same.
+    pub fn recomputes_by_layer(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
     /// Whether two interleaved pipeline ranks can exchange messages only beside compute.
     pub fn pairs_need_overlap(&self) -> bool {
         matches!(self, Self::Megatron(_))

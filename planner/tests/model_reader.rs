@@ -315,7 +315,7 @@ fn golden_features_of_a_few_models() {
             "routed experts",
             "top-k-then-softmax router",
             "router bias",
-            "MLP biases",
+            "expert biases",
             "clipped quick-GELU gate",
         ],
     );

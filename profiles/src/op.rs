@@ -52,6 +52,8 @@ pub enum SweepKind {
     Clip,
     /// Rows behind a sigmoid gate, forward or backward.
     Gate,
+    /// Adds to rows the bias of their expert.
+    ExpertBias,
 }
 
 impl SweepKind {
@@ -70,6 +72,7 @@ impl SweepKind {
             Self::Limit => OpKind::Limit,
             Self::Clip => OpKind::Clip,
             Self::Gate => OpKind::Gate,
+            Self::ExpertBias => OpKind::ExpertBias,
         }
     }
 
@@ -79,7 +82,7 @@ impl SweepKind {
     fn touches(self) -> u64 {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
-            Self::Copy | Self::Scale | Self::Gather | Self::Chunks => 2,
+            Self::Copy | Self::Scale | Self::Gather | Self::Chunks | Self::ExpertBias => 2,
             Self::Gate => 3,
             Self::Sort | Self::Limit => 5,
         }
@@ -358,6 +361,8 @@ crate::named! {
         Clip = "clip",
         /// See [`SweepKind::Gate`].
         Gate = "gate",
+        /// See [`SweepKind::ExpertBias`].
+        ExpertBias = "expert_bias",
     }
 }
 

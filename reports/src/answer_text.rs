@@ -46,6 +46,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             told_apart(answer),
             routing(&answer.plans[0]),
             without_experts(answer),
+            by_layer(answer),
             tight(answer),
             outside_domain(answer),
         ];
@@ -117,7 +118,10 @@ fn ranking(answer: &Answer) -> Table {
             format::layout(&plan.layout),
             json_word(&plan.pipeline.schedule),
             plan.layout.microbatches.to_string(),
-            format::recompute(&plan.recompute),
+            match plan.recompute.alike() {
+                Some(set) => set.to_string(),
+                None => "by layer".to_owned(),
+            },
             json_word(&plan.dispatcher),
             format::in_column(p.step_s * time.per_second(), longest * time.per_second()),
             format::short_count(p.tokens_per_s_per_gpu),
@@ -308,6 +312,16 @@ fn without_experts(answer: &Answer) -> Option<String> {
             all.join(", ")
         )
     })
+}
+
+/// What plans recompute whose layers differ.
+fn by_layer(answer: &Answer) -> Option<String> {
+    let plans = (1..).zip(&answer.plans);
+    let differ = plans.filter(|(_, plan)| plan.recompute.alike().is_none());
+    let words =
+        differ.map(|(rank, plan)| format!("#{rank} {}", format::recompute(&plan.recompute)));
+    let words = words.collect::<Vec<_>>().join("; ");
+    (!words.is_empty()).then(|| format!("By layer: {words}."))
 }
 
 /// A warning about plans that leave less of the memory than allocators differ by.

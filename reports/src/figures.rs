@@ -164,7 +164,7 @@ fn raw_layouts(subjects: &[Subject]) -> Table {
             l.microbatches.to_string(),
             json_word(&s.planned.pipeline.schedule),
             json_word(&s.planned.dispatcher),
-            format::recompute(&s.planned.recompute),
+            s.planned.recompute.to_string(),
             json_word(&s.planned.precision),
             json_word(&s.planned.stack),
             p.step_s.to_string(),

@@ -2,7 +2,7 @@
 //!
 //! Not for machine-readable files, which keep every digit.
 
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::RecomputePlan;
 use moefold_planner::plan::{LayoutRecord, Predicted};
 
 /// A number with about three significant digits: `1234`, `123`, `12.3`, `1.23`, `0.0123`.
@@ -237,30 +237,14 @@ fn push_degree(out: &mut Vec<String>, name: &str, degree: u32) {
     }
 }
 
-/// A recompute set in short: `none`, `full`, `moe_act+layernorm`.
-pub fn recompute(set: &Recompute) -> String {
-    match set {
-        Recompute::None => "none".to_owned(),
-        Recompute::Full => "full".to_owned(),
-        Recompute::Modules(modules) => modules
-            .iter()
-            .map(|&module| module_name(module))
-            .collect::<Vec<_>>()
-            .join("+"),
+/// What is recomputed in short: `none`, `full`, `moe_act+layernorm`, `full in 12, moe_act in 3 layers`.
+pub fn recompute(plan: &RecomputePlan) -> String {
+    if let Some(set) = plan.alike() {
+        return set.to_string();
     }
-}
-
-/// The name of a module as in plan.json.
-pub fn module_name(module: Module) -> &'static str {
-    match module {
-        Module::CoreAttn => "core_attn",
-        Module::MlaUpProj => "mla_up_proj",
-        Module::Layernorm => "layernorm",
-        Module::MoeAct => "moe_act",
-        Module::Moe => "moe",
-        Module::Mlp => "mlp",
-        Module::SharedExperts => "shared_experts",
-    }
+    let groups = plan.groups().into_iter();
+    let words = groups.map(|(set, layers)| format!("{set} in {}", layers.len()));
+    format!("{} layers", words.collect::<Vec<_>>().join(", "))
 }
 
 /// Text cut to a number of characters, the middle replaced by an ellipsis.

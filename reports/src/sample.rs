@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use moefold_planner::answer::{Answer, Candidate, SearchRecord, Survey, SurveyCell};
 use moefold_planner::choice::{
-    Dispatcher, Objective, Offload, Optimizer, Recompute, ScheduleName, StackName,
+    Dispatcher, Objective, Offload, Optimizer, Recompute, RecomputePlan, ScheduleName, StackName,
 };
 use moefold_planner::layout::Batch;
 use moefold_planner::model::{Model, presets as models};
@@ -72,7 +72,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         },
         dispatcher: Dispatcher::Alltoall,
         capacity: None,
-        recompute: Recompute::None,
+        recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
@@ -157,7 +157,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             let other = f64::from(i) * 0.414_214 % 1.0;
             Candidate {
                 layout: layout(128, 256, degrees[i as usize % degrees.len()]),
-                recompute: Recompute::Full,
+                recompute: Recompute::Full.into(),
                 step_s: 9.5 + 9.0 * spread * (0.35 + other),
                 peak_gib: 30.0 + 48.0 * other * (1.0 - 0.5 * spread),
             }
@@ -245,7 +245,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
         profiles: Vec::new(),
         alternatives: vec![Alternative {
             layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
-            recompute: Recompute::None,
+            recompute: RecomputePlan::default(),
             step_s: 1.2 * step_s,
             peak_gib: 0.2,
             why: "ep_comm +0.1 s".to_owned(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use moefold_planner::answer::{Candidate, SearchRecord, Survey};
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::{Recompute, RecomputePlan};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{PlannedLayout, ProfileUsed, Request};
 use moefold_profiles::Cluster;
@@ -415,11 +415,11 @@ impl Comparison {
     }
 }
 
-fn recompute_words(set: &Recompute) -> String {
-    match set {
-        Recompute::None => "no recompute".to_owned(),
-        Recompute::Full => "full recompute".to_owned(),
-        Recompute::Modules(_) => format!("recompute {}", format::recompute(set)),
+fn recompute_words(plan: &RecomputePlan) -> String {
+    match plan.alike() {
+        Some(Recompute::None) => "no recompute".to_owned(),
+        Some(Recompute::Full) => "full recompute".to_owned(),
+        Some(Recompute::Modules(_)) | None => format!("recompute {}", format::recompute(plan)),
     }
 }
 

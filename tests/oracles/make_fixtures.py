@@ -13,7 +13,7 @@ Every folder holds
                        initial and final tensor its sum and its L2 norm in double precision
 Sample i is tokens[i*S : i*S+S+1] and step t takes samples t*B .. t*B+B-1; the loss is the mean token
 cross entropy of the batch; gradients are clipped to a global L2 norm; weight decay is decoupled and
-applies to tensors of two or more dimensions. The rate follows `schedule`. float32 on the CPU.
+applies to tensors of two or more dimensions, biases of experts apart. The rate follows `schedule`. float32 on the CPU.
 """
 
 import json
@@ -96,6 +96,43 @@ MODELS = {
              num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4,
              tie_word_embeddings=False, attention_bias=True),
     ),
+    # Windows, of every layer, of every other one among the first, and of the last ones.
+    "mixtral_windows": (
+        "mixtral",
+        dict(COMMON, vocab_size=64, intermediate_size=8, num_hidden_layers=1, num_key_value_heads=4,
+             num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e4, sliding_window=4),
+    ),
+    "qwen2_moe_windows": (
+        "qwen2_moe",
+        dict(COMMON, vocab_size=64, intermediate_size=16, moe_intermediate_size=8, shared_expert_intermediate_size=8,
+             num_hidden_layers=3, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+             mlp_only_layers=[0, 2], rms_norm_eps=1e-6, rope_theta=1e4, use_sliding_window=True, sliding_window=3,
+             max_window_layers=2),
+    ),
+    "qwen3_windows": (
+        "qwen3",
+        dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e6,
+             tie_word_embeddings=False, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    ),
+    # Frequencies stretched as Llama 3.1's: of four pairs one is kept, one on the ramp, two slowed.
+    "llama3": (
+        "llama",
+        dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+             rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16,
+                                  low_freq_factor=0.1, high_freq_factor=1.5)),
+    ),
+    # Sinks, a window on every other layer, biases everywhere, gates clamped where inputs are large, frequencies
+    # stretched by YaRN whose ramp is not rounded.
+    "gpt_oss": (
+        "gpt_oss",
+        dict(COMMON, vocab_size=64, intermediate_size=16, num_hidden_layers=2, num_key_value_heads=4, head_dim=8,
+             num_local_experts=8, num_experts_per_tok=3, sliding_window=5, swiglu_limit=0.4, attention_bias=True,
+             rms_norm_eps=1e-5, pad_token_id=None, eos_token_id=None,
+             rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+                                  beta_fast=2.0, beta_slow=0.25, truncate=False)),
+    ),
     # Every other layer dense, a shared expert behind its gate, biases on q, k and v.
     "qwen2_moe": (
         "qwen2_moe",
@@ -159,7 +196,7 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = parameter.ndim == 1 and not name.endswith("bias")
+            is_norm = parameter.ndim == 1 and not name.endswith(("bias", "sinks"))
             parameter.copy_(1 + 0.1 * noise if is_norm else 0.1 * noise)
         for bias in biases:
             bias.copy_(0.1 * torch.randn(bias.shape, generator=generator))
@@ -337,8 +374,10 @@ def balance(name, config, folder, stream, case):
 
 
 def adamw(model):
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.ndim < 2]
+    # The biases of all experts are one tensor, and a vector for each.
+    decays = lambda name, p: p.ndim >= 2 and not name.endswith("bias")
+    decayed = [p for name, p in model.named_parameters() if decays(name, p)]
+    plain = [p for name, p in model.named_parameters() if not decays(name, p)]
     groups = [dict(params=decayed, weight_decay=HYPER["weight_decay"]), dict(params=plain, weight_decay=0.0)]
     return torch.optim.AdamW(groups, lr=HYPER["lr"], betas=tuple(HYPER["betas"]), eps=HYPER["eps"])
 

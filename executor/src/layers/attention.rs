@@ -1,11 +1,13 @@
 //! Grouped-query attention with rotary positions, and where a model has them biases of queries, keys,
-//! values and the output, and norms of queries and keys: of each head, or of the whole projection.
+//! values and the output, norms of queries and keys (of each head, or of the whole projection), sliding
+//! windows and sinks.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
 //! It is causal over whole sequences; context parallelism is not here yet.
 
+use moefold_kernels::attention::{self, Mask};
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, attention, rope};
+use moefold_kernels::{Tensor, rope, sinks};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
@@ -33,6 +35,9 @@ pub struct Attention {
     /// Of the output: the first TP rank adds it to its part of the sum.
     output_bias: Option<Weight>,
     qk_norm: Option<QkNorms>,
+    /// One of each head here `[n]`.
+    sinks: Option<Weight>,
+    mask: Mask,
     head_dim: usize,
     rotary_dim: usize,
     scale: f32,
@@ -108,6 +113,8 @@ impl Attention {
                 key: norm(Part::KeyNorm),
                 is_full: gqa.qk_norm == QkNorm::Full,
             }),
+            sinks: gqa.sinks.then(|| weight(Part::Sinks)),
+            mask: (gqa.window).map_or(Mask::Causal, |keys| Mask::Window(keys as usize)),
             head_dim: gqa.head_dim as usize,
             rotary_dim: gqa.rotary_dim as usize,
             scale: (gqa.head_dim as f32).sqrt().recip(),
@@ -196,9 +203,12 @@ impl Attention {
         let Heads {
             query, key, value, ..
         } = heads;
-        let (output, lse) = cx.op(CATEGORY, || {
-            attention::forward(query, key, value, sequences, self.scale)
+        let (output, mut lse) = cx.op(CATEGORY, || {
+            attention::forward_of(self.mask, query, key, value, sequences, self.scale)
         });
+        if let Some(weight) = &self.sinks {
+            lse = cx.op(CATEGORY, || sinks::forward(&output, &lse, &weight.value));
+        }
         Core { output, lse }
     }
 
@@ -233,10 +243,15 @@ impl Attention {
         let normed = norm.again(cx, || Ok(self.norm.forward(cx, &input)))?;
         let all = tokens::start_gather(cx, &normed.output)?;
 
+        let doutput = doutput.reshape(output.dims());
+        if let Some(weight) = &self.sinks {
+            cx.op(CATEGORY, || {
+                sinks::backward(&doutput, &output, &lse, &weight.value, &weight.grad);
+            });
+        }
         let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, || {
-            let doutput = doutput.reshape(output.dims());
-            attention::backward(
-                &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
+            attention::backward_of(
+                self.mask, &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
             )
         });
         drop((doutput, query, key, value, output, lse));

@@ -76,7 +76,7 @@ impl Head {
         let norm = self.norm.forward(cx, x);
         let all = tokens::gather(cx, &norm.output)?;
         let kind = (TensorClass::Logits, all.dtype());
-        let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value);
+        let logits = linear::forward_as(cx, CATEGORY, kind, &all, &self.matrix.value, None);
         drop(all);
         let max = cx.op(CATEGORY, || cross_entropy::row_max(&logits));
         if !cx.tp.is_solo() {

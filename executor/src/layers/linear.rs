@@ -1,6 +1,6 @@
 //! The three products of a linear layer, `y = x Wᵀ` with `W` `[out, in]` as checkpoints store it.
 
-use moefold_kernels::gemm::{self, Trans, gemm};
+use moefold_kernels::gemm::{self, Trans, gemm, gemm_bias};
 use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 
@@ -9,20 +9,22 @@ use crate::store::Weight;
 
 /// `x [T, in] -> [T, out]`, of the dtype of `x`.
 pub fn forward(cx: &Context, category: Category, x: &Tensor, w: &Tensor) -> Tensor {
-    forward_as(cx, category, (TensorClass::Activations, x.dtype()), x, w)
+    forward_biased(cx, category, x, w, None)
 }
 
-/// [`forward`] into a tensor of another class or dtype.
+/// [`forward_biased`] into a tensor of another class or dtype.
 pub fn forward_as(
     cx: &Context,
     category: Category,
     (class, dtype): (TensorClass, Dtype),
     x: &Tensor,
     w: &Tensor,
+    bias: Option<&Weight>,
 ) -> Tensor {
     let y = cx.device.empty(class, dtype, &[x.dims()[0], w.dims()[0]]);
-    cx.op(category, || {
-        gemm(x, Trans::No, w, Trans::Yes, &y, 0.0);
+    cx.op(category, || match bias {
+        None => gemm(x, Trans::No, w, Trans::Yes, &y, 0.0),
+        Some(bias) => gemm_bias(x, Trans::No, w, Trans::Yes, &bias.value, &y, 0.0),
     });
     y
 }
@@ -35,10 +37,8 @@ pub fn forward_biased(
     w: &Tensor,
     bias: Option<&Weight>,
 ) -> Tensor {
-    let Some(bias) = bias else {
-        return forward(cx, category, x, w);
-    };
-    cx.op(category, || gemm::forward_bias(x, w, &bias.value))
+    let kind = (TensorClass::Activations, x.dtype());
+    forward_as(cx, category, kind, x, w, bias)
 }
 
 /// Adds the gradient of a bias, the sum over the rows of `dy [T, out]`, where there is one.

@@ -7,7 +7,7 @@ use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm};
 
-use super::{Family, Parameter, Part, Piece, Slice, Spread};
+use super::{Family, Form, Parameter, Part, Piece, Slice, Spread};
 
 /// Collects parameters; offsets are assigned once all are known.
 pub(super) struct Declaration<'a> {
@@ -122,15 +122,16 @@ impl<'a> Declaration<'a> {
     ) {
         let family = match part {
             Part::GateUp | Part::Down if dims.len() == 3 => Family::Expert,
+            Part::GateUpBias | Part::DownBias => Family::Expert,
             Part::CorrectionBias => Family::Balance,
             _ => Family::Dense,
         };
-        let counted = family == Family::Expert
-            || match spread {
-                Spread::Split => true,
-                Spread::SharedBy(ranks) => self.tp_rank.is_multiple_of(ranks),
-                Spread::Replicated => self.tp_rank == 0,
-            };
+        let counted = match (spread, family) {
+            (Spread::Split, _) => true,
+            (Spread::SharedBy(ranks), _) => self.tp_rank.is_multiple_of(ranks),
+            (Spread::Replicated, Family::Expert) => self.etp_rank == 0,
+            (Spread::Replicated, _) => self.tp_rank == 0,
+        };
         let parameter = Parameter {
             layer,
             part,
@@ -267,6 +268,11 @@ impl<'a> Declaration<'a> {
             let bias = format!("{prefix}.o_proj.bias");
             self.norm(Some(layer), Part::OutputBias, bias, h);
         }
+        if gqa.sinks {
+            let held = (heads, block(heads, self.tp, self.tp_rank));
+            let sinks = format!("{prefix}.sinks");
+            self.vector(Some(layer), Part::Sinks, Spread::Split, sinks, held);
+        }
         let (query, key) = (name("q_norm"), name("k_norm"));
         match gqa.qk_norm {
             QkNorm::PerHead => {
@@ -347,9 +353,17 @@ impl<'a> Declaration<'a> {
         let names = ExpertNames::of(&self.model.model_type);
         let prefix = format!("{prefix}.{}", names.block);
         let (h, experts) = (self.hidden, moe.experts as usize);
-        let router = format!("{prefix}.gate.weight");
-        let router = rectangle(router, [experts, h], 0..experts, 0..h);
+        let router = rectangle(
+            format!("{prefix}.{}.weight", names.router),
+            [experts, h],
+            0..experts,
+            0..h,
+        );
         self.matrix(layer, Part::Router, Spread::Replicated, router);
+        if moe.router.bias {
+            let bias = format!("{prefix}.{}.bias", names.router);
+            self.norm(Some(layer), Part::RouterBias, bias, experts);
+        }
         if moe.router.correction_bias {
             let bias = format!("{prefix}.gate.e_score_correction_bias");
             self.norm(Some(layer), Part::CorrectionBias, bias, experts);
@@ -365,6 +379,15 @@ impl<'a> Declaration<'a> {
             }
         }
 
+        match Form::of(moe) {
+            Form::Apart => self.experts_apart(layer, &prefix, &names, moe),
+            Form::Together => self.experts_together(layer, &format!("{prefix}.experts"), moe),
+        }
+    }
+
+    /// Experts whose matrices are tensors of one expert each.
+    fn experts_apart(&mut self, layer: u32, prefix: &str, names: &ExpertNames, moe: &Moe) {
+        let (h, experts) = (self.hidden, moe.experts as usize);
         let width = moe.expert.width as usize;
         let held = block(width, self.etp, self.etp_rank);
         let local = block(experts, self.ep, self.ep_rank);
@@ -406,11 +429,53 @@ impl<'a> Declaration<'a> {
             down,
         );
     }
+
+    /// Experts that are tensors of all of them, with biases. Those of the second product are whole on every ETP
+    /// rank, as the sum over these is.
+    fn experts_together(&mut self, layer: u32, prefix: &str, moe: &Moe) {
+        let (h, experts) = (self.hidden, moe.experts as usize);
+        let width = moe.expert.width as usize;
+        let held = block(width, self.etp, self.etp_rank);
+        let local = block(experts, self.ep, self.ep_rank);
+        let (count, f) = (local.len(), held.len());
+        let in_turn = 2 * held.start..2 * held.end;
+        let slice = |tensor: &str, dims: &[usize], rows, cols, at| Slice {
+            tensor: format!("{prefix}.{tensor}"),
+            dims: dims.to_vec(),
+            rows,
+            cols,
+            at,
+        };
+        let whole = |slice: Slice| if self.sliced { vec![slice] } else { Vec::new() };
+        let dims = [experts, h, 2 * width];
+        let rows = local.start * h..local.end * h;
+        let gate_up = whole(slice("gate_up_proj", &dims, rows, in_turn.clone(), 0));
+        let dims = [experts, 2 * width];
+        let gate_up_bias = whole(slice("gate_up_proj_bias", &dims, local.clone(), in_turn, 0));
+        let dims = [experts, width, h];
+        let of_expert = |(index, expert): (usize, usize)| {
+            let rows = expert * width + held.start..expert * width + held.end;
+            slice("down_proj", &dims, rows, 0..h, index * f * h)
+        };
+        let sliced = if self.sliced { local.clone() } else { 0..0 };
+        let down = sliced.enumerate().map(of_expert).collect();
+        let down_bias = whole(slice("down_proj_bias", &[experts, h], local, 0..h, 0));
+        let (split, all) = (Spread::Split, Spread::Replicated);
+        for (part, dims, spread, slices) in [
+            (Part::GateUp, vec![count, h, 2 * f], split, gate_up),
+            (Part::GateUpBias, vec![count, 2 * f], split, gate_up_bias),
+            (Part::Down, vec![count, f, h], split, down),
+            (Part::DownBias, vec![count, h], all, down_bias),
+        ] {
+            self.push(Some(layer), part, dims, spread, slices);
+        }
+    }
 }
 
 /// How a family of checkpoints names its experts.
 struct ExpertNames {
     block: &'static str,
+    router: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
@@ -423,6 +488,7 @@ impl ExpertNames {
         match model_type {
             "mixtral" => Self {
                 block: "block_sparse_moe",
+                router: "gate",
                 gate: "w1",
                 up: "w3",
                 down: "w2",
@@ -430,6 +496,11 @@ impl ExpertNames {
             },
             _ => Self {
                 block: "mlp",
+                router: if model_type == "gpt_oss" {
+                    "router"
+                } else {
+                    "gate"
+                },
                 gate: "gate_proj",
                 up: "up_proj",
                 down: "down_proj",

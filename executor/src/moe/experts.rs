@@ -2,28 +2,35 @@
 //!
 //! Rows arrive in expert order with their probabilities and leave the same way; where they come from
 //! is [`super::dispatch`]'s business. With ETP the rank holds a slice of every expert's width and its
-//! outputs are parts of a sum.
+//! outputs are parts of a sum, to which the first of the ETP ranks adds the bias of the second product.
 
-use moefold_kernels::Tensor;
-use moefold_kernels::grouped_gemm::{self, Rows};
+use moefold_kernels::elementwise::add_into;
+use moefold_kernels::grouped_gemm::{self, Matrices, Rows};
 use moefold_kernels::swiglu::{self, Rule};
+use moefold_kernels::{Tensor, expert_bias};
 use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::model::{Activation, Moe};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
+use crate::model::{Form, Part};
 use crate::rank::Context;
 use crate::recompute::Kept;
-use crate::store::Weight;
+use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Experts;
 
 /// The experts held by the rank.
 #[derive(Debug)]
 pub struct Experts {
-    /// `[E/ep, 2f, h]`.
+    /// `[E/ep, 2f, h]`, or by input `[E/ep, h, 2f]`.
     gate_up: Weight,
-    /// `[E/ep, h, f]`.
+    /// `[E/ep, h, f]`, or by input `[E/ep, f, h]`.
     down: Weight,
+    /// Of both products `[E/ep, 2f]` and `[E/ep, h]`.
+    biases: Option<[Weight; 2]>,
+    form: Form,
+    rule: Rule,
 }
 
 /// What the experts save for backward.
@@ -33,24 +40,57 @@ pub struct ExpertsSaved {
     input: Tensor,
     /// Gate and up `[N, 2f]`.
     gate_up: Tensor,
-    /// `silu(gate) * up * p` `[N, f]`.
+    /// The gated activation times `p` `[N, f]`.
     activation: Kept<Tensor>,
     /// `p` `[N]`.
     row_probs: Tensor,
 }
 
 impl Experts {
-    /// Experts on their weights.
-    pub fn new(gate_up: Weight, down: Weight) -> Self {
-        Self { gate_up, down }
+    /// The experts of `layer`, on weights of `store`.
+    pub fn new(store: &Store, layer: u32, moe: &Moe) -> Self {
+        let weight = |part| store.weight(Some(layer), part);
+        let biases = [Part::GateUpBias, Part::DownBias];
+        Self {
+            gate_up: weight(Part::GateUp),
+            down: weight(Part::Down),
+            biases: moe.expert.bias.then(|| biases.map(weight)),
+            form: Form::of(moe),
+            rule: match moe.expert.activation {
+                Activation::Silu => Rule::SWIGLU,
+                Activation::ClippedGelu(limit) => Rule {
+                    limit: limit as f32,
+                    ..Rule::GPT_OSS
+                },
+                other => unreachable!("support::check refuses {other:?}"),
+            },
+        }
+    }
+
+    fn matrices<'a>(&self, tensor: &'a Tensor) -> Matrices<'a> {
+        match self.form {
+            Form::Apart => Matrices::from(tensor),
+            Form::Together => Matrices::by_input(tensor),
+        }
+    }
+
+    fn activation(&self, cx: &Context, gate_up: &Tensor, row_probs: &Tensor) -> Tensor {
+        cx.op(CATEGORY, || {
+            swiglu::forward(gate_up, Some(row_probs), &self.rule)
+        })
     }
 
     /// Runs the experts on `x [N, h], p [N]`, rows in expert order, until their second product.
     pub fn run(&self, cx: &Context, x: Tensor, row_probs: Tensor, rows: Rows<'_>) -> ExpertsSaved {
         let gate_up = cx.op(CATEGORY, || {
-            grouped_gemm::forward_of(&x, &self.gate_up.value, rows)
+            grouped_gemm::forward_of(&x, self.matrices(&self.gate_up.value), rows)
         });
-        let activation = activation(cx, &gate_up, &row_probs);
+        if let Some([bias, _]) = &self.biases {
+            cx.op(CATEGORY, || {
+                expert_bias::add(&gate_up, &bias.value, None, rows);
+            });
+        }
+        let activation = self.activation(cx, &gate_up, &row_probs);
         ExpertsSaved {
             input: x,
             gate_up,
@@ -68,8 +108,14 @@ impl Experts {
         again: &Recompute,
     ) -> Tensor {
         let y = cx.op(CATEGORY, || {
-            grouped_gemm::forward_of(saved.activation.get(), &self.down.value, rows)
+            let down = self.matrices(&self.down.value);
+            grouped_gemm::forward_of(saved.activation.get(), down, rows)
         });
+        if let Some([_, bias]) = self.biases.as_ref().filter(|_| cx.etp.index() == 0) {
+            cx.op(CATEGORY, || {
+                expert_bias::add(&y, &bias.value, Some(&saved.row_probs), rows);
+            });
+        }
         saved.activation.drop_of(Module::MoeAct, again);
         y
     }
@@ -88,28 +134,51 @@ impl Experts {
             activation: mut kept,
             row_probs,
         } = saved;
-        kept.again(cx, || Ok(activation(cx, &gate_up, &row_probs)))?;
+        kept.again(cx, || Ok(self.activation(cx, &gate_up, &row_probs)))?;
         let activation = kept.into_inner();
         let dactivation = cx.op(CATEGORY, || {
-            grouped_gemm::wgrad_of(&dy, &activation, rows, &self.down.grad);
-            grouped_gemm::dgrad_of(&dy, &self.down.value, rows)
+            let [down, grad] = [&self.down.value, &self.down.grad].map(|t| self.matrices(t));
+            grouped_gemm::wgrad_of(&dy, &activation, rows, grad);
+            grouped_gemm::dgrad_of(&dy, down, rows)
         });
+        let dprobs_of_bias = self.down_bias_backward(cx, &dy, &row_probs, rows);
         drop((dy, activation));
         let (dgate_up, dprobs) = cx.op(CATEGORY, || {
-            swiglu::backward(&dactivation, &gate_up, Some(&row_probs), &Rule::SWIGLU)
+            swiglu::backward(&dactivation, &gate_up, Some(&row_probs), &self.rule)
         });
+        let dprobs = dprobs.expect("probabilities went in");
         drop((dactivation, gate_up, row_probs));
+        if let Some(of_bias) = dprobs_of_bias {
+            cx.op(CATEGORY, || add_into(&dprobs, &of_bias));
+        }
+        if let Some([bias, _]) = &self.biases {
+            cx.op(CATEGORY, || {
+                expert_bias::grad(&dgate_up, None, rows, &bias.grad);
+            });
+        }
         let dx = cx.op(CATEGORY, || {
-            grouped_gemm::wgrad_of(&dgate_up, &input, rows, &self.gate_up.grad);
+            let grad = self.matrices(&self.gate_up.grad);
+            grouped_gemm::wgrad_of(&dgate_up, &input, rows, grad);
             drop(input);
-            grouped_gemm::dgrad_of(&dgate_up, &self.gate_up.value, rows)
+            grouped_gemm::dgrad_of(&dgate_up, self.matrices(&self.gate_up.value), rows)
         });
-        Ok((dx, dprobs.expect("probabilities went in")))
+        Ok((dx, dprobs))
     }
-}
 
-fn activation(cx: &Context, gate_up: &Tensor, row_probs: &Tensor) -> Tensor {
-    cx.op(CATEGORY, || {
-        swiglu::forward(gate_up, Some(row_probs), &Rule::SWIGLU)
-    })
+    /// Adds to the gradient of the second product's bias, which every ETP rank has in full, all rows being with
+    /// each; and on the rank that adds that bias gives the gradient of the probabilities by it `[N]`.
+    fn down_bias_backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        row_probs: &Tensor,
+        rows: Rows<'_>,
+    ) -> Option<Tensor> {
+        let [_, bias] = self.biases.as_ref()?;
+        cx.op(CATEGORY, || {
+            expert_bias::grad(dy, Some(row_probs), rows, &bias.grad);
+        });
+        (cx.etp.index() == 0)
+            .then(|| cx.op(CATEGORY, || expert_bias::grad_probs(dy, &bias.value, rows)))
+    }
 }

@@ -26,6 +26,8 @@ const CATEGORY: Category = Category::RouterPermute;
 pub struct Router {
     /// `[E, h]`.
     matrix: Weight,
+    /// Of the logits `[E]`.
+    bias: Option<Weight>,
     /// Added to the scores for the choice alone `[E]` f32 (DeepSeek-V3, arXiv 2412.19437, equation 16).
     correction_bias: Option<Tensor>,
     topk: usize,
@@ -66,6 +68,7 @@ impl Router {
         });
         Self {
             matrix: store.weight(Some(layer), Part::Router),
+            bias: (moe.router.bias).then(|| store.weight(Some(layer), Part::RouterBias)),
             correction_bias: store.correction_bias(layer),
             topk: moe.topk as usize,
             num_experts: moe.experts as usize,
@@ -179,7 +182,8 @@ impl Router {
 
     fn logits(&self, cx: &Context, x: &Tensor) -> Tensor {
         let kind = (TensorClass::Activations, Dtype::F32);
-        linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value)
+        let bias = self.bias.as_ref();
+        linear::forward_as(cx, CATEGORY, kind, x, &self.matrix.value, bias)
     }
 
     fn choose(&self, logits: &Tensor) -> Routing {
@@ -260,6 +264,7 @@ impl Router {
                 z_loss::backward(logits, z, factor as f32, &dlogits);
             });
         }
+        linear::bias_grad(cx, CATEGORY, &dlogits, self.bias.as_ref());
         linear::wgrad(cx, CATEGORY, &dlogits, x, &self.matrix.grad);
         linear::dgrad_onto(cx, CATEGORY, &dlogits, &self.matrix.value, dx);
     }

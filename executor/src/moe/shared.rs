@@ -114,6 +114,6 @@ impl Shared {
 
 fn behind(cx: &Context, x: &Tensor, output: Tensor, weight: &Weight) -> Behind {
     let kind = (TensorClass::Activations, Dtype::F32);
-    let logits = linear::forward_as(cx, CATEGORY, kind, x, &weight.value);
+    let logits = linear::forward_as(cx, CATEGORY, kind, x, &weight.value, None);
     Behind { output, logits }
 }

@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use moefold_kernels::cases::{self, Load, Source};
-use moefold_kernels::{Device, Dtype, Tensor, TensorClass, elementwise};
+use moefold_kernels::{
+    Device, Dtype, Tensor, TensorClass, attention, elementwise, latent_kv, permute, router,
+};
 use moefold_profiles::{Op, SweepKind};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -49,6 +51,9 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
     {
         return Some("its operands take too much of the device's memory");
     }
+    if device.properties().is_some() && is_beyond_kernels(op) {
+        return Some("it is larger than the kernels of a GPU take");
+    }
     match *op {
         Op::LinearAttention { .. } => Some("linear attention is not executed"),
         Op::Attention {
@@ -56,11 +61,24 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
             q_len,
             kv_len,
             ..
-        } if !causal || q_len != kv_len => {
-            Some("attention is executed causal, over whole sequences")
+        } if kv_len > q_len || (causal && kv_len < q_len) => {
+            Some("attention is executed over whole sequences, or over windows in them")
         }
         Op::Rope { dim, .. } if dim % 2 == 1 => Some("an odd width cannot be rotated"),
         _ => None,
+    }
+}
+
+/// As [`crate::support::beyond_kernels`] of a model.
+fn is_beyond_kernels(op: &Op) -> bool {
+    let beyond = |size: u64, most: usize| size > most as u64;
+    match *op {
+        Op::Attention { qk_dim, v_dim, .. } => beyond(qk_dim.max(v_dim), attention::MAX_WIDTH),
+        Op::LatentKv { rope, .. } => beyond(rope, latent_kv::MAX_SHARED),
+        Op::Router { experts, topk, .. } => {
+            beyond(experts, permute::MAX_EXPERTS) || beyond(topk, router::MAX_TOPK)
+        }
+        _ => false,
     }
 }
 

@@ -12,8 +12,8 @@ use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
-    Account, Again, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
-    Work,
+    Account, Again, Height as _, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory,
+    StepMemory, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -403,7 +403,9 @@ impl Traced<'_> {
 impl Runtime for Traced<'_> {
     fn refuses(&self, model: &Model, precision: Precision) -> Option<String> {
         let mut reasons = support::in_model(model);
-        if self.gpu.is_none() && precision.activation() != Dtype::F32 {
+        if self.gpu.is_some() {
+            reasons.extend(support::beyond_kernels(model));
+        } else if precision.activation() != Dtype::F32 {
             reasons.push(format!(
                 "precision \"{precision}\" is not implemented on the CPU, use \"fp32\", or a cluster of GPUs"
             ));

@@ -1,16 +1,16 @@
 //! Tests of what is assumed and answered; whether a trace is the step is in `tests/truth/peak.rs`.
 
 use moefold_kernels::meta::Choices;
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Recompute, RecomputePlan, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
-use moefold_planner::model::presets;
+use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::rules;
 use moefold_planner::search;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
-use moefold_profiles::{Costs, Precision, presets as clusters};
+use moefold_profiles::{Cluster, Costs, Precision, presets as clusters};
 
 use super::peers::Crowd;
 use super::{Assumed, Traced};
@@ -89,4 +89,95 @@ fn models_that_do_not_run_are_refused_by_name() {
     let why = Traced::new(&model, &local).refuses(&model, Precision::Bf16);
     let why = why.expect("refused");
     assert!(why.contains("qwen3_next") && why.contains("bf16"), "{why}");
+}
+
+/// Every choice of a set for each layer is planned by itself, on one rank and on two of a pipeline.
+#[test]
+fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
+    let mut model = presets::load("mixtral-8x7b").expect("a preset");
+    model.layers.truncate(4);
+    let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
+    cluster.gpu.memory_gib = search::ENDLESS_GIB;
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 8,
+    };
+    let sets = ["none", "layernorm", "moe_act", "layernorm+moe", "full"];
+    let sets = sets.map(|words| words.parse::<Recompute>().expect("a set"));
+    let layers = u32::try_from(model.layers.len()).expect("few");
+    let each = (0..sets.len().pow(layers)).map(|number| {
+        let set = |layer| sets[number / sets.len().pow(layer) % sets.len()].clone();
+        RecomputePlan::by_layer((0..layers).map(set).collect())
+    });
+    let each: Vec<RecomputePlan> = each.collect();
+    for (gpus, pins, stages) in [(1, "pp=1", "EttttL"), (2, "pp=2", "Ett|ttL")] {
+        let mut options = SearchOptions {
+            precision: Precision::Bf16,
+            pins: format!("{pins},tp=1,cp=1,mbs=1").parse().expect("degrees"),
+            stages: Some(stages.parse().expect("stages")),
+            top: 1,
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
+        let runtime = Traced::new(&model, &cluster);
+        let plan = |options: &SearchOptions| {
+            let found = search::plan(&model, &cluster, gpus, options, &costs, &runtime);
+            let found = found.map(|found| found.plans.into_iter().next().expect("a plan"));
+            found.ok()
+        };
+        // Whatever they take.
+        let all: Vec<_> = each
+            .iter()
+            .map(|recompute| {
+                let recompute = Some(recompute.clone());
+                let options = SearchOptions {
+                    recompute,
+                    ..options.clone()
+                };
+                plan(&options).expect("legal").predicted
+            })
+            .collect();
+        let peaks = all.iter().map(|predicted| predicted.peak_gib);
+        let (least, most) = peaks.fold((f64::MAX, 0.0_f64), |(low, high), peak| {
+            (low.min(peak), high.max(peak))
+        });
+        let mut by_layer = 0;
+        for share in [0.02, 0.2, 0.4, 0.6, 0.8, 0.95] {
+            let room = least + share * (most - least);
+            options.memory_gib = Some(room);
+            let found = plan(&options).expect("feasible");
+            let fitting = all.iter().filter(|predicted| predicted.peak_gib <= room);
+            let fastest = fitting
+                .map(|predicted| predicted.step_s)
+                .fold(f64::MAX, f64::min);
+            let step_s = found.predicted.step_s;
+            assert!(found.predicted.peak_gib <= room);
+            assert!(
+                step_s <= fastest * (1.0 + 1e-9),
+                "{share}: {step_s} > {fastest}"
+            );
+            by_layer += u32::from(found.recompute.alike().is_none());
+        }
+        assert!(by_layer > 2, "{by_layer}");
+    }
+}
+
+#[test]
+fn what_no_kernel_of_a_gpu_takes_is_refused_where_there_are_gpus() {
+    use moefold_planner::runtime::Runtime as _;
+    let mut model = presets::load("gpt-oss-20b").expect("a preset");
+    let (cpus, gpus) = (clusters::local(1), clusters::cluster("dgx-h100"));
+    let gpus = gpus.expect("a preset");
+    let refuses = |model: &Model, cluster: &Cluster, precision| {
+        Traced::new(model, cluster).refuses(model, precision)
+    };
+    assert_eq!(refuses(&model, &gpus, Precision::Bf16), None);
+    if let Some(Mixer::Gqa(gqa)) = &mut model.layers[3].mixer {
+        gqa.head_dim = 512;
+    }
+    let why = refuses(&model, &gpus, Precision::Bf16).expect("wide heads");
+    for part in ["512 elements of a head", "gpt-oss-20b", "at most 256"] {
+        assert!(why.contains(part), "{why} lacks {part}");
+    }
+    assert_eq!(refuses(&model, &cpus, Precision::Fp32), None);
 }

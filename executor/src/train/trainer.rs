@@ -92,7 +92,7 @@ impl Trainer {
         let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
         let store = Store::new(&cx.device, shard);
         let biases = Biases::new(model, &store, losses.balancing.bias_update_rate);
-        let again = |_| savers.recompute.clone();
+        let again = |layer| savers.recompute.of_layer(layer).clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
             let Weights { balancing, mtp } = losses;
             let sparse = Sparse {

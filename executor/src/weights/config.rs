@@ -2,7 +2,7 @@
 //!
 //! Written for the families that the executor trains; reading it back gives the same model.
 
-use moefold_planner::model::{Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm, Score};
+use moefold_planner::model::{Activation, Ffn, Gqa, Mixer, Mla, Model, Moe, QkNorm, Score};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -22,6 +22,7 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
         "deepseek_v2" => "DeepseekV2ForCausalLM",
         "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
         "llama" => "LlamaForCausalLM",
+        "gpt_oss" => "GptOssForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         other => return Err(refuse(&format!("model_type {other}"))),
     };
@@ -75,21 +76,29 @@ fn rotary(model: &Model) -> Option<Map<String, Value>> {
     match &model.rope_scaling {
         None => put("rope_type", json!("default")),
         Some(scaling) => {
-            let yarn = scaling.yarn.as_ref()?;
             put("rope_type", json!(scaling.kind));
             put("factor", json!(scaling.factor));
-            let positions = json!(yarn.original_max_position);
-            put("original_max_position_embeddings", positions);
-            put("beta_fast", json!(yarn.beta_fast));
-            put("beta_slow", json!(yarn.beta_slow));
-            put("truncate", json!(yarn.truncate));
-            for (key, value) in [
-                ("attention_factor", yarn.attention_factor),
-                ("mscale", yarn.mscale),
-                ("mscale_all_dim", yarn.mscale_all_dim),
-            ] {
-                if let Some(value) = value {
-                    put(key, json!(value));
+            let mut original = |positions: u64| {
+                put("original_max_position_embeddings", json!(positions));
+            };
+            if let Some(llama3) = &scaling.llama3 {
+                original(llama3.original_max_position);
+                put("low_freq_factor", json!(llama3.low_freq_factor));
+                put("high_freq_factor", json!(llama3.high_freq_factor));
+            } else {
+                let yarn = scaling.yarn.as_ref()?;
+                original(yarn.original_max_position);
+                put("beta_fast", json!(yarn.beta_fast));
+                put("beta_slow", json!(yarn.beta_slow));
+                put("truncate", json!(yarn.truncate));
+                for (key, value) in [
+                    ("attention_factor", yarn.attention_factor),
+                    ("mscale", yarn.mscale),
+                    ("mscale_all_dim", yarn.mscale_all_dim),
+                ] {
+                    if let Some(value) = value {
+                        put(key, json!(value));
+                    }
                 }
             }
         }
@@ -114,13 +123,41 @@ fn grouped(model: &Model, gqa: &Gqa) -> Keys {
         "qwen2_moe" => "qkv_bias",
         _ => "attention_bias",
     };
-    vec![
+    let mut keys = vec![
         ("num_attention_heads", json!(gqa.heads)),
         ("num_key_value_heads", json!(gqa.kv_heads)),
         ("head_dim", json!(gqa.head_dim)),
         (bias, json!(gqa.qkv_bias)),
-        ("sliding_window", json!(gqa.window)),
-    ]
+    ];
+    keys.extend(windows(model));
+    keys
+}
+
+/// Which layers have windows, as wide as the first of them has.
+fn windows(model: &Model) -> Keys {
+    let all: Vec<Option<u64>> = model
+        .layers
+        .iter()
+        .map(|layer| match &layer.mixer {
+            Some(Mixer::Gqa(gqa)) => gqa.window,
+            _ => None,
+        })
+        .collect();
+    let window = all.iter().flatten().next();
+    let mut keys = vec![("sliding_window", json!(window))];
+    let by_layer = ["gpt_oss", "qwen2_moe", "qwen3"].contains(&&*model.model_type);
+    if by_layer && window.is_some() {
+        let word = |window: &Option<u64>| match window {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        };
+        let words: Vec<&str> = all.iter().map(word).collect();
+        keys.push(("layer_types", json!(words)));
+    }
+    if model.model_type.starts_with("qwen") {
+        keys.push(("use_sliding_window", json!(window.is_some())));
+    }
+    keys
 }
 
 fn latent(mla: &Mla) -> Keys {
@@ -166,6 +203,16 @@ fn feed_forward(model: &Model) -> Keys {
             ("num_local_experts", json!(moe.experts)),
             ("intermediate_size", width),
         ],
+        "gpt_oss" => {
+            let mut keys = vec![
+                ("num_local_experts", json!(moe.experts)),
+                ("intermediate_size", width),
+            ];
+            if let Activation::ClippedGelu(limit) = moe.expert.activation {
+                keys.push(("swiglu_limit", json!(limit)));
+            }
+            keys
+        }
         "olmoe" => vec![
             ("num_experts", json!(moe.experts)),
             ("intermediate_size", width),
@@ -255,6 +302,7 @@ mod tests {
             "mixtral-8x7b",
             "qwen3-30b-a3b",
             "qwen3-8b",
+            "llama-3.1-8b",
             "mixtral-8x22b",
             "olmoe-1b-7b",
             "qwen2-57b-a14b",
@@ -263,6 +311,7 @@ mod tests {
             "deepseek-v2",
             "deepseek-v3",
             "kimi-k2",
+            "gpt-oss-20b",
         ] {
             check(&moefold_planner::model::presets::load(name).expect("a preset"));
         }
@@ -274,9 +323,14 @@ mod tests {
             "olmoe",
             "glm4_moe",
             "llama",
+            "llama3",
             "deepseek_v3",
             "deepseek_v2",
             "deepseek_v3_halves",
+            "gpt_oss",
+            "mixtral_windows",
+            "qwen2_moe_windows",
+            "qwen3_windows",
         ] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
             check(&hf::read(&folder.join(name)).expect("a fixture"));

@@ -22,6 +22,9 @@ use super::region::{GlobalTensor, Region};
 use super::stored::{Stored, read_header};
 use crate::error::Error;
 
+/// How the tensors end that experts of GPT-OSS are published as: 4-bit numbers, and a scale for 32 of them.
+const MXFP4: &str = "_proj_blocks";
+
 /// Tensors named in one error, of each kind.
 const NAMED_MAX: usize = 6;
 
@@ -55,6 +58,13 @@ impl HuggingFace {
             let file = File::open(&path).map_err(Error::io(&path, "open"))?;
             read_header(&path, &file, files.len(), &mut stored)?;
             files.push((path, file));
+        }
+        if let Some(name) = stored.keys().find(|name| name.ends_with(MXFP4)) {
+            let reason = format!(
+                "holds experts in MXFP4 ({name}), which is not implemented; bf16, f16 and f32 safetensors work, as \
+                 transformers saves a model that it has loaded with Mxfp4Config(dequantize=True)"
+            );
+            return Err(Error::malformed(dir, reason));
         }
         // How many experts each fused tensor would hold.
         let mut experts = BTreeMap::new();
@@ -467,6 +477,20 @@ mod tests {
             "{text}"
         );
         assert!(error.is_bad_request());
+    }
+
+    #[test]
+    fn experts_in_four_bits_are_refused_with_what_works() {
+        let folder = folder();
+        let blocks = "model.layers.0.mlp.experts.gate_up_proj_blocks";
+        write(
+            &folder.path().join("model.safetensors"),
+            &[(blocks, Dtype::U8, &[2, 4, 1, 16], vec![0; 128])],
+        );
+        let error = HuggingFace::open(folder.path(), &[]).expect_err("four bits");
+        for part in ["MXFP4", blocks, "bf16", "dequantize=True"] {
+            assert!(error.to_string().contains(part), "{error} lacks {part}");
+        }
     }
 
     #[test]

@@ -10,18 +10,19 @@ use serde::{Deserialize, Serialize};
 pub struct GlobalTensor {
     /// Its name in checkpoints.
     pub name: String,
-    /// Its shape: one dim or two.
+    /// Its shape: one dim to three.
     pub dims: Vec<usize>,
 }
 
 impl GlobalTensor {
-    /// Rows and columns; a vector is one column.
+    /// Rows and columns; a vector is one column, several matrices are one of all their rows.
     pub fn matrix(&self) -> [usize; 2] {
         match *self.dims {
             [len] => [len, 1],
             [rows, cols] => [rows, cols],
+            [count, rows, cols] => [count * rows, cols],
             _ => panic!(
-                "{} has {} dims; one or two exist",
+                "{} has {} dims; one to three exist",
                 self.name,
                 self.dims.len()
             ),
@@ -50,7 +51,7 @@ impl GlobalTensor {
     }
 }
 
-/// A rectangle of a global tensor; a vector of `len` counts as `[len, 1]`.
+/// A rectangle of a global tensor as [`GlobalTensor::matrix`] has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region<'a> {
     /// The tensor's name.
@@ -99,7 +100,10 @@ impl Region<'_> {
 
     /// Columns of the global tensor.
     pub(super) fn width(&self) -> usize {
-        self.dims.get(1).copied().unwrap_or(1)
+        match self.dims {
+            [_] => 1,
+            dims => *dims.last().expect("a tensor has dims"),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::RecomputePlan;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -120,8 +120,8 @@ impl Fixture {
     }
 
     /// The fixture with some of its layers' modules computed again.
-    pub(crate) fn recomputing(mut self, recompute: Recompute) -> Self {
-        self.savers.recompute = recompute;
+    pub(crate) fn recomputing(mut self, recompute: impl Into<RecomputePlan>) -> Self {
+        self.savers.recompute = recompute.into();
         self
     }
 
@@ -286,7 +286,8 @@ pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
 /// Writes the numbers of a slice into the global tensor. What several ranks hold must be the same bits.
 pub(crate) fn place(tensors: &mut Tensors, slice: &Slice, values: &[f32]) {
     let len: usize = slice.dims.iter().product();
-    let width = slice.dims.get(1).copied().unwrap_or(1);
+    // Of three dims the last ones are matrices, one below the other.
+    let width = slice.dims[1..].last().copied().unwrap_or(1);
     let global = tensors
         .entry(slice.tensor.clone())
         .or_insert_with(|| vec![f32::NAN; len]);

@@ -230,6 +230,7 @@ fn oracle_gradients_in_f32_are_those_of_the_cpu() {
         "glm4_moe",
         "deepseek_v2",
         "deepseek_v3",
+        "gpt_oss",
     ] {
         check_gradients(name, 0, F32, &SAME);
     }
@@ -241,6 +242,7 @@ fn oracle_gradients_in_bf16_are_those_of_the_cpu_but_for_rounding() {
     check_gradients("qwen3_moe", 0, HOPPER, &ROUNDED);
     check_gradients("qwen2_moe", 1, HOPPER, &ROUNDED);
     check_gradients("deepseek_v3", 0, HOPPER, &ROUNDED);
+    check_gradients("gpt_oss", 0, HOPPER, &ROUNDED);
 }
 
 #[test]

@@ -90,6 +90,24 @@ fn oracle_llama_with_biases_of_attention() {
 }
 
 #[test]
+fn oracle_llama_with_frequencies_stretched_as_in_3_1() {
+    check("llama3", 12);
+}
+
+#[test]
+fn oracle_gpt_oss_with_sinks_windows_and_biases() {
+    check("gpt_oss", 24);
+    check("gpt_oss", 4);
+}
+
+#[test]
+fn oracle_sliding_windows_of_layers_that_have_them() {
+    for name in ["mixtral_windows", "qwen2_moe_windows", "qwen3_windows"] {
+        check(name, 12);
+    }
+}
+
+#[test]
 fn oracle_deepseek_v3_with_latent_attention_and_compressed_queries() {
     check("deepseek_v3", 24);
     check("deepseek_v3", 4);

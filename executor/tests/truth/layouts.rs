@@ -16,7 +16,8 @@ use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped, pla
 use crate::cuda::seed;
 
 /// Families of which layouts are drawn.
-pub(crate) const DRAWN: [&str; 7] = [
+pub(crate) const DRAWN: [&str; 8] = [
+    "gpt_oss",
     "qwen2_moe",
     "olmoe",
     "glm4_moe",
@@ -155,9 +156,10 @@ fn check_pipelines(name: &'static str, layers: usize, of: usize) {
     assert!(count > 4 && interleaved > 0, "{name}: {count} layouts");
 }
 
-/// Of models with experts, with dense layers among those, with tied embeddings, with shared experts, and with
+/// Of models with experts, with biases and windows, with dense layers among those, with tied embeddings, with shared experts, and with
 /// multi-token prediction, which embeds tokens on the last stage too.
-pub(crate) const DEEP: [(&str, usize); 5] = [
+pub(crate) const DEEP: [(&str, usize); 6] = [
+    ("gpt_oss", 4),
     ("mixtral", 4),
     ("qwen3_moe", 6),
     ("qwen3_tied", 5),

@@ -338,13 +338,11 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with one of its recompute sets, moments of either type, and tokens that go any way.
+/// A fixture with recompute sets of its layers, moments of either type, and tokens that go any way.
 fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
-    let mut sets = recompute::sets(&fixture);
-    sets.push(Recompute::None);
-    let set = sets.swap_remove(random.random_range(0..sets.len()));
+    let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
-    let mut fixture = fixture.recomputing(set);
+    let mut fixture = fixture.recomputing(plan);
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
     fixture.savers.dispatching = dispatching(random.random_range(0..12));
     fixture

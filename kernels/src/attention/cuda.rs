@@ -4,7 +4,7 @@
 //! Forward is FlashAttention-2 (arXiv 2307.08691): a block has the queries of one head on chip and
 //! goes through the keys they see with an online softmax in base 2. A score of a head of width `w`
 //! takes `4 w` FLOPs, 2 for the score and 2 for the value. Blocks of keys above the diagonal are
-//! never touched; only those on it are masked.
+//! never touched; only those on it are masked. Of a window, blocks of keys before it are not touched either.
 //!
 //! Backward recomputes the scores and needs `10 w`: `s = q k`, `dp = do v`, and the three sums
 //! `dv += p do`, `dk += ds q`, `dq += ds k`. A block of keys owns its dk and dv, in registers; dq
@@ -24,19 +24,15 @@
 
 use moefold_profiles::Dtype;
 
-use super::{Mask, Sizes, hopper};
+use super::{MAX_WIDTH, Mask, Sizes, hopper};
 use crate::TensorClass;
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
-use crate::cuda::error::DeviceError;
 use crate::cuda::operand::vector;
 use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("attention", "../attention.cu");
-
-/// Wider heads than this have no kernel.
-const WIDEST: usize = 256;
 
 /// What selects code, and the sizes on chip that follow from it. The rules are those that leave
 /// every kernel without spills.
@@ -59,14 +55,10 @@ struct Tiling {
 impl Tiling {
     fn new(op: &'static str, gpu: &Cuda, s: Sizes, aligned: bool) -> Self {
         let widest = s.dk.max(s.dv);
-        if widest > WIDEST {
-            DeviceError::new(
-                "launch",
-                format!("heads are {widest} wide, kernels take up to {WIDEST}"),
-            )
-            .during(op)
-            .raise();
-        }
+        assert!(
+            widest <= MAX_WIDTH,
+            "{op}: heads are {widest} wide, expected at most {MAX_WIDTH}"
+        );
         Self::of(
             s.mask,
             gpu.dtype(),
@@ -137,11 +129,14 @@ impl Tiling {
         let mut defines = vec![
             Define::dtype("T", self.dtype),
             Define::flag("VEC", self.aligned),
-            Define::flag("CAUSAL", self.mask == Mask::Causal),
+            Define::flag("CAUSAL", self.mask != Mask::Full),
             Define::int("DK", self.dk),
             Define::int("DV", self.dv),
         ];
         defines.extend_from_slice(tiles);
+        if matches!(self.mask, Mask::Window(_)) {
+            defines.push(Define::flag("WINDOW", true));
+        }
         SOURCE.with(&defines)
     }
 
@@ -157,9 +152,14 @@ impl Tiling {
     }
 }
 
-/// Sizes as every kernel of `attention.cu` takes them.
-fn size_args(s: Sizes) -> [Arg; 6] {
-    [s.seqs, s.seq_len, s.heads, s.heads / s.kv_heads, s.dk, s.dv].map(Arg::size)
+/// Sizes as every kernel of `attention.cu` takes them; the last is that of a window, where there is one.
+fn size_args(s: Sizes) -> [Arg; 7] {
+    let group = s.heads / s.kv_heads;
+    let window = match s.mask {
+        Mask::Window(keys) => keys,
+        Mask::Causal | Mask::Full => 0,
+    };
+    [s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, window].map(Arg::size)
 }
 
 pub(super) fn forward(
@@ -174,7 +174,7 @@ pub(super) fn forward(
     disjoint(OP, &[q, k, v], &[o, lse]);
     let aligned = vector(&[q, k, v, o]) > 1;
     let tiling = Tiling::new(OP, gpu, s, aligned);
-    if hopper::applies(gpu, aligned) {
+    if hopper::applies(gpu, s.mask, aligned) {
         return hopper::forward(OP, gpu, s, scale, [q, k, v], o, lse);
     }
     let blocks = s.seq_len.div_ceil(tiling.queries) * s.heads * s.seqs;
@@ -200,7 +200,7 @@ pub(super) fn backward(
     const OP: &str = "attention::backward";
     disjoint(OP, &[d_o, q, k, v, o, lse], &[dq, dk, dv]);
     let aligned = vector(&[d_o, q, k, v, o, dq, dk, dv]) > 1;
-    if hopper::applies(gpu, aligned)
+    if hopper::applies(gpu, s.mask, aligned)
         && hopper::backward(OP, gpu, s, scale, [d_o, q, k, v, o, lse], [dq, dk, dv])
     {
         return;
@@ -257,21 +257,35 @@ const SHARED_SM80: usize = 163 * 1024;
 /// Widths of queries and keys, and of values, in the models.
 pub(super) const WIDTHS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
+/// Those of models with windows.
+const WINDOWED: [[usize; 2]; 2] = [[64, 64], [128, 128]];
+
 /// Whether a program of this op is for heads that no model has: of other widths, of rows that are not
 /// aligned, or of f32 but for one width. There is one for every width, so not all are listed.
 pub(crate) fn is_unlike_models(program: &Program) -> bool {
     let widths = ["DK", "DV"].map(|name| program.int(name).unwrap_or(0) as usize);
     let in_f32 = program.define("T") == Some(Define::dtype("T", Dtype::F32).value);
-    !WIDTHS.contains(&widths) || program.int("VEC") == Some(0) || (in_f32 && widths != [128, 128])
+    let known: &[_] = match program.int("WINDOW") {
+        Some(1) => &WINDOWED,
+        _ => &WIDTHS,
+    };
+    !known.contains(&widths) || program.int("VEC") == Some(0) || (in_f32 && widths != [128, 128])
 }
 
-/// What the models of today launch: heads of 64, 128 and 256, MLA's 192 and 128, and f32.
+/// What the models of today launch: heads of 64, 128 and 256, MLA's 192 and 128, and f32; windows of 64 and 128.
 pub(crate) fn programs() -> Vec<Listed> {
     let bf16 = WIDTHS.map(|widths| (Dtype::Bf16, widths));
     let cases = bf16.into_iter().chain([(Dtype::F32, [128, 128])]);
-    let masks = [(Mask::Causal, Needs::Sm80), (Mask::Full, Needs::Odd)];
+    let masks = [
+        (Mask::Causal, Needs::Sm80),
+        (Mask::Full, Needs::Odd),
+        (Mask::Window(1), Needs::Sm80),
+    ];
     let mut listed = Vec::new();
     for ((dtype, widths), (mask, needs)) in cases.flat_map(|case| masks.map(|mask| (case, mask))) {
+        if matches!(mask, Mask::Window(_)) && !WINDOWED.contains(&widths) {
+            continue;
+        }
         let tiling = Tiling::of(mask, dtype, true, widths, SHARED_SM80);
         let shows: &[&str] = match dtype {
             Dtype::Bf16 => &["HMMA", "LDSM", "LDGSTS"],

@@ -134,9 +134,11 @@ impl Forward {
     }
 }
 
-/// Whether these kernels do it: on Hopper, in bf16, where every row is `aligned` to 16 bytes.
-pub(super) fn applies(gpu: &Cuda, aligned: bool) -> bool {
-    gpu.architecture().has_wgmma() && gpu.dtype() == Dtype::Bf16 && aligned
+/// Whether these kernels do it: on Hopper, in bf16, where every row is `aligned` to 16 bytes, and no window is
+/// asked for: few keys of a block of 128 would be in it, and the portable kernels have smaller ones.
+pub(super) fn applies(gpu: &Cuda, mask: Mask, aligned: bool) -> bool {
+    let windowed = matches!(mask, Mask::Window(_));
+    gpu.architecture().has_wgmma() && gpu.dtype() == Dtype::Bf16 && aligned && !windowed
 }
 
 /// Tiles of `rows` tokens and 64 columns of one head of `x [tokens, heads, width]`; what lies

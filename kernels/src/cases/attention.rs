@@ -7,7 +7,7 @@ use crate::attention::{self, Mask};
 use crate::latent_kv;
 use crate::rope::{self, Pairing};
 
-/// Attention of whole sequences, causal or of all keys.
+/// Attention of whole sequences: causal, of all keys, or of windows where there are fewer keys than queries.
 pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
     let Op::Attention {
         batch,
@@ -24,10 +24,12 @@ pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
     else {
         unreachable!("{op:?} is no attention")
     };
-    assert_eq!(
-        q_len, kv_len,
-        "{op:?}: queries and keys are of one sequence"
-    );
+    let mask = match (causal, kv_len) {
+        (true, _) if kv_len == q_len => Mask::Causal,
+        (false, _) if kv_len == q_len => Mask::Full,
+        (false, 1..) if kv_len < q_len => Mask::Window(kv_len as usize),
+        _ => panic!("{op:?}: queries and keys are of one sequence"),
+    };
     let [tokens, heads, kv_heads, qk_dim, v_dim] =
         [batch * q_len, heads, kv_heads, qk_dim, v_dim].map(|size| size as usize);
     let q = source.tensor(&[tokens, heads, qk_dim], 1.0);
@@ -36,24 +38,15 @@ pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
     let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
     if pass == Pass::Forward {
         return Call::new(move |out| {
-            let (o, lse) = if causal {
-                attention::forward(&q, &k, &v, seqs, scale)
-            } else {
-                attention::forward_of(Mask::Full, &q, &k, &v, seqs, scale)
-            };
+            let (o, lse) = attention::forward_of(mask, &q, &k, &v, seqs, scale);
             out("o", &o);
             out("lse", &lse);
         });
     }
     let d_o = source.tensor(&[tokens, heads, v_dim], 1.0);
-    let mask = if causal { Mask::Causal } else { Mask::Full };
     let (o, lse) = attention::forward_of(mask, &q, &k, &v, seqs, scale);
     Call::new(move |out| {
-        let (dq, dk, dv) = if causal {
-            attention::backward(&d_o, &q, &k, &v, &o, &lse, seqs, scale)
-        } else {
-            attention::backward_of(Mask::Full, &d_o, &q, &k, &v, &o, &lse, seqs, scale)
-        };
+        let (dq, dk, dv) = attention::backward_of(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
         out("dq", &dq);
         out("dk", &dk);
         out("dv", &dv);

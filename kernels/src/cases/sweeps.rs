@@ -4,9 +4,10 @@ use moefold_profiles::{Dtype, SweepKind};
 
 use super::{Call, Source};
 use crate::device::TensorClass;
+use crate::grouped_gemm::Rows;
 use crate::scalars::{Factor, Scalars};
 use crate::tensor::Tensor;
-use crate::{cross_entropy, elementwise, gate, permute, rows};
+use crate::{cross_entropy, elementwise, expert_bias, gate, permute, rows};
 
 /// Experts that slots are sorted by.
 const EXPERTS: usize = 8;
@@ -79,6 +80,13 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize, dtype:
             let logits = source.statistic(&[len, 1], 1.0);
             Call::new(move |out| {
                 gate::add(&x, &logits, &y);
+                out("y", &y);
+            })
+        }
+        SweepKind::ExpertBias => {
+            let (y, bias) = (source.tensor(&[len, 1], 1.0), source.tensor(&[1, 1], 1.0));
+            Call::new(move |out| {
+                expert_bias::add(&y, &bias, None, Rows::Counts(&[len]));
                 out("y", &y);
             })
         }

@@ -2,10 +2,9 @@
 
 use moefold_profiles::Dtype;
 
-use super::{Sizes, WIDEST};
+use super::{MAX_SHARED, Sizes};
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
-use crate::cuda::error::DeviceError;
 use crate::cuda::operand::vector;
 use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::tensor::Tensor;
@@ -93,13 +92,11 @@ pub(super) fn backward(
 ) {
     disjoint(op, &[dkeys, dvalues], &[dkv, dshared]);
     dvalues.expect_dtype(op, dkeys.dtype());
-    if s.rope > WIDEST {
-        let found = format!(
-            "parts that heads share are {} wide, kernels take up to {WIDEST}",
-            s.rope
-        );
-        DeviceError::new("launch", found).during(op).raise();
-    }
+    assert!(
+        s.rope <= MAX_SHARED,
+        "{op}: parts that heads share are {} wide, expected at most {MAX_SHARED}",
+        s.rope
+    );
     let vector = access(s, &[dkeys, dvalues, dkv, dshared]);
     let program = program(dkeys.dtype(), vector);
     let numbers = numbers(s, vector);

@@ -2,12 +2,13 @@
 
 use moefold_profiles::Dtype;
 
-use super::{MAX_EXPERTS, MAX_SCORED_BY, MAX_TOPK, RouterRule, Routing, Score, Stats};
+use super::{MAX_SCORED_BY, MAX_TOPK, RouterRule, Routing, Score, Stats};
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::operand::vector;
 use crate::cuda::program::{Arg, Define, Entry, Grid, Listed, Needs, Program, Source, source};
 use crate::device::TensorClass;
+use crate::permute::MAX_EXPERTS;
 use crate::tensor::Tensor;
 
 const SOURCE: Source = source!("router", "../router.cu");

@@ -25,6 +25,7 @@ fn seen(s: Sizes, t: usize) -> std::ops::RangeInclusive<usize> {
     match s.mask {
         Mask::Causal => first..=t,
         Mask::Full => first..=first + s.seq_len - 1,
+        Mask::Window(keys) => (t + 1).saturating_sub(keys).max(first)..=t,
     }
 }
 
@@ -279,6 +280,21 @@ fn oracle_of_full_blocks() {
     });
 }
 
+/// Windows shorter than a tile, as long as some, and over most of a sequence.
+#[test]
+fn oracle_of_windows() {
+    oracle_everywhere(6, |device, rng| {
+        let heads = small_heads(device, rng);
+        let seq_len = seq_len(rng);
+        let mut case = Case::new(rng, seq_len, heads);
+        let windows = [1, rng.size(2..=31), 32, 64, rng.size(33..=130), seq_len + 1];
+        case.sizes.mask = Mask::Window(windows[rng.size(0..=windows.len() - 1)]);
+        let mut checks = case.forward(device);
+        checks.extend(case.backward(device, rng));
+        checks
+    });
+}
+
 /// The widths of real models, whose tiles and registers are others than those of small ones: all of
 /// them where Hopper's kernels run, and elsewhere what differs most from the small.
 fn real_heads(device: &Device) -> &'static [[usize; 2]] {
@@ -304,9 +320,13 @@ fn oracle_of_real_heads() {
                 dk,
                 dv,
             };
-            let case = Case::of(rng, sizes);
-            checks.extend(case.forward(device));
-            checks.extend(case.backward(device, rng));
+            // Windows have the portable kernels everywhere, whose tiles differ most here.
+            let windows = (dk == 64).then_some(Mask::Window(70));
+            for mask in [Mask::Causal].into_iter().chain(windows) {
+                let case = Case::of(rng, Sizes { mask, ..sizes });
+                checks.extend(case.forward(device));
+                checks.extend(case.backward(device, rng));
+            }
         }
         checks
     });
@@ -326,11 +346,15 @@ fn oracle_forward_of_large_scores() {
 /// Blocks run in another order on each of these devices.
 #[test]
 fn bits_do_not_depend_on_the_order_of_blocks() {
-    for (one, other) in emulated(1).iter().zip(&emulated(2)) {
+    for ((one, other), mask) in emulated(1)
+        .iter()
+        .zip(&emulated(2))
+        .flat_map(|both| [Mask::Causal, Mask::Window(90)].map(|mask| (both, mask)))
+    {
         let run = |device: &Device| {
             let mut rng = Rng::new(7);
             let sizes = Sizes {
-                mask: Mask::Causal,
+                mask,
                 seqs: 1,
                 seq_len: 200,
                 heads: 2,

@@ -121,6 +121,52 @@ fn differential_offsets_on_the_device() {
     });
 }
 
+/// Matrices that rest by input do what their transposes do.
+#[test]
+fn oracle_matrices_by_input() {
+    oracle_everywhere(6, |device, rng| {
+        let (n, k) = [(16, 24), (rng.size(1..=20), rng.size(1..=20)), (72, 8)][rng.size(0..=2)];
+        let rows = rng.size(0..=150);
+        let counts = rng.counts(3, rows);
+        let at = Rows::Counts(&counts);
+        let w = rng.values(3 * n * k);
+        let turned = |w: &[f64]| -> Vec<f64> {
+            let place = |at: usize| (at / (n * k), at % (n * k) / n, at % n);
+            let of = |(e, j, i): (usize, usize, usize)| w[e * n * k + i * k + j];
+            (0..w.len()).map(|at| of(place(at))).collect()
+        };
+        let by_input: Vec<f32> = turned(&wide(&w)).into_iter().map(|w| w as f32).collect();
+        let (x, dy) = (rng.values(rows * k), rng.values(rows * n));
+        let (xw, dyw, ww) = (wide(&x), wide(&dy), wide(&w));
+        let (mut y, mut dx, mut dw) = (vec![0.0; rows * n], vec![0.0; rows * k], ww.clone());
+        let experts = counts.iter().enumerate();
+        let experts = experts.flat_map(|(e, &count)| std::iter::repeat_n(e, count));
+        for (row, e) in experts.enumerate() {
+            for i in 0..n {
+                for j in 0..k {
+                    let weight = e * n * k + i * k + j;
+                    y[row * n + i] += xw[row * k + j] * ww[weight];
+                    dx[row * k + j] += dyw[row * n + i] * ww[weight];
+                    dw[weight] += dyw[row * n + i] * xw[row * k + j];
+                }
+            }
+        }
+        let dims = [3, k, n];
+        let dw_t = statistic(device, &by_input, &dims);
+        let w = tensor(device, &by_input, &dims);
+        let (x, dy) = (
+            tensor(device, &x, &[rows, k]),
+            tensor(device, &dy, &[rows, n]),
+        );
+        wgrad_of(&dy, &x, at, Matrices::by_input(&dw_t));
+        vec![
+            Check("forward", forward_of(&x, Matrices::by_input(&w), at), y),
+            Check("dgrad", dgrad_of(&dy, Matrices::by_input(&w), at), dx),
+            Check("wgrad", dw_t, turned(&dw)),
+        ]
+    });
+}
+
 /// What one expert's rows hold, not even a NaN, reaches the results of another; and the same work
 /// gives the same bits again.
 #[test]

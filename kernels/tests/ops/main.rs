@@ -10,6 +10,7 @@ mod cross_entropy;
 mod device;
 mod elementwise;
 mod embedding;
+mod expert_bias;
 mod gate;
 mod gemm;
 mod grad_norm;
@@ -23,6 +24,7 @@ mod rope;
 mod router;
 mod rows;
 mod scalars;
+mod sinks;
 mod support;
 mod swiglu;
 #[path = "../../src/testing.rs"]

@@ -148,7 +148,7 @@ fn plan(model: &Model, degrees: &str, costs: &Costs) -> Plan {
     };
     let options = SearchOptions {
         pins: degrees.parse().expect("degrees"),
-        recompute: Some(Recompute::None),
+        recompute: Some(Recompute::None.into()),
         top: 1,
         ..SearchOptions::new(batch, StackName::Megatron)
     };

@@ -204,6 +204,14 @@ pub enum Illegal {
         absent: Vec<Module>,
         present: Vec<Module>,
     },
+    /// Recomputation by layer in a stack whose layers are all alike.
+    #[error(
+        "the {} stack computes the same again in every layer; nearest: one set for all in `recompute`, or `stack` moefold", stack.name()
+    )]
+    StackRecompute { stack: StackName },
+    /// Recomputation of layers that the model has not.
+    #[error("`recompute` names layer {}, and the model has layers 0 to {}", named - 1, layers - 1)]
+    RecomputeLayers { named: u64, layers: u64 },
     /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
     #[error(
         "moe_act cannot be recomputed under `precision` fp8-delayed (Megatron-Core); nearest: `precision` fp8, or `recompute` without moe_act"
@@ -251,6 +259,8 @@ impl Illegal {
             Self::CapacityFactor { .. } => "capacity_factor",
             Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
+            Self::StackRecompute { .. } => "stack_recompute",
+            Self::RecomputeLayers { .. } => "recompute_layers",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
         }

@@ -5,7 +5,10 @@
 
 use std::fmt;
 
-use super::{Activation, Ffn, Layer, LinearKind, Mixer, Mlp, Model, Moe, NormKind, QkNorm, Score};
+use super::{
+    Activation, Ffn, Layer, LinearKind, Mixer, Mlp, Model, Moe, NormKind, QkNorm, RopeScaling,
+    Score,
+};
 
 macro_rules! features {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
@@ -55,8 +58,10 @@ features! {
     NoRotary = "attention without rotary embedding",
     /// A part of each head is rotated.
     PartialRotary = "partial rotary embedding",
-    /// Rescaled rotary frequencies, of any kind but YaRN.
+    /// Rescaled rotary frequencies, of any kind but the next.
     RotaryScaling = "rotary scaling",
+    /// Rotary frequencies rescaled as Llama 3.1 has them.
+    Llama3Scaling = "Llama-3 rotary scaling",
     /// Rotary frequencies rescaled by YaRN.
     Yarn = "YaRN rotary scaling",
     /// Biases on query, key and value projections.
@@ -75,6 +80,8 @@ features! {
     AttentionSinks = "attention sinks",
     /// Clipped queries, keys and values.
     QkvClip = "clipped q, k, v",
+    /// Weights of attention that training drops at random.
+    AttentionDropout = "attention dropout",
     /// A softmax scale of its own.
     AttentionScale = "attention multiplier",
     /// A dense MLP on some layer.
@@ -109,8 +116,10 @@ features! {
     InputScaling = "router scores on expert inputs",
     /// MLPs without a gate.
     UngatedMlp = "ungated MLP",
-    /// Biases in MLPs.
+    /// Biases in MLPs, dense or of a shared expert.
     MlpBias = "MLP biases",
+    /// Biases in routed experts.
+    ExpertBias = "expert biases",
     /// Squared ReLU.
     Relu2 = "squared ReLU",
     /// Clipped SwiGLU.
@@ -156,10 +165,15 @@ pub fn features(model: &Model) -> Vec<Feature> {
 fn of_trunk(model: &Model, found: &mut Vec<Feature>) {
     let scalars = model.scalars;
     let scaling = model.rope_scaling.as_ref();
-    let is_yarn = scaling.map(|scaling| scaling.yarn.is_some());
+    let scaled = scaling.map(|scaling| match scaling {
+        RopeScaling { yarn: Some(_), .. } => Feature::Yarn,
+        RopeScaling {
+            llama3: Some(_), ..
+        } => Feature::Llama3Scaling,
+        _ => Feature::RotaryScaling,
+    });
+    found.extend(scaled);
     let traits = [
-        (is_yarn == Some(false), Feature::RotaryScaling),
-        (is_yarn == Some(true), Feature::Yarn),
         (
             matches!(
                 model.norm.kind,
@@ -181,6 +195,7 @@ fn of_trunk(model: &Model, found: &mut Vec<Feature>) {
             ] != [1.0; 4],
             Feature::ScalarMultipliers,
         ),
+        (model.attention_dropout > 0.0, Feature::AttentionDropout),
         (scalars.post_norm, Feature::PostNorm),
         (model.tied_embeddings, Feature::TiedEmbeddings),
         (model.head_bias, Feature::HeadBias),
@@ -200,7 +215,7 @@ fn of_layer(layer: &Layer, found: &mut Vec<Feature>) {
         None => {}
         Some(Ffn::Dense(mlp)) => {
             found.push(Feature::DenseLayers);
-            of_mlp(mlp, found);
+            of_mlp(mlp, Feature::MlpBias, found);
         }
         Some(Ffn::Moe(moe)) => of_moe(moe, found),
     }
@@ -251,14 +266,14 @@ fn of_mixer(mixer: &Mixer, found: &mut Vec<Feature>) {
 
 fn of_moe(moe: &Moe, found: &mut Vec<Feature>) {
     found.push(Feature::Experts);
-    of_mlp(&moe.expert, found);
+    of_mlp(&moe.expert, Feature::ExpertBias, found);
     if let Some(shared) = &moe.shared {
         found.push(if shared.gated_output {
             Feature::GatedSharedExpert
         } else {
             Feature::SharedExpert
         });
-        of_mlp(&shared.mlp, found);
+        of_mlp(&shared.mlp, Feature::MlpBias, found);
     }
     found.push(match moe.router.score {
         Score::SoftmaxThenTopk => Feature::SoftmaxRouter,
@@ -279,17 +294,14 @@ fn of_moe(moe: &Moe, found: &mut Vec<Feature>) {
     keep(&traits, found);
 }
 
-fn of_mlp(mlp: &Mlp, found: &mut Vec<Feature>) {
+fn of_mlp(mlp: &Mlp, biased: Feature, found: &mut Vec<Feature>) {
     match mlp.activation {
         Activation::Silu => {}
         Activation::Relu2 => found.push(Feature::Relu2),
         Activation::ClippedSilu(_) => found.push(Feature::ClippedSwiglu),
         Activation::ClippedGelu(_) => found.push(Feature::ClippedGelu),
     }
-    let traits = [
-        (!mlp.gated, Feature::UngatedMlp),
-        (mlp.bias, Feature::MlpBias),
-    ];
+    let traits = [(!mlp.gated, Feature::UngatedMlp), (mlp.bias, biased)];
     keep(&traits, found);
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::choice::Recompute;
+use crate::choice::RecomputePlan;
 use crate::layout::{Illegal, PartialDegrees};
 
 /// Why there is no plan.
@@ -74,7 +74,7 @@ pub struct LeastMemory {
     /// Its degrees in words.
     pub layout: String,
     /// What it recomputes.
-    pub recompute: Recompute,
+    pub recompute: RecomputePlan,
     /// What it needs, GiB.
     pub peak_gib: f64,
 }

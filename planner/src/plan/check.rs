@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::{Recompute, ScheduleName};
+use crate::choice::{RecomputePlan, ScheduleName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
@@ -141,7 +141,7 @@ impl PlannedLayout {
         model: &Model,
         request: &Request,
         found: &LayoutRecord,
-        recompute: &Recompute,
+        recompute: &RecomputePlan,
     ) -> Result<Layout, PlanFileError> {
         let options = SearchOptions {
             precision: self.precision,

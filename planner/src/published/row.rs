@@ -4,7 +4,7 @@ use moefold_profiles::{Cluster, Dtype, Precision, presets};
 
 use super::csv::Line;
 use super::error::RowError;
-use crate::choice::{Dispatcher, Optimizer, Overlap, Recompute, StackName};
+use crate::choice::{Dispatcher, Optimizer, Overlap, RecomputePlan, StackName};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::{Mixer, Model, count};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -284,7 +284,7 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         precision: precision.ok_or_else(|| line.refuse("precision", "a value in every line"))?,
         pins,
         dispatcher: one_of(line, "dispatcher", &Dispatcher::ALL, Dispatcher::name)?,
-        recompute: line.meaning("recompute", str::parse::<Recompute>)?,
+        recompute: line.meaning("recompute", str::parse::<RecomputePlan>)?,
         overlap: line.meaning("overlap", str::parse::<Overlap>)?,
         stages,
         optimizer: optimizer.unwrap_or(defaults.optimizer),

@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{Module, Recompute, StackName};
+use crate::choice::{Module, Recompute, RecomputePlan, StackName};
 use crate::layout::{Degrees, Illegal};
 use crate::model::Model;
 use crate::options::{PipelineLayout, SearchOptions};
@@ -104,9 +104,14 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if let Some(stages) = &options.stages {
         check_stages(stages, model, &mut broken);
     }
-    let recompute = options.recompute.as_ref().unwrap_or(&Recompute::None);
-    check_recompute(recompute, model, &mut broken);
-    broken.extend(delayed_scaling(precision, recompute));
+    if let Some(recompute) = &options.recompute {
+        if recompute.alike().is_none() && !stack.recomputes_by_layer() {
+            broken.push(Illegal::StackRecompute { stack: name });
+        }
+        check_recompute(recompute, model, &mut broken);
+        let illegal = |set| delayed_scaling(precision, set);
+        broken.extend(recompute.sets().into_iter().find_map(illegal));
+    }
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
@@ -122,16 +127,21 @@ pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Op
     (clash && recompute.covers(Module::MoeAct)).then_some(Illegal::DelayedScaling)
 }
 
-fn check_recompute(set: &Recompute, model: &Model, broken: &mut Vec<Illegal>) {
-    let Recompute::Modules(wanted) = set else {
-        return;
+fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal>) {
+    let named = u64::from(plan.named_layers());
+    let layers = model.layers.len() as u64;
+    if named > layers {
+        broken.push(Illegal::RecomputeLayers { named, layers });
+    }
+    let modules = |set: &Recompute| match set {
+        Recompute::Modules(modules) => modules.clone(),
+        Recompute::None | Recompute::Full => Vec::new(),
     };
+    let wanted = plan.sets().into_iter().flat_map(modules);
     let present = Module::of(model);
-    let absent: Vec<Module> = wanted
-        .iter()
-        .copied()
-        .filter(|module| !present.contains(module))
-        .collect();
+    let mut absent: Vec<Module> = wanted.filter(|module| !present.contains(module)).collect();
+    absent.sort_unstable();
+    absent.dedup();
     if !absent.is_empty() {
         broken.push(Illegal::AbsentModules { absent, present });
     }

@@ -40,15 +40,28 @@ impl Level {
     pub fn gib(self) -> f64 {
         self.total() as f64 / GIB as f64
     }
+}
 
+/// Something that memory is told in: [`Level`]s, or bytes of all classes.
+pub trait Height: Copy + Add<Output = Self> + Sub<Output = Self> {
     /// The one with more bytes, this where they have as many.
     #[must_use]
-    pub fn higher(self, other: Self) -> Self {
+    fn higher(self, other: Self) -> Self;
+}
+
+impl Height for Level {
+    fn higher(self, other: Self) -> Self {
         if other.total() > self.total() {
             other
         } else {
             self
         }
+    }
+}
+
+impl Height for i64 {
+    fn higher(self, other: Self) -> Self {
+        self.max(other)
     }
 }
 

@@ -3,21 +3,53 @@
 use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
 
-use super::level::{Account, Level};
+use super::level::{Account, Height, Level};
 
 /// The memory of a run of layers, of one microbatch. Exact where every layer's is, for what runs between
 /// two layers is alive in both (the residual stream, its gradient).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Passes {
+pub struct Passes<H = Level> {
     /// What the forward pass leaves alive.
-    pub saved: Level,
+    pub saved: H,
     /// The highest of the forward pass, above what was alive before it.
-    pub forward: Level,
+    pub forward: H,
     /// The highest of the backward pass, above what was alive before it, what is saved included.
-    pub backward: Level,
+    pub backward: H,
+}
+
+impl<H: Height> Passes<H> {
+    /// This run and then another; backward the other comes first.
+    #[must_use]
+    pub fn then(self, next: Self) -> Self {
+        Self {
+            saved: self.saved + next.saved,
+            forward: self.forward.higher(self.saved + next.forward),
+            backward: next.backward.higher(self.backward - next.saved),
+        }
+    }
+
+    /// This run where it begins with a message, ends with one, or both; nothing of what is not there.
+    #[must_use]
+    pub(crate) fn between(self, received: H, sent: H) -> Self {
+        // What is sent is not kept, and comes back as its gradient before the backward pass.
+        Self {
+            saved: self.saved + received - sent,
+            forward: self.forward + received,
+            backward: self.backward + sent,
+        }
+    }
 }
 
 impl Passes {
+    /// The same in bytes of all classes.
+    pub fn totals(&self) -> Passes<i64> {
+        Passes {
+            saved: self.saved.total(),
+            forward: self.forward.total(),
+            backward: self.backward.total(),
+        }
+    }
+
     /// Of layers of which nothing is known but what they keep.
     pub fn keeping(bytes: Bytes) -> Self {
         let saved = Level::of(TensorClass::Activations, bytes);
@@ -43,16 +75,6 @@ impl Passes {
             saved,
             forward: forward.peak(),
             backward: backward.peak(),
-        }
-    }
-
-    /// This run and then another; backward the other comes first.
-    #[must_use]
-    pub fn then(self, next: Self) -> Self {
-        Self {
-            saved: self.saved + next.saved,
-            forward: self.forward.higher(self.saved + next.forward),
-            backward: next.backward.higher(self.backward - next.saved),
         }
     }
 

@@ -3,7 +3,7 @@
 use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
 
-use super::level::Level;
+use super::level::{Height as _, Level};
 use super::passes::Passes;
 use crate::shard::Shard;
 
@@ -79,12 +79,7 @@ impl StageMemory {
     /// The same of a stage that begins with a message, that ends with one, or both.
     pub(crate) fn between(mut self, message: Level, received: bool, sent: bool) -> Self {
         let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
-        // What is sent is not kept, and comes back as its gradient before the backward pass.
-        self.passes = Passes {
-            saved: self.passes.saved + received - sent,
-            forward: self.passes.forward + received,
-            backward: self.passes.backward + sent,
-        };
+        self.passes = self.passes.between(received, sent);
         self
     }
 

@@ -1,10 +1,14 @@
-//! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every recompute
-//! set: durations of its stages, bound, simulated step, memory.
+//! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every choice of
+//! recompute sets: durations of its stages, bound, simulated step, memory.
 
-use moefold_profiles::units::{Bytes, Seconds, Span};
+use std::rc::Rc;
+
+use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
 
+use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
+use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use crate::choice::StackName;
 use crate::layout::Layout;
@@ -34,7 +38,7 @@ pub(crate) struct StageSplit {
     counts: Vec<Vec<u32>>,
     /// Kinds of the layers of each stage in order, with how many follow one another.
     runs: Vec<Vec<(usize, u32)>>,
-    /// Durations; those of backward passes are of the first recompute set.
+    /// Durations; those of backward passes are of the first choice of recompute sets.
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
@@ -68,7 +72,7 @@ pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
         return vec![StageSplit::new(case, given.stages().to_vec())];
     }
     let layers = layer_weights(question, shape);
-    let weights = weights(&layers, shape);
+    let weights = weights(question, &layers, shape);
     let mut splits = Vec::with_capacity(2);
     splits.extend(partition::uniform(
         layers.len() as u32,
@@ -99,26 +103,30 @@ pub(crate) fn likely_split(case: Case<'_>) -> Option<StageSplit> {
         given.stages().to_vec()
     } else {
         let layers = layer_weights(question, shape);
-        partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
-            .or_else(|| partition::proportional(&weights(&layers, shape), layout.stages()))?
+        partition::uniform(layers.len() as u32, layout.pp(), layout.vpp()).or_else(|| {
+            partition::proportional(&weights(question, &layers, shape), layout.stages())
+        })?
     };
     Some(StageSplit::new(case, stages))
 }
 
-fn nanoseconds(kind: &Kind) -> u64 {
-    Seconds(kind.forward_s + kind.backward_s[0]).to_span().0
+fn nanoseconds(seconds: f64) -> u64 {
+    Seconds(seconds).to_span().0
 }
 
 fn layer_weights(question: &Question<'_>, shape: &Shape) -> Vec<u64> {
-    let kinds = question.kind_of.iter();
-    kinds.map(|&kind| nanoseconds(&shape.kinds[kind])).collect()
+    let sets = &question.choices[0];
+    let each = (0..).zip(&question.kind_of);
+    each.map(|(layer, &kind)| nanoseconds(shape.kinds[kind].both_s(sets.of(layer))))
+        .collect()
 }
 
-fn weights<'l>(layers: &'l [u64], shape: &Shape) -> Weights<'l> {
+fn weights<'l>(question: &Question<'_>, layers: &'l [u64], shape: &Shape) -> Weights<'l> {
+    let set = question.choices[0].of_ends();
     Weights {
         layers,
-        first: nanoseconds(&shape.embedding),
-        last: nanoseconds(&shape.head),
+        first: nanoseconds(shape.embedding.both_s(set)),
+        last: nanoseconds(shape.head.both_s(set)),
         last_may_be_bare: true,
     }
 }
@@ -179,22 +187,49 @@ impl StageSplit {
             .chain(last)
     }
 
-    /// The memory of a stage under a recompute set, in the order of its layers.
-    pub(crate) fn stage_memory(&self, shape: &Shape, stage: usize, set: usize) -> StageMemory {
+    /// Everything of a stage in order, each with its recompute set.
+    pub(crate) fn each_under<'s>(
+        &'s self,
+        shape: &'s Shape,
+        stage: usize,
+        sets: &Sets,
+    ) -> Vec<(&'s Kind, usize, u32)> {
+        let mut all: Vec<(&Kind, usize, u32)> = Vec::new();
+        all.extend((stage == 0).then_some((&shape.embedding, sets.of_ends(), 1)));
+        match sets {
+            Sets::Every(set) => {
+                let runs = self.runs[stage].iter();
+                all.extend(runs.map(|&(kind, count)| (&shape.kinds[kind], *set, count)));
+            }
+            Sets::Each(sets) => {
+                let layers = self.layers(stage);
+                all.extend(
+                    layers.map(|(layer, kind)| (&shape.kinds[kind], sets[layer as usize], 1)),
+                );
+            }
+        }
+        let last = stage + 1 == self.stages.len();
+        all.extend(last.then_some((&shape.head, sets.of_ends(), 1)));
+        all
+    }
+
+    /// The layers of a stage in order, with their kinds.
+    fn layers(&self, stage: usize) -> impl Iterator<Item = (u32, usize)> {
+        let runs = self.runs[stage].iter();
+        let kinds = runs.flat_map(|&(kind, count)| std::iter::repeat_n(kind, count as usize));
+        self.stages[stage].iter().copied().zip(kinds)
+    }
+
+    /// The memory of a stage under some recompute sets, in the order of its layers.
+    pub(crate) fn stage_memory(&self, shape: &Shape, stage: usize, sets: &Sets) -> StageMemory {
         let mut memory = StageMemory::default();
-        if stage == 0 {
-            memory.add_layers(&shape.embedding.memory[set], 1);
-        }
-        for &(kind, count) in &self.runs[stage] {
-            memory.add_layers(&shape.kinds[kind].memory[set], count);
-        }
-        if stage + 1 == self.stages.len() {
-            memory.add_layers(&shape.head.memory[set], 1);
+        for (kind, set, count) in self.each_under(shape, stage, sets) {
+            memory.add_layers(&kind.memory[set], count);
         }
         memory
     }
 
-    /// Fills in durations that do not depend on the recompute set, and backward passes of the first.
+    /// Fills in durations that do not depend on recompute sets, and backward passes of their first choice.
     fn time(&mut self, case: Case<'_>) {
         let Case {
             question,
@@ -210,7 +245,7 @@ impl StageSplit {
                     .sum()
             })
             .collect();
-        let backward_s = self.backward_s(shape, 0);
+        let backward_s = self.backward_s(shape, &question.choices[0]);
         let span = |seconds: &f64| Seconds(*seconds).to_span();
         self.times.forward = forward_s.iter().map(span).collect();
         self.times.first_forward.clone_from(&self.times.forward);
@@ -266,21 +301,28 @@ impl StageSplit {
             .sum()
     }
 
-    fn backward_s(&self, shape: &Shape, set: usize) -> Vec<f64> {
+    fn backward_s(&self, shape: &Shape, sets: &Sets) -> Vec<f64> {
         (0..self.stages.len())
-            .map(|stage| {
-                self.each_kind(shape, stage)
-                    .map(|(kind, count)| kind.backward_s[set] * f64::from(count))
-                    .sum()
+            .map(|stage| match sets {
+                // As many layers of a kind as there are, at once.
+                Sets::Every(set) => self
+                    .each_kind(shape, stage)
+                    .map(|(kind, count)| kind.backward_s[*set] * f64::from(count))
+                    .sum(),
+                Sets::Each(_) => self
+                    .each_under(shape, stage, sets)
+                    .iter()
+                    .map(|(kind, set, count)| kind.backward_s[*set] * f64::from(*count))
+                    .sum(),
             })
             .collect()
     }
 
-    /// Durations under a recompute set.
-    pub(crate) fn times(&self, shape: &Shape, set: usize) -> StageTimes {
+    /// Durations under some recompute sets.
+    pub(crate) fn times(&self, question: &Question<'_>, shape: &Shape, sets: &Sets) -> StageTimes {
         let mut times = self.times.clone();
-        if set > 0 {
-            let backward = self.backward_s(shape, set);
+        if *sets != question.choices[0] {
+            let backward = self.backward_s(shape, sets);
             times.backward = backward
                 .iter()
                 .map(|&seconds| Seconds(seconds).to_span())
@@ -297,8 +339,9 @@ impl StageSplit {
     }
 
     /// No schedule runs a step in less.
-    pub(crate) fn bound(&self, layout: &Layout, shape: &Shape, set: usize) -> Span {
-        let times = self.times(shape, set);
+    pub(crate) fn bound(&self, case: Case<'_>, sets: &Sets) -> Span {
+        let layout = case.layout;
+        let times = self.times(case.question, case.shape, sets);
         lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times)
     }
 
@@ -341,7 +384,7 @@ impl StageSplit {
     pub(crate) fn memory(
         &self,
         case: Case<'_>,
-        set: usize,
+        sets: &Sets,
         occupancies: &[Vec<Occupancy>],
     ) -> Vec<ByClass<Bytes>> {
         let Case {
@@ -355,7 +398,7 @@ impl StageSplit {
             .map(|rank| {
                 own.clear();
                 for stage in (rank..self.stages.len()).step_by(pp) {
-                    let memory = self.stage_memory(shape, stage, set);
+                    let memory = self.stage_memory(shape, stage, sets);
                     let last = stage + 1 == self.stages.len();
                     own.push(memory.between(self.message, stage > 0, !last));
                 }
@@ -372,6 +415,126 @@ impl StageSplit {
             .collect()
     }
 
+    /// The recompute sets of layers that take the least time on every rank whose memory they fit, if any do:
+    /// see [`by_layer`].
+    pub(crate) fn by_layer(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> Option<Sets> {
+        let Case {
+            question, shape, ..
+        } = case;
+        // Chunks that are alike are looked at once.
+        let mut known: Vec<(usize, Rc<Chunk>)> = Vec::new();
+        let mut chunk = |stage: usize| -> Rc<Chunk> {
+            let (received, sent) = (stage > 0, stage + 1 < self.stages.len());
+            let alike = |(known, _): &&(usize, Rc<Chunk>)| {
+                let known = *known;
+                let known_ends = (known > 0, known + 1 < self.stages.len());
+                self.runs[known] == self.runs[stage] && known_ends == (received, sent)
+            };
+            if let Some((_, chunk)) = known.iter().find(alike) {
+                return Rc::clone(chunk);
+            }
+            let layers = self
+                .layers(stage)
+                .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
+            let first = (!received).then_some(shape.embedding.memory[0].passes);
+            let last = (!sent).then_some(shape.head.memory[0].passes);
+            let message = (self.message.total(), received, sent);
+            let layers: Vec<_> = layers.collect();
+            let chunk = Rc::new(Chunk::new(first, &layers, last, message));
+            known.push((stage, Rc::clone(&chunk)));
+            chunk
+        };
+        let mut sets = vec![0; question.kind_of.len()];
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let own = self.own(case, rank);
+            let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
+            let rooms = self.rooms(case, rank, occupancies);
+            let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
+            for (stage, chosen) in own.zip(found) {
+                for (&layer, set) in self.stages[stage].iter().zip(chosen) {
+                    sets[layer as usize] = set;
+                }
+            }
+        }
+        Some(Sets::Each(sets))
+    }
+
+    /// No schedule runs a step in less, whatever each layer recomputes; nothing where it all fits as it is.
+    ///
+    /// What a rank keeps beyond its room it lets go of at the best rate of its layers, at each instant.
+    pub(crate) fn by_layer_bound(
+        &self,
+        case: Case<'_>,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Option<Span> {
+        let (layout, shape) = (case.layout, case.shape);
+        let plain = &case.question.choices[0];
+        let mut times = self.times(case.question, shape, plain);
+        let mut fits = true;
+        for (rank, occupancies) in occupancies.iter().enumerate() {
+            let own = self.own(case, rank);
+            let memory: Vec<StageMemory> = own
+                .clone()
+                .map(|stage| {
+                    let sent = stage + 1 < self.stages.len();
+                    let memory = self.stage_memory(shape, stage, plain);
+                    memory.between(self.message, stage > 0, sent)
+                })
+                .collect();
+            let rooms = self.rooms(case, rank, occupancies);
+            let mut more_s = 0.0_f64;
+            for (at, room) in occupancies.iter().zip(rooms) {
+                let live = memory.iter().zip(&at.live);
+                let kept: i64 = live
+                    .map(|(memory, &live)| memory.passes.saved.total() * i64::from(live))
+                    .sum();
+                fits &= kept + memory[at.chunk].running(at.backward).total() <= room;
+                let rate = own.clone().zip(&at.live).map(|(stage, &live)| {
+                    let kinds = self.runs[stage].iter();
+                    let rates =
+                        kinds.map(|&(kind, _)| by_layer::best_saver(&shape.kinds[kind].ways));
+                    rates.fold(0.0, f64::max) * f64::from(live)
+                });
+                let over = (kept - room).max(0) as f64;
+                if over > 0.0 {
+                    more_s = more_s.max(over / rate.fold(0.0, f64::max));
+                }
+            }
+            let last = own.last().expect("a rank has a stage");
+            let more = Span((more_s.min(1e9) * 1e9) as u64);
+            times.backward[last] += more;
+            times.last_backward[last] += more;
+        }
+        (!fits).then(|| lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times))
+    }
+
+    /// The stages of a pipeline rank.
+    fn own(&self, case: Case<'_>, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        (rank..self.stages.len()).step_by(case.layout.pp() as usize)
+    }
+
+    /// Bytes that the stages of a rank may take at some instants.
+    fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
+        let own = self.own(case, rank);
+        let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
+        let beside: i64 = kinds
+            .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
+            .sum();
+        let room = self.room(case.question, rank) - beside;
+        let sent = |at: &Occupancy| self.message.total() * i64::from(at.sent);
+        occupancies.iter().map(|at| room - sent(at)).collect()
+    }
+
+    /// Bytes of a rank's tensors that fit beside those that no recompute set changes. Allocated memory may be
+    /// so much that with its fragmentation it fits.
+    fn room(&self, question: &Question<'_>, rank: usize) -> i64 {
+        let held = self.held[rank];
+        let overhead = held[TensorClass::Overhead].0 as f64;
+        let all = question.capacity().0 as f64 - overhead;
+        let allocated = (all / (1.0 + question.stack.fragmentation())).floor();
+        allocated as i64 - (held.total().0 as i64 - overhead as i64)
+    }
+
     /// What the step could shrink to if every layer chose its recompute set by itself: see
     /// [`super::mix`]. No schedule runs this layout and split in less.
     pub(crate) fn mixed_bound_s(&self, case: Case<'_>, occupancies: &[Vec<Occupancy>]) -> f64 {
@@ -382,14 +545,9 @@ impl StageSplit {
         } = case;
         let pp = layout.pp() as usize;
         let microbatches = f64::from(layout.microbatches());
-        let capacity = question.cluster.gpu.memory().gib();
         let (mut before, mut bound) = (0.0, 0.0_f64);
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let held = self.held[rank];
-            // Allocated memory may be so much that with its fragmentation it fits.
-            let allocated = (capacity - held[TensorClass::Overhead].gib())
-                / (1.0 + question.stack.fragmentation());
-            let room = allocated - (held.total() - held[TensorClass::Overhead]).gib();
+            let room = self.room(question, rank) as f64 / GIB as f64;
             let mut groups = Vec::new();
             let mut ends_s = 0.0;
             for stage in (rank..self.stages.len()).step_by(pp) {

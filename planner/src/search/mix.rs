@@ -1,10 +1,9 @@
 //! How much finer recomputation could still save: a linear relaxation.
 //!
-//! A plan recomputes one set of modules in every layer. If every layer could choose its own set, a
-//! rank would recompute no more than its memory asks for. How many layers take which set is an
-//! integer program; relaxed to fractions it is a linear one whose optimum no choice can beat, so it
-//! bounds what such a choice could gain on the plan's layout. The enumeration decides, the bound only
-//! says how far it may be from a choice that no runtime offers yet.
+//! Where every layer takes its own set, a rank recomputes no more than its memory asks for. How many
+//! layers take which set is an integer program; relaxed to fractions it is a linear one whose optimum no
+//! choice can beat, so it bounds what such a choice could gain on the plan's layout. The search decides
+//! ([`super::by_layer`], where a runtime offers it), the bound only says how far it may be from the best.
 
 use good_lp::{Expression, Solution, SolverModel, constraint, microlp, variable, variables};
 

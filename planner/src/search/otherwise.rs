@@ -27,12 +27,10 @@ pub(crate) fn routing(question: &Question<'_>, found: &Found<'_>) -> Option<Plan
     })
 }
 
-/// The candidate's layout, dispatcher, split and recompute set, priced under a routing.
+/// The candidate's layout, dispatcher, split and recompute sets, priced under a routing.
 fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'a>) -> Outcome {
     let (layout, chosen) = (found.unit.layout, found.choice());
-    let mut question = question.under(routing);
-    question.sets = vec![question.sets.swap_remove(chosen.set)];
-    let question = &question;
+    let question = &question.under(routing).of(chosen.sets);
     let shapes = Shape::under(question, layout, &question.sets);
     let shape = shapes
         .iter()
@@ -44,12 +42,13 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
         shape,
     };
     let split = StageSplit::new(case, chosen.split.stages.clone());
-    let memory = split.memory(case, 0, found.unit.occupancies);
+    let sets = &question.choices[0];
+    let memory = split.memory(case, sets, found.unit.occupancies);
     let choice = Choice {
         layout,
         shape,
         split: &split,
-        set: 0,
+        sets,
     };
     let predicted = predict::planned(question, &choice, &memory).plan.predicted;
     Outcome {

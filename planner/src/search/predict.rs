@@ -5,6 +5,7 @@ use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
 
 use super::candidate::{Case, StageSplit, message};
+use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{Offload, ScheduleName};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
@@ -21,7 +22,7 @@ pub(crate) struct Choice<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) shape: &'a Shape,
     pub(crate) split: &'a StageSplit,
-    pub(crate) set: usize,
+    pub(crate) sets: &'a Sets,
 }
 
 /// A candidate priced in full.
@@ -40,7 +41,8 @@ pub(crate) fn planned(
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout);
-    let timeline = simulate(&schedule, &choice.split.times(choice.shape, choice.set));
+    let times = choice.split.times(question, choice.shape, choice.sets);
+    let timeline = simulate(&schedule, &times);
     let critical = timeline.critical as usize;
     let (forward, backward) = rank_breakdowns(choice, critical);
     let time_s = time_by_category(choice, &timeline, critical, &forward, &backward);
@@ -74,7 +76,7 @@ pub(crate) fn planned(
         },
         dispatcher: choice.shape.dispatcher,
         capacity: question.expert_capacity(),
-        recompute: question.sets[choice.set].clone(),
+        recompute: question.recompute(choice.sets),
         offload: Offload::None,
         precision: options.precision,
         optimizer: options.optimizer,
@@ -190,8 +192,8 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
     for stage in own_stages(choice, rank) {
-        for (kind, count) in choice.split.each_kind(choice.shape, stage) {
-            let again = kind.breakdown.backward_under(choice.set);
+        for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
+            let again = kind.breakdown.backward_under(set);
             for _ in 0..count {
                 forward.merge(&kind.breakdown.forward);
                 backward.merge(&again);
@@ -210,9 +212,9 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
     for stage in own_stages(choice, rank) {
-        for (kind, count) in choice.split.each_kind(choice.shape, stage) {
+        for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let times = f64::from(count) * microbatches;
-            let lowered = question.lowered(choice.layout, choice.shape, kind, choice.set);
+            let lowered = question.lowered(choice.layout, choice.shape, kind, set);
             price::add_busy(&mut busy, &lowered.forward, question.costs, times);
             price::add_busy(&mut busy, &lowered.backward, question.costs, times);
             price::add_busy(&mut busy, lowered.again(0), question.costs, times);

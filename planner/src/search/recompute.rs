@@ -1,10 +1,10 @@
-//! Which recompute sets are worth trying for a model.
+//! Which recompute sets are worth trying for a model, and [`Sets`]: which of them each layer takes.
 //!
 //! A module that a model lacks changes nothing, and the core of flash attention keeps next to nothing
 //! (Megatron-Bridge's Moonlight study: -0.004 GB for +3.9 % time), so it is left to the user. The
 //! whole MoE layer is tried with the savers of attention; everything at once is `full`.
 
-use crate::choice::{Module, Recompute};
+use crate::choice::{Module, Recompute, RecomputePlan};
 use crate::model::{Ffn, Mixer, Model};
 
 /// The sets in a fixed order, `none` first and `full` last.
@@ -54,6 +54,53 @@ fn modules_of(modules: &[Module]) -> Vec<Vec<Module>> {
                 .collect()
         })
         .collect()
+}
+
+/// The recompute set of each layer, by its index among those of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sets {
+    /// All layers take this one.
+    Every(usize),
+    /// Each decoder layer takes one of its own.
+    Each(Vec<usize>),
+}
+
+impl Sets {
+    /// That of a decoder layer.
+    pub(crate) fn of(&self, layer: u32) -> usize {
+        match self {
+            Self::Every(set) => *set,
+            Self::Each(sets) => sets[layer as usize],
+        }
+    }
+
+    /// That of the ends of the model. Where layers differ, the ends are of a stack that runs nothing of
+    /// them again.
+    pub(crate) fn of_ends(&self) -> usize {
+        match self {
+            Self::Every(set) => *set,
+            Self::Each(_) => 0,
+        }
+    }
+}
+
+/// The sets of a plan, and the one choice of them that it is.
+pub(crate) fn of_plan(plan: &RecomputePlan, model: &Model) -> (Vec<Recompute>, Vec<Sets>) {
+    if let Some(set) = plan.alike() {
+        return (vec![set.clone()], vec![Sets::Every(0)]);
+    }
+    let mut sets: Vec<Recompute> = Vec::new();
+    let place = |layer| {
+        let set = plan.of_layer(layer);
+        sets.iter()
+            .position(|known| known == set)
+            .unwrap_or_else(|| {
+                sets.push(set.clone());
+                sets.len() - 1
+            })
+    };
+    let each = (0..model.layers.len() as u32).map(place).collect();
+    (sets, vec![Sets::Each(each)])
 }
 
 #[cfg(test)]

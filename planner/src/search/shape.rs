@@ -11,7 +11,9 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::Bytes;
 
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute};
+use super::by_layer::{self, LayersWay};
+use super::recompute::{Sets, of_plan};
+use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -31,8 +33,12 @@ pub(crate) struct Question<'a> {
     pub(crate) runtime: &'a dyn Runtime,
     /// What runs beside compute.
     pub(crate) overlap: Overlap,
-    /// Recompute sets tried.
+    /// Recompute sets of layers.
     pub(crate) sets: Vec<Recompute>,
+    /// Which of them each layer takes: what is tried for all layout, the one without any first.
+    pub(crate) choices: Vec<Sets>,
+    /// Whether each layer may take one of them by itself.
+    pub(crate) by_layer: bool,
     /// The rule each of the others breaks.
     pub(crate) illegal_sets: Vec<Illegal>,
     /// Dispatchers tried.
@@ -141,6 +147,15 @@ pub(crate) struct Kind {
     pub(crate) backward_s: Vec<f64>,
     /// Memory by recompute set.
     pub(crate) memory: Vec<StageMemory>,
+    /// The recompute sets that no other beats.
+    pub(crate) ways: Vec<LayersWay>,
+}
+
+impl Kind {
+    /// Seconds of both passes under a recompute set.
+    pub(crate) fn both_s(&self, set: usize) -> f64 {
+        self.forward_s + self.backward_s[set]
+    }
 }
 
 /// See the module's documentation.
@@ -156,8 +171,8 @@ pub(crate) struct Shape {
     pub(crate) head: Kind,
     /// Buffers of the weight shapes of a set of kinds, the set as bits.
     buffers: Vec<Bytes>,
-    /// Recompute sets, the fastest over all layers first.
-    sets_by_time: Vec<usize>,
+    /// Choices of recompute sets, the fastest over all layers first.
+    choices_by_time: Vec<usize>,
 }
 
 /// Models with more kinds of layer than this are charged for every kind on every rank.
@@ -176,19 +191,19 @@ impl Shapes {
     pub(crate) fn new(question: &Question<'_>, layout: &Layout) -> Self {
         Self {
             layout: *layout,
-            first: Shape::under(question, layout, &question.sets[..1]),
+            first: Shape::under(question, layout, question.sets_of_first()),
             all: OnceLock::new(),
         }
     }
 
-    /// Under the first recompute set.
+    /// Under the recompute sets of the first choice.
     pub(crate) fn first(&self) -> &[Shape] {
         &self.first
     }
 
     /// Under all recompute sets.
     pub(crate) fn all(&self, question: &Question<'_>) -> &[Shape] {
-        if question.sets.len() == 1 {
+        if question.sets_of_first().len() == question.sets.len() {
             return &self.first;
         }
         let all = || Shape::under(question, &self.layout, &question.sets);
@@ -263,7 +278,7 @@ impl Shape {
             local: *setting.local,
             groups: *setting.groups,
             buffers: buffers(question, &lowered[..kinds.len()]),
-            sets_by_time: sets_by_time(question, &kinds, sets.len()),
+            choices_by_time: choices_by_time(question, &kinds, sets),
             kinds,
             embedding,
             head,
@@ -273,21 +288,20 @@ impl Shape {
 
 impl Shape {
     /// Forward and backward seconds of one microbatch over all stages, and of the lightest layer,
-    /// without recomputation beyond the first set's.
+    /// without recomputation beyond that of the first choice.
     pub(crate) fn work_s(&self, question: &Question<'_>) -> (f64, f64) {
-        let passes = |kind: &Kind| kind.forward_s + kind.backward_s[0];
-        let layers = question
-            .kind_of
-            .iter()
-            .map(|&kind| passes(&self.kinds[kind]));
+        let (kinds, sets) = (&self.kinds, &question.choices[0]);
+        let layers = (0..).zip(&question.kind_of);
+        let layers = layers.map(|(layer, &kind)| kinds[kind].both_s(sets.of(layer)));
         let lightest = layers.clone().fold(f64::INFINITY, f64::min);
+        let ends = [&self.embedding, &self.head].map(|end| end.both_s(sets.of_ends()));
         let all: f64 = layers.sum();
-        (all + passes(&self.embedding) + passes(&self.head), lightest)
+        (all + ends[0] + ends[1], lightest)
     }
 
-    /// Recompute sets, the fastest over all layers first.
-    pub(crate) fn sets_by_time(&self) -> &[usize] {
-        &self.sets_by_time
+    /// Choices of recompute sets, the fastest over all layers first.
+    pub(crate) fn choices_by_time(&self) -> &[usize] {
+        &self.choices_by_time
     }
 
     /// What one weight of each shape of some layers takes, bits by [`Distinct::weights`] (see
@@ -298,19 +312,33 @@ impl Shape {
     }
 }
 
-fn sets_by_time(question: &Question<'_>, kinds: &[Kind], sets: usize) -> Vec<usize> {
+/// The choices that some sets are enough for, by time.
+fn choices_by_time(question: &Question<'_>, kinds: &[Kind], sets: &[Recompute]) -> Vec<usize> {
+    let there = if sets.len() == question.sets.len() {
+        &question.choices
+    } else {
+        &question.choices[..1]
+    };
     let mut layers = vec![0_u32; kinds.len()];
     for &kind in &question.kind_of {
         layers[kind] += 1;
     }
-    let backward_s = |set: usize| -> f64 {
-        let each = kinds.iter().zip(&layers);
-        each.map(|(kind, &layers)| kind.backward_s[set] * f64::from(layers))
-            .sum()
+    let backward_s = |sets: &Sets| -> f64 {
+        match sets {
+            Sets::Every(set) => {
+                let each = kinds.iter().zip(&layers);
+                each.map(|(kind, &layers)| kind.backward_s[*set] * f64::from(layers))
+                    .sum()
+            }
+            Sets::Each(sets) => {
+                let each = sets.iter().zip(&question.kind_of);
+                each.map(|(&set, &kind)| kinds[kind].backward_s[set]).sum()
+            }
+        }
     };
-    let mut sets: Vec<(f64, usize)> = (0..sets).map(|set| (backward_s(set), set)).collect();
-    sets.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    sets.into_iter().map(|(_, set)| set).collect()
+    let mut choices: Vec<(f64, usize)> = there.iter().map(backward_s).zip(0..).collect();
+    choices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    choices.into_iter().map(|(_, choice)| choice).collect()
 }
 
 fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
@@ -404,16 +432,43 @@ impl<'a> Question<'a> {
             kind_of,
             stack: self.stack.clone(),
             sets: self.sets.clone(),
+            choices: self.choices.clone(),
             illegal_sets: self.illegal_sets.clone(),
             dispatchers: self.dispatchers.clone(),
             ..*self
         }
     }
 
+    /// The same question of one choice of recompute sets.
+    pub(crate) fn of(mut self, sets: &Sets) -> Self {
+        let plan = self.recompute(sets);
+        (self.sets, self.choices) = of_plan(&plan, self.model);
+        self.by_layer = false;
+        self
+    }
+
     /// Dispatchers that differ: without an exchange all are one.
     pub(crate) fn dispatchers_for(&self, ep: u32) -> &[Dispatcher] {
         let all = &self.dispatchers;
         if ep == 1 { &all[..1] } else { all }
+    }
+
+    /// Recompute sets that the first choice needs, which come first.
+    fn sets_of_first(&self) -> &[Recompute] {
+        match &self.choices[0] {
+            Sets::Every(_) => &self.sets[..1],
+            Sets::Each(_) => &self.sets,
+        }
+    }
+
+    /// What a choice is in a plan.
+    pub(crate) fn recompute(&self, sets: &Sets) -> RecomputePlan {
+        match sets {
+            Sets::Every(set) => self.sets[*set].clone().into(),
+            Sets::Each(sets) => {
+                RecomputePlan::by_layer(sets.iter().map(|&set| self.sets[set].clone()).collect())
+            }
+        }
     }
 
     /// The work of a kind of a shape of a layout under one recompute set. Not kept, for a search asks only of
@@ -443,11 +498,15 @@ impl<'a> Question<'a> {
         let seconds = |breakdown: &crate::price::Breakdown| {
             breakdown.device() + breakdown.host_excess(&self.stack)
         };
+        let backward_s = (0..memory.len()).map(|set| seconds(&breakdown.backward_under(set)));
+        let backward_s: Vec<f64> = backward_s.collect();
+        let each = memory.iter().zip(&backward_s).enumerate();
+        let ways =
+            each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
         Kind {
             forward_s: seconds(&breakdown.forward),
-            backward_s: (0..memory.len())
-                .map(|set| seconds(&breakdown.backward_under(set)))
-                .collect(),
+            ways: by_layer::unbeaten(ways.collect()),
+            backward_s,
             place,
             local,
             breakdown,

@@ -65,19 +65,24 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     if split.held() > capacity {
         return None;
     }
-    let peak_of = |case, set| peak(&split.memory(case, set, unit.occupancies));
-    let step_s = |shape, set| split.bound(layout, shape, set).seconds().0;
-    // No set is faster than the first.
+    let peak_of = |case, choice: usize| {
+        peak(&split.memory(case, &question.choices[choice], unit.occupancies))
+    };
+    let step_s = |case, choice: usize| {
+        let bound = split.bound(case, &question.choices[choice]);
+        bound.seconds().0
+    };
+    // No choice is faster than the first.
     let memory = peak_of(case, 0);
     if memory <= capacity {
-        return Some((memory, step_s(shape, 0)));
+        return Some((memory, step_s(case, 0)));
     }
     let shape = &unit.shapes.all(question)[index];
     let case = Case { shape, ..case };
-    let (set, memory) = shape
-        .sets_by_time()
+    let (choice, memory) = shape
+        .choices_by_time()
         .iter()
-        .map(|&set| (set, peak_of(case, set)))
+        .map(|&choice| (choice, peak_of(case, choice)))
         .find(|&(_, memory)| memory <= capacity)?;
-    Some((memory, step_s(shape, set)))
+    Some((memory, step_s(case, choice)))
 }

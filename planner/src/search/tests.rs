@@ -78,7 +78,7 @@ fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
         )
         .parse()
         .expect("degrees");
-        options.recompute = Some(set);
+        options.recompute = Some(set.into());
         let costs = Costs::for_cluster(&cluster, &[]);
         if let Ok(found) = plan(&model, &cluster, 16, &options, &costs, &Declared) {
             assert!(found.plans[0].predicted.step_s >= best.predicted.step_s);
@@ -320,8 +320,8 @@ fn sets_that_a_precision_excludes_are_counted_and_not_planned() {
     let refused: u64 = search.refused.values().sum();
     assert_eq!(search.space, refused + search.pruned + search.priced);
     for plan in &found.plans {
-        let by_module = plan.recompute != Recompute::Full;
-        assert!(!(by_module && plan.recompute.covers(Module::MoeAct)));
+        let set = plan.recompute.alike().expect("all layers do the same");
+        assert!(*set == Recompute::Full || !set.covers(Module::MoeAct));
     }
     options.precision = Precision::Fp8;
     let search = run(&model, &cluster, 16, &options).search;
@@ -564,7 +564,7 @@ fn routed(pp: u32, lists: Option<Vec<Vec<f64>>>) -> PlannedLayout {
     cluster.gpu.memory_gib = 1e3;
     let pins = format!("tp=2,pp={pp},vpp=1,ep=8,etp=1,mbs=1");
     options.pins = pins.parse().expect("degrees");
-    options.recompute = Some(Recompute::None);
+    options.recompute = Some(Recompute::None.into());
     options.routing = lists.map(|lists| Routing::new("h.json", &lists).expect("a histogram"));
     run(&model, &cluster, 32, &options).plans.remove(0)
 }
@@ -657,7 +657,7 @@ fn golden_calls_are_passes_of_layers_and_microbatches() {
     let (model, mut cluster, mut options) = small();
     cluster.gpu.memory_gib = 1e3;
     options.pins = "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
-    options.recompute = Some(Recompute::None);
+    options.recompute = Some(Recompute::None.into());
     let predicted = run(&model, &cluster, 16, &options)
         .plans
         .remove(0)
@@ -666,7 +666,7 @@ fn golden_calls_are_passes_of_layers_and_microbatches() {
     // Both passes of 32 layers, in each of the microbatches of 8 replicas.
     assert_eq!(predicted.calls["router"], 2.0 * 32.0 * (32.0 / 8.0));
     // Recomputed ops are called again.
-    options.recompute = Some(Recompute::Full);
+    options.recompute = Some(Recompute::Full.into());
     let again = run(&model, &cluster, 16, &options)
         .plans
         .remove(0)

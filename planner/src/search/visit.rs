@@ -9,9 +9,10 @@ use moefold_profiles::units::{Bytes, GIB};
 use super::candidate::{self, Case, StageSplit};
 use super::explain;
 use super::predict::Choice;
+use super::recompute::Sets;
 use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
-use crate::choice::{Objective, Recompute};
+use crate::choice::Objective;
 use crate::layout::Layout;
 use crate::memory::Occupancy;
 use crate::options::LeastMemory;
@@ -40,7 +41,7 @@ pub(crate) struct Found<'a> {
     /// No child under its shape scores less.
     floor: f64,
     split: StageSplit,
-    set: usize,
+    sets: Sets,
     pub(crate) step_s: f64,
     peak: Bytes,
 }
@@ -71,7 +72,7 @@ impl Found<'_> {
         }
         let (layout, shape) = (self.unit.layout, self.shape);
         let mut bound = self.step_s;
-        if question.sets.len() > 1 && question.sets[self.set] != Recompute::None {
+        if question.choices.len() > 1 && !question.recompute(&self.sets).is_none() {
             bound = self.split.mixed_bound_s(
                 Case {
                     question,
@@ -91,7 +92,7 @@ impl Found<'_> {
     pub(crate) fn candidate(&self, question: &Question<'_>) -> Candidate {
         Candidate {
             layout: LayoutRecord::from(self.unit.layout),
-            recompute: question.sets[self.set].clone(),
+            recompute: question.recompute(&self.sets),
             step_s: self.step_s,
             peak_gib: self.peak.gib(),
         }
@@ -102,7 +103,7 @@ impl Found<'_> {
             layout: self.unit.layout,
             shape: self.shape,
             split: &self.split,
-            set: self.set,
+            sets: &self.sets,
         }
     }
 
@@ -114,7 +115,7 @@ impl Found<'_> {
                 layout,
                 shape,
             },
-            self.set,
+            &self.sets,
             self.unit.occupancies,
         )
     }
@@ -133,7 +134,8 @@ pub(crate) struct Outcome<'a> {
 struct Child {
     bound_s: f64,
     shape: usize,
-    set: usize,
+    /// Among the choices of recompute sets; one past them is a choice by layer.
+    choice: usize,
     split: usize,
 }
 
@@ -156,25 +158,37 @@ fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Stage
         .collect()
 }
 
-/// Children under some recompute sets that may still win, in the order of their bounds.
+/// Children under some choices of recompute sets that may still win, in the order of their bounds.
 fn children(
     question: &Question<'_>,
     unit: &Unit<'_>,
     splits: &[Vec<StageSplit>],
-    (shapes, sets): (&[Shape], Range<usize>),
+    (shapes, choices): (&[Shape], Range<usize>),
     limit: f64,
 ) -> Vec<Child> {
     let by_time = question.options.objective != Objective::Memory;
     let mut children = Vec::new();
     for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
         for (split_index, split) in splits.iter().enumerate() {
-            for set in sets.clone() {
-                let bound_s = split.bound(unit.layout, shape, set).seconds().0;
+            for choice in choices.clone() {
+                let case = Case {
+                    question,
+                    layout: unit.layout,
+                    shape,
+                };
+                let bound = match question.choices.get(choice) {
+                    Some(sets) => split.bound(case, sets),
+                    None => match split.by_layer_bound(case, unit.occupancies) {
+                        Some(bound) => bound,
+                        None => continue,
+                    },
+                };
+                let bound_s = bound.seconds().0;
                 if !by_time || bound_s < limit {
                     children.push(Child {
                         bound_s,
                         shape: shape_index,
-                        set,
+                        choice,
                         split: split_index,
                     });
                 }
@@ -182,14 +196,14 @@ fn children(
         }
     }
     children.sort_by(|a, b| {
-        let places = (a.shape, a.set, a.split).cmp(&(b.shape, b.set, b.split));
+        let places = (a.shape, a.choice, a.split).cmp(&(b.shape, b.choice, b.split));
         a.bound_s.total_cmp(&b.bound_s).then(places)
     });
     children
 }
 
-/// Tries the children of a unit: those of the first recompute set, and where recomputing more may still win,
-/// for it takes no less time, those of the others.
+/// Tries the children of a unit: those of the first choice of recompute sets, and where recomputing more may
+/// still win, for it takes no less time, those of the others, and last a choice by layer.
 pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
     let mut outcome = Outcome {
         best: None,
@@ -211,11 +225,17 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
     trial.run(first.0, &splits, tried, &mut outcome);
     let beaten = trial.beaten(&outcome);
     let open = !children(question, unit, &splits, first, beaten).is_empty();
-    if open && question.sets.len() > 1 {
+    let choices = question.choices.len();
+    if open && choices > 1 {
         let shapes = unit.shapes.all(question);
-        let others = (shapes, 1..question.sets.len());
+        let others = (shapes, 1..choices);
         let tried = children(question, unit, &splits, others, beaten);
         trial.run(shapes, &splits, tried, &mut outcome);
+        if question.by_layer {
+            let by_layer = (shapes, choices..choices + 1);
+            let tried = children(question, unit, &splits, by_layer, trial.beaten(&outcome));
+            trial.run(shapes, &splits, tried, &mut outcome);
+        }
     }
     let state = trial.state.values();
     outcome.priced = state.clone().filter(|&&priced| priced).count() as u64;
@@ -229,7 +249,7 @@ struct Trial<'q, 'a> {
     unit: &'a Unit<'a>,
     limit: f64,
     simulator: Option<Simulator>,
-    /// A child is a dispatcher and a recompute set, whatever its split: counted once. Whether it fits.
+    /// A child is a dispatcher and a choice of recompute sets, whatever its split: counted once. Whether it fits.
     state: BTreeMap<(usize, usize), bool>,
 }
 
@@ -260,17 +280,23 @@ impl<'a> Trial<'_, 'a> {
                 break;
             }
             let (shape, split) = (&shapes[child.shape], &splits[child.shape][child.split]);
-            let memory = split.memory(
-                Case {
-                    question,
-                    layout,
-                    shape,
-                },
-                child.set,
-                unit.occupancies,
-            );
+            let case = Case {
+                question,
+                layout,
+                shape,
+            };
+            let place = (child.shape, child.choice);
+            let sets = if let Some(sets) = question.choices.get(child.choice) {
+                sets.clone()
+            } else {
+                let Some(sets) = split.by_layer(case, unit.occupancies) else {
+                    self.state.entry(place).or_insert(false);
+                    continue;
+                };
+                sets
+            };
+            let memory = split.memory(case, &sets, unit.occupancies);
             let peak = peak(&memory);
-            let place = (child.shape, child.set);
             if peak > capacity {
                 self.state.entry(place).or_insert(false);
                 if outcome
@@ -280,7 +306,7 @@ impl<'a> Trial<'_, 'a> {
                 {
                     let words = LeastMemory {
                         layout: explain::degrees(&LayoutRecord::from(layout)),
-                        recompute: question.sets[child.set].clone(),
+                        recompute: question.recompute(&sets),
                         peak_gib: peak.gib(),
                     };
                     outcome.least = Some((peak, words));
@@ -291,7 +317,7 @@ impl<'a> Trial<'_, 'a> {
                 continue;
             }
             self.state.insert(place, true);
-            let times = split.times(shape, child.set);
+            let times = split.times(question, shape, &sets);
             let step_s = self
                 .simulator
                 .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
@@ -301,7 +327,7 @@ impl<'a> Trial<'_, 'a> {
                 .0;
             outcome.feasible.push(Candidate {
                 layout: LayoutRecord::from(layout),
-                recompute: question.sets[child.set].clone(),
+                recompute: question.recompute(&sets),
                 step_s,
                 peak_gib: peak.gib(),
             });
@@ -310,7 +336,7 @@ impl<'a> Trial<'_, 'a> {
                 shape,
                 floor: unit.floors[child.shape],
                 split: split.clone(),
-                set: child.set,
+                sets,
                 step_s,
                 peak,
             };

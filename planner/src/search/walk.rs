@@ -13,6 +13,7 @@ use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClas
 use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
+use super::recompute::Sets;
 use super::shape::{Kind, Shape};
 use crate::layout::Layout;
 use crate::mesh::{self, Placement};
@@ -77,7 +78,8 @@ fn starts_of(case: Case<'_>, split: &StageSplit, pipeline_rank: u32) -> Vec<Inst
             duration,
         }]
     };
-    let times = split.times(case.shape, 0);
+    let sets = &case.question.choices[0];
+    let times = split.times(case.question, case.shape, sets);
     let timeline = Simulator::new(&Schedule::of(case.layout)).trace(&times, whole);
     let spans = timeline.spans.iter();
     spans
@@ -311,7 +313,7 @@ impl Walker<'_> {
     fn forward(&mut self, stage: Stage, microbatch: u32) -> Vec<Vec<Allocation>> {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, 0);
+            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
         let working = self.take_level(memory.running(false), "working set");
         let mut saved = Vec::new();
         for (layer, index) in self.layers(stage) {
@@ -332,7 +334,7 @@ impl Walker<'_> {
     fn backward(&mut self, stage: Stage, microbatch: u32, saved: Vec<Vec<Allocation>>) {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, 0);
+            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
         let working = self.take_level(memory.running(true), "working set");
         let layers = self.layers(stage);
         for ((layer, index), saved) in layers.into_iter().zip(saved).rev() {
@@ -341,7 +343,7 @@ impl Walker<'_> {
                 layer,
             };
             let lowered = Rc::clone(&self.lowered[index]);
-            // The plan's set is the only one that is asked about.
+            // The plan's set is the only one that is asked about: stacks that declare have no other.
             let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
             self.work(&lowered.backward, at, None);

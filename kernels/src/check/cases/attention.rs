@@ -1,17 +1,44 @@
 //! Attention and what rotates its queries and keys.
 
-use moefold_profiles::{Dtype, Op, Pass};
+use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
-use super::{Sizes, called, keyed};
-use crate::cases::{self as operands, Rotary};
-use crate::check::Case;
+use super::{Sizes, called, case, keyed};
+use crate::cases::{self as operands, Rotary, Source as _};
+use crate::check::{Case, Written};
 use crate::rope::Pairing;
+use crate::sinks;
 
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = core(sizes, dtype);
     all.extend(rotation(sizes, dtype));
     all.extend(latent(sizes, dtype));
+    all.push(sinks(sizes, dtype));
     all
+}
+
+/// What attention gives beside sinks, and the gradient of those.
+fn sinks(sizes: &Sizes, dtype: Dtype) -> Case {
+    let (t, heads, width) = (sizes.tokens, sizes.heads, sizes.v_dim);
+    let op = Op::Sweep {
+        kind: SweepKind::Scale,
+        len: (t * heads * width) as u64,
+        dtype,
+    };
+    case("sinks::forward, sinks::backward", op, move |inputs| {
+        let [o, d_o, other] = [(); 3].map(|()| inputs.tensor(&[t, heads, width], 1.0));
+        let lse = inputs.statistic(&[heads, t], 2.0);
+        let sinks = inputs.tensor(&[heads], 2.0);
+        let dsinks = inputs.statistic(&[heads], 1.0);
+        Box::new(move || {
+            sinks::backward(&d_o, &other, &lse, &sinks, &dsinks);
+            let with_sinks = sinks::forward(&o, &lse, &sinks);
+            vec![
+                Written::new("o", &o),
+                Written::new("lse", &with_sinks),
+                Written::new("dsinks", &dsinks),
+            ]
+        })
+    })
 }
 
 fn core(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
@@ -24,30 +51,31 @@ fn core(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         v_dim,
         ..
     } = *sizes;
-    let masked = |causal, pass| Op::Attention {
+    let len = t / seqs;
+    let masked = |causal, keys: usize, pass| Op::Attention {
         batch: seqs as u64,
         heads: heads as u64,
         kv_heads: kv_heads as u64,
-        q_len: (t / seqs) as u64,
-        kv_len: (t / seqs) as u64,
+        q_len: len as u64,
+        kv_len: keys as u64,
         qk_dim: qk_dim as u64,
         v_dim: v_dim as u64,
         causal,
         pass,
         dtype,
     };
-    vec![
-        keyed("attention::forward", masked(true, Pass::Forward)),
-        keyed("attention::backward", masked(true, Pass::Backward)),
-        keyed(
-            "attention::forward_of all keys",
-            masked(false, Pass::Forward),
-        ),
-        keyed(
-            "attention::backward_of all keys",
-            masked(false, Pass::Backward),
-        ),
-    ]
+    let mut all = Vec::new();
+    for (name, causal, keys) in [
+        ("", true, len),
+        ("_of all keys", false, len),
+        ("_of a window", false, (len / 3).max(1)),
+    ] {
+        for (function, pass) in [("forward", Pass::Forward), ("backward", Pass::Backward)] {
+            let name = format!("attention::{function}{name}");
+            all.push(keyed(name, masked(causal, keys, pass)));
+        }
+    }
+    all
 }
 
 /// All of a head and half of it, in pairs of either kind, there and back.

@@ -3,13 +3,13 @@
 use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
 use super::{Sizes, case, keyed};
-use crate::cases::{SOFTMAX_THEN_TOPK, Source as _};
+use crate::cases::{Load, SOFTMAX_THEN_TOPK, Source as _};
 use crate::check::{Case, Inputs, Written};
-use crate::gate;
+use crate::grouped_gemm::Rows;
 use crate::permute::{self, Room, RowMap};
 use crate::router::{self, Groups, RouterRule, Score};
 use crate::swiglu::{self, Rule};
-use crate::z_loss;
+use crate::{expert_bias, gate, z_loss};
 
 pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = activation(sizes, dtype);
@@ -18,6 +18,7 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     all.extend(unpermutation(sizes, dtype));
     all.extend(slots(sizes));
     all.extend(gates(sizes, dtype));
+    all.push(biases(sizes, dtype));
     all.push(z_loss(sizes));
     all
 }
@@ -66,6 +67,34 @@ fn gates(sizes: &Sizes, dtype: Dtype) -> [Case; 2] {
             })
         }),
     ]
+}
+
+/// Biases of experts, behind probabilities, and all of their gradients.
+fn biases(sizes: &Sizes, dtype: Dtype) -> Case {
+    let (rows, h, experts) = (sizes.tokens * sizes.topk, sizes.hidden, sizes.experts);
+    let op = Op::Sweep {
+        kind: SweepKind::ExpertBias,
+        len: (rows * h) as u64,
+        dtype,
+    };
+    case("expert_bias::add, grad, grad_probs", op, move |inputs| {
+        let counts = Load::Skewed.counts(rows, experts);
+        let [y, dy] = [(); 2].map(|()| inputs.tensor(&[rows, h], 1.0));
+        let bias = inputs.tensor(&[experts, h], 1.0);
+        let probs = inputs.statistic(&[rows], 1.0);
+        let dbias = inputs.statistic(&[experts, h], 1.0);
+        Box::new(move || {
+            let of = Rows::Counts(&counts);
+            expert_bias::add(&y, &bias, Some(&probs), of);
+            expert_bias::grad(&dy, Some(&probs), of, &dbias);
+            let dprobs = expert_bias::grad_probs(&dy, &bias, of);
+            vec![
+                Written::new("y", &y),
+                Written::new("dbias", &dbias),
+                Written::new("dprobs", &dprobs),
+            ]
+        })
+    })
 }
 
 fn activation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {

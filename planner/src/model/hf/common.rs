@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::keys::{EXPERTS, HEADS, Keys, LAYERS, POSITIONS, VOCAB, WIDTH};
 use crate::model::{
-    Activation, Ffn, Gqa, Layer, Mixer, Mlp, Model, ModelError, Moe, Norm, NormKind, QkNorm,
-    RopeScaling, Router, RouterGroups, Scalars, Score, Yarn,
+    Activation, Ffn, Gqa, Layer, Llama3, Mixer, Mlp, Model, ModelError, Moe, Norm, NormKind,
+    QkNorm, RopeScaling, Router, RouterGroups, Scalars, Score, Yarn,
 };
 
 /// Spellings of the number of routed experts.
@@ -115,19 +115,50 @@ fn rope_scaling(keys: &Keys<'_>, scaling: &Keys<'_>) -> Result<Option<RopeScalin
         return Ok(None);
     };
     let mut factor = scaling.opt_f64(&["factor"])?;
-    let mut yarn = None;
-    if kind == "yarn" {
-        let longest = keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?;
-        let original = scaling.opt_u64(&["original_max_position_embeddings"], &POSITIONS)?;
-        if let Some(original) = original.or(longest) {
-            // As transformers, where no factor is stated.
-            let stretch = longest.map(|longest| longest as f64 / original as f64);
-            factor = factor.or(stretch);
-            yarn = factor.map(|_| of_yarn(scaling, original)).transpose()?;
+    let (mut yarn, mut llama3) = (None, None);
+    let longest = keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?;
+    let original = scaling.opt_u64(&["original_max_position_embeddings"], &POSITIONS)?;
+    if let Some(original) = original.or(longest) {
+        match kind {
+            "yarn" => {
+                // As transformers, where no factor is stated.
+                let stretch = longest.map(|longest| longest as f64 / original as f64);
+                factor = factor.or(stretch);
+                yarn = factor.map(|_| of_yarn(scaling, original)).transpose()?;
+            }
+            "llama3" => {
+                factor = Some(scaling.positive(&["factor"])?);
+                llama3 = Some(of_llama3(scaling, original)?);
+            }
+            _ => {}
         }
     }
     let kind = kind.to_owned();
-    Ok(Some(RopeScaling { kind, factor, yarn }))
+    Ok(Some(RopeScaling {
+        kind,
+        factor,
+        yarn,
+        llama3,
+    }))
+}
+
+/// What Llama 3.1's scaling says beside its factor; transformers has no defaults for it.
+fn of_llama3(scaling: &Keys<'_>, original_max_position: u64) -> Result<Llama3, ModelError> {
+    let llama3 = Llama3 {
+        original_max_position,
+        low_freq_factor: scaling.positive(&["low_freq_factor"])?,
+        high_freq_factor: scaling.positive(&["high_freq_factor"])?,
+    };
+    let (low, high) = (llama3.low_freq_factor, llama3.high_freq_factor);
+    if low <= high {
+        return Ok(llama3);
+    }
+    Err(scaling.clash(
+        "high_freq_factor",
+        &high.to_string(),
+        &format!("low_freq_factor = {low}, which it must reach"),
+        "Llama 3.1 has 1 and 4",
+    ))
 }
 
 /// What YaRN says beside its factor, with the defaults of its authors (32 turns and 1).
@@ -181,6 +212,7 @@ pub(super) fn trunk(
         scalars: Scalars::default(),
         initializer_range: keys.positive_or(&["initializer_range"], 0.02)?,
         max_position: keys.opt_u64(&["max_position_embeddings"], &POSITIONS)?,
+        attention_dropout: keys.f64_or(&["attention_dropout"], 0.0)?,
         extra_params: 0,
     })
 }

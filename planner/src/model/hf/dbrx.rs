@@ -46,6 +46,7 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
         scalars: Scalars::default(),
         initializer_range: keys.positive_or(&["initializer_range"], 0.02)?,
         max_position: keys.opt_u64(&["max_seq_len"], &POSITIONS)?,
+        attention_dropout: 0.0,
         extra_params: 0,
     })
 }

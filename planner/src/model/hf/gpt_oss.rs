@@ -1,9 +1,11 @@
 //! GPT-OSS (arXiv 2508.10925): biases everywhere, a learned sink a head, windows on every other
 //! layer, a clipped gate, softmax over the chosen experts only.
 
+use serde_json::Value;
+
 use super::common::{
-    Defaults, block, experts, full_layers, gqa, num_layers, plain_router, rope, trunk, width,
-    window,
+    Defaults, block, expect_silu, experts, full_layers, gqa, num_layers, plain_router, rope, trunk,
+    width, window,
 };
 use super::keys::Keys;
 use crate::model::{
@@ -15,7 +17,19 @@ const DEFAULTS: Defaults = Defaults {
     theta: 150_000.0,
 };
 
+/// Factor in the sigmoid of the gate.
+const ALPHA: f64 = 1.702;
+
 pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
+    expect_silu(keys)?;
+    let alpha = keys.f64_or(&["swiglu_alpha"], ALPHA)?;
+    if alpha != ALPHA {
+        return Err(keys.wrong(
+            "swiglu_alpha",
+            &Value::from(alpha),
+            "1.702, as every GPT-OSS has",
+        ));
+    }
     let rope = rope(keys, DEFAULTS, "full_attention", 1.0)?;
     let bias = keys.bool_or(&["attention_bias"], true)?;
     let attention = Gqa {

@@ -123,16 +123,26 @@ impl<'a> Keys<'a> {
         Ok(self.opt_f64(names)?.unwrap_or(default))
     }
 
-    /// A positive number with a default.
-    pub(super) fn positive_or(&self, names: &[&str], default: f64) -> Result<f64, ModelError> {
+    /// A positive number, if present.
+    fn opt_positive(&self, names: &[&str]) -> Result<Option<f64>, ModelError> {
         match self.opt_f64(names)? {
-            None => Ok(default),
-            Some(number) if number > 0.0 => Ok(number),
-            Some(_) => {
+            Some(number) if number <= 0.0 => {
                 let (name, value) = self.find(names).expect("a value was just read from it");
                 Err(self.wrong(name, value, "a number above 0"))
             }
+            found => Ok(found),
         }
+    }
+
+    /// A positive number that must be there.
+    pub(super) fn positive(&self, names: &[&str]) -> Result<f64, ModelError> {
+        let found = self.opt_positive(names)?;
+        found.ok_or_else(|| self.missing(names, "a number above 0"))
+    }
+
+    /// A positive number with a default.
+    pub(super) fn positive_or(&self, names: &[&str], default: f64) -> Result<f64, ModelError> {
+        Ok(self.opt_positive(names)?.unwrap_or(default))
     }
 
     /// A truth value with a default; 0 and 1 are accepted for false and true.

@@ -15,6 +15,11 @@ use crate::model::{
 };
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
+    let noise = keys.f64_or(&["router_jitter_noise"], 0.0)?;
+    if noise > 0.0 {
+        let expected = "0: inputs of a router with noise are not read";
+        return Err(keys.wrong("router_jitter_noise", &noise.into(), expected));
+    }
     let defaults = Defaults {
         eps: 1e-5,
         theta: 1e6,

@@ -40,13 +40,20 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     };
     let shared = if third { None } else { shared(keys)? };
     let moe = moe(keys, shared)?;
-    let windows = qwen_windows(keys)?;
-    let layers = sparse_layers(keys)?
+    let sparse = sparse_layers(keys)?;
+    // As transformers: every layer of the third generation, of the second every other one of the first few.
+    let windows = if third {
+        qwen_windows(keys, sparse.len() as u64, |_, _| true)?
+    } else {
+        let slides = |layer: u64, bound| layer.is_multiple_of(2) && layer < bound;
+        qwen_windows(keys, sparse.len() as u64, slides)?
+    };
+    let layers = sparse
         .into_iter()
-        .zip(0..)
-        .map(|(sparse, index)| {
+        .zip(windows)
+        .map(|(sparse, window)| {
             let attention = Gqa {
-                window: windows(index),
+                window,
                 ..attention.clone()
             };
             Ok(block(Mixer::Gqa(attention), ffn(keys, sparse, &moe)?))

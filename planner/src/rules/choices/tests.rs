@@ -37,12 +37,7 @@ fn options(words: &str) -> SearchOptions {
                 });
             }
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
-            "recompute" if word == "full" => options.recompute = Some(Recompute::Full),
-            "recompute" => {
-                let modules = word.split(',');
-                let modules = modules.map(|word| named(&Module::ALL, Module::name, word));
-                options.recompute = Some(Recompute::of(modules.collect()));
-            }
+            "recompute" => options.recompute = Some(word.parse().expect("a set")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }

@@ -1,0 +1,342 @@
+//! A recompute set for each layer: the fastest choice whose memory fits a pipeline rank.
+//!
+//! Ranks need not agree, so each is looked at by itself. Its layers are taken in order, and of the ways to run
+//! those so far only those are kept that no other beats in time, in what it keeps and in both peaks: what a
+//! run of layers takes composes ([`Passes::then`]), and never falls where a part of it rises. So it is
+//! with what its chunks take at the instants of the schedule. No choice is lost but where more than [`MOST`] ways
+//! are left, of which some are then let go of; [`super::mix`] bounds what that may cost.
+
+use std::collections::BTreeSet;
+
+use crate::memory::Occupancy;
+use crate::runtime::Passes;
+
+/// Ways to run some layers that are kept.
+const MOST: usize = 128;
+
+/// A way to run some layers or chunks: one that was found before, and one more choice.
+#[derive(Debug, Clone)]
+pub(crate) struct Way<B> {
+    /// Backward passes of a microbatch.
+    seconds: f64,
+    /// Bytes of which fewer are better.
+    bytes: B,
+    /// The way before.
+    before: usize,
+    /// What was chosen.
+    choice: usize,
+}
+
+/// Of some layers: what they keep, and the peaks of both passes.
+pub(crate) type LayersWay = Way<[i64; 3]>;
+
+impl LayersWay {
+    /// A layer under a recompute set, by its index.
+    pub(crate) fn of_layer(set: usize, seconds: f64, passes: &Passes) -> Self {
+        Self {
+            seconds,
+            bytes: array(passes.totals()),
+            before: 0,
+            choice: set,
+        }
+    }
+}
+
+fn array(passes: Passes<i64>) -> [i64; 3] {
+    [passes.saved, passes.forward, passes.backward]
+}
+
+fn passes([saved, forward, backward]: [i64; 3]) -> Passes<i64> {
+    Passes {
+        saved,
+        forward,
+        backward,
+    }
+}
+
+fn bytes<B: AsRef<[i64]>>(way: &Way<B>) -> impl Iterator<Item = i64> + Clone {
+    way.bytes.as_ref().iter().copied()
+}
+
+/// Ways that no other beats, the fastest first, at most [`MOST`] and one.
+pub(crate) fn unbeaten<B: AsRef<[i64]>>(mut ways: Vec<Way<B>>) -> Vec<Way<B>> {
+    ways.sort_by(|a, b| {
+        let times = a.seconds.total_cmp(&b.seconds);
+        times.then_with(|| bytes(a).cmp(bytes(b)))
+    });
+    let mut kept: Vec<Way<B>> = Vec::new();
+    for way in ways {
+        // Those before it take no longer.
+        let beats = |before: &Way<B>| bytes(before).zip(bytes(&way)).all(|(a, b)| a <= b);
+        if !kept.iter().rev().any(beats) {
+            kept.push(way);
+        }
+    }
+    if kept.len() > MOST {
+        let places = spread(&kept, MOST);
+        let mut place = 0..;
+        kept.retain(|_| place.next().is_some_and(|place| places.contains(&place)));
+    }
+    kept
+}
+
+/// Places of so many ways that are evenly apart, and of the smallest; of all where there are no more.
+fn spread<B: AsRef<[i64]>>(ways: &[Way<B>], most: usize) -> BTreeSet<usize> {
+    if ways.len() <= most {
+        return (0..ways.len()).collect();
+    }
+    let smallest = (0..ways.len()).min_by_key(|&place| bytes(&ways[place]).max());
+    let evenly = (0..most).map(|step| step * (ways.len() - 1) / (most - 1));
+    evenly.chain(smallest).collect()
+}
+
+/// Ways after each choice of a row of them, the first what it begins with.
+#[derive(Debug)]
+struct Row<B>(Vec<Vec<Way<B>>>);
+
+impl<B: AsRef<[i64]>> Row<B> {
+    fn new(bytes: B) -> Self {
+        let start = Way {
+            seconds: 0.0,
+            bytes,
+            before: 0,
+            choice: 0,
+        };
+        Self(vec![vec![start]])
+    }
+
+    fn last(&self) -> &[Way<B>] {
+        &self.0[self.0.len() - 1]
+    }
+
+    /// Takes one of some choices next, each with its number; `then` has the bytes with it.
+    fn choose<'c, C: 'c>(
+        &mut self,
+        choices: impl Iterator<Item = (usize, &'c Way<C>)> + Clone,
+        then: impl Fn(&B, &C) -> B,
+    ) {
+        let mut ways = Vec::new();
+        for (before, way) in self.last().iter().enumerate() {
+            ways.extend(choices.clone().map(|(choice, next)| Way {
+                seconds: way.seconds + next.seconds,
+                bytes: then(&way.bytes, &next.bytes),
+                before,
+                choice,
+            }));
+        }
+        self.0.push(unbeaten(ways));
+    }
+
+    /// What was chosen on the way to one of the last.
+    fn choices(&self, mut place: usize) -> Vec<usize> {
+        let mut chosen: Vec<usize> = self.0[1..]
+            .iter()
+            .rev()
+            .map(|ways| {
+                let way = &ways[place];
+                place = way.before;
+                way.choice
+            })
+            .collect();
+        chosen.reverse();
+        chosen
+    }
+}
+
+/// The ways to run a chunk.
+#[derive(Debug)]
+pub(crate) struct Chunk(Row<[i64; 3]>);
+
+impl Chunk {
+    /// A chunk that begins with `first`, has some layers, each with its unbeaten choices, and ends with `last`.
+    /// The messages that it receives and sends are `message` bytes, where they are.
+    pub(crate) fn new(
+        first: Option<Passes>,
+        layers: &[&[LayersWay]],
+        last: Option<Passes>,
+        (message, received, sent): (i64, bool, bool),
+    ) -> Self {
+        let first = first.unwrap_or_default();
+        let mut row = Row::new(array(first.totals()));
+        for choices in layers {
+            let then = |a: &[i64; 3], b: &[i64; 3]| array(passes(*a).then(passes(*b)));
+            row.choose(choices.iter().map(|way| (way.choice, way)), then);
+        }
+        let ways = row.0.last_mut().expect("what it begins with");
+        let last = last.unwrap_or_default().totals();
+        let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
+        for way in ways {
+            way.bytes = array(passes(way.bytes).then(last).between(received, sent));
+        }
+        Self(row)
+    }
+}
+
+/// The sets of the layers of each chunk of a rank that take the least time of those that fit, if any do:
+/// at each instant, what all chunks take is at most its `room`.
+pub(crate) fn fastest(
+    chunks: &[impl AsRef<Chunk>],
+    occupancies: &[Occupancy],
+    room: &[i64],
+) -> Option<Vec<Vec<usize>>> {
+    // Instants tell more ways apart than passes do.
+    let most = (MOST / chunks.len()).max(8);
+    let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
+    for (number, chunk) in chunks.iter().enumerate() {
+        let then = |sum: &Vec<i64>, bytes: &[i64; 3]| {
+            let each = sum.iter().zip(occupancies);
+            each.map(|(sum, at)| sum + taken(&passes(*bytes), number, at))
+                .collect()
+        };
+        let ways = chunk.as_ref().0.last();
+        let places = spread(ways, most);
+        row.choose(places.iter().map(|&place| (place, &ways[place])), then);
+    }
+    let fits = |way: &Way<Vec<i64>>| way.bytes.iter().all(|over| *over <= 0);
+    let place = row.last().iter().position(fits)?;
+    let choices = row.choices(place).into_iter();
+    let sets = |(chunk, place): (&_, usize)| AsRef::<Chunk>::as_ref(chunk).0.choices(place);
+    Some(chunks.iter().zip(choices).map(sets).collect())
+}
+
+/// The most bytes that a layer lets go of for a second of its choices, against the one without any, which comes
+/// first.
+pub(crate) fn best_saver(choices: &[LayersWay]) -> f64 {
+    let [plain, more @ ..] = choices else {
+        return 0.0;
+    };
+    let rate = |way: &LayersWay| {
+        let saved = (plain.bytes[0] - way.bytes[0]).max(0) as f64;
+        saved / (way.seconds - plain.seconds).max(f64::MIN_POSITIVE)
+    };
+    more.iter().map(rate).fold(0.0, f64::max)
+}
+
+/// What a chunk takes at an instant.
+fn taken(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
+    let kept = passes.saved * i64::from(at.live[chunk]);
+    let running = match (at.chunk == chunk, at.backward) {
+        (false, _) => 0,
+        (true, true) => passes.backward,
+        (true, false) => passes.forward - passes.saved,
+    };
+    kept + running
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn way(set: usize, (seconds, saved, forward, backward): (u32, i64, i64, i64)) -> LayersWay {
+        Way {
+            seconds: f64::from(seconds),
+            bytes: [saved, saved + forward, backward],
+            before: 0,
+            choice: set,
+        }
+    }
+
+    /// The least seconds over all choices of whole chunks, and whether any fits.
+    fn brute_force(
+        chunks: &[Vec<Vec<LayersWay>>],
+        occupancies: &[Occupancy],
+        room: &[i64],
+    ) -> Option<f64> {
+        fn chunk_ways(layers: &[Vec<LayersWay>]) -> Vec<(f64, Passes<i64>)> {
+            let mut all = vec![(
+                0.0,
+                Passes {
+                    saved: 0,
+                    forward: 0,
+                    backward: 0,
+                },
+            )];
+            for choices in layers {
+                let pairs = all.iter().flat_map(|(seconds, before)| {
+                    choices
+                        .iter()
+                        .map(move |next| (seconds + next.seconds, before.then(passes(next.bytes))))
+                });
+                all = pairs.collect();
+            }
+            all
+        }
+        let mut all = vec![(0.0, vec![0; occupancies.len()])];
+        for (number, layers) in chunks.iter().enumerate() {
+            let ways = chunk_ways(layers);
+            let pairs = all.iter().flat_map(|(seconds, sums)| {
+                ways.iter().map(move |(more, passes)| {
+                    let each = sums.iter().zip(occupancies);
+                    let sums = each.map(|(sum, at)| sum + taken(passes, number, at));
+                    (seconds + more, sums.collect::<Vec<i64>>())
+                })
+            });
+            all = pairs.collect();
+        }
+        let fits = |sums: &Vec<i64>| sums.iter().zip(room).all(|(sum, room)| sum <= room);
+        let fitting = all.into_iter().filter(|(_, sums)| fits(sums));
+        fitting.map(|(seconds, _)| seconds).min_by(f64::total_cmp)
+    }
+
+    fn seconds_of(chunks: &[Vec<Vec<LayersWay>>], sets: &[Vec<usize>]) -> f64 {
+        let layers = chunks.iter().flatten().zip(sets.iter().flatten());
+        layers.map(|(choices, &set)| choices[set].seconds).sum()
+    }
+
+    proptest! {
+        #[test]
+        fn oracle_it_is_the_fastest_of_all_choices_that_fit(
+            kinds in prop::collection::vec(prop::collection::vec((0_u32..9, 0_i64..9, 0_i64..9, 0_i64..12), 1..4), 2),
+            layout in prop::collection::vec(prop::collection::vec(0_usize..2, 0..4), 1..3),
+            moments in prop::collection::vec((0_u32..4, 0_u32..4, 0_usize..2, any::<bool>(), 0_i64..60), 1..4),
+        ) {
+            let kinds: Vec<Vec<LayersWay>> = kinds
+                .iter()
+                .map(|kind| kind.iter().enumerate().map(|(set, &numbers)| way(set, numbers)).collect())
+                .collect();
+            let chunks: Vec<Vec<Vec<LayersWay>>> = layout
+                .iter()
+                .map(|layers| layers.iter().map(|&kind| kinds[kind].clone()).collect())
+                .collect();
+            let occupancies: Vec<Occupancy> = moments
+                .iter()
+                .map(|&(first, second, chunk, backward, _)| {
+                    let mut live = vec![first, second];
+                    live.truncate(chunks.len());
+                    let chunk = chunk.min(chunks.len() - 1);
+                    live[chunk] = live[chunk].max(1);
+                    Occupancy { live, chunk, backward, sent: 0 }
+                })
+                .collect();
+            let room: Vec<i64> = moments.iter().map(|moment| moment.4).collect();
+            let ways: Vec<std::rc::Rc<Chunk>> = chunks
+                .iter()
+                .map(|layers| {
+                    let layers: Vec<Vec<LayersWay>> = layers.iter().map(|choices| unbeaten(choices.clone())).collect();
+                    let layers: Vec<&[LayersWay]> = layers.iter().map(Vec::as_slice).collect();
+                    Chunk::new(None, &layers, None, (0, false, false)).into()
+                })
+                .collect();
+            let found = fastest(&ways, &occupancies, &room);
+            let found = found.map(|sets| seconds_of(&chunks, &sets));
+            prop_assert_eq!(found, brute_force(&chunks, &occupancies, &room));
+        }
+
+        #[test]
+        fn law_of_many_ways_the_smallest_is_kept(
+            numbers in prop::collection::vec((0_u32..100_000, 0_i64..100_000), 1..2000),
+        ) {
+            let ways: Vec<LayersWay> = numbers
+                .iter()
+                .map(|&(seconds, bytes)| way(0, (seconds, bytes, 0, bytes)))
+                .collect();
+            let smallest = ways.iter().map(|way| way.bytes[0]).min();
+            let kept = unbeaten(ways);
+            prop_assert!(kept.len() <= MOST + 1);
+            prop_assert_eq!(kept.iter().map(|way| way.bytes[0]).min(), smallest);
+            prop_assert!(kept.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
+        }
+    }
+}
