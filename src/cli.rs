@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -119,6 +119,9 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks
+    #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: CpComm,
     /// Let each expert take so many times its even share of the tokens of a rank, and drop the rest
     #[arg(long, value_name = "FACTOR")]
     pub(crate) expert_capacity_factor: Option<f64>,

@@ -259,6 +259,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
+    options.cp_comm = args.cp_comm_type;
     options.capacity = args.expert_capacity_factor.map(|factor| Capacity {
         factor,
         drop_policy: args.token_drop_policy,

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{Optimizer, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -56,6 +56,8 @@ pub struct Savers {
     pub recompute: RecomputePlan,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
     /// How tokens go to the experts.
     pub dispatching: Dispatching,
 }
@@ -66,6 +68,7 @@ impl Savers {
         Self {
             recompute: plan.recompute.clone(),
             optimizer: plan.optimizer,
+            cp_comm: plan.cp_comm(),
             dispatching: Dispatching {
                 dispatcher: plan.dispatcher,
                 capacity: plan.capacity,

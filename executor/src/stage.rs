@@ -58,11 +58,11 @@ pub struct Tokens<'a> {
     pub ids: Tensor,
     /// What each should predict `[T]`.
     pub targets: Tensor,
-    /// Whole sequences among the `T` tokens.
+    /// Sequences that the `T` tokens are of.
     pub sequences: usize,
     /// Rotations of their positions.
     pub rope: &'a Rope,
-    /// Weight of one token's loss in the loss of this data-parallel replica.
+    /// Weight of one token's loss in the mean over the tokens of this rank's tensor-parallel group.
     pub loss_scale: f32,
     /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
     pub ahead: Vec<[Tensor; 2]>,

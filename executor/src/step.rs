@@ -27,11 +27,13 @@ use crate::moe::{Balance, Load, RoutingStats, ZLoss};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::rotary::Rotation;
+use crate::shares;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
 use crate::transport::Pending;
 
-/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each.
+/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
+/// ranks take each its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTokens {
     /// Inputs.
@@ -124,8 +126,12 @@ pub(crate) fn upload(
     depths: usize,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
-    let len = [sequences * seq_len];
-    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &len);
+    let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
+    let tensor = |values: &[i32]| {
+        let values: Vec<i32> = own.iter().map(|&token| values[token]).collect();
+        let class = TensorClass::Activations;
+        cx.device.from_i32(class, &values, &[values.len()])
+    };
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
         let upload = |host: &HostTokens| DeviceTokens {
@@ -389,7 +395,7 @@ impl Stepper {
         (stage, microbatch): (Stage, Microbatch),
     ) -> Result<(), Error> {
         cx.recorder.at_microbatch(Some(microbatch.0));
-        let rows = self.sequences * self.seq_len / cx.tp.size();
+        let rows = self.own_tokens(cx) / cx.tp.size();
         let (dtype, dims) = (cx.device.dtype(), [rows, self.hidden]);
         let tensor = cx.device.empty(TensorClass::Activations, dtype, &dims);
         let (group, from) = match direction {
@@ -669,6 +675,11 @@ impl Stepper {
         })
     }
 
+    /// Tokens of a microbatch that the rank's tensor-parallel group has.
+    fn own_tokens(&self, cx: &Context) -> usize {
+        self.sequences * self.seq_len / cx.layout.cp() as usize
+    }
+
     /// Tokens of a global batch.
     fn tokens_of_batch(&self, cx: &Context) -> f64 {
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
@@ -681,7 +692,7 @@ impl Stepper {
     }
 
     fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
-        let len = self.sequences * self.seq_len;
+        let len = self.own_tokens(cx);
         let [ids, targets] = tokens.own.clone();
         Tokens {
             ids,
@@ -715,9 +726,10 @@ pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
         .collect()
 }
 
-/// Rotations of `sequences` sequences, each from position 0.
+/// Rotations of the rank's tokens of `sequences` sequences, each from position 0.
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
-    let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
+    let own = shares::tokens(cx, [sequences, seq_len]);
+    let positions = own.map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
     let rotation = Rotation::of(model).unwrap_or(Rotation {
         frequencies: vec![1.0],

@@ -62,6 +62,7 @@ const FEATURES: &[Feature] = &[
 pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result<(), Unsupported> {
     let mut reasons = in_plan(plan, device);
     reasons.extend(in_model(model));
+    reasons.extend(uncut(plan, model));
     if device.is_gpu() {
         reasons.extend(beyond_kernels(model));
     }
@@ -72,19 +73,23 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
     }
 }
 
+/// Why the sequences of a model are not cut, where a plan would.
+fn uncut(plan: &PlannedLayout, model: &Model) -> Option<String> {
+    let limits = [Feature::SlidingWindow, Feature::AttentionSinks];
+    let found = features(model).into_iter().find(|of| limits.contains(of));
+    let found = found.filter(|_| plan.layout.cp > 1)?;
+    Some(format!(
+        "{found} under context parallelism is not implemented, found cp={}, use cp=1",
+        plan.layout.cp
+    ))
+}
+
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
     let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
     let dispatchers = Stack::of(StackName::Moefold).common().dispatchers;
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
-        (
-            degrees.cp > 1,
-            format!(
-                "context parallelism is not implemented, found cp={}, use cp=1",
-                degrees.cp
-            ),
-        ),
         (
             interleaved,
             "the interleaved schedule needs a pipeline, use \"none\"".to_owned(),
@@ -312,13 +317,12 @@ mod tests {
     #[test]
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
-        asked.layout.cp = 2;
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("three reasons");
-        assert_eq!(refused.reasons.len(), 3, "{refused}");
-        for part in ["cp=2", "bf16", "deepep"] {
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("two reasons");
+        assert_eq!(refused.reasons.len(), 2, "{refused}");
+        for part in ["bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
     }

@@ -115,24 +115,32 @@ fn partition(y: &Tensor, chunks: &[Range<usize>]) -> bool {
 /// # Panics
 /// When the range is not inside the width.
 pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
+    let dims = [x.num_rows(), range.len()];
+    let y = x.device().empty(x.class(), x.dtype(), &dims);
+    gather_columns_into(x, range, &y);
+    y
+}
+
+/// [`gather_columns`] over `y [rows, range.len()]`.
+///
+/// # Panics
+/// As [`gather_columns`], and when `y` is not of this shape.
+pub fn gather_columns_into(x: &Tensor, range: Range<usize>, y: &Tensor) {
     let _op = x
         .device()
-        .begin(|| key(SweepKind::Chunks, x.num_rows() * range.len(), x.dtype()));
+        .begin(|| key(SweepKind::Chunks, y.len(), x.dtype()));
     assert!(
         range.start <= range.end && range.end <= x.width(),
         "rows::gather_columns: columns {range:?} of {x:?}"
     );
-    let y = x
-        .device()
-        .empty(x.class(), x.dtype(), &[x.num_rows(), range.len()]);
+    expect_dims("rows::gather_columns", "y", y, &[x.num_rows(), range.len()]);
     let width = x.width();
     match &x.device().0.backend {
-        Backend::Cpu(_) => with("rows::gather_columns", [x], [&y], |[x], [y]| {
+        Backend::Cpu(_) => with("rows::gather_columns", [x], [y], |[x], [y]| {
             cpu::gather_columns(x.words(), range, y.words(), width);
         }),
-        Backend::Cuda(gpu) => cuda::gather_columns(gpu, x, range, &y),
+        Backend::Cuda(gpu) => cuda::gather_columns(gpu, x, range, y),
     }
-    y
 }
 
 /// Writes `y [rows, range.len()]` over columns `range` of every row of `x [.., w]`.

@@ -50,6 +50,21 @@ moefold_profiles::named! {
 }
 
 moefold_profiles::named! {
+    /// How attention reaches the keys of other context-parallel ranks, in Megatron-Core's words
+    /// (`--cp-comm-type`).
+    #[derive(Default)]
+    pub enum CpComm {
+        /// Blocks of keys and values go around a ring, beside the work on the blocks before.
+        #[default]
+        P2p = "p2p",
+        /// Heads are exchanged against tokens: a rank has whole sequences of a share of the heads.
+        A2a = "a2a",
+        /// Keys and values of all ranks are gathered.
+        Allgather = "allgather",
+    }
+}
+
+moefold_profiles::named! {
     /// Which assignments an expert beyond its capacity keeps.
     #[derive(Default)]
     pub enum DropPolicy {

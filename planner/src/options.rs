@@ -11,7 +11,7 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -32,6 +32,8 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
     /// How many tokens an expert takes; `None` drops nothing.
     pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
@@ -68,6 +70,7 @@ impl SearchOptions {
             stack,
             pins: PartialDegrees::default(),
             dispatcher: None,
+            cp_comm: CpComm::default(),
             capacity: None,
             recompute: None,
             stages: None,

@@ -59,8 +59,6 @@ pub struct Megatron {
 pub struct Moefold {
     /// See [`Common`].
     pub common: Common,
-    /// Largest context-parallel degree it runs.
-    pub max_cp: u32,
     /// Whether the host only asks for ops, and a device does them: it then hides behind them.
     pub queues: bool,
 }
@@ -113,14 +111,6 @@ impl Stack {
             Self::Megatron(Megatron { common, .. }) | Self::Moefold(Moefold { common, .. }) => {
                 common
             }
-        }
-    }
-
-    /// Largest context-parallel degree it runs; `None` for no limit.
-    pub fn max_cp(&self) -> Option<u32> {
-        match self {
-            Self::Megatron(_) => None,
-            Self::Moefold(stack) => Some(stack.max_cp),
         }
     }
 
@@ -320,7 +310,6 @@ impl Moefold {
                 // bf16 needs a GPU.
                 precisions: &[Precision::Fp32, Precision::Bf16],
             },
-            max_cp: 1,
             queues: false,
         }
     }

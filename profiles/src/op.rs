@@ -52,6 +52,8 @@ pub enum SweepKind {
     Clip,
     /// Rows behind a sigmoid gate, forward or backward.
     Gate,
+    /// Merges what attention gives over some keys into what it gives over others.
+    Merge,
     /// Adds to rows the bias of their expert.
     ExpertBias,
 }
@@ -72,6 +74,7 @@ impl SweepKind {
             Self::Limit => OpKind::Limit,
             Self::Clip => OpKind::Clip,
             Self::Gate => OpKind::Gate,
+            Self::Merge => OpKind::Merge,
             Self::ExpertBias => OpKind::ExpertBias,
         }
     }
@@ -83,7 +86,7 @@ impl SweepKind {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks | Self::ExpertBias => 2,
-            Self::Gate => 3,
+            Self::Gate | Self::Merge => 3,
             Self::Sort | Self::Limit => 5,
         }
     }
@@ -361,6 +364,8 @@ crate::named! {
         Clip = "clip",
         /// See [`SweepKind::Gate`].
         Gate = "gate",
+        /// See [`SweepKind::Merge`].
+        Merge = "merge",
         /// See [`SweepKind::ExpertBias`].
         ExpertBias = "expert_bias",
     }

@@ -71,6 +71,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             stages: even_stages(56, layout.pp * layout.vpp),
         },
         dispatcher: Dispatcher::Alltoall,
+        cp_comm_type: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::None,

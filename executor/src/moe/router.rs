@@ -111,7 +111,7 @@ impl Router {
             None => None,
         };
         let z = (self.balancing.z_loss_coef > 0.0).then(|| {
-            let rows = (cx.tp.size() * logits.dims()[0]) as f64;
+            let rows = (cx.tp.size() * cx.cp.size() * logits.dims()[0]) as f64;
             ZLoss {
                 z: cx.op(CATEGORY, || z_loss::forward(&logits)),
                 factor: self.balancing.z_loss_coef / rows,
@@ -259,7 +259,8 @@ impl Router {
             }
         });
         if let Some((logits, ZLoss { z, factor })) = &saved.z {
-            let factor = factor / f64::from(cx.layout.microbatches());
+            // Of the whole loss, as often as gradients are averaged over.
+            let factor = factor * f64::from(cx.layout.cp()) / f64::from(cx.layout.microbatches());
             cx.op(CATEGORY, || {
                 z_loss::backward(logits, z, factor as f32, &dlogits);
             });

@@ -76,7 +76,7 @@ impl Trainer {
 
     /// Allocates the rank's shard and leaves it zero.
     pub(crate) fn assemble(
-        cx: Context,
+        mut cx: Context,
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
@@ -84,6 +84,7 @@ impl Trainer {
         adam: AdamOptions,
         losses: Weights,
     ) -> Self {
+        cx.cp_comm = savers.cp_comm;
         let (pp, number) = (cx.layout.pp(), cx.at.pp);
         let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
         let own: Vec<_> = own

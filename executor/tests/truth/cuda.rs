@@ -16,6 +16,7 @@ use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_kernels::cuda::Architecture;
 use moefold_kernels::{Device, Dtype};
+use moefold_planner::choice::CpComm;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_profiles::Precision;
 use moefold_profiles::units::Bytes;
@@ -367,7 +368,7 @@ fn drawn(fixture: &Fixture, draw: u64) -> Vec<Degrees> {
 }
 
 /// Trains under layouts of rank threads on one emulated GPU, and compares with one rank on the CPU.
-fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance: f64) {
+pub(crate) fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees], tolerance: f64) {
     if !on.is_there() {
         return;
     }
@@ -470,6 +471,7 @@ fn law_steps_whose_routing_varies_stay_in_what_was_reserved() {
         &fixture.model,
         &batch,
         precision,
+        CpComm::P2p,
         Dispatching::default(),
         1.0,
     );

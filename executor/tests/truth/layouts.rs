@@ -69,10 +69,10 @@ pub(crate) fn pipelines(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
 }
 
 /// The gradients of the first step's loss, by tensor.
-fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
+pub(crate) fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
     let layout = fixture.layout(degrees);
     let (weights, options) = (fixture.weights(), fixture.options());
-    let scale = 1.0 / layout.dp() as f32;
+    let scale = 1.0 / (layout.dp() * layout.cp()) as f32;
     let ranks = World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
@@ -112,7 +112,7 @@ fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
 }
 
 /// Compares gradients tensor by tensor.
-fn compare_gradients(fixture: &Fixture, single: &Tensors, degrees: &Degrees) {
+pub(crate) fn compare_gradients(fixture: &Fixture, single: &Tensors, degrees: &Degrees) {
     let found = gradients(fixture, degrees);
     assert_eq!(found.len(), single.len());
     let norm = |values: &mut dyn Iterator<Item = f32>| {
@@ -184,7 +184,7 @@ fn oracle_every_pipeline_equals_one_rank() {
 }
 
 /// Compares the steps of a layout with those of a single rank; the worst relative error of a loss.
-fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -> f64 {
+pub(crate) fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -> f64 {
     let trained = fixture.train(degrees, steps, &fixture.options());
     let mut worst: f64 = 0.0;
     assert_eq!(trained.steps.len(), single.steps.len());

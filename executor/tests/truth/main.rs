@@ -3,6 +3,7 @@
 mod balance;
 mod capacity;
 mod common;
+mod context;
 mod cuda;
 mod dispatch;
 mod huggingface;

@@ -19,7 +19,9 @@ use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::choice::{Capacity, Dispatcher, DropPolicy, Optimizer, Recompute, StackName};
+use moefold_planner::choice::{
+    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Recompute, StackName,
+};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
@@ -33,7 +35,8 @@ use moefold_profiles::{Cluster, Costs, Precision, presets};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, degrees, piped};
+use crate::common::{Fixture, cut, degrees, piped};
+use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
 use crate::recompute;
@@ -293,6 +296,26 @@ fn law_a_traced_step_is_the_step_in_every_pipeline() {
     check_pipelines(1);
 }
 
+/// Every way to reach the keys of other ranks, in layouts drawn from the seed with their recompute sets.
+#[test]
+fn law_a_traced_step_is_the_step_of_ranks_that_cut_sequences() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in context::KINDS {
+        let mut fixture = Fixture::load(name).with_layers(2).with_batch(6);
+        for cp_comm in CpComm::ALL {
+            for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
+                fixture = recomputing(fixture, &mut random);
+                fixture.savers.cp_comm = cp_comm;
+                let balancing = losses(random.random_range(0..5));
+                let one = || check(&fixture, &CPU, &degrees, 2, balancing);
+                let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+                let what = (cuda::seed(), name, degrees, &fixture.savers);
+                assert!(checked.is_ok(), "MOEFOLD_SEED and what was drawn: {what:?}");
+            }
+        }
+    }
+}
+
 /// A model of up to four layers of either kind, in any order, with widths that put the peak of a step
 /// in one place or another.
 fn drawn(random: &mut ChaCha8Rng) -> Fixture {
@@ -364,6 +387,31 @@ fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
                 checked.is_ok(),
                 "MOEFOLD_SEED and what was drawn: {:?}",
                 what()
+            );
+        }
+    }
+}
+
+/// Attention of either kind, every way; the kernels of routing are run, and no others.
+#[test]
+fn law_a_traced_step_is_that_of_ranks_that_cut_sequences_on_cuda() {
+    for (name, on) in [("qwen3_moe_raw", cuda::BF16), ("deepseek_v3", cuda::HOPPER)] {
+        if !on.is_there() {
+            return;
+        }
+        let mut fixture = Fixture::load(name).with_batch(2);
+        for cp_comm in CpComm::ALL {
+            fixture.savers.cp_comm = cp_comm;
+            let place = Place {
+                open: &|rank| on.open_routing(rank),
+                precision: precision(on),
+            };
+            check(
+                &fixture,
+                &place,
+                &cut(degrees(4, 2, 2, 1, 2), 2),
+                1,
+                losses(4),
             );
         }
     }
@@ -606,6 +654,7 @@ fn planned(
 ) -> PlannedLayout {
     let Degrees {
         tp,
+        cp,
         pp,
         vpp,
         ep,
@@ -617,12 +666,13 @@ fn planned(
         precision,
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
+        cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         dispatcher: Some(fixture.savers.dispatching.dispatcher),
         capacity: fixture.savers.dispatching.capacity,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
-    let pins = format!("tp={tp},cp=1,pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
+    let pins = format!("tp={tp},cp={cp},pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
     options.pins = pins.parse().expect("degrees");
     if *pp > 1 {
         let stages = PipelineLayout::from(fixture.stages(&fixture.layout(degrees)));
@@ -674,6 +724,21 @@ fn law_a_plan_says_the_peak_of_a_run() {
         for set in recompute::sets(&fixture) {
             fixture = fixture.recomputing(set);
             check_plan(&fixture, &presets::local(1), &CPU, &degrees(1, 1, 1, 1, 2));
+        }
+    }
+}
+
+#[test]
+fn law_a_plan_says_the_peak_of_ranks_that_cut_sequences() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for fixture in unvarying() {
+        let mut fixture = fixture.with_layers(2);
+        for cp_comm in CpComm::ALL {
+            for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
+                fixture = recomputing(fixture, &mut random);
+                fixture.savers.cp_comm = cp_comm;
+                check_plan(&fixture, &presets::local(degrees.gpus), &CPU, &degrees);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::device::TensorClass;
 use crate::grouped_gemm::Rows;
 use crate::scalars::{Factor, Scalars};
 use crate::tensor::Tensor;
-use crate::{cross_entropy, elementwise, expert_bias, gate, permute, rows};
+use crate::{cross_entropy, elementwise, expert_bias, gate, merge, permute, rows};
 
 /// Experts that slots are sorted by.
 const EXPERTS: usize = 8;
@@ -81,6 +81,19 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize, dtype:
             Call::new(move |out| {
                 gate::add(&x, &logits, &y);
                 out("y", &y);
+            })
+        }
+        SweepKind::Merge => {
+            let width = [128, 64, 16, 4]
+                .into_iter()
+                .find(|&w| len.is_multiple_of(w));
+            let width = width.unwrap_or(1);
+            let [part, o] = [(); 2].map(|()| source.tensor(&[len / width, 1, width], 1.0));
+            let [part_lse, lse] = [(); 2].map(|()| source.statistic(&[1, len / width], 1.0));
+            Call::new(move |out| {
+                merge::merge(&part, &part_lse, 0, &o, &lse);
+                out("o", &o);
+                out("lse", &lse);
             })
         }
         SweepKind::ExpertBias => {

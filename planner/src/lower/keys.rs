@@ -7,7 +7,7 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
-use crate::choice::{Capacity, Dispatcher, Optimizer};
+use crate::choice::{Capacity, CpComm, Dispatcher, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
@@ -29,6 +29,8 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
     /// How many of them an expert takes.
     pub capacity: Option<Capacity>,
     /// What updates the weights.
@@ -49,6 +51,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         groups: &groups,
         precision: job.precision,
         dispatcher: job.dispatcher,
+        cp_comm: job.cp_comm,
         capacity: job.capacity,
     };
     let mut found = Vec::new();
@@ -144,6 +147,7 @@ mod tests {
             batch: &batch,
             precision: Precision::Fp32,
             dispatcher: Dispatcher::Alltoall,
+            cp_comm: CpComm::default(),
             capacity: None,
             optimizer: Optimizer::Adam,
             runtime: &Declared,

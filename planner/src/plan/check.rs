@@ -146,6 +146,7 @@ impl PlannedLayout {
         let options = SearchOptions {
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
+            cp_comm: self.cp_comm(),
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             optimizer: self.optimizer,

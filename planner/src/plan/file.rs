@@ -15,11 +15,12 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "version",
     "layout",
     "pipeline",
     "dispatcher",
+    "cp_comm_type",
     "capacity",
     "recompute",
     "offload",

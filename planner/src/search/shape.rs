@@ -385,6 +385,7 @@ impl<'a> Question<'a> {
             groups,
             precision: self.options.precision,
             dispatcher,
+            cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
         }
     }
