@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -119,6 +119,18 @@ pub(crate) struct PlanArgs {
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks
+    #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
+    pub(crate) cp_comm_type: CpComm,
+    /// Let each expert take so many times its even share of the tokens of a rank, and drop the rest
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) expert_capacity_factor: Option<f64>,
+    /// What an expert keeps within its capacity: the largest probabilities, or the first tokens
+    #[arg(long, default_value = "probs", value_parser = flags::one_of(&DropPolicy::ALL, DropPolicy::name), requires = "expert_capacity_factor")]
+    pub(crate) token_drop_policy: DropPolicy,
+    /// Give every expert as many rows as its capacity, so that all sizes are known beforehand
+    #[arg(long, requires = "expert_capacity_factor")]
+    pub(crate) pad_expert_input_to_capacity: bool,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated; or by layer, as 0-3=full/4,5=moe_act+layernorm (moefold)
     #[arg(long, default_value = "auto", value_parser = flags::recompute)]

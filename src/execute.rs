@@ -120,6 +120,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
                 moefold_reports::peak_text(summary),
                 dir.display()
             );
+            if plan.planned.capacity.is_some() {
+                writeln!(text, "{}", dropped(&trained.steps)).expect("a string takes any text");
+            }
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
                     .expect("a string takes any text");
@@ -306,14 +309,30 @@ impl Course<'_> {
                 found.loss, found.perplexity
             )
         });
+        let drops = match self.plan.planned.capacity {
+            None => String::new(),
+            Some(_) => format!("{}  ", dropped(std::slice::from_ref(record))),
+        };
         format!(
-            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  {:.3} s  {:.0} tokens/s  MFU {}  {hours}:{minutes:02}:{seconds:02} left{validation}",
+            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  {drops}{:.3} s  {:.0} tokens/s  MFU {}  {hours}:{minutes:02}:{seconds:02} left{validation}",
             record.grad_norm,
             record.step_s,
             record.tokens_per_s,
             moefold_reports::format::percent(mfu)
         )
     }
+}
+
+/// What experts have dropped of the tokens that chose them.
+fn dropped(steps: &[StepRecord]) -> String {
+    let dropped: u64 = steps.iter().map(|step| step.dropped).sum();
+    let loads = steps.iter().flat_map(|step| &step.expert_load);
+    let all: u64 = loads.flatten().sum();
+    let share = dropped as f64 / all.max(1) as f64;
+    format!(
+        "dropped tokens {dropped} ({})",
+        moefold_reports::format::percent(share)
+    )
 }
 
 /// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.

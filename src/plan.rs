@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate};
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Capacity, StackName};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
@@ -259,6 +259,12 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     }
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
+    options.cp_comm = args.cp_comm_type;
+    options.capacity = args.expert_capacity_factor.map(|factor| Capacity {
+        factor,
+        drop_policy: args.token_drop_policy,
+        pad: args.pad_expert_input_to_capacity,
+    });
     options.recompute.clone_from(&args.recompute.0);
     options.stages.clone_from(&args.pipeline_layout);
     options.overlap = args.overlap.0;

@@ -16,7 +16,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{Dispatcher, Optimizer};
+use moefold_planner::choice::{CpComm, Dispatcher, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -328,6 +328,8 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         batch: &plan.request.batch,
         precision: plan.planned.precision,
         dispatcher: plan.planned.dispatcher,
+        cp_comm: plan.planned.cp_comm(),
+        capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
         runtime: runtime.as_ref(),
     };
@@ -387,6 +389,8 @@ fn keys_on(
         batch: &batch,
         precision,
         dispatcher: Dispatcher::Alltoall,
+        cp_comm: CpComm::default(),
+        capacity: None,
         optimizer: Optimizer::Adam,
         runtime: match traced.refuses(model, precision) {
             None => &traced,

@@ -257,7 +257,7 @@ fn law_every_key_is_in_the_formats() {
     };
 
     let plan = "moefold plan --model tiny-mixtral --cluster local --gpus 2 --seq-len 32 \
-                --global-batch 4";
+                --global-batch 4 --expert-capacity-factor 1";
     let answer = run(&format!("{plan} --layout tp=2,ep=2 --out plan.json --json"));
     check("plan --json", &["answer.md", "plan.md", MODEL], &answer);
     check("plan.json", &["plan.md", MODEL], &read("plan.json"));

@@ -410,8 +410,8 @@ fn plans_that_cannot_run_are_refused() {
         &["precision", "fp32"],
     );
     edited(
-        |plan| plan["dispatcher"] = "allgather".into(),
-        &["alltoall"],
+        |plan| plan["dispatcher"] = "deepep".into(),
+        &["alltoall", "allgather"],
     );
     fs::write(bench.path("plan.json"), &good[..good.len() / 2]).expect("writes");
     bench.refused(&["--data", &data], &["plan.json"]);

@@ -97,6 +97,7 @@ fn differential_processes_train_as_threads_do_and_rank_0_leaves_everything() {
     for (ranks, layout) in [
         (2, "tp=1,ep=2,etp=1,mbs=1"),
         (4, "tp=2,ep=4,etp=1,mbs=1"),
+        (2, "tp=1,cp=2,ep=2,etp=1,mbs=1"),
         (4, "tp=1,pp=2,ep=2,etp=1,mbs=2"),
     ] {
         let bench = Bench::new(ranks, layout);

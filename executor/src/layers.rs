@@ -9,6 +9,7 @@
 //! `m` are the query and key/value heads on this rank, `d` the width of a head.
 
 pub mod attention;
+mod context;
 pub mod embedding;
 pub mod head;
 pub mod latent;

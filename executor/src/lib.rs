@@ -31,6 +31,7 @@ pub mod record;
 pub mod room;
 mod rotary;
 pub mod run;
+mod shares;
 pub mod stage;
 pub mod step;
 pub mod store;

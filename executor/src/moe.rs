@@ -1,11 +1,12 @@
 //! The mixture-of-experts block: `y = x + Σ p_e expert_e(norm(x))` over the chosen experts.
 //!
-//! Dropless. A rank routes the `t` tokens it holds between blocks, sends a row for each of the `K`
+//! A rank routes the `t` tokens it holds between blocks, sends a row for each of the `K`
 //! choices to the rank that holds the expert, and gets the rows back processed. Attention's TP, CP
 //! and DP say only which tokens a rank holds; EP and ETP are laid over the same ranks independently
 //! (MoE Parallel Folding, arXiv 2504.14960). The routing probability multiplies the activation inside
 //! the expert, so that expert outputs need not be saved. A [`shared`] expert's output is added on the rank
-//! that the token is from. Capacity limits and drop-and-pad are not here.
+//! that the token is from. Of what a limit of an expert's capacity drops, no row is sent and the probability has
+//! no gradient.
 //!
 //! Shapes: `t` local tokens, `K` choices, `N` rows that this rank's experts process, `E` all experts,
 //! `f` expert width on this rank, `h` residual width.
@@ -18,16 +19,16 @@ pub mod shared;
 
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::permute::{self, RowMap};
+use moefold_kernels::permute::RowMap;
 use moefold_kernels::router::Routing;
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
-pub use self::balance::{Balance, RoutingStats, ZLoss};
+pub use self::balance::{Balance, Load, RoutingStats, ZLoss};
 
 use self::balance::Balancing;
-use self::dispatch::Dispatch;
+use self::dispatch::{Dispatch, Dispatching, leaving, leaving_numbers};
 use self::experts::{Experts, ExpertsSaved};
 use self::router::{Router, RouterSaved};
 use self::shared::{Shared, SharedSaved};
@@ -37,6 +38,15 @@ use crate::model::Part;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::Store;
+
+/// How sparse blocks work, beside what the model says.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Sparse {
+    /// How the load of experts is balanced.
+    pub balancing: Balancing,
+    /// How tokens go to them.
+    pub dispatching: Dispatching,
+}
 
 /// The sparse feed-forward block of one layer.
 #[derive(Debug)]
@@ -77,17 +87,11 @@ struct ExpertRows {
 
 impl Moe {
     /// The block of `layer`, on weights of `store`.
-    pub fn new(
-        store: &Store,
-        layer: u32,
-        moe: &Description,
-        eps: f64,
-        balancing: Balancing,
-    ) -> Self {
+    pub fn new(store: &Store, layer: u32, moe: &Description, eps: f64, sparse: Sparse) -> Self {
         let weight = |part| store.weight(Some(layer), part);
         Self {
             norm: Norm::new(weight(Part::PostNorm), eps, Category::Experts),
-            router: Router::new(store, layer, moe, balancing),
+            router: Router::new(store, layer, moe, sparse),
             experts: Experts::new(store, layer, moe),
             shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
         }
@@ -107,12 +111,12 @@ impl Moe {
     ) -> Result<(MoeSaved, RoutingStats), Error> {
         let mut norm = Kept::new(self.norm.forward(cx, x));
         let normed = &norm.get().output;
-        let (routing, map, router, mut stats) = self.router.forward(cx, normed)?;
-        let sent = permuted(cx, normed, &routing, &map);
+        let (routing, chosen, router, mut stats) = self.router.forward(cx, normed)?;
+        let sent = permuted(cx, normed, &routing, chosen.map.as_ref());
         if self.shared.is_none() {
             norm.drop_of(Module::Layernorm, again);
         }
-        let dispatch = Dispatch::plan(cx, map)?;
+        let dispatch = Dispatch::plan(cx, chosen)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
         let rows = self.rows(cx, routing, sent, &dispatch)?;
         let saved = MoeSaved {
@@ -155,11 +159,7 @@ impl Moe {
         let experts = &mut kept.get_mut().experts;
         let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
         kept.drop_of(Module::Moe, again);
-        let rows = dispatch.from_experts(cx, rows)?;
-        let y = cx.op(Category::RouterPermute, || {
-            permute::unpermute(&rows, &dispatch.map, None)
-        });
-        drop(rows);
+        let y = dispatch.from_experts(cx, rows)?;
         if let Some(shared) = &self.shared {
             let own = shared.forward(cx, &norm.get().output, &y)?;
             norm.drop_of(Module::Layernorm, again);
@@ -190,7 +190,7 @@ impl Moe {
         dispatch: &Dispatch,
     ) -> Result<ExpertRows, Error> {
         let routing = self.router.again(cx, normed);
-        let sent = permuted(cx, normed, &routing, &dispatch.map);
+        let sent = permuted(cx, normed, &routing, dispatch.map());
         self.rows(cx, routing, sent, dispatch)
     }
 
@@ -206,20 +206,10 @@ impl Moe {
         let normed = &norm.again(cx, || Ok(self.norm.forward(cx, &input)))?.output;
         kept.again(cx, || self.rows_again(cx, normed, &dispatch))?;
         let ExpertRows { routing, experts } = kept.into_inner();
-        let sent = cx.op(Category::RouterPermute, || {
-            permute::forward(dy, &dispatch.map)
-        });
+        let sent = leaving(cx, dy, dispatch.map());
         let drows = dispatch.to_experts(cx, sent)?;
         let (drows, drow_probs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
-        let (drows, drow_probs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
-        let (dnormed, dprobs) = cx.op(Category::RouterPermute, || {
-            let dnormed = permute::unpermute(&drows, &dispatch.map, None);
-            (
-                dnormed,
-                permute::unpermute_slots(&drow_probs, &dispatch.map),
-            )
-        });
-        drop((drows, drow_probs));
+        let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let chosen = (&routing, &router);
         self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
         if let Some(shared) = &self.shared {
@@ -240,10 +230,8 @@ impl MoeSaved {
     }
 }
 
-/// Rows and their probabilities in expert order.
-fn permuted(cx: &Context, x: &Tensor, routing: &Routing, map: &RowMap) -> (Tensor, Tensor) {
-    cx.op(Category::RouterPermute, || {
-        let rows = permute::forward(x, map);
-        (rows, permute::permute_slots(&routing.probs, map))
-    })
+/// Tokens and their probabilities as they leave.
+fn permuted(cx: &Context, x: &Tensor, routing: &Routing, map: Option<&RowMap>) -> (Tensor, Tensor) {
+    let rows = leaving(cx, x, map);
+    (rows, leaving_numbers(cx, &routing.probs, map))
 }

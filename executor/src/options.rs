@@ -1,4 +1,4 @@
-//! [`TrainOptions`]: how to train, besides the plan; [`Savers`]: what the plan gives for memory.
+//! [`TrainOptions`]: how to train, besides the plan; [`Savers`]: what the plan chooses beside its degrees.
 //!
 //! Plain data that a caller fills in. What it asks for is done elsewhere: [`mod@crate::train`] begins
 //! and steps, [`mod@crate::checkpoint`] saves and resumes.
@@ -6,13 +6,14 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{Optimizer, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
 use crate::moe::balance::Balancing;
+use crate::moe::dispatch::Dispatching;
 use crate::optimizer::AdamOptions;
 
 /// How to train, besides the plan.
@@ -48,13 +49,17 @@ pub const MTP_LOSS_SCALING_FACTOR: f64 = 0.1;
 /// 4.2).
 pub const BIAS_UPDATE_RATE: f64 = 1e-3;
 
-/// What a plan gives time for memory with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// What a plan chooses beside its degrees: what it gives time for memory with, and how tokens go to experts.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Savers {
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
+    /// How tokens go to the experts.
+    pub dispatching: Dispatching,
 }
 
 impl Savers {
@@ -63,6 +68,11 @@ impl Savers {
         Self {
             recompute: plan.recompute.clone(),
             optimizer: plan.optimizer,
+            cp_comm: plan.cp_comm(),
+            dispatching: Dispatching {
+                dispatcher: plan.dispatcher,
+                capacity: plan.capacity,
+            },
         }
     }
 }

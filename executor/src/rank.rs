@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use moefold_kernels::Device;
+use moefold_planner::choice::CpComm;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
 use moefold_planner::schedule;
@@ -33,6 +34,10 @@ pub struct Context {
     collectives: CollectiveLog,
     /// Tensor-parallel group.
     pub tp: Communicator,
+    /// Context-parallel group: who has the other tokens of the same sequences.
+    pub cp: Communicator,
+    /// How attention reaches their keys.
+    pub cp_comm: CpComm,
     /// Expert-parallel group.
     pub ep: Communicator,
     /// Expert-tensor-parallel group.
@@ -160,6 +165,8 @@ impl Context {
             waited_ns,
             collectives,
             tp: group(GroupKind::Tp),
+            cp: group(GroupKind::Cp),
+            cp_comm: CpComm::default(),
             ep: group(GroupKind::Ep),
             etp: group(GroupKind::Etp),
             tp_ep: group(GroupKind::TpEp),

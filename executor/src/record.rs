@@ -29,6 +29,7 @@ use std::time;
 
 use moefold_kernels::observe::{Allocation, Observer};
 use moefold_kernels::{Device, Op};
+use moefold_planner::mesh::GroupKind;
 use moefold_planner::walk::Event as Walked;
 use moefold_profiles::CollectiveKind;
 use moefold_profiles::directory::Key;
@@ -457,7 +458,10 @@ impl Inner {
         self.nested_ns.set(self.nested_ns.get() + own(waited_ns));
         self.waited_ns.set(self.waited_ns.get() + waited_ns);
         let mut all = noted.started.iter().chain(&noted.awaited);
-        if all.any(|one| one.collective.kind == CollectiveKind::SendRecv) {
+        let is_message = |one: &Started| {
+            one.collective.kind == CollectiveKind::SendRecv && *one.group != *GroupKind::Cp.name()
+        };
+        if all.any(is_message) {
             // Who waits for a message waits for work, and meets nobody: ranks of another stage are not those
             // of a collective.
             self.bubble_ns.set(self.bubble_ns.get() + waited_ns);

@@ -10,6 +10,7 @@
 //! where there are many layers. What a rank takes and how far its tensors reached is in the summary of a run.
 
 use moefold_kernels::cuda::{Architecture, Properties};
+use moefold_planner::choice::CpComm;
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{PlannedLayout, PlannedRouting};
@@ -17,6 +18,8 @@ use moefold_profiles::units::{Bytes, GIB, MIB};
 use moefold_profiles::{Precision, TensorClass};
 
 use crate::error::Error;
+use crate::moe::dispatch::Dispatching;
+use crate::options::Savers;
 use crate::trace::Traced;
 use crate::train::prove;
 
@@ -37,7 +40,13 @@ pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Byt
         }
         Some(PlannedRouting::Balanced { .. }) | None => 1.0,
     };
-    let largest = largest(&layout, model, batch, planned.precision, load);
+    let Savers {
+        cp_comm,
+        dispatching,
+        ..
+    } = Savers::of(planned);
+    let precision = planned.precision;
+    let largest = largest(&layout, model, batch, precision, cp_comm, dispatching, load);
     Ok(room_for(tensors, largest))
 }
 
@@ -53,9 +62,11 @@ pub fn largest(
     model: &Model,
     batch: &Batch,
     precision: Precision,
+    cp_comm: CpComm,
+    dispatching: Dispatching,
     load: f64,
 ) -> Bytes {
     // Of the GPU only workspaces depend, which are small.
     let gpu = Properties::assumed(Architecture::SM90);
-    Traced::on(model, Some(gpu)).largest(layout, batch, precision, load)
+    Traced::on(model, Some(gpu)).largest(layout, batch, precision, cp_comm, dispatching, load)
 }

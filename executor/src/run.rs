@@ -271,6 +271,7 @@ mod tests {
             correction_bias: None,
             fullest: None,
             dropped: 0,
+            dropped_by_layer: Vec::new(),
             validation: None,
         }
     }

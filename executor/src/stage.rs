@@ -19,8 +19,7 @@ use crate::layers::head::{Head, HeadSaved};
 use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
-use crate::moe::balance::Balancing;
-use crate::moe::{Moe, MoeSaved, Routed, RoutingStats};
+use crate::moe::{Moe, MoeSaved, Routed, RoutingStats, Sparse};
 use crate::rank::Context;
 use crate::store::Store;
 
@@ -59,11 +58,11 @@ pub struct Tokens<'a> {
     pub ids: Tensor,
     /// What each should predict `[T]`.
     pub targets: Tensor,
-    /// Whole sequences among the `T` tokens.
+    /// Sequences that the `T` tokens are of.
     pub sequences: usize,
     /// Rotations of their positions.
     pub rope: &'a Rope,
-    /// Weight of one token's loss in the loss of this data-parallel replica.
+    /// Weight of one token's loss in the mean over the tokens of this rank's tensor-parallel group.
     pub loss_scale: f32,
     /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
     pub ahead: Vec<[Tensor; 2]>,
@@ -270,7 +269,7 @@ impl StageModel {
         model: &Model,
         store: &Store,
         pieces: &[Piece],
-        balancing: Balancing,
+        sparse: Sparse,
         again: &dyn Fn(u32) -> Recompute,
         mtp: f64,
     ) -> Self {
@@ -289,7 +288,7 @@ impl StageModel {
                     let first = model.layers.len() as u32;
                     let weight = mtp / model.mtp.len() as f64;
                     let depths = (first..).take(model.mtp.len());
-                    let depth = |index| Depth::new(model, store, index, balancing, weight);
+                    let depth = |index| Depth::new(model, store, index, sparse, weight);
                     stage.depths = depths.map(depth).collect();
                 }
                 Piece::Mixer(layer) => {
@@ -309,7 +308,7 @@ impl StageModel {
                 Piece::FeedForward(layer) => {
                     let block = match &model.layer(layer).ffn {
                         Some(Ffn::Moe(moe)) => {
-                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, balancing)))
+                            Block::Sparse(Box::new(Moe::new(store, layer, moe, eps, sparse)))
                         }
                         _ => Block::Dense(Box::new(Mlp::new(store, layer, eps))),
                     };

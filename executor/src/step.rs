@@ -3,7 +3,8 @@
 //! The order of work is data: this module does what each [`Action`] says and decides nothing. What a
 //! stage saves between an action's forward and its backward is an explicit value here, by stage and
 //! microbatch. Losses and the gradient's norm stay on the device, where the update reads them, until
-//! the step has been asked for in full: within a step only row counts come to the host.
+//! the step has been asked for in full, and so do row counts where no other rank is to know them: within a
+//! step only those that decide what is sent come to the host.
 //!
 //! Between stages of different ranks the residual stream and its gradient are messages. A send waits for
 //! nobody; what was sent stays until the next message of its direction, or until gradients are reduced, so
@@ -13,23 +14,26 @@ use std::collections::BTreeMap;
 
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::{self, Rope};
-use moefold_kernels::{Scalars, Tensor, TensorClass};
+use moefold_kernels::{Dtype, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
 use crate::error::Error;
-use crate::moe::balance::Biases;
-use crate::moe::{Balance, RoutingStats, ZLoss};
+use crate::moe::balance::{Biases, between};
+use crate::moe::dispatch::Dispatching;
+use crate::moe::{Balance, Load, RoutingStats, ZLoss};
 use crate::optimizer::ZeroAdam;
 use crate::rank::Context;
 use crate::rotary::Rotation;
+use crate::shares;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
 use crate::store::Store;
 use crate::transport::Pending;
 
-/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each.
+/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
+/// ranks take each its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTokens {
     /// Inputs.
@@ -52,8 +56,10 @@ pub struct StepOutcome {
     pub z_loss: f64,
     /// Global L2 norm of the gradients before clipping.
     pub grad_norm: f64,
-    /// Tokens sent to each expert `[MoE layers, experts]`.
+    /// Tokens that chose each expert `[MoE layers, experts]`.
     pub expert_load: Vec<Vec<u64>>,
+    /// Choices dropped for capacity `[MoE layers]`; empty where experts take all.
+    pub dropped: Vec<u64>,
 }
 
 /// The state of one rank between steps.
@@ -79,6 +85,8 @@ pub struct Stepper {
     depths: usize,
     /// Layers with experts beside those.
     moe_layers: usize,
+    /// How tokens go to the experts.
+    dispatching: Dispatching,
     /// See [`Stepper::peaked`].
     peaked: Option<Microbatch>,
     /// See [`Stepper::exchanged`].
@@ -118,8 +126,12 @@ pub(crate) fn upload(
     depths: usize,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
-    let len = [sequences * seq_len];
-    let tensor = |values: &[i32]| cx.device.from_i32(TensorClass::Activations, values, &len);
+    let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
+    let tensor = |values: &[i32]| {
+        let values: Vec<i32> = own.iter().map(|&token| values[token]).collect();
+        let class = TensorClass::Activations;
+        cx.device.from_i32(class, &values, &[values.len()])
+    };
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
         let upload = |host: &HostTokens| DeviceTokens {
@@ -139,6 +151,30 @@ pub(crate) fn sums(cx: &Context, depths: usize) -> Scalars {
     Scalars::zeros(&cx.device, TensorClass::Transient, DEPTHS + depths)
 }
 
+/// Where the routers of each of some microbatches leave their offsets `[microbatches, sum of E + 1]`, zero,
+/// where the host does not ask for them within a step; `routers` are all of the model.
+pub(crate) fn offsets(
+    cx: &Context,
+    dispatching: &Dispatching,
+    routers: &[(u32, usize)],
+    microbatches: usize,
+) -> Option<Tensor> {
+    let words: usize = routers.iter().map(|(_, experts)| experts + 1).sum();
+    (words > 0 && !dispatching.needs_counts(cx)).then(|| {
+        let dims = [microbatches, words];
+        cx.device.zeros(TensorClass::Activations, Dtype::I32, &dims)
+    })
+}
+
+/// Keeps the offsets of a router, where it left them on the device, until the end of the step.
+pub(crate) fn keep_offsets(cx: &Context, stats: &RoutingStats, place: &Tensor) {
+    if let Load::Offsets(offsets) = &stats.load {
+        cx.op(Category::RouterPermute, || {
+            elementwise::copy(offsets, place);
+        });
+    }
+}
+
 /// What the actions of one step have gathered so far.
 #[derive(Debug, Default)]
 struct Progress {
@@ -151,6 +187,12 @@ struct Progress {
     tokens: Vec<DeviceTokens>,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
+    /// See [`offsets`].
+    offsets: Option<Tensor>,
+    /// Tokens that each expert takes of a rank in a microbatch, by MoE layer; absent where it takes all.
+    limits: Vec<Option<usize>>,
+    /// Choices dropped, by MoE layer.
+    dropped: Vec<u64>,
     /// By microbatch, tokens sent to each expert by the ranks that exchange tokens.
     exchanged: Vec<Vec<Vec<u64>>>,
     /// The rank's peak so far, and the microbatch that came to it.
@@ -199,7 +241,7 @@ impl Stepper {
         store: Store,
         stages: BTreeMap<Stage, StageModel>,
         (optimizer, biases): (ZeroAdam, Biases),
-        actions: Vec<Action>,
+        (actions, dispatching): (Vec<Action>, Dispatching),
         seq_len: usize,
     ) -> Self {
         let sequences = cx.layout.mbs() as usize;
@@ -217,6 +259,7 @@ impl Stepper {
             routers: routers(model),
             depths: model.mtp.len(),
             moe_layers: model.num_moe_layers(),
+            dispatching,
             peaked: None,
             exchanged: Vec::new(),
         }
@@ -233,7 +276,7 @@ impl Stepper {
         let mut progress = self.begin(cx, microbatches);
         for action in self.actions.clone() {
             if action == Action::OptimizerStep {
-                outcome = Some(self.update(cx, &progress, lr)?);
+                outcome = Some(self.update(cx, &mut progress, lr)?);
             } else {
                 self.accumulate(cx, &mut progress, action)?;
             }
@@ -268,6 +311,7 @@ impl Stepper {
         for &action in self.actions.iter().filter(|&&a| a != Action::OptimizerStep) {
             self.accumulate(cx, &mut progress, action)?;
         }
+        self.read_offsets(cx, &mut progress)?;
         Ok(progress.load)
     }
 
@@ -279,6 +323,9 @@ impl Stepper {
         let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
         Progress {
             tokens: self.upload(cx, microbatches),
+            offsets: offsets(cx, &self.dispatching, &self.routers, microbatches.len()),
+            limits: vec![None; none.len()],
+            dropped: vec![0; none.len()],
             exchanged: vec![none.clone(); microbatches.len()],
             load: none,
             peak: cx.device.memory().peak_total(),
@@ -348,7 +395,7 @@ impl Stepper {
         (stage, microbatch): (Stage, Microbatch),
     ) -> Result<(), Error> {
         cx.recorder.at_microbatch(Some(microbatch.0));
-        let rows = self.sequences * self.seq_len / cx.tp.size();
+        let rows = self.own_tokens(cx) / cx.tp.size();
         let (dtype, dims) = (cx.device.dtype(), [rows, self.hidden]);
         let tensor = cx.device.empty(TensorClass::Activations, dtype, &dims);
         let (group, from) = match direction {
@@ -397,7 +444,12 @@ impl Stepper {
     }
 
     /// The optimizer's step on complete gradients, and what all ranks are to know of the step.
-    fn update(&mut self, cx: &Context, progress: &Progress, lr: f64) -> Result<StepOutcome, Error> {
+    fn update(
+        &mut self,
+        cx: &Context,
+        progress: &mut Progress,
+        lr: f64,
+    ) -> Result<StepOutcome, Error> {
         cx.recorder.at_microbatch(None);
         self.optimizer.add_squares(cx, &self.sums, SQUARES);
         self.sum_over_ranks(cx)?;
@@ -441,7 +493,10 @@ impl Stepper {
         self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
             let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
             let input = progress.between.remove(&(stage, microbatch));
-            let routed = |_, stats| all.push(stats);
+            let routed = |_, stats: RoutingStats| {
+                let load = Load::Known(stats.load.read());
+                all.push(RoutingStats { load, ..stats });
+            };
             let (output, _) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
             if let StageOutput::Hidden(output) = output {
                 progress.between.insert((stage, microbatch), output);
@@ -482,12 +537,22 @@ impl Stepper {
         microbatch: Microbatch,
     ) -> Result<(), Error> {
         let exchanged = &mut progress.exchanged[microbatch.0 as usize];
-        let load = &mut progress.load;
+        let (load, dropped) = (&mut progress.load, &mut progress.dropped);
+        let limits = &mut progress.limits;
+        let offsets = progress.offsets.as_ref();
+        let offsets = offsets.map(|all| all.rows(microbatch.0 as usize..microbatch.0 as usize + 1));
         let routed = |layer: u32, stats: RoutingStats| {
             let router = self.routers.iter().position(|(routed, _)| *routed == layer);
             let router = router.expect("a MoE layer of the model");
-            let sums = load[router].iter_mut();
-            sums.zip(&stats.load).for_each(|(sum, count)| *sum += count);
+            if let Some(offsets) = &offsets {
+                let [start, words] = self.place(router);
+                keep_offsets(cx, &stats, &offsets.view(start, &[words]));
+            }
+            limits[router] = stats.limit;
+            if let Load::Known(known) = &stats.load {
+                add_load(&mut load[router], known);
+                dropped[router] += beyond(stats.limit, known);
+            }
             exchanged[router] = stats.exchanged;
             if let Some(Balance {
                 score_sums, logged, ..
@@ -525,6 +590,44 @@ impl Stepper {
         Ok(())
     }
 
+    /// Where the offsets of a router are among those of a microbatch, and how many.
+    fn place(&self, router: usize) -> [usize; 2] {
+        let words = |(_, experts): &(u32, usize)| experts + 1;
+        let before = self.routers[..router].iter().map(words).sum();
+        [before, words(&self.routers[router])]
+    }
+
+    /// Reads the offsets that routers have left on the device.
+    fn read_offsets(&self, cx: &Context, progress: &mut Progress) -> Result<(), Error> {
+        let Some(offsets) = progress.offsets.take() else {
+            return Ok(());
+        };
+        let all = cx.to_host("counts_to_host", || offsets.to_i32());
+        let microbatches = all.chunks_exact(offsets.width());
+        for (words, exchanged) in microbatches.zip(&mut progress.exchanged) {
+            for (router, load) in progress.load.iter_mut().enumerate() {
+                let [start, len] = self.place(router);
+                exchanged[router] = between(&words[start..start + len]);
+                add_load(load, &exchanged[router]);
+                let limit = progress.limits[router];
+                progress.dropped[router] += beyond(limit, &exchanged[router]);
+            }
+        }
+        if cx.tp_ep.is_solo() {
+            return Ok(());
+        }
+        let counts = progress.exchanged.iter_mut().flatten().flatten();
+        let mut counts: Vec<&mut u64> = counts.collect();
+        let mut sums: Vec<f64> = counts.iter().map(|count| **count as f64).collect();
+        cx.comm(Category::EpComm, "all_reduce", || {
+            cx.tp_ep.all_reduce_f64(&mut sums)
+        })?;
+        for (count, sum) in counts.iter_mut().zip(sums) {
+            **count = sum as u64;
+        }
+        Ok(())
+    }
+
     /// Makes the sums those of all ranks, where they are.
     fn sum_over_ranks(&self, cx: &Context) -> Result<(), Error> {
         if cx.world.is_solo() {
@@ -543,9 +646,10 @@ impl Stepper {
     }
 
     /// What all ranks are to know of the step, from sums over all of them.
-    fn outcome(&self, cx: &Context, progress: &Progress) -> Result<StepOutcome, Error> {
+    fn outcome(&self, cx: &Context, progress: &mut Progress) -> Result<StepOutcome, Error> {
         let sums = cx.to_host("sums_to_host", || self.sums.read());
-        let counts = progress.load.iter().flatten();
+        self.read_offsets(cx, progress)?;
+        let counts = progress.load.iter().flatten().chain(&progress.dropped);
         let mut counts: Vec<f64> = counts.map(|&count| count as f64).collect();
         cx.comm(Category::DpComm, "all_reduce", || {
             cx.world.all_reduce_f64(&mut counts)
@@ -564,7 +668,16 @@ impl Stepper {
             expert_load: load
                 .map(|layer| counts.by_ref().take(layer.len()).collect())
                 .collect(),
+            dropped: match self.dispatching.capacity {
+                None => Vec::new(),
+                Some(_) => counts.take(self.moe_layers).collect(),
+            },
         })
+    }
+
+    /// Tokens of a microbatch that the rank's tensor-parallel group has.
+    fn own_tokens(&self, cx: &Context) -> usize {
+        self.sequences * self.seq_len / cx.layout.cp() as usize
     }
 
     /// Tokens of a global batch.
@@ -579,7 +692,7 @@ impl Stepper {
     }
 
     fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
-        let len = self.sequences * self.seq_len;
+        let len = self.own_tokens(cx);
         let [ids, targets] = tokens.own.clone();
         Tokens {
             ids,
@@ -592,8 +705,20 @@ impl Stepper {
     }
 }
 
+/// Tokens beyond what experts take.
+fn beyond(limit: Option<usize>, load: &[u64]) -> u64 {
+    let beyond = |limit: usize| load.iter().map(move |n| n.saturating_sub(limit as u64));
+    limit.map_or(0, |limit| beyond(limit).sum())
+}
+
+fn add_load(sums: &mut [u64], load: &[u64]) {
+    sums.iter_mut()
+        .zip(load)
+        .for_each(|(sum, rows)| *sum += rows);
+}
+
 /// The MoE layers of a model with their experts, then those of multi-token prediction.
-fn routers(model: &Model) -> Vec<(u32, usize)> {
+pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
     let layers = model.layers.iter().chain(&model.mtp);
     (0..)
         .zip(layers)
@@ -601,9 +726,10 @@ fn routers(model: &Model) -> Vec<(u32, usize)> {
         .collect()
 }
 
-/// Rotations of `sequences` sequences, each from position 0.
+/// Rotations of the rank's tokens of `sequences` sequences, each from position 0.
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
-    let positions = (0..sequences * seq_len).map(|token| (token % seq_len) as u32);
+    let own = shares::tokens(cx, [sequences, seq_len]);
+    let positions = own.map(|token| (token % seq_len) as u32);
     // A model without rotations never reads the table.
     let rotation = Rotation::of(model).unwrap_or(Rotation {
         frequencies: vec![1.0],

@@ -4,9 +4,10 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, Offload, ScheduleName};
+use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
+use moefold_planner::stack::Stack;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::device::DeviceSpec;
@@ -62,6 +63,7 @@ const FEATURES: &[Feature] = &[
 pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result<(), Unsupported> {
     let mut reasons = in_plan(plan, device);
     reasons.extend(in_model(model));
+    reasons.extend(uncut(plan, model));
     if device.is_gpu() {
         reasons.extend(beyond_kernels(model));
     }
@@ -72,25 +74,38 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
     }
 }
 
+/// Why the sequences of a model are not cut, where a plan would.
+fn uncut(plan: &PlannedLayout, model: &Model) -> Option<String> {
+    let limits = [Feature::SlidingWindow, Feature::AttentionSinks];
+    let found = features(model).into_iter().find(|of| limits.contains(of));
+    let found = found.filter(|_| plan.layout.cp > 1)?;
+    Some(format!(
+        "{found} under context parallelism is not implemented, found cp={}, use cp=1",
+        plan.layout.cp
+    ))
+}
+
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
     let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
+    let dispatchers = Stack::of(StackName::Moefold).common().dispatchers;
     let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
     let refusals = [
-        (
-            degrees.cp > 1,
-            format!(
-                "context parallelism is not implemented, found cp={}, use cp=1",
-                degrees.cp
-            ),
-        ),
         (
             interleaved,
             "the interleaved schedule needs a pipeline, use \"none\"".to_owned(),
         ),
         (
-            plan.dispatcher != Dispatcher::Alltoall,
-            format!("dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\""),
+            !dispatchers.contains(&plan.dispatcher),
+            format!(
+                "dispatcher \"{dispatcher}\" is not implemented, use \"alltoall\" or \"allgather\""
+            ),
+        ),
+        (
+            plan.capacity.is_some_and(|capacity| capacity.pad)
+                && plan.dispatcher == Dispatcher::Allgather,
+            "padding to capacity under dispatcher \"allgather\" is not implemented, use \"alltoall\""
+                .to_owned(),
         ),
         (
             plan.offload != Offload::None,
@@ -176,7 +191,7 @@ pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
     let beyond = sizes.iter().filter(|(size, _, most)| *size > *most as u64);
     let reason = |(size, what, most): &(u64, &str, usize)| {
         format!(
-            "{size} {what} are not implemented on GPUs, found in {}, at most {most} are; the CPU takes any number",
+            "{size} {what} are not implemented on GPUs, found in {}, at most {most} are; the CPU takes more",
             model.name
         )
     };
@@ -303,13 +318,12 @@ mod tests {
     #[test]
     fn every_reason_of_a_plan_is_named() {
         let mut asked = plan();
-        asked.layout.cp = 2;
         asked.precision = Precision::Bf16;
         asked.dispatcher = Dispatcher::Deepep;
         let model = moefold_planner::model::presets::load("mixtral-8x7b").expect("a preset");
-        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("three reasons");
-        assert_eq!(refused.reasons.len(), 3, "{refused}");
-        for part in ["cp=2", "bf16", "deepep"] {
+        let refused = check(&asked, &model, &DeviceSpec::CPU).expect_err("two reasons");
+        assert_eq!(refused.reasons.len(), 2, "{refused}");
+        for part in ["bf16", "deepep"] {
             assert!(refused.to_string().contains(part), "{refused} lacks {part}");
         }
     }

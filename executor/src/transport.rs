@@ -33,6 +33,7 @@ use moefold_profiles::{Collective, CollectiveKind};
 use serde::{Deserialize, Serialize};
 
 pub use communicator::Communicator;
+pub(crate) use communicator::ranks_of_link;
 
 pub use launched::{Launched, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
@@ -95,6 +96,13 @@ pub enum Exchange {
         /// Member index of the sender.
         root: usize,
     },
+    /// `src` goes to the next member, the last one's to the first; `dst` becomes that of the member before.
+    Shift {
+        /// In.
+        src: Tensor,
+        /// Out, as long.
+        dst: Tensor,
+    },
     /// `tensor` goes to member `to`, which receives it. Messages between two members come in the order
     /// they were sent in; nobody waits for their receiver.
     Send {
@@ -122,7 +130,8 @@ impl Exchange {
             | Self::Receive { tensor, .. } => tensor,
             Self::AllGather { src, .. }
             | Self::ReduceScatter { src, .. }
-            | Self::AllToAll { src, .. } => src,
+            | Self::AllToAll { src, .. }
+            | Self::Shift { src, .. } => src,
         }
     }
 
@@ -134,7 +143,9 @@ impl Exchange {
             Self::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
             Self::AllToAll { .. } => CollectiveKind::AllToAll,
             Self::Broadcast { .. } => CollectiveKind::Broadcast,
-            Self::Send { .. } | Self::Receive { .. } => CollectiveKind::SendRecv,
+            Self::Send { .. } | Self::Receive { .. } | Self::Shift { .. } => {
+                CollectiveKind::SendRecv
+            }
         }
     }
 
@@ -151,7 +162,9 @@ impl Exchange {
             | Self::Send { tensor, .. }
             | Self::Receive { tensor, .. } => tensor,
             Self::AllGather { dst, .. } => dst,
-            Self::ReduceScatter { src, .. } | Self::AllToAll { src, .. } => src,
+            Self::ReduceScatter { src, .. }
+            | Self::AllToAll { src, .. }
+            | Self::Shift { src, .. } => src,
         }
     }
 }

@@ -27,6 +27,8 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
                 .collect(),
         },
         dispatcher: Dispatcher::Alltoall,
+        cp_comm_type: None,
+        capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Fp32,

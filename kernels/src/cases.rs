@@ -146,7 +146,7 @@ pub fn call(source: &mut dyn Source, op: &Op, load: Load) -> Call {
             dtype,
             moments,
         } => pointwise::step(source, len as usize, dtype, moments),
-        Op::Sweep { kind, len, .. } => sweeps::sweep(source, kind, len as usize),
+        Op::Sweep { kind, len, dtype } => sweeps::sweep(source, kind, len as usize, dtype),
         Op::GradNorm { len } => pointwise::squares(source, len as usize),
         Op::LinearAttention { .. } => panic!("{op:?}: no kernel does linear attention"),
     }

@@ -181,6 +181,7 @@ DEV void multiply(float (&sum)[TILE_N / 2], const Pipe& pipe, Turn& turn, const 
     advance(turn);
   }
   wgmma_wait<0>();
+  settle(sum);
   if (before >= 0) release(pipe, before);
 }
 

@@ -47,6 +47,7 @@ pub mod gemm;
 pub mod grad_norm;
 pub mod grouped_gemm;
 pub mod latent_kv;
+pub mod merge;
 pub mod meta;
 pub mod observe;
 pub mod offer;

@@ -31,7 +31,7 @@ KERNEL(THREADS, 4) permute_forward(const Part* x, Part* y, const i32* row_of, i3
 }
 EXPORT(permute_forward)
 
-// Sums the rows of each token in slot order, times their weights where there are any.
+// Sums the rows of each token in slot order, times their weights where there are any. A slot may have none.
 KERNEL(THREADS, 4) permute_sum(const Part* y, const float* weights, Part* x, const i32* row_of, i32 tokens, i32 topk,
                                i32 pieces, i32 shift) {
   i32 token = blockIdx.x * (THREADS >> shift) + (threadIdx.x >> shift), lanes = 1 << shift;
@@ -43,11 +43,13 @@ KERNEL(THREADS, 4) permute_sum(const Part* y, const float* weights, Part* x, con
     for (i32 slot = 0; slot < topk; slot += SLOTS) {
       Part held[SLOTS];
       float weight[SLOTS];
-      UNROLL for (i32 j = 0; j < SLOTS; j++) if (slot + j < topk) {
-        held[j] = y[(u64)row_of[first + slot + j] * pieces + i];
+      i32 rows[SLOTS];
+      UNROLL for (i32 j = 0; j < SLOTS; j++) rows[j] = slot + j < topk ? row_of[first + slot + j] : -1;
+      UNROLL for (i32 j = 0; j < SLOTS; j++) if (rows[j] >= 0) {
+        held[j] = y[(u64)rows[j] * pieces + i];
         weight[j] = weights ? weights[first + slot + j] : 1.f;
       }
-      UNROLL for (i32 j = 0; j < SLOTS; j++) if (slot + j < topk) {
+      UNROLL for (i32 j = 0; j < SLOTS; j++) if (rows[j] >= 0) {
         float row[VEC];
         widen(held[j], row);
         UNROLL for (i32 e = 0; e < VEC; e++) sum[e] = fma_(row[e], weight[j], sum[e]);

@@ -2,7 +2,9 @@
 //!
 //! Every token has `K` slots, one for each expert it chose; slot `t * K + j` becomes one row of the
 //! permuted matrix, rows sorted by expert and within an expert by slot. Unpermute sums the `K` rows
-//! of a token in slot order, weighted or not. Each is the backward of the other.
+//! of a token in slot order, weighted or not. Each is the backward of the other. Where some choices
+//! are left out ([`limit`], [`map_of`]) a slot may have no row and a row no slot: -1 in the map, zeros
+//! in what is gathered by it.
 //!
 //! A device implementation: the map by a stable counting sort, exactly the CPU's; sums gather (never
 //! scatter with atomics), so that they have one order. Floors, in bytes: the map reads the ids twice
@@ -10,6 +12,8 @@
 //! its slots); [`unpermute`] reads y and writes x; [`unpermute_weighted_backward`] reads dx once, reads
 //! y, writes dy. A GPU takes at most [`MAX_EXPERTS`] experts and, where weights have a gradient,
 //! [`MAX_WEIGHTED_SLOTS`] slots a token.
+
+use std::ops::Range;
 
 use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 
@@ -27,18 +31,31 @@ pub const MAX_WEIGHTED_SLOTS: usize = 32;
 /// Where every slot goes and every row comes from.
 #[derive(Debug, Clone)]
 pub struct RowMap {
-    /// Row of each slot `t * K + j`: `[T * K]` i32.
+    /// Row of each slot `t * K + j`, -1 of one without: `[T * K]` i32.
     pub row_of: Tensor,
-    /// Slot of each row: `[N]` i32.
+    /// Slot of each row, -1 of one without: `[N]` i32.
     pub slot_of: Tensor,
-    /// Token of each row: `[N]` i32.
+    /// Token of each row, -1 of one without: `[N]` i32.
     pub token_of: Tensor,
-    /// First row of each expert, on the device, and N: `[E + 1]` i32.
+    /// First row of each expert, and N: `[E + 1]` i32.
     pub offsets: Tensor,
-    /// Rows of each expert, on the host; they sum to N.
-    pub counts: Vec<usize>,
     tokens: usize,
     slots: usize,
+    rows: usize,
+    /// Whether every slot has a row and every row a slot.
+    whole: bool,
+}
+
+/// Which rows a map has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// As many as slots, each of which has one.
+    Slots,
+    /// So many, one at least for every slot that has one; those behind the last belong to the last expert
+    /// and have no slot.
+    Rows(usize),
+    /// So many for every expert, which no expert has more slots of; of each the last have none.
+    Each(usize),
 }
 
 impl RowMap {
@@ -47,9 +64,32 @@ impl RowMap {
         self.tokens
     }
 
-    /// Rows after permutation: `T * K`.
+    /// Rows after permutation: `T * K` where nothing is left out.
     pub fn num_rows(&self) -> usize {
-        self.tokens * self.slots
+        self.rows
+    }
+
+    /// Rows of each expert where nothing is left out, brought to the host, which waits for the device. They
+    /// sum to N.
+    ///
+    /// # Panics
+    /// When an id was not below the number of experts.
+    pub fn counts(&self) -> Vec<usize> {
+        let ends = self.offsets.to_i32();
+        let device = self.offsets.device();
+        if device.is_meta() {
+            return device.assumed_rows(Choices {
+                tokens: self.tokens,
+                slots: self.slots,
+                experts: ends.len() - 1,
+            });
+        }
+        assert!(
+            ends.last() == Some(&(self.num_rows() as i32)),
+            "permute::map: ids that are not among {} experts",
+            ends.len() - 1
+        );
+        ends.windows(2).map(|at| (at[1] - at[0]) as usize).collect()
     }
 }
 
@@ -83,50 +123,57 @@ pub fn unpermute_key(y: &Tensor, pass: Pass) -> Op {
     }
 }
 
-/// A map whose counts only the device knows so far.
-#[derive(Debug)]
-pub struct Sorted(RowMap);
-
-impl Sorted {
-    /// The map, with the counts brought to the host, which waits for the device.
-    ///
-    /// # Panics
-    /// When an id was not below the number of experts.
-    pub fn counted(self) -> RowMap {
-        let Self(map) = self;
-        let ends = map.offsets.to_i32();
-        if map.offsets.device().is_meta() {
-            let choices = Choices {
-                tokens: map.tokens,
-                slots: map.slots,
-                experts: ends.len() - 1,
-            };
-            let counts = map.offsets.device().assumed_rows(choices);
-            return RowMap { counts, ..map };
-        }
-        assert!(
-            ends.last() == Some(&(map.num_rows() as i32)),
-            "permute::map: ids that are not among {} experts",
-            ends.len() - 1
-        );
-        let counts = ends.windows(2).map(|at| (at[1] - at[0]) as usize).collect();
-        RowMap { counts, ..map }
-    }
-}
-
-/// The map for the choices `ids [T, K]` among `experts`. Brings the counts to the host.
-///
-/// # Panics
-/// When an id is not below `experts`, or the experts are more than the device takes.
-pub fn map(ids: &Tensor, experts: usize) -> RowMap {
-    sort(ids, experts).counted()
-}
-
-/// As [`map`], with the counts left on the device.
+/// The map for the choices `ids [T, K]` among `experts`. Its counts stay on the device.
 ///
 /// # Panics
 /// When the experts are more than the device takes.
-pub fn sort(ids: &Tensor, experts: usize) -> Sorted {
+pub fn map(ids: &Tensor, experts: usize) -> RowMap {
+    map_of(ids, 0..experts, Room::Slots)
+}
+
+/// The choices of `ids [T, K]` that are left where no expert may have more than `capacity`, -1 in place of
+/// the others. `map` is that of all of them. The first slots stay, or where `probs [T, K]` are given those
+/// of the largest, and of equal ones the first. Of an expert that has more, each slot looks at all.
+///
+/// # Panics
+/// When the shapes do not agree.
+pub fn limit(ids: &Tensor, map: &RowMap, capacity: usize, probs: Option<&Tensor>) -> Tensor {
+    const OP: &str = "permute::limit";
+    let _op = ids.device().begin(|| Op::Sweep {
+        kind: SweepKind::Limit,
+        len: ids.len() as u64,
+        dtype: Dtype::I32,
+    });
+    expect_dims(OP, "ids", ids, &[map.tokens, map.slots]);
+    if let Some(probs) = probs {
+        expect_dims(OP, "probs", probs, ids.dims());
+    }
+    let device = ids.device();
+    let kept = device.empty(TensorClass::Transient, Dtype::I32, ids.dims());
+    match &device.0.backend {
+        Backend::Cpu(_) => {
+            let inputs = [ids, &map.slot_of, &map.offsets, probs.unwrap_or(ids)];
+            with(
+                OP,
+                inputs,
+                [&kept],
+                |[ids, slot_of, offsets, by], [kept]| {
+                    let by = probs.map(|_| by.f32());
+                    let map = [slot_of.i32(), offsets.i32()];
+                    cpu::limit(ids.i32(), map, capacity, by, kept.i32());
+                },
+            );
+        }
+        Backend::Cuda(gpu) => cuda::limit(gpu, [ids, &kept], probs, map, capacity),
+    }
+    kept
+}
+
+/// As [`map`], for the choices among a range of experts, in rows of some room: an id outside of it has none.
+///
+/// # Panics
+/// When the experts are more than the device takes.
+pub fn map_of(ids: &Tensor, experts: Range<usize>, room: Room) -> RowMap {
     let _op = ids.device().begin(|| Op::Sweep {
         kind: SweepKind::Sort,
         len: ids.len() as u64,
@@ -137,34 +184,38 @@ pub fn sort(ids: &Tensor, experts: usize) -> Sorted {
     };
     let device = ids.device();
     let new = |len| device.empty(TensorClass::Activations, Dtype::I32, &[len]);
-    let (n, offsets) = (tokens * slots, new(experts + 1));
-    let (row_of, slot_of, token_of) = (new(n), new(n), new(n));
+    let rows = match room {
+        Room::Slots => tokens * slots,
+        Room::Rows(rows) => rows,
+        Room::Each(each) => each * experts.len(),
+    };
+    let map = RowMap {
+        row_of: new(tokens * slots),
+        slot_of: new(rows),
+        token_of: new(rows),
+        offsets: new(experts.len() + 1),
+        tokens,
+        slots,
+        rows,
+        whole: room == Room::Slots,
+    };
     match &device.0.backend {
         Backend::Cpu(_) => {
-            let outputs = [&row_of, &slot_of, &token_of, &offsets];
+            let outputs = [&map.row_of, &map.slot_of, &map.token_of, &map.offsets];
             with(
                 "permute::map",
                 [ids],
                 outputs,
                 |[ids], [row_of, slot_of, token_of, offsets]| {
                     let rows = [row_of, slot_of, token_of].map(Output::i32);
-                    cpu::map(ids.i32(), slots, rows, offsets.i32());
+                    let offsets = offsets.i32();
+                    cpu::map(ids.i32(), slots, experts.start, room, rows, offsets);
                 },
             );
         }
-        Backend::Cuda(gpu) => {
-            cuda::map(gpu, ids, [&row_of, &slot_of, &token_of], &offsets);
-        }
+        Backend::Cuda(gpu) => cuda::map(gpu, ids, experts.start, room, &map),
     }
-    Sorted(RowMap {
-        row_of,
-        slot_of,
-        token_of,
-        offsets,
-        counts: Vec::new(),
-        tokens,
-        slots,
-    })
+    map
 }
 
 /// `x [T, h]` to `[N, h]`: each token's row copied to each of its rows.
@@ -176,13 +227,13 @@ pub fn forward(x: &Tensor, map: &RowMap) -> Tensor {
     expect_dims("permute::forward", "x", x, &[map.tokens, x.width()]);
     let device = x.device();
     match &device.0.backend {
-        Backend::Cpu(_) => crate::rows::gather(x, &map.token_of),
-        Backend::Cuda(gpu) => {
+        Backend::Cuda(gpu) if map.whole => {
             let dims = [map.num_rows(), x.width()];
             let y = device.empty(TensorClass::Activations, x.dtype(), &dims);
             cuda::forward(gpu, x, map, &y);
             y
         }
+        Backend::Cpu(_) | Backend::Cuda(_) => crate::rows::gather(x, &map.token_of),
     }
 }
 
@@ -205,8 +256,8 @@ pub fn permute_slots(values: &Tensor, map: &RowMap) -> Tensor {
         values,
         &[map.tokens, map.slots],
     );
-    let n = map.num_rows();
-    crate::rows::gather(&values.reshape(&[n, 1]), &map.slot_of).reshape(&[n])
+    let by_row = crate::rows::gather(&values.reshape(&[values.len(), 1]), &map.slot_of);
+    by_row.reshape(&[map.num_rows()])
 }
 
 /// The gradient of [`permute_slots`]: `[N]` to `[T, K]`.
@@ -281,6 +332,7 @@ pub fn unpermute_weighted_backward(
     const OP: &str = "permute::unpermute_weighted_backward";
     let _op = y.device().begin(|| unpermute_key(y, Pass::Backward));
     let (n, h) = (map.num_rows(), dx.width());
+    assert!(map.whole, "{OP}: of a map that leaves slots out");
     expect_dims(OP, "dx", dx, &[map.tokens, h]);
     expect_dims(OP, "y", y, &[n, h]);
     expect_dims(OP, "weights", weights, &[map.tokens, map.slots]);
@@ -306,33 +358,69 @@ pub fn unpermute_weighted_backward(
 }
 
 mod cpu {
+    use super::Room;
     use crate::parallel::Cpu;
     use crate::simd::{dot, vectorized};
 
-    /// An id that is no expert's has no row; the last offset then falls short of the slots.
+    /// An id that is no expert's has no row.
     pub(super) fn map(
         ids: &[i32],
         slots: usize,
+        first: usize,
+        room: Room,
         [row_of, slot_of, token_of]: [&mut [i32]; 3],
         offsets: &mut [i32],
     ) {
         let experts = offsets.len() - 1;
-        let expert = |id: i32| usize::try_from(id).ok().filter(|&id| id < experts);
+        let expert = |id: i32| {
+            let id = usize::try_from(id).ok()?.checked_sub(first)?;
+            (id < experts).then_some(id)
+        };
+        slot_of.fill(-1);
+        token_of.fill(-1);
         offsets.fill(0);
         for id in ids.iter().filter_map(|&id| expert(id)) {
             offsets[id + 1] += 1;
+        }
+        if let Room::Each(each) = room {
+            offsets[1..].fill(each as i32);
         }
         for id in 0..experts {
             offsets[id + 1] += offsets[id];
         }
         let mut next = offsets.to_vec();
+        if let Room::Rows(rows) = room {
+            offsets[experts] = rows as i32;
+        }
         for (slot, (&id, row_of)) in ids.iter().zip(row_of).enumerate() {
-            let Some(id) = expert(id) else { continue };
+            let Some(id) = expert(id) else {
+                *row_of = -1;
+                continue;
+            };
             let row = next[id];
             next[id] += 1;
             *row_of = row;
             slot_of[row as usize] = slot as i32;
             token_of[row as usize] = (slot / slots) as i32;
+        }
+    }
+
+    pub(super) fn limit(
+        ids: &[i32],
+        [slot_of, offsets]: [&[i32]; 2],
+        capacity: usize,
+        probs: Option<&[f32]>,
+        kept: &mut [i32],
+    ) {
+        kept.copy_from_slice(ids);
+        for ends in offsets.windows(2) {
+            let mut slots = slot_of[ends[0] as usize..ends[1] as usize].to_vec();
+            if let Some(probs) = probs {
+                // Stable, so that of equal ones the first stays first.
+                slots.sort_by(|&a, &b| probs[b as usize].total_cmp(&probs[a as usize]));
+            }
+            let dropped = slots.iter().skip(capacity);
+            dropped.for_each(|&slot| kept[slot as usize] = -1);
         }
     }
 
@@ -348,7 +436,10 @@ mod cpu {
             for (token, x) in range.zip(x.chunks_exact_mut(h.max(1))) {
                 x.fill(0.0);
                 for slot in token * slots..(token + 1) * slots {
-                    let row = &y[row_of[slot] as usize * h..][..h];
+                    let Ok(row) = usize::try_from(row_of[slot]) else {
+                        continue;
+                    };
+                    let row = &y[row * h..][..h];
                     add_scaled(x, row, weights.map_or(1.0, |w| w[slot]));
                 }
             }

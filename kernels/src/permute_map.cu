@@ -1,4 +1,5 @@
-// The map of a permutation by a stable counting sort of the slots by expert; see permute.rs.
+// The map of a permutation by a stable counting sort of the slots by expert, and the choices that a limit of
+// rows an expert leaves; see permute.rs.
 //
 // Every block owns a contiguous chunk of slots. `permute_count` leaves the histogram of each chunk in a
 // table [blocks, experts]; `permute_place` sums it to the first row of each expert in this chunk and
@@ -18,14 +19,17 @@ DEV u32 ones(u32 x) {
   return x * 0x01010101u >> 24;
 }
 
-KERNEL(THREADS, 2) permute_count(const i32* ids, i32* table, i32 slots, i32 experts, i32 chunk) {
+// Before rows are placed all `rows` are without a slot; 0 where each will have one.
+KERNEL(THREADS, 2) permute_count(const i32* ids, i32* table, i32* slot_of, i32* token_of, i32 slots, i32 first_expert,
+                                 i32 experts, i32 chunk, i32 rows) {
   DYN_SMEM(shared);
   i32* counts = (i32*)shared;
   i32 thread = threadIdx.x, start = blockIdx.x * chunk, end = min_(slots, start + chunk);
   for (i32 e = thread; e < experts; e += THREADS) counts[e] = 0;
+  for (i32 row = blockIdx.x * THREADS + thread; row < rows; row += gridDim.x * THREADS) slot_of[row] = token_of[row] = -1;
   __syncthreads();
   for (i32 slot = start + thread; slot < end; slot += THREADS) {
-    u32 id = ids[slot];
+    u32 id = ids[slot] - first_expert;
     if (id < (u32)experts) atomic_add(&counts[id], 1);
   }
   __syncthreads();
@@ -33,9 +37,10 @@ KERNEL(THREADS, 2) permute_count(const i32* ids, i32* table, i32 slots, i32 expe
 }
 EXPORT(permute_count)
 
-// An id that is no expert's has no row; the last offset then falls short of the slots.
+// An id that is no expert's has no row. Every expert has `each` rows, or where that is 0 as many as slots; the
+// last one also those up to `rows`, or none more where that is 0.
 KERNEL(THREADS, 2) permute_place(const i32* ids, const i32* table, i32* row_of, i32* slot_of, i32* token_of, i32* offsets,
-                                 i32 slots, i32 experts, i32 chunk, i32 topk) {
+                                 i32 slots, i32 first_expert, i32 experts, i32 chunk, i32 topk, i32 each, i32 rows) {
   DYN_SMEM(shared);
   i32* next = (i32*)shared;       // [experts] the row of the next slot of each expert
   i32* counts = next + experts;   // [WARPS, experts]
@@ -62,7 +67,7 @@ KERNEL(THREADS, 2) permute_place(const i32* ids, const i32* table, i32* row_of, 
       all += counts[(PARTS + part) * experts + e];
     }
     next[e] = before;
-    counts[2 * PARTS * experts + e] = all;
+    counts[2 * PARTS * experts + e] = each > 0 ? each : all;
   }
   __syncthreads();
 
@@ -76,7 +81,7 @@ KERNEL(THREADS, 2) permute_place(const i32* ids, const i32* table, i32* row_of, 
       i32 other = shfl_up(start, distance);
       if (lane >= distance) start += other;
     }
-    if (block == 0 && lane == 31) offsets[experts] = start;
+    if (block == 0 && lane == 31) offsets[experts] = rows > 0 ? rows : start;
     start -= sum;
     for (i32 e = first; e < last; e++) {
       next[e] += start;
@@ -92,7 +97,7 @@ KERNEL(THREADS, 2) permute_place(const i32* ids, const i32* table, i32* row_of, 
     for (i32 i = thread; i < WARPS * experts; i += THREADS) counts[i] = 0;
     __syncthreads();
     i32 slot = tile + thread;
-    u32 id = slot < end ? ids[slot] : ~0u;
+    u32 id = slot < end ? ids[slot] - first_expert : ~0u;
     bool here = id < (u32)experts;
     // The lanes with the same expert, one bit of its number after the other.
     u32 same = ballot(here);
@@ -118,8 +123,30 @@ KERNEL(THREADS, 2) permute_place(const i32* ids, const i32* table, i32* row_of, 
       row_of[slot] = row;
       slot_of[row] = slot;
       token_of[row] = slot / topk;
+    } else if (slot < end) {
+      row_of[slot] = -1;
     }
     __syncthreads();
   }
 }
 EXPORT(permute_place)
+
+// The choices that a limit of rows an expert leaves, -1 for the others: the first slots of each, or those of the
+// largest probabilities, the first of equal ones. A thread has a slot and counts those that are before it.
+KERNEL(THREADS, 2) permute_limit(const i32* ids, const float* probs, const i32* row_of, const i32* slot_of,
+                                 const i32* offsets, i32* kept, i32 slots, i32 capacity) {
+  i32 slot = blockIdx.x * THREADS + threadIdx.x;
+  if (slot >= slots) return;
+  i32 id = ids[slot], start = offsets[id], end = offsets[id + 1], before = row_of[slot] - start;
+  if (probs && end - start > capacity) {
+    float own = probs[slot];
+    before = 0;
+    for (i32 row = start; row < end; row++) {
+      i32 other = slot_of[row];
+      float prob = probs[other];
+      before += prob > own || (prob == own && other < slot);
+    }
+  }
+  kept[slot] = before < capacity ? id : -1;
+}
+EXPORT(permute_limit)

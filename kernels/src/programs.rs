@@ -22,6 +22,7 @@ pub fn programs() -> Vec<Listed> {
         crate::gate::programs(),
         crate::gemm::cuda::programs(),
         crate::latent_kv::cuda::programs(),
+        crate::merge::programs(),
         crate::permute::cuda::programs(),
         crate::reduce::cuda::programs(),
         crate::rms_norm::programs(),

@@ -27,14 +27,18 @@ DEV void copy_units(const Unit* from, Unit* to, i32 first, i32 step, i32 units) 
   }
 }
 
-// dst[i] = src[index[i]], or src[i] where there is no index. 2^shift threads share a row.
+// dst[i] = src[index[i]], or src[i] where there is no index, or zeros where it is negative. 2^shift threads
+// share a row.
 KERNEL(THREADS, 4) rows_copy(const Unit* src, u64 src_stride, Unit* dst, u64 dst_stride, const i32* index, i32 rows,
                              i32 width, i32 shift) {
   i32 row = blockIdx.x * (THREADS >> shift) + (threadIdx.x >> shift);
   if (row >= rows) return;
-  u64 source = index ? index[row] : row;
-  i32 lanes = 1 << shift;
-  copy_units(src + source * src_stride, dst + row * dst_stride, threadIdx.x & (lanes - 1), lanes, width);
+  i32 source = index ? index[row] : row, lanes = 1 << shift, lane = threadIdx.x & (lanes - 1);
+  Unit* to = dst + (u64)row * dst_stride;
+  if (source < 0)
+    for (i32 i = lane; i < width; i += lanes) to[i] = Unit{};
+  else
+    copy_units(src + (u64)source * src_stride, to, lane, lanes, width);
 }
 EXPORT(rows_copy)
 

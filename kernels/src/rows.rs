@@ -24,10 +24,10 @@ fn key(kind: SweepKind, len: usize, dtype: Dtype) -> Op {
     }
 }
 
-/// `y[i] = x[index[i]]`: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
+/// `y[i] = x[index[i]]`, zeros where the index is negative: `x [R, w]`, `index [N]` i32 to `y [N, w]`.
 ///
 /// # Panics
-/// When an index is not a row of x.
+/// When an index is beyond the rows of x.
 pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
     let _op = x
         .device()
@@ -115,24 +115,32 @@ fn partition(y: &Tensor, chunks: &[Range<usize>]) -> bool {
 /// # Panics
 /// When the range is not inside the width.
 pub fn gather_columns(x: &Tensor, range: Range<usize>) -> Tensor {
+    let dims = [x.num_rows(), range.len()];
+    let y = x.device().empty(x.class(), x.dtype(), &dims);
+    gather_columns_into(x, range, &y);
+    y
+}
+
+/// [`gather_columns`] over `y [rows, range.len()]`.
+///
+/// # Panics
+/// As [`gather_columns`], and when `y` is not of this shape.
+pub fn gather_columns_into(x: &Tensor, range: Range<usize>, y: &Tensor) {
     let _op = x
         .device()
-        .begin(|| key(SweepKind::Chunks, x.num_rows() * range.len(), x.dtype()));
+        .begin(|| key(SweepKind::Chunks, y.len(), x.dtype()));
     assert!(
         range.start <= range.end && range.end <= x.width(),
         "rows::gather_columns: columns {range:?} of {x:?}"
     );
-    let y = x
-        .device()
-        .empty(x.class(), x.dtype(), &[x.num_rows(), range.len()]);
+    expect_dims("rows::gather_columns", "y", y, &[x.num_rows(), range.len()]);
     let width = x.width();
     match &x.device().0.backend {
-        Backend::Cpu(_) => with("rows::gather_columns", [x], [&y], |[x], [y]| {
+        Backend::Cpu(_) => with("rows::gather_columns", [x], [y], |[x], [y]| {
             cpu::gather_columns(x.words(), range, y.words(), width);
         }),
-        Backend::Cuda(gpu) => cuda::gather_columns(gpu, x, range, &y),
+        Backend::Cuda(gpu) => cuda::gather_columns(gpu, x, range, y),
     }
-    y
 }
 
 /// Writes `y [rows, range.len()]` over columns `range` of every row of `x [.., w]`.
@@ -170,7 +178,10 @@ mod cpu {
     pub(super) fn gather(cpu: &Cpu, x: &[f32], index: &[i32], y: &mut [f32], width: usize) {
         cpu.rows(index.len(), 2 * y.len(), [(y, width)], |range, [y]| {
             for (&i, y) in index[range].iter().zip(y.chunks_exact_mut(width.max(1))) {
-                y.copy_from_slice(&x[i as usize * width..][..width]);
+                match usize::try_from(i) {
+                    Ok(i) => y.copy_from_slice(&x[i * width..][..width]),
+                    Err(_) => y.fill(0.0),
+                }
             }
         });
     }

@@ -7,6 +7,7 @@ mod recompute;
 use std::str::FromStr;
 
 use moefold_profiles::Dtype;
+use serde::{Deserialize, Serialize};
 
 pub use recompute::{Module, Recompute, RecomputePlan};
 
@@ -45,6 +46,56 @@ moefold_profiles::named! {
         Deepep = "deepep",
         /// HybridEP: one copy per destination, permutation fused.
         Hybridep = "hybridep",
+    }
+}
+
+moefold_profiles::named! {
+    /// How attention reaches the keys of other context-parallel ranks, in Megatron-Core's words
+    /// (`--cp-comm-type`).
+    #[derive(Default)]
+    pub enum CpComm {
+        /// Blocks of keys and values go around a ring, beside the work on the blocks before.
+        #[default]
+        P2p = "p2p",
+        /// Heads are exchanged against tokens: a rank has whole sequences of a share of the heads.
+        A2a = "a2a",
+        /// Keys and values of all ranks are gathered.
+        Allgather = "allgather",
+    }
+}
+
+moefold_profiles::named! {
+    /// Which assignments an expert beyond its capacity keeps.
+    #[derive(Default)]
+    pub enum DropPolicy {
+        /// Those of the largest probabilities.
+        #[default]
+        Probs = "probs",
+        /// The first.
+        Position = "position",
+    }
+}
+
+/// A limit of the tokens that an expert takes of each rank. All others it drops: they pass by it in the residual
+/// stream.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capacity {
+    /// Of the tokens that an expert gets of a rank under balanced routing.
+    pub factor: f64,
+    /// What is kept.
+    pub drop_policy: DropPolicy,
+    /// Whether every expert gets just as many rows, those without a token zeros.
+    pub pad: bool,
+}
+
+impl Capacity {
+    /// Rows that one of `experts` takes of a rank that routes `tokens`, each to `topk`: `ceil(tokens * topk /
+    /// experts * factor)` (Megatron-Core, `get_capacity` in `moe_utils.py`, of the tokens that a rank holds
+    /// between blocks). At most one a token, since a token chooses an expert once.
+    pub fn rows(&self, tokens: u64, topk: u64, experts: u64) -> u64 {
+        let share = (tokens * topk) as f64 / experts as f64;
+        ((share * self.factor).ceil() as u64).min(tokens)
     }
 }
 
@@ -132,6 +183,26 @@ moefold_profiles::named! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn golden_capacities() {
+        // By hand: 4096 tokens, 2 of 8, are 1024 an expert; 100 tokens, 2 of 7, are 28.57.
+        for (factor, [tokens, topk, experts], rows) in [
+            (1.0, [4096, 2, 8], 1024),
+            (1.25, [4096, 2, 8], 1280),
+            (1.0, [100, 2, 7], 29),
+            (1.1, [100, 2, 7], 32),
+            (0.01, [100, 2, 7], 1),
+            (64.0, [100, 2, 7], 100),
+        ] {
+            let capacity = Capacity {
+                factor,
+                drop_policy: DropPolicy::Probs,
+                pad: false,
+            };
+            assert_eq!(capacity.rows(tokens, topk, experts), rows, "{factor}");
+        }
+    }
 
     #[test]
     fn what_older_files_call_cost_is_throughput() {

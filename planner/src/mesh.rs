@@ -335,6 +335,14 @@ pub fn ends_of(layout: &Layout, rank: u32) -> Vec<u32> {
     }
 }
 
+/// The chunks that a context-parallel rank has of a sequence of `2 cp` equal ones: one from either end, so that
+/// causal attention is as much work on every rank. They are those of Megatron-Core (`megatron/core/utils.py`,
+/// `get_batch_on_this_cp_rank`).
+pub fn chunks(cp: u32, rank: u32) -> [u32; 2] {
+    assert!(rank < cp, "context-parallel rank {rank} of {cp}");
+    [rank, 2 * cp - 1 - rank]
+}
+
 /// All groups of a kind under the default order.
 pub fn groups(layout: &Layout, kind: GroupKind) -> Vec<Vec<u32>> {
     Mesh::of(layout).groups(kind)

@@ -10,7 +10,9 @@ mod routing;
 
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName};
+use crate::choice::{
+    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+};
 use crate::layout::{Batch, PartialDegrees};
 
 pub use error::{LeastMemory, PlanError};
@@ -30,6 +32,10 @@ pub struct SearchOptions {
     pub pins: PartialDegrees,
     /// Token dispatcher; `None` tries the stack's.
     pub dispatcher: Option<Dispatcher>,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
+    /// How many tokens an expert takes; `None` drops nothing.
+    pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
     pub recompute: Option<RecomputePlan>,
     /// What each stage holds, where given.
@@ -64,6 +70,8 @@ impl SearchOptions {
             stack,
             pins: PartialDegrees::default(),
             dispatcher: None,
+            cp_comm: CpComm::default(),
+            capacity: None,
             recompute: None,
             stages: None,
             optimizer: Optimizer::Adam,

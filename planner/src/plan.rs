@@ -14,7 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName,
+    StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -36,6 +37,13 @@ pub struct PlannedLayout {
     pub pipeline: Pipeline,
     /// Token dispatcher.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks; absent without such ranks, and in older
+    /// files, which mean `p2p`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cp_comm_type: Option<CpComm>,
+    /// How many tokens an expert takes; absent where nothing is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Capacity>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
     /// Modules whose activations rest on the host; `none` so far.
@@ -51,6 +59,11 @@ pub struct PlannedLayout {
 }
 
 impl PlannedLayout {
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub fn cp_comm(&self) -> CpComm {
+        self.cp_comm_type.unwrap_or_default()
+    }
+
     /// How tokens were routed that it was planned for, where that was not balanced.
     pub fn routing(&self) -> Option<Routing> {
         let Some(PlannedRouting::Recorded {

@@ -288,7 +288,7 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::{Dispatcher, Module, Recompute, StackName};
+    use crate::choice::{CpComm, Dispatcher, Module, Recompute, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::local::Local;
     use crate::model::presets;
@@ -312,6 +312,8 @@ mod tests {
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
+            cp_comm: CpComm::default(),
+            capacity: None,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [

@@ -58,8 +58,12 @@ pub trait Runtime: fmt::Debug + Sync {
     /// sets, at most [`Again::MOST`] of them.
     fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered;
 
-    /// The memory of one microbatch under each of some recompute sets. It does not depend on the
-    /// dispatcher.
+    /// Whether memory is the same under every dispatcher.
+    fn holds_alike(&self) -> bool {
+        false
+    }
+
+    /// The memory of one microbatch under each of some recompute sets.
     fn memory(
         &self,
         setting: &Setting<'_>,

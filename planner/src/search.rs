@@ -327,7 +327,12 @@ fn question<'a>(
     }
     let dispatchers = match options.dispatcher {
         _ if model.num_moe_layers() == 0 => vec![stack.common().dispatchers[0]],
-        None => stack.common().dispatchers.to_vec(),
+        None => {
+            let all = stack.common().dispatchers.iter().copied();
+            let pads = options.capacity.is_some_and(|capacity| capacity.pad);
+            all.filter(|&dispatcher| !pads || stack.pads_under(dispatcher))
+                .collect()
+        }
         Some(wanted) => vec![wanted],
     };
     let (mut sets, mut choices) = match &options.recompute {

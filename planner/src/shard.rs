@@ -142,6 +142,7 @@ mod tests {
                 cp: 1,
                 ep: 1,
                 etp: 1,
+                sent_rows: 8,
                 expert_rows: 8,
                 experts_local: 1,
             };

@@ -59,8 +59,6 @@ pub struct Megatron {
 pub struct Moefold {
     /// See [`Common`].
     pub common: Common,
-    /// Largest context-parallel degree it runs.
-    pub max_cp: u32,
     /// Whether the host only asks for ops, and a device does them: it then hides behind them.
     pub queues: bool,
 }
@@ -113,14 +111,6 @@ impl Stack {
             Self::Megatron(Megatron { common, .. }) | Self::Moefold(Moefold { common, .. }) => {
                 common
             }
-        }
-    }
-
-    /// Largest context-parallel degree it runs; `None` for no limit.
-    pub fn max_cp(&self) -> Option<u32> {
-        match self {
-            Self::Megatron(_) => None,
-            Self::Moefold(stack) => Some(stack.max_cp),
         }
     }
 
@@ -235,6 +225,16 @@ impl Stack {
         }
     }
 
+    /// Whether the input of experts can be padded to their capacity under a dispatcher (Megatron-Core's
+    /// `transformer_config.py` refuses it under `flex`).
+    pub fn pads_under(&self, dispatcher: Dispatcher) -> bool {
+        match dispatcher {
+            Dispatcher::Alltoall => true,
+            Dispatcher::Allgather => matches!(self, Self::Megatron(_)),
+            Dispatcher::Deepep | Dispatcher::Hybridep => false,
+        }
+    }
+
     /// Buffers of a dispatcher besides communicators. DeepEP and HybridEP stage messages: about
     /// 0.34 GB of NVLink buffers, as much again for the network (DeepEP `csrc/legacy/config.hpp`
     /// size hints at 20 SMs and hidden 7168; scaled by the hidden size).
@@ -306,11 +306,10 @@ impl Moefold {
                 context: Bytes::ZERO,
                 communicator: Bytes::ZERO,
                 overlap: Overlap::default(),
-                dispatchers: &[Dispatcher::Alltoall],
+                dispatchers: &[Dispatcher::Alltoall, Dispatcher::Allgather],
                 // bf16 needs a GPU.
                 precisions: &[Precision::Fp32, Precision::Bf16],
             },
-            max_cp: 1,
             queues: false,
         }
     }

@@ -46,10 +46,14 @@ pub enum SweepKind {
     Chunks,
     /// Sorts the chosen expert of each slot into a map of rows.
     Sort,
+    /// Drops of each expert the slots beyond its capacity.
+    Limit,
     /// The factor that clips gradients.
     Clip,
     /// Rows behind a sigmoid gate, forward or backward.
     Gate,
+    /// Merges what attention gives over some keys into what it gives over others.
+    Merge,
     /// Adds to rows the bias of their expert.
     ExpertBias,
 }
@@ -67,20 +71,23 @@ impl SweepKind {
             Self::Gather => OpKind::Gather,
             Self::Chunks => OpKind::Chunks,
             Self::Sort => OpKind::Sort,
+            Self::Limit => OpKind::Limit,
             Self::Clip => OpKind::Clip,
             Self::Gate => OpKind::Gate,
+            Self::Merge => OpKind::Merge,
             Self::ExpertBias => OpKind::ExpertBias,
         }
     }
 
     /// How often an element is read or written. A sort reads a slot's expert twice and writes three
-    /// numbers of as many bytes.
+    /// numbers of as many bytes. A limit is counted as where no expert has more than its capacity: a slot's
+    /// expert, its row, and the first rows of the expert and the next, and what is left.
     fn touches(self) -> u64 {
         match self {
             Self::Fill | Self::Sum | Self::RowMax | Self::SumExp | Self::Clip => 1,
             Self::Copy | Self::Scale | Self::Gather | Self::Chunks | Self::ExpertBias => 2,
-            Self::Gate => 3,
-            Self::Sort => 5,
+            Self::Gate | Self::Merge => 3,
+            Self::Sort | Self::Limit => 5,
         }
     }
 }
@@ -351,10 +358,14 @@ crate::named! {
         Chunks = "chunks",
         /// See [`SweepKind::Sort`].
         Sort = "sort",
+        /// See [`SweepKind::Limit`].
+        Limit = "limit",
         /// See [`SweepKind::Clip`].
         Clip = "clip",
         /// See [`SweepKind::Gate`].
         Gate = "gate",
+        /// See [`SweepKind::Merge`].
+        Merge = "merge",
         /// See [`SweepKind::ExpertBias`].
         ExpertBias = "expert_bias",
     }

@@ -59,6 +59,9 @@ pub struct StepRecord {
     /// Token-expert assignments dropped for capacity; 0 when dropless.
     #[serde(default)]
     pub dropped: u64,
+    /// The same by MoE layer; empty when dropless.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped_by_layer: Vec<u64>,
     /// How the model did on the validation data after the step; absent where it was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Evaluation>,
@@ -242,6 +245,7 @@ mod tests {
                 load: vec![vec![1, 3], vec![2, 2]],
             }),
             dropped: 0,
+            dropped_by_layer: Vec::new(),
             validation: None,
         }
     }

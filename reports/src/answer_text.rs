@@ -46,6 +46,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             told_apart(answer),
             routing(&answer.plans[0]),
             by_layer(answer),
+            without_experts(answer),
             tight(answer),
             outside_domain(answer),
         ];
@@ -302,6 +303,27 @@ fn by_layer(answer: &Answer) -> Option<String> {
     (!words.is_empty()).then(|| format!("By layer: {words}."))
 }
 
+/// Whose time is shown where it has none of the experts: layers before them are dense, and the first pipeline
+/// rank, which has those, ends last.
+fn without_experts(answer: &Answer) -> Option<String> {
+    let has_experts = answer.model.as_ref()?.num_moe_layers() > 0;
+    let without = |plan: &PlannedLayout| {
+        let time = plan.predicted.time_s.get(Category::Experts).0;
+        has_experts && plan.layout.pp > 1 && time == 0.0
+    };
+    let shown = (1..).zip(answer.plans.iter().take(MAX_COLUMNS));
+    let all: Vec<String> = shown
+        .filter(|(_, plan)| without(plan))
+        .map(|(rank, _)| format!("#{rank}"))
+        .collect();
+    (!all.is_empty()).then(|| {
+        format!(
+            "Time is that of the pipeline rank that ends last, which in {} holds no experts.",
+            all.join(", ")
+        )
+    })
+}
+
 /// A warning about plans that leave less of the memory than allocators differ by.
 fn tight(answer: &Answer) -> Option<String> {
     let capacity = answer.cluster.as_ref()?.gpu.memory_gib;
@@ -401,6 +423,7 @@ fn search(search: &SearchRecord) -> String {
 mod tests {
     use moefold_planner::answer::InsideDomain;
     use moefold_planner::plan::Outcome;
+    use moefold_profiles::units::Seconds;
 
     use super::*;
     use crate::sample;
@@ -450,6 +473,24 @@ mod tests {
         let text = plan_table(&answer, &[]);
         assert!(
             !text.contains("told apart") && !text.contains("Four of five"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_rank_without_experts_is_said_to_be_one() {
+        let mut answer = sample::answer(2);
+        let said = |answer: &Answer| plan_table(answer, &[]).contains("holds no experts");
+        assert!(!said(&answer));
+        let plan = &mut answer.plans[1];
+        assert!(plan.layout.pp > 1);
+        let time = plan.predicted.time_s.get(Category::Experts);
+        plan.predicted
+            .time_s
+            .add(Category::Experts, Seconds(-time.0));
+        let text = plan_table(&answer, &[]);
+        assert!(
+            text.contains("ends last, which in #2 holds no experts.\n"),
             "{text}"
         );
     }

@@ -71,6 +71,8 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             stages: even_stages(56, layout.pp * layout.vpp),
         },
         dispatcher: Dispatcher::Alltoall,
+        cp_comm_type: None,
+        capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::None,
         precision: Precision::Bf16,
@@ -304,6 +306,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
             correction_bias: None,
             fullest: None,
             dropped: 0,
+            dropped_by_layer: Vec::new(),
             validation: None,
         };
         lines.push_str(&serde_json::to_string(&record).expect("serializes"));

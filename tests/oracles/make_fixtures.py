@@ -8,6 +8,7 @@ Every folder holds
     model.safetensors  initial weights, as transformers writes them
     tokens.bin, .idx   a Megatron indexed dataset of one int32 document
     balance.json       of some: what losses that balance experts do to the same model, in microbatches
+    capacity.json      of some: the same where experts have a capacity and drop tokens
     golden.json        hyper-parameters, loss and unclipped gradient norm of every step, and for every
                        initial and final tensor its sum and its L2 norm in double precision
 Sample i is tokens[i*S : i*S+S+1] and step t takes samples t*B .. t*B+B-1; the loss is the mean token
@@ -16,6 +17,7 @@ applies to tensors of two or more dimensions, biases of experts apart. The rate 
 """
 
 import json
+import math
 import os
 import struct
 import sys
@@ -278,6 +280,26 @@ BALANCED = dict(
     glm4_moe=[dict(aux=0.1), dict(seq=0.1), dict(rate=0.01)],
 )
 MICROBATCH, BALANCED_STEPS = 4, 3
+# Capacities of experts, by fixture: the factor, what is kept, and losses beside it, which count before any is dropped.
+CAPACITY = dict(
+    mixtral=[dict(factor=1.0, policy="probs"), dict(factor=0.5, policy="position"), dict(factor=0.75, policy="probs", aux=0.1)],
+    glm4_moe=[dict(factor=0.7, policy="probs"), dict(factor=1.1, policy="position", rate=0.01)],
+)
+
+
+def limited(case, experts, chosen, weights, dropped):
+    """The weights of `chosen [tokens, topk]`, zero beyond the capacity of each of `experts`: Megatron-Core's rule. What
+    is zero gives no output and has no gradient."""
+    tokens, topk = chosen.shape
+    capacity = math.ceil(tokens * topk / experts * case["factor"])
+    kept = torch.ones_like(weights)
+    for expert in range(experts):
+        slots = (chosen.flatten() == expert).nonzero().flatten()
+        if case["policy"] == "probs":
+            slots = slots[weights.detach().flatten()[slots].argsort(descending=True, stable=True)]
+        kept.view(-1)[slots[capacity:]] = 0
+    dropped.append(int((kept == 0).sum()))
+    return weights * kept
 
 
 def logits_of(gate, tokens):
@@ -313,7 +335,12 @@ def balance(name, config, folder, stream, case):
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     optimizer = adamw(model)
     gates = [m for m in model.modules() if type(m).__name__.endswith("TopkRouter") or type(m).__name__.endswith("TopKRouter")]
-    seen = {}
+    seen, dropped = {}, []
+    if "factor" in case:
+        for experts in [m for m in model.modules() if type(m).__name__.endswith("Experts") or type(m).__name__.endswith("NaiveMoe")]:
+            number = len(experts.gate_up_proj)
+            hook = lambda _, args, number=number: (*args[:2], limited(case, number, args[1], args[2], dropped))
+            experts.register_forward_pre_hook(hook)
     for gate in gates:
         gate.register_forward_hook(lambda gate, args, _: seen.__setitem__(gate, logits_of(gate, args[0])))
     topk, single = config.num_experts_per_tok, hasattr(gates[0], "e_score_correction_bias")
@@ -343,6 +370,10 @@ def balance(name, config, folder, stream, case):
         for gate in gates if "rate" in case else []:
             gate.e_score_correction_bias += case["rate"] * torch.sign(load[gate].float().mean() - load[gate])
         steps.append(dict(record, grad_norm=norm.item()))
+        if "factor" in case:
+            # Layer by layer within each microbatch.
+            steps[-1]["dropped"] = [sum(dropped[i :: len(gates)]) for i in range(len(gates))]
+            dropped.clear()
     biases = {n: b.tolist() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
     print(name, case, steps[-1])
     return dict(case=case, steps=steps, correction_biases=biases)
@@ -415,9 +446,10 @@ def make(name, model_type, config, out):
             os.remove(path)
     golden = dict(seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, **HYPER, steps=steps, initial=initial, final=final)
     write(os.path.join(folder, "golden.json"), golden)
-    if name in BALANCED:
-        cases = [balance(name, config, folder, stream, case) for case in BALANCED[name]]
-        write(os.path.join(folder, "balance.json"), dict(microbatch=MICROBATCH, cases=cases))
+    for file, knobs in (("balance.json", BALANCED), ("capacity.json", CAPACITY)):
+        if name in knobs:
+            cases = [balance(name, config, folder, stream, case) for case in knobs[name]]
+            write(os.path.join(folder, file), dict(microbatch=MICROBATCH, cases=cases))
     print(name, sum(p.numel() for p in model.parameters()), [round(s["loss"], 4) for s in steps],
           [round(s["grad_norm"], 4) for s in steps])
 

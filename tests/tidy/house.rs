@@ -68,7 +68,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("mesh", &["layout"]),
     ("schedule", &["choice", "layout"]),
     ("saved", &[]),
-    ("local", &["model", "layout"]),
+    ("local", &["model", "choice", "layout"]),
     ("shard", &["model", "local"]),
     (
         "runtime",

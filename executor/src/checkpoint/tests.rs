@@ -41,6 +41,8 @@ struct Bench {
     optimizer: Optimizer,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
+    /// Context-parallel ranks.
+    cp: u32,
 }
 
 impl Bench {
@@ -77,6 +79,7 @@ impl Bench {
             },
             optimizer: Optimizer::Adam,
             pipeline: [1, 1],
+            cp: 1,
         }
     }
 
@@ -104,6 +107,12 @@ impl Bench {
         self
     }
 
+    /// The same with sequences cut over so many ranks.
+    fn cut(mut self, cp: u32) -> Self {
+        self.cp = cp;
+        self
+    }
+
     fn stages(&self, layout: &Layout) -> Vec<Vec<u32>> {
         planned(&self.model, LayoutRecord::from(layout))
             .pipeline
@@ -116,7 +125,7 @@ impl Bench {
         let degrees = Degrees {
             gpus,
             tp,
-            cp: 1,
+            cp: self.cp,
             pp,
             vpp,
             ep,

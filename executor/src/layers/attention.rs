@@ -3,15 +3,16 @@
 //! windows and sinks.
 //!
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
-//! It is causal over whole sequences; context parallelism is not here yet.
+//! Its core is causal over whole sequences, wherever context-parallel ranks have them ([`super::context`]).
 
-use moefold_kernels::attention::{self, Mask};
+use moefold_kernels::attention::Mask;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, rope, sinks};
 use moefold_planner::choice::{Module, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
+use super::context::{self, AsTheyAre, Carried, Inputs, flat};
 use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
@@ -121,7 +122,7 @@ impl Attention {
         }
     }
 
-    /// Runs `attention(norm(x))` of `x [t, h]`, `sequences` whole sequences, until its output projection.
+    /// Runs `attention(norm(x))` of `x [t, h]`, of `sequences` sequences, until its output projection.
     pub fn run(
         &self,
         cx: &Context,
@@ -133,7 +134,7 @@ impl Attention {
         let mut norm = Kept::new(self.norm.forward(cx, x));
         let heads = self.heads(cx, &norm.get().output, rope)?;
         norm.drop_of(Module::Layernorm, again);
-        let core = self.core(cx, &heads, sequences);
+        let core = self.core(cx, &heads, sequences)?;
         Ok(AttentionSaved {
             input: x.clone(),
             norm,
@@ -199,17 +200,31 @@ impl Attention {
         })
     }
 
-    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Core {
-        let Heads {
-            query, key, value, ..
-        } = heads;
-        let (output, mut lse) = cx.op(CATEGORY, || {
-            attention::forward_of(self.mask, query, key, value, sequences, self.scale)
-        });
+    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Result<Core, Error> {
+        let carried = heads.carried(cx);
+        let inputs = self.inputs(heads, carried.as_ref(), sequences);
+        let [output, mut lse] = context::forward(cx, &AsTheyAre, inputs)?;
         if let Some(weight) = &self.sinks {
             lse = cx.op(CATEGORY, || sinks::forward(&output, &lse, &weight.value));
         }
-        Core { output, lse }
+        Ok(Core { output, lse })
+    }
+
+    fn inputs<'a>(
+        &self,
+        heads: &'a Heads,
+        carried: Option<&'a Carried>,
+        sequences: usize,
+    ) -> Inputs<'a> {
+        Inputs {
+            query: &heads.query,
+            key: &heads.key,
+            value: &heads.value,
+            carried,
+            sequences,
+            mask: self.mask,
+            scale: self.scale,
+        }
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
@@ -227,14 +242,8 @@ impl Attention {
             heads,
             mut core,
         } = saved;
-        core.again(cx, || Ok(self.core(cx, &heads, sequences)))?;
+        core.again(cx, || self.core(cx, &heads, sequences))?;
         let Core { output, lse } = core.into_inner();
-        let Heads {
-            query,
-            key,
-            value,
-            before_norm,
-        } = heads;
         linear::bias_grad(cx, CATEGORY, dy, self.output_bias.as_ref());
         let dy_all = tokens::gather(cx, dy)?;
         let doutput = linear::dgrad(cx, CATEGORY, &dy_all, &self.output.value);
@@ -249,12 +258,18 @@ impl Attention {
                 sinks::backward(&doutput, &output, &lse, &weight.value, &weight.grad);
             });
         }
-        let (mut dquery, mut dkey, dvalue) = cx.op(CATEGORY, || {
-            attention::backward_of(
-                self.mask, &doutput, &query, &key, &value, &output, &lse, sequences, self.scale,
-            )
-        });
-        drop((doutput, query, key, value, output, lse));
+        let carried = heads.carried(cx);
+        let inputs = self.inputs(&heads, carried.as_ref(), sequences);
+        let gradients = context::backward(cx, &AsTheyAre, inputs, doutput, [output, lse])?;
+        let (mut dquery, mut dkey, dvalue) = (gradients.query, gradients.key, gradients.value);
+        if let Some([others_key, others_value]) = gradients.carried {
+            cx.op(CATEGORY, || {
+                add_into(&dkey, &others_key);
+                add_into(&dvalue, &others_value);
+            });
+        }
+        let before_norm = heads.before_norm;
+        drop((carried, heads.query, heads.key, heads.value));
         if self.rotary_dim > 0 {
             cx.op(CATEGORY, || {
                 rope::backward(&dquery, rope);
@@ -288,10 +303,11 @@ impl Attention {
     }
 }
 
-/// `[T, n, d]` as `[T, n * d]`.
-pub(super) fn flat(heads: &Tensor) -> Tensor {
-    let dims = heads.dims();
-    heads.reshape(&[dims[0], dims[1] * dims[2]])
+impl Heads {
+    /// What other ranks are given of them.
+    fn carried(&self, cx: &Context) -> Option<Carried> {
+        context::travels(cx).then(|| [self.key.clone(), self.value.clone()])
+    }
 }
 
 impl QkNorms {

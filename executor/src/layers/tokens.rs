@@ -18,8 +18,7 @@ pub fn gather(cx: &Context, x: &Tensor) -> Result<Tensor, Error> {
 /// Starts [`gather`], beside what is asked for until its rows are needed.
 pub fn start_gather(cx: &Context, x: &Tensor) -> Result<Gathering, Error> {
     if cx.tp.is_solo() {
-        let all = x.clone();
-        return Ok(Gathering { all, pending: None });
+        return Ok(Gathering::done(x.clone()));
     }
     let dims = [x.dims()[0] * cx.tp.size(), x.dims()[1]];
     let all = cx.device.empty(TensorClass::Transient, x.dtype(), &dims);
@@ -40,6 +39,11 @@ pub struct Gathering {
 }
 
 impl Gathering {
+    /// Rows that are there.
+    pub fn done(all: Tensor) -> Self {
+        Self { all, pending: None }
+    }
+
     /// The rows `[T, w]`.
     pub fn finish(self, cx: &Context) -> Result<Tensor, Error> {
         if let Some(pending) = self.pending {

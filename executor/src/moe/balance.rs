@@ -8,7 +8,8 @@
 //! data-parallel replicas, there with the mean counts of the step's microbatches so far. Normalization is
 //! Megatron-Core's (`router.py`): each microbatch and replica counts for its share of a mean. So the
 //! gradient of the loss over all replicas, which each takes by its own tokens' scores, is divided by their
-//! number once more.
+//! number once more. Context-parallel ranks have the tokens of one microbatch, and their gradients are averaged
+//! as those of replicas are: each takes that of the whole loss as often as there are such ranks.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::model::Family;
 use crate::rank::Context;
+use crate::shares;
 use crate::store::Store;
 
 /// How the load is balanced; coefficients of 0 are off.
@@ -57,13 +59,48 @@ impl Balancing {
     }
 }
 
+/// Local tokens that chose each expert.
+#[derive(Debug, Clone)]
+pub enum Load {
+    /// As the host knows them.
+    Known(Vec<u64>),
+    /// First row of each expert and the end of the last, on the device: `[E + 1]` i32.
+    Offsets(Tensor),
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self::Known(Vec::new())
+    }
+}
+
+impl Load {
+    /// The tokens; the host may wait for the device.
+    pub fn read(&self) -> Vec<u64> {
+        match self {
+            Self::Known(load) => load.clone(),
+            Self::Offsets(offsets) => between(&offsets.to_i32()),
+        }
+    }
+}
+
+/// Rows between offsets.
+pub(crate) fn between(offsets: &[i32]) -> Vec<u64> {
+    let rows = offsets.windows(2).map(|ends| ends[1] - ends[0]);
+    rows.map(|rows| u64::try_from(rows).expect("offsets rise"))
+        .collect()
+}
+
 /// What routing one microbatch was like.
 #[derive(Debug, Clone, Default)]
 pub struct RoutingStats {
-    /// Local tokens sent to each expert.
-    pub load: Vec<u64>,
-    /// Tokens sent to each expert by all ranks that this one exchanges tokens with, itself among them.
+    /// Local tokens that chose each expert.
+    pub load: Load,
+    /// Tokens that chose each expert on all ranks that this one exchanges tokens with, itself among them;
+    /// empty where no host of them knows.
     pub exchanged: Vec<u64>,
+    /// Tokens that each expert takes of a rank, where there is a limit.
+    pub limit: Option<usize>,
     /// What this rank's part of the load-balancing losses is made of; absent when off.
     pub balance: Option<Balance>,
     /// What its part of the z-loss is made of; absent when off.
@@ -87,7 +124,7 @@ pub struct Balance {
 pub struct ZLoss {
     /// Logarithms of the sums of exponentials of this rank's logits `[t]`.
     pub z: Tensor,
-    /// The coefficient over the tokens of the TP group.
+    /// The coefficient over the tokens of the microbatch.
     pub factor: f64,
 }
 
@@ -128,10 +165,10 @@ impl Losses {
             return std::iter::once(0..tokens).collect();
         }
         let rows = cx.tp.index() * tokens..(cx.tp.index() + 1) * tokens;
-        let len = seq_len(cx, tokens);
-        let part = |sequence: usize| {
-            let start = (sequence * len).max(rows.start);
-            let end = ((sequence + 1) * len).min(rows.end);
+        let len = run_len(cx, tokens);
+        let part = |run: usize| {
+            let start = (run * len).max(rows.start);
+            let end = ((run + 1) * len).min(rows.end);
             start - rows.start..end - rows.start
         };
         (rows.start / len..rows.end.div_ceil(len))
@@ -154,8 +191,9 @@ impl Losses {
             global_aux_loss_coef,
             ..
         } = self.balancing;
-        let (experts, replicas) = (self.experts, cx.dp_cp.size() as f64);
-        let all = (tokens * cx.tp.size()) as f64;
+        let [replicas, cp] = [cx.layout.dp(), cx.layout.cp()].map(f64::from);
+        let experts = self.experts;
+        let all = (tokens * cx.tp.size()) as f64 * cp;
         let factor = |coefficient: f64, tokens: f64| {
             let share = coefficient / f64::from(cx.layout.microbatches());
             share * experts as f64 / (self.topk as f64 * tokens * tokens)
@@ -167,7 +205,7 @@ impl Losses {
             for part in counts.chunks(experts) {
                 of_all.iter_mut().zip(part).for_each(|(sum, n)| *sum += n);
             }
-            sum_over_tp(cx, &mut of_all)?;
+            sum_over_microbatch(cx, &mut of_all)?;
             let global = self.global(cx, &of_all)?;
             let (own, whole) = (
                 factor(aux_loss_coef, all),
@@ -181,24 +219,31 @@ impl Losses {
             }
         }
         if seq_aux_loss_coef > 0.0 {
-            let (len, sequences) = (seq_len(cx, tokens), cx.layout.mbs() as usize);
-            let first = cx.tp.index() * tokens / len * experts;
-            let own = first..first + counts.len();
+            let sequences = cx.layout.mbs() as usize;
+            let first = cx.tp.index() * tokens / run_len(cx, tokens);
+            let at = |i: usize| (first + i / experts) % sequences * experts + i % experts;
             let mut by_sequence = vec![0.0; sequences * experts];
-            by_sequence[own.clone()].copy_from_slice(counts);
-            sum_over_tp(cx, &mut by_sequence)?;
-            let factor = factor(seq_aux_loss_coef, len as f64) / sequences as f64;
-            for (i, count) in by_sequence[own].iter().enumerate() {
-                gradient[i] += factor * count;
-                logged[i] += factor * count;
+            for (i, count) in counts.iter().enumerate() {
+                by_sequence[at(i)] += count;
             }
+            sum_over_microbatch(cx, &mut by_sequence)?;
+            let sequences = sequences as f64;
+            let factor = factor(seq_aux_loss_coef, all / sequences) / sequences;
+            for i in 0..counts.len() {
+                let of_sequence = factor * by_sequence[at(i)];
+                gradient[i] += of_sequence;
+                logged[i] += of_sequence;
+            }
+        }
+        for gradient in &mut gradient {
+            *gradient *= cp;
         }
         let tensor = |values: &[f64]| {
             let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
             let dims = [parts, experts];
             cx.device.from_f32(TensorClass::Activations, &values, &dims)
         };
-        let logged_apart = global_aux_loss_coef > 0.0 && replicas > 1.0;
+        let logged_apart = cp > 1.0 || (global_aux_loss_coef > 0.0 && replicas > 1.0);
         let gradient = tensor(&gradient);
         Ok(Balance {
             score_sums: stats.score_sums.clone(),
@@ -218,10 +263,15 @@ impl Losses {
             return Ok(vec![0.0; counts.len()]);
         }
         let mut counts = counts.to_vec();
-        if !cx.dp_cp.is_solo() {
+        if cx.layout.dp() > 1 {
             cx.comm(Category::DpComm, "all_reduce", || {
                 cx.dp_cp.all_reduce_f64(&mut counts)
             })?;
+            // Context-parallel ranks brought the same.
+            let times = f64::from(cx.layout.cp());
+            for count in &mut counts {
+                *count /= times;
+            }
         }
         let mut running = self.running.borrow_mut();
         running.counts.resize(counts.len(), 0.0);
@@ -235,16 +285,16 @@ impl Losses {
     }
 }
 
-/// Tokens of a sequence, where the rank has `tokens` of a microbatch.
-fn seq_len(cx: &Context, tokens: usize) -> usize {
-    tokens * cx.tp.size() / cx.layout.mbs() as usize
+/// Tokens of one sequence in a row among those of the tensor-parallel group, where the rank has `tokens`.
+fn run_len(cx: &Context, tokens: usize) -> usize {
+    shares::run_len(cx, tokens * cx.tp.size())
 }
 
-fn sum_over_tp(cx: &Context, counts: &mut [f64]) -> Result<(), Error> {
-    if !cx.tp.is_solo() {
-        cx.comm(Category::TpComm, "all_reduce", || {
-            cx.tp.all_reduce_f64(counts)
-        })?;
+/// Sums over the ranks that have the tokens of a microbatch.
+fn sum_over_microbatch(cx: &Context, counts: &mut [f64]) -> Result<(), Error> {
+    let groups = [(&cx.tp, Category::TpComm), (&cx.cp, Category::CpComm)];
+    for (group, category) in groups.into_iter().filter(|(group, _)| !group.is_solo()) {
+        cx.comm(category, "all_reduce", || group.all_reduce_f64(counts))?;
     }
     Ok(())
 }

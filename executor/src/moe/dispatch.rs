@@ -1,369 +1,268 @@
 //! [`Dispatch`]: the way of one microbatch's rows to the experts and back.
 //!
-//! Rows leave in expert order, so each EP peer's rows are consecutive: an all-to-all moves them. With
-//! ETP, the ranks that hold slices of the same experts then share what each received. Rows arrive
-//! ordered by sender; sorting them by local expert makes them ready for grouped products. The way
-//! back is the mirror image, a sum over ETP in place of the sharing. Nothing is dropped and every
-//! size is known from one exchange of counts. Payloads are opaque: activations, gradients and
-//! probabilities take the same way.
+//! Where a rank has all experts no row moves. Else rows are [exchanged](alltoall), or all tokens are
+//! [gathered](allgather). A limit of rows an expert is one of each sender's tokens (Megatron-Core's
+//! "sub-sequence" dropping), so what is dropped depends on the layout. Payloads are opaque: activations and
+//! gradients take the same way, probabilities beside them.
 
-use std::ops::Range;
+mod allgather;
+mod alltoall;
+
 use std::rc::Rc;
 
 use moefold_kernels::grouped_gemm::Rows;
-use moefold_kernels::permute::RowMap;
-use moefold_kernels::{Tensor, TensorClass, elementwise, reduce, rows};
+use moefold_kernels::permute::{self, RowMap};
+use moefold_kernels::{Tensor, TensorClass};
+use moefold_planner::choice::{Capacity, Dispatcher};
 use moefold_profiles::trace::Category;
 
+use self::allgather::Gather;
+use self::alltoall::Exchange;
+use super::balance::Load;
 use crate::error::Error;
 use crate::rank::Context;
-use crate::transport::{Communicator, Pending, TransportError};
+
+/// How tokens go to the experts: what a plan chooses of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dispatching {
+    /// Which way.
+    pub dispatcher: Dispatcher,
+    /// How many of them an expert takes of each rank; all where absent.
+    pub capacity: Option<Capacity>,
+}
+
+impl Default for Dispatching {
+    fn default() -> Self {
+        Self {
+            dispatcher: Dispatcher::Alltoall,
+            capacity: None,
+        }
+    }
+}
+
+impl Dispatching {
+    /// Whether the host must know within a step how many rows a rank has for each expert: where it sends some
+    /// to others, and not always as many.
+    pub fn needs_counts(&self, cx: &Context) -> bool {
+        !(cx.tp_ep.is_solo() || self.capacity.is_some_and(|capacity| capacity.pad))
+    }
+
+    /// Whether this rank gathers the tokens of others.
+    pub(super) fn gathers(&self, cx: &Context) -> bool {
+        self.dispatcher == Dispatcher::Allgather && !cx.tp_ep.is_solo()
+    }
+}
+
+/// What the tokens of a rank have chosen.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The experts, -1 of what was dropped: `[t, K]`.
+    pub ids: Tensor,
+    /// From token order to expert order; absent where all tokens are gathered.
+    pub map: Option<RowMap>,
+    /// Tokens of each expert before any were dropped.
+    pub load: Load,
+    /// Experts there are.
+    pub experts: usize,
+    /// Tokens that each takes of a rank.
+    pub limit: Option<usize>,
+}
 
 /// The routes of one microbatch through one MoE layer.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// From token order to expert order, on the rank the tokens are from.
-    pub map: RowMap,
-    /// Rows of each expert held here, all senders together.
-    pub counts: Vec<usize>,
-    /// Rows of each expert there is, from all ranks that exchange tokens here.
+    /// Tokens that chose each expert there is, on all ranks that exchange tokens here; empty where no host has
+    /// asked.
     pub exchanged: Vec<u64>,
-    /// First row of each of them, and the number of rows, on the device: `[held + 1]` i32; absent
-    /// where those of the map are the same.
-    offsets: Option<Tensor>,
-    /// Rows to each EP peer.
-    send_rows: Vec<usize>,
-    /// Rows from each EP peer.
-    recv_rows: Vec<usize>,
-    /// Whether every EP peer sends every other as many.
-    even: bool,
-    /// Rows that each ETP peer received: the blocks of the shared buffer.
-    etp_rows: Vec<usize>,
-    /// Blocks of the rows as they arrive, in the order of local experts; empty where rows arrive in
-    /// that order.
-    blocks: Vec<Range<usize>>,
+    /// Rows that the experts here process.
+    rows: usize,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// The rank has all experts.
+    Home(RowMap),
+    /// Rows leave in the order of the map. The offsets are those of the experts held here `[held + 1]` i32.
+    Exchange {
+        map: RowMap,
+        exchange: Exchange,
+        offsets: Tensor,
+    },
+    Gather(Gather),
 }
 
 impl Dispatch {
-    /// Exchanges counts and lays out every move. `map` orders the rank's rows by expert.
-    pub fn plan(cx: &Context, map: RowMap) -> Result<Self, Error> {
-        let own: Vec<u64> = map.counts.iter().map(|&count| count as u64).collect();
-        let all = if cx.tp_ep.is_solo() {
-            vec![own.into()]
-        } else {
-            cx.comm(Category::EpComm, "exchange_counts", || {
-                cx.tp_ep.exchange_counts(&own)
-            })?
-        };
-        let (ep, etp) = (cx.ep.size(), cx.etp.size());
-        let held = map.counts.len() / ep;
-        let (me, holder) = (cx.etp.index(), cx.ep.index());
-        // In the tp-ep group, member `i + etp * j` is ETP rank `i` of EP rank `j`.
-        let member = |etp_rank: usize, ep_rank: usize| &all[etp_rank + etp * ep_rank];
-        let send_rows: Vec<usize> = member(me, holder).chunks_exact(held).map(sum).collect();
-        // What every sender has for each expert here, in the order of arrival.
-        let senders: Vec<&[u64]> = (0..etp * ep)
-            .map(|sender| &member(sender / ep, sender % ep)[holder * held..(holder + 1) * held])
-            .collect();
-        let arriving: Vec<usize> = senders.iter().map(|rows| sum(rows)).collect();
-
-        let mut exchanged = vec![0; map.counts.len()];
-        for sender in &all {
-            for (sum, &rows) in exchanged.iter_mut().zip(sender.iter()) {
-                *sum += rows;
-            }
-        }
-        let mut counts = vec![0; held];
-        for sender in &senders {
-            for (count, &rows) in counts.iter_mut().zip(*sender) {
-                *count += rows as usize;
-            }
-        }
-        let offsets = (!cx.tp_ep.is_solo()).then(|| offsets(cx, &counts));
-        let in_order = held == 1 || etp * ep == 1;
-        Ok(Self {
-            blocks: if in_order {
-                Vec::new()
-            } else {
-                by_expert(&senders, &arriving, held)
-            },
-            counts,
-            exchanged,
-            offsets,
-            even: all_even((0..ep).map(|peer| member(me, peer)), &send_rows),
-            send_rows,
-            recv_rows: arriving[me * ep..(me + 1) * ep].to_vec(),
-            etp_rows: arriving
-                .chunks_exact(ep)
-                .map(|rows| rows.iter().sum())
-                .collect(),
+    /// Exchanges counts where they are known and lays out every move.
+    pub fn plan(cx: &Context, chosen: Chosen) -> Result<Self, Error> {
+        let Chosen {
+            ids,
             map,
+            load,
+            experts,
+            limit,
+        } = chosen;
+        if cx.tp_ep.is_solo() {
+            let map = map.expect("a rank alone gathers nothing");
+            return Ok(Self {
+                exchanged: Vec::new(),
+                rows: map.num_rows(),
+                way: Way::Home(map),
+            });
+        }
+        let mut exchanged = Vec::new();
+        let mut all: Vec<Rc<[u64]>> = match &load {
+            Load::Known(load) => cx.comm(Category::EpComm, "exchange_counts", || {
+                cx.tp_ep.exchange_counts(load)
+            })?,
+            // All are padded to the same.
+            Load::Offsets(_) => {
+                let each = limit.expect("without counts there is a capacity");
+                vec![vec![each as u64; experts].into(); cx.tp_ep.size()]
+            }
+        };
+        if let Load::Known(_) = load {
+            exchanged = vec![0; experts];
+            for sender in &all {
+                for (sum, &rows) in exchanged.iter_mut().zip(sender.iter()) {
+                    *sum += rows;
+                }
+            }
+            if let Some(limit) = limit {
+                let within = |rows: &Rc<[u64]>| rows.iter().map(|&n| n.min(limit as u64)).collect();
+                all = all.iter().map(within).collect();
+            }
+        }
+        let held = experts / cx.ep.size();
+        let Some(map) = map else {
+            let here = cx.ep.index() * held..(cx.ep.index() + 1) * held;
+            let of_sender = |sender: &Rc<[u64]>| sender[here.clone()].iter().sum::<u64>();
+            let rows = all.iter().map(of_sender).sum::<u64>() as usize;
+            return Ok(Self {
+                exchanged,
+                rows,
+                way: Way::Gather(Gather::new(cx, &ids, held, rows)?),
+            });
+        };
+        let exchange = Exchange::new(cx, &all);
+        Ok(Self {
+            exchanged,
+            rows: exchange.counts.iter().sum(),
+            way: Way::Exchange {
+                map,
+                offsets: offsets(cx, &exchange.counts),
+                exchange,
+            },
         })
     }
 
     /// Which rows the experts here process.
     pub fn rows(&self) -> Rows<'_> {
-        Rows::Offsets(self.offsets.as_ref().unwrap_or(&self.map.offsets))
+        Rows::Offsets(match &self.way {
+            Way::Home(map) => &map.offsets,
+            Way::Exchange { offsets, .. } => offsets,
+            Way::Gather(gather) => gather.offsets(),
+        })
     }
 
     /// Rows that the experts here process.
     pub fn num_rows(&self) -> usize {
-        self.counts.iter().sum()
+        self.rows
     }
 
-    /// `[t K, w]` in expert order `-> [N, w]` in local expert order.
+    /// By what rows are put in order before they leave: see [`leaving`].
+    pub fn map(&self) -> Option<&RowMap> {
+        match &self.way {
+            Way::Home(map) | Way::Exchange { map, .. } => Some(map),
+            Way::Gather(_) => None,
+        }
+    }
+
+    /// What is [`leaving`] `-> [N, w]` in local expert order.
     pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
-        let arrived = self.start_dispatch(cx, rows)?.finish(cx)?;
-        Ok(self.sorted(cx, arrived))
+        match &self.way {
+            Way::Home(_) => Ok(rows),
+            Way::Exchange { exchange, .. } => exchange.there(cx, rows),
+            Way::Gather(gather) => gather.there(cx, &rows),
+        }
     }
 
-    /// [`Dispatch::to_experts`] for rows and for one number a row, both under way together.
+    /// [`Dispatch::to_experts`] for rows and what [leaves with them](leaving_numbers), both under way together.
     pub fn to_experts_with(
         &self,
         cx: &Context,
         rows: Tensor,
         numbers: Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let numbers = self.start_dispatch(cx, as_column(numbers))?;
-        let rows = self.start_dispatch(cx, rows)?;
-        let numbers = numbers.finish(cx)?;
-        let numbers = self.sorted(cx, numbers);
-        let rows = rows.finish(cx)?;
-        Ok((self.sorted(cx, rows), as_vector(numbers)))
+        match &self.way {
+            Way::Home(_) => Ok((rows, numbers)),
+            Way::Exchange { exchange, .. } => {
+                let [rows, numbers] = exchange.there_with(cx, rows, as_column(numbers))?;
+                Ok((rows, as_vector(numbers)))
+            }
+            Way::Gather(gather) => {
+                let [rows, numbers] = gather.there_with(cx, &rows, &numbers)?;
+                Ok((rows, numbers))
+            }
+        }
     }
 
-    /// `[N, w]` in local expert order `-> [t K, w]` in expert order, summed over ETP.
+    /// `[N, w]` in local expert order `-> [t, w]`, the sum over a token's rows.
     pub fn from_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
-        self.start_combine(cx, rows)?.finish(cx)
+        let (rows, map) = match &self.way {
+            Way::Home(map) => (rows, map),
+            Way::Exchange { map, exchange, .. } => (exchange.back(cx, rows)?, map),
+            Way::Gather(gather) => return gather.back(cx, rows),
+        };
+        Ok(cx.op(Category::RouterPermute, || {
+            permute::unpermute(&rows, map, None)
+        }))
     }
 
-    /// [`Dispatch::from_experts`] for rows and for one number a row, both under way together.
+    /// [`Dispatch::from_experts`] for rows and for one number a row `[N] -> [t, K]`, both under way together.
     pub fn from_experts_with(
         &self,
         cx: &Context,
         rows: Tensor,
         numbers: Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let numbers = self.start_combine(cx, as_column(numbers))?;
-        let rows = self.start_combine(cx, rows)?;
-        Ok((rows.finish(cx)?, as_vector(numbers.finish(cx)?)))
-    }
-
-    fn sorted(&self, cx: &Context, arrived: Tensor) -> Tensor {
-        if self.blocks.is_empty() {
-            return arrived;
-        }
-        cx.op(Category::RouterPermute, || {
-            rows::gather_chunks(&arrived, &self.blocks)
-        })
-    }
-
-    fn unsorted(&self, cx: &Context, rows: Tensor) -> Tensor {
-        if self.blocks.is_empty() {
-            return rows;
-        }
-        cx.op(Category::RouterPermute, || {
-            rows::scatter_chunks(&rows, &self.blocks)
-        })
-    }
-
-    fn start_dispatch(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
-        if cx.tp_ep.is_solo() {
-            return Ok(self.there(rows));
-        }
-        let dims = [self.etp_rows.iter().sum(), rows.width()];
-        let shared = cx
-            .device
-            .empty(TensorClass::Activations, rows.dtype(), &dims);
-        let own = shared.rows(self.etp_block(cx.etp.index()));
-        let pending = if cx.ep.is_solo() {
-            cx.op(Category::RouterPermute, || elementwise::copy(&rows, &own));
-            None
-        } else {
-            Some(cx.comm(Category::EpComm, "all_to_all", || {
-                let (send, receive) = (&self.send_rows, &self.recv_rows);
-                start_all_to_all(&cx.ep, self.even, [&rows, &own], [send, receive])
-            })?)
+        let ([rows, numbers], map) = match &self.way {
+            Way::Home(map) => ([rows, numbers], map),
+            Way::Exchange { map, exchange, .. } => {
+                let [rows, numbers] = exchange.back_with(cx, rows, as_column(numbers))?;
+                ([rows, as_vector(numbers)], map)
+            }
+            Way::Gather(gather) => {
+                let [x, numbers] = gather.back_with(cx, rows, numbers)?;
+                return Ok((x, numbers));
+            }
         };
-        Ok(Moving {
-            dispatch: self,
-            tensor: shared,
-            source: Some(rows),
-            pending,
-            share: true,
-        })
-    }
-
-    fn start_combine(&self, cx: &Context, rows: Tensor) -> Result<Moving<'_>, Error> {
-        let rows = self.unsorted(cx, rows);
-        let own = self.sum_over_etp(cx, rows)?;
-        if cx.ep.is_solo() {
-            return Ok(self.there(own));
-        }
-        let dims = [self.send_rows.iter().sum(), own.width()];
-        let home = cx
-            .device
-            .empty(TensorClass::Activations, own.dtype(), &dims);
-        let pending = cx.comm(Category::EpComm, "all_to_all", || {
-            let (send, receive) = (&self.recv_rows, &self.send_rows);
-            start_all_to_all(&cx.ep, self.even, [&own, &home], [send, receive])
-        })?;
-        Ok(Moving {
-            dispatch: self,
-            tensor: home,
-            source: Some(own),
-            pending: Some(pending),
-            share: false,
-        })
-    }
-
-    /// Rows that need not move.
-    fn there(&self, rows: Tensor) -> Moving<'_> {
-        Moving {
-            dispatch: self,
-            tensor: rows,
-            source: None,
-            pending: None,
-            share: false,
-        }
-    }
-
-    /// Rows of one ETP peer in the shared buffer.
-    fn etp_block(&self, peer: usize) -> Range<usize> {
-        let start: usize = self.etp_rows[..peer].iter().sum();
-        start..start + self.etp_rows[peer]
-    }
-
-    /// Gives every ETP peer the rows that each of them received.
-    fn share_over_etp(&self, cx: &Context, shared: &Tensor) -> Result<(), Error> {
-        if cx.etp.is_solo() {
-            return Ok(());
-        }
-        let mut pending = Vec::with_capacity(self.etp_rows.len());
-        for peer in 0..self.etp_rows.len() {
-            let block = shared.rows(self.etp_block(peer));
-            let start = || cx.etp.start_broadcast(&block, peer);
-            pending.push(cx.comm(Category::TpComm, "broadcast", start)?);
-        }
-        for pending in pending {
-            cx.comm(Category::TpComm, "broadcast", || pending.wait())?;
-        }
-        Ok(())
-    }
-
-    /// Sums the parts of every ETP peer at the rows this rank received.
-    fn sum_over_etp(&self, cx: &Context, parts: Tensor) -> Result<Tensor, Error> {
-        if cx.etp.is_solo() {
-            return Ok(parts);
-        }
-        let (peers, own) = (self.etp_rows.len(), self.etp_rows[cx.etp.index()]);
-        let dims = [peers * own, parts.width()];
-        let received = cx
-            .device
-            .empty(TensorClass::Transient, parts.dtype(), &dims);
-        cx.comm(Category::TpComm, "all_to_all", || {
-            let arriving = vec![own; peers];
-            let even = all_equal(self.etp_rows.iter().copied());
-            let rows: [&[usize]; 2] = [&self.etp_rows, &arriving];
-            start_all_to_all(&cx.etp, even, [&parts, &received], rows)?.wait()
-        })?;
-        drop(parts);
-        let dims = [own, received.width()];
-        let sum = cx
-            .device
-            .empty(TensorClass::Activations, received.dtype(), &dims);
-        let parts: Vec<Tensor> = (0..peers)
-            .map(|peer| received.rows(peer * own..(peer + 1) * own))
-            .collect();
-        cx.op(Category::TpComm, || {
-            reduce::sum_ordered(&parts.iter().collect::<Vec<_>>(), &sum);
-        });
-        Ok(sum)
+        Ok(cx.op(Category::RouterPermute, || {
+            let x = permute::unpermute(&rows, map, None);
+            (x, permute::unpermute_slots(&numbers, map))
+        }))
     }
 }
 
-/// Rows under way.
-struct Moving<'a> {
-    dispatch: &'a Dispatch,
-    /// Where they arrive.
-    tensor: Tensor,
-    /// What was sent, which is alive until it has arrived, whoever would let go of it earlier.
-    source: Option<Tensor>,
-    pending: Option<Pending>,
-    /// Whether ETP peers share what arrived.
-    share: bool,
+/// Tokens `[t, w]` as they leave: a row for each choice in the order of a map, or where there is none as they
+/// are.
+pub fn leaving(cx: &Context, x: &Tensor, map: Option<&RowMap>) -> Tensor {
+    map.map_or_else(
+        || x.clone(),
+        |map| cx.op(Category::RouterPermute, || permute::forward(x, map)),
+    )
 }
 
-impl Moving<'_> {
-    fn finish(self, cx: &Context) -> Result<Tensor, Error> {
-        if let Some(pending) = self.pending {
-            cx.comm(Category::EpComm, "all_to_all", || pending.wait())?;
-        }
-        drop(self.source);
-        if self.share {
-            self.dispatch.share_over_etp(cx, &self.tensor)?;
-        }
-        Ok(self.tensor)
-    }
-}
-
-/// Starts the exchange of rows between members who have all seen all counts, and so agree on whether
-/// they are even.
-fn start_all_to_all(
-    group: &Communicator,
-    even: bool,
-    [src, dst]: [&Tensor; 2],
-    [send, receive]: [&[usize]; 2],
-) -> Result<Pending, TransportError> {
-    if even {
-        group.start_all_to_all_even(src, dst)
-    } else {
-        group.start_all_to_all(src, send, dst, receive)
-    }
-}
-
-fn sum(rows: &[u64]) -> usize {
-    rows.iter().sum::<u64>() as usize
-}
-
-/// Whether EP peers, by their rows for each expert, all send each other as many as one of them says.
-fn all_even<'a>(mut peers: impl Iterator<Item = &'a Rc<[u64]>>, send_rows: &[usize]) -> bool {
-    let mut known: Option<&Rc<[u64]>> = None;
-    peers.all(|rows| {
-        // Peers that share their counts are looked at once.
-        if known.is_some_and(|known| Rc::ptr_eq(known, rows)) {
-            return true;
-        }
-        known = Some(rows);
-        let held = rows.len() / send_rows.len();
-        let mut each = rows.chunks_exact(held).map(sum);
-        each.all(|rows| rows == send_rows[0])
-    })
-}
-
-/// Blocks of the rows of some senders, one sender after the other, in the order of local experts. Each
-/// sender has `arriving` rows.
-fn by_expert(senders: &[&[u64]], arriving: &[usize], held: usize) -> Vec<Range<usize>> {
-    let mut end = 0;
-    let first = arriving.iter().map(|rows| {
-        end += rows;
-        end - rows
-    });
-    let mut starts: Vec<usize> = first.collect();
-    let mut blocks = Vec::with_capacity(senders.len() * held);
-    for expert in 0..held {
-        for (start, sender) in starts.iter_mut().zip(senders) {
-            let end = *start + sender[expert] as usize;
-            blocks.push(*start..end);
-            *start = end;
-        }
-    }
-    blocks
-}
-
-fn all_equal(mut numbers: impl Iterator<Item = usize>) -> bool {
-    let first = numbers.next();
-    numbers.all(|number| Some(number) == first)
+/// Numbers of choices `[t, K]` as they leave with [tokens](leaving).
+pub fn leaving_numbers(cx: &Context, numbers: &Tensor, map: Option<&RowMap>) -> Tensor {
+    map.map_or_else(
+        || numbers.clone(),
+        |map| {
+            cx.op(Category::RouterPermute, || {
+                permute::permute_slots(numbers, map)
+            })
+        },
+    )
 }
 
 /// Where the rows of each expert start, and where the last ones end.

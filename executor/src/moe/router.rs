@@ -3,13 +3,16 @@
 
 use std::ops::Range;
 
-use moefold_kernels::permute::{self, RowMap};
+use moefold_kernels::permute::{self, Room, RowMap};
 use moefold_kernels::router::{self, Groups, RouterRule, Routing, Stats};
 use moefold_kernels::{Dtype, Tensor, TensorClass, z_loss};
+use moefold_planner::choice::{Capacity, DropPolicy};
 use moefold_planner::model::{Moe, Score};
 use moefold_profiles::trace::Category;
 
-use super::balance::{Balance, Balancing, Losses, RoutingStats, ZLoss};
+use super::Sparse;
+use super::balance::{Balance, Balancing, Load, Losses, RoutingStats, ZLoss};
+use super::dispatch::{Chosen, Dispatching};
 use crate::error::Error;
 use crate::layers::linear;
 use crate::model::Part;
@@ -31,6 +34,7 @@ pub struct Router {
     num_experts: usize,
     rule: RouterRule,
     balancing: Balancing,
+    dispatching: Dispatching,
     losses: Losses,
 }
 
@@ -46,7 +50,11 @@ pub struct RouterSaved {
 
 impl Router {
     /// The router of `layer` on its weights.
-    pub fn new(store: &Store, layer: u32, moe: &Moe, balancing: Balancing) -> Self {
+    pub fn new(store: &Store, layer: u32, moe: &Moe, sparse: Sparse) -> Self {
+        let Sparse {
+            balancing,
+            dispatching,
+        } = sparse;
         let score = match moe.router.score {
             Score::TopkThenSoftmax => router::Score::TopkThenSoftmax,
             Score::SoftmaxThenTopk => router::Score::SoftmaxThenTopk,
@@ -72,6 +80,7 @@ impl Router {
             },
             losses: Losses::new(balancing, moe.topk as usize, moe.experts as usize),
             balancing,
+            dispatching,
         }
     }
 
@@ -80,23 +89,29 @@ impl Router {
         self.losses.begin_step();
     }
 
-    /// Scores and chooses for `x [t, h]`. What other ranks choose is not known yet.
+    /// Scores and chooses for `x [t, h]`. What other ranks choose is not known yet, and where nothing is sent
+    /// to them the host does not ask what this one does.
     pub fn forward(
         &self,
         cx: &Context,
         x: &Tensor,
-    ) -> Result<(Routing, RowMap, RouterSaved, RoutingStats), Error> {
+    ) -> Result<(Routing, Chosen, RouterSaved, RoutingStats), Error> {
         let logits = self.logits(cx, x);
         let parts = self.losses.parts(cx, x.dims()[0]);
         let (routing, stats) = cx.op(CATEGORY, || self.choose_with_stats(&logits, &parts));
-        let sorted = cx.op(CATEGORY, || permute::sort(&routing.ids, self.num_experts));
-        let map = cx.to_host("counts_to_host", || sorted.counted());
+        let map = cx.op(CATEGORY, || permute::map(&routing.ids, self.num_experts));
+        let load = if self.dispatching.needs_counts(cx) {
+            let counts = cx.to_host("counts_to_host", || map.counts());
+            Load::Known(counts.into_iter().map(|count| count as u64).collect())
+        } else {
+            Load::Offsets(map.offsets.clone())
+        };
         let balance = match stats {
-            Some(stats) => Some(self.balance(cx, &stats, &map, parts.len(), x.dims()[0])?),
+            Some(stats) => Some(self.balance(cx, &stats, &load, parts.len(), x.dims()[0])?),
             None => None,
         };
         let z = (self.balancing.z_loss_coef > 0.0).then(|| {
-            let rows = (cx.tp.size() * logits.dims()[0]) as f64;
+            let rows = (cx.tp.size() * cx.cp.size() * logits.dims()[0]) as f64;
             ZLoss {
                 z: cx.op(CATEGORY, || z_loss::forward(&logits)),
                 factor: self.balancing.z_loss_coef / rows,
@@ -108,13 +123,55 @@ impl Router {
                 .map(|balance| (balance.gradient.clone(), parts)),
             z: z.clone().map(|z| (logits, z)),
         };
-        let stats = RoutingStats {
-            load: map.counts.iter().map(|&count| count as u64).collect(),
+        let mut stats = RoutingStats {
+            load,
             balance,
             z,
             ..RoutingStats::default()
         };
-        Ok((routing, map, saved, stats))
+        let mut chosen = Chosen {
+            ids: routing.ids.clone(),
+            map: (!self.dispatching.gathers(cx)).then(|| map.clone()),
+            load: stats.load.clone(),
+            experts: self.num_experts,
+            limit: None,
+        };
+        if let Some(capacity) = self.dispatching.capacity {
+            self.limit(cx, &routing, &map, capacity, &mut chosen);
+        }
+        stats.limit = chosen.limit;
+        Ok((routing, chosen, saved, stats))
+    }
+
+    /// Leaves of what was chosen, which `all` is the map of, what experts of a capacity take. Where nobody has
+    /// counted, there are as many rows as there may be.
+    fn limit(
+        &self,
+        cx: &Context,
+        routing: &Routing,
+        all: &RowMap,
+        capacity: Capacity,
+        chosen: &mut Chosen,
+    ) {
+        let [tokens, topk, experts] =
+            [all.num_tokens(), self.topk, self.num_experts].map(|n| n as u64);
+        let each = capacity.rows(tokens, topk, experts) as usize;
+        let probs = match capacity.drop_policy {
+            DropPolicy::Probs => Some(&routing.probs),
+            DropPolicy::Position => None,
+        };
+        let room = match &chosen.load {
+            _ if capacity.pad => Room::Each(each),
+            Load::Known(load) => Room::Rows(load.iter().map(|&n| each.min(n as usize)).sum()),
+            Load::Offsets(_) => Room::Rows(all.num_rows().min(each * self.num_experts)),
+        };
+        cx.op(CATEGORY, || {
+            chosen.ids = permute::limit(&routing.ids, all, each, probs);
+            if let Some(map) = &mut chosen.map {
+                *map = permute::map_of(&chosen.ids, 0..self.num_experts, room);
+            }
+        });
+        chosen.limit = Some(each);
     }
 
     /// As [`Router::forward`], of what it was asked for before, so that the map and the statistics are known.
@@ -160,20 +217,24 @@ impl Router {
         (self.choose(logits), Some(stats))
     }
 
-    /// The losses of the scores of a microbatch. Where the counts are the map's, the host has them already.
+    /// The losses of the scores of a microbatch. Where the counts are those of the load, the host may have them
+    /// already.
     fn balance(
         &self,
         cx: &Context,
         stats: &Stats,
-        map: &RowMap,
+        load: &Load,
         parts: usize,
         tokens: usize,
     ) -> Result<Balance, Error> {
-        let counts: Vec<f64> = if self.is_by_score() && parts == 1 {
-            map.counts.iter().map(|&count| count as f64).collect()
-        } else {
-            let counts = cx.to_host("counts_to_host", || stats.counts.to_i32());
-            counts.into_iter().map(f64::from).collect()
+        let counts: Vec<f64> = match load {
+            Load::Known(load) if self.is_by_score() && parts == 1 => {
+                load.iter().map(|&count| count as f64).collect()
+            }
+            _ => {
+                let counts = cx.to_host("counts_to_host", || stats.counts.to_i32());
+                counts.into_iter().map(f64::from).collect()
+            }
         };
         self.losses.of(cx, tokens, stats, &counts)
     }
@@ -198,7 +259,8 @@ impl Router {
             }
         });
         if let Some((logits, ZLoss { z, factor })) = &saved.z {
-            let factor = factor / f64::from(cx.layout.microbatches());
+            // Of the whole loss, as often as gradients are averaged over.
+            let factor = factor * f64::from(cx.layout.cp()) / f64::from(cx.layout.microbatches());
             cx.op(CATEGORY, || {
                 z_loss::backward(logits, z, factor as f32, &dlogits);
             });

@@ -31,14 +31,15 @@ pub(super) fn refusal(device: &Device, op: &Op) -> Option<&'static str> {
             | Op::Sweep { .. }
             | Op::Adamw { .. }
     );
-    let sorts = matches!(
+    let of_integers = matches!(
         op,
         Op::Sweep {
-            kind: SweepKind::Sort,
+            kind: SweepKind::Sort | SweepKind::Limit | SweepKind::Copy,
+            dtype: Dtype::I32,
             ..
         }
     );
-    if op.dtype() != stored && !(wide && op.dtype() == Dtype::F32) && !sorts {
+    if op.dtype() != stored && !(wide && op.dtype() == Dtype::F32) && !of_integers {
         return Some(match (device.properties(), stored) {
             (None, _) => "the CPU computes in f32",
             (_, Dtype::Bf16) => "the device was opened in bf16",

@@ -18,8 +18,7 @@ use crate::layers::head::{Head, HeadSaved};
 use crate::layers::linear;
 use crate::layers::norm::Norm;
 use crate::model::{Part, Piece};
-use crate::moe::RoutingStats;
-use crate::moe::balance::Balancing;
+use crate::moe::{RoutingStats, Sparse};
 use crate::rank::Context;
 use crate::store::{Store, Weight};
 
@@ -59,7 +58,7 @@ impl Depth {
         model: &Model,
         store: &Store,
         index: u32,
-        balancing: Balancing,
+        sparse: Sparse,
         weight: f64,
     ) -> Self {
         let eps = model.norm.eps;
@@ -70,7 +69,7 @@ impl Depth {
             embedding_norm: norm(Part::DepthEmbeddingNorm),
             hidden_norm: norm(Part::DepthHiddenNorm),
             projection: store.weight(Some(index), Part::DepthProjection),
-            layer: StageModel::new(model, store, &pieces, balancing, &|_| Recompute::None, 0.0),
+            layer: StageModel::new(model, store, &pieces, sparse, &|_| Recompute::None, 0.0),
             head: Head::of_depth(store, index, model.tied_embeddings, eps),
             weight: weight as f32,
         }

@@ -7,30 +7,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{CpComm, Module, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
-    Account, Again, Height as _, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory,
-    StepMemory, Task, Work,
+    Account, Again, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
+    StageMemory, StepMemory, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Cluster, Collective, Dtype, Op, Precision};
+use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision};
 
 use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
+use crate::moe::dispatch::Dispatching;
+use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{loss_at, rotations, sums, upload};
+use crate::step::{keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
+use crate::transport::ranks_of_link;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -39,14 +42,15 @@ pub struct Traced<'a> {
     /// The GPU; absent on a CPU.
     gpu: Option<Properties>,
     pieces: Mutex<BTreeMap<Sizes, Arc<Answer>>>,
-    steps: Mutex<BTreeMap<[u64; 3], [Level; 2]>>,
+    steps: Mutex<BTreeMap<[u64; 4], [Level; 2]>>,
 }
 
-/// What is traced as one, and the sizes that decide what it does: `[precision, seq_len]`; of what attention's
+/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
-/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]`. Depths of multi-token prediction, which
-/// are the head's, are decided by all.
-type Sizes = (Unit, [u64; 2], [u64; 3], [u64; 3]);
+/// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
+/// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
+/// all.
+type Sizes = (Unit, [u64; 3], [u64; 3], [u64; 3], [u64; 4]);
 
 /// What is traced as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +70,8 @@ struct Site<'a> {
     layout: &'a Layout,
     local: &'a Local,
     precision: Precision,
+    cp_comm: CpComm,
+    dispatching: Dispatching,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -74,7 +80,16 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             layout: setting.layout,
             local: setting.local,
             precision: setting.precision,
+            cp_comm: setting.cp_comm,
+            dispatching: dispatching(setting),
         }
+    }
+}
+
+fn dispatching(setting: &Setting<'_>) -> Dispatching {
+    Dispatching {
+        dispatcher: setting.dispatcher,
+        capacity: setting.capacity,
     }
 }
 
@@ -110,6 +125,7 @@ enum Doing {
 #[derive(Debug, Clone, Copy)]
 enum Group {
     Tp,
+    Cp,
     Ep,
     Etp,
     TpEp,
@@ -119,6 +135,7 @@ impl Group {
     fn of(name: &str) -> Self {
         match name {
             "tp" => Self::Tp,
+            "cp" => Self::Cp,
             "ep" => Self::Ep,
             "etp" => Self::Etp,
             "tp-ep" => Self::TpEp,
@@ -170,6 +187,7 @@ impl<'a> Traced<'a> {
             Unit::Whole(layer) => (true, routed(layer)),
         };
         let [mut attention, mut experts] = [[0; 3]; 2];
+        let mut dispatching = [0; 4];
         if by_attention {
             attention = [local.tp, local.mbs, local.cp];
         }
@@ -177,9 +195,17 @@ impl<'a> Traced<'a> {
             let tp = moe.shared.as_ref().map_or(0, |_| local.tp);
             let degrees = local.ep << 42 | local.etp << 21 | tp;
             experts = [degrees, local.tokens_local, local.expert_rows];
+            // A rank with all experts is the same under every dispatcher.
+            let sends = local.ep * local.etp > 1;
+            dispatching[0] = u64::from(sends) * site.dispatching.dispatcher as u64;
+            if let Some(capacity) = site.dispatching.capacity {
+                let each = capacity.rows(local.tokens_local, moe.topk, moe.experts);
+                let policy = capacity.drop_policy as u64;
+                dispatching[1..].copy_from_slice(&[each, policy, u64::from(capacity.pad)]);
+            }
         }
-        let always = [site.precision as u64, local.seq_len];
-        let sizes = (unit, always, attention, experts);
+        let always = [site.precision as u64, site.cp_comm as u64, local.seq_len];
+        let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
             return answer;
@@ -202,12 +228,16 @@ impl<'a> Traced<'a> {
         let device = self.device(site.precision.activation());
         let tape = Tape::with_room(EVENTS);
         let assumed = Assumed::Load(self.load(local));
-        let cx = piece_on(device, layout, assumed, &tape);
+        let mut cx = piece_on(device, layout, assumed, &tape);
+        cx.cp_comm = site.cp_comm;
         let at = cx.at;
         let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
-        let balancing = Balancing::default();
+        let sparse = Sparse {
+            balancing: Balancing::default(),
+            dispatching: site.dispatching,
+        };
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, balancing, &again, 0.0);
+        let stage = StageModel::new(model, &store, &pieces, sparse, &again, 0.0);
         let depths = match pieces[0] {
             model::Piece::Head => model.mtp.len(),
             _ => 0,
@@ -236,12 +266,20 @@ impl<'a> Traced<'a> {
             let dtype = cx.device.dtype();
             cx.device.empty(TensorClass::Activations, dtype, &dims)
         };
+        // Where a router leaves its offsets.
+        let routers = routers(model);
+        let kept = offsets(&cx, &site.dispatching, &routers[..routers.len().min(1)], 1);
         // What comes from the piece before, and from the one after.
         let x = (!has(model::Piece::Embedding)).then(stream);
         let dy = (!has(model::Piece::Head)).then(stream);
 
         tape.wipe();
-        let (output, saved) = stage.forward(&cx, x, &tokens, |_, _| ())?;
+        let routed = |_, stats: RoutingStats| {
+            if let Some(kept) = &kept {
+                keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
+            }
+        };
+        let (output, saved) = stage.forward(&cx, x, &tokens, routed)?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -383,6 +421,7 @@ impl Runtime for Traced<'_> {
 
     fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered {
         let mut lowered = Lowered::default();
+        let queues = self.gpu.is_some();
         let pieces = self.pieces(piece);
         let answers: Vec<_> = pieces
             .iter()
@@ -395,13 +434,13 @@ impl Runtime for Traced<'_> {
             let forward = answer.forward.iter();
             lowered
                 .forward
-                .extend(forward.map(|item| work(setting, item)));
+                .extend(forward.map(|item| work(setting, item, queues)));
         }
         for answer in answers.iter().rev() {
             let backward = answer.backward.iter();
             lowered
                 .backward
-                .extend(backward.map(|item| work(setting, item)));
+                .extend(backward.map(|item| work(setting, item, queues)));
         }
         let units: Vec<_> = sets.iter().map(|set| self.units(&pieces, set)).collect();
         let mut told: Vec<&Unit> = Vec::new();
@@ -416,7 +455,7 @@ impl Runtime for Traced<'_> {
                 work: answer
                     .again
                     .iter()
-                    .map(|item| work(setting, item))
+                    .map(|item| work(setting, item, queues))
                     .collect(),
             });
         }
@@ -460,7 +499,9 @@ impl Runtime for Traced<'_> {
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
         let local = setting.local;
-        let sizes = [local.mbs, local.tokens, setting.precision as u64];
+        let pads = setting.capacity.is_some_and(|capacity| capacity.pad);
+        let uncounted = u64::from(pads || local.ep * local.etp == 1);
+        let sizes = [local.mbs, local.tokens, setting.precision as u64, uncounted];
         let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let known = steps().get(&sizes).copied();
         let [fixed, microbatch] = known.unwrap_or_else(|| {
@@ -486,12 +527,17 @@ impl Traced<'_> {
         layout: &Layout,
         batch: &Batch,
         precision: Precision,
+        cp_comm: CpComm,
+        dispatching: Dispatching,
         load: f64,
     ) -> Bytes {
+        let local = Local::new(layout, self.model, batch, load);
         let site = Site {
             layout,
-            local: &Local::new(layout, self.model, batch, load),
+            local: &local.within(self.model, dispatching.capacity),
             precision,
+            cp_comm,
+            dispatching,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -509,15 +555,16 @@ impl Traced<'_> {
         let depths = self.model.mtp.len();
         let sums = sums(&cx, depths);
         let fixed = tape.read(Heard::of).account.live();
-        let len = local.tokens as usize;
+        let size = [local.mbs as usize, local.seq_len as usize];
+        let len = size[0] * size[1];
         let tokens = crate::step::HostTokens {
             ids: vec![0; len],
             targets: vec![0; len],
         };
-        let size = [local.mbs as usize, local.seq_len as usize];
         let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
+        let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
-        drop((rope, sums, uploaded));
+        drop((rope, sums, uploaded, kept));
         [fixed, microbatch]
     }
 }
@@ -586,21 +633,35 @@ impl Heard {
     }
 }
 
-/// An item as the planner prices it, its group where the setting has it.
-fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
+/// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
+/// core of attention on a device that communicates in a stream of its own.
+fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
+    let mut beside_core = false;
+    let mut part = None;
     let task = match doing {
-        Doing::Op(op) => Task::Op(*op),
+        Doing::Op(op) => {
+            part = matches!(op, Op::Attention { .. }).then_some(Part::Core);
+            Task::Op(*op)
+        }
         Doing::HostRead => Task::HostRead,
         Doing::Collective(group, collective) => {
             let groups = setting.groups;
             let placement = match group {
                 Group::Tp => groups.tp,
+                Group::Cp => groups.cp,
                 Group::Ep => groups.ep,
                 Group::Etp => groups.etp,
                 Group::TpEp => groups.tp_ep,
             };
+            beside_core = queues && collective.kind == CollectiveKind::SendRecv;
+            let ranks_per_domain = match collective.kind {
+                CollectiveKind::SendRecv => {
+                    ranks_of_link(placement.ranks, placement.ranks_per_domain)
+                }
+                _ => placement.ranks_per_domain,
+            };
             Task::Collective(Collective {
-                ranks_per_domain: placement.ranks_per_domain,
+                ranks_per_domain,
                 ..*collective
             })
         }
@@ -608,8 +669,8 @@ fn work(setting: &Setting<'_>, (doing, category): &Item) -> Work {
     Work {
         task,
         category: *category,
-        part: None,
-        beside_core: false,
+        part,
+        beside_core,
     }
 }
 

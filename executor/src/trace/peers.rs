@@ -172,9 +172,9 @@ pub(super) struct Groups<'a> {
 impl Groups<'_> {
     /// The communicator of a group.
     pub(super) fn of(&self, wanted: Wanted) -> Communicator {
-        use GroupKind::{Ep, Etp, Tp, TpEp};
+        use GroupKind::{Cp, Ep, Etp, Tp, TpEp};
         let kind = wanted.kind();
-        if self.of_pieces && !matches!(kind, Some(Tp | Ep | Etp | TpEp)) {
+        if self.of_pieces && !matches!(kind, Some(Tp | Cp | Ep | Etp | TpEp)) {
             return Communicator::solo(self.rank);
         }
         let ranks = wanted.ranks(self.layout, self.rank);

@@ -13,6 +13,7 @@ use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
+use crate::moe::Sparse;
 use crate::moe::balance::{Balancing, Biases};
 use crate::optimizer::{AdamOptions, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
@@ -75,7 +76,7 @@ impl Trainer {
 
     /// Allocates the rank's shard and leaves it zero.
     pub(crate) fn assemble(
-        cx: Context,
+        mut cx: Context,
         model: &Model,
         stages: &[Vec<u32>],
         seq_len: u64,
@@ -83,6 +84,7 @@ impl Trainer {
         adam: AdamOptions,
         losses: Weights,
     ) -> Self {
+        cx.cp_comm = savers.cp_comm;
         let (pp, number) = (cx.layout.pp(), cx.at.pp);
         let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
         let own: Vec<_> = own
@@ -95,7 +97,11 @@ impl Trainer {
         let again = |layer| savers.recompute.of_layer(layer).clone();
         let stages = own.into_iter().map(|(stage, pieces)| {
             let Weights { balancing, mtp } = losses;
-            let built = StageModel::new(model, &store, &pieces, balancing, &again, mtp);
+            let sparse = Sparse {
+                balancing,
+                dispatching: savers.dispatching,
+            };
+            let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
@@ -108,7 +114,7 @@ impl Trainer {
             store,
             stages,
             (optimizer, biases),
-            actions,
+            (actions, savers.dispatching),
             seq_len as usize,
         );
         Self {
@@ -251,7 +257,8 @@ impl Trainer {
             expert_load: outcome.expert_load,
             correction_bias,
             fullest,
-            dropped: 0,
+            dropped: outcome.dropped.iter().sum(),
+            dropped_by_layer: outcome.dropped,
             validation: None,
         })
     }

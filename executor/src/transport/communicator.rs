@@ -207,6 +207,14 @@ impl Communicator {
         })
     }
 
+    /// Starts to send `src` to the next member and to receive `dst` from the one before, in a ring of all.
+    pub fn start_shift(&self, src: &Tensor, dst: &Tensor) -> Result<Pending, TransportError> {
+        self.start(Exchange::Shift {
+            src: src.clone(),
+            dst: dst.clone(),
+        })
+    }
+
     /// Starts to send `tensor` to member `to`. The receiver is not waited for, here or at any time before
     /// [`Pending::wait`]; the tensor stays as it is until then.
     pub fn start_send(&self, tensor: &Tensor, to: usize) -> Result<Pending, TransportError> {
@@ -249,14 +257,18 @@ impl Communicator {
     /// The key of a collective in the cost tables.
     fn key(&self, exchange: &Exchange) -> Collective {
         let ranks = match exchange {
-            Exchange::Send { .. } | Exchange::Receive { .. } => 2,
+            Exchange::Send { .. } | Exchange::Receive { .. } | Exchange::Shift { .. } => 2,
             _ => self.ranks.len() as u32,
+        };
+        let ranks_per_domain = match exchange {
+            Exchange::Shift { .. } => ranks_of_link(self.ranks.len() as u32, self.ranks_per_domain),
+            _ => self.ranks_per_domain.min(ranks),
         };
         Collective {
             kind: exchange.kind(),
             bytes: exchange.full().bytes(),
             ranks,
-            ranks_per_domain: self.ranks_per_domain.min(ranks),
+            ranks_per_domain,
         }
     }
 
@@ -278,6 +290,11 @@ impl Communicator {
             })),
         }
     }
+}
+
+/// The ranks of one memory domain among the two of the slowest link of a ring.
+pub(crate) fn ranks_of_link(ranks: u32, ranks_per_domain: u32) -> u32 {
+    if ranks_per_domain < ranks { 1 } else { 2 }
 }
 
 /// Asserts that the tensors of a collective fit each other and the group, of which the caller is member
@@ -309,6 +326,10 @@ fn check(exchange: &Exchange, size: usize, own: usize) {
             assert_eq!(dst.dims().first(), Some(&received), "{stem}: rows received");
             assert_eq!(src.dims()[1..], dst.dims()[1..], "{stem}: widths differ");
         }
+        Exchange::Shift { src, dst } => {
+            assert_eq!(src.len(), dst.len(), "{stem}: lengths");
+            assert_eq!(src.dtype(), dst.dtype(), "{stem}: types differ");
+        }
         Exchange::Broadcast { root, .. } => assert!(*root < size, "{stem} from {root} of {size}"),
         Exchange::Send { to: other, .. } | Exchange::Receive { from: other, .. } => {
             assert!(
@@ -325,7 +346,8 @@ fn copy_locally(exchange: &Exchange) {
         Exchange::AllReduce { .. } | Exchange::Broadcast { .. } => {}
         Exchange::AllGather { src, dst }
         | Exchange::ReduceScatter { src, dst }
-        | Exchange::AllToAll { src, dst, .. } => elementwise::copy(src, dst),
+        | Exchange::AllToAll { src, dst, .. }
+        | Exchange::Shift { src, dst } => elementwise::copy(src, dst),
         Exchange::Send { .. } | Exchange::Receive { .. } => {
             unreachable!("a message is between two members")
         }

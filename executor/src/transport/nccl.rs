@@ -471,6 +471,7 @@ fn begin(comm: &Comm, exchange: &Exchange) -> Result<Progress, DeviceError> {
             recv_rows,
             ..
         } => comm.all_to_all(src, send_rows, dst, recv_rows),
+        Exchange::Shift { src, dst } => comm.shift(src, dst),
         Exchange::Broadcast { tensor, root } => comm.broadcast(tensor, *root),
         // The sender is the first of the two members of a line.
         Exchange::Send { tensor, .. } => comm.send(tensor, 1),

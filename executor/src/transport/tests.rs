@@ -304,6 +304,23 @@ fn oracle_ragged_all_to_all_delivers_rows_with_their_provenance() {
 }
 
 #[test]
+fn oracle_a_shift_brings_what_the_rank_before_has() {
+    on_worlds(|rank, group, device| {
+        let (me, ranks) = (rank.rank(), rank.ranks());
+        let mut own = tensor(device, &data(me, 11));
+        // All the way around: then it is one's own again.
+        for step in 1..=ranks {
+            let next = zeros(device, &[11]);
+            group.start_shift(&own, &next)?.wait()?;
+            let from = (me + ranks - step % ranks) % ranks;
+            assert_eq!(next.to_f32(), stored(device, &data(from, 11)), "{step}");
+            own = next;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn oracle_host_numbers() {
     on_worlds(|rank, group, _| {
         let mine: Vec<u64> = vec![u64::from(rank.rank()); rank.rank() as usize];

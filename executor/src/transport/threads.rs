@@ -247,6 +247,14 @@ impl Threads {
                     Ok(())
                 })
             }
+            Exchange::Shift { src, dst } => {
+                let started = self.post(call, read(&src), Vec::new())?;
+                Pending::new(move || {
+                    let all = started.collect()?;
+                    write(&dst, 0, &all.posts[started.before()].data, 0..dst.len());
+                    Ok(())
+                })
+            }
             // The members of a line are the sender and the receiver.
             Exchange::Send { tensor, .. } => {
                 self.tell(call, read(&tensor))?;
@@ -280,6 +288,16 @@ pub(super) struct Started {
 impl Started {
     fn size(&self) -> usize {
         self.group.key.ranks.len()
+    }
+
+    /// The member before this one, in a ring.
+    fn before(&self) -> usize {
+        (self.member + self.size() - 1) % self.size()
+    }
+
+    /// The member after it.
+    fn after(&self) -> usize {
+        (self.member + 1) % self.size()
     }
 
     fn place(&self) -> Place {
@@ -415,8 +433,10 @@ fn call_of(exchange: &Exchange) -> Call {
         },
         Exchange::AllGather { .. }
         | Exchange::ReduceScatter { .. }
+        | Exchange::Shift { .. }
         | Exchange::Send { .. }
         | Exchange::Receive { .. } => call,
+
         Exchange::AllToAll { src, .. } => Call {
             size: src.dims()[1..].iter().product(),
             ..call

@@ -7,7 +7,7 @@ use moefold_executor::moe::balance::Balancing;
 use moefold_planner::layout::Degrees;
 use serde::Deserialize;
 
-use crate::common::{Fixture, Trained, assert_close, degrees, piped};
+use crate::common::{Fixture, Trained, assert_close, cut, degrees, piped};
 
 /// Relative, of losses and norms.
 const TOLERANCE: f64 = 1e-4;
@@ -102,7 +102,7 @@ fn check(name: &'static str, layouts: &[Degrees]) {
         }
         for degrees in layouts {
             // The loss over all replicas depends on what they have had so far.
-            if knobs.glob > 0.0 && degrees.gpus > degrees.tp * degrees.pp {
+            if knobs.glob > 0.0 && degrees.gpus > degrees.tp * degrees.cp * degrees.pp {
                 continue;
             }
             let trained = train(&fixture, degrees, steps.len() as u64, *knobs);
@@ -121,12 +121,14 @@ fn check(name: &'static str, layouts: &[Degrees]) {
     }
 }
 
-const LAYOUTS: [Degrees; 5] = [
+const LAYOUTS: [Degrees; 7] = [
     piped(degrees(2, 1, 1, 1, 4), 2, 1),
     degrees(2, 2, 2, 1, 4),
     degrees(4, 4, 1, 2, 4),
     degrees(8, 8, 4, 2, 4),
     degrees(6, 2, 2, 1, 4),
+    cut(degrees(4, 2, 4, 1, 4), 2),
+    cut(degrees(8, 1, 2, 2, 4), 4),
 ];
 
 #[test]

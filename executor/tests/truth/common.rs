@@ -322,6 +322,11 @@ pub(crate) const fn degrees(gpus: u32, tp: u32, ep: u32, etp: u32, mbs: u32) -> 
     }
 }
 
+/// The same degrees with sequences cut over `cp` ranks.
+pub(crate) const fn cut(degrees: Degrees, cp: u32) -> Degrees {
+    Degrees { cp, ..degrees }
+}
+
 /// The same degrees with a pipeline.
 pub(crate) const fn piped(degrees: Degrees, pp: u32, vpp: u32) -> Degrees {
     Degrees { pp, vpp, ..degrees }

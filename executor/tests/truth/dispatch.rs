@@ -1,9 +1,11 @@
 //! Rows arrive where their expert is and come home unchanged; payloads say where they are from.
 
-use moefold_executor::moe::dispatch::Dispatch;
+use moefold_executor::moe::Load;
+use moefold_executor::moe::dispatch::{Chosen, Dispatch, leaving, leaving_numbers};
 use moefold_executor::rank::Context;
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Tensor, TensorClass, elementwise, permute};
+use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 
 use crate::common::{Fixture, degrees};
@@ -38,25 +40,40 @@ fn payload(rank: u32, pattern: u32) -> (Vec<i32>, Vec<f32>) {
 }
 
 /// Sends every choice of the rank's tokens to its expert and back.
-fn round_trip(cx: &Context, pattern: u32) {
+fn round_trip(cx: &Context, dispatcher: Dispatcher, pattern: u32) {
     let (ids, rows) = payload(cx.rank, pattern);
+    // Every choice as a token of its own, so that it comes home alone.
+    let choices = TOKENS * TOPK;
     let ids = cx
         .device
-        .from_i32(TensorClass::Activations, &ids, &[TOKENS, TOPK]);
+        .from_i32(TensorClass::Activations, &ids, &[choices, 1]);
     let rows = cx
         .device
-        .from_f32(TensorClass::Activations, &rows, &[TOKENS * TOPK, 4]);
+        .from_f32(TensorClass::Activations, &rows, &[choices, 4]);
+    let numbers = moefold_kernels::rows::gather_columns(&rows, 1..2);
     let map = permute::map(&ids, EXPERTS);
-    let by_expert = moefold_kernels::rows::gather(&rows, &map.slot_of);
-    let numbers = permute::permute_slots(
-        &moefold_kernels::rows::gather_columns(&rows, 1..2).reshape(&[TOKENS, TOPK]),
-        &map,
-    );
-    let dispatch = Dispatch::plan(cx, map).expect("counts");
+    let load: Vec<u64> = map.counts().iter().map(|&rows| rows as u64).collect();
+    let chosen = Chosen {
+        map: (dispatcher == Dispatcher::Alltoall || cx.tp_ep.is_solo()).then_some(map),
+        load: Load::Known(load.clone()),
+        ids,
+        experts: EXPERTS,
+        limit: None,
+    };
+    let sent = leaving(cx, &rows, chosen.map.as_ref());
+    let sent_numbers = leaving_numbers(cx, &numbers, chosen.map.as_ref());
+    let dispatch = Dispatch::plan(cx, chosen).expect("counts");
     let (arrived, arrived_numbers) = dispatch
-        .to_experts_with(cx, by_expert.clone(), numbers.clone())
+        .to_experts_with(cx, sent, sent_numbers)
         .expect("dispatch");
-    check_arrival(cx, &dispatch, &arrived, &arrived_numbers);
+    // Of the experts here, what all ranks chose.
+    let held = EXPERTS / cx.ep.size();
+    let all = cx.tp_ep.exchange_counts(&load).expect("counts");
+    let here = cx.ep.index() * held..(cx.ep.index() + 1) * held;
+    let of_expert = |expert: usize| all.iter().map(|load| load[expert] as usize).sum();
+    let counts: Vec<usize> = here.map(of_expert).collect();
+    assert_eq!(dispatch.num_rows(), counts.iter().sum::<usize>());
+    check_arrival(cx, &counts, &arrived, &arrived_numbers);
 
     // Every ETP rank gives its part of the sum.
     let part = 1.0 / cx.etp.size() as f32;
@@ -66,15 +83,15 @@ fn round_trip(cx: &Context, pattern: u32) {
     let (home, home_numbers) = dispatch
         .from_experts_with(cx, arrived, arrived_numbers)
         .expect("combine");
-    assert_eq!(home.to_f32(), by_expert.to_f32());
+    assert_eq!(home.to_f32(), rows.to_f32());
     assert_eq!(home_numbers.to_f32(), numbers.to_f32());
 }
 
-fn check_arrival(cx: &Context, dispatch: &Dispatch, arrived: &Tensor, numbers: &Tensor) {
+fn check_arrival(cx: &Context, counts: &[usize], arrived: &Tensor, numbers: &Tensor) {
     let held = EXPERTS / cx.ep.size();
     let rows = arrived.to_f32();
     let mut rows = rows.chunks_exact(4).zip(numbers.to_f32());
-    for (local, &count) in dispatch.counts.iter().enumerate() {
+    for (local, &count) in counts.iter().enumerate() {
         let expert = cx.ep.index() * held + local;
         for _ in 0..count {
             let (row, number) = rows.next().expect("as many rows as counted");
@@ -101,7 +118,9 @@ fn check(degrees: &Degrees) {
             let device = Device::cpu(1);
             device.poison(true);
             let cx = Context::join(rank, &layout, device, rank.recorder());
-            (0..3).for_each(|pattern| round_trip(&cx, pattern));
+            for dispatcher in [Dispatcher::Alltoall, Dispatcher::Allgather] {
+                (0..3).for_each(|pattern| round_trip(&cx, dispatcher, pattern));
+            }
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{degrees:?}: {error}"));

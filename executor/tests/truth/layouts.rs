@@ -6,6 +6,7 @@ use moefold_executor::rank::Context;
 use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_kernels::Device;
+use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::model::Mixer;
 use rand::{Rng as _, SeedableRng as _};
@@ -68,10 +69,10 @@ pub(crate) fn pipelines(fixture: &Fixture, gpus: u32) -> Vec<Degrees> {
 }
 
 /// The gradients of the first step's loss, by tensor.
-fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
+pub(crate) fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
     let layout = fixture.layout(degrees);
     let (weights, options) = (fixture.weights(), fixture.options());
-    let scale = 1.0 / layout.dp() as f32;
+    let scale = 1.0 / (layout.dp() * layout.cp()) as f32;
     let ranks = World::threads(layout.gpus())
         .run(|rank| {
             let cx = Context::join(rank, &layout, Device::cpu(1), rank.recorder());
@@ -111,7 +112,7 @@ fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
 }
 
 /// Compares gradients tensor by tensor.
-fn compare_gradients(fixture: &Fixture, single: &Tensors, degrees: &Degrees) {
+pub(crate) fn compare_gradients(fixture: &Fixture, single: &Tensors, degrees: &Degrees) {
     let found = gradients(fixture, degrees);
     assert_eq!(found.len(), single.len());
     let norm = |values: &mut dyn Iterator<Item = f32>| {
@@ -183,7 +184,7 @@ fn oracle_every_pipeline_equals_one_rank() {
 }
 
 /// Compares the steps of a layout with those of a single rank; the worst relative error of a loss.
-fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -> f64 {
+pub(crate) fn compare(fixture: &Fixture, single: &Trained, degrees: &Degrees, steps: u64) -> f64 {
     let trained = fixture.train(degrees, steps, &fixture.options());
     let mut worst: f64 = 0.0;
     assert_eq!(trained.steps.len(), single.steps.len());
@@ -207,17 +208,22 @@ fn check_all(name: &'static str, steps: u64, at_least: usize) {
 
 /// One in `of` of all layouts, drawn from the seed.
 fn check_some(name: &'static str, steps: u64, at_least: usize, of: usize) {
+    check_fixture(&Fixture::load(name), steps, at_least, of);
+}
+
+/// The same of a fixture as it is.
+fn check_fixture(fixture: &Fixture, steps: u64, at_least: usize, of: usize) {
+    let name = fixture.name;
     let mut random = ChaCha8Rng::seed_from_u64(seed());
-    let fixture = Fixture::load(name);
     let single = fixture.train(&degrees(1, 1, 1, 1, 24), steps, &fixture.options());
-    let kv_heads = kv_heads(&fixture);
+    let kv_heads = kv_heads(fixture);
     let (mut count, mut sharing_heads, mut worst) = (0, 0, 0.0_f64);
     for gpus in 1..=8 {
-        for degrees in &legal(&fixture, gpus) {
+        for degrees in &legal(fixture, gpus) {
             if random.random_range(0..of) > 0 {
                 continue;
             }
-            worst = worst.max(compare(&fixture, &single, degrees, steps));
+            worst = worst.max(compare(fixture, &single, degrees, steps));
             count += 1;
             sharing_heads += u32::from(u64::from(degrees.tp) > kv_heads);
         }
@@ -265,6 +271,27 @@ fn oracle_every_layout_of_other_families_equals_one_rank() {
     for name in DRAWN {
         check_all(name, 3, 10);
     }
+}
+
+/// One in `of` of all layouts whose ranks gather all tokens.
+fn check_gathering(of: usize) {
+    for name in ["mixtral", "qwen3_moe", "glm4_moe", "deepseek_v3"] {
+        let mut fixture = Fixture::load(name);
+        fixture.savers.dispatching.dispatcher = Dispatcher::Allgather;
+        check_fixture(&fixture, 2, 3, of);
+    }
+}
+
+#[test]
+fn oracle_layouts_that_gather_tokens_equal_one_rank() {
+    check_gathering(8);
+}
+
+/// Minutes, so only where asked for (`--ignored`).
+#[test]
+#[ignore = "takes minutes: every layout of four families"]
+fn oracle_every_layout_that_gathers_tokens_equals_one_rank() {
+    check_gathering(1);
 }
 
 fn kv_heads(fixture: &Fixture) -> u64 {

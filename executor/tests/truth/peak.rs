@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use moefold_executor::error::Error;
 use moefold_executor::moe::balance::Balancing;
+use moefold_executor::moe::dispatch::Dispatching;
 use moefold_executor::options::TrainOptions;
 use moefold_executor::rank::Context;
 use moefold_executor::record::Detail;
@@ -18,7 +19,9 @@ use moefold_executor::trace::{self, Assumed, Tape, Traced};
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
-use moefold_planner::choice::{Optimizer, Recompute, StackName};
+use moefold_planner::choice::{
+    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Recompute, StackName,
+};
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::{Ffn, Mixer, QkNorm, RouterGroups, Score};
@@ -32,7 +35,8 @@ use moefold_profiles::{Cluster, Costs, Precision, presets};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, degrees, piped};
+use crate::common::{Fixture, cut, degrees, piped};
+use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
 use crate::recompute;
@@ -70,6 +74,35 @@ fn losses(number: usize) -> Balancing {
     }
 }
 
+/// One of the ways of tokens to their experts.
+fn dispatching(number: usize) -> Dispatching {
+    let within = |factor, drop_policy, pad| {
+        Some(Capacity {
+            factor,
+            drop_policy,
+            pad,
+        })
+    };
+    let (dispatcher, capacity) = match number % 6 {
+        0 => (Dispatcher::Alltoall, None),
+        1 => (Dispatcher::Allgather, None),
+        2 => (Dispatcher::Alltoall, within(0.7, DropPolicy::Probs, true)),
+        3 => (Dispatcher::Alltoall, within(0.7, DropPolicy::Probs, false)),
+        4 => (
+            Dispatcher::Alltoall,
+            within(1.2, DropPolicy::Position, false),
+        ),
+        _ => (
+            Dispatcher::Allgather,
+            within(0.6, DropPolicy::Position, false),
+        ),
+    };
+    Dispatching {
+        dispatcher,
+        capacity,
+    }
+}
+
 /// A device without memory that stands for this one.
 fn without_memory(device: &Device) -> Device {
     match device.properties() {
@@ -83,7 +116,7 @@ fn routed(trainer: &Trainer, microbatches: &[HostTokens]) -> Result<Vec<Vec<Vec<
     let cx = &trainer.cx;
     let mut routers = Vec::new();
     for stats in trainer.stepper().routing(cx, microbatches)? {
-        let all = cx.tp_ep.exchange_counts(&stats.load)?;
+        let all = cx.tp_ep.exchange_counts(&stats.load.read())?;
         let rows = |counts: std::rc::Rc<[u64]>| counts.iter().map(|&rows| rows as usize).collect();
         routers.push(all.into_iter().map(rows).collect());
     }
@@ -198,10 +231,11 @@ fn check(
 #[test]
 fn law_a_traced_step_is_the_step() {
     for name in FIXTURES {
-        let fixture = Fixture::load(name).with_batch(8);
+        let mut fixture = Fixture::load(name).with_batch(8);
         for gpus in [1, 2, 4, 8] {
             for (i, degrees) in legal(&fixture, gpus).iter().enumerate() {
-                // Each with other losses.
+                // Each with other losses, and tokens that go another way.
+                fixture.savers.dispatching = dispatching(i);
                 check(&fixture, &CPU, degrees, 2, losses(i));
             }
         }
@@ -262,6 +296,26 @@ fn law_a_traced_step_is_the_step_in_every_pipeline() {
     check_pipelines(1);
 }
 
+/// Every way to reach the keys of other ranks, in layouts drawn from the seed with their recompute sets.
+#[test]
+fn law_a_traced_step_is_the_step_of_ranks_that_cut_sequences() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in context::KINDS {
+        let mut fixture = Fixture::load(name).with_layers(2).with_batch(6);
+        for cp_comm in CpComm::ALL {
+            for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
+                fixture = recomputing(fixture, &mut random);
+                fixture.savers.cp_comm = cp_comm;
+                let balancing = losses(random.random_range(0..5));
+                let one = || check(&fixture, &CPU, &degrees, 2, balancing);
+                let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+                let what = (cuda::seed(), name, degrees, &fixture.savers);
+                assert!(checked.is_ok(), "MOEFOLD_SEED and what was drawn: {what:?}");
+            }
+        }
+    }
+}
+
 /// A model of up to four layers of either kind, in any order, with widths that put the peak of a step
 /// in one place or another.
 fn drawn(random: &mut ChaCha8Rng) -> Fixture {
@@ -307,12 +361,13 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with recompute sets of its layers, and moments of either type.
+/// A fixture with recompute sets of its layers, moments of either type, and tokens that go any way.
 fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
     let mut fixture = fixture.recomputing(plan);
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
+    fixture.savers.dispatching = dispatching(random.random_range(0..12));
     fixture
 }
 
@@ -332,6 +387,31 @@ fn law_a_traced_step_is_the_step_wherever_the_peak_is() {
                 checked.is_ok(),
                 "MOEFOLD_SEED and what was drawn: {:?}",
                 what()
+            );
+        }
+    }
+}
+
+/// Attention of either kind, every way; the kernels of routing are run, and no others.
+#[test]
+fn law_a_traced_step_is_that_of_ranks_that_cut_sequences_on_cuda() {
+    for (name, on) in [("qwen3_moe_raw", cuda::BF16), ("deepseek_v3", cuda::HOPPER)] {
+        if !on.is_there() {
+            return;
+        }
+        let mut fixture = Fixture::load(name).with_batch(2);
+        for cp_comm in CpComm::ALL {
+            fixture.savers.cp_comm = cp_comm;
+            let place = Place {
+                open: &|rank| on.open_routing(rank),
+                precision: precision(on),
+            };
+            check(
+                &fixture,
+                &place,
+                &cut(degrees(4, 2, 2, 1, 2), 2),
+                1,
+                losses(4),
             );
         }
     }
@@ -362,6 +442,11 @@ fn law_a_traced_step_is_the_step_on_cuda() {
     let one = degrees(1, 1, 1, 1, 1);
     let (mixtral, qwen) = (mixtral.with_batch(2), qwen.with_batch(2));
     check_emulated(&qwen, cuda::F32, &one, losses(1));
+    let mut dropping = Fixture::load("qwen3_moe_raw").with_batch(2);
+    for number in [2, 4] {
+        dropping.savers.dispatching = dispatching(number);
+        check_emulated(&dropping, cuda::F32, &one, losses(0));
+    }
     check_emulated(&mixtral, cuda::BF16, &one, losses(0));
     check_emulated(&qwen, cuda::HOPPER, &one, losses(0));
 }
@@ -370,6 +455,11 @@ fn law_a_traced_step_is_the_step_on_cuda() {
 fn law_a_traced_step_is_that_of_rank_threads_on_cuda() {
     let fixture = Fixture::load("qwen3_moe_raw").with_batch(2);
     check_emulated(&fixture, cuda::F32, &degrees(2, 2, 1, 2, 1), losses(0));
+    let mut other = Fixture::load("qwen3_moe_raw").with_batch(2);
+    for number in [1, 2, 5] {
+        other.savers.dispatching = dispatching(number);
+        check_emulated(&other, cuda::BF16, &degrees(2, 2, 2, 1, 1), losses(0));
+    }
     check_emulated(&fixture, cuda::BF16, &degrees(2, 1, 2, 1, 1), losses(1));
     check_emulated(&fixture, cuda::HOPPER, &degrees(2, 2, 2, 1, 2), losses(0));
 }
@@ -564,6 +654,7 @@ fn planned(
 ) -> PlannedLayout {
     let Degrees {
         tp,
+        cp,
         pp,
         vpp,
         ep,
@@ -575,10 +666,13 @@ fn planned(
         precision,
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
+        cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
+        dispatcher: Some(fixture.savers.dispatching.dispatcher),
+        capacity: fixture.savers.dispatching.capacity,
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
-    let pins = format!("tp={tp},cp=1,pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
+    let pins = format!("tp={tp},cp={cp},pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
     options.pins = pins.parse().expect("degrees");
     if *pp > 1 {
         let stages = PipelineLayout::from(fixture.stages(&fixture.layout(degrees)));
@@ -630,6 +724,21 @@ fn law_a_plan_says_the_peak_of_a_run() {
         for set in recompute::sets(&fixture) {
             fixture = fixture.recomputing(set);
             check_plan(&fixture, &presets::local(1), &CPU, &degrees(1, 1, 1, 1, 2));
+        }
+    }
+}
+
+#[test]
+fn law_a_plan_says_the_peak_of_ranks_that_cut_sequences() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for fixture in unvarying() {
+        let mut fixture = fixture.with_layers(2);
+        for cp_comm in CpComm::ALL {
+            for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
+                fixture = recomputing(fixture, &mut random);
+                fixture.savers.cp_comm = cp_comm;
+                check_plan(&fixture, &presets::local(degrees.gpus), &CPU, &degrees);
+            }
         }
     }
 }

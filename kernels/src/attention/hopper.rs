@@ -289,7 +289,8 @@ pub(super) fn backward(
     let sums = scratch(&[tiles * tile_rows, 128]);
     let turns = device.zeros(TensorClass::Transient, Dtype::I32, &[1 + tiles]);
     let group = s.heads / s.kv_heads;
-    // Key/value heads whose queries, with what goes with them, take half of the second-level cache.
+    // Key/value heads whose queries, with what goes with them, take half of the second-level cache; or where those
+    // are few, of three waves of blocks: within a section the longest work comes first.
     let head_bytes = (s.seq_len * group * (2 * s.dk + 2 * s.dv + 4 * tiling.dk)) as u64;
     let section = (gpu.properties().l2.0 / 2 / head_bytes).max(1) as usize;
     let mut args = vec![
@@ -301,10 +302,12 @@ pub(super) fn backward(
         rows_map(op, gpu, &sums, [tile_rows, 128]),
     ];
     args.extend([&turns, dk, dv].map(Arg::from));
-    let section = section.min(s.kv_heads * s.seqs);
+    let key_blocks = s.seq_len.div_ceil(Backward::KEYS);
+    let waves = (3 * gpu.multiprocessors() as usize).div_ceil(key_blocks);
+    let section = section.max(waves).min(s.kv_heads * s.seqs);
     args.extend([s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, section].map(Arg::size));
     args.push(Arg::F32(scale));
-    let blocks = s.seq_len.div_ceil(Backward::KEYS) * s.kv_heads * s.seqs;
+    let blocks = key_blocks * s.kv_heads * s.seqs;
     gpu.launch(
         op,
         &program,

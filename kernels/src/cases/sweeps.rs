@@ -1,29 +1,42 @@
 //! Passes over memory that no other op names.
 
-use moefold_profiles::SweepKind;
+use moefold_profiles::{Dtype, SweepKind};
 
 use super::{Call, Source};
 use crate::device::TensorClass;
 use crate::grouped_gemm::Rows;
 use crate::scalars::{Factor, Scalars};
 use crate::tensor::Tensor;
-use crate::{cross_entropy, elementwise, expert_bias, gate, permute, rows};
+use crate::{cross_entropy, elementwise, expert_bias, gate, merge, permute, rows};
 
 /// Experts that slots are sorted by.
 const EXPERTS: usize = 8;
 
-pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize) -> Call {
+pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize, dtype: Dtype) -> Call {
     match kind {
         SweepKind::Sort => {
             let ids = source.ids(&[len, 1], EXPERTS);
-            Call::new(move |_| drop(permute::sort(&ids, EXPERTS)))
+            Call::new(move |_| drop(permute::map(&ids, EXPERTS)))
+        }
+        SweepKind::Limit => {
+            let ids = source.ids(&[len, 1], EXPERTS);
+            let probs = source.statistic(&[len, 1], 1.0);
+            let map = permute::map(&ids, EXPERTS);
+            let capacity = len.div_ceil(EXPERTS);
+            Call::new(move |out| {
+                let kept = permute::limit(&ids, &map, capacity, Some(&probs));
+                out("kept", &kept);
+            })
         }
         SweepKind::Fill => {
             let x = source.tensor(&[len], 1.0);
             Call::new(move |_| elementwise::fill(&x, 1.0))
         }
         SweepKind::Copy => {
-            let [x, y] = [(); 2].map(|()| source.tensor(&[len], 1.0));
+            let [x, y] = [(); 2].map(|()| match dtype {
+                Dtype::I32 => source.ids(&[len], EXPERTS),
+                _ => source.tensor(&[len], 1.0),
+            });
             Call::new(move |out| {
                 elementwise::copy(&x, &y);
                 out("y", &y);
@@ -68,6 +81,19 @@ pub(super) fn sweep(source: &mut dyn Source, kind: SweepKind, len: usize) -> Cal
             Call::new(move |out| {
                 gate::add(&x, &logits, &y);
                 out("y", &y);
+            })
+        }
+        SweepKind::Merge => {
+            let width = [128, 64, 16, 4]
+                .into_iter()
+                .find(|&w| len.is_multiple_of(w));
+            let width = width.unwrap_or(1);
+            let [part, o] = [(); 2].map(|()| source.tensor(&[len / width, 1, width], 1.0));
+            let [part_lse, lse] = [(); 2].map(|()| source.statistic(&[1, len / width], 1.0));
+            Call::new(move |out| {
+                merge::merge(&part, &part_lse, 0, &o, &lse);
+                out("o", &o);
+                out("lse", &lse);
             })
         }
         SweepKind::ExpertBias => {

@@ -121,10 +121,10 @@ DEV void multiply(float (&d)[COLUMNS / 2], const u32 (&registers)[4], const Oper
 }
 
 // Accumulators [thread][register] of 1, 2 or 4 wgmma on operands that lie in shared memory as in `a` and
-// `b`, their descriptors `step` bytes further each time.
+// `b`, their descriptors `step` bytes further each time, of B from byte `b_start` on.
 KERNEL(128, 1) model_wgmma(const u32* a, i32 a_bytes, i32 a_leading, i32 a_stride, i32 a_step, const u32* b,
-                           i32 b_bytes, i32 b_leading, i32 b_stride, i32 b_step, i32 swizzle, i32 steps,
-                           float* out) {
+                           i32 b_bytes, i32 b_leading, i32 b_stride, i32 b_step, i32 b_start, i32 swizzle,
+                           i32 steps, float* out) {
   DYN_SMEM(shared);
   u8* shared_b = shared + (a_bytes + 1023) / 1024 * 1024;
   for (i32 i = threadIdx.x; i < a_bytes / 4; i += 128) ((u32*)shared)[i] = a[i];
@@ -139,7 +139,8 @@ KERNEL(128, 1) model_wgmma(const u32* a, i32 a_bytes, i32 a_leading, i32 a_strid
   for (i32 i = 0; i < 4; i++) registers[i] = a[4 * threadIdx.x + i];
 #endif
   // As a loop of an unknown length, they would be made to wait for each other.
-  Operands from = {shared, shared_b, a_leading, a_stride, a_step, b_leading, b_stride, b_step, (Swizzle)swizzle};
+  Operands from = {shared,    shared_b + b_start, a_leading, a_stride,        a_step,
+                   b_leading, b_stride,           b_step,    (Swizzle)swizzle};
   if (steps == 1)
     multiply<1>(d, registers, from);
   else if (steps == 2)

@@ -284,7 +284,7 @@ pub(crate) fn programs() -> Vec<Listed> {
             .flat_map(|tile| adds.iter().map(move |add| (tile, add)))
         {
             let program = hopper::program(a, b, c, add, tile);
-            let shows = &["HGMMA", "UTMALDG"];
+            let shows = &["HGMMA", "UTMALDG", "USETMAXREG"];
             let entry = one(
                 program,
                 Needs::Wgmma,

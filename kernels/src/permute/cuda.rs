@@ -2,7 +2,7 @@
 
 use moefold_profiles::Dtype;
 
-use super::{MAX_EXPERTS, MAX_WEIGHTED_SLOTS, RowMap};
+use super::{MAX_EXPERTS, MAX_WEIGHTED_SLOTS, Room, RowMap};
 use crate::buffer::disjoint;
 use crate::cuda::Cuda;
 use crate::cuda::operand::vector;
@@ -42,6 +42,7 @@ pub(crate) fn programs() -> Vec<Listed> {
         entries: vec![
             Entry::plain("permute_count", 64, 4 * MAX_EXPERTS),
             Entry::plain("permute_place", 64, 4 * (1 + WARPS) * MAX_EXPERTS),
+            Entry::plain("permute_limit", 64, 0),
         ],
     };
     vec![
@@ -53,12 +54,24 @@ pub(crate) fn programs() -> Vec<Listed> {
     ]
 }
 
-pub(super) fn map(gpu: &Cuda, ids: &Tensor, rows: [&Tensor; 3], offsets: &Tensor) {
+/// The map of the slots whose experts are from `first` on.
+pub(super) fn map(gpu: &Cuda, ids: &Tensor, first: usize, room: Room, map: &RowMap) {
     const OP: &str = "permute::map";
-    let [row_of, slot_of, token_of] = rows;
+    let RowMap {
+        row_of,
+        slot_of,
+        token_of,
+        offsets,
+        ..
+    } = map;
     disjoint(OP, &[ids], &[row_of, slot_of, token_of, offsets]);
     ids.expect_dtype(OP, Dtype::I32);
     let (slots, experts) = (ids.len(), offsets.len() - 1);
+    let (each, rows) = match room {
+        Room::Slots => (0, 0),
+        Room::Rows(rows) => (0, rows),
+        Room::Each(each) => (each, map.rows),
+    };
     assert!(
         (1..=MAX_EXPERTS).contains(&experts),
         "{OP}: {experts} experts, expected 1 to {MAX_EXPERTS}"
@@ -72,11 +85,13 @@ pub(super) fn map(gpu: &Cuda, ids: &Tensor, rows: [&Tensor; 3], offsets: &Tensor
     let blocks = slots.div_ceil(chunk).max(1);
     let device = ids.device();
     let table = device.empty(TensorClass::Transient, Dtype::I32, &[blocks, experts]);
-    let sizes = [slots, experts, chunk].map(Arg::size);
+    let sizes = [slots, first, experts, chunk, rows].map(Arg::size);
     let grid = |words: usize| Grid::linear(blocks, SORTERS, 4 * words);
     let program = MAP.with(&[]);
-    let [n, e, c] = sizes;
-    let count = [ids.into(), (&table).into(), n, e, c];
+    let [n, f, e, c, rows] = sizes;
+    let tensors = [ids, &table, slot_of, token_of].map(Arg::from);
+    let [keys, counted, slots, tokens] = tensors;
+    let count = [keys, counted, slots, tokens, n, f, e, c, rows];
     gpu.launch(OP, &program, "permute_count", grid(experts), &count);
     gpu.launch(
         OP,
@@ -91,9 +106,41 @@ pub(super) fn map(gpu: &Cuda, ids: &Tensor, rows: [&Tensor; 3], offsets: &Tensor
             token_of.into(),
             offsets.into(),
             n,
+            f,
             e,
             c,
             Arg::size(ids.width()),
+            Arg::size(each),
+            rows,
+        ],
+    );
+}
+
+pub(super) fn limit(
+    gpu: &Cuda,
+    [ids, kept]: [&Tensor; 2],
+    probs: Option<&Tensor>,
+    map: &RowMap,
+    capacity: usize,
+) {
+    const OP: &str = "permute::limit";
+    disjoint(OP, &[ids, &map.row_of, &map.slot_of, &map.offsets], &[kept]);
+    let tensors = [&map.row_of, &map.slot_of, &map.offsets, kept].map(Arg::from);
+    let [row_of, slot_of, offsets, kept] = tensors;
+    gpu.launch(
+        OP,
+        &MAP.with(&[]),
+        "permute_limit",
+        Grid::linear(ids.len().div_ceil(SORTERS as usize), SORTERS, 0),
+        &[
+            ids.into(),
+            Arg::optional(probs),
+            row_of,
+            slot_of,
+            offsets,
+            kept,
+            Arg::size(ids.len()),
+            Arg::size(capacity),
         ],
     );
 }

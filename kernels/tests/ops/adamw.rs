@@ -8,6 +8,15 @@ use crate::support::{
     Check, Rng, inside, on_every_device, oracle_everywhere, statistic, tensor, wide,
 };
 
+const RULE: Adamw = Adamw {
+    lr: 1e-2,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+    step: 1,
+};
+
 #[test]
 fn oracle_several_steps() {
     oracle_everywhere(12, |device, rng| {
@@ -27,12 +36,9 @@ fn oracle_several_steps() {
         for t in 1..=4u64 {
             let grad = rng.values(len);
             let rule = Adamw {
-                lr: 1e-2,
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
                 weight_decay,
                 step: t,
+                ..RULE
             };
             let g = inside(&kind(device, &grad, &[len]), offset + apart);
             let known = Scalars::zeros(device, TensorClass::Transient, 1);
@@ -89,14 +95,7 @@ fn oracle_several_steps_with_narrow_moments() {
             let mut off = vec![0.0f64; len];
             for step in 1..=6u64 {
                 let grad = rng.values(len);
-                let rule = Adamw {
-                    lr: 1e-2,
-                    beta1: 0.9,
-                    beta2: 0.95,
-                    eps: 1e-8,
-                    weight_decay: 0.1,
-                    step,
-                };
+                let rule = Adamw { step, ..RULE };
                 let g = inside(&statistic(device, &grad, &[len]), offset);
                 step_into(&w, &g, &m, &v, Some(&model), &rule, 0.5);
                 let (got, first, second) = (w.to_f32(), m.to_f32(), v.to_f32());
@@ -159,12 +158,10 @@ fn narrow_moments_are_rounded_to_nearest() {
         let zeros = |dtype| device.zeros(TensorClass::Optimizer, dtype, &[len]);
         let (w, m, v) = (zeros(Dtype::F32), zeros(Dtype::Bf16), zeros(Dtype::Bf16));
         let rule = Adamw {
-            lr: 1e-2,
             beta1: 0.0,
             beta2: 0.5,
-            eps: 1e-8,
             weight_decay: 0.0,
-            step: 1,
+            ..RULE
         };
         step(&w, &statistic(device, &grad, &[len]), &m, &v, &rule, 1.0);
         let want: Vec<f32> = grad
@@ -186,11 +183,8 @@ fn the_model_may_be_the_masters() {
     let (w, g, m, v) = (state(1.0), state(0.5), state(0.0), state(0.0));
     let rule = Adamw {
         lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
         weight_decay: 0.0,
-        step: 1,
+        ..RULE
     };
     step_into(&w, &g, &m, &v, Some(&w), &rule, 1.0);
     assert!(w.to_f32().iter().all(|w| (w - 0.9).abs() < 1e-6));

@@ -16,6 +16,7 @@ mod gemm;
 mod grad_norm;
 mod grouped_gemm;
 mod latent_kv;
+mod merge;
 mod model;
 mod permute;
 mod reduce;

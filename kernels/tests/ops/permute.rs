@@ -27,7 +27,7 @@ fn assert_map(map: &RowMap, ids: &[i32], topk: usize, experts: usize) {
     }
     assert_eq!(map.row_of.to_i32(), row_of);
     let count = |e: usize| ids.iter().filter(|&&id| id as usize == e).count();
-    assert_eq!(map.counts, (0..experts).map(count).collect::<Vec<_>>());
+    assert_eq!(map.counts(), (0..experts).map(count).collect::<Vec<_>>());
     let ends = (0..=experts).map(|e| (0..e).map(count).sum());
     assert_eq!(map.offsets.to_i32(), as_i32(&ends.collect::<Vec<_>>()));
 }
@@ -139,6 +139,112 @@ fn oracle_map_and_copies() {
     });
 }
 
+/// The slots that a limit leaves each expert, by the definition.
+fn within(ids: &[i32], experts: usize, capacity: usize, probs: Option<&[f32]>) -> Vec<i32> {
+    let mut kept = vec![-1; ids.len()];
+    for e in 0..experts {
+        let mut slots: Vec<usize> = (0..ids.len()).filter(|&s| ids[s] as usize == e).collect();
+        if let Some(probs) = probs {
+            slots.sort_by(|&a, &b| probs[b].partial_cmp(&probs[a]).unwrap().then(a.cmp(&b)));
+        }
+        for &slot in slots.iter().take(capacity) {
+            kept[slot] = e as i32;
+        }
+    }
+    kept
+}
+
+/// A limit, the map of what it leaves in rows of any room, and copies by that map. Equal probabilities too.
+#[test]
+fn oracle_what_a_limit_leaves() {
+    oracle_everywhere(8, |device, rng| {
+        let (tokens, topk, experts) = (rng.size(0..=60), rng.size(1..=4), rng.size(1..=9));
+        let (n, h) = (tokens * topk, [rng.size(1..=20), 8][rng.size(0..=1)]);
+        let ids = rng.ids(n, experts);
+        let probs: Vec<f32> = (0..n).map(|_| rng.size(0..=5) as f32 / 8.0).collect();
+        let capacity = rng.size(1..=(2 * n / experts).max(1));
+        let dims = [tokens, topk];
+        let all = map(&integers(device, &ids, &dims), experts);
+        let by = rng.coin().then_some(&probs[..]);
+        let by_there = by.map(|probs| statistic(device, probs, &dims));
+        let left = limit(
+            &integers(device, &ids, &dims),
+            &all,
+            capacity,
+            by_there.as_ref(),
+        );
+        let kept = within(&ids, experts, capacity, by);
+        assert_eq!(left.to_i32(), kept);
+
+        // Some of the experts, as a rank holds them.
+        let first = rng.size(0..=experts - 1);
+        let held = first..rng.size(first + 1..=experts);
+        let mut rows = Vec::new();
+        let mut offsets = vec![0];
+        let each = rng.coin();
+        for e in held.clone() {
+            rows.extend(
+                (0..n)
+                    .filter(|&slot| kept[slot] == e as i32)
+                    .map(|slot| slot as i32),
+            );
+            if each {
+                rows.resize((e + 1 - first) * capacity, -1);
+            }
+            offsets.push(rows.len() as i32);
+        }
+        let room = if each {
+            Room::Each(capacity)
+        } else {
+            // The rest is the last expert's.
+            rows.resize(rows.len() + rng.size(0..=5), -1);
+            *offsets.last_mut().expect("an end") = rows.len() as i32;
+            Room::Rows(rows.len())
+        };
+        let map = map_of(&left, held, room);
+        if !rows.is_empty() {
+            assert_eq!(map.offsets.to_i32(), offsets);
+        }
+        assert_eq!(map.slot_of.to_i32(), rows);
+        let token = |&slot: &i32| if slot < 0 { -1 } else { slot / topk as i32 };
+        assert_eq!(
+            map.token_of.to_i32(),
+            rows.iter().map(token).collect::<Vec<_>>()
+        );
+
+        let (x, y, slots) = (
+            rng.values(tokens * h),
+            rng.values(rows.len() * h),
+            rng.values(n),
+        );
+        let mut there = vec![0.0; rows.len() * h];
+        let mut back = vec![0.0; tokens * h];
+        let mut by_row = vec![0.0; rows.len()];
+        let mut by_slot = vec![0.0; n];
+        for (row, &slot) in rows.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+            let slot = slot as usize;
+            for c in 0..h {
+                there[row * h + c] = wide(&x)[slot / topk * h + c];
+                back[slot / topk * h + c] += wide(&y)[row * h + c];
+            }
+            by_row[row] = f64::from(slots[slot]);
+            by_slot[slot] = by_row[row];
+        }
+        let by_rows = permute_slots(&statistic(device, &slots, &dims), &map);
+        let y = tensor(device, &y, &[rows.len(), h]);
+        vec![
+            Check(
+                "forward",
+                forward(&tensor(device, &x, &[tokens, h]), &map),
+                there,
+            ),
+            Check("unpermute", unpermute(&y, &map, None), back),
+            Check("unpermute_slots", unpermute_slots(&by_rows, &map), by_slot),
+            Check("permute_slots", by_rows, by_row),
+        ]
+    });
+}
+
 /// With one row a token and identity experts, there and back is where it began.
 #[test]
 fn law_permute_then_unpermute_is_identity() {
@@ -147,5 +253,5 @@ fn law_permute_then_unpermute_is_identity() {
     let x: Vec<f32> = (0..15).map(|i| i as f32).collect();
     let y = forward(&tensor(&device, &x, &[5, 3]), &map);
     assert_eq!(unpermute(&y, &map, None).to_f32(), x);
-    assert_eq!(map.counts, [2, 1, 2]);
+    assert_eq!(map.counts(), [2, 1, 2]);
 }

@@ -15,10 +15,13 @@ fn oracle_gather_and_chunks() {
         let x = rng.values(rows * width);
         let xw = wide(&x);
         let len = rng.size(0..=50);
-        let index = rng.ids(len, rows);
-        let gathered = index
-            .iter()
-            .flat_map(|&i| xw[i as usize * width..][..width].to_vec());
+        let mut index = rng.ids(len, rows);
+        let none = index.iter_mut().filter(|_| rng.size(0..=4) == 0);
+        none.for_each(|i| *i = -1);
+        let gathered = index.iter().flat_map(|&i| match i {
+            -1 => vec![0.0; width],
+            i => xw[i as usize * width..][..width].to_vec(),
+        });
 
         // Cut the rows anywhere (empty chunks too) and shuffle the pieces.
         let mut cuts: Vec<usize> = (0..rng.size(0..=6)).map(|_| rng.size(0..=rows)).collect();

@@ -161,13 +161,13 @@ pub enum Illegal {
         "the pipeline layout places {given} MTP depths (m), and the model has {depths}; nearest: {}", if *depths == 0 { "no m".to_owned() } else { format!("{depths} m, or none, and they stand with the head") }
     )]
     StageDepths { given: u64, depths: u64 },
-    /// A context-parallel degree past what the stack runs.
-    #[error("the {} stack runs cp up to {limit}, not {degree}; nearest: cp = {limit}", stack.name())]
-    StackDegree {
-        stack: StackName,
-        degree: u32,
-        limit: u32,
-    },
+    /// Sequences whose attention the stack cannot cut.
+    #[error("the {} stack cuts no sequences under sliding windows or attention sinks, as cp = {cp} would; nearest: cp = 1", stack.name())]
+    UncutAttention { stack: StackName, cp: u32 },
+    /// Context parallelism that exchanges heads against tokens cannot cut the heads of a tensor-parallel rank.
+    #[error("{heads} heads are not divisible by tp x cp = {tp} x {cp} = {}, which `cp_comm_type` a2a needs; nearest: cp = {}, or `cp_comm_type` p2p",
+        product(&[*tp, *cp]), divisors(heads / u64::from(*tp).max(1), (*cp).into()))]
+    HeadsOverCp { heads: u64, tp: u32, cp: u32 },
     /// A precision the stack does not run.
     #[error("the {} stack does not run `precision` {precision}; it runs {}",
         stack.name(), names(known, Precision::name))]
@@ -183,6 +183,16 @@ pub enum Illegal {
         stack: StackName,
         dispatcher: Dispatcher,
         known: &'static [Dispatcher],
+    },
+    /// A factor that is no share of tokens.
+    #[error("`expert_capacity_factor` {factor} is not above 0; nearest: 1")]
+    CapacityFactor { factor: String },
+    /// A dispatcher under which the stack does not pad.
+    #[error("the {} stack does not `pad_expert_input_to_capacity` under `dispatcher` {}; nearest: `dispatcher` alltoall",
+        stack.name(), dispatcher.name())]
+    PaddedDispatcher {
+        stack: StackName,
+        dispatcher: Dispatcher,
     },
     /// Recomputation of modules the model lacks.
     #[error(
@@ -243,9 +253,12 @@ impl Illegal {
             Self::StageCount { .. } => "pipeline_layout",
             Self::StageLayers { .. } => "pipeline_layout_layers",
             Self::StageDepths { .. } => "pipeline_layout_depths",
-            Self::StackDegree { .. } => "stack_cp",
+            Self::UncutAttention { .. } => "stack_cp",
+            Self::HeadsOverCp { .. } => "heads_over_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
+            Self::CapacityFactor { .. } => "capacity_factor",
+            Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",
             Self::RecomputeLayers { .. } => "recompute_layers",

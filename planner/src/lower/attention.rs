@@ -1,12 +1,14 @@
 //! Lowers the token mixers: grouped-query, latent, shared-key/value attention and linear mixers.
 //!
-//! Context parallelism is a ring (Megatron-Core's default, `p2p`): a rank holds `1/cp` of the
-//! sequence in zig-zag order and meets one block of keys at a time.
+//! Under context parallelism a rank holds `1/cp` of the sequence in zig-zag order. On a ring (Megatron-Core's
+//! default, `p2p`) it meets one block of keys at a time, gathered all of them; or it has the whole sequence of a
+//! share of the heads.
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
 
 use super::{Writer, over};
+use crate::choice::CpComm;
 use crate::model::{Gqa, LinearMixer, Mixer, Mla, QkNorm, SharedKv};
 use crate::runtime::{Part, Task};
 
@@ -54,6 +56,10 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
             dtype,
         }
     };
+    let cp = work.setting.groups.cp;
+    if cp.ranks > 1 && work.setting.cp_comm == CpComm::A2a {
+        return lower_exchanged_core(work, core, limited);
+    }
     let own = local.seq_len.div_ceil(local.cp);
     if let Some(keys) = limited {
         work.both(attention(own, keys, false));
@@ -68,17 +74,49 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
         }
     }
     // Ring attention: each rank passes its keys and values on `cp - 1` times, and in the backward
-    // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links.
-    let cp = work.setting.groups.cp;
+    // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links, but
+    // beside nothing.
+    let beside = work.setting.cp_comm == CpComm::P2p;
     let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
     if cp.ranks > 1 {
         let all = work.wide.bytes(block * u64::from(cp.ranks));
         let gather = over(cp, CollectiveKind::AllGather, all);
         let reduce = over(cp, CollectiveKind::ReduceScatter, all);
-        work.push(true, Task::Collective(gather), Category::CpComm, true);
-        work.push(false, Task::Collective(gather), Category::CpComm, true);
-        work.push(false, Task::Collective(reduce), Category::CpComm, true);
+        work.push(true, Task::Collective(gather), Category::CpComm, beside);
+        work.push(false, Task::Collective(gather), Category::CpComm, beside);
+        work.push(false, Task::Collective(reduce), Category::CpComm, beside);
     }
+}
+
+/// The core between exchanges of heads against tokens: queries, keys and values before it and the output after,
+/// in the backward pass their gradients the other way.
+fn lower_exchanged_core(work: &mut Writer<'_>, core: &Core, keys: Option<u64>) {
+    let local = *work.setting.local;
+    let cp = work.setting.groups.cp;
+    let (dtype, seq_len) = (work.wide, local.seq_len);
+    let exchange = |width: u64| {
+        let bytes = dtype.bytes(local.tokens * width);
+        Task::Collective(over(cp, CollectiveKind::AllToAll, bytes))
+    };
+    let inputs = core.heads * core.qk_dim + core.kv_heads * (core.qk_dim + core.v_dim);
+    let (inputs, output) = (exchange(inputs), exchange(core.heads * core.v_dim));
+    let attention = |pass| Op::Attention {
+        batch: local.mbs,
+        heads: core.heads.div_ceil(local.cp),
+        kv_heads: core.kv_heads.div_ceil(local.cp),
+        q_len: seq_len,
+        kv_len: keys.unwrap_or(seq_len),
+        qk_dim: core.qk_dim,
+        v_dim: core.v_dim,
+        causal: keys.is_none(),
+        pass,
+        dtype,
+    };
+    for (forward, [first, last]) in [(true, [inputs, output]), (false, [output, inputs])] {
+        work.push(forward, first, Category::CpComm, false);
+        work.push(forward, last, Category::CpComm, false);
+    }
+    work.both(attention);
 }
 
 fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
@@ -261,4 +299,81 @@ fn lower_linear(work: &mut Writer<'_>, linear: &LinearMixer) {
     work.at(Category::Attention, Part::Output);
     work.linear(local.tokens, hidden, out_proj);
     work.leave_tp(hidden);
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::Precision;
+
+    use super::*;
+    use crate::choice::Dispatcher;
+    use crate::layout::Batch;
+    use crate::local::Local;
+    use crate::lower::layer;
+    use crate::model::presets;
+    use crate::rules::{Rules, space};
+    use crate::runtime::{LayerGroups, Setting, Work};
+
+    /// Forward and backward work over the context-parallel group, of Mixtral 8x7B (32 heads and 8 of keys, 128
+    /// wide) under TP 2 and CP 4.
+    fn communication(cp_comm: CpComm) -> [Vec<Work>; 2] {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 32_768,
+            global_batch: 8,
+        };
+        let pins = "tp=2,cp=4,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
+        let degrees = space(&model, 8, &batch, &pins).next().expect("pinned");
+        let layout = Rules::new(&model, &batch).layout(&degrees);
+        let layout = layout.expect("a legal layout");
+        let setting = Setting {
+            model: &model,
+            layout: &layout,
+            local: &Local::new(&layout, &model, &batch, 1.0),
+            groups: &LayerGroups::new(&layout, &cluster),
+            precision: Precision::Bf16,
+            dispatcher: Dispatcher::Alltoall,
+            capacity: None,
+            cp_comm,
+        };
+        let lowered = layer(&setting, &model.layers[0]);
+        [lowered.forward, lowered.backward].map(|work| {
+            let work = work.into_iter();
+            work.filter(|work| work.category == Category::CpComm)
+                .collect()
+        })
+    }
+
+    fn sent(work: &[Work]) -> Vec<(CollectiveKind, u64, bool)> {
+        let sent = work.iter().filter_map(|work| match work.task {
+            Task::Collective(all) => Some((all.kind, all.bytes.0, work.beside_core)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    /// Elements a token of a tensor-parallel rank, as Megatron-Core and Transformer Engine send them: keys and
+    /// values `2 * 4 * 128` around the ring or gathered, and there and back again in the backward pass; heads
+    /// against tokens queries, keys and values, and the output.
+    #[test]
+    fn golden_what_travels_between_context_parallel_ranks() {
+        use CollectiveKind::{AllGather, AllToAll, ReduceScatter};
+        let all = 32_768 * 2 * 4 * 128 * 2;
+        for (cp_comm, beside) in [(CpComm::P2p, true), (CpComm::Allgather, false)] {
+            let [forward, backward] = communication(cp_comm);
+            assert_eq!(sent(&forward), [(AllGather, all, beside)]);
+            let back = [(AllGather, all, beside), (ReduceScatter, all, beside)];
+            assert_eq!(sent(&backward), back);
+        }
+        let [forward, backward] = communication(CpComm::A2a);
+        let own = |width: u64| 8192 * width * 128 * 2;
+        let mut expected = vec![
+            (AllToAll, own(16 + 4 + 4), false),
+            (AllToAll, own(16), false),
+        ];
+        assert_eq!(sent(&forward), expected);
+        expected.reverse();
+        assert_eq!(sent(&backward), expected);
+    }
 }

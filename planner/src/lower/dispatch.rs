@@ -16,7 +16,7 @@ pub(crate) fn lower(work: &mut Writer<'_>, moe: &Moe) {
     let local = *work.setting.local;
     let hidden = work.setting.model.hidden;
     let dtype = work.wide;
-    let sent = local.tokens_local * moe.topk;
+    let sent = local.sent_rows;
     let received = local.expert_rows / local.etp;
     work.at(Category::RouterPermute, Part::Dispatch);
 
@@ -81,7 +81,8 @@ fn exchanges(work: &Writer<'_>, moe: &Moe) -> Option<Task> {
     };
     match work.setting.dispatcher {
         Dispatcher::Alltoall => {
-            let all = over(ep, CollectiveKind::AllToAll, bytes(moe.topk as f64));
+            let rows = work.wide.bytes(local.sent_rows * hidden);
+            let all = over(ep, CollectiveKind::AllToAll, rows);
             Some(Task::Collective(all))
         }
         // Every token to every rank, one row each; the reduce-scatter back moves as much.

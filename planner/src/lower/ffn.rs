@@ -125,6 +125,7 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
+    use crate::choice::CpComm;
     use crate::layout::Batch;
     use crate::local::Local;
     use crate::lower::layer;
@@ -152,6 +153,8 @@ mod tests {
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,
             dispatcher,
+            cp_comm: CpComm::default(),
+            capacity: None,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {

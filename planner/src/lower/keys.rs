@@ -7,7 +7,7 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, StepGroups};
-use crate::choice::{Dispatcher, Optimizer};
+use crate::choice::{Capacity, CpComm, Dispatcher, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
@@ -29,6 +29,10 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
+    /// How many of them an expert takes.
+    pub capacity: Option<Capacity>,
     /// What updates the weights.
     pub optimizer: Optimizer,
     /// What runs it.
@@ -38,7 +42,7 @@ pub struct Job<'a> {
 /// The distinct keys of a layout, in the order of keys. Every rank is taken to hold a stage of its
 /// own share of the layers; uneven stages change no shape but those of the optimizer.
 pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
-    let local = Local::new(layout, job.model, job.batch, 1.0);
+    let local = Local::new(layout, job.model, job.batch, 1.0).within(job.model, job.capacity);
     let groups = LayerGroups::new(layout, job.cluster);
     let setting = Setting {
         model: job.model,
@@ -47,6 +51,8 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         groups: &groups,
         precision: job.precision,
         dispatcher: job.dispatcher,
+        cp_comm: job.cp_comm,
+        capacity: job.capacity,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();
@@ -141,6 +147,8 @@ mod tests {
             batch: &batch,
             precision: Precision::Fp32,
             dispatcher: Dispatcher::Alltoall,
+            cp_comm: CpComm::default(),
+            capacity: None,
             optimizer: Optimizer::Adam,
             runtime: &Declared,
         };

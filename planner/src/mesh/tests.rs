@@ -453,3 +453,16 @@ fn golden_description() {
     let wrong = listing(16, &"tp=2,dp=4".parse().expect("parses")).expect_err("dp is 8");
     assert_eq!(wrong[0].reason(), "replicas");
 }
+
+#[test]
+fn law_every_chunk_of_a_sequence_is_one_rank_s_and_causal_work_is_even() {
+    for cp in 1..=16 {
+        let of_ranks: Vec<[u32; 2]> = (0..cp).map(|rank| chunks(cp, rank)).collect();
+        let mut all: Vec<u32> = of_ranks.iter().flatten().copied().collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..2 * cp));
+        // A chunk sees itself by half and all before it.
+        let work = |rank: &[u32; 2]| rank.iter().sum::<u32>();
+        assert!(of_ranks.iter().all(|rank| work(rank) == 2 * cp - 1));
+    }
+}

@@ -146,6 +146,8 @@ impl PlannedLayout {
         let options = SearchOptions {
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
+            cp_comm: self.cp_comm(),
+            capacity: self.capacity,
             recompute: Some(recompute.clone()),
             optimizer: self.optimizer,
             ..SearchOptions::new(request.batch, self.stack)

@@ -15,11 +15,13 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "version",
     "layout",
     "pipeline",
     "dispatcher",
+    "cp_comm_type",
+    "capacity",
     "recompute",
     "offload",
     "precision",

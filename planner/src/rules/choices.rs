@@ -4,9 +4,9 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
 use crate::layout::{Degrees, Illegal};
-use crate::model::Model;
+use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
 use crate::stack::Stack;
 use moefold_profiles::Precision;
@@ -14,8 +14,10 @@ use moefold_profiles::Precision;
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
-    /// The largest context-parallel degree of the stack.
-    max_cp: Option<(StackName, u32)>,
+    /// The stack, where it cuts no sequences of the model.
+    uncut: Option<StackName>,
+    /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
+    exchanged_heads: Vec<u64>,
     /// Stages that were given.
     stages: Option<u64>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
@@ -29,7 +31,12 @@ impl Choices {
         let stack = Stack::of(options.stack);
         let stages = options.stages.as_ref();
         Self {
-            max_cp: stack.max_cp().map(|limit| (stack.name(), limit)),
+            uncut: (stack.name() == StackName::Moefold && limits_keys(model))
+                .then_some(StackName::Moefold),
+            exchanged_heads: match options.cp_comm {
+                CpComm::A2a => heads(model),
+                CpComm::P2p | CpComm::Allgather => Vec::new(),
+            },
             stages: stages.map(|given| given.stages().len() as u64),
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
@@ -39,14 +46,15 @@ impl Choices {
 
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
-        if let Some((stack, limit)) = self.max_cp
-            && d.cp > limit
+        let (tp, cp) = (d.tp, d.cp);
+        if let Some(stack) = self.uncut.filter(|_| cp > 1) {
+            broken.push(Illegal::UncutAttention { stack, cp });
+        }
+        let divides = |heads: u64| heads.is_multiple_of(u64::from(tp) * u64::from(cp));
+        if let Some(&heads) = self.exchanged_heads.iter().find(|&&heads| !divides(heads))
+            && cp > 1
         {
-            broken.push(Illegal::StackDegree {
-                stack,
-                degree: d.cp,
-                limit,
-            });
+            broken.push(Illegal::HeadsOverCp { heads, tp, cp });
         }
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
@@ -59,6 +67,29 @@ impl Choices {
         }
         broken.extend(self.broken.iter().cloned());
     }
+}
+
+/// Whether some attention of a model has windows or sinks.
+fn limits_keys(model: &Model) -> bool {
+    let mut layers = model.layers.iter().chain(&model.mtp);
+    layers.any(
+        |layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some() || gqa.sinks),
+    )
+}
+
+/// The numbers of heads of a model's attention, of queries and of keys.
+fn heads(model: &Model) -> Vec<u64> {
+    let layers = model.layers.iter().chain(&model.mtp);
+    let of_layer = |layer: &Layer| match &layer.mixer {
+        Some(Mixer::Gqa(gqa)) => vec![gqa.heads, gqa.kv_heads],
+        Some(Mixer::Mla(mla)) => vec![mla.heads],
+        Some(Mixer::SharedKv(shared)) => vec![shared.heads, 1],
+        Some(Mixer::Linear(_)) | None => Vec::new(),
+    };
+    let mut heads: Vec<u64> = layers.flat_map(of_layer).collect();
+    heads.sort_unstable();
+    heads.dedup();
+    heads
 }
 
 /// Every rule that choices break whatever the degrees are.
@@ -83,6 +114,23 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             dispatcher,
             known: stack.common().dispatchers,
         });
+    }
+    if let Some(capacity) = &options.capacity {
+        let factor = capacity.factor;
+        if !(factor.is_finite() && factor > 0.0) {
+            broken.push(Illegal::CapacityFactor {
+                factor: factor.to_string(),
+            });
+        }
+        if let Some(dispatcher) = options.dispatcher
+            && capacity.pad
+            && !stack.pads_under(dispatcher)
+        {
+            broken.push(Illegal::PaddedDispatcher {
+                stack: name,
+                dispatcher,
+            });
+        }
     }
     if let Some(stages) = &options.stages {
         check_stages(stages, model, &mut broken);

@@ -6,7 +6,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Op, Precision};
 
-use crate::choice::Dispatcher;
+use crate::choice::{Capacity, CpComm, Dispatcher};
 use crate::layout::Layout;
 use crate::local::Local;
 use crate::mesh::{GroupKind, Placement, placement};
@@ -177,4 +177,8 @@ pub struct Setting<'a> {
     pub precision: Precision,
     /// How tokens travel.
     pub dispatcher: Dispatcher,
+    /// How attention reaches the keys of other context-parallel ranks.
+    pub cp_comm: CpComm,
+    /// How many experts take, as `local` has it.
+    pub capacity: Option<Capacity>,
 }

@@ -21,6 +21,8 @@ pub(super) fn options_of(plan: &Plan) -> SearchOptions {
         precision: planned.precision,
         optimizer: planned.optimizer,
         dispatcher: Some(planned.dispatcher),
+        cp_comm: planned.cp_comm(),
+        capacity: planned.capacity,
         recompute: Some(planned.recompute.clone()),
         routing: planned.routing(),
         ..SearchOptions::new(plan.request.batch, planned.stack)

@@ -75,6 +75,8 @@ pub(crate) fn planned(
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
+        cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        capacity: question.expert_capacity(),
         recompute: question.recompute(choice.sets),
         offload: Offload::None,
         precision: options.precision,

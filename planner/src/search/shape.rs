@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Dispatcher, Overlap, Recompute, RecomputePlan};
+use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -215,7 +215,10 @@ impl Shape {
     /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
         let options = question.options;
-        let local = |load| Local::new(layout, question.model, &options.batch, load);
+        let local = |load| {
+            let local = Local::new(layout, question.model, &options.batch, load);
+            local.within(question.model, options.capacity)
+        };
         let Loads { busiest, fullest } = question.routing.loads(layout.ep());
         let under = |loads: &[f64]| -> Vec<Local> {
             let lists = question.lists();
@@ -226,23 +229,27 @@ impl Shape {
         let busiest: Vec<f64> = busiest.iter().map(|load| (load / turns).max(1.0)).collect();
         let (timed, held) = (under(&busiest), under(&fullest));
         let groups = LayerGroups::new(layout, question.cluster);
-        // The same for all dispatchers.
-        let any = question.dispatchers[0];
-        let memory: Vec<Vec<StageMemory>> = question
-            .pieces()
-            .zip(&held)
-            .map(|(piece, held)| {
-                let setting = question.setting(layout, any, held, &groups);
-                question.runtime.memory(&setting, piece, sets)
-            })
-            .collect();
+        let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
+            let pieces = question.pieces().zip(&held);
+            pieces
+                .map(|(piece, held)| {
+                    let setting = question.setting(layout, dispatcher, held, &groups);
+                    question.runtime.memory(&setting, piece, sets)
+                })
+                .collect()
+        };
         let even = local(1.0);
+        let mut last = None;
         question
             .dispatchers_for(layout.ep())
             .iter()
             .map(|&dispatcher| {
                 let setting = question.setting(layout, dispatcher, &even, &groups);
-                Self::new(question, &setting, &timed, &memory, sets)
+                if last.is_none() || !question.runtime.holds_alike() {
+                    last = Some(memory(dispatcher));
+                }
+                let memory = last.as_deref().expect("asked for");
+                Self::new(question, &setting, &timed, memory, sets)
             })
             .collect()
     }
@@ -378,7 +385,15 @@ impl<'a> Question<'a> {
             groups,
             precision: self.options.precision,
             dispatcher,
+            cp_comm: self.options.cp_comm,
+            capacity: self.expert_capacity(),
         }
+    }
+
+    /// How many tokens an expert takes, where there are experts.
+    pub(crate) fn expert_capacity(&self) -> Option<Capacity> {
+        let has_experts = self.model.num_moe_layers() > 0;
+        self.options.capacity.filter(|_| has_experts)
     }
 
     /// The distinct layers, the embedding and the head.

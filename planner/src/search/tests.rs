@@ -227,7 +227,7 @@ fn the_executors_limits_are_refused_by_name() {
         }) => refused.extend(counts),
         Err(error) => panic!("{error}"),
     }
-    assert!(refused.contains_key("stack_cp"), "{refused:?}");
+    assert!(refused.contains_key("cp_short_sequence"), "{refused:?}");
 }
 
 #[test]

@@ -43,6 +43,10 @@ impl Runtime for Declared {
         lowered
     }
 
+    fn holds_alike(&self) -> bool {
+        true
+    }
+
     fn memory(
         &self,
         setting: &Setting<'_>,
@@ -461,7 +465,7 @@ pub fn transient(
             )
         }
         Some(Ffn::Moe(moe)) => {
-            let sent = local.tokens_local * moe.topk * model.hidden;
+            let sent = local.sent_rows * model.hidden;
             let rows = local.expert_rows;
             let inner = rows * (fc1_width(&moe.expert) + moe.expert.width) / local.etp;
             (
@@ -511,6 +515,7 @@ mod tests {
             cp: 1,
             ep: 64,
             etp: 1,
+            sent_rows: 4096 * 8,
             expert_rows: 4096 * 8,
             experts_local: 4,
         }

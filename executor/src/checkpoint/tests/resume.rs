@@ -60,6 +60,39 @@ fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
     check_stop(&deep.piped([2, 2]), [4, 1, 2, 1, 1]);
     let tied = Bench::new("qwen3_tied", 4).piped([2, 1]);
     check_stop(&tied, [4, 2, 1, 1, 2]);
+    // Sequences cut over ranks.
+    check_stop(&Bench::new("deepseek_v3", 4).cut(2), [4, 2, 4, 1, 2]);
+}
+
+/// Who has which tokens is nothing that a checkpoint says.
+#[test]
+fn oracle_ranks_that_cut_sequences_otherwise_take_a_run_up() {
+    const CUTS: [([u32; 5], u32); 3] = [
+        ([2, 1, 2, 1, 2], 2),
+        ([4, 1, 2, 2, 1], 4),
+        ([1, 1, 1, 1, 4], 1),
+    ];
+    for name in ["mixtral", "deepseek_v2"] {
+        let mut bench = Bench::new(name, 4);
+        let runs = CUTS.map(|_| folder());
+        let mut expected = Vec::new();
+        for ((degrees, cp), run) in CUTS.into_iter().zip(&runs) {
+            bench = bench.cut(cp);
+            let trained = bench.train(degrees, &bench.saving(4, run.path()));
+            expected.push(trained.expect("trains").steps);
+        }
+        for (saved, run) in runs.iter().enumerate() {
+            let (degrees, cp) = CUTS[(saved + 1) % CUTS.len()];
+            bench = bench.cut(cp);
+            let dir = step_dir(run.path(), 4);
+            let found = bench.resume(degrees, &dir, &bench.options).steps;
+            assert_eq!(found.len(), 4);
+            for (found, expected) in found.iter().zip(&expected[saved][4..]) {
+                let error = (found.loss / expected.loss - 1.0).abs();
+                assert!(error < 1e-5, "{name} after {saved}: {found:?} {expected:?}");
+            }
+        }
+    }
 }
 
 /// What one pipeline saves the next one reads, whatever is on which rank.

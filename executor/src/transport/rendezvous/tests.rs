@@ -86,11 +86,15 @@ pub(in crate::transport) fn collectives(
     let src = tensor(3 * (me + 1)).reshape(&[me + 1, 3]);
     let dst = received.reshape(&[me + 1, 3]);
     pair.all_to_all(&src, &send, &dst, &send)?;
+    let (own, before) = (tensor(7), empty(7));
+    world.start_shift(&own, &before)?.wait()?;
     let ids = device.from_i32(TensorClass::Activations, &[me as i32], &[1]);
     let all_ids = device.zeros(TensorClass::Activations, Dtype::I32, &[size]);
     world.all_gather(&ids, &all_ids)?;
     results.extend(all_ids.to_i32().into_iter().map(|id| id as f32));
-    for tensor in [first, second, max, gathered, shard, copied, received] {
+    for tensor in [
+        first, second, max, gathered, shard, copied, received, before,
+    ] {
         results.extend(tensor.to_f32());
     }
     for words in world.exchange_counts(&vec![1 << 40; me])? {

@@ -188,8 +188,7 @@ impl Flight {
     /// the last the event when all is.
     fn after(&self, meeting: u32, all: &Collected) -> ControlFlow<Event, Event> {
         let others = all.posts.iter().enumerate();
-        let others =
-            others.map(|(member, post)| (member != self.started.member).then_some(&post.data));
+        let others = others.map(|(member, post)| self.hears(meeting, member).then_some(&post.data));
         if meeting == 0 {
             *self.theirs.borrow_mut() = others
                 .map(|data| match data {
@@ -256,6 +255,10 @@ impl Flight {
                     );
                 }
             }
+            (Exchange::Shift { src, dst }, 0) => {
+                let from = self.of(self.started.before(), src);
+                Self::copy([from.map(|from| (from, dst.clone()))].into_iter());
+            }
             (Exchange::Send { .. }, 0) => {}
             (other, _) => {
                 if let Exchange::Receive { tensor, .. } = other {
@@ -267,6 +270,17 @@ impl Flight {
             }
         }
         ControlFlow::Continue(self.device.record_event())
+    }
+
+    /// Whether a meeting is with another member: on a ring first with the one that is read, then with the one
+    /// that reads.
+    fn hears(&self, meeting: u32, member: usize) -> bool {
+        let is_heard = match self.exchange {
+            Exchange::Shift { .. } if meeting == 0 => member == self.started.before(),
+            Exchange::Shift { .. } => member == self.started.after(),
+            _ => true,
+        };
+        is_heard && member != self.started.member
     }
 
     /// What a member offered, or `own` of this member itself.

@@ -5,6 +5,7 @@ use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 use super::{Sizes, called, case, keyed};
 use crate::cases::{self as operands, Rotary, Source as _};
 use crate::check::{Case, Written};
+use crate::merge;
 use crate::rope::Pairing;
 use crate::sinks;
 
@@ -12,8 +13,29 @@ pub(super) fn cases(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     let mut all = core(sizes, dtype);
     all.extend(rotation(sizes, dtype));
     all.extend(latent(sizes, dtype));
+    all.push(parts(sizes, dtype));
     all.push(sinks(sizes, dtype));
     all
+}
+
+/// Half of the queries of an attention merged into all of them.
+fn parts(sizes: &Sizes, dtype: Dtype) -> Case {
+    let (t, heads, width) = (sizes.tokens / 2, sizes.heads, sizes.v_dim);
+    let op = Op::Sweep {
+        kind: SweepKind::Merge,
+        len: (t * heads * width) as u64,
+        dtype,
+    };
+    case("merge::merge", op, move |inputs| {
+        let o = inputs.tensor(&[2 * t, heads, width], 1.0);
+        let part = inputs.tensor(&[t, heads, width], 1.0);
+        let lse = inputs.statistic(&[heads, 2 * t], 2.0);
+        let part_lse = inputs.statistic(&[heads, t], 2.0);
+        Box::new(move || {
+            merge::merge(&part, &part_lse, t, &o, &lse);
+            vec![Written::new("o", &o), Written::new("lse", &lse)]
+        })
+    })
 }
 
 /// What attention gives beside sinks, and the gradient of those.

@@ -209,38 +209,10 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         dtype,
         moments,
     };
-    let step = |dtype| of(dtype, Dtype::F32);
-    vec![
-        case(
-            "adamw::step, bf16 moments",
-            of(dtype, Dtype::Bf16),
-            move |inputs| {
-                let [w, g, m, v] = shard(inputs, len, Dtype::Bf16);
-                let model = inputs.tensor(&[len], 0.0);
-                Box::new(move || {
-                    adamw::step_into(&w, &g, &m, &v, Some(&model), &RULE, 0.5);
-                    vec![
-                        Written::new("model", &model),
-                        Written::new("weights", &w),
-                        Written::new("m", &m),
-                        Written::new("v", &v),
-                    ]
-                })
-            },
-        ),
-        case("adamw::step", step(Dtype::F32), move |inputs| {
-            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
-            Box::new(move || {
-                adamw::step(&w, &g, &m, &v, &RULE, 0.5);
-                vec![
-                    Written::new("weights", &w),
-                    Written::new("m", &m),
-                    Written::new("v", &v),
-                ]
-            })
-        }),
-        case("adamw::step_into", step(dtype), move |inputs| {
-            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
+    let step = of(Dtype::F32, Dtype::F32);
+    let into = |name, moments| {
+        case(name, of(dtype, moments), move |inputs| {
+            let [w, g, m, v] = shard(inputs, len, moments);
             let model = inputs.tensor(&[len], 0.0);
             Box::new(move || {
                 adamw::step_into(&w, &g, &m, &v, Some(&model), &RULE, 0.5);
@@ -251,8 +223,23 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                     Written::new("v", &v),
                 ]
             })
+        })
+    };
+    vec![
+        into("adamw::step, bf16 moments", Dtype::Bf16),
+        case("adamw::step", step, move |inputs| {
+            let [w, g, m, v] = shard(inputs, len, Dtype::F32);
+            Box::new(move || {
+                adamw::step(&w, &g, &m, &v, &RULE, 0.5);
+                vec![
+                    Written::new("weights", &w),
+                    Written::new("m", &m),
+                    Written::new("v", &v),
+                ]
+            })
         }),
-        case("adamw::step_by", step(Dtype::F32), move |inputs| {
+        into("adamw::step_into", Dtype::F32),
+        case("adamw::step_by", step, move |inputs| {
             let [w, g, m, v] = shard(inputs, len, Dtype::F32);
             let squares = Scalars::zeros(inputs.device, TensorClass::Transient, 1);
             Box::new(move || {

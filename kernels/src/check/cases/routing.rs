@@ -6,7 +6,7 @@ use super::{Sizes, case, keyed};
 use crate::cases::{Load, SOFTMAX_THEN_TOPK, Source as _};
 use crate::check::{Case, Inputs, Written};
 use crate::grouped_gemm::Rows;
-use crate::permute::{self, RowMap};
+use crate::permute::{self, Room, RowMap};
 use crate::router::{self, Groups, RouterRule, Score};
 use crate::swiglu::{self, Rule};
 use crate::{expert_bias, gate, z_loss};
@@ -273,12 +273,20 @@ fn permutation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                 ]
             })
         }),
-        case("permute::sort", permute_op(Pass::Forward), move |inputs| {
+        case("permute::limit", permute_op(Pass::Forward), move |inputs| {
             let logits = inputs.statistic(&[t, e], 2.0);
-            let ids = router::forward(&logits, topk, &SOFTMAX_THEN_TOPK, None).ids;
+            let routing = router::forward(&logits, topk, &SOFTMAX_THEN_TOPK, None);
+            let all = permute::map(&routing.ids, e);
+            let capacity = (t * topk).div_ceil(e);
             Box::new(move || {
-                let map = permute::sort(&ids, e).counted();
-                vec![Written::new("offsets", &map.offsets)]
+                let (ids, probs) = (&routing.ids, Some(&routing.probs));
+                let kept = permute::limit(ids, &all, capacity, probs);
+                let map = permute::map_of(&kept, 0..e, Room::Each(capacity));
+                vec![
+                    Written::new("kept", &kept),
+                    Written::new("slot_of_row", &map.slot_of),
+                    Written::new("offsets", &map.offsets),
+                ]
             })
         }),
         case(

@@ -78,6 +78,8 @@ struct Product {
     row_bytes: usize,
     transpose: [bool; 2],
     a_registers: bool,
+    /// Columns of B, M- or N-major, that lie before those of the product in the same swizzled rows.
+    skipped: usize,
 }
 
 impl Product {
@@ -108,13 +110,16 @@ impl Product {
             depth,
         };
         let a = operand(self.transpose[0], 64);
-        let b = operand(self.transpose[1], self.columns);
+        let b = operand(self.transpose[1], self.skipped + self.columns);
         let image_a = if self.a_registers {
             (0..512).map(|i| register_a(i / 4, i % 4)).collect()
         } else {
             a.image(value_a)
         };
-        let image_b = b.image(|column, k| value_b(k, column));
+        let image_b = b.image(|line, k| {
+            let column = line.checked_sub(self.skipped);
+            column.map_or(f32::NAN, |column| value_b(k, column))
+        });
         let out = room(device, 64 * self.columns);
         let tensors = [upload(device, &image_a), upload(device, &image_b)];
         let mut args = Vec::new();
@@ -128,7 +133,9 @@ impl Product {
             32 => 3,
             _ => 0,
         };
-        args.extend([Arg::I32(code), Arg::size(depth / 16), Arg::from(&out)]);
+        let sizes = [2 * self.skipped, code, depth / 16].map(Arg::size);
+        args.extend(sizes);
+        args.push(Arg::from(&out));
         let shared = (4 * image_a.len()).next_multiple_of(1024) + 4 * image_b.len();
         launch(device, &self.program(), "model_wgmma", 128, shared, &args);
         let own = self.columns / 2;
@@ -154,6 +161,7 @@ fn products() -> Vec<Product> {
                 row_bytes,
                 transpose,
                 a_registers: false,
+                skipped: 0,
             });
         }
         for transposed in [false, true] {
@@ -162,6 +170,7 @@ fn products() -> Vec<Product> {
                 row_bytes,
                 transpose: [false, transposed],
                 a_registers: true,
+                skipped: 0,
             });
         }
     }
@@ -171,8 +180,17 @@ fn products() -> Vec<Product> {
             row_bytes: 128,
             transpose: majors[columns / 16 % 4],
             a_registers: columns % 32 == 16,
+            skipped: 0,
         });
     }
+    // Half of the columns of a panel, as backward attention takes those of dq.
+    all.push(Product {
+        columns: 32,
+        row_bytes: 128,
+        transpose: [true, true],
+        a_registers: false,
+        skipped: 32,
+    });
     all
 }
 
@@ -183,8 +201,12 @@ pub(super) fn cases() -> Vec<Case> {
             (true, _) => "registers",
             (false, transposed) => major(transposed),
         };
+        let from = match product.skipped {
+            0 => String::new(),
+            columns => format!(" from column {columns} on"),
+        };
         let name = format!(
-            "wgmma m64n{}k{}, a {a}, b {}, rows of {} bytes",
+            "wgmma m64n{}k{}, a {a}, b {}{from}, rows of {} bytes",
             product.columns,
             product.depth(),
             major(product.transpose[1]),

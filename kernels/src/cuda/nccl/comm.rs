@@ -306,6 +306,14 @@ impl Comm {
         })
     }
 
+    /// Sends `src` to the next member of a ring of all, and receives `dst` from the one before.
+    pub fn shift(&self, src: &Tensor, dst: &Tensor) -> Result<Progress, DeviceError> {
+        self.grouped(|group| {
+            group.send(src, (self.rank + 1) % self.size)?;
+            group.receive(dst, (self.rank + self.size - 1) % self.size)
+        })
+    }
+
     /// Sends and receives that go together: none of them waits for another.
     pub fn grouped(
         &self,

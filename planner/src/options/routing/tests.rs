@@ -53,6 +53,7 @@ fn step(number: u64, load: Vec<Vec<u64>>, fullest: Option<FullestMicrobatch>) ->
         correction_bias: None,
         fullest,
         dropped: 0,
+        dropped_by_layer: Vec::new(),
         validation: None,
     }
 }

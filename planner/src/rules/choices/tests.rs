@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Dispatcher, Overlap};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap, StackName};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -41,6 +41,14 @@ fn options(words: &str) -> SearchOptions {
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
+            "cp_comm_type" => options.cp_comm = named(&CpComm::ALL, CpComm::name, word),
+            "capacity" | "pad" => {
+                options.capacity = Some(Capacity {
+                    factor: word.parse().expect("a factor"),
+                    drop_policy: DropPolicy::Probs,
+                    pad: option == "pad",
+                });
+            }
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -69,11 +77,19 @@ fn check(degrees: &str, words: &str, reason: &str, expected: &[&str]) {
 /// Rules of choices that this release prices.
 #[test]
 fn each_rule_of_a_choice_has_its_message() {
+    let windows = broken("gpt-oss-20b", "cp=2", "stack moefold");
+    let reasons: Vec<&str> = windows.iter().map(Illegal::reason).collect();
+    assert_eq!(reasons, ["stack_cp"], "{windows:?}");
     check(
-        "cp=2",
-        "stack moefold",
-        "stack_cp",
-        &["moefold", "cp up to 1, not 2", "cp = 1"],
+        "tp=4,cp=4",
+        "cp_comm_type a2a",
+        "heads_over_cp",
+        &[
+            "8 heads",
+            "tp x cp = 4 x 4 = 16",
+            "cp = 2",
+            "`cp_comm_type` p2p",
+        ],
     );
     check(
         "",
@@ -85,8 +101,22 @@ fn each_rule_of_a_choice_has_its_message() {
         "",
         "stack moefold dispatcher deepep",
         "stack_dispatcher",
-        &["deepep", "it has alltoall"],
+        &["deepep", "it has alltoall, allgather"],
     );
+    check(
+        "",
+        "capacity 0",
+        "capacity_factor",
+        &["`expert_capacity_factor` 0", "nearest: 1"],
+    );
+    for (stack, dispatcher) in [("megatron", "hybridep"), ("moefold", "allgather")] {
+        check(
+            "",
+            &format!("stack {stack} dispatcher {dispatcher} pad 1.5"),
+            "padded_dispatcher",
+            &[stack, dispatcher, "`dispatcher` alltoall"],
+        );
+    }
     check(
         "",
         "recompute mla_up_proj,shared_experts,moe_act",

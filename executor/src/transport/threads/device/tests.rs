@@ -32,6 +32,7 @@ fn collectives_on_a_device_take_no_memory_and_no_read_by_the_host() {
                 group.reduce_scatter(&whole, &shard)?;
                 group.all_gather(&part, &all)?;
                 group.all_to_all(&rows, &[1; 4], &back, &[1; 4])?;
+                group.start_shift(&rows, &back)?.wait()?;
                 group.broadcast(&part.view(0, &[0]), 2)?;
                 started.wait()?;
             }
@@ -85,6 +86,9 @@ fn every_collective(rank: &RankContext, device: &Device) -> Result<(), Error> {
         even: false,
     };
     run(exchange, &[&src, &dst])?;
+    let (src, dst) = (made(&[8]), made(&[8]));
+    let (from, to) = (src.clone(), dst.clone());
+    run(Exchange::Shift { src: from, dst: to }, &[&src, &dst])?;
     let tensor = made(&[10]);
     let exchange = Exchange::Broadcast {
         tensor: tensor.clone(),
@@ -115,9 +119,10 @@ fn each_wait_of_a_collective_is_missed_where_it_is_left_out() {
         return;
     }
     // Of each all-reduce: for its own tensor, two offers, twice two meetings, and its end; of each of the next
-    // three the same with one meeting; of the broadcast what its root waits for, whose stream would not have
+    // three the same with one meeting; of the shift, whose neighbours alone matter, one offer and one meeting; of
+    // the broadcast what its root waits for, whose stream would not have
     // to wait for the root's own tensor, since it does nothing.
-    let before = 2 * (1 + 2 + 4 + 1) + 3 * (1 + 2 + 2 + 1);
+    let before = 2 * (1 + 2 + 4 + 1) + 3 * (1 + 2 + 2 + 1) + (1 + 1 + 1 + 1);
     assert_eq!(waits(every_collective), (before + 1 + 2 + 1, vec![before]));
 }
 
