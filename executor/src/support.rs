@@ -21,6 +21,7 @@ pub(crate) const FAMILIES: &[&str] = &[
     "olmoe",
     "glm4_moe",
     "llama",
+    "mistral",
     "qwen3",
     "deepseek_v2",
     "deepseek_v3",
