@@ -21,6 +21,7 @@ pub(crate) const FAMILIES: &[&str] = &[
     "olmoe",
     "glm4_moe",
     "llama",
+    "mistral",
     "qwen3",
     "deepseek_v2",
     "deepseek_v3",
@@ -190,7 +191,7 @@ pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
     let beyond = sizes.iter().filter(|(size, _, most)| *size > *most as u64);
     let reason = |(size, what, most): &(u64, &str, usize)| {
         format!(
-            "{size} {what} are not implemented on GPUs, found in {}, at most {most} are; the CPU takes any number",
+            "{size} {what} are not implemented on GPUs, found in {}, at most {most} are; the CPU takes more",
             model.name
         )
     };

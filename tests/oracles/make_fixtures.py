@@ -132,6 +132,12 @@ MODELS = {
              rms_norm_eps=1e-5, pad_token_id=None, eos_token_id=None,
              rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
                                   beta_fast=2.0, beta_slow=0.25, truncate=False)),
+    # Dense as Llama, nothing with a bias, a head width that is not hidden size over heads.
+    "mistral": (
+        "mistral",
+        dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=12, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=1e4,
+             tie_word_embeddings=False, sliding_window=None),
     ),
     # Every other layer dense, a shared expert behind its gate, biases on q, k and v.
     "qwen2_moe": (

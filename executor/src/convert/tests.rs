@@ -37,7 +37,7 @@ fn same(model: &Model, one: &Path, other: &Path) {
 
 #[test]
 fn law_weights_come_back_as_they_were_in_blocks_and_files_of_any_size() {
-    for name in ["mixtral", "deepseek_v3", "qwen3_tied"] {
+    for name in ["mixtral", "deepseek_v3", "qwen3_tied", "gpt_oss"] {
         let dir = tempfile::tempdir().expect("a folder");
         let at = |name: &str| dir.path().join(name);
         let there = Conversion::open(&fixture(name), None).expect("opens");
@@ -179,7 +179,11 @@ fn oracle_an_upcycled_model_begins_with_the_loss_of_the_dense_one() {
     let dir = tempfile::tempdir().expect("a folder");
     let plain = dir.path().join("llama");
     llama(&plain);
-    let folders = [(plain, "llama"), (fixture("qwen3_tied"), "qwen3_tied")];
+    let folders = [
+        (plain, "llama"),
+        (fixture("mistral"), "mistral"),
+        (fixture("qwen3_tied"), "qwen3_tied"),
+    ];
     for (folder, tokens) in &folders {
         let dense = hf::read(folder).expect("reads");
         let from = |model: &Model, dir: &Path| {

@@ -143,12 +143,12 @@ fn sparse(dense: &Model, upcycle: &Upcycle) -> Result<(Model, u64), Error> {
         ..
     } = upcycle;
     let model_type = match &*dense.model_type {
-        "llama" => "mixtral",
+        "llama" | "mistral" => "mixtral",
         "qwen3" => "qwen3_moe",
         other => {
             return Err(Error::Unsupported {
                 what: format!("upcycling {} (model_type {other})", dense.name),
-                instead: "llama becomes mixtral, qwen3 becomes qwen3_moe".to_owned(),
+                instead: "llama and mistral become mixtral, qwen3 becomes qwen3_moe".to_owned(),
             });
         }
     };

@@ -23,6 +23,7 @@ pub fn hf_config(model: &Model) -> Result<Value, Error> {
         "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
         "llama" => "LlamaForCausalLM",
         "gpt_oss" => "GptOssForCausalLM",
+        "mistral" => "MistralForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         other => return Err(refuse(&format!("model_type {other}"))),
     };
@@ -324,6 +325,7 @@ mod tests {
             "glm4_moe",
             "llama",
             "llama3",
+            "mistral",
             "deepseek_v3",
             "deepseek_v2",
             "deepseek_v3_halves",

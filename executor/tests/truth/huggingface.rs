@@ -85,6 +85,11 @@ fn oracle_glm4_moe_with_sigmoid_scores_in_groups() {
 }
 
 #[test]
+fn oracle_mistral() {
+    check("mistral", 12);
+}
+
+#[test]
 fn oracle_llama_with_biases_of_attention() {
     check("llama", 12);
 }

@@ -334,6 +334,7 @@ mod tests {
             groups: &LayerGroups::new(&layout, &cluster),
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
+            capacity: None,
             cp_comm,
             capacity: None,
         };

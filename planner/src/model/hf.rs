@@ -54,6 +54,7 @@ const READERS: &[(&str, Reader)] = &[
     ("minimax", minimax::read_text_01),
     ("minimax_m2", minimax::read_m2),
     ("minimax_text_01", minimax::read_text_01),
+    ("mistral", llama::read),
     ("mixtral", mixtral::read),
     ("nemotron_h", nemotron_h::read),
     ("olmoe", mixtral::read_olmoe),

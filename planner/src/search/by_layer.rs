@@ -110,14 +110,10 @@ impl<B: AsRef<[i64]>> Row<B> {
     }
 
     /// Takes one of some choices next, each with its number; `then` has the bytes with it.
-    fn choose<'c, C: 'c>(
-        &mut self,
-        choices: impl Iterator<Item = (usize, &'c Way<C>)> + Clone,
-        then: impl Fn(&B, &C) -> B,
-    ) {
-        let mut ways = Vec::new();
+    fn choose<C>(&mut self, choices: &[(usize, &Way<C>)], then: impl Fn(&B, &C) -> B) {
+        let mut ways = Vec::with_capacity(self.last().len() * choices.len());
         for (before, way) in self.last().iter().enumerate() {
-            ways.extend(choices.clone().map(|(choice, next)| Way {
+            ways.extend(choices.iter().map(|&(choice, next)| Way {
                 seconds: way.seconds + next.seconds,
                 bytes: then(&way.bytes, &next.bytes),
                 before,
@@ -160,7 +156,8 @@ impl Chunk {
         let mut row = Row::new(array(first.totals()));
         for choices in layers {
             let then = |a: &[i64; 3], b: &[i64; 3]| array(passes(*a).then(passes(*b)));
-            row.choose(choices.iter().map(|way| (way.choice, way)), then);
+            let choices: Vec<_> = choices.iter().map(|way| (way.choice, way)).collect();
+            row.choose(&choices, then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
         let last = last.unwrap_or_default().totals();
@@ -189,8 +186,9 @@ pub(crate) fn fastest(
                 .collect()
         };
         let ways = chunk.as_ref().0.last();
-        let places = spread(ways, most);
-        row.choose(places.iter().map(|&place| (place, &ways[place])), then);
+        let places = spread(ways, most).into_iter();
+        let choices: Vec<_> = places.map(|place| (place, &ways[place])).collect();
+        row.choose(&choices, then);
     }
     let fits = |way: &Way<Vec<i64>>| way.bytes.iter().all(|over| *over <= 0);
     let place = row.last().iter().position(fits)?;

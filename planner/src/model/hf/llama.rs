@@ -1,5 +1,6 @@
-//! Dense decoders: Llama 3 (arXiv 2407.21783) and Qwen3 (arXiv 2505.09388).
+//! Dense decoders: Llama 3 (arXiv 2407.21783), Mistral (arXiv 2310.06825) and Qwen3 (arXiv 2505.09388).
 //!
+//! Mistral may have a sliding window in every layer.
 //! Qwen3 differs by a norm on each query and key head. Its `sliding_window` counts only where
 //! `use_sliding_window` says so, and then for the layers of `layer_types` that slide, or without those for the
 //! layers from `max_window_layers` on (transformers, `configuration_qwen3.py`).
@@ -16,7 +17,8 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
-    let qwen = keys.opt_str(&["model_type"])? == Some("qwen3");
+    let family = keys.opt_str(&["model_type"])?;
+    let qwen = family == Some("qwen3");
     expect_silu(keys)?;
     let rope = rope(keys, DEFAULTS, "full_attention", 1.0)?;
     let bias = keys.bool_or(&["attention_bias"], false)?;
@@ -34,7 +36,11 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Model, ModelError> {
     let windows = if qwen {
         qwen_windows(keys, num_layers, |layer, first| layer >= first)?
     } else {
-        vec![None; num_layers as usize]
+        let everywhere = match family {
+            Some("mistral") => window(keys)?,
+            _ => None,
+        };
+        vec![everywhere; num_layers as usize]
     };
     let layers = windows
         .into_iter()
