@@ -336,7 +336,6 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
             capacity: None,
             cp_comm,
-            capacity: None,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward].map(|work| {
