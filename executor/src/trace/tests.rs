@@ -54,7 +54,7 @@ fn law_members_send_what_the_load_says() {
     assert!(seen > 100, "{seen}");
 }
 
-/// A read of the counts for every routed layer and microbatch.
+/// A read of the counts for every routed layer and microbatch, where experts are on several ranks.
 #[test]
 fn waits_of_the_host_are_priced() {
     let batch = Batch {
@@ -63,22 +63,27 @@ fn waits_of_the_host_are_priced() {
     };
     let model = presets::load("quickstart").expect("a preset");
     let cluster = clusters::cluster("dgx-h200").expect("a preset");
-    let options = SearchOptions {
-        pins: "mbs=1".parse().expect("degrees"),
-        ..SearchOptions::new(batch, StackName::Moefold)
-    };
-    let step_s = |read: f64| {
+    let step_s = |gpus: u32, read: f64| {
+        let options = SearchOptions {
+            pins: format!("tp=1,pp=1,ep={gpus},mbs=1")
+                .parse()
+                .expect("degrees"),
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
         let costs = [(HostCost::Launch, 1e-9), (HostCost::Read, read)];
         let sample = |(cost, seconds)| Sample::of(Key::Host(cost), Taken::Repeated, vec![seconds]);
         let profile = Profile::of("h200", costs.map(sample).to_vec());
         let costs = Costs::for_cluster(&cluster, &[profile]);
         let runtime = Traced::new(&model, &cluster);
-        let found = search::plan(&model, &cluster, 1, &options, &costs, &runtime);
+        let found = search::plan(&model, &cluster, gpus, &options, &costs, &runtime);
         found.expect("feasible").plans[0].predicted.step_s
     };
     let layers = model.num_moe_layers() as f64;
-    let more = step_s(1e-3) - step_s(1e-9);
-    assert!((more - 4.0 * layers * 1e-3).abs() < 1e-4, "{more}");
+    for (gpus, microbatches) in [(1, 0.0), (2, 2.0)] {
+        let more = step_s(gpus, 1e-3) - step_s(gpus, 1e-9);
+        let expected = microbatches * layers * 1e-3;
+        assert!((more - expected).abs() < 1e-4, "{gpus} ranks: {more}");
+    }
 }
 
 #[test]
