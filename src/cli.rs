@@ -173,7 +173,8 @@ pub(crate) struct PlanArgs {
 pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
-    /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix
+    /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix. The plan
+    /// comes before them
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "text")]
     pub(crate) data: Vec<String>,
     /// Plain text files

@@ -37,25 +37,35 @@ pub(crate) fn run(args: &ConvertArgs, output: Output) -> Result<(), Failure> {
         seed: args.seed,
     });
     let conversion = Conversion::open(&args.from, upcycle.as_ref()).map_err(failure)?;
-    let otherwise = if conversion.is_of_checkpoint() || upcycle.is_some() {
+    for why in conversion
+        .found()
+        .iter()
+        .flat_map(|found| &found.passed_over)
+    {
+        output.note(why)?;
+    }
+    let otherwise = if conversion.found().is_some() || upcycle.is_some() {
         Form::Hf
     } else {
         Form::Checkpoint
     };
     let form = args.to.unwrap_or(otherwise);
-    if form == Form::Checkpoint && conversion.is_of_checkpoint() {
+    if form == Form::Checkpoint && conversion.found().is_some() {
         return Err(Failure::Request(anyhow!(
             "{}: is a checkpoint already, of any layout; --to hf makes a Hugging Face folder of it",
             args.from.display()
         )));
     }
     let room = match args.memory_mib {
-        Some(mib) => Bytes(mib * MIB),
+        Some(mib) => Bytes(mib.saturating_mul(MIB)),
         None => memory_at_hand(),
     };
     let host = conversion.host(room).map_err(failure)?;
     let (tensors, weight_bytes) = conversion.size();
     let mib = |bytes: Bytes| bytes.0.div_ceil(MIB);
+    if let Some(found) = conversion.found() {
+        output.say(&format!("of {}", found.resumed.checkpoint.display()))?;
+    }
     output.say(&format!(
         "{tensors} tensors, {} MiB in f32; at most {} MiB of the host's memory",
         mib(weight_bytes),

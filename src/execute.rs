@@ -10,6 +10,7 @@ use moefold_executor::checkpoint::{self, Written};
 use moefold_executor::data::{Blend, Order, Samples, Share, TokenStream, Tokenizer, Validation};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
+use moefold_executor::files::check_directory;
 use moefold_executor::host::HostWatch;
 use moefold_executor::lr::{Anneal, Decay, LearningRate};
 use moefold_executor::moe::balance::Balancing;
@@ -86,6 +87,9 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         run_dir: dir.clone(),
     });
     let keep_weights = args.save_hf.is_some();
+    if let Some(folder) = &args.save_hf {
+        check_directory(folder, "weights are written").map_err(failure)?;
+    }
     let trained = train_in(&world, &dir, &plan, data, &options, keep_weights, output)?;
     let Some((trained, profile)) = trained else {
         // Rank 0's process leaves what there is to leave.

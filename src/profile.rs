@@ -383,12 +383,12 @@ fn keys_on(
     };
     let gpu = matches!(chosen, Chosen::Cuda(_)).then(|| Properties::assumed(Architecture::SM90));
     let traced = Traced::on(model, gpu);
-    let job = Job {
+    let job = |dispatcher| Job {
         model,
         cluster,
         batch: &batch,
         precision,
-        dispatcher: Dispatcher::Alltoall,
+        dispatcher,
         cp_comm: CpComm::default(),
         capacity: None,
         optimizer: Optimizer::Adam,
@@ -398,11 +398,11 @@ fn keys_on(
             Some(_) => &Declared,
         },
     };
-    Ok(
-        legal_layouts(model, ranks, &batch, "cp=1,pp=1,vpp=1,mbs=1")?
-            .flat_map(|layout| keys(&job, &layout))
-            .collect(),
-    )
+    // Tokens may go either way in a plan.
+    let jobs = [Dispatcher::Alltoall, Dispatcher::Allgather].map(job);
+    let layouts = legal_layouts(model, ranks, &batch, "cp=1,pp=1,vpp=1,mbs=1")?;
+    let all = layouts.flat_map(|layout| jobs.iter().flat_map(move |job| keys(job, &layout)));
+    Ok(all.collect())
 }
 
 /// The legal layouts of a model that have the degrees of `pins`.

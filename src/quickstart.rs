@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::files::write_json;
+use moefold_executor::files::{check_new, write_json};
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
 use moefold_executor::options::{Init, TrainOptions};
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Dispatcher, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, presets};
 use moefold_planner::options::SearchOptions;
@@ -41,6 +41,8 @@ pub(crate) const BATCH: Batch = Batch {
 const LEARNING_RATE: f64 = 3e-3;
 const AUX_LOSS_COEF: f64 = 0.01;
 /// Plans shown, and enough to show all there are.
+/// One for all plans: what is measured of one is what another is priced with.
+const DISPATCHER: Dispatcher = Dispatcher::Alltoall;
 const TOP: usize = 5;
 const EVERYTHING: usize = 10_000;
 const FOLDED: &str = "plan-folded.json";
@@ -148,12 +150,7 @@ fn prepare<'a>(
             "--steps and --ranks: expected at least 1 each"
         )));
     }
-    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Failure::Request(anyhow!(
-            "--out {}: is not empty; name a new or empty directory",
-            dir.display()
-        )));
-    }
+    check_new(dir, "all of it is written").map_err(failure)?;
     fs::create_dir_all(dir)
         .and_then(|()| fs::write(dir.join("text.txt"), TEXT))
         .with_context(|| format!("{}: cannot be written", dir.display()))
@@ -205,6 +202,7 @@ impl Stage<'_> {
         let options = SearchOptions {
             pins,
             top,
+            dispatcher: Some(DISPATCHER),
             ..SearchOptions::new(BATCH, StackName::Moefold)
         };
         Question::new(&self.model, &self.cluster, self.args.ranks, profiles).ask(&options)
@@ -216,8 +214,11 @@ impl Stage<'_> {
 
     fn plan_command(&self, rest: &str) -> String {
         format!(
-            "plan --model {MODEL} --cluster local --gpus {} --seq-len {} --global-batch {} {rest}",
-            self.args.ranks, BATCH.seq_len, BATCH.global_batch
+            "plan --model {MODEL} --cluster local --gpus {} --seq-len {} --global-batch {} --dispatcher {} {rest}",
+            self.args.ranks,
+            BATCH.seq_len,
+            BATCH.global_batch,
+            DISPATCHER.name()
         )
     }
 

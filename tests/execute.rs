@@ -199,7 +199,7 @@ fn weights_are_converted_in_the_memory_that_was_said_and_trained_on() {
 
     let new = bench.path("new");
     for (from, rest, expected) in [
-        (&made, &["--out", &back][..], "back: is there already"),
+        (&made, &["--out", &back][..], "back: is not empty"),
         (
             &made,
             &["--out", &new, "--to", "checkpoint"],

@@ -6,15 +6,15 @@
 
 mod upcycle;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use moefold_planner::model::{Model, hf};
 use moefold_profiles::units::{Bytes, MIB};
 
-use crate::checkpoint::{self, Checkpoint, Index, Written, write_initial};
+use crate::checkpoint::{self, Checkpoint, Found, Index, Written, write_initial};
 use crate::environment::resident_peak;
 use crate::error::Error;
+use crate::files::{check_directory, write_directory};
 use crate::model::global_tensors;
 use crate::support;
 use crate::weights::{
@@ -40,6 +40,7 @@ pub struct Conversion {
     weights: Weights,
     model: Model,
     tensors: Vec<GlobalTensor>,
+    found: Option<Found>,
 }
 
 /// Where they come from.
@@ -79,12 +80,15 @@ impl Conversion {
             ));
         }
         let found = checkpoint::find(from)?;
-        let dir = found.resumed.checkpoint;
-        let model = Index::load(&dir)?.model;
+        let dir = &found.resumed.checkpoint;
+        let model = Index::load(dir)?.model;
         runs(&model)?;
-        let saved = Checkpoint::open(&dir, &model)?;
+        let saved = Checkpoint::open(dir, &model)?;
         let source = Source::Checkpoint(Box::new(saved));
-        Ok(Self::of(Weights::Plain(source), model))
+        Ok(Self {
+            found: Some(found),
+            ..Self::of(Weights::Plain(source), model)
+        })
     }
 
     fn of(weights: Weights, model: Model) -> Self {
@@ -92,17 +96,18 @@ impl Conversion {
             tensors: global_tensors(&model),
             weights,
             model,
+            found: None,
         }
+    }
+
+    /// The checkpoint that is read, where it is one.
+    pub fn found(&self) -> Option<&Found> {
+        self.found.as_ref()
     }
 
     /// The model that is written.
     pub fn model(&self) -> &Model {
         &self.model
-    }
-
-    /// Whether it is read from a checkpoint.
-    pub fn is_of_checkpoint(&self) -> bool {
-        matches!(&self.weights, Weights::Plain(Source::Checkpoint(_)))
     }
 
     /// Tensors, and their bytes in f32.
@@ -161,13 +166,11 @@ impl Conversion {
     fn to_hugging_face_in(&self, dir: &Path, host: HostPlan, file_bytes: u64) -> Result<(), Error> {
         let config = hf_config(&self.model)?;
         self.begin(dir)?;
-        let partial = partial(dir);
-        let written = self.with_blocks(host, &|blocks| {
-            write_folder(&partial, &config, &self.tensors, file_bytes, blocks)
-        });
-        // What cannot be removed is in nobody's way.
-        written.inspect_err(|_| drop(fs::remove_dir_all(&partial)))?;
-        fs::rename(&partial, dir).map_err(Error::io(dir, "create"))
+        write_directory(dir, |partial| {
+            self.with_blocks(host, &|blocks| {
+                write_folder(partial, &config, &self.tensors, file_bytes, blocks)
+            })
+        })
     }
 
     /// Writes a checkpoint before the first step into `dir`, which must not be there or be empty:
@@ -181,13 +184,7 @@ impl Conversion {
 
     /// Refuses to write over anything, and to read what is damaged.
     fn begin(&self, dir: &Path) -> Result<(), Error> {
-        if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
-            return Err(Error::Request(format!(
-                "{}: is there already; weights are written to a new or empty directory: choose another, or remove \
-                 this one",
-                dir.display()
-            )));
-        }
+        check_directory(dir, "weights are written")?;
         match &self.weights {
             Weights::Plain(Source::Checkpoint(saved)) => saved.verify_alone(),
             _ => Ok(()),
@@ -204,13 +201,6 @@ impl Conversion {
             read: &read,
         })
     }
-}
-
-/// A folder while it is written.
-fn partial(dir: &Path) -> PathBuf {
-    let mut name = dir.as_os_str().to_owned();
-    name.push(".partial");
-    PathBuf::from(name)
 }
 
 /// Refuses a model whose tensors this program does not know by name.

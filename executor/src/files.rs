@@ -1,7 +1,8 @@
-//! JSON files of a run, written whole or not at all.
+//! Files and directories, written whole or not at all.
 
+use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
@@ -19,4 +20,99 @@ pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Erro
         serde_json::to_writer_pretty(&mut *out, value)?;
         out.write_all(b"\n")
     })
+}
+
+/// Refuses a directory that something is in, and a file: `what` is written to a new or empty directory.
+pub fn check_new(dir: &Path, what: &str) -> Result<(), Error> {
+    let found = match fs::read_dir(dir).map(|mut entries| entries.next()) {
+        Ok(Some(_)) => "is not empty",
+        Err(_) if dir.exists() => "is no directory",
+        Ok(None) | Err(_) => return Ok(()),
+    };
+    Err(Error::Request(format!(
+        "{}: {found}; {what} to a new or empty directory: choose another, or remove this one",
+        dir.display()
+    )))
+}
+
+/// Refuses what [`write_directory`] cannot make: what [`check_new`] refuses, and a path without a name.
+pub fn check_directory(dir: &Path, what: &str) -> Result<(), Error> {
+    if dir.file_name().is_none() {
+        return Err(Error::Request(format!(
+            "{}: has no name of its own; {what} to a directory that takes the place of another: name it",
+            dir.display()
+        )));
+    }
+    check_new(dir, what)
+}
+
+/// Makes the directory `dir`, which [`check_directory`] passes, through `fill`: it gets another beside it, which takes the
+/// name once all is there.
+pub fn write_directory(
+    dir: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let beside = beside(dir);
+    fs::create_dir_all(&beside).map_err(Error::io(&beside, "create"))?;
+    let written = fill(&beside).and_then(|()| {
+        let renamed = fs::rename(&beside, dir);
+        renamed.map_err(Error::io(dir, "create"))
+    });
+    // What cannot be removed is in nobody's way.
+    written.inspect_err(|_| drop(fs::remove_dir_all(&beside)))
+}
+
+/// A directory of this process's own, on the same file system.
+fn beside(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    dir.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).expect("readable");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        entries
+            .map(|entry| name(entry).to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn a_directory_is_there_whole_or_not_at_all() {
+        let all = tempfile::tempdir().expect("writable");
+        // As shells complete it.
+        let dir = all.path().join("out/");
+        let fill = |dir: &Path| write_json(&dir.join("a.json"), &1);
+        write_directory(&dir, fill).expect("written");
+        assert_eq!(names(&dir), ["a.json"]);
+        let failed = write_directory(&all.path().join("other"), |dir| {
+            fill(dir)?;
+            Err(Error::Request("no more".to_owned()))
+        });
+        assert!(failed.is_err());
+        // Something is in the way.
+        assert!(write_directory(&dir, fill).is_err());
+        assert_eq!(names(all.path()), ["out"]);
+    }
+
+    #[test]
+    fn what_is_there_is_not_written_over() {
+        let all = tempfile::tempdir().expect("writable");
+        let (full, file) = (all.path().join("full"), all.path().join("full/file"));
+        fs::create_dir(&full).expect("writable");
+        fs::write(&file, "").expect("writable");
+        for (dir, found) in [
+            (full.as_path(), "is not empty"),
+            (file.as_path(), "is no directory"),
+            (Path::new("."), "has no name"),
+            (Path::new("/"), "has no name"),
+        ] {
+            let error = check_directory(dir, "weights are written").expect_err(found);
+            assert!(error.to_string().contains(found), "{error}");
+        }
+        assert!(check_directory(&all.path().join("new"), "weights are written").is_ok());
+    }
 }

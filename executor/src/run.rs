@@ -25,7 +25,7 @@ use moefold_profiles::{ByClass, Profile, TensorClass};
 
 use crate::environment::{Environment, resident_peak};
 use crate::error::Error;
-use crate::files::write_json;
+use crate::files::{check_new, write_json};
 use crate::record::{Busy, StepTime};
 
 pub use events::Events;
@@ -43,15 +43,7 @@ pub struct RunDir {
 impl RunDir {
     /// Begins a run in `dir`, which must not exist or be empty.
     pub fn create(dir: &Path, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
-        if let Ok(mut entries) = fs::read_dir(dir)
-            && entries.next().is_some()
-        {
-            return Err(Error::Request(format!(
-                "{}: is not empty; a run is written to a new or empty directory: \
-                 choose another, or remove this one",
-                dir.display()
-            )));
-        }
+        check_new(dir, "a run is written")?;
         fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
         Ok(Self {
             dir: dir.to_owned(),

@@ -77,15 +77,7 @@ fn key_of(s: Sizes, pass: Pass, dtype: Dtype) -> Op {
 ///
 /// # Panics
 /// When the shapes do not agree or `seqs` does not divide the tokens.
-pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, scale: f32) -> (Tensor, Tensor) {
-    forward_of(Mask::Causal, q, k, v, seqs, scale)
-}
-
-/// [`forward`] under any mask.
-///
-/// # Panics
-/// As [`forward`].
-pub fn forward_of(
+pub fn forward(
     mask: Mask,
     q: &Tensor,
     k: &Tensor,
@@ -134,27 +126,6 @@ pub fn forward_of(
     reason = "the inputs and outputs of forward, by name"
 )]
 pub fn backward(
-    d_o: &Tensor,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    o: &Tensor,
-    lse: &Tensor,
-    seqs: usize,
-    scale: f32,
-) -> (Tensor, Tensor, Tensor) {
-    backward_of(Mask::Causal, d_o, q, k, v, o, lse, seqs, scale)
-}
-
-/// [`backward`] under any mask.
-///
-/// # Panics
-/// As [`backward`].
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the inputs and outputs of forward, by name"
-)]
-pub fn backward_of(
     mask: Mask,
     d_o: &Tensor,
     q: &Tensor,

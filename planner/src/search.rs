@@ -42,7 +42,7 @@ use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
-pub use again::{ENDLESS_GIB, again};
+pub use again::{ENDLESS_GIB, again, options_of};
 use predict::Priced;
 use recompute::Sets;
 use request::{LeftOut, check_request};
@@ -199,7 +199,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     };
     let mut broken = Vec::new();
     for degrees in space(question.model, gpus, &options.batch, &options.pins) {
-        let dispatchers = question.dispatchers_for(degrees.ep).len() as u64;
+        let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
         let by_layer = usize::from(question.by_layer);
         let sets = question.choices.len() + by_layer + question.illegal_sets.len();
         let sets = sets as u64;
@@ -340,10 +340,10 @@ fn question<'a>(
         None => (recompute::sets(model), Vec::new()),
     };
     let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
-    let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
-    sets.retain(|set| illegal(set).is_none());
     let searched = options.recompute.is_none();
+    let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
     if searched {
+        sets.retain(|set| illegal(set).is_none());
         choices = (0..sets.len()).map(Sets::Every).collect();
     }
     let by_time = options.objective != Objective::Memory;

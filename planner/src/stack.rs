@@ -225,6 +225,15 @@ impl Stack {
         }
     }
 
+    /// Whether tokens are exchanged on their way to experts, so that dispatchers differ: this project's executor
+    /// has one for all ranks that share an expert too, where Megatron-Core gathers for them whatever dispatches.
+    pub fn exchanges(&self, ep: u32, etp: u32) -> bool {
+        match self {
+            Self::Megatron(_) => ep > 1,
+            Self::Moefold(_) => ep * etp > 1,
+        }
+    }
+
     /// Whether the input of experts can be padded to their capacity under a dispatcher (Megatron-Core's
     /// `transformer_config.py` refuses it under `flex`).
     pub fn pads_under(&self, dispatcher: Dispatcher) -> bool {

@@ -342,6 +342,8 @@ impl Comparison {
         let s = &self.subjects;
         let recompute = varies(s, |s| s.planned.recompute.clone());
         let dispatcher = varies(s, |s| s.planned.dispatcher);
+        let capacity = varies(s, |s| s.planned.capacity);
+        let cp_comm = varies(s, |s| s.planned.cp_comm());
         let precision = varies(s, |s| s.planned.precision);
         let stack = varies(s, |s| s.planned.stack);
         let model = varies(s, |s| s.setting.model.as_ref().map(|m| m.name.clone()));
@@ -351,6 +353,15 @@ impl Comparison {
             let mut words = Vec::new();
             if recompute {
                 words.push(recompute_words(&planned.recompute));
+            }
+            if capacity {
+                words.push(planned.capacity.map_or_else(
+                    || "dropless".to_owned(),
+                    |capacity| format!("capacity factor {}", capacity.factor),
+                ));
+            }
+            if cp_comm {
+                words.push(format!("CP by {}", json_word(&planned.cp_comm())));
             }
             for (shown, word) in [
                 (dispatcher, json_word(&planned.dispatcher)),

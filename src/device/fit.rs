@@ -152,26 +152,22 @@ impl<'a> Judge<'a> {
         judge
     }
 
-    /// The layout of least memory on `ranks` ranks under these pins, for this executor. It recomputes what the
-    /// plan does, and has its stages where its pipeline is the plan's.
+    /// The layout of least memory on `ranks` ranks under these pins that runs as the plan does, and has its
+    /// stages where its pipeline is the plan's.
     fn least(&self, ranks: u32, pins: PartialDegrees) -> Option<PlannedLayout> {
         let plan = self.plan;
         let of_plan = plan.planned.layout.pinned();
         let is_pipeline = |pins: PartialDegrees| (pins.pp, pins.vpp);
         let same = plan.planned.layout.pp > 1 && is_pipeline(pins) == is_pipeline(of_plan);
         let options = SearchOptions {
-            recompute: Some(plan.planned.recompute.clone()),
             stages: same.then(|| {
                 let stages = PipelineLayout::from(plan.planned.pipeline.stages.clone());
                 stages.with_depths(plan.model.mtp.len())
             }),
-            precision: plan.planned.precision,
-            optimizer: plan.planned.optimizer,
             objective: Objective::Memory,
-            routing: plan.planned.routing(),
             pins,
             top: 1,
-            ..SearchOptions::new(plan.request.batch, StackName::Moefold)
+            ..search::options_of(plan)
         };
         let costs = Costs::for_cluster(&self.cluster, &[]);
         let runtime = Traced::new(&plan.model, &self.cluster);

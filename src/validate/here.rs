@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
-use moefold_planner::choice::StackName;
+use moefold_planner::choice::{Dispatcher, StackName};
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::model::{Model, presets as models};
 use moefold_planner::options::{Routing, SearchOptions};
@@ -165,6 +165,7 @@ impl<'a> Bench<'a> {
         let options = SearchOptions {
             pins: pins.expect("the layouts are degrees"),
             routing,
+            dispatcher: Some(Dispatcher::Alltoall),
             ..SearchOptions::new(BATCH, StackName::Moefold)
         };
         let cluster = presets::local(ranks);

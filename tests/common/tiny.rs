@@ -56,6 +56,8 @@ impl Folder {
             sequences,
             "--layout",
             layout,
+            "--dispatcher",
+            "alltoall",
             "--out",
             &out,
         ];

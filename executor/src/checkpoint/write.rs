@@ -230,8 +230,11 @@ pub(crate) fn write_initial(
         commit(&folder, &index, false)?;
         Ok(index.bytes())
     };
-    // What cannot be removed is in nobody's way.
-    let bytes = write().inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+    // What cannot be removed is in nobody's way, and what others have put there stays.
+    let bytes = write().inspect_err(|_| {
+        drop(fs::remove_dir_all(&dir));
+        drop(fs::remove_dir(&folder).and_then(|()| fs::remove_dir(run_dir)));
+    })?;
     Ok(Written {
         dir: folder_of(&folder, 0),
         step: 0,

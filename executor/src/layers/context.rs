@@ -109,7 +109,7 @@ pub(super) fn forward(
     } = inputs;
     let core = |q: &Tensor, k: &Tensor, v: &Tensor| {
         cx.op(CATEGORY, || {
-            attention::forward_of(mask, q, k, v, sequences, scale)
+            attention::forward(mask, q, k, v, sequences, scale)
         })
     };
     if cx.cp.is_solo() {
@@ -145,7 +145,7 @@ pub(super) fn backward(
     } = inputs;
     let core = |[d, q, k, v, o]: [&Tensor; 5]| {
         cx.op(CATEGORY, || {
-            attention::backward_of(mask, d, q, k, v, o, &lse, sequences, scale)
+            attention::backward(mask, d, q, k, v, o, &lse, sequences, scale)
         })
     };
     let (query, key, value) = if cx.cp.is_solo() {
@@ -212,7 +212,7 @@ fn forward_over_blocks(
     let mut blocks = Blocks::start(cx, carried)?;
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (output, lse) = cx.op(CATEGORY, || {
-        attention::forward(query, key, value, 2 * sequences, scale)
+        attention::forward(Mask::Causal, query, key, value, 2 * sequences, scale)
     });
     let attend = |pairs: &[[usize; 2]], key: &Tensor, value: &Tensor| {
         for &[queries, keys] in pairs {
@@ -225,7 +225,7 @@ fn forward_over_blocks(
             );
             cx.op(CATEGORY, || {
                 let (part, part_lse) =
-                    attention::forward_of(Mask::Full, &query, &key, &value, sequences, scale);
+                    attention::forward(Mask::Full, &query, &key, &value, sequences, scale);
                 merge::merge(&part, &part_lse, at, &output, &lse);
             });
         }
@@ -260,7 +260,17 @@ fn backward_over_blocks(
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (dquery, dkey, dvalue) = cx.op(CATEGORY, || {
         let seqs = 2 * sequences;
-        attention::backward(doutput, query, key, value, output, lse, seqs, scale)
+        attention::backward(
+            Mask::Causal,
+            doutput,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            seqs,
+            scale,
+        )
     });
     let lse = halves(tokens).map(|half| cx.op(CATEGORY, || rows::gather_columns(lse, half)));
     // Adds to the gradient of queries, and gives those of a half of keys and of values.
@@ -270,7 +280,7 @@ fn backward_over_blocks(
         let keys = halves(tokens)[keys].clone();
         let (key, value) = (key.rows(keys.clone()), value.rows(keys));
         cx.op(CATEGORY, || {
-            let (dpart, dkey, dvalue) = attention::backward_of(
+            let (dpart, dkey, dvalue) = attention::backward(
                 Mask::Full,
                 &half(doutput),
                 &half(query),

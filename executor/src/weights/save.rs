@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::region::{GlobalTensor, Region};
 use super::stored::header;
 use crate::error::Error;
-use crate::files::{write_atomically, write_json};
+use crate::files::{write_atomically, write_directory, write_json};
 
 /// Values of tensors, so many elements at a time, in the order of files.
 pub(crate) struct Blocks<'a> {
@@ -181,7 +181,7 @@ impl Collector {
         tensors.iter().map(described).collect()
     }
 
-    /// Writes them as [`write_folder`] does.
+    /// Writes them as [`write_folder`] does, all or nothing.
     pub fn save(self, dir: &Path, config: &Value) -> Result<(), Error> {
         let tensors = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (name, gathered) in &tensors {
@@ -196,7 +196,9 @@ impl Collector {
             elements: 1 << 20,
             read: &read,
         };
-        write_folder(dir, config, &named, FILE_BYTES, &blocks)
+        write_directory(dir, |dir| {
+            write_folder(dir, config, &named, FILE_BYTES, &blocks)
+        })
     }
 }
 

@@ -38,15 +38,15 @@ pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
     let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
     if pass == Pass::Forward {
         return Call::new(move |out| {
-            let (o, lse) = attention::forward_of(mask, &q, &k, &v, seqs, scale);
+            let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
             out("o", &o);
             out("lse", &lse);
         });
     }
     let d_o = source.tensor(&[tokens, heads, v_dim], 1.0);
-    let (o, lse) = attention::forward_of(mask, &q, &k, &v, seqs, scale);
+    let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
     Call::new(move |out| {
-        let (dq, dk, dv) = attention::backward_of(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
+        let (dq, dk, dv) = attention::backward(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
         out("dq", &dq);
         out("dk", &dk);
         out("dv", &dv);

@@ -134,7 +134,7 @@ impl Case {
         let inputs = inputs.each_ref().map(Vec::as_slice);
         let (o_want, lse_want) = reference(self.sizes, inputs, f64::from(self.scale));
         let [q, k, v] = self.tensors(device);
-        let (o, lse) = forward_of(self.sizes.mask, &q, &k, &v, self.sizes.seqs, self.scale);
+        let (o, lse) = forward(self.sizes.mask, &q, &k, &v, self.sizes.seqs, self.scale);
         vec![Check("o", o, o_want), Check("lse", lse, lse_want)]
     }
 
@@ -143,8 +143,8 @@ impl Case {
         let s = self.sizes;
         let [q, k, v] = self.tensors(device);
         let d_o = tensor(device, d_o, &[s.seqs * s.seq_len, s.heads, s.dv]);
-        let (o, lse) = forward_of(s.mask, &q, &k, &v, s.seqs, self.scale);
-        backward_of(s.mask, &d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
+        let (o, lse) = forward(s.mask, &q, &k, &v, s.seqs, self.scale);
+        backward(s.mask, &d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
     }
 
     fn d_o(&self, rng: &mut Rng) -> Vec<f32> {
@@ -334,7 +334,7 @@ fn oracle_of_real_heads() {
 
 /// Scores whose exponential overflows, in either direction.
 #[test]
-fn oracle_forward_of_large_scores() {
+fn oracle_forward_large_scores() {
     oracle_everywhere(3, |device, rng| {
         let heads = small_heads(device, rng);
         let mut case = Case::new(rng, 140, heads);

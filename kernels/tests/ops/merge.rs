@@ -53,11 +53,12 @@ fn differential_attention_in_parts_is_attention() {
         let (half, heads, width) = (rng.size(1..=70), 2, 16);
         let [q, k, v] = [(); 3].map(|()| rng.values(2 * half * heads * width));
         let [q, k, v] = [q, k, v].map(|x| tensor(device, &x, &[2 * half, heads, width]));
-        let (whole, whole_lse) = attention::forward(&q, &k, &v, 1, 0.25);
+        let (whole, whole_lse) = attention::forward(Mask::Causal, &q, &k, &v, 1, 0.25);
         let [first, second] = [0, half].map(|at| [&q, &k, &v].map(|x| x.rows(at..at + half)));
-        let (o, lse) = attention::forward(&second[0], &second[1], &second[2], 1, 0.25);
+        let (o, lse) =
+            attention::forward(Mask::Causal, &second[0], &second[1], &second[2], 1, 0.25);
         let (part, part_lse) =
-            attention::forward_of(Mask::Full, &second[0], &first[1], &first[2], 1, 0.25);
+            attention::forward(Mask::Full, &second[0], &first[1], &first[2], 1, 0.25);
         merge(&part, &part_lse, 0, &o, &lse);
         let lse_want = whole_lse.to_f32();
         let lse_want: Vec<f32> = lse_want

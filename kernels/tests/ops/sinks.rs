@@ -1,6 +1,6 @@
 //! Tests of `sinks`, with the attention that it mends, against softmax with one score more, in f64.
 
-use moefold_kernels::attention::{Mask, backward_of, forward_of};
+use moefold_kernels::attention::{self, Mask};
 use moefold_kernels::sinks::*;
 
 use crate::support::{Check, Rng, differences, inner, oracle_everywhere, statistic, tensor, wide};
@@ -73,9 +73,9 @@ fn oracle_forward_and_gradients() {
         let (q, d_o, k, v) = (queries(&q), queries(&d_o), keys(&k), keys(&v));
         let sinks = tensor(device, &sinks, &[heads]);
         let (mask, scale) = (Mask::Window(window), (width as f32).sqrt().recip());
-        let (o, lse) = forward_of(mask, &q, &k, &v, seqs, scale);
+        let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
         let lse = forward(&o, &lse, &sinks);
-        let (dq, dk, dv) = backward_of(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
+        let (dq, dk, dv) = attention::backward(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
         let dsinks = statistic(device, &vec![1.0; heads], &[heads]);
         backward(&d_o, &o, &lse, &sinks, &dsinks);
         // It is as exact as o, which rests in the device's dtype.

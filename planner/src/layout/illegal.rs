@@ -187,6 +187,9 @@ pub enum Illegal {
     /// A factor that is no share of tokens.
     #[error("`expert_capacity_factor` {factor} is not above 0; nearest: 1")]
     CapacityFactor { factor: String },
+    /// A capacity of experts that the model has not.
+    #[error("the model has no experts, so `expert_capacity_factor` drops nothing; nearest: none")]
+    CapacityAlone,
     /// A dispatcher under which the stack does not pad.
     #[error("the {} stack does not `pad_expert_input_to_capacity` under `dispatcher` {}; nearest: `dispatcher` alltoall",
         stack.name(), dispatcher.name())]
@@ -258,6 +261,7 @@ impl Illegal {
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
             Self::CapacityFactor { .. } => "capacity_factor",
+            Self::CapacityAlone => "capacity_without_experts",
             Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",

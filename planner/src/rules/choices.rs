@@ -117,12 +117,16 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     }
     if let Some(capacity) = &options.capacity {
         let factor = capacity.factor;
+        if !has_experts {
+            broken.push(Illegal::CapacityAlone);
+        }
         if !(factor.is_finite() && factor > 0.0) {
             broken.push(Illegal::CapacityFactor {
                 factor: factor.to_string(),
             });
         }
         if let Some(dispatcher) = options.dispatcher
+            && has_experts
             && capacity.pad
             && !stack.pads_under(dispatcher)
         {

@@ -15,7 +15,7 @@ use crate::runtime::Runtime;
 pub const ENDLESS_GIB: f64 = 1e6;
 
 /// What a plan fixes beside its degrees.
-pub(super) fn options_of(plan: &Plan) -> SearchOptions {
+pub fn options_of(plan: &Plan) -> SearchOptions {
     let planned = &plan.planned;
     SearchOptions {
         precision: planned.precision,

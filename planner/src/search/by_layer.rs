@@ -197,17 +197,14 @@ pub(crate) fn fastest(
     Some(chunks.iter().zip(choices).map(sets).collect())
 }
 
-/// The most bytes that a layer lets go of for a second of its choices, against the one without any, which comes
-/// first.
-pub(crate) fn best_saver(choices: &[LayersWay]) -> f64 {
-    let [plain, more @ ..] = choices else {
-        return 0.0;
-    };
+/// The most bytes that a layer, which without any choice takes `seconds` and keeps `saved`, lets go of for a
+/// second of one of its choices.
+pub(crate) fn best_saver(choices: &[LayersWay], seconds: f64, saved: i64) -> f64 {
     let rate = |way: &LayersWay| {
-        let saved = (plain.bytes[0] - way.bytes[0]).max(0) as f64;
-        saved / (way.seconds - plain.seconds).max(f64::MIN_POSITIVE)
+        let less = (saved - way.bytes[0]).max(0) as f64;
+        less / (way.seconds - seconds).max(f64::MIN_POSITIVE)
     };
-    more.iter().map(rate).fold(0.0, f64::max)
+    choices.iter().map(rate).fold(0.0, f64::max)
 }
 
 /// What a chunk takes at an instant.

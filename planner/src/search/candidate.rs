@@ -491,8 +491,11 @@ impl StageSplit {
                 fits &= kept + memory[at.chunk].running(at.backward).total() <= room;
                 let rate = own.clone().zip(&at.live).map(|(stage, &live)| {
                     let kinds = self.runs[stage].iter();
-                    let rates =
-                        kinds.map(|&(kind, _)| by_layer::best_saver(&shape.kinds[kind].ways));
+                    let rates = kinds.map(|&(kind, _)| {
+                        let kind = &shape.kinds[kind];
+                        let saved = kind.memory[0].passes.saved.total();
+                        by_layer::best_saver(&kind.ways, kind.backward_s[0], saved)
+                    });
                     rates.fold(0.0, f64::max) * f64::from(live)
                 });
                 let over = (kept - room).max(0) as f64;

@@ -35,7 +35,7 @@ pub(crate) struct Question<'a> {
     pub(crate) overlap: Overlap,
     /// Recompute sets of layers.
     pub(crate) sets: Vec<Recompute>,
-    /// Which of them each layer takes: what is tried for all layout, the one without any first.
+    /// Which of them each layer takes: what is tried for all layouts, the one without any first.
     pub(crate) choices: Vec<Sets>,
     /// Whether each layer may take one of them by itself.
     pub(crate) by_layer: bool,
@@ -241,7 +241,7 @@ impl Shape {
         let even = local(1.0);
         let mut last = None;
         question
-            .dispatchers_for(layout.ep())
+            .dispatchers_for(layout.ep(), layout.etp())
             .iter()
             .map(|&dispatcher| {
                 let setting = question.setting(layout, dispatcher, &even, &groups);
@@ -449,9 +449,13 @@ impl<'a> Question<'a> {
     }
 
     /// Dispatchers that differ: without an exchange all are one.
-    pub(crate) fn dispatchers_for(&self, ep: u32) -> &[Dispatcher] {
+    pub(crate) fn dispatchers_for(&self, ep: u32, etp: u32) -> &[Dispatcher] {
         let all = &self.dispatchers;
-        if ep == 1 { &all[..1] } else { all }
+        if self.stack.exchanges(ep, etp) {
+            all
+        } else {
+            &all[..1]
+        }
     }
 
     /// Recompute sets that the first choice needs, which come first.

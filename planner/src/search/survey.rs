@@ -1,8 +1,8 @@
 //! [`survey`]: every layout worth trying at a glance, for the picture of speed against memory.
 //!
 //! The search prices what may win and prunes the rest unseen. Here each layout gets one look: under
-//! the dispatcher of least work and a split found in one pass, the recompute set that is fastest
-//! among those that fit; its memory is the memory model's, its time the bound that pruning uses, not
+//! the dispatcher of least work and a split found in one pass, the one recompute set for all layers
+//! that is fastest among those that fit. Its memory is the memory model's, its time the bound that pruning uses, not
 //! a simulated step. There may be a hundred thousand of them, so they are counted in a grid.
 
 use std::collections::BTreeMap;

@@ -159,7 +159,7 @@ fn moves(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     // The queries of a fused projection.
     let (before, columns) = (sizes.kv_heads * sizes.qk_dim, sizes.heads * sizes.qk_dim);
     let (width, taken) = (2 * before + columns, before..before + columns);
-    let put = taken.clone();
+    let (put, given) = (taken.clone(), taken.clone());
     let moved = 2 * bytes(dtype, t * columns);
     vec![
         case("rows::gather", op(rows), move |inputs| {
@@ -184,6 +184,17 @@ fn moves(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                         "y",
                         &rows::gather_columns(&x, columns.clone()),
                     )]
+                })
+            }),
+        ),
+        moving(
+            moved,
+            case("rows::gather_columns_into", op(t), move |inputs| {
+                let (x, columns) = (inputs.tensor(&[t, width], 1.0), given.clone());
+                let y = inputs.tensor(&[t, columns.len()], 1.0);
+                Box::new(move || {
+                    rows::gather_columns_into(&x, columns.clone(), &y);
+                    vec![Written::new("y", &y)]
                 })
             }),
         ),
