@@ -669,7 +669,8 @@ fn planned(
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         dispatcher: Some(fixture.savers.dispatching.dispatcher),
-        capacity: fixture.savers.dispatching.capacity,
+        // Of a model without experts a capacity is refused.
+        capacity: (fixture.model.moe()).and(fixture.savers.dispatching.capacity),
         ..SearchOptions::new(fixture.batch(), StackName::Moefold)
     };
     let pins = format!("tp={tp},cp={cp},pp={pp},vpp={vpp},ep={ep},etp={etp},mbs={mbs}");
