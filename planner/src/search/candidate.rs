@@ -260,12 +260,12 @@ impl StageSplit {
         self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
         let mut arrives = 0.0;
         for rank in 0..pp {
-            let own = || (rank..stages).step_by(pp);
+            let own = self.own(layout, rank);
             let end = &self.ends[rank];
             // A stage's gradients are whole in its last backward, under which they are reduced;
             // weights are gathered from the start, under what precedes their first use.
-            let last_backward: f64 = own().map(|stage| backward_s[stage]).sum();
-            let first_forward: f64 = own().map(|stage| forward_s[stage]).sum();
+            let last_backward: f64 = own.clone().map(|stage| backward_s[stage]).sum();
+            let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
             let hidden = if question.overlap.grad_reduce {
                 last_backward
             } else {
@@ -280,7 +280,7 @@ impl StageSplit {
             let gather = (end.gather_s - slack).max(0.0);
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
-            let apart: f64 = own().map(|stage| self.apart_s(shape, stage)).sum();
+            let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
             let share = end.work.reduce.iter().chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
@@ -397,7 +397,7 @@ impl StageSplit {
         (0..pp)
             .map(|rank| {
                 own.clear();
-                for stage in (rank..self.stages.len()).step_by(pp) {
+                for stage in self.own(layout, rank) {
                     let memory = self.stage_memory(shape, stage, sets);
                     let last = stage + 1 == self.stages.len();
                     own.push(memory.between(self.message, stage > 0, !last));
@@ -446,7 +446,7 @@ impl StageSplit {
         };
         let mut sets = vec![0; question.kind_of.len()];
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case, rank);
+            let own = self.own(case.layout, rank);
             let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
             let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
@@ -472,7 +472,7 @@ impl StageSplit {
         let mut times = self.times(case.question, shape, plain);
         let mut fits = true;
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case, rank);
+            let own = self.own(case.layout, rank);
             let memory: Vec<StageMemory> = own
                 .clone()
                 .map(|stage| {
@@ -512,13 +512,17 @@ impl StageSplit {
     }
 
     /// The stages of a pipeline rank.
-    fn own(&self, case: Case<'_>, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
-        (rank..self.stages.len()).step_by(case.layout.pp() as usize)
+    pub(crate) fn own(
+        &self,
+        layout: &Layout,
+        rank: usize,
+    ) -> impl Iterator<Item = usize> + Clone + use<> {
+        (rank..self.stages.len()).step_by(layout.pp() as usize)
     }
 
     /// Bytes that the stages of a rank may take at some instants.
     fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
-        let own = self.own(case, rank);
+        let own = self.own(case.layout, rank);
         let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
         let beside: i64 = kinds
             .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
@@ -553,7 +557,7 @@ impl StageSplit {
             let room = self.room(question, rank) as f64 / GIB as f64;
             let mut groups = Vec::new();
             let mut ends_s = 0.0;
-            for stage in (rank..self.stages.len()).step_by(pp) {
+            for stage in self.own(layout, rank) {
                 let chunk = stage / pp;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
@@ -621,7 +625,7 @@ impl StageSplit {
         } = case;
         let pp = layout.pp() as usize;
         let mut shard = Shard::default();
-        for stage in (rank..self.stages.len()).step_by(pp) {
+        for stage in self.own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
                 shard += of(&kind.memory[0]) * u64::from(count);
             }

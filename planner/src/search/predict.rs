@@ -192,7 +192,7 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 /// One microbatch's work on a pipeline rank, both passes.
 fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
-    for stage in own_stages(choice, rank) {
+    for stage in choice.split.own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let again = kind.breakdown.backward_under(set);
             for _ in 0..count {
@@ -204,15 +204,11 @@ fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     (forward, backward)
 }
 
-fn own_stages(choice: &Choice<'_>, rank: usize) -> impl Iterator<Item = usize> + use<> {
-    (rank..choice.split.stages.len()).step_by(choice.layout.pp() as usize)
-}
-
 /// Busy time of a pipeline rank in a step.
 fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem {
     let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
-    for stage in own_stages(choice, rank) {
+    for stage in choice.split.own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let times = f64::from(count) * microbatches;
             let lowered = question.lowered(choice.layout, choice.shape, kind, set);
@@ -230,7 +226,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         // Both ways over each of its boundaries, sent or received.
         let last = choice.split.stages.len() - 1;
         let boundaries = |stage: usize| u32::from(stage > 0) + u32::from(stage < last);
-        let boundaries: u32 = own_stages(choice, rank).map(boundaries).sum();
+        let boundaries: u32 = choice.split.own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;
         total.add(question.costs.collective(&message).time.0, calls);

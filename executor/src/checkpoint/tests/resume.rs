@@ -73,24 +73,33 @@ fn oracle_ranks_that_cut_sequences_otherwise_take_a_run_up() {
         ([1, 1, 1, 1, 4], 1),
     ];
     for name in ["mixtral", "deepseek_v2"] {
-        let mut bench = Bench::new(name, 4);
-        let runs = CUTS.map(|_| folder());
-        let mut expected = Vec::new();
-        for ((degrees, cp), run) in CUTS.into_iter().zip(&runs) {
-            bench = bench.cut(cp);
-            let trained = bench.train(degrees, &bench.saving(4, run.path()));
-            expected.push(trained.expect("trains").steps);
-        }
-        for (saved, run) in runs.iter().enumerate() {
-            let (degrees, cp) = CUTS[(saved + 1) % CUTS.len()];
-            bench = bench.cut(cp);
-            let dir = step_dir(run.path(), 4);
-            let found = bench.resume(degrees, &dir, &bench.options).steps;
-            assert_eq!(found.len(), 4);
-            for (found, expected) in found.iter().zip(&expected[saved][4..]) {
-                let error = (found.loss / expected.loss - 1.0).abs();
-                assert!(error < 1e-5, "{name} after {saved}: {found:?} {expected:?}");
-            }
+        check_each(Bench::new(name, 4), CUTS, Bench::cut);
+    }
+}
+
+/// Every setting trains and saves, and the next takes its run up. `set` gives a bench what degrees do not say.
+fn check_each<S: Copy, const N: usize>(
+    mut bench: Bench,
+    settings: [([u32; 5], S); N],
+    set: impl Fn(Bench, S) -> Bench,
+) {
+    let runs = settings.map(|_| folder());
+    let mut expected = Vec::new();
+    for ((degrees, own), run) in settings.into_iter().zip(&runs) {
+        bench = set(bench, own);
+        let trained = bench.train(degrees, &bench.saving(4, run.path()));
+        expected.push(trained.expect("trains").steps);
+    }
+    for (saved, run) in runs.iter().enumerate() {
+        let (degrees, own) = settings[(saved + 1) % N];
+        bench = set(bench, own);
+        let dir = step_dir(run.path(), 4);
+        let found = bench.resume(degrees, &dir, &bench.options).steps;
+        assert_eq!(found.len(), 4);
+        for (found, expected) in found.iter().zip(&expected[saved][4..]) {
+            let error = (found.loss / expected.loss - 1.0).abs();
+            let name = &bench.model.name;
+            assert!(error < 1e-5, "{name} after {saved}: {found:?} {expected:?}");
         }
     }
 }
@@ -106,25 +115,7 @@ fn oracle_another_pipeline_takes_a_run_up() {
         ([3, 1, 1, 1, 2], [3, 1]),
     ];
     for name in ["mixtral", "qwen3_tied"] {
-        let mut bench = Bench::new(name, 4).with_layers(4);
-        let runs = PIPELINES.map(|_| folder());
-        let mut expected = Vec::new();
-        for ((degrees, pipeline), run) in PIPELINES.into_iter().zip(&runs) {
-            bench = bench.piped(pipeline);
-            let trained = bench.train(degrees, &bench.saving(4, run.path()));
-            expected.push(trained.expect("trains").steps);
-        }
-        for (saved, run) in runs.iter().enumerate() {
-            let (degrees, pipeline) = PIPELINES[(saved + 1) % PIPELINES.len()];
-            bench = bench.piped(pipeline);
-            let dir = step_dir(run.path(), 4);
-            let found = bench.resume(degrees, &dir, &bench.options).steps;
-            assert_eq!(found.len(), 4);
-            for (found, expected) in found.iter().zip(&expected[saved][4..]) {
-                let error = (found.loss / expected.loss - 1.0).abs();
-                assert!(error < 1e-5, "{name} after {saved}: {found:?} {expected:?}");
-            }
-        }
+        check_each(Bench::new(name, 4).with_layers(4), PIPELINES, Bench::piped);
     }
 }
 
