@@ -10,5 +10,6 @@ mod huggingface;
 mod layouts;
 mod peak;
 mod recompute;
+mod refusals;
 mod shards;
 mod validation;
