@@ -5,9 +5,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex};
-
-use super::mailbox::lock;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smaller ones are left to the allocator, which has such memory at hand.
 const WORTH_KEEPING: usize = 1 << 15;
@@ -29,7 +27,7 @@ pub(crate) struct Numbers {
 impl Shelf {
     /// So many numbers, of any value.
     pub(super) fn take(&self, len: usize) -> Numbers {
-        let mut kept = lock(&self.0);
+        let mut kept = self.kept();
         // Not one that is much too large, so that it is there for who needs it.
         let fits = |values: &Vec<f32>| (len..=2 * len).contains(&values.capacity());
         let fitting = (0..kept.len()).filter(|&i| fits(&kept[i]));
@@ -43,11 +41,16 @@ impl Shelf {
         }
     }
 
+    /// Nothing panics while this is held.
+    fn kept(&self) -> MutexGuard<'_, Vec<Vec<f32>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn keep(&self, values: Vec<f32>) {
         if values.capacity() < WORTH_KEEPING {
             return;
         }
-        let mut kept = lock(&self.0);
+        let mut kept = self.kept();
         kept.push(values);
         if kept.len() > KEPT {
             let smallest = (0..kept.len()).min_by_key(|&i| kept[i].capacity());
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
 
     fn kept(shelf: &Shelf) -> Vec<usize> {
-        let mut kept: Vec<usize> = lock(&shelf.0).iter().map(Vec::capacity).collect();
+        let mut kept: Vec<usize> = shelf.kept().iter().map(Vec::capacity).collect();
         kept.sort_unstable();
         kept
     }
@@ -118,13 +121,12 @@ mod tests {
         let shelf = Shelf::default();
         let mut first = shelf.take(WORTH_KEEPING);
         first.fill(1.0);
-        let place = first.as_ptr();
         drop((first, shelf.take(WORTH_KEEPING - 1), shelf.take(0)));
         assert_eq!(kept(&shelf), [WORTH_KEEPING]);
         let large = shelf.take(2 * WORTH_KEEPING);
         let again = shelf.take(WORTH_KEEPING / 2 + 1);
-        assert_eq!(again.as_ptr(), place, "not much too large");
         assert_eq!(again.len(), WORTH_KEEPING / 2 + 1);
+        assert_eq!(again[0], 1.0, "memory of the first, as it was left");
         drop(again);
         drop(shelf.take(WORTH_KEEPING / 2 - 1));
         assert_eq!(kept(&shelf), [WORTH_KEEPING], "too large for so few");
