@@ -115,8 +115,38 @@ impl Indexed {
         if sequence >= self.num_sequences {
             return Ok(self.num_tokens);
         }
-        let offset = index::offset(&self.idx_path, self.num_sequences, sequence)?;
+        let offsets = index::Offsets::open(&self.idx_path, self.num_sequences)?;
+        let offset = offsets.read(sequence..sequence + 1)?[0];
         Ok(offset / self.element.bytes())
+    }
+
+    /// The tokens of `range` that sequences begin with, in order; of empty ones, that of the next.
+    pub(super) fn begins_in(&self, range: Range<u64>) -> Result<Vec<u64>, Error> {
+        let offsets = index::Offsets::open(&self.idx_path, self.num_sequences)?;
+        let size = self.element.bytes();
+        let (mut first, mut after) = (0, self.num_sequences);
+        while first < after {
+            let middle = first + (after - first) / 2;
+            if offsets.read(middle..middle + 1)?[0] < range.start * size {
+                first = middle + 1;
+            } else {
+                after = middle;
+            }
+        }
+        let mut begins = Vec::new();
+        // Blocks of them, as most documents are shorter than a sequence.
+        while first < self.num_sequences {
+            let block = first..(first + 256).min(self.num_sequences);
+            first = block.end;
+            for offset in offsets.read(block)? {
+                let token = offset / size;
+                if token >= range.end {
+                    return Ok(begins);
+                }
+                begins.push(token);
+            }
+        }
+        Ok(begins)
     }
 
     /// Ids `range` of the stream of all documents in order, as they are in the file.

@@ -23,6 +23,7 @@ use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision
 
 use super::walk::piece_on;
 use super::{Assumed, Tape};
+use crate::data::Packing;
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
@@ -30,7 +31,7 @@ use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
+use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
@@ -256,7 +257,7 @@ impl<'a> Traced<'a> {
         let tokens = Tokens {
             ids: integers(),
             targets: integers(),
-            sequences: local.mbs as usize,
+            sequences: (local.mbs as usize).into(),
             rope: &rope,
             loss_scale: 1.0,
             ahead: (0..depths).map(|_| [integers(), integers()]).collect(),
@@ -557,11 +558,8 @@ impl Traced<'_> {
         let fixed = tape.read(Heard::of).account.live();
         let size = [local.mbs as usize, local.seq_len as usize];
         let len = size[0] * size[1];
-        let tokens = crate::step::HostTokens {
-            ids: vec![0; len],
-            targets: vec![0; len],
-        };
-        let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
+        let tokens = HostTokens::blank(len, Packing::default());
+        let uploaded = upload(&cx, size, depths, &rope, std::slice::from_ref(&tokens));
         let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded, kept));

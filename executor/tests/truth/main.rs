@@ -8,6 +8,7 @@ mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod packing;
 mod peak;
 mod recompute;
 mod shards;
