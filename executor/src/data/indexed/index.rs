@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::format::{Element, HEADER_BYTES, MAGIC, VERSION};
 use crate::error::Error;
@@ -86,18 +86,19 @@ fn offsets_at(sequences: u64) -> u64 {
 }
 
 /// The bytes of `.bin` that sequences begin with, from an index that was checked.
-pub(super) struct Offsets<'a> {
-    path: &'a Path,
+#[derive(Debug)]
+pub(super) struct Offsets {
+    path: PathBuf,
     file: File,
     sequences: u64,
 }
 
-impl<'a> Offsets<'a> {
+impl Offsets {
     /// Those of so many sequences.
-    pub(super) fn open(path: &'a Path, sequences: u64) -> Result<Self, Error> {
+    pub(super) fn open(path: PathBuf, sequences: u64) -> Result<Self, Error> {
         Ok(Self {
+            file: File::open(&path).map_err(Error::io(&path, "open"))?,
             path,
-            file: File::open(path).map_err(Error::io(path, "open"))?,
             sequences,
         })
     }
@@ -108,7 +109,7 @@ impl<'a> Offsets<'a> {
         let at = offsets_at(self.sequences) + 8 * range.start;
         self.file
             .read_exact_at(entries.as_flattened_mut(), at)
-            .map_err(Error::io(self.path, "read"))?;
+            .map_err(Error::io(&self.path, "read"))?;
         Ok(entries.into_iter().map(u64::from_le_bytes).collect())
     }
 }
