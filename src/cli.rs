@@ -138,7 +138,7 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
-    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
+    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, shared-expert, comma separated
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
     /// Optimizer

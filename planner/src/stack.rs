@@ -33,7 +33,7 @@ pub struct Common {
     pub context: Bytes,
     /// Buffers of one communicator of more than one rank.
     pub communicator: Bytes,
-    /// What it can run beside compute.
+    /// What it runs beside compute where nothing is said.
     pub overlap: Overlap,
     /// Dispatchers it has, in the order a tie prefers.
     pub dispatchers: &'static [Dispatcher],
@@ -139,6 +139,18 @@ impl Stack {
             (Self::Megatron(_), ..) => 1,
             (Self::Moefold(_), 2, 1) => 3,
             (Self::Moefold(_), ..) => 5,
+        }
+    }
+
+    /// What a plan runs beside compute on the devices of a cluster where it says nothing of it: what the stack
+    /// did when plans had no word for it.
+    pub fn unsaid(name: StackName, cluster: &Cluster) -> Overlap {
+        match name {
+            StackName::Megatron => Megatron::new().common.overlap,
+            StackName::Moefold => Overlap {
+                p2p: !cluster.gpu.is_cpu(),
+                ..Overlap::default()
+            },
         }
     }
 
@@ -278,6 +290,8 @@ impl Megatron {
                     grad_reduce: true,
                     param_gather: true,
                     p2p: true,
+                    // Its own default (`moe_shared_expert_overlap`), for buffers live longer.
+                    shared_expert: false,
                 },
                 dispatchers: &[
                     Dispatcher::Alltoall,

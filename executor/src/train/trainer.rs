@@ -100,6 +100,7 @@ impl Trainer {
             let sparse = Sparse {
                 balancing,
                 dispatching: savers.dispatching,
+                shared_beside: savers.overlap.shared_expert,
             };
             let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
             (stage, built)

@@ -20,7 +20,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Recompute, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Module, Optimizer, Recompute, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -296,6 +296,27 @@ fn law_a_traced_step_is_the_step_of_every_pipeline_rank() {
 #[ignore = "takes minutes: there are thousands of layouts"]
 fn law_a_traced_step_is_the_step_in_every_pipeline() {
     check_pipelines(1);
+}
+
+/// The shared expert beside dispatch, under sets that do not recompute it alone.
+#[test]
+fn law_a_traced_step_is_the_step_of_shared_experts_beside_dispatch() {
+    for (name, set) in [
+        ("qwen2_moe", Recompute::None),
+        ("glm4_moe", Recompute::of(vec![Module::Moe])),
+        ("deepseek_v3", Recompute::Full),
+    ] {
+        let fixture = Fixture::load(name).with_layers(4).with_batch(8);
+        let mut fixture = fixture.recomputing(set);
+        fixture.savers.overlap.shared_expert = true;
+        for degrees in [
+            degrees(4, 2, 2, 2, 2),
+            piped(degrees(4, 1, 2, 1, 2), 2, 1),
+            cut(degrees(4, 2, 4, 1, 2), 2),
+        ] {
+            check(&fixture, &CPU, &degrees, 2, losses(4));
+        }
+    }
 }
 
 /// Documents apart, some of what is theirs or all.
