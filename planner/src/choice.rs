@@ -134,6 +134,10 @@ impl Optimizer {
 /// Communication that runs beside compute. A file has it in words, as [`FromStr`] reads it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each kind runs beside compute or not, whatever the others do"
+)]
 pub struct Overlap {
     /// Gradient reduction under the last microbatch's backward pass.
     pub grad_reduce: bool,

@@ -47,27 +47,28 @@ pub(crate) fn divided(source: &mut dyn Source, op: &Op, every: Option<usize>) ->
         let starts: Vec<i32> = starts.map(|start| start as i32).collect();
         Documents::new(source.device(), TensorClass::Activations, &starts, seqs)
     });
-    fn of(count: usize, documents: &Option<Documents>) -> Sequences<'_> {
-        let documents = documents.as_ref();
-        Sequences { count, documents }
-    }
     if pass == Pass::Forward {
         return Call::new(move |out| {
-            let seqs = of(seqs, &documents);
+            let seqs = sequences(seqs, documents.as_ref());
             let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
             out("o", &o);
             out("lse", &lse);
         });
     }
     let d_o = source.tensor(&[tokens, heads, v_dim], 1.0);
-    let (o, lse) = attention::forward(mask, &q, &k, &v, of(seqs, &documents), scale);
+    let apart = sequences(seqs, documents.as_ref());
+    let (o, lse) = attention::forward(mask, &q, &k, &v, apart, scale);
     Call::new(move |out| {
-        let seqs = of(seqs, &documents);
+        let seqs = sequences(seqs, documents.as_ref());
         let (dq, dk, dv) = attention::backward(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
         out("dq", &dq);
         out("dk", &dk);
         out("dv", &dv);
     })
+}
+
+fn sequences(count: usize, documents: Option<&Documents>) -> Sequences<'_> {
+    Sequences { count, documents }
 }
 
 /// What of a head is rotated, and how.
