@@ -142,18 +142,6 @@ impl Stack {
         }
     }
 
-    /// What a plan runs beside compute on the devices of a cluster where it says nothing of it: what the stack
-    /// did when plans had no word for it.
-    pub fn unsaid(name: StackName, cluster: &Cluster) -> Overlap {
-        match name {
-            StackName::Megatron => Megatron::new().common.overlap,
-            StackName::Moefold => Overlap {
-                p2p: !cluster.gpu.is_cpu(),
-                ..Overlap::default()
-            },
-        }
-    }
-
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))

@@ -12,7 +12,6 @@ use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
 use moefold_planner::rules;
 use moefold_planner::runtime::Runtime;
 use moefold_planner::search;
-use moefold_planner::stack::Stack;
 use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
@@ -108,7 +107,7 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
         global_batch: 128,
     };
     let walked = |stack: StackName, pins: &str, shared_expert: bool| {
-        let unsaid = Stack::unsaid(stack, &cluster);
+        let unsaid = Overlap::unsaid(stack, cluster.gpu.is_cpu());
         let options = SearchOptions {
             precision: Precision::Bf16,
             pins: pins.parse().expect("degrees"),
