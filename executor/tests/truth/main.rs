@@ -12,5 +12,6 @@ mod layouts;
 mod packing;
 mod peak;
 mod recompute;
+mod refusals;
 mod shards;
 mod validation;
