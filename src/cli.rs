@@ -138,7 +138,7 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
-    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
+    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, shared-expert, comma separated
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
     /// Optimizer
@@ -191,6 +191,8 @@ pub(crate) struct ExecuteArgs {
     /// Take samples in the order of the data
     #[arg(long)]
     pub(crate) no_shuffle: bool,
+    #[command(flatten)]
+    pub(crate) packing: PackingArgs,
     /// Shares of the documents of --data for training, validation and test, e.g. 969,30,1; the last is not
     /// read
     #[arg(long, value_name = "SHARES", conflicts_with_all = ["valid_data", "text"])]
@@ -233,6 +235,24 @@ pub(crate) struct ExecuteArgs {
     /// Write the final weights as a Hugging Face directory
     #[arg(long, value_name = "DIR")]
     pub(crate) save_hf: Option<PathBuf>,
+}
+
+/// What the documents of a sequence have of their own.
+#[derive(Debug, Args)]
+#[group(multiple = true)]
+pub(crate) struct PackingArgs {
+    /// Count positions from the beginning of each document in a sequence
+    #[arg(long)]
+    pub(crate) reset_position_ids: bool,
+    /// Let tokens see those of their own document alone
+    #[arg(long)]
+    pub(crate) reset_attention_mask: bool,
+    /// Take no loss of the last token of a document, whose next one is of another
+    #[arg(long)]
+    pub(crate) eod_mask_loss: bool,
+    /// The id that ends a document for the three above [default: documents end as the data have them]
+    #[arg(long, value_name = "ID")]
+    pub(crate) eod_token: Option<u32>,
 }
 
 /// What training does, beside the plan.

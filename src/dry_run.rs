@@ -37,6 +37,13 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Failure::Request(anyhow!("{}: {}", args.plan.display(), broken.join("; ")))
     })?;
+    let packing = args.packing.packing(&plan)?;
+    if packing.is_any() && plan.planned.stack == StackName::Megatron {
+        return Err(Failure::Request(anyhow!(
+            "--reset-position-ids, --reset-attention-mask, --eod-mask-loss: a plan of the stack megatron is walked with \
+             whole sequences only; leave them out, or plan with --stack moefold"
+        )));
+    }
     let walked = match plan.planned.stack {
         StackName::Moefold => {
             let starts = if layout.pp() > 1 {
@@ -45,7 +52,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             } else {
                 Vec::new()
             };
-            trace::dry_run(&plan, rank, balancing, &costs, &starts).map_err(failure)?
+            trace::dry_run(&plan, rank, balancing, packing, &costs, &starts).map_err(failure)?
         }
         StackName::Megatron => {
             search::walk(&plan, &layout, rank, &costs, &Declared).map_err(Failure::request)?

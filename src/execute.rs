@@ -7,7 +7,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use moefold_executor::checkpoint::{self, Written};
-use moefold_executor::data::{Blend, Order, Samples, Share, TokenStream, Tokenizer, Validation};
+use moefold_executor::data::{
+    Blend, Order, Packing, Samples, Share, TokenStream, Tokenizer, Validation,
+};
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
 use moefold_executor::files::check_directory;
@@ -25,7 +27,7 @@ use moefold_profiles::Profile;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
-use crate::cli::{ExecuteArgs, Launch, LrSchedule, TrainArgs, WsdDecay};
+use crate::cli::{ExecuteArgs, Launch, LrSchedule, PackingArgs, TrainArgs, WsdDecay};
 use crate::device;
 use crate::dry_run;
 use crate::failure::{Failure, failure};
@@ -364,10 +366,12 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validatio
             seed: args.train.seed,
         }
     };
+    let packing = args.packing.packing(plan)?;
     let cut = |blend: &Blend, share| {
         let batch = &plan.request.batch;
         let share = args.split.map(|split| (split, share));
         Samples::of_blend(blend, share, batch.seq_len, plan.model.vocab_size, order)
+            .map(|samples| samples.packed(packing))
             .map_err(failure)
     };
     let training = cut(&blend, Share::Training)?;
@@ -396,6 +400,32 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validatio
         iters: args.eval_iters.map_or(EVAL_ITERS, u64::from),
     });
     Ok((training, validation))
+}
+
+impl PackingArgs {
+    /// What they say of samples for a plan.
+    pub(crate) fn packing(&self, plan: &Plan) -> Result<Packing, Failure> {
+        let packing = Packing {
+            reset_position_ids: self.reset_position_ids,
+            reset_attention_mask: self.reset_attention_mask,
+            eod_mask_loss: self.eod_mask_loss,
+            eod_token: self.eod_token.map(u32::cast_signed),
+        };
+        let refuse =
+            |id: u32, why: String| Err(Failure::Request(anyhow!("--eod-token {id}: {why}")));
+        match self.eod_token {
+            Some(id) if !packing.is_any() => refuse(
+                id,
+                "nothing is a document's own: give --reset-position-ids, --reset-attention-mask or --eod-mask-loss"
+                    .to_owned(),
+            ),
+            Some(id) if u64::from(id) >= plan.model.vocab_size => refuse(
+                id,
+                format!("expected an id below {}, the model's vocabulary", plan.model.vocab_size),
+            ),
+            _ => Ok(packing),
+        }
+    }
 }
 
 impl TrainArgs {

@@ -168,6 +168,69 @@ fn a_blend_is_trained_on_and_what_is_held_back_is_validated_on() {
 }
 
 #[test]
+fn documents_of_a_sequence_are_kept_apart_and_a_run_goes_on_only_with_the_same() {
+    let bench = Bench::new();
+    let (text, set) = (bench.path("text.jsonl"), bench.path("set"));
+    let document = |i: usize| format!("{{\"text\": \"{}\"}}\n", "abc def ".repeat(i % 3 + 1));
+    fs::write(&text, (0..80).map(document).collect::<String>()).expect("writes");
+    let prepare = ["data", "prepare", &text, "--eod", "0", "--out", &set];
+    let (code, _, errors) = run(&mut program(&prepare));
+    assert_eq!(code, 0, "{errors}");
+    let loss = |name: &str, rest: &[&str]| {
+        let out = bench.path(name);
+        let all = [&["--data", &set, "--steps", "2", "--save-every", "2"], rest];
+        let (code, _, errors) = bench.execute(&[&all.concat()[..], &["--out", &out]].concat());
+        assert_eq!(code, 0, "{errors}");
+        bench.0.steps(name)[1].loss
+    };
+    let apart = [
+        "--reset-position-ids",
+        "--reset-attention-mask",
+        "--eod-mask-loss",
+    ];
+    let by_data = loss("by-data", &apart);
+    let by_token = loss("by-token", &[&apart[..], &["--eod-token", "0"]].concat());
+    assert_eq!(by_data.to_bits(), by_token.to_bits());
+    let alone = apart.map(|flag| loss(flag, &[flag]));
+    let whole = loss("whole", &[]);
+    for one in alone {
+        assert!(one != whole && one != by_data, "{one} {whole} {by_data}");
+    }
+
+    let data = ["--data", &set];
+    let all = |rest: &[&'static str]| [&data[..], rest].concat();
+    bench.refused(
+        &all(&["--eod-token", "0"]),
+        &["--eod-token 0", "--reset-position-ids"],
+    );
+    bench.refused(
+        &all(&["--eod-mask-loss", "--eod-token", "300"]),
+        &["--eod-token 300", "an id below"],
+    );
+    let run_dir = bench.path("by-data");
+    bench.refused(
+        &[&data[..], &["--resume", &run_dir, "--steps", "3"]].concat(),
+        &["was trained otherwise", "packing differs"],
+    );
+}
+
+#[test]
+fn documents_of_cut_sequences_are_refused() {
+    let bench = Bench::of("tp=1,cp=2,ep=2,etp=1,mbs=1");
+    let data = tokens();
+    let data = ["--data", &data];
+    for flag in ["--reset-position-ids", "--reset-attention-mask"] {
+        bench.refused(&[&data[..], &[flag]].concat(), &[flag, "cp=2", "use cp=1"]);
+    }
+    let dry = ["--dry-run", "--reset-attention-mask"];
+    bench.refused(&dry, &["--reset-attention-mask", "use cp=1"]);
+    let out = bench.path("masked");
+    let masked = ["--eod-mask-loss", "--steps", "1", "--out", &out];
+    let (code, _, errors) = bench.execute(&[&data[..], &masked].concat());
+    assert_eq!(code, 0, "{errors}");
+}
+
+#[test]
 fn weights_are_converted_in_the_memory_that_was_said_and_trained_on() {
     let bench = Bench::new();
     let (data, from) = (tokens(), fixture("mixtral"));
@@ -436,6 +499,11 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
         let choice = ["--stack", stack, "--precision", classes];
         let (code, _, errors) = run(&mut program(&[&job[..], &choice, &made].concat()));
         assert_eq!(code, 0, "{errors}");
+        if stack == "megatron" {
+            let packed = ["execute", &plan, "--dry-run", "--eod-mask-loss"];
+            let (code, _, errors) = run(&mut program(&packed));
+            assert!(code == 2 && errors.contains("--eod-mask-loss"), "{errors}");
+        }
         let out = folder.path("dry");
         let planned = json::read(&plan);
         let stages = planned["predicted"]["memory_gib_by_pp_rank"].as_array();
@@ -498,6 +566,13 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
         );
     };
     refused(&["--rank", "128"], "0 to 127");
+    // The last plan is of the stack moefold: whole sequences, and a few integers a token beside.
+    let out = folder.path("packed");
+    let packed = ["--reset-attention-mask", "--out", &out, "--json"];
+    let walk = [&["execute", &plan, "--dry-run"], &packed[..]].concat();
+    let (code, walk, errors) = run(&mut program(&walk));
+    assert_eq!(code, 0, "{errors}");
+    assert!(json::document(&walk)["peak_bytes"].as_u64() > Some(0));
     refused(&["--text", "book.txt"], "--text");
 }
 

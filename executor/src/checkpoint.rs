@@ -24,7 +24,7 @@ use moefold_planner::model::Model;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Order, Samples};
+use crate::data::{Order, Packing, Samples};
 use crate::error::Error;
 use crate::lr::{Anneal, Decay};
 use crate::options::{BIAS_UPDATE_RATE, MTP_LOSS_SCALING_FACTOR, Resumed, TrainOptions};
@@ -119,6 +119,9 @@ pub struct Fingerprint {
     z_loss_coef: f64,
     #[serde(default = "bias_update_rate")]
     bias_update_rate: f64,
+    /// Absent where samples are whole sequences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    packing: Option<Packing>,
 }
 
 /// That of checkpoints from before it could be given, whose models have no such bias.
@@ -162,6 +165,7 @@ impl Fingerprint {
             z_loss_coef: balancing.z_loss_coef,
             bias_update_rate: balancing.bias_update_rate,
             mtp_loss_scaling_factor: options.mtp_loss_scaling_factor,
+            packing: Some(samples.packing()).filter(Packing::is_any),
         })
     }
 }

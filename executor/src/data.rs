@@ -4,11 +4,13 @@
 //! shifted by one; step `t` of a global batch `B` takes samples `t*B .. t*B+B-1`. When the samples
 //! are used up they begin again: sample `i` is then sample `i % n` of epoch `i / n`, where
 //! `n = (tokens - 1) / S`. Shuffled, each epoch has its own seeded order of whole samples. Of a
-//! [`Blend`] each sample is the next one of one of its datasets. Which rank takes which sample is the training
+//! [`Blend`] each sample is the next one of one of its datasets. A sample may hold several documents; what is then
+//! each one's own is [`Packing`]. Which rank takes which sample is the training
 //! step's business.
 
 mod blend;
 mod indexed;
+mod packing;
 mod prepare;
 mod shuffle;
 mod split;
@@ -20,6 +22,8 @@ use std::sync::Arc;
 
 pub use blend::Blend;
 pub use indexed::{Element, Indexed, write as write_indexed};
+pub(crate) use packing::NONE;
+pub use packing::Packing;
 pub use prepare::{Preparation, Prepared};
 pub use split::{Share, Split};
 pub use stream::TokenStream;
@@ -50,8 +54,10 @@ pub enum Order {
 pub struct Sample {
     /// `[seq_len]` token ids.
     pub inputs: Vec<i32>,
-    /// `[seq_len]` token ids, each the one after its input.
+    /// `[seq_len]` token ids, each the one after its input; negative where a token has no loss.
     pub targets: Vec<i32>,
+    /// `[seq_len]` where the document of each input begins in the sample, where documents are apart.
+    pub starts: Option<Vec<i32>>,
 }
 
 /// Datasets cut into samples. Shared by all ranks.
@@ -62,6 +68,7 @@ pub struct Samples {
     seq_len: u64,
     vocab_size: u64,
     order: Order,
+    packing: Packing,
 }
 
 /// Samples to judge a model by while it trains.
@@ -135,7 +142,19 @@ impl Samples {
             seq_len,
             vocab_size,
             order,
+            packing: Packing::default(),
         })
+    }
+
+    /// The same samples, of whose documents this is each one's own.
+    #[must_use]
+    pub fn packed(self, packing: Packing) -> Self {
+        Self { packing, ..self }
+    }
+
+    /// What is each document's own.
+    pub fn packing(&self) -> Packing {
+        self.packing
     }
 
     /// Uniform tokens, for measuring: enough for so many steps of `batch` before they repeat.
@@ -203,12 +222,41 @@ impl Samples {
             Order::Shuffled { seed } => Permutation::new(cut.per_epoch, seed, epoch).apply(within),
         };
         let start = cut.tokens.start + place * self.seq_len;
-        let mut inputs = cut
-            .stream
-            .tokens(start..start + self.seq_len + 1, self.vocab_size)?;
-        let targets = inputs[1..].to_vec();
+        let range = start..start + self.seq_len + 1;
+        let mut inputs = cut.stream.tokens(range.clone(), self.vocab_size)?;
+        let mut targets = inputs[1..].to_vec();
+        let mut starts = None;
+        if self.packing.is_any() {
+            let all = self.starts(&cut.stream, range, &inputs)?;
+            if self.packing.eod_mask_loss {
+                packing::mask_ends(&mut targets, &all);
+            }
+            let own = || all[..targets.len()].to_vec();
+            starts = self.packing.resets().then(own);
+        }
         inputs.pop();
-        Ok(Sample { inputs, targets })
+        Ok(Sample {
+            inputs,
+            targets,
+            starts,
+        })
+    }
+
+    /// Of each token of a range, whose ids these are, where its document begins in the range.
+    fn starts(
+        &self,
+        stream: &TokenStream,
+        range: Range<u64>,
+        ids: &[i32],
+    ) -> Result<Vec<i32>, Error> {
+        if let Some(eod) = self.packing.eod_token {
+            let ends = ids.iter().enumerate().filter(|(_, id)| **id == eod);
+            return Ok(packing::starts(ids.len(), ends.map(|(token, _)| token + 1)));
+        }
+        let first = range.start;
+        let begins = stream.begins_in(range)?;
+        let begins = begins.into_iter().map(|token| (token - first) as usize);
+        Ok(packing::starts(ids.len(), begins))
     }
 }
 
@@ -256,6 +304,111 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Samples of 8 of documents of 3, 0, 5, 6 and 4 tokens, the last of each 9.
+    fn of_documents(packing: Packing) -> [Samples; 2] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let documents: [&[i32]; 5] = [
+            &[1, 2, 9],
+            &[],
+            &[3, 4, 5, 6, 9],
+            &[1, 2, 3, 4, 5, 9],
+            &[6, 7, 8, 9],
+        ];
+        let streams = [
+            written(&folder, "set", &documents),
+            TokenStream::of_ids(
+                "text",
+                documents.concat().iter().map(|&id| id as u32).collect(),
+            ),
+        ];
+        streams.map(|stream| {
+            let samples = Samples::new(stream, 8, 10, Order::TokenStream).expect("enough");
+            samples.packed(packing)
+        })
+    }
+
+    /// As Megatron-Core 0.16's `_get_ltor_masks_and_position_ids` has them of these tokens, with 9 as the token that
+    /// ends a document: its positions, and where its loss mask is zero.
+    #[test]
+    fn golden_documents_are_megatrons() {
+        let all = Packing {
+            reset_position_ids: true,
+            reset_attention_mask: true,
+            eod_mask_loss: true,
+            eod_token: Some(9),
+        };
+        let as_data = Packing {
+            eod_token: None,
+            ..all
+        };
+        let [by_data, _] = of_documents(as_data);
+        let [_, by_token] = of_documents(all);
+        let expected = [
+            ([0, 1, 2, 0, 1, 2, 3, 4], [2, 9, NONE, 4, 5, 6, 9, NONE]),
+            ([0, 1, 2, 3, 4, 5, 0, 1], [2, 3, 4, 5, 9, NONE, 7, 8]),
+        ];
+        for (i, (positions, targets)) in (0..).zip(expected) {
+            for samples in [&by_data, &by_token] {
+                let sample = samples.get(i).expect("reads");
+                let starts = sample.starts.expect("documents are apart");
+                let found: Vec<i32> = (0..).zip(&starts).map(|(t, start)| t - start).collect();
+                assert_eq!(found, positions, "sample {i}");
+                assert_eq!(sample.targets, targets, "sample {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_as_before() {
+        let plain = Packing::default();
+        let only = [
+            plain,
+            Packing {
+                reset_position_ids: true,
+                ..plain
+            },
+            Packing {
+                eod_mask_loss: true,
+                ..plain
+            },
+        ];
+        let [whole, reset, masked] = only.map(|packing| {
+            let [samples, _] = of_documents(packing);
+            samples.get(0).expect("reads")
+        });
+        assert_eq!(whole.starts, None);
+        assert_eq!(masked.starts, None);
+        assert_eq!(reset.targets, whole.targets);
+        assert_eq!(reset.inputs, whole.inputs);
+        let masked_at = |i: usize| [2, 7].contains(&i);
+        for (i, target) in masked.targets.iter().enumerate() {
+            let expected = if masked_at(i) { NONE } else { whole.targets[i] };
+            assert_eq!(*target, expected);
+        }
+    }
+
+    /// Every range of a stream against a look at every document.
+    #[test]
+    fn law_documents_are_found_wherever_a_sample_begins() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let lens = [2_usize, 0, 0, 1, 7, 0, 3, 1, 1, 0];
+        let documents: Vec<Vec<i32>> = lens.iter().map(|&len| vec![1; len]).collect();
+        let documents: Vec<&[i32]> = documents.iter().map(Vec::as_slice).collect();
+        let stream = written(&folder, "set", &documents);
+        let mut begins = vec![0_u64];
+        for len in lens {
+            begins.push(begins[begins.len() - 1] + len as u64);
+        }
+        for start in 0..15 {
+            for end in start..=15 {
+                let mut expected: Vec<u64> = begins.clone();
+                expected.retain(|begin| (start..end).contains(begin));
+                let found = stream.begins_in(start..end).expect("reads");
+                assert_eq!(found, expected, "{start}..{end}");
+            }
+        }
+    }
 
     fn counting(tokens: u32) -> TokenStream {
         TokenStream::of_ids("counting", (0..tokens).collect())

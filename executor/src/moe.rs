@@ -31,9 +31,10 @@ use self::balance::Balancing;
 use self::dispatch::{Dispatch, Dispatching, leaving, leaving_numbers};
 use self::experts::{Experts, ExpertsSaved};
 use self::router::{Router, RouterSaved};
-use self::shared::{Shared, SharedSaved};
+use self::shared::{Begun, Shared, SharedSaved};
 use crate::error::Error;
 use crate::layers::norm::{Norm, Normed};
+use crate::layers::tokens;
 use crate::model::Part;
 use crate::rank::Context;
 use crate::recompute::Kept;
@@ -46,6 +47,8 @@ pub struct Sparse {
     pub balancing: Balancing,
     /// How tokens go to them.
     pub dispatching: Dispatching,
+    /// Whether the shared expert runs while they do.
+    pub shared_beside: bool,
 }
 
 /// The sparse feed-forward block of one layer.
@@ -55,6 +58,8 @@ pub struct Moe {
     router: Router,
     experts: Experts,
     shared: Option<Shared>,
+    /// See [`Sparse`].
+    shared_beside: bool,
 }
 
 /// What the block saves for backward.
@@ -68,6 +73,8 @@ pub struct MoeSaved {
     rows: Kept<ExpertRows>,
     /// Of the shared expert, where there is one.
     shared: Kept<SharedSaved>,
+    /// Its first half, where it ran beside dispatch and the second is to come.
+    begun: Option<Begun>,
 }
 
 /// Where tokens went, which is kept whatever runs again.
@@ -94,6 +101,7 @@ impl Moe {
             router: Router::new(store, layer, moe, sparse),
             experts: Experts::new(store, layer, moe),
             shared: (moe.shared.as_ref()).map(|shared| Shared::new(store, layer, shared)),
+            shared_beside: sparse.shared_beside,
         }
     }
 
@@ -118,15 +126,34 @@ impl Moe {
         }
         let dispatch = Dispatch::plan(cx, chosen)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
-        let rows = self.rows(cx, routing, sent, &dispatch)?;
+        let (rows, begun) = match self.beside(&dispatch) {
+            None => (self.rows(cx, routing, sent, &dispatch)?, None),
+            Some(shared) => {
+                let normed = &norm.get().output;
+                let all = tokens::start_gather(cx, normed)?;
+                let (rows, probs) = sent;
+                let sent = dispatch.start_to_experts(cx, rows, Some(probs))?;
+                let begun = shared.begin(cx, normed, all)?;
+                let (rows, probs) = sent.finish_with(cx)?;
+                let experts = self.experts.run(cx, rows, probs, dispatch.rows());
+                (ExpertRows { routing, experts }, Some(begun))
+            }
+        };
         let saved = MoeSaved {
             input: x.clone(),
             norm,
             routed: Routed { dispatch, router },
             rows: Kept::new(rows),
             shared: Kept::later(),
+            begun,
         };
         Ok((saved, stats))
+    }
+
+    /// The shared expert, where it runs while tokens are sent.
+    fn beside(&self, dispatch: &Dispatch) -> Option<&Shared> {
+        let beside = self.shared_beside && dispatch.sends();
+        self.shared.as_ref().filter(|_| beside)
     }
 
     /// As [`Moe::run`], of an `x` that ran before: tokens go where they went.
@@ -139,6 +166,7 @@ impl Moe {
             routed,
             rows: Kept::new(rows),
             shared: Kept::later(),
+            begun: None,
         })
     }
 
@@ -155,13 +183,26 @@ impl Moe {
             routed: Routed { dispatch, .. },
             rows: kept,
             shared: kept_shared,
+            begun,
         } = saved;
         let experts = &mut kept.get_mut().experts;
         let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
         kept.drop_of(Module::Moe, again);
-        let y = dispatch.from_experts(cx, rows)?;
-        if let Some(shared) = &self.shared {
-            let own = shared.forward(cx, &norm.get().output, &y)?;
+        let (y, own) = match (&self.shared, begun.take()) {
+            (Some(shared), Some(mut begun)) => {
+                let sent = dispatch.start_from_experts(cx, rows, None)?;
+                let output = shared.output(cx, &mut begun)?;
+                let (y, _) = sent.finish(cx)?;
+                let own = Shared::finish(cx, begun, output, &y);
+                (y, Some(own))
+            }
+            (shared, _) => {
+                let y = dispatch.from_experts(cx, rows)?;
+                let own = (shared.as_ref()).map(|own| own.forward(cx, &norm.get().output, &y));
+                (y, own.transpose()?)
+            }
+        };
+        if let Some(own) = own {
             norm.drop_of(Module::Layernorm, again);
             *kept_shared = Kept::new(own);
             kept_shared.drop_of(Module::SharedExperts, again);
@@ -202,20 +243,38 @@ impl Moe {
             routed: Routed { dispatch, router },
             rows: mut kept,
             shared: mut own,
+            begun: _,
         } = saved;
         let normed = &norm.again(cx, || Ok(self.norm.forward(cx, &input)))?.output;
         kept.again(cx, || self.rows_again(cx, normed, &dispatch))?;
         let ExpertRows { routing, experts } = kept.into_inner();
         let sent = leaving(cx, dy, dispatch.map());
-        let drows = dispatch.to_experts(cx, sent)?;
-        let (drows, drow_probs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
-        let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let chosen = (&routing, &router);
-        self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
-        if let Some(shared) = &self.shared {
+        let dnormed = if let Some(shared) = self.beside(&dispatch) {
             own.again(cx, || shared.again(cx, normed))?;
-            shared.backward(cx, dy, normed, own.into_inner(), &dnormed)?;
-        }
+            let mut own = own.into_inner();
+            let asked = shared.start_backward(cx, dy, normed, &mut own)?;
+            let sent = dispatch.start_to_experts(cx, sent, None)?;
+            let begun = shared.begin_backward(cx, asked, normed, own)?;
+            let (drows, _) = sent.finish(cx)?;
+            let (drows, dprobs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
+            let sent = dispatch.start_from_experts(cx, drows, Some(dprobs))?;
+            let own = shared.end_backward(cx, begun)?;
+            let (dnormed, dprobs) = sent.finish_with(cx)?;
+            self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
+            shared.finish_backward(cx, own, &dnormed)?;
+            dnormed
+        } else {
+            let drows = dispatch.to_experts(cx, sent)?;
+            let (drows, dprobs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
+            let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, dprobs)?;
+            self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
+            if let Some(shared) = &self.shared {
+                own.again(cx, || shared.again(cx, normed))?;
+                shared.backward(cx, dy, normed, own.into_inner(), &dnormed)?;
+            }
+            dnormed
+        };
         let rstd = &norm.get().rstd;
         let dx = self.norm.backward(cx, &dnormed, &input, rstd);
         cx.op(Category::Experts, || add_into(&dx, dy));

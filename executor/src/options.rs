@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, Overlap, RecomputePlan};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -60,6 +60,8 @@ pub struct Savers {
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
     pub dispatching: Dispatching,
+    /// What runs beside compute.
+    pub overlap: Overlap,
 }
 
 impl Savers {
@@ -73,6 +75,7 @@ impl Savers {
                 dispatcher: plan.dispatcher,
                 capacity: plan.capacity,
             },
+            overlap: plan.overlap.unwrap_or_default(),
         }
     }
 }

@@ -7,6 +7,7 @@
 mod depth;
 
 use moefold_kernels::Tensor;
+use moefold_kernels::attention::Sequences;
 use moefold_kernels::rope::Rope;
 use moefold_planner::choice::Recompute;
 use moefold_planner::model::{Ffn, Mixer, Model};
@@ -56,13 +57,14 @@ enum Block {
 pub struct Tokens<'a> {
     /// Inputs `[T]`.
     pub ids: Tensor,
-    /// What each should predict `[T]`.
+    /// What each should predict `[T]`, if anything.
     pub targets: Tensor,
-    /// Sequences that the `T` tokens are of.
-    pub sequences: usize,
+    /// Those that the `T` tokens are of.
+    pub sequences: Sequences<'a>,
     /// Rotations of their positions.
     pub rope: &'a Rope,
-    /// Weight of one token's loss in the mean over the tokens of this rank's tensor-parallel group.
+    /// Weight of one token's loss in the mean over the tokens of this rank's tensor-parallel group; where not all
+    /// count, over the ranks' share of those that do.
     pub loss_scale: f32,
     /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
     pub ahead: Vec<[Tensor; 2]>,

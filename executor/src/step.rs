@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_kernels::attention::{Documents, Sequences};
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::{self, Rope};
 use moefold_kernels::{Dtype, Scalars, Tensor, TensorClass, elementwise};
@@ -20,6 +21,7 @@ use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
+use crate::data::{NONE, Packing};
 use crate::error::Error;
 use crate::moe::balance::{Biases, between};
 use crate::moe::dispatch::Dispatching;
@@ -38,16 +40,20 @@ use crate::transport::Pending;
 pub struct HostTokens {
     /// Inputs.
     pub ids: Vec<i32>,
-    /// What each should predict.
+    /// What each should predict; negative where it has no loss.
     pub targets: Vec<i32>,
+    /// Where the document of each begins in its sequence, where documents are apart.
+    pub starts: Option<Vec<i32>>,
+    /// What is each document's own.
+    pub packing: Packing,
 }
 
 /// What a step did, the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
-    /// Mean token cross entropy of the global batch.
+    /// Mean token cross entropy of the global batch, over the tokens that have a loss.
     pub loss: f64,
-    /// The same of each depth of multi-token prediction, over all tokens; those that predict nothing count as
+    /// The same of each depth of multi-token prediction, over as many tokens; those that predict nothing count as
     /// zero (DeepSeek-V3, arXiv 2412.19437, equation 24).
     pub mtp_losses: Vec<f64>,
     /// Load-balancing losses with their coefficients, the mean over microbatches of the sum over layers.
@@ -119,11 +125,13 @@ pub(crate) fn loss_at(number: usize) -> usize {
 }
 
 /// Sends ids and targets of microbatches of `[sequences, seq_len]` tokens to the device, beside what it is
-/// doing, and with them those of each of `depths`.
+/// doing, and with them those of each of `depths`, and what documents have of their own. `rope` has a row for every
+/// token.
 pub(crate) fn upload(
     cx: &Context,
     [sequences, seq_len]: [usize; 2],
     depths: usize,
+    rope: &Rope,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
     let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
@@ -139,6 +147,12 @@ pub(crate) fn upload(
             ahead: (1..=depths)
                 .map(|depth| tensors(&host.ahead(seq_len, depth)))
                 .collect(),
+            rope: host
+                .positions(seq_len)
+                .map(|at| rope.clone().at(tensor(&at))),
+            documents: host.documents().map(|starts| {
+                Documents::new(&cx.device, TensorClass::Activations, starts, sequences)
+            }),
         };
         microbatches.iter().map(upload).collect()
     });
@@ -185,6 +199,10 @@ struct Progress {
     sent: [Option<(Pending, Tensor)>; 2],
     /// By microbatch.
     tokens: Vec<DeviceTokens>,
+    /// Tokens of the global batch that have a loss.
+    counted: f64,
+    /// Weight of one token's loss: see [`Tokens::loss_scale`].
+    loss_scale: f32,
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
     /// See [`offsets`].
@@ -206,32 +224,67 @@ struct Progress {
 pub(crate) struct DeviceTokens {
     own: [Tensor; 2],
     ahead: Vec<[Tensor; 2]>,
+    /// Rotations, where positions begin again with every document.
+    rope: Option<Rope>,
+    /// Where attention does.
+    documents: Option<Documents>,
 }
 
 impl HostTokens {
-    /// What a depth of multi-token prediction embeds and should predict, from 1: at each token of a sequence of
-    /// `seq_len` the ids `depth` and `depth + 1` after it. Beyond the end any token is embedded, and none
-    /// predicted.
-    fn ahead(&self, seq_len: usize, depth: usize) -> Self {
-        let shifted = |by: usize, otherwise: i32| {
-            let sequences = self.targets.chunks(seq_len);
-            let of_one = |targets: &[i32]| -> Vec<i32> {
-                let ids = targets.iter().skip(by).copied();
-                ids.chain(std::iter::repeat(otherwise))
-                    .take(targets.len())
-                    .collect()
-            };
-            sequences.flat_map(of_one).collect()
-        };
+    /// So many tokens, each the first of the vocabulary and each with a loss.
+    pub(crate) fn blank(tokens: usize, packing: Packing) -> Self {
         Self {
-            ids: shifted(depth - 1, 0),
-            targets: shifted(depth, NONE),
+            ids: vec![0; tokens],
+            targets: vec![0; tokens],
+            starts: packing.resets().then(|| vec![0; tokens]),
+            packing,
         }
     }
-}
 
-/// Target of a token that predicts nothing: cross entropy passes over it.
-const NONE: i32 = -1;
+    /// What a depth of multi-token prediction embeds and should predict, from 1: at each token of a sequence of
+    /// `seq_len` the ids `depth` and `depth + 1` after it. Beyond the end any token is embedded, and none
+    /// predicted; nor is one where a token from this one on has no loss, so that no document is asked for the next.
+    fn ahead(&self, seq_len: usize, depth: usize) -> Self {
+        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        let sequences = self.ids.chunks(seq_len).zip(self.targets.chunks(seq_len));
+        for (own, next) in sequences {
+            for token in 0..next.len() {
+                let embedded = token + depth;
+                // What a token without a loss would predict is the next input.
+                let id = next.get(embedded - 1).copied().filter(|&id| id != NONE);
+                ids.push(id.or(own.get(embedded).copied()).unwrap_or(0));
+                let passed = next.get(token..=embedded).unwrap_or(&[NONE]);
+                let has_loss = !passed.contains(&NONE);
+                targets.push(if has_loss { next[embedded] } else { NONE });
+            }
+        }
+        Self {
+            ids,
+            targets,
+            starts: None,
+            packing: self.packing,
+        }
+    }
+
+    /// Positions of its tokens, of sequences of `seq_len`, where they begin again with every document.
+    fn positions(&self, seq_len: usize) -> Option<Vec<i32>> {
+        let starts = self.starts.as_ref()?;
+        let of_one = |starts: &[i32]| -> Vec<i32> {
+            (0..)
+                .zip(starts)
+                .map(|(token, start)| token - start)
+                .collect()
+        };
+        let reset = self.packing.reset_position_ids;
+        reset.then(|| starts.chunks(seq_len).flat_map(of_one).collect())
+    }
+
+    /// Where documents begin, where attention begins again with every one.
+    fn documents(&self) -> Option<&[i32]> {
+        let starts = self.starts.as_deref();
+        starts.filter(|_| self.packing.reset_attention_mask)
+    }
+}
 
 impl Stepper {
     /// A rank that runs `actions` on `stages`.
@@ -273,7 +326,7 @@ impl Stepper {
         lr: f64,
     ) -> Result<StepOutcome, Error> {
         let mut outcome = None;
-        let mut progress = self.begin(cx, microbatches);
+        let mut progress = self.begin(cx, microbatches)?;
         for action in self.actions.clone() {
             if action == Action::OptimizerStep {
                 outcome = Some(self.update(cx, &mut progress, lr)?);
@@ -307,7 +360,7 @@ impl Stepper {
         cx: &Context,
         microbatches: &[HostTokens],
     ) -> Result<Vec<Vec<u64>>, Error> {
-        let mut progress = self.begin(cx, microbatches);
+        let mut progress = self.begin(cx, microbatches)?;
         for &action in self.actions.iter().filter(|&&a| a != Action::OptimizerStep) {
             self.accumulate(cx, &mut progress, action)?;
         }
@@ -316,13 +369,16 @@ impl Stepper {
     }
 
     /// A step without any action done: nothing summed, its tokens on their way to the device.
-    fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Progress {
+    fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<Progress, Error> {
+        let (counted, loss_scale) = self.losses(cx, microbatches)?;
         self.sums.clear();
         self.stages.values().for_each(StageModel::begin_step);
         let routers = self.routers.iter();
         let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
-        Progress {
+        Ok(Progress {
             tokens: self.upload(cx, microbatches),
+            counted,
+            loss_scale,
             offsets: offsets(cx, &self.dispatching, &self.routers, microbatches.len()),
             limits: vec![None; none.len()],
             dropped: vec![0; none.len()],
@@ -330,7 +386,27 @@ impl Stepper {
             load: none,
             peak: cx.device.memory().peak_total(),
             ..Progress::default()
+        })
+    }
+
+    /// Tokens of the global batch that have a loss, and the weight of one's loss ([`Tokens::loss_scale`]). Where not
+    /// all have, ranks tell each other how many of theirs do.
+    fn losses(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<(f64, f32), Error> {
+        if !microbatches.iter().any(|host| host.packing.eod_mask_loss) {
+            let len = self.own_tokens(cx) as f32;
+            let scale = 1.0 / (len * cx.layout.microbatches() as f32);
+            return Ok((self.tokens_of_batch(cx), scale));
         }
+        let targets = microbatches.iter().flat_map(|host| &host.targets);
+        let mut counted = [targets.filter(|target| **target != NONE).count() as f64];
+        cx.comm(Category::DpComm, "all_reduce", || {
+            cx.world.all_reduce_f64(&mut counted)
+        })?;
+        // Ranks that share a model share its microbatches. Where no token counts, losses are zero anyway.
+        let replicas = f64::from(cx.layout.dp());
+        let counted = (counted[0] * replicas / cx.world.size() as f64).max(1.0);
+        let averaged = replicas * f64::from(cx.layout.cp());
+        Ok((counted, (averaged / counted) as f32))
     }
 
     /// An action that adds to gradients or completes them.
@@ -347,7 +423,8 @@ impl Stepper {
             }
             Action::Backward(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
-                let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+                let tokens = &progress.tokens[microbatch.0 as usize];
+                let tokens = self.tokens(tokens, progress.loss_scale);
                 let saved = progress.saved.remove(&(stage, microbatch));
                 let saved = saved.expect("a schedule runs a stage forward before backward");
                 let dy = progress.between.remove(&(stage, microbatch));
@@ -471,7 +548,7 @@ impl Stepper {
     /// rank. It runs the forward passes of a step and leaves the state of training as it is. What a pass saves is
     /// let go of before the next: at the same routing this takes no more memory than a step.
     pub fn evaluate(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<f64, Error> {
-        self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
+        let counted = self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
             self.forward(cx, progress, stage, microbatch)?;
             progress.saved.clear();
             Ok(())
@@ -479,7 +556,7 @@ impl Stepper {
         cx.recorder.at_microbatch(None);
         self.sum_over_ranks(cx)?;
         let sums = cx.to_host("sums_to_host", || self.sums.read());
-        Ok(sums[LOSS] / self.tokens_of_batch(cx))
+        Ok(sums[LOSS] / counted)
     }
 
     /// Runs the rank's stages forward and gives the routing of each MoE layer and microbatch, in the order of a
@@ -491,7 +568,8 @@ impl Stepper {
     ) -> Result<Vec<RoutingStats>, Error> {
         let mut all = Vec::new();
         self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
-            let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+            let tokens = &progress.tokens[microbatch.0 as usize];
+            let tokens = self.tokens(tokens, progress.loss_scale);
             let input = progress.between.remove(&(stage, microbatch));
             let routed = |_, stats: RoutingStats| {
                 let load = Load::Known(stats.load.read());
@@ -506,14 +584,14 @@ impl Stepper {
         Ok(all)
     }
 
-    /// Walks what of a step is forward, `pass` by pass.
+    /// Walks what of a step is forward, `pass` by pass. Gives the tokens of the global batch that have a loss.
     fn forwards(
         &self,
         cx: &Context,
         microbatches: &[HostTokens],
         pass: &mut dyn FnMut(&mut Progress, Stage, Microbatch) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut progress = self.begin(cx, microbatches);
+    ) -> Result<f64, Error> {
+        let mut progress = self.begin(cx, microbatches)?;
         for &action in &self.actions {
             match action {
                 Action::RecvActivation(..) | Action::SendActivation(..) => {
@@ -526,7 +604,8 @@ impl Stepper {
                 _ => {}
             }
         }
-        Self::settle(cx, &mut progress.sent)
+        Self::settle(cx, &mut progress.sent)?;
+        Ok(progress.counted)
     }
 
     fn forward(
@@ -569,7 +648,8 @@ impl Stepper {
                 });
             }
         };
-        let tokens = self.tokens(cx, &progress.tokens[microbatch.0 as usize]);
+        let tokens = &progress.tokens[microbatch.0 as usize];
+        let tokens = self.tokens(tokens, progress.loss_scale);
         let input = progress.between.remove(&(stage, microbatch));
         let (output, saved) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
         progress.saved.insert((stage, microbatch), saved);
@@ -656,7 +736,7 @@ impl Stepper {
         })?;
 
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
-        let tokens = self.tokens_of_batch(cx);
+        let tokens = progress.counted;
         let mut counts = counts.iter().map(|&count| count as u64);
         let load = progress.load.iter();
         Ok(StepOutcome {
@@ -688,18 +768,20 @@ impl Stepper {
 
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let size = [self.sequences, self.seq_len];
-        upload(cx, size, self.depths, microbatches)
+        upload(cx, size, self.depths, &self.rope, microbatches)
     }
 
-    fn tokens(&self, cx: &Context, tokens: &DeviceTokens) -> Tokens<'_> {
-        let len = self.own_tokens(cx);
+    fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
         let [ids, targets] = tokens.own.clone();
         Tokens {
             ids,
             targets,
-            sequences: self.sequences,
-            rope: &self.rope,
-            loss_scale: 1.0 / (len as f32 * cx.layout.microbatches() as f32),
+            sequences: Sequences {
+                count: self.sequences,
+                documents: tokens.documents.as_ref(),
+            },
+            rope: tokens.rope.as_ref().unwrap_or(&self.rope),
+            loss_scale,
             ahead: tokens.ahead.clone(),
         }
     }

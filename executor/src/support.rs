@@ -10,6 +10,7 @@ use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
 use moefold_profiles::{Dtype, Precision};
 
+use crate::data::Packing;
 use crate::device::DeviceSpec;
 use crate::error::Unsupported;
 
@@ -67,6 +68,26 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
     if device.is_gpu() {
         reasons.extend(beyond_kernels(model));
     }
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(Unsupported { reasons })
+    }
+}
+
+/// Refuses samples whose documents are apart, where a plan cuts sequences.
+pub fn check_packing(plan: &PlannedLayout, packing: Packing) -> Result<(), Unsupported> {
+    let cp = plan.layout.cp;
+    let flags = [
+        (packing.reset_position_ids, "--reset-position-ids"),
+        (packing.reset_attention_mask, "--reset-attention-mask"),
+    ];
+    let found = flags.into_iter().filter(|(asked, _)| *asked && cp > 1);
+    let reasons: Vec<String> = found
+        .map(|(_, flag)| {
+            format!("{flag} under context parallelism is not implemented, found cp={cp}, use cp=1")
+        })
+        .collect();
     if reasons.is_empty() {
         Ok(())
     } else {

@@ -96,6 +96,7 @@ pub fn run_in(
     on_step: &(dyn Fn(&StepRecord) + Sync),
 ) -> Result<Option<Trained>, Error> {
     support::check(plan, model, &options.device)?;
+    support::check_packing(plan, data.training.packing())?;
     let layout = prove(&plan.layout, model, batch)?;
     if world.ranks() != layout.gpus() {
         return Err(Error::Request(format!(

@@ -7,6 +7,8 @@
 // -DTILE        backward: keys of a block and queries of a step
 // -DCAUSAL      whether a query sees only the keys up to its own
 // -DWINDOW      with it, whether it sees only the last `window` of those; without, no
+// -DDOCUMENTS   with both, whether it sees only those of its own document: of each token of a sequence `bounds [2, tokens]`
+//               has where its document begins, and behind all of those where it ends
 // -DVEC         whether every row starts at a multiple of 16 bytes
 //
 // One text for both types. In bf16 a product is mma.sync on fragments that ldmatrix fetched; in f32 it is the same
@@ -15,6 +17,14 @@
 
 #ifndef WINDOW
 #define WINDOW 0
+#endif
+#ifndef DOCUMENTS
+#define DOCUMENTS 0
+#endif
+#if DOCUMENTS
+#define BOUNDS , const int* bounds
+#else
+#define BOUNDS
 #endif
 
 constexpr bool HALF = sizeof(T) == 2;
@@ -175,7 +185,7 @@ DEV void multiply_values(float (&o)[M][DV / 8][4], const float (&p)[M][KEYS / 8]
 // group one after the other, so that their keys and values stay in the second-level cache. While scores are computed the
 // values arrive, and while those are multiplied the next keys.
 KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float* lse, int seqs, int seq_len, int heads,
-                                 int group, int qk_width, int v_width, int window, float scale) {
+                                 int group, int qk_width, int v_width, int window, float scale BOUNDS) {
   DYN_SMEM(shared);
   T* tile_q = (T*)shared;
   T* tile_k = tile_q + QUERIES * LDK;
@@ -191,8 +201,18 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
   k += token * k_stride + (u64)kv_head * qk_width;
   v += token * v_stride + (u64)kv_head * v_width;
 
-  // The first step that some query's window reaches into.
-  int start = WINDOW ? max_(first + 1 - window, 0) / KEYS * KEYS : 0;
+  // Where the document of a query begins.
+  auto begin_of = [&](int query) {
+#if DOCUMENTS
+    return bounds[token + min_(query, seq_len - 1)];
+#else
+    return 0 * query;
+#endif
+  };
+
+  // The first step that some query's window and document reach into.
+  int start = WINDOW ? max_(first + 1 - window, begin_of(first)) / KEYS * KEYS : 0;
+  int latest = begin_of(first + QUERIES - 1);
   load_tile<QUERIES, DK>(tile_q, q, q_stride, seq_len - first, qk_width);
   load_tile<KEYS, DK>(tile_k, k + start * k_stride, k_stride, seq_len - start, qk_width);
   cp_async_commit();
@@ -218,13 +238,15 @@ KERNEL(128, 1) attention_forward(const T* q, const T* k, const T* v, T* o, float
     multiply<M, KEYS / 8, DK, false, false>(s, tile_q + warp_row * LDK, LDK, tile_k, LDK);
 
     // Without a window the block's first key is one that every query sees: `top` is a number from the first step on.
-    if (key + KEYS > (CAUSAL ? first : seq_len) || (WINDOW && key + window < first + QUERIES)) {
+    if (key + KEYS > (CAUSAL ? first : seq_len) || (WINDOW && key + window < first + QUERIES) || (DOCUMENTS && key < latest)) {
       UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int n = 0; n < KEYS / 8; n++)
           UNROLL for (int e = 0; e < 4; e++) {
             int row = first + warp_row + 16 * m + 8 * (e / 2) + lane_id() / 4;
             int column = key + 8 * n + lane_id() % 4 * 2 + e % 2;
-            if (column > (CAUSAL ? row : seq_len - 1) || (WINDOW && column + window <= row)) s[m][n][e] = -infinity();
+            if (column > (CAUSAL ? row : seq_len - 1) || (WINDOW && column + window <= row) ||
+                (DOCUMENTS && column < begin_of(row)))
+              s[m][n][e] = -infinity();
           }
     }
     UNROLL for (int m = 0; m < M; m++)
@@ -319,7 +341,7 @@ EXPORT(attention_delta)
 KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, const T* v, const float* lse,
                                          const float* delta, T* d_q, T* d_k, T* d_v, float* sums, u32* turns, int seqs,
                                          int seq_len, int heads, int group, int qk_width, int v_width, int window,
-                                         float scale) {
+                                         float scale BOUNDS) {
   DYN_SMEM(shared);
   T* tile_k = (T*)shared;
   T* tile_v = tile_k + TILE * LDK;
@@ -337,10 +359,22 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
   int block = *ticket / pairs, kv_head = *ticket % pairs % kv_heads, seq = *ticket % pairs / kv_heads;
   // The block of the last query that sees any of the keys.
   int end = WINDOW ? min_(blocks - 1, (block * TILE + TILE - 2 + window) / TILE) : blocks - 1;
+#if DOCUMENTS
+  end = min_(end, (bounds[(u64)(seqs + seq) * seq_len + min_(block * TILE + TILE, seq_len) - 1] - 1) / TILE);
+#endif
   int first = block * TILE, steps = (CAUSAL ? end + 1 - block : blocks) * group;
   u64 q_stride = (u64)heads * qk_width, k_stride = (u64)kv_heads * qk_width;
   u64 o_stride = (u64)heads * v_width, v_stride = (u64)kv_heads * v_width;
   u64 token = (u64)seq * seq_len, tokens = (u64)seqs * seq_len;
+
+  // Where the document of a query begins.
+  auto begin_of = [&](int query) {
+#if DOCUMENTS
+    return bounds[token + min_(query, seq_len - 1)];
+#else
+    return 0 * query;
+#endif
+  };
 
   // Queries beyond the end have probability and gradient zero.
   auto load_step = [&](int step) {
@@ -388,12 +422,14 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
     int query_block = end - step / group, head = kv_head * group + step % group, ahead = query_block * TILE - first;
     bool edge = CAUSAL ? query_block == block : first + TILE > seq_len;
     if (WINDOW) edge = edge || ahead + TILE > window;
+    if (DOCUMENTS) edge = edge || first < begin_of(first + ahead + TILE - 1);
     UNROLL for (int n = 0; n < NT; n++) {
       int column = half * (TILE / 2) + 8 * n + lane_id() % 4 * 2;
       UNROLL for (int e = 0; e < 4; e++) {
         int i = column + e % 2, j = row + 8 * (e / 2) + lane_id() / 4;
         float value = exp2_(fma_(p[0][n][e], slope, -tile_lse[i]));
         bool hidden = WINDOW ? j > ahead + i || j + window <= ahead + i : CAUSAL ? j > i : first + j >= seq_len;
+        if (DOCUMENTS && edge) hidden = hidden || first + j < begin_of(first + ahead + i);
         if (edge && hidden) value = 0.f;
         p[0][n][e] = value;
         dp[0][n][e] = value * (dp[0][n][e] - tile_delta[i]);
@@ -418,7 +454,7 @@ KERNEL(WARPS * 32, 1) attention_backward(const T* d_o, const T* q, const T* k, c
     u64 tile = ((u64)seq * heads + head) * blocks + query_block;
     turn = turns + 1 + tile;
     // The block of the first key that these queries see.
-    earliest = WINDOW ? max_(query_block * TILE + 1 - window, 0) / TILE : 0;
+    earliest = WINDOW ? max_(query_block * TILE + 1 - window, begin_of(query_block * TILE)) / TILE : 0;
     if (threadIdx.x == 0)
       while (load_acquire(turn) != (u32)(block - earliest)) {
       }

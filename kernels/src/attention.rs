@@ -8,7 +8,8 @@
 //!
 //! That is [`Mask::Causal`]. With [`Mask::Full`] the sum is over all tokens of the sequence: what a
 //! rank of a ring computes against keys of an earlier one. With [`Mask::Window`] it is over the last so
-//! many up to `t` (Mistral, arXiv 2310.06825, section 2).
+//! many up to `t` (Mistral, arXiv 2310.06825, section 2). Where sequences are of several [`Documents`], the sum
+//! begins at the document of `t` besides.
 //!
 //! Scores exist for one block of queries of one head a thread at a time, never for a whole sequence.
 //! A device implementation: a flash kernel with the same `lse`; gradients of k and v sum over the
@@ -18,7 +19,7 @@
 use moefold_profiles::{Dtype, Op, Pass};
 
 use crate::buffer::with;
-use crate::device::{Backend, TensorClass};
+use crate::device::{Backend, Device, TensorClass};
 use crate::tensor::{Tensor, expect_dims};
 
 /// Width of a head on a GPU, at most: of queries and keys as of values.
@@ -33,6 +34,68 @@ pub enum Mask {
     Full,
     /// The last so many, at least one, up to its own.
     Window(usize),
+}
+
+/// How the tokens of a call are divided: what is in different parts does not see each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequences<'a> {
+    /// Sequences of as many tokens each.
+    pub count: usize,
+    /// The documents in them, where they are apart. Not with [`Mask::Full`].
+    pub documents: Option<&'a Documents>,
+}
+
+impl From<usize> for Sequences<'_> {
+    /// Whole sequences.
+    fn from(count: usize) -> Self {
+        Self {
+            count,
+            documents: None,
+        }
+    }
+}
+
+/// Documents, one after the other in every sequence.
+#[derive(Debug, Clone)]
+pub struct Documents {
+    /// Of each token where its document begins, then of each where it ends `[2, T]`, in its sequence.
+    bounds: Tensor,
+}
+
+impl Documents {
+    /// Documents that begin at `starts [T]`: of each token of `seqs` sequences, the first one of its document,
+    /// counted in its sequence.
+    ///
+    /// # Panics
+    /// When a token begins no document and is not in that of the token before it.
+    pub fn new(device: &Device, class: TensorClass, starts: &[i32], seqs: usize) -> Self {
+        let tokens = starts.len();
+        assert!(
+            seqs > 0 && tokens.is_multiple_of(seqs),
+            "attention::Documents: {tokens} tokens are not {seqs} equal sequences"
+        );
+        let mut bounds = starts.to_vec();
+        bounds.resize(2 * tokens, 0);
+        let (starts, ends) = bounds.split_at_mut(tokens);
+        let len = (tokens / seqs).max(1);
+        for (starts, ends) in starts.chunks_exact(len).zip(ends.chunks_exact_mut(len)) {
+            let mut end = len;
+            for token in (0..len).rev() {
+                ends[token] = end as i32;
+                let (start, begins) = (starts[token], starts[token] == token as i32);
+                assert!(
+                    begins || token > 0 && start == starts[token - 1],
+                    "attention::Documents: token {token} of a sequence is in a document from {start}"
+                );
+                if begins {
+                    end = token;
+                }
+            }
+        }
+        Self {
+            bounds: device.from_i32(class, &bounds, &[2, tokens]),
+        }
+    }
 }
 
 /// Sizes of one call.
@@ -76,16 +139,16 @@ fn key_of(s: Sizes, pass: Pass, dtype: Dtype) -> Op {
 /// `q [T,h,dk]`, `k [T,hk,dk]`, `v [T,hk,dv]` to `(o [T,h,dv], lse [h,T])`.
 ///
 /// # Panics
-/// When the shapes do not agree or `seqs` does not divide the tokens.
-pub fn forward(
+/// When the shapes do not agree, `seqs` does not divide the tokens, or documents are of others.
+pub fn forward<'a>(
     mask: Mask,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    seqs: usize,
+    seqs: impl Into<Sequences<'a>>,
     scale: f32,
 ) -> (Tensor, Tensor) {
-    let s = sizes("attention::forward", q, k, v, seqs, mask);
+    let (s, bounds) = divided("attention::forward", q, k, v, seqs.into(), mask);
     let _op = q.device().begin(|| key_of(s, Pass::Forward, q.dtype()));
     let (device, tokens) = (q.device(), s.seqs * s.seq_len);
     let o = device.empty(
@@ -98,12 +161,13 @@ pub fn forward(
         Backend::Cpu(cpu) => {
             with(
                 "attention::forward",
-                [q, k, v],
+                [q, k, v, bounds.unwrap_or(q)],
                 [&o, &lse],
-                |[q, k, v], [o, lse]| {
+                |[q, k, v, all], [o, lse]| {
                     cpu::forward(
                         cpu,
                         s,
+                        bounds.map(|_| all.i32()),
                         scale,
                         [q.f32(), k.f32(), v.f32()],
                         o.f32(),
@@ -112,7 +176,7 @@ pub fn forward(
                 },
             );
         }
-        Backend::Cuda(gpu) => cuda::forward(gpu, s, scale, [q, k, v], &o, &lse),
+        Backend::Cuda(gpu) => cuda::forward(gpu, s, bounds, scale, [q, k, v], &o, &lse),
     }
     (o, lse)
 }
@@ -120,12 +184,12 @@ pub fn forward(
 /// `do [T,h,dv]` and what forward read and wrote, to `(dq, dk, dv)` in the shapes of q, k and v.
 ///
 /// # Panics
-/// When the shapes do not agree or `seqs` does not divide the tokens.
+/// As [`forward`].
 #[expect(
     clippy::too_many_arguments,
     reason = "the inputs and outputs of forward, by name"
 )]
-pub fn backward(
+pub fn backward<'a>(
     mask: Mask,
     d_o: &Tensor,
     q: &Tensor,
@@ -133,10 +197,10 @@ pub fn backward(
     v: &Tensor,
     o: &Tensor,
     lse: &Tensor,
-    seqs: usize,
+    seqs: impl Into<Sequences<'a>>,
     scale: f32,
 ) -> (Tensor, Tensor, Tensor) {
-    let s = sizes("attention::backward", q, k, v, seqs, mask);
+    let (s, bounds) = divided("attention::backward", q, k, v, seqs.into(), mask);
     let _op = q.device().begin(|| key_of(s, Pass::Backward, q.dtype()));
     let tokens = s.seqs * s.seq_len;
     expect_dims("attention::backward", "o", o, &[tokens, s.heads, s.dv]);
@@ -148,24 +212,43 @@ pub fn backward(
     match &device.0.backend {
         Backend::Cpu(cpu) => with(
             "attention::backward",
-            [d_o, q, k, v, o, lse],
+            [d_o, q, k, v, o, lse, bounds.unwrap_or(q)],
             [&dq, &dk, &dv],
-            |inputs, outputs| {
-                let inputs = inputs.map(crate::buffer::Input::f32);
+            |[d_o, q, k, v, o, lse, all], outputs| {
                 cpu::backward(
                     cpu,
                     s,
+                    bounds.map(|_| all.i32()),
                     scale,
-                    inputs,
+                    [d_o, q, k, v, o, lse].map(crate::buffer::Input::f32),
                     outputs.map(crate::buffer::Output::f32),
                 );
             },
         ),
         Backend::Cuda(gpu) => {
-            cuda::backward(gpu, s, scale, [d_o, q, k, v, o, lse], [&dq, &dk, &dv]);
+            let inputs = [d_o, q, k, v, o, lse];
+            cuda::backward(gpu, s, bounds, scale, inputs, [&dq, &dk, &dv]);
         }
     }
     (dq, dk, dv)
+}
+
+/// The sizes of a call, and the bounds of documents `[2, T]` where those are apart.
+fn divided<'a>(
+    op: &str,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    sequences: Sequences<'a>,
+    mask: Mask,
+) -> (Sizes, Option<&'a Tensor>) {
+    let s = sizes(op, q, k, v, sequences.count, mask);
+    let bounds = sequences.documents.map(|documents| &documents.bounds);
+    if let Some(bounds) = bounds {
+        assert!(mask != Mask::Full, "{op}: of documents no query sees all");
+        expect_dims(op, "documents", bounds, &[2, s.seqs * s.seq_len]);
+    }
+    (s, bounds)
 }
 
 fn sizes(op: &str, q: &Tensor, k: &Tensor, v: &Tensor, seqs: usize, mask: Mask) -> Sizes {
@@ -256,28 +339,13 @@ mod cpu {
             tiles
         }
 
-        /// The keys that a block of queries sees together.
-        fn keys(&self, queries: &Range<usize>) -> Range<usize> {
-            match self.mask {
-                Mask::Causal => 0..queries.end,
-                Mask::Full => 0..self.seq_len,
-                Mask::Window(keys) => (queries.start + 1).saturating_sub(keys)..queries.end,
-            }
-        }
-
-        /// Which of them each query sees.
-        fn seen(&self, queries: &Range<usize>) -> Seen {
-            let keys = self.keys(queries);
-            Seen {
-                keys: keys.len(),
-                first: match self.mask {
-                    Mask::Causal | Mask::Window(_) => queries.start + 1 - keys.start,
-                    Mask::Full => self.seq_len,
-                },
-                at_most: match self.mask {
-                    Mask::Causal | Mask::Full => usize::MAX,
-                    Mask::Window(keys) => keys,
-                },
+        /// What the queries of a sequence see, whose documents are those of `bounds`.
+        fn sight<'a>(&self, bounds: Option<&'a [i32]>, seq: usize) -> Sight<'a> {
+            let tokens = seq * self.seq_len..(seq + 1) * self.seq_len;
+            Sight {
+                mask: self.mask,
+                seq_len: self.seq_len,
+                starts: bounds.map(|bounds| &bounds[tokens]),
             }
         }
 
@@ -295,25 +363,81 @@ mod cpu {
         }
     }
 
+    /// Which keys of its sequence each query sees.
+    #[derive(Clone, Copy)]
+    struct Sight<'a> {
+        mask: Mask,
+        seq_len: usize,
+        /// Where the document of each token begins, where documents are apart.
+        starts: Option<&'a [i32]>,
+    }
+
+    impl<'a> Sight<'a> {
+        /// The keys that a block of queries sees together.
+        fn keys(&self, queries: &Range<usize>) -> Range<usize> {
+            let start = self
+                .starts
+                .map_or(0, |starts| starts[queries.start] as usize);
+            match self.mask {
+                Mask::Causal => start..queries.end,
+                Mask::Full => 0..self.seq_len,
+                Mask::Window(keys) => {
+                    (queries.start + 1).saturating_sub(keys).max(start)..queries.end
+                }
+            }
+        }
+
+        /// Which of them each query sees.
+        fn seen(&self, queries: &Range<usize>) -> Seen<'a> {
+            let keys = self.keys(queries);
+            Seen {
+                keys: keys.len(),
+                first: match self.mask {
+                    Mask::Causal | Mask::Window(_) => queries.start + 1 - keys.start,
+                    Mask::Full => self.seq_len,
+                },
+                at_most: match self.mask {
+                    Mask::Causal | Mask::Full => usize::MAX,
+                    Mask::Window(keys) => keys,
+                },
+                before: keys.start,
+                starts: self.starts.map(|starts| &starts[queries.clone()]),
+            }
+        }
+
+        /// Whether the last block of queries sees every key.
+        fn ends_in_all(&self) -> bool {
+            self.starts.is_none() && !matches!(self.mask, Mask::Window(_))
+        }
+    }
+
     /// Which keys of a block's each of its queries sees.
     #[derive(Clone, Copy)]
-    struct Seen {
+    struct Seen<'a> {
         /// The block's.
         keys: usize,
         /// Where those that its first query sees end; those of each after it end one later, up to all.
         first: usize,
         /// How many before that end.
         at_most: usize,
+        /// Keys of the sequence before the block's.
+        before: usize,
+        /// Where the document of each query begins in the sequence.
+        starts: Option<&'a [i32]>,
     }
 
-    impl Seen {
+    impl Seen<'_> {
         /// What query `i` of the block sees of a row of all keys; the rest of the row is zeroed.
         #[inline]
-        fn of<'a>(&self, i: usize, row: &'a mut [f32]) -> &'a mut [f32] {
+        fn of<'b>(&self, i: usize, row: &'b mut [f32]) -> &'b mut [f32] {
             let end = (self.first + i).min(self.keys);
             let (row, after) = row.split_at_mut(end);
             after.fill(0.0);
-            let (before, row) = row.split_at_mut(end.saturating_sub(self.at_most));
+            let mut start = end.saturating_sub(self.at_most);
+            if let Some(starts) = self.starts {
+                start = start.max((starts[i] as usize).saturating_sub(self.before));
+            }
+            let (before, row) = row.split_at_mut(start);
             before.fill(0.0);
             row
         }
@@ -327,6 +451,7 @@ mod cpu {
     pub(super) fn forward(
         cpu: &Cpu,
         s: Sizes,
+        bounds: Option<&[i32]>,
         scale: f32,
         [q, k, v]: [&[f32]; 3],
         o: &mut [f32],
@@ -348,14 +473,14 @@ mod cpu {
             let q = s.tile(q, s.heads, seq, head);
             let k = s.tile(k, s.kv_heads, seq, kv_head);
             let v = s.tile(v, s.kv_heads, seq, kv_head);
-            tasks.push((q, k, v, o, lse));
+            tasks.push((s.sight(bounds, seq), q, k, v, o, lse));
         }
-        cpu.tasks(tasks, |(q, k, v, mut o, lse)| {
+        cpu.tasks(tasks, |(sight, q, k, v, mut o, lse)| {
             with_scratch(BLOCK * s.seq_len, |scratch, turned_k, _| {
                 let keys_t = turned(k.t(), turned_k);
 
                 for queries in blocks(s.seq_len) {
-                    let (rows, keys) = (queries.len(), s.keys(&queries));
+                    let (rows, keys) = (queries.len(), sight.keys(&queries));
                     let scores = &mut scratch[..rows * keys.len()];
                     let target = MatrixMut::new(scores, rows, keys.len());
                     multiply(
@@ -365,7 +490,7 @@ mod cpu {
                         0.0,
                         target,
                     );
-                    softmax(scores, s.seen(&queries), &mut lse[queries.clone()]);
+                    softmax(scores, sight.seen(&queries), &mut lse[queries.clone()]);
                     let probs = Matrix::new(scores, rows, keys.len());
                     let target = o.reborrow().rows(queries);
                     multiply(1.0, probs, v.rows(keys), 0.0, target);
@@ -376,7 +501,7 @@ mod cpu {
 
     vectorized! {
         /// Softmax of each row over the keys it sees, zero beyond.
-        fn softmax(scores: &mut [f32], seen: Seen, lse: &mut [f32]) {
+        fn softmax(scores: &mut [f32], seen: Seen<'_>, lse: &mut [f32]) {
             for i in 0..lse.len() {
                 let row = seen.of(i, &mut scores[i * seen.keys..][..seen.keys]);
                 let top = max(row);
@@ -405,6 +530,7 @@ mod cpu {
     pub(super) fn backward(
         cpu: &Cpu,
         s: Sizes,
+        bounds: Option<&[i32]>,
         scale: f32,
         [d_o, q, k, v, o, lse]: [&[f32]; 6],
         [dq, dk, dv]: [&mut [f32]; 3],
@@ -429,9 +555,11 @@ mod cpu {
                 let keys_t = turned(k.t(), turned_k);
                 let values_t = turned(v.t(), turned_v);
                 // From the last block, whose queries see every key, so that the first product
-                // writes all of dk and dv and the others add; but of windows none sees every key.
+                // writes all of dk and dv and the others add; but of windows or documents none sees
+                // every key.
+                let sight = s.sight(bounds, seq);
                 let mut beta = 0.0;
-                if matches!(s.mask, Mask::Window(_)) {
+                if !sight.ends_in_all() {
                     for key in 0..s.seq_len {
                         dk.row(key).fill(0.0);
                         dv.row(key).fill(0.0);
@@ -445,7 +573,7 @@ mod cpu {
                     let d_o = s.tile(d_o, s.heads, seq, head);
                     let lse = &lse[(head * s.seqs + seq) * s.seq_len..][..s.seq_len];
                     for queries in blocks(s.seq_len).rev() {
-                        let (rows, keys) = (queries.len(), s.keys(&queries));
+                        let (rows, keys) = (queries.len(), sight.keys(&queries));
                         let (q, d_o) = (q.rows(queries.clone()), d_o.rows(queries.clone()));
                         let o = o.rows(queries.clone());
 
@@ -460,7 +588,7 @@ mod cpu {
                             *delta = d_o_dot_o(d_o.row(row), o.row(row));
                         }
                         let lse = &lse[queries.clone()];
-                        gradient(probs, dscores, s.seen(&queries), lse, &delta, scale);
+                        gradient(probs, dscores, sight.seen(&queries), lse, &delta, scale);
                         let probs = Matrix::new(probs, rows, keys.len());
                         let dscores = Matrix::new(dscores, rows, keys.len());
                         multiply(
@@ -493,7 +621,7 @@ mod cpu {
         fn gradient(
             scores: &mut [f32],
             dprobs: &mut [f32],
-            seen: Seen,
+            seen: Seen<'_>,
             lse: &[f32],
             delta: &[f32],
             scale: f32,

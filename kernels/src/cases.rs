@@ -18,7 +18,7 @@ mod routing;
 mod rows;
 mod sweeps;
 
-pub(crate) use attention::{Rotary, rotation};
+pub(crate) use attention::{Rotary, divided, rotation};
 pub(crate) use grouped::grouped;
 pub(crate) use pointwise::shard;
 pub(crate) use products::factors;

@@ -3,6 +3,7 @@
 // -DT           type of x
 // -DVEC         elements of one access: 16 bytes, or 1
 // -DNEIGHBOURS  whether pairs are neighbouring elements, else i and i + half
+// -DROWS        whether `rows` has the row of the tables that a token takes, else it takes its own
 //
 // Floor, bytes of device memory: reads and writes the rotated part of x, 2 tokens heads rotary T, and reads the
 // tables, 4 tokens rotary, once. A thread takes VEC pairs of HEADS heads, so that it reads cosines and sines once
@@ -13,10 +14,19 @@
 #define THREADS 256
 #define HEADS 4
 
+#ifndef ROWS
+#define ROWS 0
+#endif
+#if ROWS
+#define AT , const i32* rows
+#else
+#define AT
+#endif
+
 // The first `skipped` elements of a head pass. `direction` is 1, or -1 to rotate back.
 KERNEL(THREADS, 3)
 rope_rotate(T* x, const float* cos, const float* sin, i32 tokens, i32 heads, i32 width, i32 half, i32 skipped,
-            float direction) {
+            float direction AT) {
   u32 pieces = half / VEC, groups = (heads + HEADS - 1) / HEADS;
   u32 item = blockIdx.x * THREADS + threadIdx.x;
   u32 piece = item % pieces, group = item / pieces % groups, token = item / pieces / groups;
@@ -32,9 +42,14 @@ rope_rotate(T* x, const float* cos, const float* sin, i32 tokens, i32 heads, i32
     ones[h] = load_piece<VEC>((const T*)start + h * width + one, 0);
     others[h] = load_piece<VEC>((const T*)start + h * width + other, 0);
   }
+#if ROWS
+  u64 row = rows[token];
+#else
+  u64 row = token;
+#endif
   float c[VEC], s[VEC];
-  widen(load_piece<VEC>(cos + (u64)token * half, piece), c);
-  widen(load_piece<VEC>(sin + (u64)token * half, piece), s);
+  widen(load_piece<VEC>(cos + row * half, piece), c);
+  widen(load_piece<VEC>(sin + row * half, piece), s);
   UNROLL
   for (i32 h = 0; h < HEADS; h++) {
     if (h >= count) continue;

@@ -25,13 +25,15 @@ pub enum Pairing {
     Neighbours,
 }
 
-/// Cosines and sines of the angles, one row a token, and what they rotate.
+/// Cosines and sines of the angles, and what they rotate.
 #[derive(Debug, Clone)]
 pub struct Rope {
-    /// `[tokens, rotary_dim / 2]`.
+    /// `[tokens, rotary_dim / 2]`, or one row a position.
     pub cos: Tensor,
-    /// `[tokens, rotary_dim / 2]`.
+    /// As the cosines.
     pub sin: Tensor,
+    /// Which row each token takes `[tokens]`, where it is not its own.
+    pub rows: Option<Tensor>,
     /// What is a pair.
     pub pairing: Pairing,
     /// Leading elements of a head that pass.
@@ -43,6 +45,15 @@ impl Rope {
     #[must_use]
     pub fn pairing(self, pairing: Pairing) -> Self {
         Self { pairing, ..self }
+    }
+
+    /// The same for tokens that take these rows of the tables `[tokens]`: positions, where there is a row for each.
+    #[must_use]
+    pub fn at(self, rows: Tensor) -> Self {
+        Self {
+            rows: Some(rows),
+            ..self
+        }
     }
 
     /// The same for heads whose first elements pass.
@@ -105,6 +116,7 @@ pub fn table(
     Rope {
         cos: table(f64::cos),
         sin: table(f64::sin),
+        rows: None,
         pairing: Pairing::Halves,
         skipped: 0,
     }
@@ -113,7 +125,7 @@ pub fn table(
 /// Rotates `x [tokens, heads, d]` in place.
 ///
 /// # Panics
-/// When the table is of other tokens or wider than a head.
+/// When the table is of other tokens, or of rows of others, or wider than a head.
 pub fn forward(x: &Tensor, rope: &Rope) {
     let _op = x
         .device()
@@ -124,7 +136,7 @@ pub fn forward(x: &Tensor, rope: &Rope) {
 /// Rotates the gradient `dx [tokens, heads, d]` back, in place.
 ///
 /// # Panics
-/// When the table is of other tokens or wider than a head.
+/// As [`forward`].
 pub fn backward(dx: &Tensor, rope: &Rope) {
     let _op = dx
         .device()
@@ -143,43 +155,86 @@ fn rotate(op: &'static str, x: &Tensor, rope: &Rope, direction: f32) {
         2 * half,
         rope.skipped
     );
-    expect_dims(op, "cos", &rope.cos, &[tokens, half]);
+    match &rope.rows {
+        None => expect_dims(op, "cos", &rope.cos, &[tokens, half]),
+        Some(rows) => expect_dims(op, "rows", rows, &[tokens]),
+    }
+    expect_dims(op, "sin", &rope.sin, rope.cos.dims());
     match &x.device().0.backend {
-        Backend::Cpu(cpu) => with(op, [&rope.cos, &rope.sin], [x], |[cos, sin], [x]| {
-            let tables = (cos.f32(), sin.f32());
-            let dims = [tokens, heads, d];
-            let place = (rope.skipped, rope.pairing);
-            cpu::rotate(cpu, x.f32(), dims, tables, place, direction);
-        }),
+        Backend::Cpu(cpu) => {
+            let rows = rope.rows.as_ref().unwrap_or(&rope.cos);
+            with(
+                op,
+                [&rope.cos, &rope.sin, rows],
+                [x],
+                |[cos, sin, rows], [x]| {
+                    let tables = cpu::Tables {
+                        cos: cos.f32(),
+                        sin: sin.f32(),
+                        rows: rope.rows.as_ref().map(|_| rows.i32()),
+                        half,
+                    };
+                    let place = (rope.skipped, rope.pairing);
+                    cpu::rotate(cpu, x.f32(), [heads, d], tables, place, direction);
+                },
+            );
+        }
         Backend::Cuda(gpu) => cuda::rotate(gpu, op, x, rope, direction),
     }
 }
 
 mod cpu {
+    use std::ops::Range;
+
     use super::Pairing;
     use crate::parallel::Cpu;
     use crate::simd::vectorized;
 
+    /// Tables of `half` angles a row, and the row of each token where it is not its own.
+    #[derive(Clone, Copy)]
+    pub(super) struct Tables<'a> {
+        pub(super) cos: &'a [f32],
+        pub(super) sin: &'a [f32],
+        pub(super) rows: Option<&'a [i32]>,
+        pub(super) half: usize,
+    }
+
     pub(super) fn rotate(
         cpu: &Cpu,
         x: &mut [f32],
-        [tokens, heads, d]: [usize; 3],
-        (cos, sin): (&[f32], &[f32]),
+        [heads, d]: [usize; 2],
+        tables: Tables<'_>,
         (skipped, pairing): (usize, Pairing),
         direction: f32,
     ) {
-        if tokens == 0 || cos.is_empty() {
+        let Tables {
+            cos,
+            sin,
+            rows,
+            half,
+        } = tables;
+        if x.is_empty() || half == 0 {
             return;
         }
-        let half = cos.len() / tokens;
         let rotate_tokens = match pairing {
             Pairing::Halves => rotate_halves,
             Pairing::Neighbours => rotate_neighbours,
         };
+        let sizes = [heads, d, half, skipped];
+        let tokens = x.len() / (heads * d);
         cpu.rows(tokens, x.len(), [(x, heads * d)], |range, [x]| {
-            let table = range.start * half..range.end * half;
-            let (cos, sin) = (&cos[table.clone()], &sin[table]);
-            rotate_tokens(x, [heads, d, half, skipped], cos, sin, direction);
+            let angles = |rows: Range<usize>| {
+                let table = rows.start * half..rows.end * half;
+                (&cos[table.clone()], &sin[table])
+            };
+            let Some(rows) = rows else {
+                let (cos, sin) = angles(range);
+                return rotate_tokens(x, sizes, cos, sin, direction);
+            };
+            for (x, &row) in x.chunks_exact_mut(heads * d).zip(&rows[range]) {
+                let (cos, sin) = angles(row as usize..row as usize + 1);
+                rotate_tokens(x, sizes, cos, sin, direction);
+            }
         });
     }
 
@@ -249,12 +304,16 @@ mod cuda {
     /// Heads that a thread takes (`HEADS` in the source).
     const HEADS: usize = 4;
 
-    fn program(dtype: Dtype, vec: usize, pairing: Pairing) -> Program {
-        SOURCE.with(&[
+    fn program(dtype: Dtype, vec: usize, pairing: Pairing, rows: bool) -> Program {
+        let mut defines = vec![
             Define::dtype("T", dtype),
             Define::int("VEC", vec),
             Define::flag("NEIGHBOURS", pairing == Pairing::Neighbours),
-        ])
+        ];
+        if rows {
+            defines.push(Define::flag("ROWS", true));
+        }
+        SOURCE.with(&defines)
     }
 
     /// Elements of an access: 16 bytes where every head, its halves and the tables allow it.
@@ -277,22 +336,16 @@ mod cuda {
         };
         let (half, vec) = (rope.cos.width(), vector(x, rope));
         let items = tokens * heads.div_ceil(HEADS) * (half / vec);
+        let mut args: Vec<Arg> = [x, &rope.cos, &rope.sin].map(Arg::from).to_vec();
+        args.extend([tokens, heads, d, half, rope.skipped].map(Arg::size));
+        args.push(Arg::F32(direction));
+        args.extend(rope.rows.as_ref().map(Arg::from));
         gpu.launch(
             op,
-            &program(x.dtype(), vec, rope.pairing),
+            &program(x.dtype(), vec, rope.pairing, rope.rows.is_some()),
             "rope_rotate",
             Grid::linear(items.div_ceil(THREADS), THREADS as u32, 0),
-            &[
-                x.into(),
-                (&rope.cos).into(),
-                (&rope.sin).into(),
-                Arg::size(tokens),
-                Arg::size(heads),
-                Arg::size(d),
-                Arg::size(half),
-                Arg::size(rope.skipped),
-                Arg::F32(direction),
-            ],
+            &args,
         );
     }
 
@@ -305,9 +358,10 @@ mod cuda {
             (Dtype::F32, 1, Needs::Odd),
             (Dtype::Bf16, 1, Needs::Odd),
         ] {
-            for pairing in [Pairing::Halves, Pairing::Neighbours] {
+            let pairings = [Pairing::Halves, Pairing::Neighbours];
+            for (pairing, rows) in pairings.map(|one| [(one, false), (one, true)]).concat() {
                 programs.push(Listed {
-                    program: program(dtype, vec, pairing),
+                    program: program(dtype, vec, pairing, rows),
                     needs,
                     entries: vec![Entry::plain("rope_rotate", 80, 0)],
                 });

@@ -131,8 +131,13 @@ impl Optimizer {
     }
 }
 
-/// Communication that runs beside compute.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Communication that runs beside compute. A file has it in words, as [`FromStr`] reads it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each kind runs beside compute or not, whatever the others do"
+)]
 pub struct Overlap {
     /// Gradient reduction under the last microbatch's backward pass.
     pub grad_reduce: bool,
@@ -140,6 +145,8 @@ pub struct Overlap {
     pub param_gather: bool,
     /// Pipeline messages under other chunks' work, where stages are interleaved.
     pub p2p: bool,
+    /// Dispatch and combine of tokens under the shared expert's work.
+    pub shared_expert: bool,
 }
 
 impl FromStr for Overlap {
@@ -156,14 +163,64 @@ impl FromStr for Overlap {
                 "grad-reduce" => overlap.grad_reduce = true,
                 "param-gather" => overlap.param_gather = true,
                 "p2p" => overlap.p2p = true,
+                "shared-expert" => overlap.shared_expert = true,
                 _ => {
                     return Err(format!(
-                        "none, or some of grad-reduce, param-gather, p2p; there is `{word}`"
+                        "none, or some of grad-reduce, param-gather, p2p, shared-expert; there is `{word}`"
                     ));
                 }
             }
         }
         Ok(overlap)
+    }
+}
+
+impl TryFrom<String> for Overlap {
+    type Error = String;
+
+    fn try_from(words: String) -> Result<Self, String> {
+        let read = words.parse();
+        read.map_err(|expected| format!("found `{words}`, expected {expected}"))
+    }
+}
+
+impl From<Overlap> for String {
+    fn from(overlap: Overlap) -> Self {
+        let Overlap {
+            grad_reduce,
+            param_gather,
+            p2p,
+            shared_expert,
+        } = overlap;
+        let words = [
+            (grad_reduce, "grad-reduce"),
+            (param_gather, "param-gather"),
+            (p2p, "p2p"),
+            (shared_expert, "shared-expert"),
+        ];
+        let words: Vec<&str> = words
+            .iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, word)| *word)
+            .collect();
+        if words.is_empty() {
+            return "none".to_owned();
+        }
+        words.join(",")
+    }
+}
+
+impl Overlap {
+    /// What a plan runs beside compute that says nothing of it, on CPUs or GPUs: what its stack did when plans had
+    /// no word for it.
+    pub fn unsaid(stack: StackName, on_cpu: bool) -> Self {
+        let all = stack == StackName::Megatron;
+        Self {
+            grad_reduce: all,
+            param_gather: all,
+            p2p: all || !on_cpu,
+            shared_expert: false,
+        }
     }
 }
 
@@ -183,6 +240,23 @@ moefold_profiles::named! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn law_overlap_is_read_as_it_is_written() {
+        for bits in 0..16 {
+            let overlap = Overlap {
+                grad_reduce: bits & 1 > 0,
+                param_gather: bits & 2 > 0,
+                p2p: bits & 4 > 0,
+                shared_expert: bits & 8 > 0,
+            };
+            let written = serde_json::to_string(&overlap).expect("serializes");
+            let read: Overlap = serde_json::from_str(&written).expect("reads");
+            assert_eq!(read, overlap, "{written}");
+        }
+        let error = serde_json::from_str::<Overlap>("\"tp\"").expect_err("unknown");
+        assert!(error.to_string().contains("`tp`"), "{error}");
+    }
 
     #[test]
     fn golden_capacities() {

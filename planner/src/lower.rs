@@ -74,7 +74,7 @@ impl<'a> Writer<'a> {
             task,
             category,
             part: Some(self.part),
-            beside_core: false,
+            beside: None,
         }
     }
 
@@ -186,9 +186,15 @@ impl<'a> Writer<'a> {
     }
 
     /// Pushes finished work.
-    pub(crate) fn push(&mut self, forward: bool, task: Task, category: Category, beside: bool) {
+    pub(crate) fn push(
+        &mut self,
+        forward: bool,
+        task: Task,
+        category: Category,
+        beside: Option<Part>,
+    ) {
         let mut work = self.work(task, category);
-        work.beside_core = beside;
+        work.beside = beside;
         if forward {
             self.lowered.forward.push(work);
         } else {

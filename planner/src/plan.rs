@@ -14,8 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName,
-    StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -52,6 +52,9 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<Overlap>,
     /// What executes it.
     pub stack: StackName,
     /// What it is expected to cost.
@@ -62,6 +65,12 @@ impl PlannedLayout {
     /// How attention reaches the keys of other context-parallel ranks.
     pub fn cp_comm(&self) -> CpComm {
         self.cp_comm_type.unwrap_or_default()
+    }
+
+    /// Communication that runs beside compute, on the devices of `cluster`.
+    pub fn overlap(&self, cluster: &Cluster) -> Overlap {
+        self.overlap
+            .unwrap_or_else(|| Overlap::unsaid(self.stack, cluster.gpu.is_cpu()))
     }
 
     /// How tokens were routed that it was planned for, where that was not balanced.

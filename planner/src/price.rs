@@ -91,7 +91,11 @@ impl LayerBreakdown {
         let again = lowered.again.iter().map(|again| {
             let mut breakdown = Breakdown::default();
             // Communication beside the core is hidden again when the core runs again.
-            for work in again.work.iter().filter(|work| !work.beside_core) {
+            for work in again
+                .work
+                .iter()
+                .filter(|work| work.beside != Some(Part::Core))
+            {
                 breakdown.add(Category::Recompute, cost_of(work, costs));
                 breakdown.launches += launches(work, stack);
             }
@@ -141,7 +145,7 @@ pub fn price(
     mut each: impl FnMut(&Work, Cost),
 ) -> Breakdown {
     let mut breakdown = Breakdown::default();
-    let (mut core, mut beside) = (0.0, None::<(Category, f64, Source)>);
+    let (mut core, mut shared) = (Hidden::default(), Hidden::default());
     let mut drift = Drift::default();
     for work in list {
         let cost = cost_of(work, costs);
@@ -152,29 +156,57 @@ pub fn price(
             breakdown.launches += stack.more_launches(op);
         }
         breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
-        if work.beside_core {
-            let (_, time, source) = beside.unwrap_or((work.category, 0.0, Source::Measured));
-            beside = Some((work.category, time + cost.time.0, source.max(cost.source)));
-            continue;
+        match work.beside {
+            Some(Part::Shared) => {
+                // The exchange back begins when that there is done.
+                if shared.cover > 0.0 {
+                    std::mem::take(&mut shared).show(&mut breakdown);
+                }
+                shared.hide(work, cost);
+                continue;
+            }
+            Some(_) => {
+                core.hide(work, cost);
+                continue;
+            }
+            None => {}
         }
-        if work.part == Some(Part::Core) {
-            core += cost.time.0;
+        match (work.part, &work.task) {
+            (Some(Part::Core), _) => core.cover += cost.time.0,
+            (Some(Part::Shared), Task::Op(_)) if shared.work.is_some() => {
+                shared.cover += cost.time.0;
+            }
+            _ => {}
         }
         breakdown.add(work.category, cost);
     }
-    if let Some((category, time, source)) = beside {
-        let excess = Seconds((time - core).max(0.0));
-        breakdown.add(
-            category,
-            Cost {
-                time: excess,
-                source,
-            },
-        );
-    }
+    core.show(&mut breakdown);
+    shared.show(&mut breakdown);
     breakdown.by_category[Category::Waiting as usize] += drift.waited_s();
     breakdown.apart += drift.unmet_s();
     breakdown
+}
+
+/// Communication beside ops, of which only the excess shows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hidden {
+    work: Option<(Category, f64, Source)>,
+    /// Seconds of the ops.
+    cover: f64,
+}
+
+impl Hidden {
+    fn hide(&mut self, work: &Work, cost: Cost) {
+        let (_, time, source) = (self.work).unwrap_or((work.category, 0.0, Source::Measured));
+        self.work = Some((work.category, time + cost.time.0, source.max(cost.source)));
+    }
+
+    fn show(self, breakdown: &mut Breakdown) {
+        if let Some((category, time, source)) = self.work {
+            let time = Seconds((time - self.cover).max(0.0));
+            breakdown.add(category, Cost { time, source });
+        }
+    }
 }
 
 /// How long ranks wait for the last of them at the collectives of a list of work: at each a share of what
@@ -314,6 +346,7 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
             cp_comm: CpComm::default(),
             capacity: None,
+            shared_beside: false,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [
@@ -333,6 +366,62 @@ mod tests {
             assert!((by_source - priced).abs() <= 1e-12 * priced, "{set:?}");
             let more = by_source - plain.by_source().iter().sum::<f64>();
             assert!((more - again).abs() <= 1e-12 * priced, "{set:?}");
+        }
+    }
+
+    /// Each exchange hides under the half of the shared expert that follows it, and no more of it than that.
+    #[test]
+    fn law_each_exchange_hides_under_its_half_of_the_shared_expert() {
+        let model = presets::load("deepseek-v2-lite").expect("a preset");
+        let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let stack = Stack::of(StackName::Megatron);
+        for ep in [8, 32] {
+            let degrees: PartialDegrees = format!("tp=1,pp=1,ep={ep},etp=1,mbs=1")
+                .parse()
+                .expect("degrees");
+            let layout = Layout::new(&degrees.or_one(32), &model, &batch).expect("legal");
+            let local = Local::new(&layout, &model, &batch, 1.0);
+            let groups = LayerGroups::new(&layout, &cluster);
+            let setting = |shared_beside| Setting {
+                model: &model,
+                layout: &layout,
+                local: &local,
+                groups: &groups,
+                precision: Precision::Bf16,
+                dispatcher: Dispatcher::Alltoall,
+                cp_comm: CpComm::default(),
+                capacity: None,
+                shared_beside,
+            };
+            let piece = Piece::Layer(&model.layers[1]);
+            let [apart, beside] =
+                [false, true].map(|on| Declared.work(&setting(on), piece, &[]).forward);
+            assert_eq!(apart.len(), beside.len(), "the same work in another order");
+            // One half after the other, by hand.
+            let mut exposed = 0.0;
+            let mut halves = Vec::new();
+            for work in &beside {
+                let seconds = cost_of(work, &costs).time.0;
+                if work.beside == Some(Part::Shared) {
+                    halves.push((seconds, 0.0));
+                } else if let (Some(Part::Shared), Task::Op(_)) = (work.part, &work.task) {
+                    halves.last_mut().expect("an exchange before it").1 += seconds;
+                }
+            }
+            assert_eq!(halves.len(), 2);
+            for (sent, cover) in halves {
+                assert!(cover > 0.0);
+                exposed += f64::max(sent - cover, 0.0);
+            }
+            let priced = price(&beside, &costs, &stack, |_, _| {});
+            let found = priced.get(Category::EpComm);
+            assert!((found - exposed).abs() < 1e-12, "{found} {exposed}");
+            assert!(found < price(&apart, &costs, &stack, |_, _| {}).get(Category::EpComm));
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
-use crate::rules::{Rules, delayed_scaling, nearest_legal, space};
+use crate::rules::{Rules, clash, nearest_legal, runs_beside, space};
 use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
@@ -330,7 +330,9 @@ fn question<'a>(
         None => {
             let all = stack.common().dispatchers.iter().copied();
             let pads = options.capacity.is_some_and(|capacity| capacity.pad);
+            let beside = options.overlap.unwrap_or_default().shared_expert;
             all.filter(|&dispatcher| !pads || stack.pads_under(dispatcher))
+                .filter(|&dispatcher| !beside || runs_beside(dispatcher))
                 .collect()
         }
         Some(wanted) => vec![wanted],
@@ -339,7 +341,7 @@ fn question<'a>(
         Some(plan) => recompute::of_plan(plan, model),
         None => (recompute::sets(model), Vec::new()),
     };
-    let illegal = |set: &Recompute| delayed_scaling(options.precision, set);
+    let illegal = |set: &Recompute| clash(options, set);
     let searched = options.recompute.is_none();
     let illegal_sets: Vec<Illegal> = sets.iter().filter_map(illegal).collect();
     if searched {

@@ -33,7 +33,7 @@ pub struct Common {
     pub context: Bytes,
     /// Buffers of one communicator of more than one rank.
     pub communicator: Bytes,
-    /// What it can run beside compute.
+    /// What it runs beside compute where nothing is said.
     pub overlap: Overlap,
     /// Dispatchers it has, in the order a tie prefers.
     pub dispatchers: &'static [Dispatcher],
@@ -278,6 +278,8 @@ impl Megatron {
                     grad_reduce: true,
                     param_gather: true,
                     p2p: true,
+                    // Its own default (`moe_shared_expert_overlap`), for buffers live longer.
+                    shared_expert: false,
                 },
                 dispatchers: &[
                     Dispatcher::Alltoall,

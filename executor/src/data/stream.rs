@@ -74,6 +74,18 @@ impl TokenStream {
         }
     }
 
+    /// The tokens of `range` that documents begin with, in order; of empty documents, that of the next.
+    pub(super) fn begins_in(&self, range: Range<u64>) -> Result<Vec<u64>, Error> {
+        match self {
+            Self::Indexed(data) => data.begins_in(range),
+            Self::Text { files, .. } => Ok(files
+                .iter()
+                .map(|(_, first)| *first)
+                .filter(|first| range.contains(first))
+                .collect()),
+        }
+    }
+
     /// Tokens `range`, each proven below `vocab_size`.
     pub(super) fn tokens(&self, range: Range<u64>, vocab_size: u64) -> Result<Vec<i32>, Error> {
         let ids: Vec<i64> = match self {

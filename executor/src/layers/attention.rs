@@ -5,7 +5,7 @@
 //! Heads are split over TP. The block takes and gives the residual stream: `y = x + attention(norm(x))`.
 //! Its core is causal over whole sequences, wherever context-parallel ranks have them ([`super::context`]).
 
-use moefold_kernels::attention::Mask;
+use moefold_kernels::attention::{Mask, Sequences};
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, rope, sinks};
 use moefold_planner::choice::{Module, Recompute};
@@ -122,12 +122,12 @@ impl Attention {
         }
     }
 
-    /// Runs `attention(norm(x))` of `x [t, h]`, of `sequences` sequences, until its output projection.
+    /// Runs `attention(norm(x))` of `x [t, h]`, of these sequences, until its output projection.
     pub fn run(
         &self,
         cx: &Context,
         x: &Tensor,
-        sequences: usize,
+        sequences: Sequences<'_>,
         rope: &rope::Rope,
         again: &Recompute,
     ) -> Result<AttentionSaved, Error> {
@@ -200,7 +200,7 @@ impl Attention {
         })
     }
 
-    fn core(&self, cx: &Context, heads: &Heads, sequences: usize) -> Result<Core, Error> {
+    fn core(&self, cx: &Context, heads: &Heads, sequences: Sequences<'_>) -> Result<Core, Error> {
         let carried = heads.carried(cx);
         let inputs = self.inputs(heads, carried.as_ref(), sequences);
         let [output, mut lse] = context::forward(cx, &AsTheyAre, inputs)?;
@@ -214,7 +214,7 @@ impl Attention {
         &self,
         heads: &'a Heads,
         carried: Option<&'a Carried>,
-        sequences: usize,
+        sequences: Sequences<'a>,
     ) -> Inputs<'a> {
         Inputs {
             query: &heads.query,
@@ -233,7 +233,7 @@ impl Attention {
         cx: &Context,
         dy: &Tensor,
         saved: AttentionSaved,
-        sequences: usize,
+        sequences: Sequences<'_>,
         rope: &rope::Rope,
     ) -> Result<Tensor, Error> {
         let AttentionSaved {

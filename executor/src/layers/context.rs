@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use moefold_kernels::attention::{self, Mask};
+use moefold_kernels::attention::{self, Mask, Sequences};
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, TensorClass, merge, rows};
 use moefold_planner::choice::CpComm;
@@ -28,6 +28,9 @@ use crate::rank::Context;
 use crate::transport::Pending;
 
 const CATEGORY: Category = Category::Attention;
+
+/// What [`crate::support`] refuses.
+const CUT: &str = "documents are apart in whole sequences only";
 
 /// What a rank gives others to make its keys and values of `[T, ..]`, or the gradients of it.
 pub(super) type Carried = [Tensor; 2];
@@ -66,8 +69,8 @@ pub(super) struct Inputs<'a> {
     pub(super) value: &'a Tensor,
     /// What others are given of the last two, where blocks travel.
     pub(super) carried: Option<&'a Carried>,
-    /// Sequences of the microbatch.
-    pub(super) sequences: usize,
+    /// Of the microbatch. Where those are cut, documents are not apart.
+    pub(super) sequences: Sequences<'a>,
     /// Of whole sequences: blocks travel of those that are causal alone.
     pub(super) mask: Mask,
     /// On the scores.
@@ -115,7 +118,7 @@ pub(super) fn forward(
     if cx.cp.is_solo() {
         return Ok(core(query, key, value).into());
     }
-    let heads = Heads::of(cx, query.dims()[0], sequences);
+    let heads = Heads::of(cx, query.dims()[0], sequences.count);
     let [q, k, v] = heads.take(cx, [query, key, value])?;
     let (output, lse) = core(&q, &k, &v);
     drop((q, k, v));
@@ -151,7 +154,7 @@ pub(super) fn backward(
     let (query, key, value) = if cx.cp.is_solo() {
         core([&doutput, query, key, value, &output])
     } else {
-        let heads = Heads::of(cx, query.dims()[0], sequences);
+        let heads = Heads::of(cx, query.dims()[0], sequences.count);
         let all = heads.take(cx, [&doutput, query, key, value, &output])?;
         drop((doutput, output));
         let (dq, dk, dv) = core(all.each_ref());
@@ -205,10 +208,14 @@ fn forward_over_blocks(
         query,
         key,
         value,
-        sequences,
+        sequences: Sequences {
+            count: sequences,
+            documents,
+        },
         scale,
         ..
     } = inputs;
+    assert!(documents.is_none(), "{CUT}");
     let mut blocks = Blocks::start(cx, carried)?;
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (output, lse) = cx.op(CATEGORY, || {
@@ -252,10 +259,14 @@ fn backward_over_blocks(
         query,
         key,
         value,
-        sequences,
+        sequences: Sequences {
+            count: sequences,
+            documents,
+        },
         scale,
         ..
     } = inputs;
+    assert!(documents.is_none(), "{CUT}");
     let mut blocks = Blocks::start(cx, carried)?;
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (dquery, dkey, dvalue) = cx.op(CATEGORY, || {

@@ -14,7 +14,7 @@
 //! The block is two parts that can run again alone: up-projection (compressed tokens to queries, keys and
 //! values) and the core (those to the output of attention).
 
-use moefold_kernels::attention::Mask;
+use moefold_kernels::attention::{Mask, Sequences};
 use moefold_kernels::elementwise::{self, add_into};
 use moefold_kernels::rope::{self, Pairing, Rope};
 use moefold_kernels::{Tensor, TensorClass, latent_kv, rows};
@@ -148,12 +148,12 @@ impl Latent {
         }
     }
 
-    /// Runs `attention(norm(x))` of `x [t, h]`, of `sequences` sequences, until its output projection.
+    /// Runs `attention(norm(x))` of `x [t, h]`, of these sequences, until its output projection.
     pub fn run(
         &self,
         cx: &Context,
         x: &Tensor,
-        sequences: usize,
+        sequences: Sequences<'_>,
         rope: &Rope,
         again: &Recompute,
     ) -> Result<LatentSaved, Error> {
@@ -206,7 +206,7 @@ impl Latent {
         cx: &Context,
         heads: &Heads,
         carried: Option<&Carried>,
-        sequences: usize,
+        sequences: Sequences<'_>,
     ) -> Result<Core, Error> {
         let inputs = self.inputs(heads, carried, sequences);
         let [output, lse] = context::forward(cx, self, inputs)?;
@@ -217,7 +217,7 @@ impl Latent {
         &self,
         heads: &'a Heads,
         carried: Option<&'a Carried>,
-        sequences: usize,
+        sequences: Sequences<'a>,
     ) -> Inputs<'a> {
         Inputs {
             query: &heads.query,
@@ -290,7 +290,7 @@ impl Latent {
         cx: &Context,
         dy: &Tensor,
         saved: LatentSaved,
-        sequences: usize,
+        sequences: Sequences<'_>,
         rope: &Rope,
     ) -> Result<Tensor, Error> {
         let LatentSaved {

@@ -8,6 +8,7 @@ use moefold_planner::choice::{Module, Recompute};
 use moefold_profiles::trace::Category;
 
 use super::norm::{Norm, Normed};
+use super::tokens::Gathering;
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
@@ -41,7 +42,12 @@ impl Gated {
 
     /// Runs the MLP on `x [t, h]` until its down projection.
     pub fn run(&self, cx: &Context, x: &Tensor) -> Result<GatedSaved, Error> {
-        let all = tokens::gather(cx, x)?;
+        self.run_on(cx, tokens::start_gather(cx, x)?)
+    }
+
+    /// The same of an `x` whose rows are under way.
+    pub fn run_on(&self, cx: &Context, x: Gathering) -> Result<GatedSaved, Error> {
+        let all = x.finish(cx)?;
         let gate_up = linear::forward(cx, CATEGORY, &all, &self.gate_up.value);
         drop(all);
         let activation = cx.op(CATEGORY, || swiglu::forward(&gate_up, None, &Rule::SWIGLU));
@@ -72,24 +78,42 @@ impl Gated {
         x: Tensor,
         saved: GatedSaved,
     ) -> Result<Tensor, Error> {
+        let dy = tokens::start_gather(cx, dy)?;
+        let (dgate_up, all) = self.backward_down(cx, dy, &x, saved)?;
+        drop(x);
+        let dall = self.backward_up(cx, &dgate_up, all.finish(cx)?);
+        drop(dgate_up);
+        tokens::scatter_sum(cx, dall)
+    }
+
+    /// The first half of [`Gated::backward`]: the gradient of gate and up `[T, 2f]`, with the input under way.
+    pub fn backward_down(
+        &self,
+        cx: &Context,
+        dy: Gathering,
+        x: &Tensor,
+        saved: GatedSaved,
+    ) -> Result<(Tensor, Gathering), Error> {
         let GatedSaved {
             gate_up,
             activation,
         } = saved;
-        let dy_all = tokens::gather(cx, dy)?;
+        let dy_all = dy.finish(cx)?;
         let dactivation = linear::dgrad(cx, CATEGORY, &dy_all, &self.down.value);
         linear::wgrad(cx, CATEGORY, &dy_all, &activation, &self.down.grad);
         drop((dy_all, activation));
-        let all = tokens::start_gather(cx, &x)?;
+        let all = tokens::start_gather(cx, x)?;
         let (dgate_up, _) = cx.op(CATEGORY, || {
             swiglu::backward(&dactivation, &gate_up, None, &Rule::SWIGLU)
         });
-        drop((dactivation, gate_up));
-        let all = all.finish(cx)?;
-        linear::wgrad(cx, CATEGORY, &dgate_up, &all, &self.gate_up.grad);
-        drop((all, x));
-        let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
-        tokens::scatter_sum(cx, dall)
+        Ok((dgate_up, all))
+    }
+
+    /// The second half: a part of the gradient of the input `[T, h]`, from that of gate and up and all of the input.
+    pub fn backward_up(&self, cx: &Context, dgate_up: &Tensor, all: Tensor) -> Tensor {
+        linear::wgrad(cx, CATEGORY, dgate_up, &all, &self.gate_up.grad);
+        drop(all);
+        linear::dgrad(cx, CATEGORY, dgate_up, &self.gate_up.value)
     }
 }
 

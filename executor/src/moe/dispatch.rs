@@ -17,7 +17,7 @@ use moefold_planner::choice::{Capacity, Dispatcher};
 use moefold_profiles::trace::Category;
 
 use self::allgather::Gather;
-use self::alltoall::Exchange;
+use self::alltoall::{Exchange, UnderWay};
 use super::balance::Load;
 use crate::error::Error;
 use crate::rank::Context;
@@ -178,11 +178,56 @@ impl Dispatch {
         }
     }
 
+    /// Whether rows are sent to other ranks, so that something may run meanwhile.
+    pub fn sends(&self) -> bool {
+        matches!(self.way, Way::Exchange { .. })
+    }
+
+    /// Starts [`Dispatch::to_experts`], or [`Dispatch::to_experts_with`] where numbers leave too.
+    ///
+    /// # Panics
+    /// When no rows are [sent](Dispatch::sends).
+    pub fn start_to_experts(
+        &self,
+        cx: &Context,
+        rows: Tensor,
+        numbers: Option<Tensor>,
+    ) -> Result<Sent<'_>, Error> {
+        let Way::Exchange { exchange, .. } = &self.way else {
+            unreachable!("no rows are sent")
+        };
+        let under_way = exchange.there(cx, rows, numbers.map(as_column))?;
+        Ok(Sent {
+            under_way,
+            home: None,
+        })
+    }
+
+    /// Starts [`Dispatch::from_experts`], or [`Dispatch::from_experts_with`] where numbers come too.
+    ///
+    /// # Panics
+    /// When no rows are [sent](Dispatch::sends).
+    pub fn start_from_experts(
+        &self,
+        cx: &Context,
+        rows: Tensor,
+        numbers: Option<Tensor>,
+    ) -> Result<Sent<'_>, Error> {
+        let Way::Exchange { map, exchange, .. } = &self.way else {
+            unreachable!("no rows are sent")
+        };
+        let under_way = exchange.back(cx, rows, numbers.map(as_column))?;
+        Ok(Sent {
+            under_way,
+            home: Some(map),
+        })
+    }
+
     /// What is [`leaving`] `-> [N, w]` in local expert order.
     pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
         match &self.way {
             Way::Home(_) => Ok(rows),
-            Way::Exchange { exchange, .. } => exchange.there(cx, rows),
+            Way::Exchange { .. } => Ok(self.start_to_experts(cx, rows, None)?.finish(cx)?.0),
             Way::Gather(gather) => gather.there(cx, &rows),
         }
     }
@@ -196,10 +241,9 @@ impl Dispatch {
     ) -> Result<(Tensor, Tensor), Error> {
         match &self.way {
             Way::Home(_) => Ok((rows, numbers)),
-            Way::Exchange { exchange, .. } => {
-                let [rows, numbers] = exchange.there_with(cx, rows, as_column(numbers))?;
-                Ok((rows, as_vector(numbers)))
-            }
+            Way::Exchange { .. } => self
+                .start_to_experts(cx, rows, Some(numbers))?
+                .finish_with(cx),
             Way::Gather(gather) => {
                 let [rows, numbers] = gather.there_with(cx, &rows, &numbers)?;
                 Ok((rows, numbers))
@@ -211,7 +255,9 @@ impl Dispatch {
     pub fn from_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
         let (rows, map) = match &self.way {
             Way::Home(map) => (rows, map),
-            Way::Exchange { map, exchange, .. } => (exchange.back(cx, rows)?, map),
+            Way::Exchange { .. } => {
+                return Ok(self.start_from_experts(cx, rows, None)?.finish(cx)?.0);
+            }
             Way::Gather(gather) => return gather.back(cx, rows),
         };
         Ok(cx.op(Category::RouterPermute, || {
@@ -226,22 +272,59 @@ impl Dispatch {
         rows: Tensor,
         numbers: Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
-        let ([rows, numbers], map) = match &self.way {
-            Way::Home(map) => ([rows, numbers], map),
-            Way::Exchange { map, exchange, .. } => {
-                let [rows, numbers] = exchange.back_with(cx, rows, as_column(numbers))?;
-                ([rows, as_vector(numbers)], map)
+        match &self.way {
+            Way::Home(map) => {
+                let (x, numbers) = unpermuted(cx, &rows, Some(&numbers), map);
+                Ok((x, numbers.expect("given")))
             }
+            Way::Exchange { .. } => self
+                .start_from_experts(cx, rows, Some(numbers))?
+                .finish_with(cx),
             Way::Gather(gather) => {
                 let [x, numbers] = gather.back_with(cx, rows, numbers)?;
-                return Ok((x, numbers));
+                Ok((x, numbers))
             }
-        };
-        Ok(cx.op(Category::RouterPermute, || {
-            let x = permute::unpermute(&rows, map, None);
-            (x, permute::unpermute_slots(&numbers, map))
-        }))
+        }
     }
+}
+
+/// Rows that are sent to experts or back, and numbers where some go with them.
+pub struct Sent<'a> {
+    under_way: UnderWay<'a>,
+    /// The order that they come back to.
+    home: Option<&'a RowMap>,
+}
+
+impl Sent<'_> {
+    /// What they are once they have arrived.
+    pub fn finish(self, cx: &Context) -> Result<(Tensor, Option<Tensor>), Error> {
+        let (rows, numbers) = self.under_way.finish(cx)?;
+        let numbers = numbers.map(as_vector);
+        Ok(match self.home {
+            None => (rows, numbers),
+            Some(map) => unpermuted(cx, &rows, numbers.as_ref(), map),
+        })
+    }
+
+    /// The same of rows that numbers go with.
+    pub fn finish_with(self, cx: &Context) -> Result<(Tensor, Tensor), Error> {
+        let (rows, numbers) = self.finish(cx)?;
+        Ok((rows, numbers.expect("numbers went with the rows")))
+    }
+}
+
+/// The sums over each token's rows, and its numbers `[t, K]`.
+fn unpermuted(
+    cx: &Context,
+    rows: &Tensor,
+    numbers: Option<&Tensor>,
+    map: &RowMap,
+) -> (Tensor, Option<Tensor>) {
+    cx.op(Category::RouterPermute, || {
+        let x = permute::unpermute(rows, map, None);
+        let numbers = numbers.map(|numbers| permute::unpermute_slots(numbers, map));
+        (x, numbers)
+    })
 }
 
 /// Tokens `[t, w]` as they leave: a row for each choice in the order of a map, or where there is none as they

@@ -54,6 +54,7 @@ impl Router {
         let Sparse {
             balancing,
             dispatching,
+            ..
         } = sparse;
         let score = match moe.router.score {
             Score::TopkThenSoftmax => router::Score::TopkThenSoftmax,

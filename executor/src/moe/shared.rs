@@ -4,6 +4,11 @@
 //! It runs as the dense MLP does, on the rank's own tokens and split over TP (Megatron-Core,
 //! `shared_experts.py`). `y += sigmoid(x . w) mlp(x)`, the gate's logit in f32 (Qwen2-MoE); without a
 //! gate `y += mlp(x)` (DeepSeek-V3, GLM-4.5).
+//!
+//! Beside the exchange of tokens it runs in halves: until its activation while they go to the experts, its down
+//! projection while they come back, and so in the backward pass (Megatron-Core, `--moe-shared-expert-overlap`).
+//! What it needs of TP ranks is asked for before tokens leave, as collectives go one after the other. Its output is
+//! added when it is without, so that all bits are the same.
 
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Dtype, Tensor, TensorClass, gate};
@@ -12,8 +17,9 @@ use moefold_planner::model::SharedExpert;
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
-use crate::layers::linear;
 use crate::layers::mlp::{Gated, GatedSaved};
+use crate::layers::tokens::Gathering;
+use crate::layers::{linear, tokens};
 use crate::model::Part;
 use crate::rank::Context;
 use crate::recompute::Kept;
@@ -39,6 +45,24 @@ pub struct SharedSaved {
     behind: Option<Behind>,
 }
 
+/// Its first half, before its output is asked for.
+#[derive(Debug)]
+pub struct Begun {
+    mlp: Kept<GatedSaved>,
+    /// Of the gate `[t, 1]` f32.
+    logits: Option<Tensor>,
+}
+
+/// The first half of its backward pass.
+pub struct BegunBackward {
+    /// Gradient of gate and up `[T, 2f]`.
+    dgate_up: Tensor,
+    /// Its input, under way to all TP ranks.
+    all: Gathering,
+    /// Of the gate `[t, 1]`.
+    dlogits: Option<Tensor>,
+}
+
 /// What is behind the gate.
 #[derive(Debug)]
 struct Behind {
@@ -62,15 +86,49 @@ impl Shared {
     pub fn forward(&self, cx: &Context, x: &Tensor, y: &Tensor) -> Result<SharedSaved, Error> {
         let mut mlp = Kept::new(self.mlp.run(cx, x)?);
         let output = self.mlp.finish(cx, &mut mlp, KEEPING)?;
-        let mlp = mlp.into_inner();
-        let Some(weight) = &self.gate else {
+        let logits = self.logits(cx, x);
+        Ok(Self::add(cx, mlp.into_inner(), output, logits, y))
+    }
+
+    /// The first half, of an `x [t, h]` that is under way to all TP ranks.
+    pub fn begin(&self, cx: &Context, x: &Tensor, all: Gathering) -> Result<Begun, Error> {
+        let mlp = Kept::new(self.mlp.run_on(cx, all)?);
+        let logits = self.logits(cx, x);
+        Ok(Begun { mlp, logits })
+    }
+
+    /// Its output, before the gate: the second half.
+    pub fn output(&self, cx: &Context, begun: &mut Begun) -> Result<Tensor, Error> {
+        self.mlp.finish(cx, &mut begun.mlp, KEEPING)
+    }
+
+    /// Adds the output to `y [t, h]`.
+    pub fn finish(cx: &Context, begun: Begun, output: Tensor, y: &Tensor) -> SharedSaved {
+        Self::add(cx, begun.mlp.into_inner(), output, begun.logits, y)
+    }
+
+    fn add(
+        cx: &Context,
+        mlp: GatedSaved,
+        output: Tensor,
+        logits: Option<Tensor>,
+        y: &Tensor,
+    ) -> SharedSaved {
+        let Some(logits) = logits else {
             cx.op(CATEGORY, || add_into(y, &output));
-            return Ok(SharedSaved { mlp, behind: None });
+            return SharedSaved { mlp, behind: None };
         };
-        let behind = behind(cx, x, output, weight);
-        cx.op(CATEGORY, || gate::add(&behind.output, &behind.logits, y));
-        let behind = Some(behind);
-        Ok(SharedSaved { mlp, behind })
+        cx.op(CATEGORY, || gate::add(&output, &logits, y));
+        let behind = Some(Behind { output, logits });
+        SharedSaved { mlp, behind }
+    }
+
+    /// The gate's, where there is one.
+    fn logits(&self, cx: &Context, x: &Tensor) -> Option<Tensor> {
+        let kind = (TensorClass::Activations, Dtype::F32);
+        self.gate
+            .as_ref()
+            .map(|weight| linear::forward_as(cx, CATEGORY, kind, x, &weight.value, None))
     }
 
     /// As [`Shared::forward`], of an `x` that it has added to the sum before. Without a gate nobody asks for
@@ -78,9 +136,9 @@ impl Shared {
     pub fn again(&self, cx: &Context, x: &Tensor) -> Result<SharedSaved, Error> {
         let mut mlp = Kept::new(self.mlp.run(cx, x)?);
         let behind = match &self.gate {
-            Some(weight) => {
+            Some(_) => {
                 let output = self.mlp.finish(cx, &mut mlp, KEEPING)?;
-                Some(behind(cx, x, output, weight))
+                self.logits(cx, x).map(|logits| Behind { output, logits })
             }
             None => None,
         };
@@ -99,21 +157,87 @@ impl Shared {
         dx: &Tensor,
     ) -> Result<(), Error> {
         let SharedSaved { mlp, behind } = saved;
-        let mut doutput = dy.clone();
-        if let (Some(weight), Some(Behind { output, logits })) = (&self.gate, behind) {
-            let (behind, dlogits) = cx.op(CATEGORY, || gate::backward(dy, &output, &logits));
-            linear::wgrad(cx, CATEGORY, &dlogits, x, &weight.grad);
+        let (doutput, dlogits) = self.behind_gate(cx, dy, x, behind);
+        if let (Some(weight), Some(dlogits)) = (&self.gate, dlogits) {
             linear::dgrad_onto(cx, CATEGORY, &dlogits, &weight.value, dx);
-            doutput = behind;
         }
         let own = self.mlp.backward(cx, &doutput, x.clone(), mlp)?;
         cx.op(CATEGORY, || add_into(dx, &own));
         Ok(())
     }
-}
 
-fn behind(cx: &Context, x: &Tensor, output: Tensor, weight: &Weight) -> Behind {
-    let kind = (TensorClass::Activations, Dtype::F32);
-    let logits = linear::forward_as(cx, CATEGORY, kind, x, &weight.value, None);
-    Behind { output, logits }
+    /// Asks for what [`Shared::begin_backward`] needs of TP ranks: the gradient of the output, under way to them,
+    /// and that of the gate.
+    pub fn start_backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        x: &Tensor,
+        saved: &mut SharedSaved,
+    ) -> Result<(Gathering, Option<Tensor>), Error> {
+        let (doutput, dlogits) = self.behind_gate(cx, dy, x, saved.behind.take());
+        Ok((tokens::start_gather(cx, &doutput)?, dlogits))
+    }
+
+    /// The first half of the backward pass.
+    pub fn begin_backward(
+        &self,
+        cx: &Context,
+        (doutput, dlogits): (Gathering, Option<Tensor>),
+        x: &Tensor,
+        saved: SharedSaved,
+    ) -> Result<BegunBackward, Error> {
+        let (dgate_up, all) = self.mlp.backward_down(cx, doutput, x, saved.mlp)?;
+        Ok(BegunBackward {
+            dgate_up,
+            all,
+            dlogits,
+        })
+    }
+
+    /// The second half: a part of the gradient of the input `[T, h]`, and the gradient of the gate.
+    pub fn end_backward(
+        &self,
+        cx: &Context,
+        begun: BegunBackward,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let BegunBackward {
+            dgate_up,
+            all,
+            dlogits,
+        } = begun;
+        let all = all.finish(cx)?;
+        Ok((self.mlp.backward_up(cx, &dgate_up, all), dlogits))
+    }
+
+    /// Adds both to the gradient `dx [t, h]` of the input.
+    pub fn finish_backward(
+        &self,
+        cx: &Context,
+        (dall, dlogits): (Tensor, Option<Tensor>),
+        dx: &Tensor,
+    ) -> Result<(), Error> {
+        if let (Some(weight), Some(dlogits)) = (&self.gate, dlogits) {
+            linear::dgrad_onto(cx, CATEGORY, &dlogits, &weight.value, dx);
+        }
+        let own = tokens::scatter_sum(cx, dall)?;
+        cx.op(CATEGORY, || add_into(dx, &own));
+        Ok(())
+    }
+
+    /// The gradient behind the gate, and that of its logits; adds to that of its weights.
+    fn behind_gate(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        x: &Tensor,
+        behind: Option<Behind>,
+    ) -> (Tensor, Option<Tensor>) {
+        let (Some(weight), Some(Behind { output, logits })) = (&self.gate, behind) else {
+            return (dy.clone(), None);
+        };
+        let (behind, dlogits) = cx.op(CATEGORY, || gate::backward(dy, &output, &logits));
+        linear::wgrad(cx, CATEGORY, &dlogits, x, &weight.grad);
+        (behind, Some(dlogits))
+    }
 }

@@ -23,6 +23,7 @@ use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision
 
 use super::walk::piece_on;
 use super::{Assumed, Tape};
+use crate::data::Packing;
 use crate::error::Error;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
@@ -30,7 +31,7 @@ use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::stage::{StageModel, StageOutput, Tokens};
-use crate::step::{keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
+use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
@@ -72,6 +73,7 @@ struct Site<'a> {
     precision: Precision,
     cp_comm: CpComm,
     dispatching: Dispatching,
+    shared_beside: bool,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -82,6 +84,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             precision: setting.precision,
             cp_comm: setting.cp_comm,
             dispatching: dispatching(setting),
+            shared_beside: setting.shared_beside,
         }
     }
 }
@@ -116,7 +119,8 @@ type Item = (Doing, Category);
 
 #[derive(Debug, Clone)]
 enum Doing {
-    Op(Op),
+    /// Whether tokens are sent meanwhile.
+    Op(Op, bool),
     Collective(Group, Collective),
     HostRead,
 }
@@ -198,6 +202,8 @@ impl<'a> Traced<'a> {
             // A rank with all experts is the same under every dispatcher.
             let sends = local.ep * local.etp > 1;
             dispatching[0] = u64::from(sends) * site.dispatching.dispatcher as u64;
+            let beside = sends && site.shared_beside && moe.shared.is_some();
+            dispatching[0] |= u64::from(beside) << 8;
             if let Some(capacity) = site.dispatching.capacity {
                 let each = capacity.rows(local.tokens_local, moe.topk, moe.experts);
                 let policy = capacity.drop_policy as u64;
@@ -235,6 +241,7 @@ impl<'a> Traced<'a> {
         let sparse = Sparse {
             balancing: Balancing::default(),
             dispatching: site.dispatching,
+            shared_beside: site.shared_beside,
         };
         let again = |_| recompute.clone();
         let stage = StageModel::new(model, &store, &pieces, sparse, &again, 0.0);
@@ -256,7 +263,7 @@ impl<'a> Traced<'a> {
         let tokens = Tokens {
             ids: integers(),
             targets: integers(),
-            sequences: local.mbs as usize,
+            sequences: (local.mbs as usize).into(),
             rope: &rope,
             loss_scale: 1.0,
             ahead: (0..depths).map(|_| [integers(), integers()]).collect(),
@@ -538,6 +545,8 @@ impl Traced<'_> {
             precision,
             cp_comm,
             dispatching,
+            // What runs beside what, all tensors are the same.
+            shared_beside: false,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -557,11 +566,8 @@ impl Traced<'_> {
         let fixed = tape.read(Heard::of).account.live();
         let size = [local.mbs as usize, local.seq_len as usize];
         let len = size[0] * size[1];
-        let tokens = crate::step::HostTokens {
-            ids: vec![0; len],
-            targets: vec![0; len],
-        };
-        let uploaded = upload(&cx, size, depths, std::slice::from_ref(&tokens));
+        let tokens = HostTokens::blank(len, Packing::default());
+        let uploaded = upload(&cx, size, depths, &rope, std::slice::from_ref(&tokens));
         let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded, kept));
@@ -603,15 +609,22 @@ struct Heard {
 impl Heard {
     fn of(events: &[Event]) -> Self {
         let mut heard = Self::default();
+        let mut sent: Vec<u64> = Vec::new();
         for event in events {
             match event {
-                Event::Op { op, category, .. } => heard.items.push((Doing::Op(*op), *category)),
+                Event::Op { op, category, .. } => {
+                    let doing = Doing::Op(*op, !sent.is_empty());
+                    heard.items.push((doing, *category));
+                }
                 Event::Started {
+                    number,
                     group,
                     collective,
                     category,
                     ..
                 } => {
+                    let sends = *category == Category::EpComm;
+                    sent.extend(sends.then_some(*number));
                     let doing = Doing::Collective(Group::of(group), *collective);
                     heard.items.push((doing, *category));
                 }
@@ -626,7 +639,8 @@ impl Heard {
                     heard.largest = heard.largest.max(tensor.bytes);
                 }
                 Event::Freed(tensor) => heard.account.give(tensor.class, tensor.bytes),
-                Event::Awaited { .. } | Event::NotBefore(_) => {}
+                Event::Awaited { number } => sent.retain(|sent| sent != number),
+                Event::NotBefore(_) => {}
             }
         }
         heard
@@ -634,13 +648,18 @@ impl Heard {
 }
 
 /// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
-/// core of attention on a device that communicates in a stream of its own.
+/// core of attention on a device that communicates in a stream of its own, and tokens are sent beside the shared
+/// expert where that is chosen.
 fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
-    let mut beside_core = false;
+    let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
+    let mut beside = None;
     let mut part = None;
     let task = match doing {
-        Doing::Op(op) => {
-            part = matches!(op, Op::Attention { .. }).then_some(Part::Core);
+        Doing::Op(op, sending) => {
+            part = match op {
+                Op::Attention { .. } => Some(Part::Core),
+                _ => (shared_beside && *sending).then_some(Part::Shared),
+            };
             Task::Op(*op)
         }
         Doing::HostRead => Task::HostRead,
@@ -653,7 +672,14 @@ fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
                 Group::Etp => groups.etp,
                 Group::TpEp => groups.tp_ep,
             };
-            beside_core = queues && collective.kind == CollectiveKind::SendRecv;
+            if queues && collective.kind == CollectiveKind::SendRecv {
+                beside = Some(Part::Core);
+            } else if shared_beside
+                && *category == Category::EpComm
+                && collective.kind == CollectiveKind::AllToAll
+            {
+                beside = Some(Part::Shared);
+            }
             let ranks_per_domain = match collective.kind {
                 CollectiveKind::SendRecv => {
                     ranks_of_link(placement.ranks, placement.ranks_per_domain)
@@ -670,7 +696,7 @@ fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
         task,
         category: *category,
         part,
-        beside_core,
+        beside,
     }
 }
 

@@ -17,6 +17,7 @@ use moefold_profiles::units::{Bytes, GIB, Instant};
 
 use super::answers::properties;
 use super::{Assumed, Tape, rank_on, step};
+use crate::data::Packing;
 use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::moe::balance::Balancing;
@@ -90,11 +91,12 @@ fn wait_for_messages(events: Vec<Event>, actions: &[Action], starts: &[Instant])
 
 /// Walks the step of a rank of a plan for this executor. `starts` says when its passes begin where other
 /// pipeline ranks hold them up: see [`moefold_planner::search::starts`]. Where the plan was made for a recorded routing, the
-/// rank is taken to be the fullest one in every microbatch; else routing is balanced.
+/// rank is taken to be the fullest one in every microbatch; else routing is balanced. Samples are packed as said.
 pub fn dry_run(
     plan: &Plan,
     rank: u32,
     balancing: Balancing,
+    packing: Packing,
     costs: &Costs,
     starts: &[Instant],
 ) -> Result<Walked, Error> {
@@ -113,6 +115,7 @@ pub fn dry_run(
         }
     };
     support::check(planned, model, &spec)?;
+    support::check_packing(planned, packing)?;
     let tape = Tape::default();
     let stages = &planned.pipeline.stages[..];
     let domain = |kind| match kind {
@@ -127,7 +130,7 @@ pub fn dry_run(
     };
     let savers = Savers::of(planned);
     let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
-    let [setup, events] = step(cx, model, stages, batch, &savers, balancing, &tape)?;
+    let [setup, events] = step(cx, model, stages, batch, &savers, balancing, packing, &tape)?;
     let actions = &Schedule::of(&layout).ranks[mesh::coordinates(&layout, rank).pp as usize];
     let events = wait_for_messages(events, actions, starts);
     let stack = Stack::on(planned.stack, cluster, costs.host());

@@ -1,19 +1,27 @@
 //! Tests of what is assumed and answered; whether a trace is the step is in `tests/truth/peak.rs`.
 
 use moefold_kernels::meta::Choices;
-use moefold_planner::choice::{Recompute, RecomputePlan, StackName};
+use moefold_planner::choice::{
+    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, StackName,
+};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
 use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::SearchOptions;
+use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
 use moefold_planner::rules;
+use moefold_planner::runtime::Runtime;
 use moefold_planner::search;
+use moefold_planner::stack::megatron::Declared;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
+use moefold_profiles::trace::{Category, Lane, TraceSpan};
 use moefold_profiles::{Cluster, Costs, Precision, presets as clusters};
 
 use super::peers::Crowd;
-use super::{Assumed, Traced};
+use super::{Assumed, Traced, dry_run};
+use crate::data::Packing;
+use crate::moe::balance::Balancing;
 
 #[test]
 fn law_members_send_what_the_load_says() {
@@ -83,6 +91,101 @@ fn waits_of_the_host_are_priced() {
         let more = step_s(gpus, 1e-3) - step_s(gpus, 1e-9);
         let expected = microbatches * layers * 1e-3;
         assert!((more - expected).abs() < 1e-4, "{gpus} ranks: {more}");
+    }
+}
+
+/// What a search says that the shared expert hides is hidden where the step is walked, under either stack.
+#[test]
+fn law_a_walk_hides_dispatch_as_its_plan_does() {
+    let model = presets::load("deepseek-v2-lite").expect("a preset");
+    let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
+    cluster.gpu.memory_gib = search::ENDLESS_GIB;
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let traced = Traced::new(&model, &cluster);
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 128,
+    };
+    let walked = |stack: StackName, pins: &str, shared_expert: bool| {
+        let unsaid = Overlap::unsaid(stack, cluster.gpu.is_cpu());
+        let options = SearchOptions {
+            precision: Precision::Bf16,
+            pins: pins.parse().expect("degrees"),
+            recompute: Some(Recompute::None.into()),
+            dispatcher: Some(Dispatcher::Alltoall),
+            overlap: Some(Overlap {
+                shared_expert,
+                ..unsaid
+            }),
+            ..SearchOptions::new(batch, stack)
+        };
+        let runtime: &dyn Runtime = match stack {
+            StackName::Moefold => &traced,
+            StackName::Megatron => &Declared,
+        };
+        let found = search::plan(&model, &cluster, 32, &options, &costs, runtime);
+        let planned = found.expect("feasible").plans.swap_remove(0);
+        assert_eq!(planned.overlap.is_some(), shared_expert);
+        let plan = Plan {
+            version: PLAN_VERSION,
+            planned,
+            model: model.clone(),
+            cluster: cluster.clone(),
+            request: Request {
+                gpus: 32,
+                batch,
+                objective: Objective::Throughput,
+            },
+            profiles: Vec::new(),
+            alternatives: Vec::new(),
+        };
+        let balancing = Balancing::default();
+        let walked = match stack {
+            StackName::Moefold => {
+                let packing = Packing::default();
+                dry_run(&plan, 3, balancing, packing, &costs, &[]).expect("it walks")
+            }
+            StackName::Megatron => {
+                let layout = plan.layout().expect("legal");
+                search::walk(&plan, &layout, 3, &costs, &Declared).expect("it walks")
+            }
+        };
+        let sent_s = plan.planned.predicted.time_s.get(Category::EpComm).0;
+        (plan.planned.predicted.step_s, sent_s, walked)
+    };
+    // Ranks of one node hide all of it that they can, those of several have more to hide.
+    for (stack, pins) in [
+        (StackName::Moefold, "tp=1,pp=1,ep=8,etp=1,mbs=1"),
+        (StackName::Moefold, "tp=2,pp=1,ep=32,etp=1,mbs=1"),
+        // Enough work that the host, which launches every expert's, does not decide.
+        (StackName::Megatron, "tp=1,pp=1,ep=8,etp=1,mbs=4"),
+    ] {
+        let (apart_s, all_s, apart) = walked(stack, pins, false);
+        let (beside_s, left_s, beside) = walked(stack, pins, true);
+        let said = apart_s - beside_s;
+        let saved = apart.walk.step_s - beside.walk.step_s;
+        assert!(
+            said > 0.0 && left_s < all_s,
+            "{stack:?} {pins}: {said} {left_s} {all_s}"
+        );
+        assert!(
+            (saved / said - 1.0).abs() < 0.15,
+            "{stack:?} {pins}: {saved} where the plan says {said}"
+        );
+        // Ops run while tokens are sent.
+        let spans = &beside.trace.spans;
+        let sent = spans
+            .iter()
+            .filter(|span| span.category == Category::EpComm);
+        let of_ops: Vec<_> = spans
+            .iter()
+            .filter(|span| span.lane == Lane::Compute && span.category == Category::Dense)
+            .collect();
+        let under = sent.filter(|sent| {
+            let inside = |op: &&TraceSpan| op.start >= sent.start && op.start < sent.end;
+            of_ops.iter().any(inside)
+        });
+        assert!(under.count() > 20, "{stack:?} {pins}");
     }
 }
 

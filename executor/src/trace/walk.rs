@@ -10,6 +10,7 @@ use moefold_planner::walk::Event;
 
 use super::peers::{Crowd, Groups};
 use super::{Assumed, Tape};
+use crate::data::Packing;
 use crate::error::Error;
 use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
@@ -74,9 +75,13 @@ fn context(device: Device, groups: &Groups<'_>, tape: &Tape) -> Context {
 }
 
 /// What a rank does to set itself up, and then in one step, with the layers of each stage as said. Its
-/// device's peak is that of the step.
+/// device's peak is that of the step. `packing` is of its samples.
 ///
 /// The model, the layout and what the device computes in must have passed [`crate::support::check`].
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what a step is made of, each of its own type"
+)]
 pub fn step(
     cx: Context,
     model: &Model,
@@ -84,6 +89,7 @@ pub fn step(
     batch: &Batch,
     savers: &Savers,
     balancing: Balancing,
+    packing: Packing,
     tape: &Tape,
 ) -> Result<[Vec<Event>; 2], Error> {
     let (layout, adam) = (cx.layout, AdamOptions::default());
@@ -96,10 +102,7 @@ pub fn step(
     let before = tape.take();
     trainer.cx.device.reset_peak();
     let len = layout.mbs() as usize * batch.seq_len as usize;
-    let tokens = HostTokens {
-        ids: vec![0; len],
-        targets: vec![0; len],
-    };
+    let tokens = HostTokens::blank(len, packing);
     let microbatches = vec![tokens; layout.microbatches() as usize];
     trainer.step(&microbatches, 0.0)?;
     Ok([before, tape.take()])

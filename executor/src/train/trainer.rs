@@ -100,6 +100,7 @@ impl Trainer {
             let sparse = Sparse {
                 balancing,
                 dispatching: savers.dispatching,
+                shared_beside: savers.overlap.shared_expert,
             };
             let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
             (stage, built)
@@ -306,14 +307,20 @@ pub fn microbatches(
     (0..u64::from(layout.microbatches()))
         .map(|microbatch| {
             let block = microbatch * u64::from(layout.dp()) + u64::from(cx.at.dp);
+            let packing = samples.packing();
             let mut tokens = HostTokens {
                 ids: Vec::new(),
                 targets: Vec::new(),
+                starts: packing.resets().then(Vec::new),
+                packing,
             };
             for sample in 0..mbs {
                 let sample = samples.get(first + block * mbs + sample)?;
                 tokens.ids.extend(sample.inputs);
                 tokens.targets.extend(sample.targets);
+                if let (Some(all), Some(starts)) = (&mut tokens.starts, sample.starts) {
+                    all.extend(starts);
+                }
             }
             Ok(tokens)
         })

@@ -26,6 +26,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::common::{Fixture, Tensors, assert_close, degrees, piped};
 use crate::layouts::legal;
+use crate::packing;
 
 /// A kind of emulated device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -163,12 +164,16 @@ const ROUNDED: Bound = Bound {
 /// Compares the gradients of a step whose tokens choose the same experts on both devices: one that
 /// stands between two, and is rounded to the other, changes the gradients of both by all it adds.
 fn check_gradients(name: &'static str, step: u64, on: Emulated, bound: &Bound) {
+    check_gradients_of(&fixture(name), step, on, bound);
+}
+
+fn check_gradients_of(fixture: &Fixture, step: u64, on: Emulated, bound: &Bound) {
     if !on.is_there() {
         return;
     }
-    let fixture = fixture(name);
-    let found = pass(&fixture, step, || on.open());
-    let expected = pass(&fixture, step, || Device::cpu(1));
+    let name = fixture.name;
+    let found = pass(fixture, step, || on.open());
+    let expected = pass(fixture, step, || Device::cpu(1));
     let what = format!("{name}, step {step} on {on:?}, MOEFOLD_SEED={}", seed());
     assert_eq!(found.load, expected.load, "{what}: choose another step");
     let errors = errors(&found.gradients, &expected.gradients);
@@ -193,6 +198,18 @@ fn check_steps(fixture: &Fixture, on: Emulated, steps: u64, tolerance: f64) {
         assert_close(found.loss, expected.loss, tolerance, &what("loss"));
         let norms = (found.grad_norm, expected.grad_norm);
         assert_close(norms.0, norms.1, 10.0 * tolerance, &what("grad_norm"));
+    }
+}
+
+/// Documents of every length from one token on, on one rank.
+#[test]
+fn oracle_gradients_of_packed_samples_are_those_of_the_cpu() {
+    for (name, step, on, bound) in [
+        ("gpt_oss", 0, F32, &SAME),
+        ("deepseek_v3", 0, F32, &SAME),
+        ("qwen3_moe", 1, HOPPER, &ROUNDED),
+    ] {
+        check_gradients_of(&packing::apart(fixture(name)), step, on, bound);
     }
 }
 

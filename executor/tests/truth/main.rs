@@ -1,6 +1,7 @@
 //! What makes the executor's training real: it equals a reference, whatever the layout.
 
 mod balance;
+mod beside;
 mod capacity;
 mod common;
 mod context;
@@ -8,6 +9,7 @@ mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod packing;
 mod peak;
 mod recompute;
 mod refusals;

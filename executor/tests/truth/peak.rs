@@ -20,7 +20,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Recompute, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Module, Optimizer, Recompute, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -39,6 +39,7 @@ use crate::common::{Fixture, cut, degrees, piped};
 use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
+use crate::packing;
 use crate::recompute;
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
@@ -172,6 +173,7 @@ fn compare(
             &batch,
             &fixture.savers,
             options.balancing,
+            fixture.samples.packing(),
             &tape,
         )?;
         assert!(!before.is_empty(), "{what}: nothing is set up");
@@ -294,6 +296,58 @@ fn law_a_traced_step_is_the_step_of_every_pipeline_rank() {
 #[ignore = "takes minutes: there are thousands of layouts"]
 fn law_a_traced_step_is_the_step_in_every_pipeline() {
     check_pipelines(1);
+}
+
+/// The shared expert beside dispatch, under sets that do not recompute it alone.
+#[test]
+fn law_a_traced_step_is_the_step_of_shared_experts_beside_dispatch() {
+    for (name, set) in [
+        ("qwen2_moe", Recompute::None),
+        ("glm4_moe", Recompute::of(vec![Module::Moe])),
+        ("deepseek_v3", Recompute::Full),
+    ] {
+        let fixture = Fixture::load(name).with_layers(4).with_batch(8);
+        let mut fixture = fixture.recomputing(set);
+        fixture.savers.overlap.shared_expert = true;
+        for degrees in [
+            degrees(4, 2, 2, 2, 2),
+            piped(degrees(4, 1, 2, 1, 2), 2, 1),
+            cut(degrees(4, 2, 4, 1, 2), 2),
+        ] {
+            check(&fixture, &CPU, &degrees, 2, losses(4));
+        }
+    }
+}
+
+/// Documents apart, some of what is theirs or all.
+#[test]
+fn law_a_traced_step_is_the_step_of_packed_samples() {
+    let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
+    for name in ["qwen3_moe", "deepseek_v3_mtp"] {
+        for _ in 0..3 {
+            let fixture = Fixture::load(name).with_layers(4).with_batch(8);
+            let fixture = packing::drawn(recomputing(fixture, &mut random), &mut random);
+            let gpus = [1, 2, 4][random.random_range(0..3)];
+            let mut all = legal(&fixture, gpus);
+            all.extend(
+                (gpus > 1)
+                    .then(|| pipelines(&fixture, gpus))
+                    .into_iter()
+                    .flatten(),
+            );
+            let degrees = all[random.random_range(0..all.len())];
+            let one = || check(&fixture, &CPU, &degrees, 2, losses(4));
+            let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+            let what = (cuda::seed(), name, degrees, fixture.samples.packing());
+            assert!(checked.is_ok(), "MOEFOLD_SEED and what was drawn: {what:?}");
+        }
+    }
+}
+
+#[test]
+fn law_a_traced_step_is_that_of_packed_samples_on_cuda() {
+    let fixture = packing::apart(Fixture::load("qwen3_moe_raw").with_batch(2));
+    check_emulated(&fixture, cuda::BF16, &degrees(1, 1, 1, 1, 1), losses(0));
 }
 
 /// Every way to reach the keys of other ranks, in layouts drawn from the seed with their recompute sets.

@@ -4,7 +4,8 @@
 //! Forward is FlashAttention-2 (arXiv 2307.08691): a block has the queries of one head on chip and
 //! goes through the keys they see with an online softmax in base 2. A score of a head of width `w`
 //! takes `4 w` FLOPs, 2 for the score and 2 for the value. Blocks of keys above the diagonal are
-//! never touched; only those on it are masked. Of a window, blocks of keys before it are not touched either.
+//! never touched; only those on it are masked. Of a window, blocks of keys before it are not touched either, and of
+//! documents those of others: the work falls with their length.
 //!
 //! Backward recomputes the scores and needs `10 w`: `s = q k`, `dp = do v`, and the three sums
 //! `dv += p do`, `dk += ds q`, `dq += ds k`. A block of keys owns its dk and dv, in registers; dq
@@ -39,6 +40,8 @@ const SOURCE: Source = source!("attention", "../attention.cu");
 #[derive(Clone, Copy)]
 struct Tiling {
     mask: Mask,
+    /// Whether documents are apart.
+    documents: bool,
     dtype: Dtype,
     /// Whether rows are aligned for accesses of 16 bytes.
     aligned: bool,
@@ -53,7 +56,7 @@ struct Tiling {
 }
 
 impl Tiling {
-    fn new(op: &'static str, gpu: &Cuda, s: Sizes, aligned: bool) -> Self {
+    fn new(op: &'static str, gpu: &Cuda, s: Sizes, documents: bool, aligned: bool) -> Self {
         let widest = s.dk.max(s.dv);
         assert!(
             widest <= MAX_WIDTH,
@@ -61,6 +64,7 @@ impl Tiling {
         );
         Self::of(
             s.mask,
+            documents,
             gpu.dtype(),
             aligned,
             [s.dk, s.dv],
@@ -69,7 +73,14 @@ impl Tiling {
     }
 
     /// The widest tiles that registers and `shared` bytes of shared memory hold.
-    fn of(mask: Mask, dtype: Dtype, aligned: bool, widths: [usize; 2], shared: usize) -> Self {
+    fn of(
+        mask: Mask,
+        documents: bool,
+        dtype: Dtype,
+        aligned: bool,
+        widths: [usize; 2],
+        shared: usize,
+    ) -> Self {
         let [dk, dv] = widths.map(|width| width.next_multiple_of(16));
         let half = dtype == Dtype::Bf16;
         let (queries, keys) = match (half, dv) {
@@ -82,6 +93,7 @@ impl Tiling {
         };
         let mut tiling = Self {
             mask,
+            documents,
             dtype,
             aligned,
             dk,
@@ -134,8 +146,11 @@ impl Tiling {
             Define::int("DV", self.dv),
         ];
         defines.extend_from_slice(tiles);
-        if matches!(self.mask, Mask::Window(_)) {
+        if self.documents || matches!(self.mask, Mask::Window(_)) {
             defines.push(Define::flag("WINDOW", true));
+        }
+        if self.documents {
+            defines.push(Define::flag("DOCUMENTS", true));
         }
         SOURCE.with(&defines)
     }
@@ -152,19 +167,25 @@ impl Tiling {
     }
 }
 
-/// Sizes as every kernel of `attention.cu` takes them; the last is that of a window, where there is one.
-fn size_args(s: Sizes) -> [Arg; 7] {
+/// What every kernel of `attention.cu` takes after its tensors: sizes, the last of them that of a window, the scale,
+/// and where documents are apart their bounds.
+fn size_args(s: Sizes, scale: f32, bounds: Option<&Tensor>) -> Vec<Arg> {
     let group = s.heads / s.kv_heads;
     let window = match s.mask {
         Mask::Window(keys) => keys,
-        Mask::Causal | Mask::Full => 0,
+        Mask::Causal | Mask::Full => s.seq_len,
     };
-    [s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, window].map(Arg::size)
+    let sizes = [s.seqs, s.seq_len, s.heads, group, s.dk, s.dv, window].map(Arg::size);
+    let mut args = sizes.to_vec();
+    args.push(Arg::F32(scale));
+    args.extend(bounds.map(Arg::from));
+    args
 }
 
 pub(super) fn forward(
     gpu: &Cuda,
     s: Sizes,
+    bounds: Option<&Tensor>,
     scale: f32,
     [q, k, v]: [&Tensor; 3],
     o: &Tensor,
@@ -173,14 +194,13 @@ pub(super) fn forward(
     const OP: &str = "attention::forward";
     disjoint(OP, &[q, k, v], &[o, lse]);
     let aligned = vector(&[q, k, v, o]) > 1;
-    let tiling = Tiling::new(OP, gpu, s, aligned);
-    if hopper::applies(gpu, s.mask, aligned) {
+    let tiling = Tiling::new(OP, gpu, s, bounds.is_some(), aligned);
+    if bounds.is_none() && hopper::applies(gpu, s.mask, aligned) {
         return hopper::forward(OP, gpu, s, scale, [q, k, v], o, lse);
     }
     let blocks = s.seq_len.div_ceil(tiling.queries) * s.heads * s.seqs;
     let mut args: Vec<Arg> = [q, k, v, o, lse].map(Arg::from).to_vec();
-    args.extend(size_args(s));
-    args.push(Arg::F32(scale));
+    args.extend(size_args(s, scale, bounds));
     gpu.launch(
         OP,
         &tiling.forward_program(),
@@ -193,6 +213,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     gpu: &Cuda,
     s: Sizes,
+    bounds: Option<&Tensor>,
     scale: f32,
     [d_o, q, k, v, o, lse]: [&Tensor; 6],
     [dq, dk, dv]: [&Tensor; 3],
@@ -200,12 +221,13 @@ pub(super) fn backward(
     const OP: &str = "attention::backward";
     disjoint(OP, &[d_o, q, k, v, o, lse], &[dq, dk, dv]);
     let aligned = vector(&[d_o, q, k, v, o, dq, dk, dv]) > 1;
-    if hopper::applies(gpu, s.mask, aligned)
+    if bounds.is_none()
+        && hopper::applies(gpu, s.mask, aligned)
         && hopper::backward(OP, gpu, s, scale, [d_o, q, k, v, o, lse], [dq, dk, dv])
     {
         return;
     }
-    let tiling = Tiling::new(OP, gpu, s, aligned);
+    let tiling = Tiling::new(OP, gpu, s, bounds.is_some(), aligned);
     let program = tiling.backward_program();
     let device = q.device();
     let scratch = |len| device.empty(TensorClass::Transient, Dtype::F32, &[len]);
@@ -236,8 +258,7 @@ pub(super) fn backward(
     let mut args: Vec<Arg> = [d_o, q, k, v, lse, &delta, dq, dk, dv, &sums, &turns]
         .map(Arg::from)
         .to_vec();
-    args.extend(size_args(s));
-    args.push(Arg::F32(scale));
+    args.extend(size_args(s, scale, bounds));
     gpu.launch(
         OP,
         &program,
@@ -265,28 +286,32 @@ const WINDOWED: [[usize; 2]; 2] = [[64, 64], [128, 128]];
 pub(crate) fn is_unlike_models(program: &Program) -> bool {
     let widths = ["DK", "DV"].map(|name| program.int(name).unwrap_or(0) as usize);
     let in_f32 = program.define("T") == Some(Define::dtype("T", Dtype::F32).value);
-    let known: &[_] = match program.int("WINDOW") {
-        Some(1) => &WINDOWED,
+    let known: &[_] = match ["WINDOW", "DOCUMENTS"].map(|name| program.int(name)) {
+        [Some(1), None] => &WINDOWED,
         _ => &WIDTHS,
     };
     !known.contains(&widths) || program.int("VEC") == Some(0) || (in_f32 && widths != [128, 128])
 }
 
-/// What the models of today launch: heads of 64, 128 and 256, MLA's 192 and 128, and f32; windows of 64 and 128.
+/// What the models of today launch: heads of 64, 128 and 256, MLA's 192 and 128, and f32; windows of 64 and 128;
+/// documents of all, in windows or not.
 pub(crate) fn programs() -> Vec<Listed> {
     let bf16 = WIDTHS.map(|widths| (Dtype::Bf16, widths));
     let cases = bf16.into_iter().chain([(Dtype::F32, [128, 128])]);
     let masks = [
-        (Mask::Causal, Needs::Sm80),
-        (Mask::Full, Needs::Odd),
-        (Mask::Window(1), Needs::Sm80),
+        (Mask::Causal, false, Needs::Sm80),
+        (Mask::Full, false, Needs::Odd),
+        (Mask::Window(1), false, Needs::Sm80),
+        (Mask::Causal, true, Needs::Sm80),
     ];
     let mut listed = Vec::new();
-    for ((dtype, widths), (mask, needs)) in cases.flat_map(|case| masks.map(|mask| (case, mask))) {
+    for ((dtype, widths), (mask, documents, needs)) in
+        cases.flat_map(|case| masks.map(|mask| (case, mask)))
+    {
         if matches!(mask, Mask::Window(_)) && !WINDOWED.contains(&widths) {
             continue;
         }
-        let tiling = Tiling::of(mask, dtype, true, widths, SHARED_SM80);
+        let tiling = Tiling::of(mask, documents, dtype, true, widths, SHARED_SM80);
         let shows: &[&str] = match dtype {
             Dtype::Bf16 => &["HMMA", "LDSM", "LDGSTS"],
             _ => &["FFMA"],

@@ -3,12 +3,18 @@
 use moefold_profiles::{Op, Pass};
 
 use super::{Call, Source};
-use crate::attention::{self, Mask};
+use crate::TensorClass;
+use crate::attention::{self, Documents, Mask, Sequences};
 use crate::latent_kv;
 use crate::rope::{self, Pairing};
 
 /// Attention of whole sequences: causal, of all keys, or of windows where there are fewer keys than queries.
 pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
+    divided(source, op, None)
+}
+
+/// The same where every so many tokens a document begins.
+pub(crate) fn divided(source: &mut dyn Source, op: &Op, every: Option<usize>) -> Call {
     let Op::Attention {
         batch,
         heads,
@@ -36,21 +42,33 @@ pub(super) fn core(source: &mut dyn Source, op: &Op) -> Call {
     let k = source.tensor(&[tokens, kv_heads, qk_dim], 1.0);
     let v = source.tensor(&[tokens, kv_heads, v_dim], 1.0);
     let (seqs, scale) = (batch as usize, 1.0 / (qk_dim as f32).sqrt());
+    let documents = every.map(|every| {
+        let starts = (0..tokens).map(|token| token % q_len as usize / every * every);
+        let starts: Vec<i32> = starts.map(|start| start as i32).collect();
+        Documents::new(source.device(), TensorClass::Activations, &starts, seqs)
+    });
     if pass == Pass::Forward {
         return Call::new(move |out| {
+            let seqs = sequences(seqs, documents.as_ref());
             let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
             out("o", &o);
             out("lse", &lse);
         });
     }
     let d_o = source.tensor(&[tokens, heads, v_dim], 1.0);
-    let (o, lse) = attention::forward(mask, &q, &k, &v, seqs, scale);
+    let apart = sequences(seqs, documents.as_ref());
+    let (o, lse) = attention::forward(mask, &q, &k, &v, apart, scale);
     Call::new(move |out| {
+        let seqs = sequences(seqs, documents.as_ref());
         let (dq, dk, dv) = attention::backward(mask, &d_o, &q, &k, &v, &o, &lse, seqs, scale);
         out("dq", &dq);
         out("dk", &dk);
         out("dv", &dv);
     })
+}
+
+fn sequences(count: usize, documents: Option<&Documents>) -> Sequences<'_> {
+    Sequences { count, documents }
 }
 
 /// What of a head is rotated, and how.
@@ -61,6 +79,8 @@ pub(crate) struct Rotary {
     /// Columns before them.
     pub(crate) skipped: usize,
     pub(crate) theta: f64,
+    /// Whether tokens name their rows of the tables, in turn those of the first half.
+    pub(crate) named: bool,
     pub(crate) pairing: Pairing,
 }
 
@@ -74,7 +94,13 @@ pub(crate) fn rotation(
     let x = source.tensor(&[tokens, heads, dim], 1.0);
     let frequencies = rope::frequencies(rotary.dim, rotary.theta);
     let table = rope::table(source.device(), &(0..tokens as u32), &frequencies, 1.0);
-    let table = table.pairing(rotary.pairing).skipping(rotary.skipped);
+    let mut table = table.pairing(rotary.pairing).skipping(rotary.skipped);
+    if rotary.named {
+        let rows = (0..tokens).map(|token| (token % tokens.div_ceil(2)) as i32);
+        let rows: Vec<i32> = rows.collect();
+        let class = TensorClass::Activations;
+        table = table.at(source.device().from_i32(class, &rows, &[tokens]));
+    }
     match pass {
         Pass::Forward => Call::new(move |out| {
             rope::forward(&x, &table);
@@ -100,6 +126,7 @@ pub(super) fn rotation_of_rows(
         dim,
         skipped: 0,
         theta: 1e4,
+        named: false,
         pairing: Pairing::Halves,
     };
     rotation(source, [rows / heads, heads, dim], rotary, pass)

@@ -1,7 +1,7 @@
 //! Tests of `attention` against its f64 reference in plain loops.
 
 use moefold_kernels::attention::*;
-use moefold_kernels::{Device, Dtype, Tensor};
+use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 
 use crate::support::{
     Check, Rng, assert_bits, differences, emulated, inner, oracle_everywhere, tensor, wide,
@@ -19,9 +19,9 @@ struct Sizes {
     dv: usize,
 }
 
-/// The tokens whose keys token `t` sees.
-fn seen(s: Sizes, t: usize) -> std::ops::RangeInclusive<usize> {
-    let first = t / s.seq_len * s.seq_len;
+/// The tokens whose keys token `t` sees, in a document from `start` of its sequence on.
+fn seen(s: Sizes, start: i32, t: usize) -> std::ops::RangeInclusive<usize> {
+    let first = t / s.seq_len * s.seq_len + start as usize;
     match s.mask {
         Mask::Causal => first..=t,
         Mask::Full => first..=first + s.seq_len - 1,
@@ -30,12 +30,12 @@ fn seen(s: Sizes, t: usize) -> std::ops::RangeInclusive<usize> {
 }
 
 /// Attention by definition, one score at a time: `(o [T,h,dv], lse [h,T])`.
-fn reference(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
+fn reference(s: Sizes, starts: &[i32], [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64>) {
     let tokens = s.seqs * s.seq_len;
     let mut o = vec![0.0; tokens * s.heads * s.dv];
     let mut lse = vec![0.0; s.heads * tokens];
     for t in 0..tokens {
-        let seen = seen(s, t);
+        let seen = seen(s, starts[t], t);
         for h in 0..s.heads {
             let kv = h * s.kv_heads / s.heads;
             let score = |j: usize| {
@@ -60,6 +60,10 @@ fn reference(s: Sizes, [q, k, v]: [&[f64]; 3], scale: f64) -> (Vec<f64>, Vec<f64
 
 struct Case {
     sizes: Sizes,
+    /// Where the document of each token begins in its sequence.
+    starts: Vec<i32>,
+    /// Whether documents are apart: else every sequence is one.
+    documents: bool,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -111,11 +115,35 @@ impl Case {
         let tokens = sizes.seqs * sizes.seq_len;
         Self {
             sizes,
+            starts: vec![0; tokens],
+            documents: false,
             q: rng.values(tokens * sizes.heads * sizes.dk),
             k: rng.values(tokens * sizes.kv_heads * sizes.dk),
             v: rng.values(tokens * sizes.kv_heads * sizes.dv),
             scale: (sizes.dk as f32).sqrt().recip(),
         }
+    }
+
+    /// Cuts the sequences into documents that begin anywhere, `every` tokens apart on average.
+    fn cut(&mut self, rng: &mut Rng, every: usize) {
+        self.documents = true;
+        for sequence in self.starts.chunks_mut(self.sizes.seq_len) {
+            let mut start = 0;
+            for (token, at) in sequence.iter_mut().enumerate() {
+                if rng.size(1..=every) == 1 {
+                    start = token as i32;
+                }
+                *at = start;
+            }
+        }
+    }
+
+    fn apart(&self, device: &Device) -> Option<Documents> {
+        let new = || {
+            let class = TensorClass::Activations;
+            Documents::new(device, class, &self.starts, self.sizes.seqs)
+        };
+        self.documents.then(new)
     }
 
     fn tensors(&self, device: &Device) -> [Tensor; 3] {
@@ -132,9 +160,14 @@ impl Case {
     fn forward(&self, device: &Device) -> Vec<Check> {
         let inputs = [&self.q, &self.k, &self.v].map(|x| wide(x));
         let inputs = inputs.each_ref().map(Vec::as_slice);
-        let (o_want, lse_want) = reference(self.sizes, inputs, f64::from(self.scale));
+        let (o_want, lse_want) = reference(self.sizes, &self.starts, inputs, f64::from(self.scale));
         let [q, k, v] = self.tensors(device);
-        let (o, lse) = forward(self.sizes.mask, &q, &k, &v, self.sizes.seqs, self.scale);
+        let documents = self.apart(device);
+        let sequences = Sequences {
+            count: self.sizes.seqs,
+            documents: documents.as_ref(),
+        };
+        let (o, lse) = forward(self.sizes.mask, &q, &k, &v, sequences, self.scale);
         vec![Check("o", o, o_want), Check("lse", lse, lse_want)]
     }
 
@@ -143,8 +176,13 @@ impl Case {
         let s = self.sizes;
         let [q, k, v] = self.tensors(device);
         let d_o = tensor(device, d_o, &[s.seqs * s.seq_len, s.heads, s.dv]);
-        let (o, lse) = forward(s.mask, &q, &k, &v, s.seqs, self.scale);
-        backward(s.mask, &d_o, &q, &k, &v, &o, &lse, s.seqs, self.scale).into()
+        let documents = self.apart(device);
+        let sequences = Sequences {
+            count: s.seqs,
+            documents: documents.as_ref(),
+        };
+        let (o, lse) = forward(s.mask, &q, &k, &v, sequences, self.scale);
+        backward(s.mask, &d_o, &q, &k, &v, &o, &lse, sequences, self.scale).into()
     }
 
     fn d_o(&self, rng: &mut Rng) -> Vec<f32> {
@@ -161,7 +199,7 @@ impl Case {
         let tokens = s.seqs * s.seq_len;
         let (q, k, v, g) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(d_o));
         let scale = f64::from(self.scale);
-        let (_, lse) = reference(s, [&q, &k, &v], scale);
+        let (_, lse) = reference(s, &self.starts, [&q, &k, &v], scale);
         let mut dq = vec![0.0; q.len()];
         let mut dk = vec![0.0; k.len()];
         let mut dv = vec![0.0; v.len()];
@@ -172,14 +210,14 @@ impl Case {
                 let (at_q, at_o) = ((t * s.heads + h) * s.dk, (t * s.heads + h) * s.dv);
                 let mut probs = Vec::new();
                 let mut dprobs = Vec::new();
-                for j in seen(s, t) {
+                for j in seen(s, self.starts[t], t) {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let score: f64 = (0..s.dk).map(|c| q[at_q + c] * k[at_k + c]).sum();
                     probs.push((score * scale - lse[h * tokens + t]).exp());
                     dprobs.push((0..s.dv).map(|c| g[at_o + c] * v[at_v + c]).sum::<f64>());
                 }
                 let mean: f64 = probs.iter().zip(&dprobs).map(|(p, d)| p * d).sum();
-                for (i, j) in seen(s, t).enumerate() {
+                for (i, j) in seen(s, self.starts[t], t).enumerate() {
                     let (at_k, at_v) = ((j * s.kv_heads + kv) * s.dk, (j * s.kv_heads + kv) * s.dv);
                     let ds = probs[i] * (dprobs[i] - mean) * scale;
                     let parts = (probs[i] * scale).powi(2) * (dprobs[i].powi(2) + mean.powi(2));
@@ -250,7 +288,9 @@ fn oracle_backward() {
         let d_o = case.d_o(rng);
         let (q, k, v) = (wide(&case.q), wide(&case.k), wide(&case.v));
         let scale = f64::from(case.scale);
-        let loss = |q: &[f64], k: &[f64], v: &[f64]| inner(&reference(s, [q, k, v], scale).0, &d_o);
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| {
+            inner(&reference(s, &case.starts, [q, k, v], scale).0, &d_o)
+        };
         let dq_want = differences(&case.q, |q| loss(q, &k, &v));
         let dk_want = differences(&case.k, |k| loss(&q, k, &v));
         let dv_want = differences(&case.v, |v| loss(&q, &k, v));
@@ -295,6 +335,56 @@ fn oracle_of_windows() {
     });
 }
 
+/// Documents of a token, shorter than a tile, over several tiles and of whole sequences, in windows and not.
+#[test]
+fn oracle_of_documents() {
+    oracle_everywhere(6, |device, rng| {
+        let heads = small_heads(device, rng);
+        let seq_len = seq_len(rng);
+        let mut case = Case::new(rng, seq_len, heads);
+        let every = [1, 3, 20, 70, 1000][rng.size(0..=4)];
+        case.cut(rng, every);
+        if rng.coin() {
+            case.sizes.mask = Mask::Window(rng.size(1..=100));
+        }
+        let mut checks = case.forward(device);
+        checks.extend(case.backward(device, rng));
+        checks
+    });
+}
+
+/// What a document alone in its sequence gives is what it gives among others.
+#[test]
+fn law_documents_are_sequences_of_their_own() {
+    let device = Device::cpu(2);
+    let mut rng = Rng::new(3);
+    let mut case = Case::new(&mut rng, 192, [16, 8]);
+    case.sizes.seqs = 1;
+    let mut case = Case::of(&mut rng, case.sizes);
+    case.documents = true;
+    for (token, start) in case.starts.iter_mut().enumerate() {
+        *start = (token / 48 * 48) as i32;
+    }
+    let d_o = case.d_o(&mut rng);
+    let packed = case.gradients(&device, &d_o);
+    (case.documents, case.sizes.seqs, case.sizes.seq_len) = (false, 4, 48);
+    case.starts.fill(0);
+    for (name, (packed, alone)) in ["dq", "dk", "dv"]
+        .iter()
+        .zip(packed.iter().zip(&case.gradients(&device, &d_o)))
+    {
+        let error = crate::support::error(&packed.to_f32(), &wide(&alone.to_f32()));
+        assert!(error < 1e-6, "{name} is off by {error:e}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "token 2 of a sequence is in a document from 1")]
+fn documents_follow_each_other() {
+    let device = Device::cpu(1);
+    Documents::new(&device, TensorClass::Activations, &[0, 0, 1, 3], 1);
+}
+
 /// The widths of real models, whose tiles and registers are others than those of small ones: all of
 /// them where Hopper's kernels run, and elsewhere what differs most from the small.
 fn real_heads(device: &Device) -> &'static [[usize; 2]] {
@@ -327,6 +417,11 @@ fn oracle_of_real_heads() {
                 checks.extend(case.forward(device));
                 checks.extend(case.backward(device, rng));
             }
+            // As documents have.
+            let mut case = Case::of(rng, sizes);
+            case.cut(rng, 50);
+            checks.extend(case.forward(device));
+            checks.extend(case.backward(device, rng));
         }
         checks
     });
@@ -346,10 +441,15 @@ fn oracle_forward_large_scores() {
 /// Blocks run in another order on each of these devices.
 #[test]
 fn bits_do_not_depend_on_the_order_of_blocks() {
-    for ((one, other), mask) in emulated(1)
+    let kinds = [
+        (Mask::Causal, false),
+        (Mask::Window(90), false),
+        (Mask::Causal, true),
+    ];
+    for ((one, other), (mask, documents)) in emulated(1)
         .iter()
         .zip(&emulated(2))
-        .flat_map(|both| [Mask::Causal, Mask::Window(90)].map(|mask| (both, mask)))
+        .flat_map(|both| kinds.map(|kind| (both, kind)))
     {
         let run = |device: &Device| {
             let mut rng = Rng::new(7);
@@ -362,7 +462,10 @@ fn bits_do_not_depend_on_the_order_of_blocks() {
                 dk: 24,
                 dv: 16,
             };
-            let case = Case::of(&mut rng, sizes);
+            let mut case = Case::of(&mut rng, sizes);
+            if documents {
+                case.cut(&mut rng, 60);
+            }
             let d_o = case.d_o(&mut rng);
             case.gradients(device, &d_o)
         };

@@ -1,5 +1,6 @@
 //! Tests of `rope` against its f64 reference in plain loops.
 
+use moefold_kernels::TensorClass;
 use moefold_kernels::rope::*;
 
 use crate::support::{Check, differences, inner, inside, oracle_everywhere, tensor, wide};
@@ -65,7 +66,18 @@ fn oracle_forward_and_backward() {
         let dx_want = differences(&x, |x| inner(&reference(x, &rule), &dy));
         let frequencies = frequencies(rotary, rule.theta);
         let positions = positions.iter().copied();
-        let rope = table(device, &positions, &frequencies, rule.amplitude);
+        let mut rope = table(device, &positions, &frequencies, rule.amplitude);
+        if rng.coin() {
+            // The same of a table in another order, with rows that nobody takes.
+            let order: Vec<usize> = (0..tokens).rev().chain([0]).collect();
+            let among = order
+                .iter()
+                .map(|&token| rule.positions.get(token).copied());
+            let among: Vec<u32> = among.map(Option::unwrap_or_default).collect();
+            rope = table(device, &among.into_iter(), &frequencies, rule.amplitude);
+            let rows: Vec<i32> = (0..tokens as i32).rev().collect();
+            rope = rope.at(device.from_i32(TensorClass::Activations, &rows, &[tokens]));
+        }
         let rope = rope.pairing(rule.pairing).skipping(skipped);
         let offset = 8 - rng.size(0..=1);
         let place = |values: &[f32]| inside(&tensor(device, values, &[tokens, heads, d]), offset);

@@ -225,6 +225,22 @@ pub enum Illegal {
         "param-gather in `overlap` needs grad-reduce beside it (Megatron-Core); nearest: `overlap` grad-reduce,param-gather"
     )]
     GatherAlone,
+    /// Nothing can run beside the dispatch of tokens.
+    #[error(
+        "shared-expert in `overlap` has no shared expert to run beside the exchange of tokens: the model has none; nearest: `overlap` without it"
+    )]
+    NoSharedExpert,
+    /// A dispatcher that nothing runs beside.
+    #[error(
+        "shared-expert in `overlap` goes with dispatchers that send tokens, not with {} (Megatron-Core); nearest: `dispatcher` alltoall",
+        dispatcher.name()
+    )]
+    SharedDispatcher { dispatcher: Dispatcher },
+    /// What ran beside the dispatch cannot run again alone.
+    #[error(
+        "shared_experts cannot be recomputed with shared-expert in `overlap` (Megatron-Core); nearest: `recompute` without shared_experts"
+    )]
+    SharedAgain,
 }
 
 impl Illegal {
@@ -268,6 +284,9 @@ impl Illegal {
             Self::RecomputeLayers { .. } => "recompute_layers",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
+            Self::NoSharedExpert => "no_shared_expert",
+            Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
+            Self::SharedAgain => "shared_expert_recomputed",
         }
     }
 

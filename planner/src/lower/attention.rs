@@ -76,7 +76,7 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
     // Ring attention: each rank passes its keys and values on `cp - 1` times, and in the backward
     // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links, but
     // beside nothing.
-    let beside = work.setting.cp_comm == CpComm::P2p;
+    let beside = (work.setting.cp_comm == CpComm::P2p).then_some(Part::Core);
     let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
     if cp.ranks > 1 {
         let all = work.wide.bytes(block * u64::from(cp.ranks));
@@ -113,8 +113,8 @@ fn lower_exchanged_core(work: &mut Writer<'_>, core: &Core, keys: Option<u64>) {
         dtype,
     };
     for (forward, [first, last]) in [(true, [inputs, output]), (false, [output, inputs])] {
-        work.push(forward, first, Category::CpComm, false);
-        work.push(forward, last, Category::CpComm, false);
+        work.push(forward, first, Category::CpComm, None);
+        work.push(forward, last, Category::CpComm, None);
     }
     work.both(attention);
 }
@@ -336,6 +336,7 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
             capacity: None,
             cp_comm,
+            shared_beside: false,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward].map(|work| {
@@ -347,7 +348,7 @@ mod tests {
 
     fn sent(work: &[Work]) -> Vec<(CollectiveKind, u64, bool)> {
         let sent = work.iter().filter_map(|work| match work.task {
-            Task::Collective(all) => Some((all.kind, all.bytes.0, work.beside_core)),
+            Task::Collective(all) => Some((all.kind, all.bytes.0, work.beside.is_some())),
             _ => None,
         });
         sent.collect()

@@ -12,7 +12,8 @@ use crate::choice::Dispatcher;
 use crate::model::Moe;
 use crate::runtime::{Part, Task};
 
-pub(crate) fn lower(work: &mut Writer<'_>, moe: &Moe) {
+/// Rows put in order for experts and back.
+pub(crate) fn lower_rows(work: &mut Writer<'_>) {
     let local = *work.setting.local;
     let hidden = work.setting.model.hidden;
     let dtype = work.wide;
@@ -58,12 +59,13 @@ pub(crate) fn lower(work: &mut Writer<'_>, moe: &Moe) {
         // Permutation is fused into the kernels.
         Dispatcher::Hybridep => {}
     }
+}
+
+/// One dispatch (or combine) of either pass, beside what is said.
+pub(crate) fn lower_exchange(work: &mut Writer<'_>, moe: &Moe, beside: Option<Part>) {
     if let Some(exchange) = exchanges(work, moe) {
-        // Dispatch and combine forward; the backward of each is the other.
-        for _ in 0..2 {
-            work.push(true, exchange, Category::EpComm, false);
-            work.push(false, exchange, Category::EpComm, false);
-        }
+        work.push(true, exchange, Category::EpComm, beside);
+        work.push(false, exchange, Category::EpComm, beside);
     }
 }
 

@@ -60,7 +60,7 @@ fn lower_head(work: &mut Writer<'_>) {
                 true,
                 crate::runtime::Task::Collective(reduce),
                 Category::TpComm,
-                false,
+                None,
             );
         }
     }

@@ -35,6 +35,12 @@ fn fc1_width(mlp: &Mlp) -> u64 {
 }
 
 fn lower_mlp(work: &mut Writer<'_>, mlp: &Mlp) {
+    lower_up(work, mlp);
+    lower_down(work, mlp);
+}
+
+/// Until the activation of an MLP.
+fn lower_up(work: &mut Writer<'_>, mlp: &Mlp) {
     let local = *work.setting.local;
     let hidden = work.setting.model.hidden;
     work.enter_tp(hidden);
@@ -46,6 +52,12 @@ fn lower_mlp(work: &mut Writer<'_>, mlp: &Mlp) {
         pass,
         dtype,
     });
+}
+
+/// From the activation of an MLP on.
+fn lower_down(work: &mut Writer<'_>, mlp: &Mlp) {
+    let local = *work.setting.local;
+    let hidden = work.setting.model.hidden;
     work.linear(local.tokens, hidden, mlp.width / local.tp);
     work.leave_tp(hidden);
 }
@@ -62,11 +74,28 @@ fn lower_moe(work: &mut Writer<'_>, moe: &Moe) {
         topk: moe.topk,
         pass,
     });
+    // Its first half beside the dispatch of tokens, its second beside the combine; the backward of each is the
+    // other (Megatron-Core, `shared_experts.py`).
+    if let Some(shared) = moe.shared.as_ref().filter(|_| work.setting.shared_beside) {
+        dispatch::lower_rows(work);
+        dispatch::lower_exchange(work, moe, Some(Part::Shared));
+        work.at(Category::Dense, Part::Shared);
+        lower_up(work, &shared.mlp);
+        lower_experts(work, moe);
+        work.at(Category::RouterPermute, Part::Dispatch);
+        dispatch::lower_exchange(work, moe, Some(Part::Shared));
+        work.at(Category::Dense, Part::Shared);
+        lower_down(work, &shared.mlp);
+        return;
+    }
     if let Some(shared) = &moe.shared {
         work.at(Category::Dense, Part::Shared);
         lower_mlp(work, &shared.mlp);
     }
-    dispatch::lower(work, moe);
+    dispatch::lower_rows(work);
+    // Dispatch and combine forward; the backward of each is the other.
+    dispatch::lower_exchange(work, moe, None);
+    dispatch::lower_exchange(work, moe, None);
     lower_experts(work, moe);
 }
 
@@ -155,6 +184,7 @@ mod tests {
             dispatcher,
             cp_comm: CpComm::default(),
             capacity: None,
+            shared_beside: false,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {

@@ -53,6 +53,8 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         dispatcher: job.dispatcher,
         cp_comm: job.cp_comm,
         capacity: job.capacity,
+        // The same is run, in whatever order.
+        shared_beside: false,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();

@@ -150,6 +150,7 @@ impl PlannedLayout {
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             optimizer: self.optimizer,
+            overlap: self.overlap,
             ..SearchOptions::new(request.batch, self.stack)
         };
         let layout = Rules::of(model, &options)

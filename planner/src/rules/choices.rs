@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{CpComm, Dispatcher, Module, Recompute, RecomputePlan, StackName};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -144,22 +144,47 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             broken.push(Illegal::StackRecompute { stack: name });
         }
         check_recompute(recompute, model, &mut broken);
-        let illegal = |set| delayed_scaling(precision, set);
+        let illegal = |set| clash(options, set);
         broken.extend(recompute.sets().into_iter().find_map(illegal));
     }
     let overlap = options.overlap.unwrap_or_default();
+    if overlap.shared_expert {
+        if !model.layers.iter().any(shares_expert) {
+            broken.push(Illegal::NoSharedExpert);
+        }
+        if let Some(dispatcher) = options.dispatcher.filter(|&one| !runs_beside(one)) {
+            broken.push(Illegal::SharedDispatcher { dispatcher });
+        }
+    }
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
     broken
 }
 
-/// The rule that a recompute set breaks under a precision, if any. Full recomputation runs whole
+/// The rule that a recompute set breaks beside what else is chosen, if any. Full recomputation runs whole
 /// layers again and takes no notice of their modules.
-pub(crate) fn delayed_scaling(precision: Precision, recompute: &Recompute) -> Option<Illegal> {
-    let by_module = matches!(recompute, Recompute::Modules(_));
-    let clash = precision == Precision::Fp8Delayed && by_module;
-    (clash && recompute.covers(Module::MoeAct)).then_some(Illegal::DelayedScaling)
+pub(crate) fn clash(options: &SearchOptions, recompute: &Recompute) -> Option<Illegal> {
+    let Recompute::Modules(modules) = recompute else {
+        return None;
+    };
+    let delayed = options.precision == Precision::Fp8Delayed;
+    if delayed && recompute.covers(Module::MoeAct) {
+        return Some(Illegal::DelayedScaling);
+    }
+    let beside = options.overlap.unwrap_or_default().shared_expert;
+    (beside && modules.contains(&Module::SharedExperts)).then_some(Illegal::SharedAgain)
+}
+
+/// Whether a layer has an expert that every token passes.
+fn shares_expert(layer: &Layer) -> bool {
+    layer.moe().is_some_and(|moe| moe.shared.is_some())
+}
+
+/// Whether the shared expert can run while this dispatcher sends tokens (Megatron-Core's
+/// `transformer_config.py`, `moe_shared_expert_overlap`).
+pub(crate) fn runs_beside(dispatcher: Dispatcher) -> bool {
+    dispatcher != Dispatcher::Allgather
 }
 
 fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal>) {

@@ -73,8 +73,9 @@ pub struct Work {
     pub category: Category,
     /// Where it belongs, where the runtime says.
     pub part: Option<Part>,
-    /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
-    pub beside_core: bool,
+    /// The part beside whose ops it runs, where only the excess shows: the [core](Part::Core) (ring attention), or
+    /// the [shared expert](Part::Shared), of which it is those that follow up to the next such work.
+    pub beside: Option<Part>,
 }
 
 /// The work of one layer (or end of the model) for one microbatch.
@@ -181,4 +182,6 @@ pub struct Setting<'a> {
     pub cp_comm: CpComm,
     /// How many experts take, as `local` has it.
     pub capacity: Option<Capacity>,
+    /// Whether the shared expert runs while tokens are sent to the others.
+    pub shared_beside: bool,
 }

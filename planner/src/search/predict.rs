@@ -7,7 +7,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Offload, ScheduleName};
+use crate::choice::{Offload, Overlap, ScheduleName};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -81,6 +81,9 @@ pub(crate) fn planned(
         offload: Offload::None,
         precision: options.precision,
         optimizer: options.optimizer,
+        overlap: (question.overlap
+            != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
+        .then_some(question.overlap),
         stack: options.stack,
         predicted: Predicted {
             step_s,

@@ -387,6 +387,7 @@ impl<'a> Question<'a> {
             dispatcher,
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
+            shared_beside: self.overlap.shared_expert,
         }
     }
 

@@ -352,11 +352,13 @@ impl Walker<'_> {
         self.give(working);
     }
 
-    /// The work of one layer; what runs beside its core is started first and awaited last.
+    /// The work of one layer; what runs beside its core is started first and awaited last, what runs beside its
+    /// shared expert is awaited behind that.
     fn work(&mut self, list: &[Work], at: At, category: Option<Category>) {
-        let (beside, own): (Vec<&Work>, Vec<&Work>) =
-            list.iter().partition(|work| work.beside_core);
-        let mut pending = Vec::new();
+        let (beside, own): (Vec<&Work>, Vec<&Work>) = list
+            .iter()
+            .partition(|work| work.beside == Some(Part::Core));
+        let (mut pending, mut sent) = (Vec::new(), Vec::new());
         for work in beside {
             if let Task::Collective(collective) = work.task {
                 let category = category.unwrap_or(work.category);
@@ -366,6 +368,15 @@ impl Walker<'_> {
         for work in own {
             let group = self.group(work);
             let category = category.unwrap_or(work.category);
+            if work.beside == Some(Part::Shared) {
+                sent.push(self.start_sending(work, group, category, at));
+                continue;
+            }
+            if work.part != Some(Part::Shared) {
+                let sent = sent.drain(..);
+                self.events
+                    .extend(sent.map(|number| Event::Awaited { number }));
+            }
             match work.task {
                 Task::Op(op) => {
                     self.events.push(Event::Op { op, category, at });
@@ -383,19 +394,8 @@ impl Walker<'_> {
                     }
                 }
                 Task::Collective(collective) => self.collective(group, collective, category, at),
-                Task::Exchange {
-                    local,
-                    remote,
-                    group: Placement { ranks, .. },
-                } => {
-                    let cost = crate::price::cost_of(work, self.case.question.costs);
-                    let collective = Collective {
-                        kind: CollectiveKind::AllToAll,
-                        bytes: local + remote,
-                        ranks,
-                        ranks_per_domain: ranks,
-                    };
-                    let number = self.start(group, collective, Some(cost.time), category, at);
+                Task::Exchange { .. } => {
+                    let number = self.start_sending(work, group, category, at);
                     self.events.push(Event::Awaited { number });
                 }
                 Task::HostRead => {
@@ -404,8 +404,30 @@ impl Walker<'_> {
                 }
             }
         }
-        for number in pending {
+        for number in sent.into_iter().chain(pending) {
             self.events.push(Event::Awaited { number });
+        }
+    }
+
+    /// Starts a dispatch or combine of tokens.
+    fn start_sending(&mut self, work: &Work, group: &str, category: Category, at: At) -> u64 {
+        match work.task {
+            Task::Exchange {
+                local,
+                remote,
+                group: Placement { ranks, .. },
+            } => {
+                let cost = crate::price::cost_of(work, self.case.question.costs);
+                let collective = Collective {
+                    kind: CollectiveKind::AllToAll,
+                    bytes: local + remote,
+                    ranks,
+                    ranks_per_domain: ranks,
+                };
+                self.start(group, collective, Some(cost.time), category, at)
+            }
+            Task::Collective(collective) => self.start(group, collective, None, category, at),
+            Task::Op(_) | Task::HostRead => unreachable!("{work:?} sends nothing"),
         }
     }
 

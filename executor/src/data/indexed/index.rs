@@ -6,8 +6,9 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::format::{Element, HEADER_BYTES, MAGIC, VERSION};
 use crate::error::Error;
@@ -84,13 +85,33 @@ fn offsets_at(sequences: u64) -> u64 {
     HEADER_BYTES + 4 * sequences
 }
 
-/// The byte of `.bin` that one of so many sequences begins with, from an index that was checked.
-pub(super) fn offset(path: &Path, sequences: u64, sequence: u64) -> Result<u64, Error> {
-    let file = File::open(path).map_err(Error::io(path, "open"))?;
-    let mut entry = [0; 8];
-    file.read_exact_at(&mut entry, offsets_at(sequences) + 8 * sequence)
-        .map_err(Error::io(path, "read"))?;
-    Ok(u64::from_le_bytes(entry))
+/// The bytes of `.bin` that sequences begin with, from an index that was checked.
+#[derive(Debug)]
+pub(super) struct Offsets {
+    path: PathBuf,
+    file: File,
+    sequences: u64,
+}
+
+impl Offsets {
+    /// Those of so many sequences.
+    pub(super) fn open(path: PathBuf, sequences: u64) -> Result<Self, Error> {
+        Ok(Self {
+            file: File::open(&path).map_err(Error::io(&path, "open"))?,
+            path,
+            sequences,
+        })
+    }
+
+    /// Those of some of them.
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u64>, Error> {
+        let mut entries = vec![[0; 8]; (range.end - range.start) as usize];
+        let at = offsets_at(self.sequences) + 8 * range.start;
+        self.file
+            .read_exact_at(entries.as_flattened_mut(), at)
+            .map_err(Error::io(&self.path, "read"))?;
+        Ok(entries.into_iter().map(u64::from_le_bytes).collect())
+    }
 }
 
 /// Checks lengths and offsets against each other; returns the number of tokens.

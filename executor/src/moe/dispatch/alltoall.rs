@@ -71,42 +71,33 @@ impl Exchange {
         }
     }
 
-    /// `[t K, w]` in expert order `-> [N, w]` in local expert order.
-    pub(super) fn there(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
-        let arrived = self.start_dispatch(cx, rows)?.finish(cx)?;
-        Ok(self.sorted(cx, arrived))
-    }
-
-    /// [`Exchange::there`] for rows and for numbers `[t K, 1]`, both under way together.
-    pub(super) fn there_with(
+    /// `[t K, w]` in expert order, on the way to `[N, w]` in local expert order; numbers `[t K, 1]` with them.
+    pub(super) fn there(
         &self,
         cx: &Context,
         rows: Tensor,
-        numbers: Tensor,
-    ) -> Result<[Tensor; 2], Error> {
-        let numbers = self.start_dispatch(cx, numbers)?;
-        let rows = self.start_dispatch(cx, rows)?;
-        let numbers = numbers.finish(cx)?;
-        let numbers = self.sorted(cx, numbers);
-        let rows = rows.finish(cx)?;
-        Ok([self.sorted(cx, rows), numbers])
+        numbers: Option<Tensor>,
+    ) -> Result<UnderWay<'_>, Error> {
+        let numbers = numbers.map(|numbers| self.start_dispatch(cx, numbers));
+        Ok(UnderWay {
+            numbers: numbers.transpose()?,
+            rows: self.start_dispatch(cx, rows)?,
+        })
     }
 
-    /// `[N, w]` in local expert order `-> [t K, w]` in expert order, summed over ETP.
-    pub(super) fn back(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
-        self.start_combine(cx, rows)?.finish(cx)
-    }
-
-    /// [`Exchange::back`] for rows and for numbers `[N, 1]`, both under way together.
-    pub(super) fn back_with(
+    /// `[N, w]` in local expert order, on the way to `[t K, w]` in expert order, summed over ETP; numbers `[N, 1]`
+    /// with them.
+    pub(super) fn back(
         &self,
         cx: &Context,
         rows: Tensor,
-        numbers: Tensor,
-    ) -> Result<[Tensor; 2], Error> {
-        let numbers = self.start_combine(cx, numbers)?;
-        let rows = self.start_combine(cx, rows)?;
-        Ok([rows.finish(cx)?, numbers.finish(cx)?])
+        numbers: Option<Tensor>,
+    ) -> Result<UnderWay<'_>, Error> {
+        let numbers = numbers.map(|numbers| self.start_combine(cx, numbers));
+        Ok(UnderWay {
+            numbers: numbers.transpose()?,
+            rows: self.start_combine(cx, rows)?,
+        })
     }
 
     fn sorted(&self, cx: &Context, arrived: Tensor) -> Tensor {
@@ -239,6 +230,33 @@ impl Exchange {
     }
 }
 
+/// Rows under way, and numbers where some go with them.
+pub(super) struct UnderWay<'a> {
+    rows: Moving<'a>,
+    numbers: Option<Moving<'a>>,
+}
+
+impl UnderWay<'_> {
+    /// What has arrived: rows and numbers.
+    pub(super) fn finish(self, cx: &Context) -> Result<(Tensor, Option<Tensor>), Error> {
+        let Self { rows, numbers } = self;
+        let exchange = rows.exchange;
+        if rows.share {
+            // They are sorted while the rows are still under way.
+            let numbers = numbers.map(|numbers| {
+                let numbers = numbers.finish(cx)?;
+                Ok::<_, Error>(exchange.sorted(cx, numbers))
+            });
+            let numbers = numbers.transpose()?;
+            let rows = rows.finish(cx)?;
+            return Ok((exchange.sorted(cx, rows), numbers));
+        }
+        let rows = rows.finish(cx)?;
+        let numbers = numbers.map(|numbers| numbers.finish(cx));
+        Ok((rows, numbers.transpose()?))
+    }
+}
+
 /// Rows under way.
 struct Moving<'a> {
     exchange: &'a Exchange,
@@ -247,7 +265,7 @@ struct Moving<'a> {
     /// What was sent, which is alive until it has arrived, whoever would let go of it earlier.
     source: Option<Tensor>,
     pending: Option<Pending>,
-    /// Whether ETP peers share what arrived.
+    /// Whether they go to experts, so that ETP peers share what arrived.
     share: bool,
 }
 

@@ -97,6 +97,13 @@ fn core(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             all.push(keyed(name, masked(causal, keys, pass)));
         }
     }
+    for (function, pass) in [("forward", Pass::Forward), ("backward", Pass::Backward)] {
+        let name = format!("attention::{function}_of documents");
+        let (op, every) = (masked(true, len, pass), (len * 2 / 5).max(1));
+        all.push(called(name, op, move |inputs| {
+            operands::divided(inputs, &op, Some(every))
+        }));
+    }
     all
 }
 
@@ -111,16 +118,31 @@ fn rotation(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
     };
     let half = dim / 4 * 2;
     let mut all = Vec::new();
-    for (name, rotary, skipped, pairing) in [
-        ("", dim, 0, Pairing::Halves),
-        (" neighbours", dim, 0, Pairing::Neighbours),
-        (" half of a head", half, 0, Pairing::Halves),
-        (" end of a head", half, dim - half, Pairing::Neighbours),
+    for (name, rotary, skipped, pairing, named) in [
+        ("", dim, 0, Pairing::Halves, false),
+        (" neighbours", dim, 0, Pairing::Neighbours, false),
+        (" half of a head", half, 0, Pairing::Halves, false),
+        (
+            " end of a head",
+            half,
+            dim - half,
+            Pairing::Neighbours,
+            false,
+        ),
+        (" at positions", dim, 0, Pairing::Halves, true),
+        (
+            " neighbours at positions",
+            dim,
+            0,
+            Pairing::Neighbours,
+            true,
+        ),
     ] {
         let rotary = Rotary {
             dim: rotary,
             skipped,
             theta: 1e6,
+            named,
             pairing,
         };
         for (function, pass) in [("forward", Pass::Forward), ("backward", Pass::Backward)] {

@@ -31,6 +31,7 @@ fn options(words: &str) -> SearchOptions {
             "overlap" => {
                 let has = |kind| word.split(',').any(|found| found == kind);
                 options.overlap = Some(Overlap {
+                    shared_expert: has("shared-expert"),
                     grad_reduce: has("grad-reduce"),
                     param_gather: has("param-gather"),
                     p2p: has("p2p"),
@@ -215,4 +216,39 @@ fn rules_of_degrees_and_of_choices_are_reported_together() {
             "moe_act_under_delayed_fp8",
         ]
     );
+}
+
+/// What goes with the shared expert beside dispatch, and what not.
+#[test]
+fn each_rule_of_the_shared_expert_has_its_message() {
+    check(
+        "",
+        "overlap shared-expert",
+        "no_shared_expert",
+        &[
+            "shared-expert in `overlap`",
+            "nearest: `overlap` without it",
+        ],
+    );
+    for (words, reason, expected) in [
+        (
+            "overlap shared-expert dispatcher allgather",
+            "shared_expert_dispatcher",
+            "not with allgather",
+        ),
+        (
+            "overlap shared-expert recompute shared_experts,layernorm",
+            "shared_expert_recomputed",
+            "`recompute` without shared_experts",
+        ),
+    ] {
+        let found = broken("deepseek-v3", "", words);
+        assert_eq!(found.len(), 1, "{words}: {found:?}");
+        assert_eq!(found[0].reason(), reason);
+        assert!(found[0].to_string().contains(expected), "{}", found[0]);
+    }
+    for words in ["recompute full", "recompute moe", "dispatcher deepep"] {
+        let words = format!("overlap shared-expert {words}");
+        assert_eq!(broken("deepseek-v3", "", &words), [], "{words}");
+    }
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use moefold_planner::model::Ffn;
+use moefold_planner::choice::Overlap;
+use moefold_planner::model::{Ffn, hf};
 use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
 
@@ -216,6 +217,30 @@ fn differential_training_in_bf16_over_nccl_is_that_of_rank_threads() {
     let plan = plan(ranks, Precision::Bf16);
     let found = over_nccl(mock, &plan, ranks.all, device);
     check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
+    mock.assert_clean();
+}
+
+/// The shared expert runs while NCCL sends tokens: what it gives is what it gives alone.
+#[test]
+fn differential_the_shared_expert_beside_dispatch_over_nccl_is_that_of_rank_threads() {
+    let device = emulated(Dtype::F32);
+    if !testing::is_at_hand(&device) {
+        return;
+    }
+    let Some(mock) = mock() else { return };
+    let ranks = &LAYOUTS[1];
+    let mut apart = plan(ranks, Precision::Fp32);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen2_moe");
+    apart.model = hf::read(&folder).expect("a fixture");
+    apart.model.vocab_size = 128;
+    apart.planned.pipeline = planned(&apart.model, apart.planned.layout).pipeline;
+    let mut beside = apart.clone();
+    beside.planned.overlap = Some(Overlap {
+        shared_expert: true,
+        ..Overlap::default()
+    });
+    let found = over_nccl(mock, &beside, ranks.all, device);
+    check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
     mock.assert_clean();
 }
 
