@@ -157,7 +157,7 @@ impl Moe {
             shared: kept_shared,
         } = saved;
         let experts = &mut kept.get_mut().experts;
-        let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
+        let rows = self.experts.finish(cx, experts, dispatch.offsets(), again);
         kept.drop_of(Module::Moe, again);
         let y = dispatch.from_experts(cx, rows)?;
         if let Some(shared) = &self.shared {
@@ -179,7 +179,7 @@ impl Moe {
         dispatch: &Dispatch,
     ) -> Result<ExpertRows, Error> {
         let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
-        let experts = self.experts.run(cx, rows, row_probs, dispatch.rows());
+        let experts = self.experts.run(cx, rows, row_probs, dispatch.offsets());
         Ok(ExpertRows { routing, experts })
     }
 
@@ -208,7 +208,9 @@ impl Moe {
         let ExpertRows { routing, experts } = kept.into_inner();
         let sent = leaving(cx, dy, dispatch.map());
         let drows = dispatch.to_experts(cx, sent)?;
-        let (drows, drow_probs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
+        let (drows, drow_probs) = self
+            .experts
+            .backward(cx, drows, experts, dispatch.offsets())?;
         let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, drow_probs)?;
         let chosen = (&routing, &router);
         self.router.backward(cx, &dprobs, chosen, normed, &dnormed);

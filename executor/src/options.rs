@@ -6,8 +6,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan, ScheduleName};
+use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
+use moefold_planner::schedule::Schedule;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
@@ -60,9 +62,17 @@ pub struct Savers {
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
     pub dispatching: Dispatching,
+    /// The pipeline schedule; absent, the one that degrees have where none is chosen.
+    pub schedule: Option<ScheduleName>,
 }
 
 impl Savers {
+    /// The schedule of a layout.
+    pub(crate) fn schedule_of(&self, layout: &Layout) -> Schedule {
+        let usual = ScheduleName::of(layout.pp(), layout.vpp());
+        Schedule::of(layout, self.schedule.unwrap_or(usual))
+    }
+
     /// Those of a plan.
     pub fn of(plan: &PlannedLayout) -> Self {
         Self {
@@ -73,6 +83,7 @@ impl Savers {
                 dispatcher: plan.dispatcher,
                 capacity: plan.capacity,
             },
+            schedule: Some(plan.pipeline.schedule),
         }
     }
 }

@@ -63,11 +63,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
     PlannedLayout {
         layout,
         pipeline: Pipeline {
-            schedule: match (layout.pp, layout.vpp) {
-                (1, _) => ScheduleName::None,
-                (_, 1) => ScheduleName::OneFOneB,
-                _ => ScheduleName::Interleaved,
-            },
+            schedule: ScheduleName::of(layout.pp, layout.vpp),
             stages: even_stages(56, layout.pp * layout.vpp),
         },
         dispatcher: Dispatcher::Alltoall,
@@ -245,6 +241,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
         },
         profiles: Vec::new(),
         alternatives: vec![Alternative {
+            schedule: None,
             layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
             recompute: RecomputePlan::default(),
             step_s: 1.2 * step_s,

@@ -24,6 +24,7 @@ use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision
 use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::error::Error;
+use crate::later::WeightGradients;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
 use crate::moe::dispatch::Dispatching;
@@ -45,12 +46,13 @@ pub struct Traced<'a> {
     steps: Mutex<BTreeMap<[u64; 4], [Level; 2]>>,
 }
 
-/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len]`; of what attention's
+/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len, whether the
+/// backward pass is divided]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
 /// all.
-type Sizes = (Unit, [u64; 3], [u64; 3], [u64; 3], [u64; 4]);
+type Sizes = (Unit, [u64; 4], [u64; 3], [u64; 3], [u64; 4]);
 
 /// What is traced as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,6 +74,8 @@ struct Site<'a> {
     precision: Precision,
     cp_comm: CpComm,
     dispatching: Dispatching,
+    /// Whether gradients of weights come after the backward pass.
+    divides: bool,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -82,6 +86,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             precision: setting.precision,
             cp_comm: setting.cp_comm,
             dispatching: dispatching(setting),
+            divides: false,
         }
     }
 }
@@ -111,8 +116,25 @@ struct Answer {
     largest: Bytes,
 }
 
-/// What takes time, with its category.
-type Item = (Doing, Category);
+/// What takes time.
+#[derive(Debug, Clone)]
+struct Item {
+    doing: Doing,
+    category: Category,
+    /// Whether it only adds to gradients of weights.
+    of_weights: bool,
+}
+
+impl Item {
+    /// What is no op.
+    fn other(doing: Doing, category: Category) -> Self {
+        Self {
+            doing,
+            category,
+            of_weights: false,
+        }
+    }
+}
 
 #[derive(Debug, Clone)]
 enum Doing {
@@ -204,7 +226,12 @@ impl<'a> Traced<'a> {
                 dispatching[1..].copy_from_slice(&[each, policy, u64::from(capacity.pad)]);
             }
         }
-        let always = [site.precision as u64, site.cp_comm as u64, local.seq_len];
+        let always = [
+            site.precision as u64,
+            site.cp_comm as u64,
+            local.seq_len,
+            u64::from(site.divides),
+        ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -292,23 +319,33 @@ impl<'a> Traced<'a> {
             }
         };
         let forward = tape.read(Heard::of);
-        let dx = stage.backward(&cx, dy, &tokens, saved)?;
+        let pass = || stage.backward(&cx, dy, &tokens, saved);
+        let (dx, left) = if site.divides {
+            cx.leaving_weights(pass)
+        } else {
+            (pass(), WeightGradients::default())
+        };
+        let dx = dx?;
         let backward = tape.read(Heard::of);
+        left.run(&cx);
+        let weight = tape.read(Heard::of);
         sum_over_tp(&cx, &store)?;
         let update = tape.read(Heard::of);
         drop((hidden, dx));
-        let items = backward.items.into_iter();
-        let (again, rest) = items.partition(|(_, category)| *category == Category::Recompute);
+        let items = backward.items.into_iter().chain(weight.items);
+        let (again, rest) = items.partition(|item| item.category == Category::Recompute);
 
         Ok(Answer {
-            passes: Passes::of(&forward.account, &backward.account),
+            passes: Passes::divided(&forward.account, &backward.account, &weight.account),
             padding: padding(&store.shard),
             beside: {
                 let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
                 Level::of(TensorClass::Weights, biases)
             },
             update: update.account.peak(),
-            largest: forward.largest.max(backward.largest).max(update.largest),
+            largest: [&forward.largest, &backward.largest, &weight.largest]
+                .into_iter()
+                .fold(update.largest, |largest, &other| largest.max(other)),
             forward: forward.items,
             again,
             backward: rest,
@@ -468,33 +505,20 @@ impl Runtime for Traced<'_> {
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
-        let (model, local) = (self.model, setting.local);
-        let mut memory = StageMemory {
-            shard: match piece {
-                Piece::Embedding => shard::embedding(model, local),
-                Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => head_with_depths(model, local, setting.layout.pp()),
-            },
-            ..StageMemory::default()
+        self.memory_at(setting.into(), setting.layout.pp(), piece, sets)
+    }
+
+    fn divided_memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        let site = Site {
+            divides: true,
+            ..setting.into()
         };
-        let pieces = self.pieces(piece);
-        for &piece in &pieces {
-            let answer = self.answer(setting.into(), piece);
-            memory.padding += answer.padding;
-            memory.update = memory.update.higher(answer.update);
-            memory.beside = memory.beside + answer.beside;
-        }
-        let passes = |set| {
-            let units = self.units(&pieces, set).into_iter();
-            let passes = units.map(|unit| self.answer_of(setting.into(), unit).passes);
-            passes.fold(Passes::default(), Passes::then)
-        };
-        sets.iter()
-            .map(|set| StageMemory {
-                passes: passes(set),
-                ..memory
-            })
-            .collect()
+        self.memory_at(site, setting.layout.pp(), piece, sets)
     }
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
@@ -520,6 +544,43 @@ impl Runtime for Traced<'_> {
 }
 
 impl Traced<'_> {
+    /// [`Runtime::memory`] of a pipeline of `pp` ranks.
+    fn memory_at(
+        &self,
+        site: Site<'_>,
+        pp: u32,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        let (model, local) = (self.model, site.local);
+        let mut memory = StageMemory {
+            shard: match piece {
+                Piece::Embedding => shard::embedding(model, local),
+                Piece::Layer(layer) => shard::layer(model, layer, local),
+                Piece::Head => head_with_depths(model, local, pp),
+            },
+            ..StageMemory::default()
+        };
+        let pieces = self.pieces(piece);
+        for &piece in &pieces {
+            let answer = self.answer(site, piece);
+            memory.padding += answer.padding;
+            memory.update = memory.update.higher(answer.update);
+            memory.beside = memory.beside + answer.beside;
+        }
+        let passes = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let passes = units.map(|unit| self.answer_of(site, unit).passes);
+            passes.fold(Passes::default(), Passes::then)
+        };
+        sets.iter()
+            .map(|set| StageMemory {
+                passes: passes(set),
+                ..memory
+            })
+            .collect()
+    }
+
     /// The largest tensor that a step allocates beside weights, gradients and the optimizer's state, where
     /// the experts of a rank get `load` times the mean of all.
     pub(crate) fn largest(
@@ -538,6 +599,7 @@ impl Traced<'_> {
             precision,
             cp_comm,
             dispatching,
+            divides: false,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -605,7 +667,16 @@ impl Heard {
         let mut heard = Self::default();
         for event in events {
             match event {
-                Event::Op { op, category, .. } => heard.items.push((Doing::Op(*op), *category)),
+                Event::Op {
+                    op,
+                    category,
+                    of_weights,
+                    ..
+                } => heard.items.push(Item {
+                    doing: Doing::Op(*op),
+                    category: *category,
+                    of_weights: *of_weights,
+                }),
                 Event::Started {
                     group,
                     collective,
@@ -613,10 +684,11 @@ impl Heard {
                     ..
                 } => {
                     let doing = Doing::Collective(Group::of(group), *collective);
-                    heard.items.push((doing, *category));
+                    heard.items.push(Item::other(doing, *category));
                 }
                 Event::HostRead { reads: 1, .. } => {
-                    heard.items.push((Doing::HostRead, Category::Host));
+                    let item = Item::other(Doing::HostRead, Category::Host);
+                    heard.items.push(item);
                 }
                 Event::HostRead { name, reads } => {
                     unreachable!("{name} reads {reads} times at once")
@@ -635,7 +707,12 @@ impl Heard {
 
 /// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
 /// core of attention on a device that communicates in a stream of its own.
-fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
+fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
+    let Item {
+        doing,
+        category,
+        of_weights,
+    } = item;
     let mut beside_core = false;
     let mut part = None;
     let task = match doing {
@@ -671,6 +748,7 @@ fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
         category: *category,
         part,
         beside_core,
+        of_weights: *of_weights,
     }
 }
 

@@ -12,3 +12,4 @@ mod peak;
 mod recompute;
 mod shards;
 mod validation;
+mod zero_bubble;

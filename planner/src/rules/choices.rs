@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{CpComm, Module, Recompute, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -20,6 +20,8 @@ pub(super) struct Choices {
     exchanged_heads: Vec<u64>,
     /// Stages that were given.
     stages: Option<u64>,
+    /// The schedule that was given.
+    schedule: Option<ScheduleName>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
     /// Rules that the choices break among themselves.
@@ -38,6 +40,7 @@ impl Choices {
                 CpComm::P2p | CpComm::Allgather => Vec::new(),
             },
             stages: stages.map(|given| given.stages().len() as u64),
+            schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             broken: broken(model, options, &stack),
@@ -64,6 +67,10 @@ impl Choices {
             && given != u64::from(pp) * u64::from(vpp)
         {
             broken.push(Illegal::StageCount { given, pp, vpp });
+        }
+        let fits = |&schedule: &ScheduleName| schedule.goes_with(pp, vpp);
+        if let Some(schedule) = self.schedule.filter(|schedule| !fits(schedule)) {
+            broken.push(Illegal::Schedule { schedule, pp, vpp });
         }
         broken.extend(self.broken.iter().cloned());
     }
@@ -113,6 +120,15 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             stack: name,
             dispatcher,
             known: stack.common().dispatchers,
+        });
+    }
+    if let Some(schedule) = options.schedule
+        && schedule.divides_backward()
+        && !stack.divides_backward()
+    {
+        broken.push(Illegal::StackSchedule {
+            stack: name,
+            schedule,
         });
     }
     if let Some(capacity) = &options.capacity {

@@ -75,6 +75,8 @@ pub struct Work {
     pub part: Option<Part>,
     /// Whether it runs beside the ops of [`Part::Core`] (ring attention) and only the excess shows.
     pub beside_core: bool,
+    /// Whether it only adds to gradients of weights, so that a schedule may leave it for later.
+    pub of_weights: bool,
 }
 
 /// The work of one layer (or end of the model) for one microbatch.

@@ -25,6 +25,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         capacity: planned.capacity,
         recompute: Some(planned.recompute.clone()),
         routing: planned.routing(),
+        schedule: Some(planned.pipeline.schedule),
         ..SearchOptions::new(plan.request.batch, planned.stack)
     }
 }
