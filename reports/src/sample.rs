@@ -153,6 +153,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             let spread = f64::from(i) * 0.618_034 % 1.0;
             let other = f64::from(i) * 0.414_214 % 1.0;
             Candidate {
+                schedule: None,
                 layout: layout(128, 256, degrees[i as usize % degrees.len()]),
                 recompute: Recompute::Full.into(),
                 step_s: 9.5 + 9.0 * spread * (0.35 + other),
