@@ -1,7 +1,7 @@
 //! [`Later`]: work that only adds to gradients of weights, at once or kept until a schedule asks for it.
 //!
 //! Nothing of a backward pass waits for it, so that a pipeline may run it where it would idle (Qi et al., Zero Bubble
-//! Pipeline Parallelism, arXiv 2401.10241, section 2). Layers hand it to [`Context::of_weights`] and do not know when
+//! Pipeline Parallelism, arXiv 2401.10241, section 2). Layers hand it to their rank's `Context` and do not know when
 //! it runs. What is kept holds the tensors that it reads, which nothing changes meanwhile, and runs in the order that
 //! it came in: additions into a gradient are in the same order either way, and so are its bits.
 
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use moefold_profiles::trace::Category;
 
-use crate::rank::Context;
+use crate::record::Recorder;
 
 /// Whether work is kept now, and what is. Clones are the same.
 #[derive(Clone, Default)]
@@ -29,16 +29,21 @@ struct Left {
 
 impl Later {
     /// Runs work that may wait, or keeps it.
-    pub(crate) fn run(&self, cx: &Context, category: Category, work: impl FnOnce() + 'static) {
+    pub(crate) fn run(
+        &self,
+        recorder: &Recorder,
+        category: Category,
+        work: impl FnOnce() + 'static,
+    ) {
         if let Some(kept) = &mut *self.0.borrow_mut() {
             kept.0.push(Left {
                 category,
-                layer: cx.recorder.layer(),
+                layer: recorder.layer(),
                 work: Box::new(work),
             });
             return;
         }
-        cx.recorder.of_weights(|| cx.op(category, work));
+        recorder.of_weights(|| recorder.counting(category, work));
     }
 
     /// Runs a backward pass and keeps what of it may wait.
@@ -53,12 +58,12 @@ impl Later {
 
 impl WeightGradients {
     /// Runs all of it, and lets go of each tensor behind the last that reads it.
-    pub fn run(self, cx: &Context) {
+    pub fn run(self, recorder: &Recorder) {
         for left in self.0 {
-            cx.recorder.at_layer(left.layer);
-            cx.recorder.of_weights(|| cx.op(left.category, left.work));
+            recorder.at_layer(left.layer);
+            recorder.of_weights(|| recorder.counting(left.category, left.work));
         }
-        cx.recorder.at_layer(None);
+        recorder.at_layer(None);
     }
 }
 

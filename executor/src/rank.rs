@@ -198,7 +198,7 @@ impl Context {
     /// Runs ops that only add to gradients of weights, which count as `category`: at once, or where a schedule
     /// divides the backward pass later.
     pub fn of_weights(&self, category: Category, work: impl FnOnce() + 'static) {
-        self.later.run(self, category, work);
+        self.later.run(&self.recorder, category, work);
     }
 
     /// Runs a backward pass without what it leaves for [`WeightGradients::run`].

@@ -365,7 +365,7 @@ impl Stepper {
                 cx.recorder.at_microbatch(Some(microbatch.0));
                 let left = progress.left.remove(&(stage, microbatch));
                 left.expect("gradients of inputs come before those of weights")
-                    .run(cx);
+                    .run(&cx.recorder);
                 Self::note_peak(cx, progress, microbatch);
                 Ok(())
             }

@@ -327,7 +327,7 @@ impl<'a> Traced<'a> {
         };
         let dx = dx?;
         let backward = tape.read(Heard::of);
-        left.run(&cx);
+        left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
         sum_over_tp(&cx, &store)?;
         let update = tape.read(Heard::of);

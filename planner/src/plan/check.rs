@@ -11,8 +11,7 @@ use crate::choice::RecomputePlan;
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
-use crate::rules::Rules;
-use crate::stack::Stack;
+use crate::rules::{Rules, schedules};
 
 /// How far a sum of written decimals may be from its total, relative.
 const ROUNDING: f64 = 1e-6;
@@ -76,8 +75,7 @@ impl PlannedLayout {
     ) -> Result<(), PlanFileError> {
         let layout = self.prove(place, model, request, &self.layout, &self.recompute)?;
         let pipeline = &self.pipeline;
-        let stack = Stack::of(self.stack);
-        let known: Vec<_> = stack.schedules(layout.pp(), layout.vpp()).collect();
+        let known = schedules(self.stack, layout.pp(), layout.vpp());
         if !known.contains(&pipeline.schedule) {
             let names: Vec<String> = known.iter().map(|name| format!("{name:?}")).collect();
             return Err(place.contradiction(

@@ -76,6 +76,11 @@ impl Choices {
     }
 }
 
+/// The schedules that a stack has for some pipeline degrees, the usual one first.
+pub(crate) fn schedules(stack: StackName, pp: u32, vpp: u32) -> Vec<ScheduleName> {
+    Stack::of(stack).schedules(pp, vpp).collect()
+}
+
 /// Whether some attention of a model has windows or sinks.
 fn limits_keys(model: &Model) -> bool {
     let mut layers = model.layers.iter().chain(&model.mtp);
