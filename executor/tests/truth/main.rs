@@ -10,6 +10,7 @@ mod huggingface;
 mod layouts;
 mod peak;
 mod recompute;
+mod refusals;
 mod shards;
 mod validation;
 mod zero_bubble;
