@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, ScheduleName,
+    StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -116,6 +117,9 @@ pub(crate) struct PlanArgs {
     /// What will run the plan [default: megatron; moefold on a CPU cluster]
     #[arg(long, value_parser = flags::one_of(&StackName::ALL, StackName::name))]
     pub(crate) stack: Option<StackName>,
+    /// Pipeline schedule: auto tries those that the stack has for a layout
+    #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&ScheduleName::ALL, ScheduleName::name))]
+    pub(crate) schedule: Auto<ScheduleName>,
     /// Token dispatcher
     #[arg(long, default_value = "auto", value_parser = flags::one_or_auto(&Dispatcher::ALL, Dispatcher::name))]
     pub(crate) dispatcher: Auto<Dispatcher>,

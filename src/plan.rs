@@ -169,6 +169,7 @@ impl<'a> Question<'a> {
             let candidate = Candidate {
                 layout: plan.layout,
                 recompute: plan.recompute.clone(),
+                schedule: plan.pipeline.schedule.chosen(),
                 step_s: plan.predicted.step_s,
                 peak_gib: limit_gib,
             };
@@ -267,6 +268,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     });
     options.recompute.clone_from(&args.recompute.0);
     options.stages.clone_from(&args.pipeline_layout);
+    options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;
     options.optimizer = args.optimizer;
     options.grad_dtype = args.grad_dtype;

@@ -187,7 +187,16 @@ fn a_plan_written_is_a_plan_read() {
     // A plan for another executor is refused with everything that is in the way.
     refused(&["execute", path, "--text", "missing.txt"], 2, &["bf16"]);
 
-    // Edited by hand: unknown keys, other versions and illegal layouts are refused by name.
+    // Edited by hand: a schedule of another stack, unknown keys, other versions and illegal layouts are refused by name.
+    let mut edited = plan.clone();
+    edited["pipeline"]["schedule"] = "zb-h1".into();
+    let other = folder.path().join("other.json");
+    fs::write(&other, edited.to_string()).expect("writable");
+    refused(
+        &["execute", other.to_str().expect("UTF-8"), "--text", "x.txt"],
+        2,
+        &["other.json", "pipeline.schedule", "ZbH1"],
+    );
     for (key, value, says) in [
         ("surprise", serde_json::json!(1), "surprise"),
         ("version", serde_json::json!(99), "99"),
@@ -256,6 +265,30 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
+}
+
+#[test]
+fn schedules_are_refused_by_name() {
+    let of = |schedule: &'static str, more: &[&'static str]| {
+        mixtral(&[&["--schedule", schedule], more].concat())
+    };
+    refused(&of("zb-h2", &[]), 2, &["--schedule", "zb-h2", "zb-h1"]);
+    let megatron = ["megatron", "zb-h1", "1f1b", "--stack"];
+    refused(&of("zb-h1", &[]), 2, &megatron);
+    let ours = ["--stack", "moefold", "--layout"];
+    for (schedule, layout) in [
+        ("zb-h1", "pp=8,vpp=7"),
+        ("zb-h1", "pp=1"),
+        ("none", "pp=2"),
+        ("interleaved", "vpp=1"),
+    ] {
+        let more = [&ours[..], &[layout]].concat();
+        refused(
+            &of(schedule, &more),
+            2,
+            &["--schedule", schedule, "nearest"],
+        );
+    }
 }
 
 #[test]

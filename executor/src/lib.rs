@@ -2,7 +2,7 @@
 //!
 //! The executor interprets a `Plan` ([`train::run`]): communicators over the ranks ([`transport`],
 //! [`rank`]), [`data`], [`weights`], the shard of a rank ([`model`], [`store`]), [`layers`] and
-//! [`moe`], what of them runs again ([`recompute`]), the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, [`convert`]ing them, and measuring ([`record`],
+//! [`moe`], what of them runs again ([`recompute`]) or waits ([`later`]), the order of a step ([`stage`], [`step`]), the [`optimizer`], [`mod@checkpoint`]s, [`convert`]ing them, and measuring ([`record`],
 //! [`run`]; on their own, [`profile`] and [`mod@bench`]). How to train is said by [`options`],
 //! what they compute on by [`device::DeviceSpec`], and how much memory they take there by [`mod@room`]; what is not implemented is refused by [`support`]. Device work is in
 //! `moefold-kernels`, rank arithmetic in the planner's mesh; neither is repeated here.
@@ -18,6 +18,7 @@ pub mod error;
 pub mod files;
 mod gather;
 pub mod host;
+pub mod later;
 pub mod layers;
 pub mod lr;
 pub mod model;

@@ -135,7 +135,7 @@ impl Moe {
                 let sent = dispatch.start_to_experts(cx, rows, Some(probs))?;
                 let begun = shared.begin(cx, normed, all)?;
                 let (rows, probs) = sent.finish_with(cx)?;
-                let experts = self.experts.run(cx, rows, probs, dispatch.rows());
+                let experts = self.experts.run(cx, rows, probs, dispatch.offsets());
                 (ExpertRows { routing, experts }, Some(begun))
             }
         };
@@ -186,7 +186,7 @@ impl Moe {
             begun,
         } = saved;
         let experts = &mut kept.get_mut().experts;
-        let rows = self.experts.finish(cx, experts, dispatch.rows(), again);
+        let rows = self.experts.finish(cx, experts, dispatch.offsets(), again);
         kept.drop_of(Module::Moe, again);
         let (y, own) = match (&self.shared, begun.take()) {
             (Some(shared), Some(mut begun)) => {
@@ -220,7 +220,7 @@ impl Moe {
         dispatch: &Dispatch,
     ) -> Result<ExpertRows, Error> {
         let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
-        let experts = self.experts.run(cx, rows, row_probs, dispatch.rows());
+        let experts = self.experts.run(cx, rows, row_probs, dispatch.offsets());
         Ok(ExpertRows { routing, experts })
     }
 
@@ -257,7 +257,9 @@ impl Moe {
             let sent = dispatch.start_to_experts(cx, sent, None)?;
             let begun = shared.begin_backward(cx, asked, normed, own)?;
             let (drows, _) = sent.finish(cx)?;
-            let (drows, dprobs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
+            let (drows, dprobs) = self
+                .experts
+                .backward(cx, drows, experts, dispatch.offsets())?;
             let sent = dispatch.start_from_experts(cx, drows, Some(dprobs))?;
             let own = shared.end_backward(cx, begun)?;
             let (dnormed, dprobs) = sent.finish_with(cx)?;
@@ -266,7 +268,9 @@ impl Moe {
             dnormed
         } else {
             let drows = dispatch.to_experts(cx, sent)?;
-            let (drows, dprobs) = self.experts.backward(cx, drows, experts, dispatch.rows())?;
+            let (drows, dprobs) = self
+                .experts
+                .backward(cx, drows, experts, dispatch.offsets())?;
             let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, dprobs)?;
             self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
             if let Some(shared) = &self.shared {

@@ -6,8 +6,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Optimizer, Overlap, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, Overlap, RecomputePlan, ScheduleName};
+use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
+use moefold_planner::schedule::Schedule;
 use serde::Serialize;
 
 use crate::device::DeviceSpec;
@@ -62,9 +64,17 @@ pub struct Savers {
     pub dispatching: Dispatching,
     /// What runs beside compute.
     pub overlap: Overlap,
+    /// The pipeline schedule; absent, the one that degrees have where none is chosen.
+    pub schedule: Option<ScheduleName>,
 }
 
 impl Savers {
+    /// The schedule of a layout.
+    pub(crate) fn schedule_of(&self, layout: &Layout) -> Schedule {
+        let usual = ScheduleName::of(layout.pp(), layout.vpp());
+        Schedule::of(layout, self.schedule.unwrap_or(usual))
+    }
+
     /// Those of a plan.
     pub fn of(plan: &PlannedLayout) -> Self {
         Self {
@@ -76,6 +86,7 @@ impl Savers {
                 capacity: plan.capacity,
             },
             overlap: plan.overlap.unwrap_or_default(),
+            schedule: Some(plan.pipeline.schedule),
         }
     }
 }

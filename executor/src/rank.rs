@@ -13,6 +13,7 @@ use moefold_planner::mesh::{self, Coordinates, GroupKind};
 use moefold_planner::schedule;
 use moefold_profiles::trace::Category;
 
+use crate::later::{Later, WeightGradients};
 use crate::model::Family;
 use crate::record::Recorder;
 use crate::transport::{CollectiveLog, Communicator, RankContext};
@@ -32,6 +33,7 @@ pub struct Context {
     pub recorder: Recorder,
     waited_ns: Rc<Cell<u64>>,
     collectives: CollectiveLog,
+    later: Later,
     /// Tensor-parallel group.
     pub tp: Communicator,
     /// Context-parallel group: who has the other tokens of the same sequences.
@@ -164,6 +166,7 @@ impl Context {
             device,
             waited_ns,
             collectives,
+            later: Later::default(),
             tp: group(GroupKind::Tp),
             cp: group(GroupKind::Cp),
             cp_comm: CpComm::default(),
@@ -190,6 +193,17 @@ impl Context {
     /// Runs ops, each of which is a span with its key that counts as `category`.
     pub fn op<T>(&self, category: Category, work: impl FnOnce() -> T) -> T {
         self.recorder.counting(category, work)
+    }
+
+    /// Runs ops that only add to gradients of weights, which count as `category`: at once, or where a schedule
+    /// divides the backward pass later.
+    pub fn of_weights(&self, category: Category, work: impl FnOnce() + 'static) {
+        self.later.run(&self.recorder, category, work);
+    }
+
+    /// Runs a backward pass without what it leaves for [`WeightGradients::run`].
+    pub fn leaving_weights<T>(&self, pass: impl FnOnce() -> T) -> (T, WeightGradients) {
+        self.later.keeping(pass)
     }
 
     /// Runs a module of a forward pass again; all its time counts as [`Category::Recompute`].

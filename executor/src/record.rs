@@ -64,6 +64,8 @@ struct Inner {
     category: Cell<Category>,
     /// Whether a forward pass runs again.
     again: Cell<bool>,
+    /// Whether ops only add to gradients of weights.
+    of_weights: Cell<bool>,
     /// Whether ops are part of a collective, which has a span of its own.
     in_collective: Cell<bool>,
     /// The op under way.
@@ -123,6 +125,7 @@ impl Recorder {
             place: Cell::default(),
             category: Cell::new(Category::Host),
             again: Cell::new(false),
+            of_weights: Cell::new(false),
             in_collective: Cell::new(false),
             open: RefCell::default(),
             detail: Cell::new(Detail::Spans),
@@ -217,6 +220,17 @@ impl Recorder {
         let before = inner.again.replace(true);
         let result = work();
         inner.again.set(before);
+        result
+    }
+
+    /// Runs `work`, whose ops only add to gradients of weights.
+    pub(crate) fn of_weights<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some(inner) = &self.0 else {
+            return work();
+        };
+        let before = inner.of_weights.replace(true);
+        let result = work();
+        inner.of_weights.set(before);
         result
     }
 
@@ -341,6 +355,11 @@ impl Recorder {
     /// Spans from here on belong to a model layer (or to none).
     pub fn at_layer(&self, layer: Option<u32>) {
         self.change_place(|place| place.layer = layer);
+    }
+
+    /// The model layer that spans belong to.
+    pub(crate) fn layer(&self) -> Option<u32> {
+        self.0.as_ref().and_then(|inner| inner.place.get().layer)
     }
 
     fn change_place(&self, change: impl FnOnce(&mut Place)) {
@@ -601,6 +620,7 @@ impl Observer for Inner {
                 op,
                 category,
                 at: place.at(),
+                of_weights: self.of_weights.get(),
             });
         }
         let label = Label {

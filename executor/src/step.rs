@@ -23,6 +23,7 @@ use moefold_profiles::units::Bytes;
 
 use crate::data::{NONE, Packing};
 use crate::error::Error;
+use crate::later::WeightGradients;
 use crate::moe::balance::{Biases, between};
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{Balance, Load, RoutingStats, ZLoss};
@@ -193,6 +194,8 @@ pub(crate) fn keep_offsets(cx: &Context, stats: &RoutingStats, place: &Tensor) {
 #[derive(Debug, Default)]
 struct Progress {
     saved: BTreeMap<(Stage, Microbatch), StageSaved>,
+    /// What divided backward passes have left.
+    left: BTreeMap<(Stage, Microbatch), WeightGradients>,
     /// The residual stream or its gradient, between a message and a pass.
     between: BTreeMap<(Stage, Microbatch), Tensor>,
     /// The last message that was sent, by direction.
@@ -335,7 +338,7 @@ impl Stepper {
             }
         }
         assert!(
-            progress.saved.is_empty() && progress.between.is_empty(),
+            progress.saved.is_empty() && progress.between.is_empty() && progress.left.is_empty(),
             "a schedule runs every forward backward"
         );
         (self.peaked, self.exchanged) = (progress.peaked, progress.exchanged);
@@ -422,19 +425,24 @@ impl Stepper {
                 self.forward(cx, progress, stage, microbatch)
             }
             Action::Backward(stage, microbatch) => {
+                self.backward(cx, progress, stage, microbatch)?;
+                Self::note_peak(cx, progress, microbatch);
+                Ok(())
+            }
+            Action::BackwardInput(stage, microbatch) => {
+                let pass = || self.backward(cx, progress, stage, microbatch);
+                let (ran, left) = cx.leaving_weights(pass);
+                ran?;
+                progress.left.insert((stage, microbatch), left);
+                Self::note_peak(cx, progress, microbatch);
+                Ok(())
+            }
+            Action::BackwardWeight(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
-                let tokens = &progress.tokens[microbatch.0 as usize];
-                let tokens = self.tokens(tokens, progress.loss_scale);
-                let saved = progress.saved.remove(&(stage, microbatch));
-                let saved = saved.expect("a schedule runs a stage forward before backward");
-                let dy = progress.between.remove(&(stage, microbatch));
-                let dx = self.stages[&stage].backward(cx, dy, &tokens, saved)?;
-                let dx = dx.map(|dx| ((stage, microbatch), dx));
-                progress.between.extend(dx);
-                let peak = cx.device.memory().peak_total();
-                if peak > progress.peak {
-                    (progress.peak, progress.peaked) = (peak, Some(microbatch));
-                }
+                let left = progress.left.remove(&(stage, microbatch));
+                left.expect("gradients of inputs come before those of weights")
+                    .run(&cx.recorder);
+                Self::note_peak(cx, progress, microbatch);
                 Ok(())
             }
             Action::RecvActivation(stage, microbatch) => {
@@ -460,6 +468,34 @@ impl Stepper {
                 Ok(())
             }
             Action::OptimizerStep => unreachable!("an update is not an accumulation"),
+        }
+    }
+
+    /// Runs a stage backward.
+    fn backward(
+        &self,
+        cx: &Context,
+        progress: &mut Progress,
+        stage: Stage,
+        microbatch: Microbatch,
+    ) -> Result<(), Error> {
+        cx.recorder.at_microbatch(Some(microbatch.0));
+        let tokens = &progress.tokens[microbatch.0 as usize];
+        let tokens = self.tokens(tokens, progress.loss_scale);
+        let saved = progress.saved.remove(&(stage, microbatch));
+        let saved = saved.expect("a schedule runs a stage forward before backward");
+        let dy = progress.between.remove(&(stage, microbatch));
+        let dx = self.stages[&stage].backward(cx, dy, &tokens, saved)?;
+        let dx = dx.map(|dx| ((stage, microbatch), dx));
+        progress.between.extend(dx);
+        Ok(())
+    }
+
+    /// Notes whether a backward pass of a microbatch came to a new peak.
+    fn note_peak(cx: &Context, progress: &mut Progress, microbatch: Microbatch) {
+        let peak = cx.device.memory().peak_total();
+        if peak > progress.peak {
+            (progress.peak, progress.peaked) = (peak, Some(microbatch));
         }
     }
 

@@ -17,11 +17,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
     PlannedLayout {
         layout,
         pipeline: Pipeline {
-            schedule: match (layout.pp, layout.vpp) {
-                (1, _) => ScheduleName::None,
-                (_, 1) => ScheduleName::OneFOneB,
-                _ => ScheduleName::Interleaved,
-            },
+            schedule: ScheduleName::of(layout.pp, layout.vpp),
             stages: (0..stages)
                 .map(|stage| (cut(stage)..cut(stage + 1)).collect())
                 .collect(),

@@ -10,7 +10,7 @@ use std::path::Path;
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::RecomputePlan;
+use crate::choice::{RecomputePlan, ScheduleName};
 use crate::model::Model;
 use crate::plan::{LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Request};
 
@@ -177,6 +177,9 @@ pub struct Candidate {
     pub layout: LayoutRecord,
     /// What it recomputes.
     pub recompute: RecomputePlan,
+    /// Its pipeline schedule; absent where the degrees say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleName>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory of the worst rank, GiB.

@@ -32,6 +32,8 @@ moefold_profiles::named! {
         OneFOneB = "1f1b",
         /// Interleaved 1F1B over virtual stages.
         Interleaved = "interleaved",
+        /// 1F1B whose gradients of weights wait for the bubbles.
+        ZbH1 = "zb-h1",
     }
 }
 

@@ -75,6 +75,7 @@ impl<'a> Writer<'a> {
             category,
             part: Some(self.part),
             beside: None,
+            of_weights: false,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Static state is parameters times bytes. Activations are what is live when the schedule is played
 //! forward: each `Forward` of a stage adds what its layers keep, each `Backward` takes it away
-//! (Megatron-LM's static schedules allocate in that order). What the running pass works in comes on
+//! (Megatron-LM's static schedules allocate in that order); where it is divided, `BackwardInput` leaves what
+//! gradients of weights need until their `BackwardWeight`. What the running pass works in comes on
 //! top: exactly, where a stack says in what order it takes and gives ([`Passes`](crate::runtime::Passes)), else the largest
 //! working set of its layers ([`WorkingSets`](crate::runtime::WorkingSets)). Fragmentation of an allocator is not modelled.
 
@@ -11,29 +12,33 @@ use std::ops::Add as _;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, TensorClass};
 
-use crate::runtime::{Height as _, Level, StageMemory};
+use crate::runtime::{Height as _, Level, Running, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::shard::Shard;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Live microbatches of each chunk of the rank, the running one included.
+    /// Microbatches of each chunk of the rank between forward and backward pass, the running one included.
     pub live: Vec<u32>,
+    /// Microbatches of each chunk of the rank whose gradients of weights are left, the running one included.
+    pub kept: Vec<u32>,
     /// The chunk that runs.
     pub chunk: usize,
-    /// Whether its backward runs.
-    pub backward: bool,
+    /// What of it.
+    pub running: Running,
     /// Directions that the rank has sent a message in before.
     pub sent: u32,
 }
 
 impl Occupancy {
     fn dominates(&self, other: &Self) -> bool {
+        let all = |own: &[u32], others: &[u32]| own.iter().zip(others).all(|(a, b)| a >= b);
         self.chunk == other.chunk
-            && self.backward == other.backward
+            && self.running == other.running
             && self.sent >= other.sent
-            && self.live.iter().zip(&other.live).all(|(a, b)| a >= b)
+            && all(&self.live, &other.live)
+            && all(&self.kept, &other.kept)
     }
 }
 
@@ -49,10 +54,18 @@ pub fn occupancies(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Occupancy>
 fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
     let chunk_of = |stage: Stage| (stage.0 / pp) as usize;
     let mut live = vec![0_u32; vpp as usize];
+    let mut kept = live.clone();
     // Forward and back.
-    let mut sent = [0, 0];
+    let mut sent = [0_u32, 0];
     let mut worst: Vec<Occupancy> = Vec::new();
-    let mut see = |occupancy: Occupancy| {
+    let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, sent: [u32; 2]| {
+        let occupancy = Occupancy {
+            live: live.to_vec(),
+            kept: kept.to_vec(),
+            chunk,
+            running,
+            sent: sent.iter().sum(),
+        };
         if !worst.iter().any(|known| known.dominates(&occupancy)) {
             worst.retain(|known| !occupancy.dominates(known));
             worst.push(occupancy);
@@ -63,22 +76,18 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
             Action::Forward(stage, _) => {
                 let chunk = chunk_of(stage);
                 live[chunk] += 1;
-                see(Occupancy {
-                    live: live.clone(),
-                    chunk,
-                    backward: false,
-                    sent: sent.iter().sum(),
-                });
+                see([&live, &kept], chunk, Running::Forward, sent);
             }
-            Action::Backward(stage, _) => {
+            Action::Backward(stage, _) | Action::BackwardInput(stage, _) => {
                 let chunk = chunk_of(stage);
-                see(Occupancy {
-                    live: live.clone(),
-                    chunk,
-                    backward: true,
-                    sent: sent.iter().sum(),
-                });
+                see([&live, &kept], chunk, Running::Backward, sent);
                 live[chunk] -= 1;
+                kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
+            }
+            Action::BackwardWeight(stage, _) => {
+                let chunk = chunk_of(stage);
+                see([&live, &kept], chunk, Running::Weight, sent);
+                kept[chunk] -= 1;
             }
             Action::SendActivation(..) => sent[0] = 1,
             Action::SendGradient(..) => sent[1] = 1,
@@ -86,7 +95,7 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
         }
     }
     assert!(
-        live.iter().all(|&n| n == 0),
+        live.iter().chain(&kept).all(|&n| n == 0),
         "a schedule runs every backward"
     );
     worst
@@ -139,12 +148,13 @@ pub fn at_worst_instant(
     let update = stages.iter().map(|stage| stage.update);
     let update = update.fold(Level::default(), Level::higher);
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
-        let live = stages.iter().zip(&occupancy.live);
+        let counts = occupancy.live.iter().zip(&occupancy.kept);
         let sent = message * i64::from(occupancy.sent);
-        let kept = live.fold(sent, |sum, (stage, &live)| {
-            sum + stage.passes.saved * i64::from(live)
+        let alive = stages.iter().zip(counts);
+        let alive = alive.fold(sent, |sum, (stage, (&live, &kept))| {
+            sum + stage.passes.saved * i64::from(live) + stage.passes.kept * i64::from(kept)
         });
-        worst.higher(kept + stages[occupancy.chunk].running(occupancy.backward))
+        worst.higher(alive + stages[occupancy.chunk].running(occupancy.running))
     });
     let beside = stages.iter().map(|stage| stage.beside);
     rank + beside.fold(worst, Level::add).bytes()
@@ -157,12 +167,7 @@ mod tests {
     use crate::runtime::Passes;
 
     fn schedule(pp: u32, vpp: u32, microbatches: u32) -> Schedule {
-        let name = match (pp, vpp) {
-            (1, _) => ScheduleName::None,
-            (_, 1) => ScheduleName::OneFOneB,
-            _ => ScheduleName::Interleaved,
-        };
-        Schedule::new(name, pp, vpp, microbatches)
+        Schedule::new(ScheduleName::of(pp, vpp), pp, vpp, microbatches)
     }
 
     fn most_live(occupancies: &[Occupancy]) -> u32 {
@@ -211,18 +216,58 @@ mod tests {
         }
     }
 
+    /// What a divided schedule keeps, replayed action by action: bytes between its passes, and in them.
+    #[test]
+    fn differential_divided_passes_peak_where_a_plain_replay_does() {
+        let [saved, forward, backward, kept, weight] = [1000, 1100, 50, 700, 30];
+        let level = |bytes| Level::of(TensorClass::Activations, Bytes(bytes));
+        let passes = Passes {
+            saved: level(saved),
+            forward: level(forward),
+            backward: level(backward),
+            kept: level(kept),
+            weight: level(weight),
+        };
+        let stage = StageMemory {
+            passes,
+            ..StageMemory::default()
+        };
+        for (pp, microbatches) in (2..6).flat_map(|pp| (1..9).map(move |m| (pp, m))) {
+            let schedule = Schedule::new(ScheduleName::ZbH1, pp, 1, microbatches);
+            for (rank, own) in occupancies(&schedule, pp, 1).iter().enumerate() {
+                let (mut alive, mut peak) = (0, 0);
+                for action in &schedule.ranks[rank] {
+                    let [more, left] = match action {
+                        Action::Forward(..) => [forward, alive + saved],
+                        Action::BackwardInput(..) => [backward, alive - saved + kept],
+                        Action::BackwardWeight(..) => [weight, alive - kept],
+                        _ => continue,
+                    };
+                    peak = peak.max(alive + more);
+                    alive = left;
+                }
+                let none = Level::default();
+                let worst = at_worst_instant(ByClass::default(), &[stage], own, none);
+                assert_eq!(worst.total(), Bytes(peak), "{pp} {microbatches} {rank}");
+            }
+        }
+    }
+
     /// The search looks at four groups of microbatches instead of all.
     #[test]
     fn law_moments_do_not_depend_on_microbatches_past_four_groups() {
         for (pp, vpp) in [(2, 1), (4, 1), (2, 2), (4, 3)] {
-            let few = occupancies(&schedule(pp, vpp, 4 * pp), pp, vpp);
-            let many = occupancies(&schedule(pp, vpp, 11 * pp), pp, vpp);
-            for (few, many) in few.iter().zip(&many) {
-                assert_eq!(few.len(), many.len());
-                assert!(
-                    many.iter().all(|occupancy| few.contains(occupancy)),
-                    "{pp} {vpp}"
-                );
+            for name in ScheduleName::all_of(pp, vpp) {
+                let of = |groups| Schedule::new(name, pp, vpp, groups * pp);
+                let few = occupancies(&of(4), pp, vpp);
+                let many = occupancies(&of(11), pp, vpp);
+                for (few, many) in few.iter().zip(&many) {
+                    assert_eq!(few.len(), many.len());
+                    assert!(
+                        many.iter().all(|occupancy| few.contains(occupancy)),
+                        "{pp} {vpp} {name:?}"
+                    );
+                }
             }
         }
     }

@@ -11,7 +11,8 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, ScheduleName,
+    StackName,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -38,6 +39,8 @@ pub struct SearchOptions {
     pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
     pub recompute: Option<RecomputePlan>,
+    /// The pipeline schedule; `None` tries those that the stack has.
+    pub schedule: Option<ScheduleName>,
     /// What each stage holds, where given.
     pub stages: Option<PipelineLayout>,
     /// Optimizer.
@@ -73,6 +76,7 @@ impl SearchOptions {
             cp_comm: CpComm::default(),
             capacity: None,
             recompute: None,
+            schedule: None,
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,

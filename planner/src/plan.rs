@@ -297,6 +297,9 @@ pub struct Alternative {
     pub layout: LayoutRecord,
     /// What it recomputes.
     pub recompute: RecomputePlan,
+    /// Its pipeline schedule; absent where the degrees say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleName>,
     /// Seconds a step.
     pub step_s: f64,
     /// Peak memory, GiB.

@@ -80,6 +80,8 @@ pub struct LayerBreakdown {
     pub forward: Breakdown,
     /// Backward without recomputation.
     pub backward: Breakdown,
+    /// What of it only adds to gradients of weights.
+    pub weight: Breakdown,
     /// Of the forward pass, done again, with the recompute sets that it is done again under, as bits; all of
     /// it is [`Category::Recompute`].
     again: Vec<(u64, Breakdown)>,
@@ -101,9 +103,17 @@ impl LayerBreakdown {
             }
             (again.sets, breakdown)
         });
+        let mut weight = Breakdown::default();
+        let backward = price(&lowered.backward, costs, stack, |work, cost| {
+            if work.of_weights {
+                weight.add(work.category, cost);
+                weight.launches += launches(work, stack);
+            }
+        });
         Self {
             forward: price(&lowered.forward, costs, stack, |_, _| {}),
-            backward: price(&lowered.backward, costs, stack, |_, _| {}),
+            backward,
+            weight,
             again: again.collect(),
         }
     }

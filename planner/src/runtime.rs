@@ -19,7 +19,7 @@ use crate::choice::Recompute;
 use crate::model::{Layer, Model};
 
 pub use level::{Account, Height, Level};
-pub use passes::Passes;
+pub use passes::{Passes, Running};
 pub use stage::{StageMemory, WorkingSets};
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 
@@ -70,6 +70,16 @@ pub trait Runtime: fmt::Debug + Sync {
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory>;
+
+    /// The same where the schedule divides backward passes; of runtimes that can.
+    fn divided_memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        self.memory(setting, piece, sets)
+    }
 
     /// Memory of a step of so many microbatches.
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory;

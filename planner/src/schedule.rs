@@ -44,6 +44,10 @@ pub enum Action {
     RecvGradient(Stage, Microbatch),
     /// Runs a stage backward.
     Backward(Stage, Microbatch),
+    /// Of a stage's backward pass, all but what only adds to gradients of weights.
+    BackwardInput(Stage, Microbatch),
+    /// The rest of it.
+    BackwardWeight(Stage, Microbatch),
     /// Sends the gradient of a stage's input to the stage before it.
     SendGradient(Stage, Microbatch),
     /// Reduces the gradients of a stage over its data-parallel groups.
@@ -61,6 +65,8 @@ impl Action {
             | Self::SendActivation(stage, _)
             | Self::RecvGradient(stage, _)
             | Self::Backward(stage, _)
+            | Self::BackwardInput(stage, _)
+            | Self::BackwardWeight(stage, _)
             | Self::SendGradient(stage, _)
             | Self::ReduceGradients(stage) => Some(stage),
             Self::OptimizerStep => None,
@@ -75,6 +81,8 @@ impl Action {
             | Self::SendActivation(_, microbatch)
             | Self::RecvGradient(_, microbatch)
             | Self::Backward(_, microbatch)
+            | Self::BackwardInput(_, microbatch)
+            | Self::BackwardWeight(_, microbatch)
             | Self::SendGradient(_, microbatch) => Some(microbatch),
             Self::ReduceGradients(_) | Self::OptimizerStep => None,
         }
@@ -126,6 +134,10 @@ impl Schedule {
     /// - [`ScheduleName::Interleaved`]: `vpp` stages a rank, microbatches in groups of `pp`; rank
     ///   `r` runs `2 (pp - r - 1) + (vpp - 1) pp` forwards ahead (the same, section 2.2.2; counts
     ///   as in `megatron/core/pipeline_parallel/schedules.py`).
+    /// - [`ScheduleName::ZbH1`]: 1F1B whose backward passes are divided. Rank `r` runs the gradients of
+    ///   weights of a microbatch after the gradient of the input of the `r`-th microbatch behind it, so that
+    ///   every rank has `pp` microbatches alive at most, as many as the first rank of 1F1B (Qi et al., Zero
+    ///   Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1).
     ///
     /// # Panics
     /// Where the name does not go with the sizes; a [`Layout`] always has a schedule, see
@@ -140,14 +152,9 @@ impl Schedule {
         }
     }
 
-    /// The schedule of a layout: none without a pipeline, 1F1B, or interleaved over virtual stages.
-    pub fn of(layout: &Layout) -> Self {
-        Self::new(
-            ScheduleName::of(layout),
-            layout.pp(),
-            layout.vpp(),
-            layout.microbatches(),
-        )
+    /// The schedule of that name of a layout, which is one of [`ScheduleName::all_of`] it.
+    pub fn of(layout: &Layout, name: ScheduleName) -> Self {
+        Self::new(name, layout.pp(), layout.vpp(), layout.microbatches())
     }
 
     /// Stages over all ranks.
@@ -169,6 +176,9 @@ pub fn neighbours(layout: &Layout) -> Vec<[u32; 2]> {
     pairs.take(pp as usize).collect()
 }
 
+/// Kinds of action that are of a stage and a microbatch.
+const KINDS: usize = 8;
+
 /// A dense number for every action that a schedule of some size can hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ActionIndex {
@@ -186,7 +196,7 @@ impl ActionIndex {
 
     /// One past the largest number.
     pub(crate) fn len(self) -> usize {
-        6 * self.stages * self.microbatches + self.stages + 1
+        KINDS * self.stages * self.microbatches + self.stages + 1
     }
 
     pub(crate) fn number(self, action: Action) -> usize {
@@ -197,8 +207,10 @@ impl ActionIndex {
             Action::RecvGradient(stage, microbatch) => (3, stage, microbatch),
             Action::Backward(stage, microbatch) => (4, stage, microbatch),
             Action::SendGradient(stage, microbatch) => (5, stage, microbatch),
+            Action::BackwardInput(stage, microbatch) => (6, stage, microbatch),
+            Action::BackwardWeight(stage, microbatch) => (7, stage, microbatch),
             Action::ReduceGradients(Stage(stage)) => {
-                return 6 * self.stages * self.microbatches + stage as usize;
+                return KINDS * self.stages * self.microbatches + stage as usize;
             }
             Action::OptimizerStep => return self.len() - 1,
         };
@@ -207,12 +219,44 @@ impl ActionIndex {
 }
 
 impl ScheduleName {
-    /// The schedule that goes with a layout's pipeline degrees.
-    pub fn of(layout: &Layout) -> Self {
-        match (layout.pp(), layout.vpp()) {
+    /// The schedule that goes with pipeline degrees where none is chosen: none without a pipeline, 1F1B, or
+    /// interleaved over virtual stages.
+    pub fn of(pp: u32, vpp: u32) -> Self {
+        match (pp, vpp) {
             (1, _) => Self::None,
             (_, 1) => Self::OneFOneB,
             _ => Self::Interleaved,
+        }
+    }
+
+    /// All that go with them, that one first.
+    pub fn all_of(pp: u32, vpp: u32) -> impl Iterator<Item = Self> + Clone {
+        let usual = Self::of(pp, vpp);
+        let divided = (usual == Self::OneFOneB).then_some(Self::ZbH1);
+        std::iter::once(usual).chain(divided)
+    }
+
+    /// What is written down of it beside degrees: nothing where they say it.
+    pub fn chosen(self) -> Option<Self> {
+        (self == Self::ZbH1).then_some(self)
+    }
+
+    /// Whether it goes with some pipeline degrees.
+    pub fn goes_with(self, pp: u32, vpp: u32) -> bool {
+        Self::all_of(pp, vpp).any(|name| name == self)
+    }
+
+    /// Whether backward passes are divided into gradients of inputs and of weights.
+    pub fn divides_backward(self) -> bool {
+        self == Self::ZbH1
+    }
+
+    /// The degrees that it goes with, in words.
+    pub fn degrees(self) -> &'static str {
+        match self {
+            Self::None => "pp=1",
+            Self::OneFOneB | Self::ZbH1 => "pp of at least 2 and vpp=1",
+            Self::Interleaved => "pp and vpp of at least 2",
         }
     }
 }

@@ -23,14 +23,14 @@ mod tests;
 mod visit;
 mod walk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
-use crate::choice::{Objective, Recompute};
+use crate::choice::{Objective, Recompute, ScheduleName};
 use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
@@ -101,7 +101,7 @@ pub fn plan(
     }
 
     let shapes = shapes(&question, &layouts);
-    let occupancies = all_occupancies(&layouts);
+    let occupancies = all_occupancies(&question, &layouts);
     let mut units = units(&question, &layouts, &shapes, &occupancies);
     let objective = options.objective;
     units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
@@ -200,23 +200,25 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     let mut broken = Vec::new();
     for degrees in space(question.model, gpus, &options.batch, &options.pins) {
         let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
+        let schedules = question.schedules(degrees.pp, degrees.vpp).count().max(1);
+        let each = dispatchers * schedules as u64;
         let by_layer = usize::from(question.by_layer);
         let sets = question.choices.len() + by_layer + question.illegal_sets.len();
         let sets = sets as u64;
-        found.space += dispatchers * sets;
+        found.space += each * sets;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
                 found.all_illegal = false;
                 if let Some(why) = LeftOut::of(question, &layout) {
-                    found.refuse(why.reason(), dispatchers * sets, &why);
+                    found.refuse(why.reason(), each * sets, &why);
                     continue;
                 }
                 for illegal in &question.illegal_sets {
-                    found.refuse(illegal.reason(), dispatchers, illegal);
+                    found.refuse(illegal.reason(), each, illegal);
                 }
                 found.layouts.push(layout);
             }
-            None => found.refuse(broken[0].reason(), dispatchers * sets, &broken[0]),
+            None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
         }
     }
     found
@@ -398,8 +400,8 @@ fn shapes(question: &Question<'_>, layouts: &[Layout]) -> ByDegrees {
         .collect()
 }
 
-/// Worst occupancies by pipeline degree, virtual stages and (as far as they matter) microbatches.
-type Moments = BTreeMap<[u32; 3], Vec<Vec<Occupancy>>>;
+/// Worst occupancies by schedule, pipeline degree, virtual stages and (as far as they matter) microbatches.
+type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
 
 /// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
 fn moments_key(layout: &Layout) -> [u32; 3] {
@@ -407,17 +409,17 @@ fn moments_key(layout: &Layout) -> [u32; 3] {
     [layout.pp(), layout.vpp(), matter]
 }
 
-fn all_occupancies(layouts: &[Layout]) -> Moments {
-    let mut first: BTreeMap<[u32; 3], &Layout> = BTreeMap::new();
-    for layout in layouts {
-        first.entry(moments_key(layout)).or_insert(layout);
-    }
-    let work: Vec<([u32; 3], &Layout)> = first.into_iter().collect();
+fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {
+    let sizes: BTreeSet<[u32; 3]> = layouts.iter().map(moments_key).collect();
+    let each = sizes.into_iter().flat_map(|key| {
+        let schedules = question.schedules(key[0], key[1]);
+        schedules.map(move |name| (name, key))
+    });
+    let work: Vec<(ScheduleName, [u32; 3])> = each.collect();
     work.into_par_iter()
-        .map(|(key, layout)| {
-            let name = crate::choice::ScheduleName::of(layout);
+        .map(|(name, key)| {
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
-            (key, memory::occupancies(&schedule, key[0], key[1]))
+            ((name, key), memory::occupancies(&schedule, key[0], key[1]))
         })
         .collect::<Vec<_>>()
         .into_iter()
@@ -458,7 +460,10 @@ fn units<'a>(
             Unit {
                 layout,
                 shapes: &shapes[&key],
-                occupancies: &occupancies[&moments_key(layout)],
+                schedules: question
+                    .schedules(layout.pp(), layout.vpp())
+                    .map(|name| (name, &occupancies[&(name, moments_key(layout))][..]))
+                    .collect(),
                 floors,
                 floor,
             }

@@ -1,6 +1,6 @@
 //! The time of one step: a [`Schedule`] and the durations of its parts, simulated.
 //!
-//! Every pass of the schedule (stage by microbatch by direction) is a node of a directed acyclic
+//! Every pass of the schedule (stage by microbatch by direction, parts of divided ones each) is a node of a directed acyclic
 //! graph, as are the reductions and steps at its end; edges are program order on a rank, messages
 //! between ranks, and the barrier of the gradient norm before the optimizer. The longest path, in
 //! integer nanoseconds, is the step. Nothing is priced here: [`StageTimes`] come from the cost
@@ -19,7 +19,7 @@ use petgraph::algo::toposort;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
-use crate::schedule::{Action, ActionIndex, Schedule, Stage};
+use crate::schedule::{Action, ActionIndex, Microbatch, Schedule, Stage};
 
 pub use bound::lower_bound;
 
@@ -32,7 +32,11 @@ pub struct StageTimes {
     pub first_forward: Vec<Span>,
     /// By stage: one backward pass, recomputation included.
     pub backward: Vec<Span>,
-    /// By stage: the backward pass of the last microbatch, which may carry the gradient reduction.
+    /// By stage: the part of it that only adds to gradients of weights, where the schedule divides backward
+    /// passes; else none.
+    pub weight: Option<Vec<Span>>,
+    /// By stage: the backward pass of the last microbatch, which may carry the gradient reduction. Where it is
+    /// divided, gradients of weights are as in the others.
     pub last_backward: Vec<Span>,
     /// By boundary, between stage `s` and `s + 1`: one message, either way.
     pub hop: Vec<Span>,
@@ -56,6 +60,7 @@ impl StageTimes {
             last_backward: backward.clone(),
             forward,
             backward,
+            weight: None,
             hop: vec![Span::ZERO; stages.saturating_sub(1)],
             hop_overlapped: false,
             reduce: vec![Span::ZERO; stages],
@@ -75,8 +80,22 @@ impl StageTimes {
         ] {
             assert_eq!(times.len(), stages, "{what}: one time a stage");
         }
+        let weight = self.weight.as_ref();
+        assert!(
+            weight.is_none_or(|weight| weight.len() == stages),
+            "weight: one time a stage"
+        );
         assert_eq!(self.hop.len(), stages - 1, "hop: one time a boundary");
         assert_eq!(self.optimizer.len(), pp as usize, "one time a rank");
+    }
+}
+
+impl StageTimes {
+    /// What of a backward pass of a stage is left for later.
+    fn weight(&self, stage: usize) -> Span {
+        self.weight
+            .as_ref()
+            .map_or(Span::ZERO, |weight| weight[stage])
     }
 }
 
@@ -233,7 +252,9 @@ impl Simulator {
             time.p2p += ran.in_transit + held(node, times);
             match node.action {
                 Action::Forward(..) => time.forward += duration,
-                Action::Backward(..) => time.backward += duration,
+                Action::Backward(..) | Action::BackwardInput(..) | Action::BackwardWeight(..) => {
+                    time.backward += duration;
+                }
                 Action::ReduceGradients(_) => time.reduce += duration,
                 _ => {
                     time.optimizer += duration;
@@ -333,14 +354,25 @@ impl Simulator {
                 times.first_forward[stage.0 as usize]
             }
             Action::Forward(stage, _) => times.forward[stage.0 as usize],
-            Action::Backward(stage, microbatch) if microbatch.0 + 1 == self.microbatches => {
-                times.last_backward[stage.0 as usize]
+            Action::Backward(stage, microbatch) => self.backward(stage, microbatch, times),
+            Action::BackwardInput(stage, microbatch) => {
+                self.backward(stage, microbatch, times) - times.weight(stage.0 as usize)
             }
-            Action::Backward(stage, _) => times.backward[stage.0 as usize],
+            Action::BackwardWeight(stage, _) => times.weight(stage.0 as usize),
             Action::ReduceGradients(stage) => times.reduce[stage.0 as usize],
             Action::OptimizerStep => times.optimizer[node.rank as usize],
             _ => unreachable!("messages are edges"),
         }
+    }
+
+    fn backward(&self, stage: Stage, microbatch: Microbatch, times: &StageTimes) -> Span {
+        let is_last = microbatch.0 + 1 == self.microbatches;
+        let all = if is_last {
+            &times.last_backward
+        } else {
+            &times.backward
+        };
+        all[stage.0 as usize]
     }
 }
 
@@ -357,7 +389,7 @@ type Message = (NodeIndex, NodeIndex, Stage);
 
 /// The work of every rank in program order, and the messages to connect.
 fn programs(schedule: &Schedule) -> (DiGraph<Node, Dependency>, Vec<Message>) {
-    let passes = 2 * (schedule.num_stages() * schedule.microbatches) as usize;
+    let passes = 3 * (schedule.num_stages() * schedule.microbatches) as usize;
     let mut graph: DiGraph<Node, Dependency> =
         DiGraph::with_capacity(passes + 128, 2 * passes + 128);
     let index = ActionIndex::of(schedule);

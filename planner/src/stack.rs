@@ -10,7 +10,7 @@ pub mod megatron;
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Op, Precision};
 
-use crate::choice::{Dispatcher, Optimizer, Overlap, StackName};
+use crate::choice::{Dispatcher, Optimizer, Overlap, ScheduleName, StackName};
 use crate::memory::StateBytes;
 
 /// A runtime.
@@ -117,6 +117,18 @@ impl Stack {
     /// Whether each layer may compute something else again. Megatron-Core's layers all do the same.
     pub fn recomputes_by_layer(&self) -> bool {
         matches!(self, Self::Moefold(_))
+    }
+
+    /// Whether a schedule may leave gradients of weights for later. Megatron-Core's pipelines run backward passes
+    /// whole (`megatron/core/pipeline_parallel/schedules.py`).
+    pub fn divides_backward(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
+    /// The schedules that it has for some pipeline degrees, the usual one first.
+    pub fn schedules(&self, pp: u32, vpp: u32) -> impl Iterator<Item = ScheduleName> + use<> {
+        let divides = self.divides_backward();
+        ScheduleName::all_of(pp, vpp).filter(move |name| divides || !name.divides_backward())
     }
 
     /// Whether two interleaved pipeline ranks can exchange messages only beside compute.

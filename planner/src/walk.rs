@@ -50,6 +50,8 @@ pub enum Event {
         category: Category,
         /// Where.
         at: At,
+        /// Whether it only adds to gradients of weights.
+        of_weights: bool,
     },
     /// It starts a collective.
     Started {
@@ -247,7 +249,9 @@ impl<'a> Player<'a> {
     fn time(&mut self, event: &Event) {
         let launch = self.stack.common().launch.0;
         match event {
-            Event::Op { op, category, at } => {
+            Event::Op {
+                op, category, at, ..
+            } => {
                 self.ops += 1;
                 self.host += launch * (self.stack.launches(op) + self.stack.more_launches(op));
                 let start = self.compute.max(self.host);

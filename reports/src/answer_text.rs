@@ -435,6 +435,7 @@ mod tests {
         answer.plans[1].predicted.time_s = first.time_s.scaled(1.1);
         answer.plans[1].predicted.step_s = 1.1 * first.step_s;
         let runner_up = Alternative {
+            schedule: None,
             layout: answer.plans[1].layout,
             recompute: answer.plans[1].recompute.clone(),
             step_s: 1.1 * first.step_s,

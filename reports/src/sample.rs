@@ -63,11 +63,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
     PlannedLayout {
         layout,
         pipeline: Pipeline {
-            schedule: match (layout.pp, layout.vpp) {
-                (1, _) => ScheduleName::None,
-                (_, 1) => ScheduleName::OneFOneB,
-                _ => ScheduleName::Interleaved,
-            },
+            schedule: ScheduleName::of(layout.pp, layout.vpp),
             stages: even_stages(56, layout.pp * layout.vpp),
         },
         dispatcher: Dispatcher::Alltoall,
@@ -158,6 +154,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             let spread = f64::from(i) * 0.618_034 % 1.0;
             let other = f64::from(i) * 0.414_214 % 1.0;
             Candidate {
+                schedule: None,
                 layout: layout(128, 256, degrees[i as usize % degrees.len()]),
                 recompute: Recompute::Full.into(),
                 step_s: 9.5 + 9.0 * spread * (0.35 + other),
@@ -246,6 +243,7 @@ pub(crate) fn cpu_plan(degrees: [u32; 5], step_s: f64) -> Plan {
         },
         profiles: Vec::new(),
         alternatives: vec![Alternative {
+            schedule: None,
             layout: self::layout(4, 8, [1, 1, 1, 2, 1]),
             recompute: RecomputePlan::default(),
             step_s: 1.2 * step_s,

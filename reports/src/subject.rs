@@ -215,6 +215,7 @@ impl Comparison {
                     let candidate = Candidate {
                         layout: runner_up.layout,
                         recompute: runner_up.recompute,
+                        schedule: runner_up.schedule,
                         step_s: runner_up.step_s,
                         peak_gib: runner_up.peak_gib,
                     };
@@ -240,7 +241,9 @@ impl Comparison {
                 if let Some(best) = answer.plans.first() {
                     for candidate in &answer.search.feasible {
                         let listed = answer.plans.iter().any(|plan| {
-                            plan.layout == candidate.layout && plan.recompute == candidate.recompute
+                            plan.layout == candidate.layout
+                                && plan.recompute == candidate.recompute
+                                && plan.pipeline.schedule.chosen() == candidate.schedule
                         });
                         if !listed {
                             self.consider(candidate, best, &answer.profiles);
@@ -308,7 +311,7 @@ impl Comparison {
         let tokens_per_gpu = tokens_of(of);
         self.considered.push(Considered {
             layout: format::layout(&candidate.layout),
-            details: recompute_words(&candidate.recompute),
+            details: details(candidate),
             peak_gib: candidate.peak_gib,
             tokens_per_s_per_gpu: tokens_per_gpu / candidate.step_s,
             profiles: profiles.to_vec(),
@@ -342,6 +345,8 @@ impl Comparison {
         let s = &self.subjects;
         let recompute = varies(s, |s| s.planned.recompute.clone());
         let dispatcher = varies(s, |s| s.planned.dispatcher);
+        // Degrees say the others.
+        let schedule = varies(s, |s| s.planned.pipeline.schedule.chosen());
         let capacity = varies(s, |s| s.planned.capacity);
         let cp_comm = varies(s, |s| s.planned.cp_comm());
         let precision = varies(s, |s| s.planned.precision);
@@ -364,6 +369,7 @@ impl Comparison {
                 words.push(format!("CP by {}", json_word(&planned.cp_comm())));
             }
             for (shown, word) in [
+                (schedule, json_word(&planned.pipeline.schedule)),
                 (dispatcher, json_word(&planned.dispatcher)),
                 (precision, json_word(&planned.precision)),
                 (stack, json_word(&planned.stack)),
@@ -434,6 +440,15 @@ impl Comparison {
             speed(b).total_cmp(&speed(a)).then(a.cmp(&b))
         });
         order
+    }
+}
+
+/// What sets a runner-up apart beside its degrees.
+fn details(candidate: &Candidate) -> String {
+    let recompute = recompute_words(&candidate.recompute);
+    match candidate.schedule {
+        Some(schedule) => format!("{recompute}, {}", schedule.name()),
+        None => recompute,
     }
 }
 

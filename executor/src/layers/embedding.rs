@@ -42,8 +42,9 @@ impl Embedding {
     /// Adds `dx [t, h]` to the rows that `ids [T]` name.
     pub fn backward(&self, cx: &Context, dx: &Tensor, ids: &Tensor) -> Result<(), Error> {
         let dx_all = tokens::gather(cx, dx)?;
-        cx.op(CATEGORY, || {
-            embedding::backward(&dx_all, ids, &self.table.grad, self.vocab_start);
+        let (ids, grad, start) = (ids.clone(), self.table.grad.clone(), self.vocab_start);
+        cx.of_weights(CATEGORY, move || {
+            embedding::backward(&dx_all, &ids, &grad, start);
         });
         Ok(())
     }

@@ -44,7 +44,8 @@ pub fn forward_biased(
 /// Adds the gradient of a bias, the sum over the rows of `dy [T, out]`, where there is one.
 pub fn bias_grad(cx: &Context, category: Category, dy: &Tensor, bias: Option<&Weight>) {
     if let Some(bias) = bias {
-        cx.op(category, || gemm::bias_grad(dy, &bias.grad));
+        let (dy, grad) = (dy.clone(), bias.grad.clone());
+        cx.of_weights(category, move || gemm::bias_grad(&dy, &grad));
     }
 }
 
@@ -67,7 +68,8 @@ pub fn dgrad_onto(cx: &Context, category: Category, dy: &Tensor, w: &Tensor, dx:
 
 /// Adds the gradient of the weight, `dyᵀ x`, to `dw [out, in]`.
 pub fn wgrad(cx: &Context, category: Category, dy: &Tensor, x: &Tensor, dw: &Tensor) {
-    cx.op(category, || {
-        gemm(dy, Trans::Yes, x, Trans::No, dw, 1.0);
+    let (dy, x, dw) = (dy.clone(), x.clone(), dw.clone());
+    cx.of_weights(category, move || {
+        gemm(&dy, Trans::Yes, &x, Trans::No, &dw, 1.0);
     });
 }

@@ -10,7 +10,6 @@ mod alltoall;
 
 use std::rc::Rc;
 
-use moefold_kernels::grouped_gemm::Rows;
 use moefold_kernels::permute::{self, RowMap};
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_planner::choice::{Capacity, Dispatcher};
@@ -156,13 +155,13 @@ impl Dispatch {
         })
     }
 
-    /// Which rows the experts here process.
-    pub fn rows(&self) -> Rows<'_> {
-        Rows::Offsets(match &self.way {
+    /// Which rows the experts here process: where those of each start, and the last ones end `[E/ep + 1]`.
+    pub fn offsets(&self) -> &Tensor {
+        match &self.way {
             Way::Home(map) => &map.offsets,
             Way::Exchange { offsets, .. } => offsets,
             Way::Gather(gather) => gather.offsets(),
-        })
+        }
     }
 
     /// Rows that the experts here process.

@@ -68,10 +68,31 @@ impl Experts {
     }
 
     fn matrices<'a>(&self, tensor: &'a Tensor) -> Matrices<'a> {
-        match self.form {
-            Form::Apart => Matrices::from(tensor),
-            Form::Together => Matrices::by_input(tensor),
-        }
+        matrices(self.form, tensor)
+    }
+
+    /// Adds the gradient of matrices, of rows that start at `offsets`.
+    fn wgrad(&self, cx: &Context, dy: &Tensor, x: &Tensor, offsets: &Tensor, weight: &Weight) {
+        let (form, grad) = (self.form, weight.grad.clone());
+        let [dy, x, offsets] = [dy, x, offsets].map(Tensor::clone);
+        cx.of_weights(CATEGORY, move || {
+            grouped_gemm::wgrad_of(&dy, &x, Rows::Offsets(&offsets), matrices(form, &grad));
+        });
+    }
+
+    /// Adds the gradient of a bias of rows that start at `offsets`, each times its probability where there are any.
+    fn bias_grad(
+        cx: &Context,
+        dy: &Tensor,
+        row_probs: Option<&Tensor>,
+        offsets: &Tensor,
+        bias: &Weight,
+    ) {
+        let (row_probs, grad) = (row_probs.cloned(), bias.grad.clone());
+        let [dy, offsets] = [dy, offsets].map(Tensor::clone);
+        cx.of_weights(CATEGORY, move || {
+            expert_bias::grad(&dy, row_probs.as_ref(), Rows::Offsets(&offsets), &grad);
+        });
     }
 
     fn activation(&self, cx: &Context, gate_up: &Tensor, row_probs: &Tensor) -> Tensor {
@@ -80,8 +101,16 @@ impl Experts {
         })
     }
 
-    /// Runs the experts on `x [N, h], p [N]`, rows in expert order, until their second product.
-    pub fn run(&self, cx: &Context, x: Tensor, row_probs: Tensor, rows: Rows<'_>) -> ExpertsSaved {
+    /// Runs the experts on `x [N, h], p [N]`, rows in expert order, those of each from `offsets`, until their second
+    /// product.
+    pub fn run(
+        &self,
+        cx: &Context,
+        x: Tensor,
+        row_probs: Tensor,
+        offsets: &Tensor,
+    ) -> ExpertsSaved {
+        let rows = Rows::Offsets(offsets);
         let gate_up = cx.op(CATEGORY, || {
             grouped_gemm::forward_of(&x, self.matrices(&self.gate_up.value), rows)
         });
@@ -104,9 +133,10 @@ impl Experts {
         &self,
         cx: &Context,
         saved: &mut ExpertsSaved,
-        rows: Rows<'_>,
+        offsets: &Tensor,
         again: &Recompute,
     ) -> Tensor {
+        let rows = Rows::Offsets(offsets);
         let y = cx.op(CATEGORY, || {
             let down = self.matrices(&self.down.value);
             grouped_gemm::forward_of(saved.activation.get(), down, rows)
@@ -126,7 +156,7 @@ impl Experts {
         cx: &Context,
         dy: Tensor,
         saved: ExpertsSaved,
-        rows: Rows<'_>,
+        offsets: &Tensor,
     ) -> Result<(Tensor, Tensor), Error> {
         let ExpertsSaved {
             input,
@@ -136,12 +166,12 @@ impl Experts {
         } = saved;
         kept.again(cx, || Ok(self.activation(cx, &gate_up, &row_probs)))?;
         let activation = kept.into_inner();
+        let rows = Rows::Offsets(offsets);
+        self.wgrad(cx, &dy, &activation, offsets, &self.down);
         let dactivation = cx.op(CATEGORY, || {
-            let [down, grad] = [&self.down.value, &self.down.grad].map(|t| self.matrices(t));
-            grouped_gemm::wgrad_of(&dy, &activation, rows, grad);
-            grouped_gemm::dgrad_of(&dy, down, rows)
+            grouped_gemm::dgrad_of(&dy, self.matrices(&self.down.value), rows)
         });
-        let dprobs_of_bias = self.down_bias_backward(cx, &dy, &row_probs, rows);
+        let dprobs_of_bias = self.down_bias_backward(cx, &dy, &row_probs, offsets);
         drop((dy, activation));
         let (dgate_up, dprobs) = cx.op(CATEGORY, || {
             swiglu::backward(&dactivation, &gate_up, Some(&row_probs), &self.rule)
@@ -152,14 +182,11 @@ impl Experts {
             cx.op(CATEGORY, || add_into(&dprobs, &of_bias));
         }
         if let Some([bias, _]) = &self.biases {
-            cx.op(CATEGORY, || {
-                expert_bias::grad(&dgate_up, None, rows, &bias.grad);
-            });
+            Self::bias_grad(cx, &dgate_up, None, offsets, bias);
         }
+        self.wgrad(cx, &dgate_up, &input, offsets, &self.gate_up);
+        drop(input);
         let dx = cx.op(CATEGORY, || {
-            let grad = self.matrices(&self.gate_up.grad);
-            grouped_gemm::wgrad_of(&dgate_up, &input, rows, grad);
-            drop(input);
             grouped_gemm::dgrad_of(&dgate_up, self.matrices(&self.gate_up.value), rows)
         });
         Ok((dx, dprobs))
@@ -172,13 +199,19 @@ impl Experts {
         cx: &Context,
         dy: &Tensor,
         row_probs: &Tensor,
-        rows: Rows<'_>,
+        offsets: &Tensor,
     ) -> Option<Tensor> {
         let [_, bias] = self.biases.as_ref()?;
-        cx.op(CATEGORY, || {
-            expert_bias::grad(dy, Some(row_probs), rows, &bias.grad);
-        });
+        Self::bias_grad(cx, dy, Some(row_probs), offsets, bias);
+        let rows = Rows::Offsets(offsets);
         (cx.etp.index() == 0)
             .then(|| cx.op(CATEGORY, || expert_bias::grad_probs(dy, &bias.value, rows)))
+    }
+}
+
+fn matrices(form: Form, tensor: &Tensor) -> Matrices<'_> {
+    match form {
+        Form::Apart => Matrices::from(tensor),
+        Form::Together => Matrices::by_input(tensor),
     }
 }

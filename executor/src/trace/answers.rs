@@ -25,6 +25,7 @@ use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::data::Packing;
 use crate::error::Error;
+use crate::later::WeightGradients;
 use crate::model::{self, Family, Shard, Spread};
 use crate::moe::balance::Balancing;
 use crate::moe::dispatch::Dispatching;
@@ -46,12 +47,13 @@ pub struct Traced<'a> {
     steps: Mutex<BTreeMap<[u64; 4], [Level; 2]>>,
 }
 
-/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len]`; of what attention's
+/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len, whether the
+/// backward pass is divided]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
 /// all.
-type Sizes = (Unit, [u64; 3], [u64; 3], [u64; 3], [u64; 4]);
+type Sizes = (Unit, [u64; 4], [u64; 3], [u64; 3], [u64; 4]);
 
 /// What is traced as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +76,8 @@ struct Site<'a> {
     cp_comm: CpComm,
     dispatching: Dispatching,
     shared_beside: bool,
+    /// Whether gradients of weights come after the backward pass.
+    divides: bool,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -85,6 +89,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             cp_comm: setting.cp_comm,
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
+            divides: false,
         }
     }
 }
@@ -114,8 +119,25 @@ struct Answer {
     largest: Bytes,
 }
 
-/// What takes time, with its category.
-type Item = (Doing, Category);
+/// What takes time.
+#[derive(Debug, Clone)]
+struct Item {
+    doing: Doing,
+    category: Category,
+    /// Whether it only adds to gradients of weights.
+    of_weights: bool,
+}
+
+impl Item {
+    /// What is no op.
+    fn other(doing: Doing, category: Category) -> Self {
+        Self {
+            doing,
+            category,
+            of_weights: false,
+        }
+    }
+}
 
 #[derive(Debug, Clone)]
 enum Doing {
@@ -210,7 +232,12 @@ impl<'a> Traced<'a> {
                 dispatching[1..].copy_from_slice(&[each, policy, u64::from(capacity.pad)]);
             }
         }
-        let always = [site.precision as u64, site.cp_comm as u64, local.seq_len];
+        let always = [
+            site.precision as u64,
+            site.cp_comm as u64,
+            local.seq_len,
+            u64::from(site.divides),
+        ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
         if let Some(answer) = known(&self.pieces.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -299,23 +326,33 @@ impl<'a> Traced<'a> {
             }
         };
         let forward = tape.read(Heard::of);
-        let dx = stage.backward(&cx, dy, &tokens, saved)?;
+        let pass = || stage.backward(&cx, dy, &tokens, saved);
+        let (dx, left) = if site.divides {
+            cx.leaving_weights(pass)
+        } else {
+            (pass(), WeightGradients::default())
+        };
+        let dx = dx?;
         let backward = tape.read(Heard::of);
+        left.run(&cx.recorder);
+        let weight = tape.read(Heard::of);
         sum_over_tp(&cx, &store)?;
         let update = tape.read(Heard::of);
         drop((hidden, dx));
-        let items = backward.items.into_iter();
-        let (again, rest) = items.partition(|(_, category)| *category == Category::Recompute);
+        let items = backward.items.into_iter().chain(weight.items);
+        let (again, rest) = items.partition(|item| item.category == Category::Recompute);
 
         Ok(Answer {
-            passes: Passes::of(&forward.account, &backward.account),
+            passes: Passes::divided(&forward.account, &backward.account, &weight.account),
             padding: padding(&store.shard),
             beside: {
                 let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
                 Level::of(TensorClass::Weights, biases)
             },
             update: update.account.peak(),
-            largest: forward.largest.max(backward.largest).max(update.largest),
+            largest: [&forward.largest, &backward.largest, &weight.largest]
+                .into_iter()
+                .fold(update.largest, |largest, &other| largest.max(other)),
             forward: forward.items,
             again,
             backward: rest,
@@ -475,33 +512,20 @@ impl Runtime for Traced<'_> {
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
-        let (model, local) = (self.model, setting.local);
-        let mut memory = StageMemory {
-            shard: match piece {
-                Piece::Embedding => shard::embedding(model, local),
-                Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => head_with_depths(model, local, setting.layout.pp()),
-            },
-            ..StageMemory::default()
+        self.memory_at(setting.into(), setting.layout.pp(), piece, sets)
+    }
+
+    fn divided_memory(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        let site = Site {
+            divides: true,
+            ..setting.into()
         };
-        let pieces = self.pieces(piece);
-        for &piece in &pieces {
-            let answer = self.answer(setting.into(), piece);
-            memory.padding += answer.padding;
-            memory.update = memory.update.higher(answer.update);
-            memory.beside = memory.beside + answer.beside;
-        }
-        let passes = |set| {
-            let units = self.units(&pieces, set).into_iter();
-            let passes = units.map(|unit| self.answer_of(setting.into(), unit).passes);
-            passes.fold(Passes::default(), Passes::then)
-        };
-        sets.iter()
-            .map(|set| StageMemory {
-                passes: passes(set),
-                ..memory
-            })
-            .collect()
+        self.memory_at(site, setting.layout.pp(), piece, sets)
     }
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
@@ -527,6 +551,43 @@ impl Runtime for Traced<'_> {
 }
 
 impl Traced<'_> {
+    /// [`Runtime::memory`] of a pipeline of `pp` ranks.
+    fn memory_at(
+        &self,
+        site: Site<'_>,
+        pp: u32,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<StageMemory> {
+        let (model, local) = (self.model, site.local);
+        let mut memory = StageMemory {
+            shard: match piece {
+                Piece::Embedding => shard::embedding(model, local),
+                Piece::Layer(layer) => shard::layer(model, layer, local),
+                Piece::Head => head_with_depths(model, local, pp),
+            },
+            ..StageMemory::default()
+        };
+        let pieces = self.pieces(piece);
+        for &piece in &pieces {
+            let answer = self.answer(site, piece);
+            memory.padding += answer.padding;
+            memory.update = memory.update.higher(answer.update);
+            memory.beside = memory.beside + answer.beside;
+        }
+        let passes = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let passes = units.map(|unit| self.answer_of(site, unit).passes);
+            passes.fold(Passes::default(), Passes::then)
+        };
+        sets.iter()
+            .map(|set| StageMemory {
+                passes: passes(set),
+                ..memory
+            })
+            .collect()
+    }
+
     /// The largest tensor that a step allocates beside weights, gradients and the optimizer's state, where
     /// the experts of a rank get `load` times the mean of all.
     pub(crate) fn largest(
@@ -547,6 +608,7 @@ impl Traced<'_> {
             dispatching,
             // What runs beside what, all tensors are the same.
             shared_beside: false,
+            divides: false,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -612,10 +674,16 @@ impl Heard {
         let mut sent: Vec<u64> = Vec::new();
         for event in events {
             match event {
-                Event::Op { op, category, .. } => {
-                    let doing = Doing::Op(*op, !sent.is_empty());
-                    heard.items.push((doing, *category));
-                }
+                Event::Op {
+                    op,
+                    category,
+                    of_weights,
+                    ..
+                } => heard.items.push(Item {
+                    doing: Doing::Op(*op, !sent.is_empty()),
+                    category: *category,
+                    of_weights: *of_weights,
+                }),
                 Event::Started {
                     number,
                     group,
@@ -626,10 +694,11 @@ impl Heard {
                     let sends = *category == Category::EpComm;
                     sent.extend(sends.then_some(*number));
                     let doing = Doing::Collective(Group::of(group), *collective);
-                    heard.items.push((doing, *category));
+                    heard.items.push(Item::other(doing, *category));
                 }
                 Event::HostRead { reads: 1, .. } => {
-                    heard.items.push((Doing::HostRead, Category::Host));
+                    let item = Item::other(Doing::HostRead, Category::Host);
+                    heard.items.push(item);
                 }
                 Event::HostRead { name, reads } => {
                     unreachable!("{name} reads {reads} times at once")
@@ -650,7 +719,12 @@ impl Heard {
 /// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
 /// core of attention on a device that communicates in a stream of its own, and tokens are sent beside the shared
 /// expert where that is chosen.
-fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
+fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
+    let Item {
+        doing,
+        category,
+        of_weights,
+    } = item;
     let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
     let mut beside = None;
     let mut part = None;
@@ -697,6 +771,7 @@ fn work(setting: &Setting<'_>, (doing, category): &Item, queues: bool) -> Work {
         category: *category,
         part,
         beside,
+        of_weights: *of_weights,
     }
 }
 

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use moefold_kernels::Device;
-use moefold_planner::layout::Layout;
 use moefold_planner::mesh;
 use moefold_planner::model::Model;
 use moefold_planner::plan::{Plan, PlannedRouting};
-use moefold_planner::schedule::{Action, Schedule, Stage};
+use moefold_planner::schedule::{Action, Stage};
 use moefold_planner::stack::Stack;
 use moefold_planner::walk::{Event, Walked, play};
 use moefold_profiles::TensorClass;
@@ -26,20 +25,12 @@ use crate::support;
 use crate::train::prove;
 
 /// Loads by MoE layer in the order in which the routers of a rank run in a step.
-fn by_router(
-    model: &Model,
-    layout: &Layout,
-    rank: u32,
-    stages: &[Vec<u32>],
-    by_layer: &[f64],
-) -> Vec<f64> {
+fn by_router(model: &Model, stages: &[Vec<u32>], actions: &[Action], by_layer: &[f64]) -> Vec<f64> {
     let routed: Vec<u32> = model.moe_layers().collect();
     let of_stage = |stage: Stage| {
         let layers = stages[stage.0 as usize].iter();
         layers.filter_map(|layer| Some(by_layer[routed.binary_search(layer).ok()?]))
     };
-    let pipeline_rank = mesh::coordinates(layout, rank).pp as usize;
-    let actions = &Schedule::of(layout).ranks[pipeline_rank];
     let forward = actions.iter().filter_map(|action| match action {
         Action::Forward(stage, _) => Some(*stage),
         _ => None,
@@ -122,16 +113,17 @@ pub fn dry_run(
         Some(kind) => mesh::placement(&layout, kind, cluster).ranks_per_domain,
         None => cluster.gpus_per_domain.clamp(1, layout.gpus()),
     };
+    let savers = Savers::of(planned);
+    let schedule = savers.schedule_of(&layout);
+    let actions = &schedule.ranks[mesh::coordinates(&layout, rank).pp as usize];
     let assumed = match &planned.predicted.routing {
         Some(PlannedRouting::Recorded { fullest, .. }) => {
-            Assumed::Loads(by_router(model, &layout, rank, stages, fullest).into())
+            Assumed::Loads(by_router(model, stages, actions, fullest).into())
         }
         Some(PlannedRouting::Balanced { .. }) | None => Assumed::BALANCED,
     };
-    let savers = Savers::of(planned);
     let cx = rank_on(device, &layout, rank, assumed, &domain, &tape);
     let [setup, events] = step(cx, model, stages, batch, &savers, balancing, packing, &tape)?;
-    let actions = &Schedule::of(&layout).ranks[mesh::coordinates(&layout, rank).pp as usize];
     let events = wait_for_messages(events, actions, starts);
     let stack = Stack::on(planned.stack, cluster, costs.host());
     let mut walked = play(rank, &setup, &events, costs, &stack);

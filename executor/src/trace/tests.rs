@@ -1,8 +1,10 @@
 //! Tests of what is assumed and answered; whether a trace is the step is in `tests/truth/peak.rs`.
 
+use std::collections::BTreeMap;
+
 use moefold_kernels::meta::Choices;
 use moefold_planner::choice::{
-    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, StackName,
+    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, ScheduleName, StackName,
 };
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
@@ -219,11 +221,17 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
         RecomputePlan::by_layer((0..layers).map(set).collect())
     });
     let each: Vec<RecomputePlan> = each.collect();
-    for (gpus, pins, stages) in [(1, "pp=1", "EttttL"), (2, "pp=2", "Ett|ttL")] {
+    let two = (2, "pp=2", "Ett|ttL");
+    for ((gpus, pins, stages), schedule) in [
+        ((1, "pp=1", "EttttL"), ScheduleName::None),
+        (two, ScheduleName::OneFOneB),
+        (two, ScheduleName::ZbH1),
+    ] {
         let mut options = SearchOptions {
             precision: Precision::Bf16,
             pins: format!("{pins},tp=1,cp=1,mbs=1").parse().expect("degrees"),
             stages: Some(stages.parse().expect("stages")),
+            schedule: Some(schedule),
             top: 1,
             ..SearchOptions::new(batch, StackName::Moefold)
         };
@@ -268,6 +276,61 @@ fn oracle_recomputation_by_layer_is_the_fastest_that_fits() {
         }
         assert!(by_layer > 2, "{by_layer}");
     }
+}
+
+/// Each layout under each of its schedules by itself, in much memory and in little: nothing that is ruled out by a
+/// bound was the best.
+#[test]
+fn oracle_a_search_finds_the_best_schedule() {
+    let mut model = presets::load("mixtral-8x7b").expect("a preset");
+    model.layers.truncate(8);
+    let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 32,
+    };
+    let mut won = BTreeMap::new();
+    for memory_gib in [200.0, 60.0, 45.0] {
+        cluster.gpu.memory_gib = memory_gib;
+        let runtime = Traced::new(&model, &cluster);
+        let plan = |options: &SearchOptions| {
+            let found = search::plan(&model, &cluster, 8, options, &costs, &runtime);
+            found.ok().map(|found| found.plans)
+        };
+        let options = SearchOptions {
+            precision: Precision::Bf16,
+            pins: "cp=1,etp=1,mbs=1".parse().expect("degrees"),
+            top: usize::MAX,
+            ..SearchOptions::new(batch, StackName::Moefold)
+        };
+        let all = plan(&options).expect("feasible");
+        let few = SearchOptions {
+            top: 3,
+            ..options.clone()
+        };
+        assert_eq!(plan(&few).expect("feasible"), all[..3]);
+        for found in &all {
+            let layout = found.layout;
+            let schedules = ScheduleName::all_of(layout.pp, layout.vpp);
+            let best = schedules.filter_map(|schedule| {
+                let one = SearchOptions {
+                    pins: layout.pinned(),
+                    schedule: Some(schedule),
+                    ..few.clone()
+                };
+                let best = plan(&one)?.swap_remove(0);
+                assert_eq!(best.pipeline.schedule, schedule);
+                Some(best.predicted.step_s)
+            });
+            let best = best.fold(f64::MAX, f64::min);
+            assert_eq!(found.predicted.step_s, best, "{memory_gib} {layout:?}");
+            *won.entry(found.pipeline.schedule).or_insert(0) += 1;
+        }
+    }
+    let wins = |schedule| won.get(&schedule).copied().unwrap_or(0);
+    assert!(wins(ScheduleName::ZbH1) > 3, "{won:?}");
+    assert!(wins(ScheduleName::OneFOneB) > 0, "{won:?}");
 }
 
 #[test]

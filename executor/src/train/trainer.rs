@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
 use moefold_planner::model::Model;
-use moefold_planner::schedule::{Microbatch, Schedule, Stage};
+use moefold_planner::schedule::{Microbatch, Stage};
 use moefold_profiles::run::{Evaluation, FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
@@ -107,7 +107,7 @@ impl Trainer {
         });
         let stages: BTreeMap<_, _> = stages.collect();
         let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
-        let schedule = Schedule::of(&cx.layout);
+        let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(
             &cx,

@@ -24,7 +24,7 @@ use moefold_profiles::units::Bytes;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{Fixture, Tensors, assert_close, degrees, piped};
+use crate::common::{Fixture, Tensors, Trained, assert_close, degrees, piped};
 use crate::layouts::legal;
 use crate::packing;
 
@@ -389,8 +389,22 @@ pub(crate) fn check_layouts(fixture: &Fixture, on: Emulated, layouts: &[Degrees]
     if !on.is_there() {
         return;
     }
+    let expected = fixture.train(&ONE, 2, &fixture.options());
+    compare_layouts(fixture, on, layouts, &expected, tolerance);
+}
+
+/// The same with what one rank did in two steps.
+pub(crate) fn compare_layouts(
+    fixture: &Fixture,
+    on: Emulated,
+    layouts: &[Degrees],
+    expected: &Trained,
+    tolerance: f64,
+) {
+    if !on.is_there() {
+        return;
+    }
     let (options, steps) = (fixture.options(), 2);
-    let expected = fixture.train(&ONE, steps, &options);
     for degrees in layouts {
         let (found, _) = fixture.train_on(|| on.open(), degrees, steps, &options, |_| ());
         let what = format!("{degrees:?} on {on:?}, MOEFOLD_SEED={}", seed());

@@ -15,3 +15,4 @@ mod recompute;
 mod refusals;
 mod shards;
 mod validation;
+mod zero_bubble;

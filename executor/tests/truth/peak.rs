@@ -20,7 +20,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Module, Optimizer, Recompute, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Module, Optimizer, Recompute, ScheduleName, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -64,7 +64,7 @@ const CPU: Place<'static> = Place {
 };
 
 /// None of the losses of routers, one of them, or all.
-fn losses(number: usize) -> Balancing {
+pub(crate) fn losses(number: usize) -> Balancing {
     let on = |only: usize| 0.01 * f64::from(u8::from([only, 4].contains(&(number % 5))));
     Balancing {
         aux_loss_coef: on(1),
@@ -244,6 +244,12 @@ fn law_a_traced_step_is_the_step() {
     }
 }
 
+/// One of the schedules of some degrees.
+fn schedule(degrees: &Degrees, random: &mut ChaCha8Rng) -> ScheduleName {
+    let all: Vec<ScheduleName> = ScheduleName::all_of(degrees.pp, degrees.vpp).collect();
+    all[random.random_range(0..all.len())]
+}
+
 /// One in `of` of all layouts with a pipeline.
 fn check_pipelines(of: usize) {
     let mut random = ChaCha8Rng::seed_from_u64(cuda::seed());
@@ -256,6 +262,7 @@ fn check_pipelines(of: usize) {
             if random.random_range(0..of) > 0 {
                 continue;
             }
+            fixture.savers.schedule = Some(schedule(&degrees, &mut random));
             let one = || check(&fixture, &CPU, &degrees, 2, balancing);
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
             let what = (cuda::seed(), degrees, &fixture.savers);
@@ -360,6 +367,7 @@ fn law_a_traced_step_is_the_step_of_ranks_that_cut_sequences() {
             for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
                 fixture = recomputing(fixture, &mut random);
                 fixture.savers.cp_comm = cp_comm;
+                fixture.savers.schedule = Some(schedule(&degrees, &mut random));
                 let balancing = losses(random.random_range(0..5));
                 let one = || check(&fixture, &CPU, &degrees, 2, balancing);
                 let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
@@ -416,7 +424,7 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
 }
 
 /// A fixture with recompute sets of its layers, moments of either type, and tokens that go any way.
-fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
+pub(crate) fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
     let mut fixture = fixture.recomputing(plan);
@@ -524,7 +532,9 @@ fn law_a_traced_step_is_that_of_pipeline_ranks_on_cuda() {
     let two = degrees(2, 1, 1, 1, 1);
     check_emulated(&fixture, cuda::F32, &piped(two, 2, 1), losses(0));
     check_emulated(&fixture, cuda::BF16, &piped(two, 2, 2), losses(4));
-    let tied = Fixture::load("qwen3_tied").with_batch(2);
+    let mut tied = Fixture::load("qwen3_tied").with_batch(2);
+    check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), losses(0));
+    tied.savers.schedule = Some(ScheduleName::ZbH1);
     check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), losses(0));
 }
 
@@ -722,6 +732,7 @@ fn planned(
         recompute: Some(fixture.savers.recompute.clone()),
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
+        schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),
         dispatcher: Some(fixture.savers.dispatching.dispatcher),
         // Of a model without experts a capacity is refused.
         capacity: (fixture.model.moe()).and(fixture.savers.dispatching.capacity),
@@ -792,6 +803,7 @@ fn law_a_plan_says_the_peak_of_ranks_that_cut_sequences() {
             for degrees in context::drawn(&fixture, cp_comm, Some(2), &mut random) {
                 fixture = recomputing(fixture, &mut random);
                 fixture.savers.cp_comm = cp_comm;
+                fixture.savers.schedule = Some(schedule(&degrees, &mut random));
                 check_plan(&fixture, &presets::local(degrees.gpus), &CPU, &degrees);
             }
         }
@@ -807,6 +819,7 @@ fn law_a_plan_says_the_peak_of_every_pipeline_rank() {
             let cluster = presets::local(gpus);
             for degrees in pipelines(&fixture, gpus) {
                 fixture = recomputing(fixture, &mut random);
+                fixture.savers.schedule = Some(schedule(&degrees, &mut random));
                 if random.random_range(0..4) == 0 {
                     check_plan(&fixture, &cluster, &CPU, &degrees);
                 }

@@ -26,7 +26,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{Dispatcher, Module, StackName};
+use crate::choice::{Dispatcher, Module, ScheduleName, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -147,6 +147,13 @@ pub enum Illegal {
         "vpp = {vpp} over pp = 2 needs p2p overlap (Megatron-Core), which `overlap` leaves out; nearest: vpp = 1, pp = 3 or more, or p2p in `overlap`"
     )]
     InterleavedPair { vpp: u32 },
+    /// A schedule of other pipeline degrees.
+    #[error("`schedule` {} is of {}, and pp = {pp} and vpp = {vpp}; nearest: those degrees, or `schedule` auto", schedule.name(), schedule.degrees())]
+    Schedule {
+        schedule: ScheduleName,
+        pp: u32,
+        vpp: u32,
+    },
     /// Given stages are not as many as the degrees make.
     #[error("the stages of the pipeline layout are {given}, and pp x vpp = {pp} x {vpp} = {}; nearest: {}",
         product(&[*pp, *vpp]), degrees_of_stages(*given, *pp))]
@@ -183,6 +190,12 @@ pub enum Illegal {
         stack: StackName,
         dispatcher: Dispatcher,
         known: &'static [Dispatcher],
+    },
+    /// A schedule the stack has not.
+    #[error("the {} stack has no `schedule` {}; it has none, 1f1b, interleaved; nearest: 1f1b, or `stack` moefold", stack.name(), schedule.name())]
+    StackSchedule {
+        stack: StackName,
+        schedule: ScheduleName,
     },
     /// A factor that is no share of tokens.
     #[error("`expert_capacity_factor` {factor} is not above 0; nearest: 1")]
@@ -269,6 +282,7 @@ impl Illegal {
             Self::InterleavedGroups { .. } => "vpp_microbatches",
             Self::EmptyStages { .. } => "empty_stages",
             Self::InterleavedPair { .. } => "vpp_pair_without_p2p",
+            Self::Schedule { .. } => "schedule",
             Self::StageCount { .. } => "pipeline_layout",
             Self::StageLayers { .. } => "pipeline_layout_layers",
             Self::StageDepths { .. } => "pipeline_layout_depths",
@@ -276,6 +290,7 @@ impl Illegal {
             Self::HeadsOverCp { .. } => "heads_over_cp",
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
+            Self::StackSchedule { .. } => "stack_schedule",
             Self::CapacityFactor { .. } => "capacity_factor",
             Self::CapacityAlone => "capacity_without_experts",
             Self::PaddedDispatcher { .. } => "padded_dispatcher",
@@ -302,6 +317,20 @@ impl Illegal {
             Self::InterleavedGroups { .. } => pins.fixes_dp(),
             Self::Microbatches { .. } => pins.fixes_dp() && pins.mbs.is_some(),
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
+            // Open degrees are 1 here, and may be more.
+            Self::Schedule { schedule, pp, vpp } => {
+                let most = |pin: Option<u32>, degree: u32| pin.unwrap_or(degree.max(2));
+                let open = [
+                    (*pp, *vpp),
+                    (*pp, most(pins.vpp, *vpp)),
+                    (most(pins.pp, *pp), *vpp),
+                ];
+                let both = (most(pins.pp, *pp), most(pins.vpp, *vpp));
+                !open
+                    .iter()
+                    .chain([&both])
+                    .any(|&(pp, vpp)| schedule.goes_with(pp, vpp))
+            }
             Self::StageCount { given, pp, vpp } => {
                 let both = pins.pp.and(pins.vpp).is_some();
                 both || !given.is_multiple_of(product(&[*pp, *vpp]))

@@ -7,11 +7,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::{RecomputePlan, ScheduleName};
+use crate::choice::RecomputePlan;
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
-use crate::rules::Rules;
+use crate::rules::{Rules, schedules};
 
 /// How far a sum of written decimals may be from its total, relative.
 const ROUNDING: f64 = 1e-6;
@@ -75,12 +75,13 @@ impl PlannedLayout {
     ) -> Result<(), PlanFileError> {
         let layout = self.prove(place, model, request, &self.layout, &self.recompute)?;
         let pipeline = &self.pipeline;
-        let schedule = ScheduleName::of(&layout);
-        if pipeline.schedule != schedule {
+        let known = schedules(self.stack, layout.pp(), layout.vpp());
+        if !known.contains(&pipeline.schedule) {
+            let names: Vec<String> = known.iter().map(|name| format!("{name:?}")).collect();
             return Err(place.contradiction(
                 "pipeline.schedule",
                 format!("{:?}", pipeline.schedule),
-                format!("{schedule:?}"),
+                names.join(" or "),
             ));
         }
         let stages = pipeline.stages.len();

@@ -4,7 +4,9 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Dispatcher, Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{
+    CpComm, Dispatcher, Module, Recompute, RecomputePlan, ScheduleName, StackName,
+};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -20,6 +22,8 @@ pub(super) struct Choices {
     exchanged_heads: Vec<u64>,
     /// Stages that were given.
     stages: Option<u64>,
+    /// The schedule that was given.
+    schedule: Option<ScheduleName>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
     /// Rules that the choices break among themselves.
@@ -38,6 +42,7 @@ impl Choices {
                 CpComm::P2p | CpComm::Allgather => Vec::new(),
             },
             stages: stages.map(|given| given.stages().len() as u64),
+            schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             broken: broken(model, options, &stack),
@@ -65,8 +70,17 @@ impl Choices {
         {
             broken.push(Illegal::StageCount { given, pp, vpp });
         }
+        let fits = |&schedule: &ScheduleName| schedule.goes_with(pp, vpp);
+        if let Some(schedule) = self.schedule.filter(|schedule| !fits(schedule)) {
+            broken.push(Illegal::Schedule { schedule, pp, vpp });
+        }
         broken.extend(self.broken.iter().cloned());
     }
+}
+
+/// The schedules that a stack has for some pipeline degrees, the usual one first.
+pub(crate) fn schedules(stack: StackName, pp: u32, vpp: u32) -> Vec<ScheduleName> {
+    Stack::of(stack).schedules(pp, vpp).collect()
 }
 
 /// Whether some attention of a model has windows or sinks.
@@ -113,6 +127,15 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             stack: name,
             dispatcher,
             known: stack.common().dispatchers,
+        });
+    }
+    if let Some(schedule) = options.schedule
+        && schedule.divides_backward()
+        && !stack.divides_backward()
+    {
+        broken.push(Illegal::StackSchedule {
+            stack: name,
+            schedule,
         });
     }
     if let Some(capacity) = &options.capacity {

@@ -5,8 +5,20 @@ use moefold_profiles::units::Bytes;
 
 use super::level::{Account, Height, Level};
 
+/// What runs at an instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Running {
+    /// A forward pass.
+    Forward,
+    /// A backward pass, or of a divided one the gradient of the input.
+    Backward,
+    /// Gradients of weights, of a divided backward pass.
+    Weight,
+}
+
 /// The memory of a run of layers, of one microbatch. Exact where every layer's is, for what runs between
-/// two layers is alive in both (the residual stream, its gradient).
+/// two layers is alive in both (the residual stream, its gradient). Where the backward pass is divided, gradients of
+/// weights are computed later, in the order of the backward pass; where it is whole, nothing is kept for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Passes<H = Level> {
     /// What the forward pass leaves alive.
@@ -15,6 +27,10 @@ pub struct Passes<H = Level> {
     pub forward: H,
     /// The highest of the backward pass, above what was alive before it, what is saved included.
     pub backward: H,
+    /// What the backward pass leaves alive for gradients of weights.
+    pub kept: H,
+    /// The highest of these, above what was alive before them, what is kept included.
+    pub weight: H,
 }
 
 impl<H: Height> Passes<H> {
@@ -24,7 +40,18 @@ impl<H: Height> Passes<H> {
         Self {
             saved: self.saved + next.saved,
             forward: self.forward.higher(self.saved + next.forward),
-            backward: next.backward.higher(self.backward - next.saved),
+            backward: next.backward.higher(self.backward - next.saved + next.kept),
+            kept: self.kept + next.kept,
+            weight: next.weight.higher(self.weight - next.kept),
+        }
+    }
+
+    /// The highest of a pass, above all that is kept between passes while it runs.
+    pub(crate) fn running(&self, pass: Running) -> H {
+        match pass {
+            Running::Forward => self.forward - self.saved,
+            Running::Backward => self.backward,
+            Running::Weight => self.weight,
         }
     }
 
@@ -36,6 +63,7 @@ impl<H: Height> Passes<H> {
             saved: self.saved + received - sent,
             forward: self.forward + received,
             backward: self.backward + sent,
+            ..self
         }
     }
 }
@@ -47,6 +75,8 @@ impl Passes {
             saved: self.saved.total(),
             forward: self.forward.total(),
             backward: self.backward.total(),
+            kept: self.kept.total(),
+            weight: self.weight.total(),
         }
     }
 
@@ -56,7 +86,7 @@ impl Passes {
         Self {
             saved,
             forward: saved,
-            backward: Level::default(),
+            ..Self::default()
         }
     }
 
@@ -65,9 +95,18 @@ impl Passes {
     /// # Panics
     /// When the backward pass does not give back what the forward pass left.
     pub fn of(forward: &Account, backward: &Account) -> Self {
+        Self::divided(forward, backward, &Account::default())
+    }
+
+    /// The same of a backward pass whose gradients of weights come later.
+    ///
+    /// # Panics
+    /// As [`Passes::of`].
+    pub fn divided(forward: &Account, backward: &Account, weight: &Account) -> Self {
         let saved = forward.live();
+        let kept = saved + backward.live();
         assert_eq!(
-            saved + backward.live(),
+            kept + weight.live(),
             Level::default(),
             "a backward pass gives back all that is saved"
         );
@@ -75,6 +114,8 @@ impl Passes {
             saved,
             forward: forward.peak(),
             backward: backward.peak(),
+            kept,
+            weight: weight.peak(),
         }
     }
 
@@ -86,12 +127,16 @@ impl Passes {
         };
         Self {
             saved: self.saved * i64::from(count),
-            // What the others keep is no less than nothing: the last run is the highest forward, and
-            // backward, where it is the first, as well.
+            // What the others keep is no less than nothing: the last run is the highest forward, and of
+            // gradients of weights, where it is the first, as well. Backward it is the first or the last one.
             forward: self
                 .forward
                 .higher(self.saved * i64::from(before) + self.forward),
-            backward: self.backward,
+            backward: self
+                .backward
+                .higher((self.kept - self.saved) * i64::from(before) + self.backward),
+            kept: self.kept * i64::from(count),
+            weight: self.weight,
         }
     }
 }
@@ -103,8 +148,8 @@ mod tests {
     use super::*;
 
     /// What a layer takes and gives: saved, working forward, working backward before and after it gives
-    /// back what it saved.
-    type Layer = [u64; 4];
+    /// back what it saved; kept for gradients of weights, working in these.
+    type Layer = [u64; 6];
 
     const CLASS: TensorClass = TensorClass::Activations;
 
@@ -121,35 +166,45 @@ mod tests {
     fn backward(account: &mut Account, layer: Layer) {
         work_in(account, layer[2]);
         account.give(CLASS, Bytes(layer[0]));
+        account.take(CLASS, Bytes(layer[4]));
         work_in(account, layer[3]);
     }
 
+    fn weight(account: &mut Account, layer: Layer) {
+        work_in(account, layer[5]);
+        account.give(CLASS, Bytes(layer[4]));
+    }
+
     fn passes(layer: Layer) -> Passes {
-        let (mut there, mut back) = (Account::default(), Account::default());
-        forward(&mut there, layer);
-        backward(&mut back, layer);
-        Passes::of(&there, &back)
+        of_layers(&[layer])
+    }
+
+    /// Of layers one after the other, whose gradients of weights come after all of their backward passes.
+    fn of_layers(layers: &[Layer]) -> Passes {
+        let mut accounts = [Account::default(); 3];
+        let [there, back, later] = &mut accounts;
+        for &layer in layers {
+            forward(there, layer);
+        }
+        for &layer in layers.iter().rev() {
+            backward(back, layer);
+            weight(later, layer);
+        }
+        Passes::divided(there, back, later)
     }
 
     proptest! {
         #[test]
-        fn law_composing_is_one_account(layers in prop::collection::vec(prop::array::uniform4(0_u64..100), 0..8)) {
-            let (mut there, mut back) = (Account::default(), Account::default());
-            for &layer in &layers {
-                forward(&mut there, layer);
-            }
-            for &layer in layers.iter().rev() {
-                backward(&mut back, layer);
-            }
-            let whole = Passes::of(&there, &back);
+        fn law_composing_is_one_account(layers in prop::collection::vec(prop::array::uniform6(0_u64..100), 0..8)) {
+            let whole = of_layers(&layers);
             let composed = layers.iter().map(|&layer| passes(layer)).fold(Passes::default(), Passes::then);
-            for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {
+            for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward), (whole.kept, composed.kept), (whole.weight, composed.weight)] {
                 prop_assert_eq!(a.total(), b.total());
             }
         }
 
         #[test]
-        fn law_repeating_is_composing_with_itself(layer in prop::array::uniform4(0_u64..100), count in 0_u32..9) {
+        fn law_repeating_is_composing_with_itself(layer in prop::array::uniform6(0_u64..100), count in 0_u32..9) {
             let one = passes(layer);
             let all = (0..count).map(|_| one).fold(Passes::default(), Passes::then);
             prop_assert_eq!(one.repeated(count), all);

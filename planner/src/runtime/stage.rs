@@ -4,7 +4,7 @@ use moefold_profiles::TensorClass;
 use moefold_profiles::units::Bytes;
 
 use super::level::{Height as _, Level};
-use super::passes::Passes;
+use super::passes::{Passes, Running};
 use crate::shard::Shard;
 
 /// Working sets on top of all that a stage keeps, for stacks that say no order.
@@ -84,12 +84,7 @@ impl StageMemory {
     }
 
     /// Bytes alive in the worst instant of a pass, the microbatch's own kept tensors not counted.
-    pub(crate) fn running(&self, backward: bool) -> Level {
-        let passes = if backward {
-            self.passes.backward
-        } else {
-            self.passes.forward - self.passes.saved
-        };
-        passes + self.sets.running(backward)
+    pub(crate) fn running(&self, pass: Running) -> Level {
+        self.passes.running(pass) + self.sets.running(pass != Running::Forward)
     }
 }

@@ -76,6 +76,8 @@ pub struct Work {
     /// The part beside whose ops it runs, where only the excess shows: the [core](Part::Core) (ring attention), or
     /// the [shared expert](Part::Shared), of which it is those that follow up to the next such work.
     pub beside: Option<Part>,
+    /// Whether it only adds to gradients of weights, so that a schedule may leave it for later.
+    pub of_weights: bool,
 }
 
 /// The work of one layer (or end of the model) for one microbatch.

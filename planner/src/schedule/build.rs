@@ -3,11 +3,13 @@
 use super::{Action, Microbatch, Stage};
 use crate::choice::ScheduleName;
 
-/// A forward or backward pass of one stage over one microbatch.
+/// A forward or backward pass of one stage over one microbatch, or of a divided backward pass one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     Forward(Stage, Microbatch),
     Backward(Stage, Microbatch),
+    BackwardInput(Stage, Microbatch),
+    BackwardWeight(Stage, Microbatch),
 }
 
 /// The actions of every rank.
@@ -22,8 +24,9 @@ pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) ->
 
 /// The passes of one rank in order.
 ///
-/// All three schedules are one: some forwards ahead, then a forward and a backward in turn, then
-/// the backwards left. They differ in the lead and in the order that stages are taken in.
+/// All schedules are one: some forwards ahead, then a forward and a backward in turn, then the backwards left.
+/// They differ in the lead, in the order that stages are taken in, and in whether a backward pass is divided:
+/// gradients of weights then come so many backward passes later, and those left at the end.
 pub(super) fn passes(
     name: ScheduleName,
     pp: u32,
@@ -43,6 +46,13 @@ pub(super) fn passes(
             assert!(vpp == 1, "1F1B has one stage a rank");
             behind
         }
+        ScheduleName::ZbH1 => {
+            assert!(
+                pp > 1 && vpp == 1,
+                "ZB-H1 has one stage a rank of a pipeline"
+            );
+            behind
+        }
         ScheduleName::Interleaved => {
             assert!(
                 pp > 1 && vpp > 1,
@@ -60,14 +70,31 @@ pub(super) fn passes(
         let (chunk, microbatch) = interleaved(k, pp, vpp);
         Pass::Forward(Stage(chunk * pp + rank), Microbatch(microbatch))
     };
-    let backward = move |k: u64| {
+    let place = move |k: u64| {
         let (chunk, microbatch) = interleaved(k, pp, vpp);
-        Pass::Backward(Stage((vpp - 1 - chunk) * pp + rank), Microbatch(microbatch))
+        (Stage((vpp - 1 - chunk) * pp + rank), Microbatch(microbatch))
+    };
+    // Gradients of weights come so much later; where nothing is divided there are none.
+    let later = name.divides_backward().then_some(u64::from(rank));
+    let weight = move |k: u64| {
+        let (stage, microbatch) = place(k);
+        Pass::BackwardWeight(stage, microbatch)
+    };
+    let backward = move |k: u64| {
+        let (stage, microbatch) = place(k);
+        let first = match later {
+            None => Pass::Backward(stage, microbatch),
+            Some(_) => Pass::BackwardInput(stage, microbatch),
+        };
+        let second = later.and_then(|later| k.checked_sub(later)).map(weight);
+        std::iter::once(first).chain(second)
     };
     let warm_up = (0..ahead).map(forward);
-    let steady = (ahead..total).flat_map(move |k| [forward(k), backward(k - ahead)]);
-    let drain = (total - ahead..total).map(backward);
-    warm_up.chain(steady).chain(drain)
+    let steady =
+        (ahead..total).flat_map(move |k| std::iter::once(forward(k)).chain(backward(k - ahead)));
+    let drain = (total - ahead..total).flat_map(backward);
+    let left = (total - later.unwrap_or(0).min(total)..total).map(weight);
+    warm_up.chain(steady).chain(drain).chain(left)
 }
 
 /// The chunk and microbatch of a rank's pass number `k`: groups of `pp` microbatches, each group
@@ -102,14 +129,20 @@ fn with_messages(
                     actions.push(Action::SendActivation(stage, microbatch));
                 }
             }
-            Pass::Backward(stage, microbatch) => {
+            Pass::Backward(stage, microbatch) | Pass::BackwardInput(stage, microbatch) => {
                 if stage.0 < last {
                     actions.push(Action::RecvGradient(stage, microbatch));
                 }
-                actions.push(Action::Backward(stage, microbatch));
+                actions.push(match pass {
+                    Pass::Backward(..) => Action::Backward(stage, microbatch),
+                    _ => Action::BackwardInput(stage, microbatch),
+                });
                 if stage.0 > 0 {
                     actions.push(Action::SendGradient(stage, microbatch));
                 }
+            }
+            Pass::BackwardWeight(stage, microbatch) => {
+                actions.push(Action::BackwardWeight(stage, microbatch));
             }
         }
     }
@@ -146,11 +179,9 @@ mod tests {
         let sizes = (2..=6).flat_map(|pp| (1..=3).map(move |vpp| [pp, vpp]));
         sizes.flat_map(|[pp, vpp]| {
             let groups = if vpp == 1 { 1 } else { pp };
-            let name = match vpp {
-                1 => ScheduleName::OneFOneB,
-                _ => ScheduleName::Interleaved,
-            };
-            (1..=7).map(move |count| (name, [pp, vpp, count * groups]))
+            let sizes = (1..=7).map(move |count| [pp, vpp, count * groups]);
+            ScheduleName::all_of(pp, vpp)
+                .flat_map(move |name| sizes.clone().map(move |s| (name, s)))
         })
     }
 

@@ -17,7 +17,8 @@ pub(super) struct DryRun {
 
 impl Schedule {
     /// The schedule as text: a row a rank, a column a slot, `F3` for the forward pass of microbatch
-    /// 3 (`F3b` of the rank's second chunk), dots where a rank waits.
+    /// 3 (`F3b` of the rank's second chunk), `B` for backward passes, `I` and `W` for the gradients of inputs
+    /// and of weights where they are divided, dots where a rank waits.
     pub fn grid(&self) -> String {
         let run = self.dry_run();
         let slots = 0..self.num_slots(&run);
@@ -61,7 +62,7 @@ impl Schedule {
                     _ => {}
                 }
                 slots[rank].push(clock[rank]);
-                if matches!(action, Action::Forward(..) | Action::Backward(..)) {
+                if self.cell(action).is_some() {
                     clock[rank] += 1;
                 }
             }
@@ -103,6 +104,8 @@ impl Schedule {
         let (letter, stage, microbatch) = match action {
             Action::Forward(stage, microbatch) => ('F', stage, microbatch),
             Action::Backward(stage, microbatch) => ('B', stage, microbatch),
+            Action::BackwardInput(stage, microbatch) => ('I', stage, microbatch),
+            Action::BackwardWeight(stage, microbatch) => ('W', stage, microbatch),
             _ => return None,
         };
         let mut cell = format!("{letter}{}", microbatch.0);

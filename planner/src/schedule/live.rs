@@ -1,6 +1,7 @@
 //! What a schedule keeps alive: the exact replay behind the memory of a pipeline rank.
 //!
-//! A forward pass leaves its stage's activations until the backward pass of the same microbatch.
+//! A forward pass leaves its stage's activations until the backward pass of the same microbatch; of one that
+//! is divided, what gradients of weights need is taken to be as much until they are computed.
 //! Stages differ in size (uneven splits, embedding, head), so counts alone do not give the peak;
 //! the replay adds and removes bytes in the order of the schedule.
 
@@ -32,13 +33,19 @@ impl Peak {
 
 impl Schedule {
     /// The most bytes of activations alive on a rank, where a stage keeps `bytes(stage)` for each
-    /// microbatch from its forward to the end of its backward pass.
+    /// microbatch from its forward to the end of its backward pass, gradients of weights included.
     pub fn peak_live(&self, rank: u32, bytes: impl Fn(Stage) -> Bytes) -> Peak {
         let passes = self.ranks[rank as usize]
             .iter()
             .filter_map(|action| match *action {
                 Action::Forward(stage, microbatch) => Some(Pass::Forward(stage, microbatch)),
                 Action::Backward(stage, microbatch) => Some(Pass::Backward(stage, microbatch)),
+                Action::BackwardInput(stage, microbatch) => {
+                    Some(Pass::BackwardInput(stage, microbatch))
+                }
+                Action::BackwardWeight(stage, microbatch) => {
+                    Some(Pass::BackwardWeight(stage, microbatch))
+                }
                 _ => None,
             });
         replay(passes, bytes)
@@ -86,7 +93,8 @@ fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) ->
                     };
                 }
             }
-            Pass::Backward(stage, _) => {
+            Pass::BackwardInput(..) => {}
+            Pass::Backward(stage, _) | Pass::BackwardWeight(stage, _) => {
                 alive -= bytes(stage);
                 *live.get_mut(&stage).expect("forward precedes backward") -= 1;
             }
@@ -123,18 +131,32 @@ mod tests {
         assert_eq!(in_flight(ScheduleName::None, 1, 1, 16), [1]);
     }
 
+    /// Every rank keeps as many as the first one of 1F1B (arXiv 2401.10241, section 2.1).
+    #[test]
+    fn golden_zb_h1_microbatches_in_flight() {
+        assert_eq!(in_flight(ScheduleName::ZbH1, 4, 1, 16), [4, 4, 4, 4]);
+        assert_eq!(in_flight(ScheduleName::ZbH1, 4, 1, 2), [2, 2, 2, 2]);
+        for (pp, microbatches) in (2..9).flat_map(|pp| (1..20).map(move |m| (pp, m))) {
+            let most = in_flight(ScheduleName::OneFOneB, pp, 1, microbatches)[0];
+            let all = in_flight(ScheduleName::ZbH1, pp, 1, microbatches);
+            assert!(
+                all.iter().all(|&alive| alive <= most),
+                "{pp} {microbatches}"
+            );
+        }
+    }
+
     /// Four groups tell all: with any sizes of stages, the short replay gives the full one's peak.
     #[test]
     fn law_short_replay_equals_the_full_one() {
         for pp in 1..=5 {
             for vpp in 1..=4 {
-                let name = match (pp, vpp) {
-                    (1, 1) => ScheduleName::None,
-                    (1, _) => continue,
-                    (_, 1) => ScheduleName::OneFOneB,
-                    _ => ScheduleName::Interleaved,
-                };
-                for groups in 1..=9 {
+                if pp == 1 && vpp > 1 {
+                    continue;
+                }
+                let names = ScheduleName::all_of(pp, vpp);
+                let sizes = names.flat_map(|name| (1..=9).map(move |groups| (name, groups)));
+                for (name, groups) in sizes {
                     let schedule = Schedule::new(name, pp, vpp, groups * pp);
                     for (rank, seed) in (0..pp).flat_map(|r| (1..4).map(move |s| (r, s))) {
                         let bytes = |s: Stage| Bytes(u64::from(s.0 * 37 * seed % 11 + 1));

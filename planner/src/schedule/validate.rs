@@ -44,6 +44,7 @@ pub enum Fault {
 impl Schedule {
     /// Proves that every rank does every forward and backward of its stages exactly once, with the
     /// messages and in the order that data needs, then reduces every stage's gradients and steps once.
+    /// Backward passes are whole, or divided where the schedule is one of those.
     /// Proves that all ranks together run to the end, where sends wait for nobody.
     pub fn validate(&self) -> Result<(), ScheduleError> {
         for (rank, actions) in self.ranks.iter().enumerate() {
@@ -96,12 +97,15 @@ impl Schedule {
         let exists = action
             .microbatch()
             .is_none_or(|microbatch| microbatch.0 < self.microbatches);
-        let has_neighbour = match action {
+        let divides = self.name.divides_backward();
+        let is_done_here = match action {
+            Action::Backward(..) => !divides,
+            Action::BackwardInput(..) | Action::BackwardWeight(..) => divides,
             Action::RecvActivation(stage, _) | Action::SendGradient(stage, _) => stage.0 > 0,
             Action::SendActivation(stage, _) | Action::RecvGradient(stage, _) => stage.0 < last,
             _ => true,
         };
-        held && exists && has_neighbour
+        held && exists && is_done_here
     }
 
     /// The first thing that must have been done on the same rank before an action and was not.
@@ -113,14 +117,25 @@ impl Schedule {
             Action::Forward(s, _) if s.0 == 0 => None,
             Action::Forward(s, m) => missing(Action::RecvActivation(s, m)),
             Action::SendActivation(s, m) => missing(Action::Forward(s, m)),
-            Action::Backward(s, m) if s.0 == last => missing(Action::Forward(s, m)),
-            Action::Backward(s, m) => {
+            Action::Backward(s, m) | Action::BackwardInput(s, m) if s.0 == last => {
+                missing(Action::Forward(s, m))
+            }
+            Action::Backward(s, m) | Action::BackwardInput(s, m) => {
                 missing(Action::Forward(s, m)).or_else(|| missing(Action::RecvGradient(s, m)))
             }
-            Action::SendGradient(s, m) => missing(Action::Backward(s, m)),
-            Action::ReduceGradients(s) => {
-                (0..self.microbatches).find_map(|m| missing(Action::Backward(s, Microbatch(m))))
-            }
+            Action::BackwardWeight(s, m) => missing(Action::BackwardInput(s, m)),
+            Action::SendGradient(s, m) => missing(if self.name.divides_backward() {
+                Action::BackwardInput(s, m)
+            } else {
+                Action::Backward(s, m)
+            }),
+            Action::ReduceGradients(s) => (0..self.microbatches).map(Microbatch).find_map(|m| {
+                missing(if self.name.divides_backward() {
+                    Action::BackwardWeight(s, m)
+                } else {
+                    Action::Backward(s, m)
+                })
+            }),
             Action::OptimizerStep => self
                 .required(rank)
                 .filter(|&needs| needs != Action::OptimizerStep)
@@ -140,7 +155,9 @@ impl Schedule {
                     Action::SendActivation(stage, m),
                     Action::RecvGradient(stage, m),
                     Action::Backward(stage, m),
+                    Action::BackwardInput(stage, m),
                     Action::SendGradient(stage, m),
+                    Action::BackwardWeight(stage, m),
                 ]
             })
         });
@@ -184,12 +201,9 @@ mod tests {
     fn every(mut check: impl FnMut(Schedule)) {
         for pp in 1..=6 {
             for microbatches in 1..=9 {
-                let name = if pp == 1 {
-                    ScheduleName::None
-                } else {
-                    ScheduleName::OneFOneB
-                };
-                check(Schedule::new(name, pp, 1, microbatches));
+                for name in ScheduleName::all_of(pp, 1) {
+                    check(Schedule::new(name, pp, 1, microbatches));
+                }
             }
             for vpp in 2..=4 {
                 for groups in (1..=3).filter(|_| pp > 1) {
@@ -216,8 +230,12 @@ mod tests {
     /// Dropping, doubling or hoisting any single action of a small schedule is found out.
     #[test]
     fn law_no_single_damage_goes_unnoticed() {
-        let sound = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
-        for rank in 0..2 {
+        let divided = Schedule::new(ScheduleName::ZbH1, 2, 1, 3);
+        let interleaved = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
+        for (sound, rank) in [divided, interleaved]
+            .iter()
+            .flat_map(|of| [(of, 0), (of, 1)])
+        {
             for position in 0..sound.ranks[rank].len() {
                 let mut dropped = sound.clone();
                 dropped.ranks[rank].remove(position);
@@ -231,6 +249,31 @@ mod tests {
                 assert!(swapped.validate().is_err());
             }
         }
+    }
+
+    /// A part of a backward pass in the wrong place is named.
+    #[test]
+    fn gradients_of_weights_come_after_those_of_inputs_and_before_reductions() {
+        let (s, m) = (Stage(0), Microbatch(1));
+        let sound = Schedule::new(ScheduleName::ZbH1, 2, 1, 2);
+        let at = |wanted| sound.ranks[0].iter().position(|&action| action == wanted);
+        let weight = at(Action::BackwardWeight(s, m)).expect("of the rank");
+        let early_at = at(Action::BackwardInput(s, m)).expect("of the rank");
+        let mut early = sound.clone();
+        let action = early.ranks[0].remove(weight);
+        early.ranks[0].insert(early_at, action);
+        let fault = early.validate().expect_err("before its input").fault;
+        let (action, needs) = (Action::BackwardWeight(s, m), Action::BackwardInput(s, m));
+        assert_eq!(fault, Fault::TooEarly { action, needs });
+        let mut late = sound.clone();
+        late.ranks[0].swap(weight, weight + 1);
+        let fault = late.validate().expect_err("after its reduction").fault;
+        let (action, needs) = (Action::ReduceGradients(s), Action::BackwardWeight(s, m));
+        assert_eq!(fault, Fault::TooEarly { action, needs });
+        let mut whole = sound;
+        whole.ranks[0][early_at] = Action::Backward(s, m);
+        let fault = whole.validate().expect_err("of another schedule").fault;
+        assert_eq!(fault, Fault::Misplaced(Action::Backward(s, m)));
     }
 
     #[test]
@@ -289,6 +332,14 @@ mod tests {
                 "  0 | F0 F1 F2  .  . B0 F3 B1  . B2  . B3",
                 "  1 |  . F0 F1  . B0 F2 B1 F3 B2  . B3  .",
                 "  2 |  .  . F0 B0 F1 B1 F2 B2 F3 B3  .  .",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::ZbH1, 3, 1, 4),
+            &[
+                "  0 | F0 F1 F2  .  . I0 W0 F3 I1 W1 I2 W2 I3 W3",
+                "  1 |  . F0 F1  . I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+                "  2 |  .  . F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
             ],
         );
         check(

@@ -25,6 +25,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         recompute: Some(planned.recompute.clone()),
         routing: planned.routing(),
         overlap: Some(planned.overlap(&plan.cluster)),
+        schedule: Some(planned.pipeline.schedule),
         ..SearchOptions::new(plan.request.batch, planned.stack)
     }
 }

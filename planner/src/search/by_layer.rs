@@ -27,8 +27,8 @@ pub(crate) struct Way<B> {
     choice: usize,
 }
 
-/// Of some layers: what they keep, and the peaks of both passes.
-pub(crate) type LayersWay = Way<[i64; 3]>;
+/// Of some layers: what they keep, the peaks of both passes, and both of gradients of weights.
+pub(crate) type LayersWay = Way<[i64; 5]>;
 
 impl LayersWay {
     /// A layer under a recompute set, by its index.
@@ -42,15 +42,24 @@ impl LayersWay {
     }
 }
 
-fn array(passes: Passes<i64>) -> [i64; 3] {
-    [passes.saved, passes.forward, passes.backward]
+fn array(passes: Passes<i64>) -> [i64; 5] {
+    let Passes {
+        saved,
+        forward,
+        backward,
+        kept,
+        weight,
+    } = passes;
+    [saved, forward, backward, kept, weight]
 }
 
-fn passes([saved, forward, backward]: [i64; 3]) -> Passes<i64> {
+fn passes([saved, forward, backward, kept, weight]: [i64; 5]) -> Passes<i64> {
     Passes {
         saved,
         forward,
         backward,
+        kept,
+        weight,
     }
 }
 
@@ -141,26 +150,26 @@ impl<B: AsRef<[i64]>> Row<B> {
 
 /// The ways to run a chunk.
 #[derive(Debug)]
-pub(crate) struct Chunk(Row<[i64; 3]>);
+pub(crate) struct Chunk(Row<[i64; 5]>);
 
 impl Chunk {
     /// A chunk that begins with `first`, has some layers, each with its unbeaten choices, and ends with `last`.
     /// The messages that it receives and sends are `message` bytes, where they are.
     pub(crate) fn new(
-        first: Option<Passes>,
+        first: Option<&Passes>,
         layers: &[&[LayersWay]],
-        last: Option<Passes>,
+        last: Option<&Passes>,
         (message, received, sent): (i64, bool, bool),
     ) -> Self {
-        let first = first.unwrap_or_default();
+        let first = first.copied().unwrap_or_default();
         let mut row = Row::new(array(first.totals()));
         for choices in layers {
-            let then = |a: &[i64; 3], b: &[i64; 3]| array(passes(*a).then(passes(*b)));
+            let then = |a: &[i64; 5], b: &[i64; 5]| array(passes(*a).then(passes(*b)));
             let choices: Vec<_> = choices.iter().map(|way| (way.choice, way)).collect();
             row.choose(&choices, then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
-        let last = last.unwrap_or_default().totals();
+        let last = last.copied().unwrap_or_default().totals();
         let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
         for way in ways {
             way.bytes = array(passes(way.bytes).then(last).between(received, sent));
@@ -180,7 +189,7 @@ pub(crate) fn fastest(
     let most = (MOST / chunks.len()).max(8);
     let mut row = Row::new(room.iter().map(|room| -room).collect::<Vec<i64>>());
     for (number, chunk) in chunks.iter().enumerate() {
-        let then = |sum: &Vec<i64>, bytes: &[i64; 3]| {
+        let then = |sum: &Vec<i64>, bytes: &[i64; 5]| {
             let each = sum.iter().zip(occupancies);
             each.map(|(sum, at)| sum + taken(&passes(*bytes), number, at))
                 .collect()
@@ -197,11 +206,19 @@ pub(crate) fn fastest(
     Some(chunks.iter().zip(choices).map(sets).collect())
 }
 
-/// The most bytes that a layer, which without any choice takes `seconds` and keeps `saved`, lets go of for a
-/// second of one of its choices.
-pub(crate) fn best_saver(choices: &[LayersWay], seconds: f64, saved: i64) -> f64 {
+/// The most bytes that a layer, which without any choice takes `seconds` and keeps what `plain` says, lets go of
+/// for a second of one of its choices where so many microbatches are between forward and backward pass, and before
+/// their gradients of weights.
+pub(crate) fn best_saver(
+    choices: &[LayersWay],
+    seconds: f64,
+    plain: &Passes<i64>,
+    [live, kept]: [u32; 2],
+) -> f64 {
     let rate = |way: &LayersWay| {
-        let less = (saved - way.bytes[0]).max(0) as f64;
+        let own = passes(way.bytes);
+        let saved = (plain.saved - own.saved) * i64::from(live);
+        let less = (saved + (plain.kept - own.kept) * i64::from(kept)).max(0) as f64;
         less / (way.seconds - seconds).max(f64::MIN_POSITIVE)
     };
     choices.iter().map(rate).fold(0.0, f64::max)
@@ -209,13 +226,14 @@ pub(crate) fn best_saver(choices: &[LayersWay], seconds: f64, saved: i64) -> f64
 
 /// What a chunk takes at an instant.
 fn taken(passes: &Passes<i64>, chunk: usize, at: &Occupancy) -> i64 {
-    let kept = passes.saved * i64::from(at.live[chunk]);
-    let running = match (at.chunk == chunk, at.backward) {
-        (false, _) => 0,
-        (true, true) => passes.backward,
-        (true, false) => passes.forward - passes.saved,
+    let saved = passes.saved * i64::from(at.live[chunk]);
+    let kept = passes.kept * i64::from(at.kept[chunk]);
+    let running = if at.chunk == chunk {
+        passes.running(at.running)
+    } else {
+        0
     };
-    kept + running
+    saved + kept + running
 }
 
 #[cfg(test)]
@@ -223,11 +241,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::runtime::Running;
 
     fn way(set: usize, (seconds, saved, forward, backward): (u32, i64, i64, i64)) -> LayersWay {
+        divided(set, (seconds, saved, forward, backward, 0, 0))
+    }
+
+    fn divided(
+        set: usize,
+        (seconds, saved, forward, backward, kept, weight): (u32, i64, i64, i64, i64, i64),
+    ) -> LayersWay {
         Way {
             seconds: f64::from(seconds),
-            bytes: [saved, saved + forward, backward],
+            bytes: [saved, saved + forward, backward, kept, weight],
             before: 0,
             choice: set,
         }
@@ -240,14 +266,7 @@ mod tests {
         room: &[i64],
     ) -> Option<f64> {
         fn chunk_ways(layers: &[Vec<LayersWay>]) -> Vec<(f64, Passes<i64>)> {
-            let mut all = vec![(
-                0.0,
-                Passes {
-                    saved: 0,
-                    forward: 0,
-                    backward: 0,
-                },
-            )];
+            let mut all = vec![(0.0, Passes::default())];
             for choices in layers {
                 let pairs = all.iter().flat_map(|(seconds, before)| {
                     choices
@@ -283,13 +302,14 @@ mod tests {
     proptest! {
         #[test]
         fn oracle_it_is_the_fastest_of_all_choices_that_fit(
-            kinds in prop::collection::vec(prop::collection::vec((0_u32..9, 0_i64..9, 0_i64..9, 0_i64..12), 1..4), 2),
+            kinds in prop::collection::vec(prop::collection::vec((0_u32..9, 0_i64..9, 0_i64..9, 0_i64..12, 0_i64..7, 0_i64..7), 1..4), 2),
             layout in prop::collection::vec(prop::collection::vec(0_usize..2, 0..4), 1..3),
-            moments in prop::collection::vec((0_u32..4, 0_u32..4, 0_usize..2, any::<bool>(), 0_i64..60), 1..4),
+            moments in prop::collection::vec((0_u32..4, 0_u32..4, 0_usize..2, 0_usize..3, 0_i64..60), 1..4),
+            left in prop::collection::vec(0_u32..3, 2),
         ) {
             let kinds: Vec<Vec<LayersWay>> = kinds
                 .iter()
-                .map(|kind| kind.iter().enumerate().map(|(set, &numbers)| way(set, numbers)).collect())
+                .map(|kind| kind.iter().enumerate().map(|(set, &numbers)| divided(set, numbers)).collect())
                 .collect();
             let chunks: Vec<Vec<Vec<LayersWay>>> = layout
                 .iter()
@@ -297,12 +317,15 @@ mod tests {
                 .collect();
             let occupancies: Vec<Occupancy> = moments
                 .iter()
-                .map(|&(first, second, chunk, backward, _)| {
-                    let mut live = vec![first, second];
+                .map(|&(first, second, chunk, running, _)| {
+                    let (mut live, mut kept) = (vec![first, second], left.clone());
                     live.truncate(chunks.len());
+                    kept.truncate(chunks.len());
                     let chunk = chunk.min(chunks.len() - 1);
-                    live[chunk] = live[chunk].max(1);
-                    Occupancy { live, chunk, backward, sent: 0 }
+                    let running = [Running::Forward, Running::Backward, Running::Weight][running];
+                    let own = if running == Running::Weight { &mut kept } else { &mut live };
+                    own[chunk] = own[chunk].max(1);
+                    Occupancy { live, kept, chunk, running, sent: 0 }
                 })
                 .collect();
             let room: Vec<i64> = moments.iter().map(|moment| moment.4).collect();

@@ -10,7 +10,7 @@ use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
-use crate::choice::StackName;
+use crate::choice::{ScheduleName, StackName};
 use crate::layout::Layout;
 use crate::lower::ends::{self, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -25,8 +25,10 @@ use crate::simulate::{StageTimes, lower_bound};
 pub(crate) struct Case<'a> {
     pub(crate) question: &'a Question<'a>,
     pub(crate) layout: &'a Layout,
-    /// Its microbatch and kinds of layers.
+    /// Its microbatch and kinds of layers; where the schedule divides backward passes and memory is asked for, with
+    /// the memory of those.
     pub(crate) shape: &'a Shape,
+    pub(crate) schedule: ScheduleName,
 }
 
 /// See the module's documentation.
@@ -67,6 +69,7 @@ pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
         question,
         layout,
         shape,
+        ..
     } = case;
     if let Some(given) = &question.options.stages {
         return vec![StageSplit::new(case, given.stages().to_vec())];
@@ -98,6 +101,7 @@ pub(crate) fn likely_split(case: Case<'_>) -> Option<StageSplit> {
         question,
         layout,
         shape,
+        ..
     } = case;
     let stages = if let Some(given) = &question.options.stages {
         given.stages().to_vec()
@@ -137,6 +141,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let counts: Vec<Vec<u32>> = stages
             .iter()
@@ -235,6 +240,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let pp = layout.pp() as usize;
         let stages = self.stages.len();
@@ -251,6 +257,10 @@ impl StageSplit {
         self.times.first_forward.clone_from(&self.times.forward);
         self.times.backward = backward_s.iter().map(span).collect();
         self.times.last_backward.clone_from(&self.times.backward);
+        if case.schedule.divides_backward() {
+            let weight = (0..stages).map(|stage| Seconds(self.weight_s(shape, stage)).to_span());
+            self.times.weight = Some(weight.collect());
+        }
         if let Some(message) = message(case) {
             let hop = question.costs.collective(&message).time.to_span();
             self.times.hop = vec![hop; stages - 1];
@@ -262,9 +272,17 @@ impl StageSplit {
         for rank in 0..pp {
             let own = self.own(layout, rank);
             let end = &self.ends[rank];
-            // A stage's gradients are whole in its last backward, under which they are reduced;
+            // A stage's gradients are whole in its last backward, or where that is divided in the last of those
+            // of weights, under which they are reduced;
             // weights are gathered from the start, under what precedes their first use.
-            let last_backward: f64 = own.clone().map(|stage| backward_s[stage]).sum();
+            let last_backward = |stage| {
+                if case.schedule.divides_backward() {
+                    self.weight_s(shape, stage)
+                } else {
+                    backward_s[stage]
+                }
+            };
+            let last_backward: f64 = own.clone().map(last_backward).sum();
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
             let hidden = if question.overlap.grad_reduce {
                 last_backward
@@ -289,6 +307,14 @@ impl StageSplit {
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
+    }
+
+    /// Seconds of a backward pass of a stage that only add to gradients of weights.
+    fn weight_s(&self, shape: &Shape, stage: usize) -> f64 {
+        let kinds = self.each_kind(shape, stage);
+        kinds
+            .map(|(kind, count)| kind.weight_s * f64::from(count))
+            .sum()
     }
 
     /// Seconds of both passes of a stage in layers whose ranks meet no others.
@@ -356,6 +382,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let options = question.options;
         let bytes = question
@@ -391,6 +418,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let pp = layout.pp() as usize;
         let mut own = Vec::with_capacity(layout.vpp() as usize);
@@ -436,8 +464,8 @@ impl StageSplit {
             let layers = self
                 .layers(stage)
                 .map(|(_, kind)| shape.kinds[kind].ways.as_slice());
-            let first = (!received).then_some(shape.embedding.memory[0].passes);
-            let last = (!sent).then_some(shape.head.memory[0].passes);
+            let first = (!received).then_some(&shape.embedding.memory[0].passes);
+            let last = (!sent).then_some(&shape.head.memory[0].passes);
             let message = (self.message.total(), received, sent);
             let layers: Vec<_> = layers.collect();
             let chunk = Rc::new(Chunk::new(first, &layers, last, message));
@@ -484,19 +512,22 @@ impl StageSplit {
             let rooms = self.rooms(case, rank, occupancies);
             let mut more_s = 0.0_f64;
             for (at, room) in occupancies.iter().zip(rooms) {
-                let live = memory.iter().zip(&at.live);
-                let kept: i64 = live
-                    .map(|(memory, &live)| memory.passes.saved.total() * i64::from(live))
+                let counts = || at.live.iter().zip(&at.kept);
+                let kept: i64 = (memory.iter().zip(counts()))
+                    .map(|(memory, (&live, &kept))| {
+                        memory.passes.saved.total() * i64::from(live)
+                            + memory.passes.kept.total() * i64::from(kept)
+                    })
                     .sum();
-                fits &= kept + memory[at.chunk].running(at.backward).total() <= room;
-                let rate = own.clone().zip(&at.live).map(|(stage, &live)| {
+                fits &= kept + memory[at.chunk].running(at.running).total() <= room;
+                let rate = own.clone().zip(counts()).map(|(stage, (&live, &kept))| {
                     let kinds = self.runs[stage].iter();
                     let rates = kinds.map(|&(kind, _)| {
                         let kind = &shape.kinds[kind];
-                        let saved = kind.memory[0].passes.saved.total();
-                        by_layer::best_saver(&kind.ways, kind.backward_s[0], saved)
+                        let passes = kind.memory[0].passes.totals();
+                        by_layer::best_saver(&kind.ways, kind.backward_s[0], &passes, [live, kept])
                     });
-                    rates.fold(0.0, f64::max) * f64::from(live)
+                    rates.fold(0.0, f64::max)
                 });
                 let over = (kept - room).max(0) as f64;
                 if over > 0.0 {
@@ -549,6 +580,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let pp = layout.pp() as usize;
         let microbatches = f64::from(layout.microbatches());
@@ -556,11 +588,18 @@ impl StageSplit {
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let room = self.room(question, rank) as f64 / GIB as f64;
             let mut groups = Vec::new();
+            // What gradients of weights need at least, whatever runs again.
+            let mut least = vec![0.0; occupancies.len()];
             let mut ends_s = 0.0;
             for stage in self.own(layout, rank) {
                 let chunk = stage / pp;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
+                    let kept = kind.memory.iter().map(|memory| memory.passes.kept.gib());
+                    let kept = f64::from(layers) * kept.fold(f64::INFINITY, f64::min);
+                    for (least, at) in least.iter_mut().zip(occupancies) {
+                        *least += kept * f64::from(at.kept[chunk]);
+                    }
                     let ways = kind.memory.iter().zip(&kind.backward_s);
                     groups.push(Alike {
                         layers,
@@ -584,20 +623,26 @@ impl StageSplit {
             let sent = |m: &Occupancy| self.message * i64::from(m.live[0]);
             let rooms: Vec<f64> = occupancies
                 .iter()
-                .map(|m| {
+                .zip(least)
+                .map(|(m, least)| {
                     if rank == 0 {
-                        room + sent(m).gib()
+                        room + sent(m).gib() - least
                     } else {
-                        room
+                        room - least
                     }
                 })
                 .collect();
             if let Some(work) = mix::least_work(&groups, &rooms) {
                 bound = bound.max(before + microbatches * (work + ends_s));
             }
-            before += (self.times.forward[rank] + self.times.backward[rank])
-                .seconds()
-                .0;
+            // Stages before it still have their backward passes behind its last one; not so where that is a
+            // divided one.
+            let back = if case.schedule.divides_backward() {
+                Span::ZERO
+            } else {
+                self.times.backward[rank]
+            };
+            before += (self.times.forward[rank] + back).seconds().0;
         }
         bound
     }
@@ -622,6 +667,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let pp = layout.pp() as usize;
         let mut shard = Shard::default();
@@ -642,6 +688,7 @@ impl StageSplit {
             question,
             layout,
             shape,
+            ..
         } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
@@ -742,6 +789,7 @@ pub(crate) fn message(case: Case<'_>) -> Option<Collective> {
         question,
         layout,
         shape,
+        ..
     } = case;
     let pp = placement(layout, GroupKind::Pp, question.cluster);
     let elements =
@@ -760,6 +808,7 @@ fn overhead(case: Case<'_>) -> Bytes {
         question,
         layout,
         shape,
+        ..
     } = case;
     let stack = &question.stack;
     let degrees = [

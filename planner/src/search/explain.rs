@@ -58,6 +58,7 @@ pub(crate) fn alternative(winner: &Priced, priced: &Priced, objective: Objective
     Alternative {
         layout: plan.layout,
         recompute: plan.recompute.clone(),
+        schedule: plan.pipeline.schedule.chosen(),
         step_s: own.step_s,
         peak_gib: own.peak_gib,
         why,

@@ -36,16 +36,19 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
         .iter()
         .find(|shape| shape.dispatcher == chosen.shape.dispatcher)
         .expect("the same dispatchers are tried");
+    let shape = &shape.held_under(question, layout, found.schedule);
     let case = Case {
         question,
         layout,
         shape,
+        schedule: found.schedule,
     };
     let split = StageSplit::new(case, chosen.split.stages.clone());
     let sets = &question.choices[0];
-    let memory = split.memory(case, sets, found.unit.occupancies);
+    let memory = split.memory(case, sets, found.occupancies);
     let choice = Choice {
         layout,
+        schedule: found.schedule,
         shape,
         split: &split,
         sets,

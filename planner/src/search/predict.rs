@@ -20,6 +20,7 @@ use crate::simulate::{Timeline, simulate};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choice<'a> {
     pub(crate) layout: &'a Layout,
+    pub(crate) schedule: ScheduleName,
     pub(crate) shape: &'a Shape,
     pub(crate) split: &'a StageSplit,
     pub(crate) sets: &'a Sets,
@@ -40,7 +41,7 @@ pub(crate) fn planned(
     memory: &[ByClass<Bytes>],
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
-    let schedule = Schedule::of(layout);
+    let schedule = Schedule::of(layout, choice.schedule);
     let times = choice.split.times(question, choice.shape, choice.sets);
     let timeline = simulate(&schedule, &times);
     let critical = timeline.critical as usize;
@@ -71,7 +72,7 @@ pub(crate) fn planned(
     let plan = PlannedLayout {
         layout: LayoutRecord::from(layout),
         pipeline: Pipeline {
-            schedule: ScheduleName::of(layout),
+            schedule: choice.schedule,
             stages: choice.split.stages.clone(),
         },
         dispatcher: choice.shape.dispatcher,
@@ -224,6 +225,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         question,
         layout: choice.layout,
         shape: choice.shape,
+        schedule: choice.schedule,
     };
     if let Some(message) = message(case) {
         // Both ways over each of its boundaries, sent or received.

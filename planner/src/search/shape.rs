@@ -4,6 +4,7 @@
 //! A model of a hundred layers has two or three kinds of them; kinds are priced, layers are counted. Where
 //! every layer is routed in its own way, each is a kind.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -13,7 +14,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan};
+use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan, ScheduleName};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -145,6 +146,8 @@ pub(crate) struct Kind {
     pub(crate) forward_s: f64,
     /// Backward seconds by recompute set.
     pub(crate) backward_s: Vec<f64>,
+    /// What of them only adds to gradients of weights, under any set.
+    pub(crate) weight_s: f64,
     /// Memory by recompute set.
     pub(crate) memory: Vec<StageMemory>,
     /// The recompute sets that no other beats.
@@ -184,6 +187,8 @@ pub(crate) struct Shapes {
     layout: Layout,
     first: Vec<Shape>,
     all: OnceLock<Vec<Shape>>,
+    /// Both with the memory of divided backward passes.
+    divided: [OnceLock<Vec<Shape>>; 2],
 }
 
 impl Shapes {
@@ -193,6 +198,7 @@ impl Shapes {
             layout: *layout,
             first: Shape::under(question, layout, question.sets_of_first()),
             all: OnceLock::new(),
+            divided: Default::default(),
         }
     }
 
@@ -209,25 +215,38 @@ impl Shapes {
         let all = || Shape::under(question, &self.layout, &question.sets);
         self.all.get_or_init(all)
     }
+
+    /// Either of these, as a schedule needs them where memory is asked for.
+    pub(crate) fn held_under(
+        &self,
+        question: &Question<'_>,
+        schedule: ScheduleName,
+        all: bool,
+    ) -> &[Shape] {
+        let first = question.sets_of_first();
+        let all = all && first.len() < question.sets.len();
+        let (shapes, sets) = if all {
+            (self.all(question), &question.sets[..])
+        } else {
+            (self.first(), first)
+        };
+        if !schedule.divides_backward() {
+            return shapes;
+        }
+        let divided = |shape: &Shape| shape.divided(question, &self.layout, sets);
+        let shapes = || shapes.iter().map(divided).collect();
+        self.divided[usize::from(all)].get_or_init(shapes)
+    }
 }
 
 impl Shape {
     /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
-        let options = question.options;
-        let local = |load| {
-            let local = Local::new(layout, question.model, &options.batch, load);
-            local.within(question.model, options.capacity)
-        };
-        let Loads { busiest, fullest } = question.routing.loads(layout.ep());
-        let under = |loads: &[f64]| -> Vec<Local> {
-            let lists = question.lists();
-            lists.map(|list| local(loads[list])).collect()
-        };
+        let Loads { busiest, .. } = question.routing.loads(layout.ep());
         // While the busiest rank works the others wait, and leave it their turns on the cores.
         let turns = question.costs.turns();
         let busiest: Vec<f64> = busiest.iter().map(|load| (load / turns).max(1.0)).collect();
-        let (timed, held) = (under(&busiest), under(&fullest));
+        let (timed, held) = (question.locals(layout, &busiest), question.held(layout));
         let groups = LayerGroups::new(layout, question.cluster);
         let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
             let pieces = question.pieces().zip(&held);
@@ -238,7 +257,7 @@ impl Shape {
                 })
                 .collect()
         };
-        let even = local(1.0);
+        let even = question.local(layout, 1.0);
         let mut last = None;
         question
             .dispatchers_for(layout.ep(), layout.etp())
@@ -287,6 +306,34 @@ impl Shape {
 }
 
 impl Shape {
+    /// As a schedule needs it where memory is asked for: a shape under all sets of a question.
+    pub(crate) fn held_under(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        schedule: ScheduleName,
+    ) -> Cow<'_, Self> {
+        if schedule.divides_backward() {
+            Cow::Owned(self.divided(question, layout, &question.sets))
+        } else {
+            Cow::Borrowed(self)
+        }
+    }
+
+    /// The same with the memory of divided backward passes, under the sets that it was worked out for.
+    fn divided(&self, question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Self {
+        let held = question.held(layout);
+        let mut shape = self.clone();
+        let ends = [&mut shape.embedding, &mut shape.head];
+        let kinds = shape.kinds.iter_mut().chain(ends);
+        for ((kind, piece), held) in kinds.zip(question.pieces()).zip(&held) {
+            let setting = question.setting(layout, self.dispatcher, held, &self.groups);
+            kind.memory = question.runtime.divided_memory(&setting, piece, sets);
+            kind.ways = ways(&kind.memory, &kind.backward_s);
+        }
+        shape
+    }
+
     /// Forward and backward seconds of one microbatch over all stages, and of the lightest layer,
     /// without recomputation beyond that of the first choice.
     pub(crate) fn work_s(&self, question: &Question<'_>) -> (f64, f64) {
@@ -341,6 +388,14 @@ fn choices_by_time(question: &Question<'_>, kinds: &[Kind], sets: &[Recompute]) 
     choices.into_iter().map(|(_, choice)| choice).collect()
 }
 
+/// The recompute sets of a layer that no other beats.
+fn ways(memory: &[StageMemory], backward_s: &[f64]) -> Vec<LayersWay> {
+    let each = memory.iter().zip(backward_s).enumerate();
+    let ways =
+        each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
+    by_layer::unbeaten(ways.collect())
+}
+
 fn buffers(question: &Question<'_>, kinds: &[Lowered]) -> Vec<Bytes> {
     if question.stack.weight_shape_buffer(1) == Bytes::ZERO {
         return vec![Bytes::ZERO];
@@ -389,6 +444,35 @@ impl<'a> Question<'a> {
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
         }
+    }
+
+    /// A microbatch of a layout where experts get so many times the mean of all.
+    fn local(&self, layout: &Layout, load: f64) -> Local {
+        let options = self.options;
+        let local = Local::new(layout, self.model, &options.batch, load);
+        local.within(self.model, options.capacity)
+    }
+
+    /// The same of every piece, by loads.
+    fn locals(&self, layout: &Layout, loads: &[f64]) -> Vec<Local> {
+        let lists = self.lists();
+        lists.map(|list| self.local(layout, loads[list])).collect()
+    }
+
+    /// The same of every piece, as its memory is counted.
+    fn held(&self, layout: &Layout) -> Vec<Local> {
+        self.locals(layout, &self.routing.loads(layout.ep()).fullest)
+    }
+
+    /// The schedules that are tried for a layout, the usual one first.
+    pub(crate) fn schedules(
+        &self,
+        pp: u32,
+        vpp: u32,
+    ) -> impl Iterator<Item = ScheduleName> + use<> {
+        let wanted = self.options.schedule;
+        let all = self.stack.schedules(pp, vpp);
+        all.filter(move |&name| wanted.is_none_or(|wanted| wanted == name))
     }
 
     /// How many tokens an expert takes, where there are experts.
@@ -506,12 +590,10 @@ impl<'a> Question<'a> {
         };
         let backward_s = (0..memory.len()).map(|set| seconds(&breakdown.backward_under(set)));
         let backward_s: Vec<f64> = backward_s.collect();
-        let each = memory.iter().zip(&backward_s).enumerate();
-        let ways =
-            each.map(|(set, (memory, &seconds))| LayersWay::of_layer(set, seconds, &memory.passes));
         Kind {
             forward_s: seconds(&breakdown.forward),
-            ways: by_layer::unbeaten(ways.collect()),
+            weight_s: seconds(&breakdown.weight),
+            ways: ways(&memory, &backward_s),
             backward_s,
             place,
             local,

@@ -2,7 +2,7 @@
 //!
 //! The search prices what may win and prunes the rest unseen. Here each layout gets one look: under
 //! the dispatcher of least work and a split found in one pass, the one recompute set for all layers
-//! that is fastest among those that fit. Its memory is the memory model's, its time the bound that pruning uses, not
+//! that is fastest among those that fit, under the usual schedule of its degrees, or that asked for. Its memory is the memory model's, its time the bound that pruning uses, not
 //! a simulated step. There may be a hundred thousand of them, so they are counted in a grid.
 
 use std::collections::BTreeMap;
@@ -54,20 +54,22 @@ pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
 fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
     let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
-    let shapes = unit.shapes.first().iter().zip(&unit.floors).enumerate();
+    let (schedule, occupancies) = unit.schedules[0];
+    let shapes = unit.shapes.held_under(question, schedule, false).iter();
+    let shapes = shapes.zip(&unit.floors).enumerate();
     let (index, (shape, _)) = shapes.min_by(|(_, a), (_, b)| cheapest(a, b))?;
     let case = Case {
         question,
         layout,
         shape,
+        schedule,
     };
     let split = likely_split(case)?;
     if split.held() > capacity {
         return None;
     }
-    let peak_of = |case, choice: usize| {
-        peak(&split.memory(case, &question.choices[choice], unit.occupancies))
-    };
+    let peak_of =
+        |case, choice: usize| peak(&split.memory(case, &question.choices[choice], occupancies));
     let step_s = |case, choice: usize| {
         let bound = split.bound(case, &question.choices[choice]);
         bound.seconds().0
@@ -77,7 +79,7 @@ fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     if memory <= capacity {
         return Some((memory, step_s(case, 0)));
     }
-    let shape = &unit.shapes.all(question)[index];
+    let shape = &unit.shapes.held_under(question, schedule, true)[index];
     let case = Case { shape, ..case };
     let (choice, memory) = shape
         .choices_by_time()

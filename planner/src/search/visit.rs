@@ -12,7 +12,7 @@ use super::predict::Choice;
 use super::recompute::Sets;
 use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
-use crate::choice::Objective;
+use crate::choice::{Objective, ScheduleName};
 use crate::layout::Layout;
 use crate::memory::Occupancy;
 use crate::options::LeastMemory;
@@ -27,7 +27,8 @@ const FEASIBLE_KEPT: usize = 400;
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) shapes: &'a Shapes,
-    pub(crate) occupancies: &'a [Vec<Occupancy>],
+    /// Schedules that are tried, the usual one first, with their occupancies.
+    pub(crate) schedules: Vec<(ScheduleName, &'a [Vec<Occupancy>])>,
     /// No child under each shape scores less.
     pub(crate) floors: Vec<f64>,
     /// The least of them.
@@ -37,6 +38,8 @@ pub(crate) struct Unit<'a> {
 /// A feasible child in the ranking.
 pub(crate) struct Found<'a> {
     pub(crate) unit: &'a Unit<'a>,
+    pub(crate) schedule: ScheduleName,
+    pub(crate) occupancies: &'a [Vec<Occupancy>],
     shape: &'a Shape,
     /// No child under its shape scores less.
     floor: f64,
@@ -70,17 +73,10 @@ impl Found<'_> {
         if question.options.objective == Objective::Memory {
             return 0.0;
         }
-        let (layout, shape) = (self.unit.layout, self.shape);
         let mut bound = self.step_s;
         if question.choices.len() > 1 && !question.recompute(&self.sets).is_none() {
-            bound = self.split.mixed_bound_s(
-                Case {
-                    question,
-                    layout,
-                    shape,
-                },
-                self.unit.occupancies,
-            );
+            let case = self.case(question);
+            bound = self.split.mixed_bound_s(case, self.occupancies);
         }
         if !self.split_is_exact(question) {
             bound = bound.min(self.floor);
@@ -93,6 +89,7 @@ impl Found<'_> {
         Candidate {
             layout: LayoutRecord::from(self.unit.layout),
             recompute: question.recompute(&self.sets),
+            schedule: self.schedule.chosen(),
             step_s: self.step_s,
             peak_gib: self.peak.gib(),
         }
@@ -101,6 +98,7 @@ impl Found<'_> {
     pub(crate) fn choice(&self) -> Choice<'_> {
         Choice {
             layout: self.unit.layout,
+            schedule: self.schedule,
             shape: self.shape,
             split: &self.split,
             sets: &self.sets,
@@ -108,16 +106,17 @@ impl Found<'_> {
     }
 
     pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<ByClass<Bytes>> {
-        let (layout, shape) = (self.unit.layout, self.shape);
-        self.split.memory(
-            Case {
-                question,
-                layout,
-                shape,
-            },
-            &self.sets,
-            self.unit.occupancies,
-        )
+        let case = self.case(question);
+        self.split.memory(case, &self.sets, self.occupancies)
+    }
+
+    fn case<'q>(&'q self, question: &'q Question<'q>) -> Case<'q> {
+        Case {
+            question,
+            layout: self.unit.layout,
+            shape: self.shape,
+            schedule: self.schedule,
+        }
     }
 }
 
@@ -140,7 +139,12 @@ struct Child {
 }
 
 /// Splits under each shape that may still win.
-fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<StageSplit>> {
+fn splits(
+    question: &Question<'_>,
+    unit: &Unit<'_>,
+    schedule: ScheduleName,
+    limit: f64,
+) -> Vec<Vec<StageSplit>> {
     let shapes = unit.shapes.first().iter();
     shapes
         .zip(&unit.floors)
@@ -150,6 +154,7 @@ fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Stage
                     question,
                     layout: unit.layout,
                     shape,
+                    schedule,
                 })
             } else {
                 Vec::new()
@@ -162,6 +167,7 @@ fn splits(question: &Question<'_>, unit: &Unit<'_>, limit: f64) -> Vec<Vec<Stage
 fn children(
     question: &Question<'_>,
     unit: &Unit<'_>,
+    (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
     splits: &[Vec<StageSplit>],
     (shapes, choices): (&[Shape], Range<usize>),
     limit: f64,
@@ -175,10 +181,11 @@ fn children(
                     question,
                     layout: unit.layout,
                     shape,
+                    schedule,
                 };
                 let bound = match question.choices.get(choice) {
                     Some(sets) => split.bound(case, sets),
-                    None => match split.by_layer_bound(case, unit.occupancies) {
+                    None => match split.by_layer_bound(case, occupancies) {
                         Some(bound) => bound,
                         None => continue,
                     },
@@ -202,7 +209,7 @@ fn children(
     children
 }
 
-/// Tries the children of a unit: those of the first choice of recompute sets, and where recomputing more may
+/// Tries the children of a unit under each of its schedules: those of the first choice of recompute sets, and where recomputing more may
 /// still win, for it takes no less time, those of the others, and last a choice by layer.
 pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64) -> Outcome<'a> {
     let mut outcome = Outcome {
@@ -212,30 +219,14 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         feasible: Vec::new(),
         least: None,
     };
-    let splits = splits(question, unit, limit);
     let mut trial = Trial {
         question,
         unit,
         limit,
-        simulator: None,
         state: BTreeMap::new(),
     };
-    let first = (unit.shapes.first(), 0..1);
-    let tried = children(question, unit, &splits, first.clone(), limit);
-    trial.run(first.0, &splits, tried, &mut outcome);
-    let beaten = trial.beaten(&outcome);
-    let open = !children(question, unit, &splits, first, beaten).is_empty();
-    let choices = question.choices.len();
-    if open && choices > 1 {
-        let shapes = unit.shapes.all(question);
-        let others = (shapes, 1..choices);
-        let tried = children(question, unit, &splits, others, beaten);
-        trial.run(shapes, &splits, tried, &mut outcome);
-        if question.by_layer {
-            let by_layer = (shapes, choices..choices + 1);
-            let tried = children(question, unit, &splits, by_layer, trial.beaten(&outcome));
-            trial.run(shapes, &splits, tried, &mut outcome);
-        }
+    for &schedule in &unit.schedules {
+        trial.under(schedule, &mut outcome);
     }
     let state = trial.state.values();
     outcome.priced = state.clone().filter(|&&priced| priced).count() as u64;
@@ -248,9 +239,16 @@ struct Trial<'q, 'a> {
     question: &'q Question<'q>,
     unit: &'a Unit<'a>,
     limit: f64,
+    /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
+    /// Whether it fits.
+    state: BTreeMap<(ScheduleName, usize, usize), bool>,
+}
+
+/// A schedule with its occupancies, and the dependencies of its passes where it has been simulated.
+struct Scheduled<'a> {
+    name: ScheduleName,
+    occupancies: &'a [Vec<Occupancy>],
     simulator: Option<Simulator>,
-    /// A child is a dispatcher and a choice of recompute sets, whatever its split: counted once. Whether it fits.
-    state: BTreeMap<(usize, usize), bool>,
 }
 
 impl<'a> Trial<'_, 'a> {
@@ -261,9 +259,50 @@ impl<'a> Trial<'_, 'a> {
         best.map_or(self.limit, |best| best.score(objective).min(self.limit))
     }
 
+    /// Tries the children under one schedule. Where it divides backward passes, their memory is asked for when a
+    /// bound does not rule them out.
+    fn under(
+        &mut self,
+        (name, occupancies): (ScheduleName, &'a [Vec<Occupancy>]),
+        outcome: &mut Outcome<'a>,
+    ) {
+        let (question, unit) = (self.question, self.unit);
+        let mut schedule = Scheduled {
+            name,
+            occupancies,
+            simulator: None,
+        };
+        let splits = splits(question, unit, name, self.beaten(outcome));
+        let children = |from: (&[Shape], Range<usize>), limit| {
+            children(question, unit, (name, occupancies), &splits, from, limit)
+        };
+        let held = |all| unit.shapes.held_under(question, name, all);
+        let first = (unit.shapes.first(), 0..1);
+        let tried = children(first.clone(), self.beaten(outcome));
+        if !tried.is_empty() {
+            self.run(&mut schedule, held(false), &splits, tried, outcome);
+        }
+        let beaten = self.beaten(outcome);
+        let open = !children(first, beaten).is_empty();
+        let choices = question.choices.len();
+        if open && choices > 1 {
+            let tried = children((unit.shapes.all(question), 1..choices), beaten);
+            if !tried.is_empty() {
+                self.run(&mut schedule, held(true), &splits, tried, outcome);
+            }
+            if question.by_layer {
+                let shapes = held(true);
+                let by_layer = (shapes, choices..choices + 1);
+                let tried = children(by_layer, self.beaten(outcome));
+                self.run(&mut schedule, shapes, &splits, tried, outcome);
+            }
+        }
+    }
+
     /// Tries children in the order of their bounds.
     fn run(
         &mut self,
+        schedule: &mut Scheduled<'a>,
         shapes: &'a [Shape],
         splits: &[Vec<StageSplit>],
         children: Vec<Child>,
@@ -284,18 +323,19 @@ impl<'a> Trial<'_, 'a> {
                 question,
                 layout,
                 shape,
+                schedule: schedule.name,
             };
-            let place = (child.shape, child.choice);
+            let place = (schedule.name, child.shape, child.choice);
             let sets = if let Some(sets) = question.choices.get(child.choice) {
                 sets.clone()
             } else {
-                let Some(sets) = split.by_layer(case, unit.occupancies) else {
+                let Some(sets) = split.by_layer(case, schedule.occupancies) else {
                     self.state.entry(place).or_insert(false);
                     continue;
                 };
                 sets
             };
-            let memory = split.memory(case, &sets, unit.occupancies);
+            let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
             if peak > capacity {
                 self.state.entry(place).or_insert(false);
@@ -318,9 +358,10 @@ impl<'a> Trial<'_, 'a> {
             }
             self.state.insert(place, true);
             let times = split.times(question, shape, &sets);
-            let step_s = self
+            let name = schedule.name;
+            let step_s = schedule
                 .simulator
-                .get_or_insert_with(|| Simulator::new(&Schedule::of(layout)))
+                .get_or_insert_with(|| Simulator::new(&Schedule::of(layout, name)))
                 .run(&times)
                 .total
                 .seconds()
@@ -328,11 +369,14 @@ impl<'a> Trial<'_, 'a> {
             outcome.feasible.push(Candidate {
                 layout: LayoutRecord::from(layout),
                 recompute: question.recompute(&sets),
+                schedule: name.chosen(),
                 step_s,
                 peak_gib: peak.gib(),
             });
             let found = Found {
                 unit,
+                schedule: name,
+                occupancies: schedule.occupancies,
                 shape,
                 floor: unit.floors[child.shape],
                 split: split.clone(),

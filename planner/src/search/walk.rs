@@ -20,7 +20,7 @@ use crate::mesh::{self, Placement};
 use crate::options::PlanError;
 use crate::plan::Plan;
 use crate::rules::Rules;
-use crate::runtime::{Level, Lowered, Part, Runtime, Task, Work};
+use crate::runtime::{Level, Lowered, Part, Running, Runtime, Task, Work};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::simulate::{self, Simulator};
 use crate::walk::{Allocation, At, Event, Walked, play};
@@ -43,11 +43,13 @@ fn of_plan<T>(
     let shape = shapes
         .iter()
         .find(|shape| shape.dispatcher == planned.dispatcher);
+    let schedule = planned.pipeline.schedule;
     let shape = shape.unwrap_or(&shapes[0]);
     let case = Case {
         question: &question,
         layout,
-        shape,
+        shape: &shape.held_under(&question, layout, schedule),
+        schedule,
     };
     let split = StageSplit::new(case, planned.pipeline.stages.clone());
     Ok(work(case, &split))
@@ -80,7 +82,7 @@ fn starts_of(case: Case<'_>, split: &StageSplit, pipeline_rank: u32) -> Vec<Inst
     };
     let sets = &case.question.choices[0];
     let times = split.times(case.question, case.shape, sets);
-    let timeline = Simulator::new(&Schedule::of(case.layout)).trace(&times, whole);
+    let timeline = Simulator::new(&Schedule::of(case.layout, case.schedule)).trace(&times, whole);
     let spans = timeline.spans.iter();
     spans
         .filter(|span| span.rank == pipeline_rank && span.lane == Lane::Compute)
@@ -179,7 +181,7 @@ impl Walker<'_> {
     /// All actions of a pipeline rank.
     fn step(&mut self, pipeline_rank: u32) {
         let layout = self.case.layout;
-        let schedule = Schedule::of(layout);
+        let schedule = Schedule::of(layout, self.case.schedule);
         let mut starts = starts_of(self.case, self.split, pipeline_rank).into_iter();
         let overlap = self.case.question.overlap;
         let (reduces, gathers) = self.replicas(pipeline_rank as usize);
@@ -207,6 +209,9 @@ impl Walker<'_> {
                     }
                     let kept = saved.remove(&(stage, microbatch));
                     self.backward(stage, microbatch.0, kept.unwrap_or_default());
+                }
+                Action::BackwardInput(..) | Action::BackwardWeight(..) => {
+                    unreachable!("stacks that declare their work divide no backward pass")
                 }
                 Action::RecvActivation(..) | Action::RecvGradient(..) => self.message(),
                 Action::OptimizerStep => {
@@ -314,7 +319,7 @@ impl Walker<'_> {
         let memory = self
             .split
             .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
-        let working = self.take_level(memory.running(false), "working set");
+        let working = self.take_level(memory.running(Running::Forward), "working set");
         let mut saved = Vec::new();
         for (layer, index) in self.layers(stage) {
             let kind = kind_of(self.case, index);
@@ -335,7 +340,7 @@ impl Walker<'_> {
         let memory = self
             .split
             .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
-        let working = self.take_level(memory.running(true), "working set");
+        let working = self.take_level(memory.running(Running::Backward), "working set");
         let layers = self.layers(stage);
         for ((layer, index), saved) in layers.into_iter().zip(saved).rev() {
             let at = At {
@@ -379,7 +384,12 @@ impl Walker<'_> {
             }
             match work.task {
                 Task::Op(op) => {
-                    self.events.push(Event::Op { op, category, at });
+                    self.events.push(Event::Op {
+                        op,
+                        category,
+                        at,
+                        of_weights: work.of_weights,
+                    });
                     let routes = matches!(
                         op,
                         Op::Router {
@@ -453,7 +463,12 @@ impl Walker<'_> {
         }
         for &op in &work.optimizer {
             let category = Category::Optimizer;
-            self.events.push(Event::Op { op, category, at });
+            self.events.push(Event::Op {
+                op,
+                category,
+                at,
+                of_weights: false,
+            });
         }
     }
 }

@@ -14,11 +14,16 @@ use super::StageTimes;
 /// gradients are reduced comes the slowest optimizer step. Besides, one microbatch has to pass all
 /// stages both ways. With equal stages and free messages the bound of 1F1B and of the interleaved
 /// schedule is their exact time.
+///
+/// Where backward passes are divided ([`StageTimes::weight`]), the last of a rank that stages before it wait for is
+/// the gradient of an input: gradients of weights may come after it, but those of that microbatch on the first
+/// rank.
 pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> Span {
     times.check(pp, pp * vpp);
     let (pp, stages) = (pp as usize, (pp * vpp) as usize);
     let forward = |s: usize| times.forward[s].min(times.first_forward[s]);
-    let backward = |s: usize| times.backward[s].min(times.last_backward[s]);
+    // What stages before wait for of a backward pass.
+    let backward = |s: usize| times.backward[s].min(times.last_backward[s]) - times.weight(s);
     let reduce = |rank: usize| {
         (rank..stages)
             .step_by(pp)
@@ -29,8 +34,9 @@ pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> 
     let mut reduced = Span::ZERO;
     let (mut head, mut tail) = (Span::ZERO, Span::ZERO);
     for rank in 0..pp {
-        let mut work = Span::ZERO;
+        let (mut work, mut later) = (Span::ZERO, Span::ZERO);
         for s in (rank..stages).step_by(pp) {
+            later += times.weight(s) * u64::from(microbatches);
             work += times.first_forward[s] + times.forward[s] * rest;
             work += times.last_backward[s] + times.backward[s] * rest;
             if !times.hop_overlapped {
@@ -44,7 +50,7 @@ pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> 
             Some(before) if times.hop_overlapped => times.hop[before],
             _ => Span::ZERO,
         };
-        let passed_down = head + work + last_hop + tail + reduce(0);
+        let passed_down = head + (work - later) + last_hop + tail + times.weight(0) + reduce(0);
         reduced = reduced.max(passed_down).max(head + work + reduce(rank));
         if rank + 1 < pp {
             head += forward(rank) + times.hop[rank];
@@ -58,7 +64,7 @@ pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> 
     let there: Span = (0..stages).map(forward).sum();
     let back: Span = (0..stages).map(backward).sum();
     let hops: Span = times.hop.iter().sum();
-    reduced = reduced.max(there + back + hops * 2 + reduce(0));
+    reduced = reduced.max(there + back + hops * 2 + times.weight(0) + reduce(0));
     let slowest = times.optimizer.iter().min_by_key(|&&span| Reverse(span));
     reduced + slowest.copied().unwrap_or_default()
 }

@@ -10,33 +10,41 @@ fn random(seed: &mut u64, below: u64) -> u64 {
     (*seed >> 33) % below
 }
 
-fn random_times(seed: &mut u64, pp: u32, stages: u32) -> StageTimes {
+fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
+    let (pp, stages) = (schedule.pp, schedule.num_stages());
     let mut spans = |count: u32, below: u64| -> Vec<Span> {
         (0..count).map(|_| Span(random(seed, below))).collect()
     };
-    StageTimes {
+    let mut times = StageTimes {
         forward: spans(stages, 100),
         first_forward: spans(stages, 150),
         backward: spans(stages, 200),
         last_backward: spans(stages, 250),
+        weight: None,
         hop: spans(stages - 1, 60),
         hop_overlapped: false,
         reduce: spans(stages, 50),
         optimizer: spans(pp, 80),
+    };
+    if schedule.name.divides_backward() {
+        let whole = times.backward.iter().zip(&times.last_backward);
+        let part = whole.map(|(&each, &last)| Span(random(seed, each.min(last).0 + 1)));
+        times.weight = Some(part.collect());
     }
+    times
 }
 
 fn schedules() -> impl Iterator<Item = Schedule> {
     let sizes = (1..=5).flat_map(|pp| (1..=4).map(move |vpp| (pp, vpp)));
     sizes.flat_map(|(pp, vpp)| {
-        (1..=9)
-            .filter_map(move |microbatches| match (pp, vpp) {
-                (1, 1) => Some((ScheduleName::None, microbatches)),
-                (1, _) => None,
-                (_, 1) => Some((ScheduleName::OneFOneB, microbatches)),
-                _ => (microbatches <= 3).then_some((ScheduleName::Interleaved, microbatches * pp)),
-            })
-            .map(move |(name, microbatches)| Schedule::new(name, pp, vpp, microbatches))
+        let names = ScheduleName::all_of(pp, vpp).filter(move |_| pp > 1 || vpp == 1);
+        names.flat_map(move |name| {
+            let sizes = (1..=9).filter_map(move |count| match name {
+                ScheduleName::Interleaved => (count <= 3).then_some(count * pp),
+                _ => Some(count),
+            });
+            sizes.map(move |microbatches| Schedule::new(name, pp, vpp, microbatches))
+        })
     })
 }
 
@@ -70,6 +78,14 @@ fn event_loop(schedule: &Schedule, times: &StageTimes) -> Span {
                 Action::Backward(s, m) => {
                     let all = [&times.backward, &times.last_backward];
                     *now += all[usize::from(m.0 == last)][s.0 as usize].0;
+                }
+                Action::BackwardInput(s, m) => {
+                    let all = [&times.backward, &times.last_backward];
+                    let weight = times.weight.as_ref().expect("a part")[s.0 as usize];
+                    *now += all[usize::from(m.0 == last)][s.0 as usize].0 - weight.0;
+                }
+                Action::BackwardWeight(s, _) => {
+                    *now += times.weight.as_ref().expect("a part")[s.0 as usize].0;
                 }
                 Action::SendActivation(s, m) => {
                     let there = *now + times.hop[s.0 as usize].0;
@@ -105,7 +121,7 @@ fn oracle_equals_a_dumb_event_loop() {
     let mut seed = 2026;
     for schedule in schedules() {
         for overlapped in [false, true] {
-            let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            let mut times = random_times(&mut seed, &schedule);
             times.hop_overlapped = overlapped;
             let timeline = simulate(&schedule, &times);
             let (pp, vpp, m) = (schedule.pp, schedule.vpp, schedule.microbatches);
@@ -122,7 +138,7 @@ fn oracle_equals_a_dumb_event_loop() {
 fn law_parts_of_every_rank_sum_to_the_step() {
     let mut seed = 5;
     for schedule in schedules() {
-        let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+        let mut times = random_times(&mut seed, &schedule);
         for overlapped in [false, true] {
             times.hop_overlapped = overlapped;
             let timeline = simulate(&schedule, &times);
@@ -144,7 +160,7 @@ fn law_bound_never_exceeds_the_simulation() {
     let mut seed = 11;
     for schedule in schedules() {
         for round in 0..6 {
-            let mut times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            let mut times = random_times(&mut seed, &schedule);
             times.hop_overlapped = round % 2 == 0;
             if round > 3 {
                 times.reduce.fill(Span::ZERO);
@@ -163,7 +179,7 @@ fn law_faster_is_never_slower() {
     let mut seed = 23;
     for schedule in schedules() {
         for overlapped in [false, true] {
-            let mut slow = random_times(&mut seed, schedule.pp, schedule.num_stages());
+            let mut slow = random_times(&mut seed, &schedule);
             slow.hop_overlapped = overlapped;
             let simulator = Simulator::new(&schedule);
             let total = simulator.run(&slow).total;
@@ -186,7 +202,7 @@ fn law_faster_is_never_slower() {
 #[test]
 fn golden_equal_stages_have_the_published_bubble() {
     let (forward, backward) = (12, 24);
-    for schedule in schedules() {
+    for schedule in schedules().filter(|schedule| !schedule.name.divides_backward()) {
         let stages = schedule.num_stages() as usize;
         let vpp = u64::from(schedule.vpp);
         let (pp, m) = (u64::from(schedule.pp), u64::from(schedule.microbatches));
@@ -205,6 +221,30 @@ fn golden_equal_stages_have_the_published_bubble() {
             timeline.critical_rank().bubble,
             Span((pp - 1) * (forward + backward) / vpp)
         );
+    }
+}
+
+/// Zero Bubble Pipeline Parallelism (arXiv 2401.10241, table 2): with equal stages, free messages and at least as many
+/// microbatches as ranks the bubble of ZB-H1 is `(pp - 1) (F + B - W)`, that of 1F1B `(pp - 1) (F + B + W)`, where
+/// gradients of weights take no longer than either other pass.
+#[test]
+fn golden_divided_passes_have_the_published_bubble() {
+    let parts = [[10, 10, 10], [10, 12, 8], [12, 14, 10], [10, 10, 4]];
+    let sizes = (2..=8).flat_map(|pp| [pp, pp + 1, 2 * pp, 5 * pp].map(|m| (pp, m)));
+    for ((pp, m), [f, b, w]) in sizes.flat_map(|size| parts.map(|part| (size, part))) {
+        let stages = pp as usize;
+        let mut times = StageTimes::new(pp, vec![Span(f); stages], vec![Span(b + w); stages]);
+        let whole = simulate(&Schedule::new(ScheduleName::OneFOneB, pp, 1, m), &times).total;
+        times.weight = Some(vec![Span(w); stages]);
+        let divided = simulate(&Schedule::new(ScheduleName::ZbH1, pp, 1, m), &times).total;
+        let (ranks, work) = (u64::from(pp - 1), u64::from(m) * (f + b + w));
+        assert_eq!(whole, Span(work + ranks * (f + b + w)), "{pp} {m}");
+        assert_eq!(
+            divided,
+            Span(work + ranks * (f + b - w)),
+            "{pp} {m} {f} {b} {w}"
+        );
+        assert!(lower_bound(pp, 1, m, &times) <= divided);
     }
 }
 
@@ -244,13 +284,15 @@ fn golden_two_ranks_with_exposed_messages() {
 fn law_trace_covers_exactly_the_busy_time() {
     let mut seed = 3;
     for schedule in schedules() {
-        let times = random_times(&mut seed, schedule.pp, schedule.num_stages());
+        let times = random_times(&mut seed, &schedule);
         let simulator = Simulator::new(&schedule);
         let timeline = simulator.run(&times);
         let trace = simulator.trace(&times, |action, duration| {
             let (name, category) = match action {
                 Action::Forward(..) => ("forward", Category::Dense),
-                Action::Backward(..) => ("backward", Category::Dense),
+                Action::Backward(..) | Action::BackwardInput(..) | Action::BackwardWeight(..) => {
+                    ("backward", Category::Dense)
+                }
                 Action::ReduceGradients(_) => ("reduce", Category::DpComm),
                 _ => ("optimizer", Category::Optimizer),
             };

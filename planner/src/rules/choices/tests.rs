@@ -50,6 +50,9 @@ fn options(words: &str) -> SearchOptions {
                     pad: option == "pad",
                 });
             }
+            "schedule" => {
+                options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
+            }
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -72,6 +75,59 @@ fn check(degrees: &str, words: &str, reason: &str, expected: &[&str]) {
     let message = broken[0].to_string();
     for expected in expected {
         assert!(message.contains(expected), "`{message}` lacks `{expected}`");
+    }
+}
+
+#[test]
+fn schedules_are_of_their_degrees_and_stacks() {
+    let pairs = [
+        ("pp=1", "none", true),
+        ("pp=8", "none", false),
+        ("pp=8", "1f1b", true),
+        ("pp=1", "1f1b", false),
+        ("pp=8,vpp=7", "1f1b", false),
+        ("pp=8,vpp=7", "interleaved", true),
+        ("pp=8", "interleaved", false),
+        ("pp=8", "zb-h1", true),
+        ("pp=8,vpp=7", "zb-h1", false),
+        ("pp=1", "zb-h1", false),
+    ];
+    for (degrees, schedule, goes) in pairs {
+        let words = format!("stack moefold schedule {schedule}");
+        if goes {
+            let broken = broken("mixtral-8x22b", degrees, &words);
+            assert!(broken.is_empty(), "{degrees} {schedule}: {broken:?}");
+        } else {
+            check(degrees, &words, "schedule", &[schedule, "nearest"]);
+        }
+    }
+    let expected = ["megatron", "zb-h1", "nearest: 1f1b, or `stack` moefold"];
+    check(
+        "pp=8",
+        "stack megatron schedule zb-h1",
+        "stack_schedule",
+        &expected,
+    );
+}
+
+/// Open degrees may become what a schedule needs; pinned ones may not.
+#[test]
+fn a_schedule_contradicts_only_pinned_degrees() {
+    let model = presets::load("mixtral-8x22b").expect("a preset");
+    for (pins, schedule, contradicts) in [
+        ("tp=2", "zb-h1", false),
+        ("pp=4", "zb-h1", false),
+        ("pp=1", "zb-h1", true),
+        ("vpp=2", "zb-h1", true),
+        ("tp=2", "interleaved", false),
+        ("vpp=1", "interleaved", true),
+        ("pp=2", "none", true),
+    ] {
+        let options = options(&format!("stack moefold schedule {schedule}"));
+        let pins: PartialDegrees = pins.parse().expect("degrees");
+        let broken = Rules::of(&model, &options).contradictions(&pins, 128);
+        let found = broken.iter().any(|rule| rule.reason() == "schedule");
+        assert_eq!(found, contradicts, "{pins:?} {schedule}: {broken:?}");
     }
 }
 

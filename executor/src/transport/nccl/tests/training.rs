@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use moefold_planner::choice::Overlap;
+use moefold_planner::choice::{Overlap, ScheduleName};
 use moefold_planner::model::{Ffn, hf};
 use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
@@ -201,6 +201,12 @@ fn differential_training_over_nccl_is_that_of_one_rank_and_of_rank_threads() {
         let plan = plan(&ranks, Precision::Fp32);
         let found = over_nccl(mock, &plan, ranks.all, device);
         check_close(&found, &alone, &plan);
+        if ranks.pp > 1 {
+            let mut divided = plan.clone();
+            divided.planned.pipeline.schedule = ScheduleName::ZbH1;
+            let found = over_nccl(mock, &divided, ranks.all, device);
+            check_close(&found, &alone, &divided);
+        }
         check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
     }
     mock.assert_clean();
