@@ -11,7 +11,7 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan, StackName,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -38,6 +38,8 @@ pub struct SearchOptions {
     pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
     pub recompute: Option<RecomputePlan>,
+    /// Whose saved tensors rest on the host; `None` tries it.
+    pub offload: Option<Offload>,
     /// What each stage holds, where given.
     pub stages: Option<PipelineLayout>,
     /// Optimizer.
@@ -73,6 +75,7 @@ impl SearchOptions {
             cp_comm: CpComm::default(),
             capacity: None,
             recompute: None,
+            offload: Some(Offload::NONE),
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,

@@ -4,13 +4,14 @@
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::swiglu::{self, Rule};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_profiles::trace::Category;
 
 use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::{Store, Weight};
@@ -90,6 +91,12 @@ impl Gated {
         drop((all, x));
         let dall = linear::dgrad(cx, CATEGORY, &dgate_up, &self.gate_up.value);
         tokens::scatter_sum(cx, dall)
+    }
+}
+
+impl Saved for MlpSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::MlpNorm, &mut self.input);
     }
 }
 

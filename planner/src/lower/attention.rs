@@ -336,6 +336,7 @@ mod tests {
             dispatcher: Dispatcher::Alltoall,
             capacity: None,
             cp_comm,
+            offload: crate::choice::Offload::NONE,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward].map(|work| {

@@ -155,6 +155,7 @@ mod tests {
             dispatcher,
             cp_comm: CpComm::default(),
             capacity: None,
+            offload: crate::choice::Offload::NONE,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {

@@ -53,6 +53,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         dispatcher: job.dispatcher,
         cp_comm: job.cp_comm,
         capacity: job.capacity,
+        offload: crate::choice::Offload::NONE,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();
@@ -80,7 +81,7 @@ fn collect(found: &mut Vec<Key>, lowered: &Lowered) {
             Task::Op(op) => found.push(Key::Op(op)),
             Task::Collective(collective) => found.push(Key::Collective(collective)),
             // A fused exchange is priced by its bytes alone, a read by the host: they have no key.
-            Task::Exchange { .. } | Task::HostRead => {}
+            Task::Exchange { .. } | Task::HostRead | Task::Transfer { .. } => {}
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{CpComm, Module, Offload, OffloadModule, Recompute, RecomputePlan, StackName};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -147,6 +147,9 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         let illegal = |set| delayed_scaling(precision, set);
         broken.extend(recompute.sets().into_iter().find_map(illegal));
     }
+    if let Some(offload) = options.offload.filter(|offload| !offload.is_none()) {
+        check_offload(offload, model, options, stack, &mut broken);
+    }
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
@@ -179,6 +182,35 @@ fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal
     absent.dedup();
     if !absent.is_empty() {
         broken.push(Illegal::AbsentModules { absent, present });
+    }
+}
+
+fn check_offload(
+    offload: Offload,
+    model: &Model,
+    options: &SearchOptions,
+    stack: &Stack,
+    broken: &mut Vec<Illegal>,
+) {
+    let alone = offload.covers(OffloadModule::AttnProj) && !offload.covers(OffloadModule::CoreAttn);
+    if alone && !stack.offloads_projection_alone() {
+        broken.push(Illegal::OffloadAlone);
+    }
+    let there = Offload::all(model);
+    let absent: Vec<_> = offload.modules().filter(|m| !there.covers(*m)).collect();
+    if !absent.is_empty() {
+        broken.push(Illegal::AbsentOffload {
+            absent,
+            present: there.modules().collect(),
+        });
+    } else if let Some(recompute) = &options.recompute {
+        let left = offload.kept(model, &|layer| recompute.of_layer(layer));
+        if left.is_none() {
+            broken.push(Illegal::RecomputedOffload {
+                recompute: recompute.to_string(),
+                offload,
+            });
+        }
     }
 }
 

@@ -15,16 +15,84 @@ pub struct Passes<H = Level> {
     pub forward: H,
     /// The highest of the backward pass, above what was alive before it, what is saved included.
     pub backward: H,
+    /// Where something leaves for the host.
+    pub away: Away<H>,
+}
+
+/// What of a run of blocks rests on the host between its passes, none of which is in [`Passes::saved`]. The tensors
+/// of a block leave while the next one runs forward, and come back while it runs backward: so long they take
+/// memory of the device beside what the next block does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Away<H = Level> {
+    /// On the host, of all blocks.
+    pub host: H,
+    /// Of the last block alone.
+    pub last: H,
+    /// The highest of the first block forward, and backward, above what was alive before the pass of the run.
+    first: [H; 2],
+    /// Whether there is a block.
+    is_there: bool,
 }
 
 impl<H: Height> Passes<H> {
     /// This run and then another; backward the other comes first.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
-        Self {
+        let both = Self {
             saved: self.saved + next.saved,
             forward: self.forward.higher(self.saved + next.forward),
             backward: next.backward.higher(self.backward - next.saved),
+            away: next.away,
+        };
+        if !(self.away.is_there && next.away.is_there) {
+            // Nothing leaves, or one of them is nothing.
+            let away = if next.away.is_there { next } else { self }.away;
+            return Self { away, ..both };
+        }
+        let (first, leaving) = (next.away.first, self.away.last);
+        // Beside the first block of the next run, what leaves of the last of this or comes back.
+        let forward = self.forward.higher(self.saved + leaving + first[0]);
+        Self {
+            forward: forward.higher(both.forward),
+            backward: (next.backward.higher(leaving + first[1])).higher(both.backward),
+            away: Away {
+                host: self.away.host + next.away.host,
+                last: next.away.last,
+                first: [self.away.first[0], self.away.first[1] - next.saved],
+                is_there: true,
+            },
+            ..both
+        }
+    }
+
+    /// One block, of which `host` leaves and the rest is as it was played: it leaves when the block has run
+    /// forward, and is back before it runs backward.
+    #[must_use]
+    pub fn leaving(self, host: H) -> Self {
+        Self {
+            away: Away {
+                host,
+                last: host,
+                first: [self.forward, self.backward],
+                is_there: true,
+            },
+            ..self
+        }
+    }
+
+    /// This run where nothing comes after it: what is saved by its last block stays.
+    #[must_use]
+    pub(crate) fn staying(self) -> Self {
+        let Away { host, last, .. } = self.away;
+        Self {
+            saved: self.saved + last,
+            forward: self.forward,
+            backward: self.backward - last,
+            away: Away {
+                host: host - last,
+                last: H::default(),
+                ..self.away
+            },
         }
     }
 
@@ -36,6 +104,7 @@ impl<H: Height> Passes<H> {
             saved: self.saved + received - sent,
             forward: self.forward + received,
             backward: self.backward + sent,
+            away: self.away,
         }
     }
 }
@@ -47,6 +116,12 @@ impl Passes {
             saved: self.saved.total(),
             forward: self.forward.total(),
             backward: self.backward.total(),
+            away: Away {
+                host: self.away.host.total(),
+                last: self.away.last.total(),
+                first: self.away.first.map(Level::total),
+                is_there: self.away.is_there,
+            },
         }
     }
 
@@ -56,8 +131,20 @@ impl Passes {
         Self {
             saved,
             forward: saved,
-            backward: Level::default(),
+            ..Self::default()
         }
+    }
+
+    /// The same of a layer of which some leaves, from the end of its forward pass to the begin of its backward.
+    pub fn keeping_beside(bytes: Bytes, leaving: Bytes) -> Self {
+        let leaving = Level::of(TensorClass::Activations, leaving);
+        let kept = Self::keeping(bytes);
+        let whole = Self {
+            forward: kept.forward + leaving,
+            backward: leaving,
+            ..kept
+        };
+        whole.leaving(leaving)
     }
 
     /// Both passes as played.
@@ -75,6 +162,7 @@ impl Passes {
             saved,
             forward: forward.peak(),
             backward: backward.peak(),
+            away: Away::default(),
         }
     }
 
@@ -84,6 +172,9 @@ impl Passes {
         let Some(before) = count.checked_sub(1) else {
             return Self::default();
         };
+        if before > 0 && self.away.is_there {
+            return (1..count).fold(self, |run, _| run.then(self));
+        }
         Self {
             saved: self.saved * i64::from(count),
             // What the others keep is no less than nothing: the last run is the highest forward, and
@@ -92,6 +183,7 @@ impl Passes {
                 .forward
                 .higher(self.saved * i64::from(before) + self.forward),
             backward: self.backward,
+            away: self.away,
         }
     }
 }
@@ -146,6 +238,45 @@ mod tests {
             for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {
                 prop_assert_eq!(a.total(), b.total());
             }
+        }
+
+        /// Played by hand: what is saved leaves beside the next layer and comes back beside it, but for the last.
+        #[test]
+        fn law_what_leaves_is_beside_the_next(
+            layers in prop::collection::vec((prop::array::uniform4(0_u64..100), 0_u64..100), 1..8),
+        ) {
+            let (mut there, mut back) = (Account::default(), Account::default());
+            let mut leaving = 0;
+            for (number, &(layer, away)) in layers.iter().enumerate() {
+                there.take(CLASS, Bytes(away));
+                forward(&mut there, layer);
+                there.give(CLASS, Bytes(leaving));
+                leaving = if number + 1 < layers.len() { away } else { 0 };
+            }
+            for (number, &(layer, away)) in layers.iter().enumerate().rev() {
+                if number > 0 {
+                    back.take(CLASS, Bytes(layers[number - 1].1));
+                }
+                backward(&mut back, layer);
+                back.give(CLASS, Bytes(away));
+            }
+            let whole = Passes::of(&there, &back);
+            let of_layer = |&(layer, away): &(Layer, u64)| {
+                let (mut there, mut back) = (Account::default(), Account::default());
+                there.take(CLASS, Bytes(away));
+                forward(&mut there, layer);
+                there.give(CLASS, Bytes(away));
+                back.take(CLASS, Bytes(away));
+                backward(&mut back, layer);
+                back.give(CLASS, Bytes(away));
+                Passes::of(&there, &back).leaving(Level::of(CLASS, Bytes(away)))
+            };
+            let composed = layers.iter().map(of_layer).fold(Passes::default(), Passes::then).staying();
+            for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward)] {
+                prop_assert_eq!(a.total(), b.total());
+            }
+            let away: u64 = layers[..layers.len() - 1].iter().map(|(_, away)| away).sum();
+            prop_assert_eq!(composed.away.host.total(), away as i64);
         }
 
         #[test]

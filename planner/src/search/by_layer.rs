@@ -51,6 +51,7 @@ fn passes([saved, forward, backward]: [i64; 3]) -> Passes<i64> {
         saved,
         forward,
         backward,
+        ..Passes::default()
     }
 }
 
@@ -147,20 +148,20 @@ impl Chunk {
     /// A chunk that begins with `first`, has some layers, each with its unbeaten choices, and ends with `last`.
     /// The messages that it receives and sends are `message` bytes, where they are.
     pub(crate) fn new(
-        first: Option<Passes>,
+        first: Option<&Passes>,
         layers: &[&[LayersWay]],
-        last: Option<Passes>,
+        last: Option<&Passes>,
         (message, received, sent): (i64, bool, bool),
     ) -> Self {
-        let first = first.unwrap_or_default();
-        let mut row = Row::new(array(first.totals()));
+        let first = first.map(Passes::totals).unwrap_or_default();
+        let mut row = Row::new(array(first));
         for choices in layers {
             let then = |a: &[i64; 3], b: &[i64; 3]| array(passes(*a).then(passes(*b)));
             let choices: Vec<_> = choices.iter().map(|way| (way.choice, way)).collect();
             row.choose(&choices, then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
-        let last = last.unwrap_or_default().totals();
+        let last = last.map(Passes::totals).unwrap_or_default();
         let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
         for way in ways {
             way.bytes = array(passes(way.bytes).then(last).between(received, sent));
@@ -246,6 +247,7 @@ mod tests {
                     saved: 0,
                     forward: 0,
                     backward: 0,
+                    ..Passes::default()
                 },
             )];
             for choices in layers {

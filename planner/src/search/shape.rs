@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan};
+use crate::choice::{Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -387,7 +387,13 @@ impl<'a> Question<'a> {
             dispatcher,
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
+            offload: self.offload(),
         }
+    }
+
+    /// Whose saved tensors leave for the host.
+    pub(crate) fn offload(&self) -> Offload {
+        self.options.offload.unwrap_or_default()
     }
 
     /// How many tokens an expert takes, where there are experts.
