@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, ScheduleName,
-    StackName,
+    CpComm, Dispatcher, DropPolicy, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    ScheduleName, StackName,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -139,6 +139,10 @@ pub(crate) struct PlanArgs {
     /// mlp, shared_experts), comma separated; or by layer, as 0-3=full/4,5=moe_act+layernorm (moefold)
     #[arg(long, default_value = "auto", value_parser = flags::recompute)]
     pub(crate) recompute: Auto<RecomputePlan>,
+    /// Modules whose saved tensors rest on the host between the passes: none, auto (the search tries some) or
+    /// modules (attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act), comma separated
+    #[arg(long, default_value = "none", value_parser = flags::offload)]
+    pub(crate) offload: Auto<Offload>,
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,

@@ -85,8 +85,14 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
 /// The walk for a person.
 fn table(walk: &Walk) -> String {
     let mut text = format!(
-        "rank {}: a step of {:.4} s, {} ops, {} waits of the host, {} of tensors at the peak\n\n",
-        walk.rank, walk.step_s, walk.ops, walk.host_waits, walk.peak_bytes
+        "rank {}: a step of {:.4} s, {} ops, {} waits of the host, {} of tensors at the peak{}\n\n",
+        walk.rank,
+        walk.step_s,
+        walk.ops,
+        walk.host_waits,
+        walk.peak_bytes,
+        walk.host_bytes
+            .map_or(String::new(), |bytes| format!(", {bytes} on the host"))
     );
     let mut line = |cells: [String; 4]| {
         let [a, b, c, d] = cells;

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moefold_planner::choice::{Overlap, RecomputePlan};
+use moefold_planner::choice::{Offload, Overlap, RecomputePlan};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -50,6 +50,11 @@ pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
 
 /// Reads `auto`, or what a recompute set is written as.
 pub(crate) fn recompute(words: &str) -> Result<Auto<RecomputePlan>, String> {
+    or_auto(words)
+}
+
+/// Reads `auto`, or what is offloaded is written as.
+pub(crate) fn offload(words: &str) -> Result<Auto<Offload>, String> {
     or_auto(words)
 }
 

@@ -267,6 +267,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
         pad: args.pad_expert_input_to_capacity,
     });
     options.recompute.clone_from(&args.recompute.0);
+    options.offload = args.offload.0;
     options.stages.clone_from(&args.pipeline_layout);
     options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;

@@ -670,6 +670,76 @@ fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
     assert_eq!(code, 0, "{errors}");
 }
 
+/// Planned, run and walked: the same bytes on the device and on the host, and the losses of a run without.
+#[test]
+fn a_plan_that_offloads_runs_as_it_says() {
+    let bench = Bench::new();
+    let layout = "tp=1,pp=2,ep=2,etp=1,mbs=1";
+    let modules = [
+        "--offload",
+        "core_attn,moe_act,mlp_norm",
+        "--recompute",
+        "layernorm",
+    ];
+    bench.0.plan("away.json", "4", "24", layout, &modules);
+    bench.0.plan("plan.json", "4", "24", layout, &modules[2..]);
+    let plan = json::read(bench.path("away.json"));
+    let expected = ["core_attn", "mlp_norm", "moe_act"].map(Value::from);
+    assert_eq!(plan["offload"], Value::from(expected.to_vec()));
+    let gib = |value: &Value| value.as_f64().expect("GiB");
+    let [away, stays] = ["away.json", "plan.json"].map(|name| {
+        let plan = json::read(bench.path(name));
+        gib(&plan["predicted"]["peak_gib"])
+    });
+    assert!(away < stays, "{away} of {stays}");
+
+    let data = tokens();
+    let run_of = |name: &str| {
+        let out = bench.path(&format!("run of {name}"));
+        let (plan, rest) = (
+            bench.path(name),
+            ["--data", &data, "--steps", "2", "--out", &out],
+        );
+        let (code, _, errors) = run(&mut program(&[&["execute", &plan], &rest[..]].concat()));
+        assert_eq!(code, 0, "{errors}");
+        let losses: Vec<f64> = (bench.0.steps(&format!("run of {name}")).iter())
+            .map(|step| step.loss)
+            .collect();
+        (losses, json::read(Path::new(&out).join("summary.json")))
+    };
+    let ((losses, summary), (plain, _)) = (run_of("away.json"), run_of("plan.json"));
+    assert_eq!(losses, plain);
+    let summary: RunSummary = serde_json::from_value(summary).expect("typed");
+    let on_host = summary
+        .peak_by_rank
+        .iter()
+        .filter_map(|peak| peak.host_bytes);
+    let on_host = on_host.max().expect("ranks").gib();
+    // Routing is the run's own, and gate and up are of as many rows.
+    let planned = gib(&plan["predicted"]["host_gib"]);
+    assert!(
+        (on_host / planned - 1.0).abs() < 0.5,
+        "{on_host} of {planned}"
+    );
+
+    let walk = |more: &[&str]| {
+        let (plan, out) = (bench.path("away.json"), bench.path("walk"));
+        let words = ["execute", &plan, "--dry-run", "--out", &out];
+        run(&mut program(&[&words[..], more].concat()))
+    };
+    let on_host = |rank: &str| {
+        let (code, walked, errors) = walk(&["--json", "--rank", rank]);
+        assert_eq!(code, 0, "{errors}");
+        let bytes = &json::document(&walked)["host_bytes"];
+        bytes.as_f64().expect("bytes") / f64::from(1 << 30)
+    };
+    // Of the pipeline rank that has more there.
+    let walked = on_host("0").max(on_host("2"));
+    assert!((walked - planned).abs() < 1e-9, "{walked} of {planned}");
+    let (_, shown, _) = walk(&[]);
+    assert!(shown.contains("on the host"), "{shown}");
+}
+
 #[test]
 fn routing_of_another_model_and_a_folder_without_a_run_are_refused() {
     let folder = Folder::new();

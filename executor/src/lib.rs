@@ -23,6 +23,7 @@ pub mod layers;
 pub mod lr;
 pub mod model;
 pub mod moe;
+mod offload;
 pub mod optimizer;
 pub mod options;
 pub mod profile;

@@ -21,7 +21,7 @@ use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::permute::RowMap;
 use moefold_kernels::router::Routing;
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_planner::model::Moe as Description;
 use moefold_profiles::trace::Category;
 
@@ -36,6 +36,7 @@ use crate::error::Error;
 use crate::layers::norm::{Norm, Normed};
 use crate::layers::tokens;
 use crate::model::Part;
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::Store;
@@ -283,6 +284,15 @@ impl Moe {
         let dx = self.norm.backward(cx, &dnormed, &input, rstd);
         cx.op(Category::Experts, || add_into(&dx, dy));
         Ok(dx)
+    }
+}
+
+impl Saved for MoeSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::MlpNorm, &mut self.input);
+        if let Some(rows) = self.rows.there() {
+            rows.experts.each_tensor(see);
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Optimizer, Overlap, RecomputePlan, ScheduleName};
+use moefold_planner::choice::{CpComm, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName};
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::schedule::Schedule;
@@ -56,6 +56,8 @@ pub const BIAS_UPDATE_RATE: f64 = 1e-3;
 pub struct Savers {
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
+    /// Whose saved tensors rest on the host between the passes.
+    pub offload: Offload,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
     /// How attention reaches the keys of other context-parallel ranks.
@@ -79,6 +81,7 @@ impl Savers {
     pub fn of(plan: &PlannedLayout) -> Self {
         Self {
             recompute: plan.recompute.clone(),
+            offload: plan.offload,
             optimizer: plan.optimizer,
             cp_comm: plan.cp_comm(),
             dispatching: Dispatching {

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use moefold_kernels::Device;
+use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 use moefold_planner::choice::CpComm;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
@@ -58,6 +58,8 @@ pub struct Context {
     pub ends: Communicator,
     /// All ranks of the run.
     pub world: Communicator,
+    /// Stands where a tensor is that has left for the host.
+    pub(crate) nothing: Tensor,
 }
 
 /// A communicator that a rank is to have.
@@ -163,6 +165,7 @@ impl Context {
             layout: *layout,
             at: mesh::coordinates(layout, rank),
             recorder: recorder.on(&device),
+            nothing: device.empty(TensorClass::Transient, Dtype::F32, &[0]),
             device,
             waited_ns,
             collectives,
@@ -209,6 +212,16 @@ impl Context {
     /// Runs a module of a forward pass again; all its time counts as [`Category::Recompute`].
     pub fn again<T>(&self, work: impl FnOnce() -> T) -> T {
         self.recorder.again(work)
+    }
+
+    /// Runs what lets the device wait for a transfer to or from its host, as a span: on a device whose work is
+    /// queued it is as long as the device stands still for it.
+    pub(crate) fn wait_for_transfer<T>(&self, number: u64, work: impl FnOnce() -> T) -> T {
+        if !self.device.is_queued() {
+            return work();
+        }
+        self.recorder.transferred(number);
+        self.recorder.span(Category::Offload, "host_copy", work)
     }
 
     /// Runs what may make the host wait for the device, as a span of that name, and counts how often

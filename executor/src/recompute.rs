@@ -47,6 +47,11 @@ impl<T> Kept<T> {
             .expect("a module's result is there or runs again")
     }
 
+    /// The result where it is there, to be moved.
+    pub(crate) fn there(&mut self) -> Option<&mut T> {
+        self.0.as_mut()
+    }
+
     /// Lets go of it where `again` covers the module that it is of.
     pub fn drop_of(&mut self, module: Module, again: &Recompute) {
         if again.covers(module) {

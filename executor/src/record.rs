@@ -28,13 +28,13 @@ use std::rc::Rc;
 use std::time;
 
 use moefold_kernels::observe::{Allocation, Observer};
-use moefold_kernels::{Device, Op};
+use moefold_kernels::{Device, Op, Side};
 use moefold_planner::mesh::GroupKind;
 use moefold_planner::walk::Event as Walked;
 use moefold_profiles::CollectiveKind;
 use moefold_profiles::directory::Key;
 use moefold_profiles::trace::{Category, Lane, TraceSpan};
-use moefold_profiles::units::{Instant, Seconds};
+use moefold_profiles::units::{Bytes, Instant, Seconds};
 
 use self::queued::Queued;
 use self::span::{Entry, Label, Open, Place};
@@ -89,6 +89,8 @@ struct Inner {
     /// Waits that belong to the next collective.
     carried_ns: Cell<u64>,
     host_reads: RefCell<BTreeMap<&'static str, f64>>,
+    /// Transfers to and from the host so far.
+    transfers: Cell<u64>,
     /// Spans by the device's clock, where that is not the host's.
     queued: Option<Queued>,
     /// Where there is one, what would be a span is written down there, without times.
@@ -141,6 +143,7 @@ impl Recorder {
             bubble_ns: Cell::default(),
             carried_ns: Cell::default(),
             host_reads: RefCell::default(),
+            transfers: Cell::default(),
             queued: None,
             tape: None,
         })))
@@ -317,6 +320,32 @@ impl Recorder {
                 tape.push(Walked::HostRead { name, reads });
             }
             *inner.host_reads.borrow_mut().entry(name).or_default() += reads as f64;
+        }
+    }
+
+    /// Writes down that tensors of a device start to leave for its host, or to come back, in its stream of copies;
+    /// their number, for [`Recorder::transferred`].
+    pub(crate) fn transfer(&self, bytes: Bytes, leaves: bool, device: &Device) -> u64 {
+        let Some(inner) = self.0.as_ref().filter(|_| device.is_queued()) else {
+            return 0;
+        };
+        let number = inner.transfers.get();
+        inner.transfers.set(number + 1);
+        if let Some(tape) = &inner.tape {
+            tape.push(Walked::Transfer {
+                number,
+                bytes,
+                leaves,
+                at: inner.place.get().at(),
+            });
+        }
+        number
+    }
+
+    /// Writes down that the device waits for a transfer.
+    pub(crate) fn transferred(&self, number: u64) {
+        if let Some(tape) = self.0.as_ref().and_then(|inner| inner.tape.as_ref()) {
+            tape.push(Walked::Transferred { number });
         }
     }
 
@@ -634,13 +663,21 @@ impl Observer for Inner {
 
     fn allocated(&self, told: Allocation) {
         if let Some(tape) = &self.tape {
-            tape.push(Walked::Allocated(allocation(told)));
+            let allocated = match told.side {
+                Side::Device => Walked::Allocated,
+                Side::Host => Walked::TakenOnHost,
+            };
+            tape.push(allocated(allocation(told)));
         }
     }
 
     fn freed(&self, told: Allocation) {
         if let Some(tape) = &self.tape {
-            tape.push(Walked::Freed(allocation(told)));
+            let freed = match told.side {
+                Side::Device => Walked::Freed,
+                Side::Host => Walked::GivenOnHost,
+            };
+            tape.push(freed(allocation(told)));
         }
     }
 }

@@ -116,6 +116,7 @@ pub fn rank_peak(rank: u32, pp_rank: u32, device: &Device, settled: u64) -> Rank
         reached: device.extent(),
         growths: device.allocations() - settled,
         resident: resident_peak().unwrap_or(Bytes::ZERO),
+        host_bytes: Some(memory.peak_on_host()).filter(|bytes| *bytes > Bytes::ZERO),
         bytes,
     }
 }

@@ -9,7 +9,7 @@ mod depth;
 use moefold_kernels::Tensor;
 use moefold_kernels::attention::Sequences;
 use moefold_kernels::rope::Rope;
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::{Offload, Recompute};
 use moefold_planner::model::{Ffn, Mixer, Model};
 
 use self::depth::{Depth, DepthSaved};
@@ -21,6 +21,7 @@ use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
 use crate::model::Piece;
 use crate::moe::{Moe, MoeSaved, Routed, RoutingStats, Sparse};
+use crate::offload::{Away, Saved};
 use crate::rank::Context;
 use crate::store::Store;
 
@@ -32,6 +33,10 @@ pub struct StageModel {
     head: Option<Head>,
     /// Beside the head.
     depths: Vec<Depth>,
+    /// What of its layers rests on the host between the passes.
+    offload: Offload,
+    /// Whether something runs after its layers.
+    goes_on: bool,
 }
 
 /// The blocks of a decoder layer that a stage has.
@@ -84,6 +89,7 @@ pub enum StageOutput {
 #[derive(Debug)]
 pub struct StageSaved {
     layers: Vec<LayerSaved>,
+    away: Away,
     head: Option<HeadSaved>,
     depths: Vec<DepthSaved>,
 }
@@ -190,6 +196,15 @@ impl Block {
 }
 
 impl BlockSaved {
+    fn as_saved(&mut self) -> &mut dyn Saved {
+        match self {
+            Self::Attention(saved) => &mut **saved,
+            Self::Latent(saved) => &mut **saved,
+            Self::Dense(saved) => &mut **saved,
+            Self::Sparse(saved) => &mut **saved,
+        }
+    }
+
     /// Where it sent tokens, if it did; all else is let go of.
     fn into_routed(self) -> Option<Routed> {
         match self {
@@ -200,26 +215,34 @@ impl BlockSaved {
 }
 
 impl Layer {
+    /// Runs forward; each block is told of to `away`, the last whether it `stays`.
     fn forward(
         &self,
         cx: &Context,
         mut x: Tensor,
         tokens: &Tokens<'_>,
         routed: &mut impl FnMut(RoutingStats),
+        (away, offload, stays): (&mut Away, Offload, bool),
     ) -> Result<(Tensor, LayerSaved), Error> {
+        let last = self.blocks.len() - 1;
         let input = (self.again == Recompute::Full).then(|| x.clone());
         let (mut blocks, mut kept) = (Vec::new(), Vec::new());
-        for block in &self.blocks {
+        for (number, block) in self.blocks.iter().enumerate() {
             let mut saved = block.run(cx, &x, tokens, &self.again, routed)?;
             x = block.finish(cx, &mut saved, &self.again)?;
             if input.is_some() {
                 kept.push(saved.into_routed());
             } else {
+                let stays = stays && number == last;
+                away.forward(cx, offload, Some(saved.as_saved()), stays);
                 blocks.push(saved);
             }
         }
         let saved = match input {
-            Some(input) => LayerSaved::Input(input, kept),
+            Some(input) => {
+                away.forward(cx, offload, None, stays);
+                LayerSaved::Input(input, kept)
+            }
             None => LayerSaved::Blocks(blocks),
         };
         Ok((x, saved))
@@ -231,12 +254,20 @@ impl Layer {
         mut dx: Tensor,
         tokens: &Tokens<'_>,
         saved: LayerSaved,
+        away: &mut Away,
     ) -> Result<Tensor, Error> {
-        let saved = match saved {
-            LayerSaved::Blocks(saved) => saved,
-            LayerSaved::Input(x, routed) => cx.again(|| self.run_again(cx, x, tokens, routed))?,
+        let (saved, as_one) = match saved {
+            LayerSaved::Blocks(saved) => (saved, false),
+            LayerSaved::Input(x, routed) => {
+                away.backward(cx, None);
+                let saved = cx.again(|| self.run_again(cx, x, tokens, routed))?;
+                (saved, true)
+            }
         };
-        for (block, saved) in self.blocks.iter().zip(saved).rev() {
+        for (block, mut saved) in self.blocks.iter().zip(saved).rev() {
+            if !as_one {
+                away.backward(cx, Some(saved.as_saved()));
+            }
             dx = block.backward(cx, &dx, tokens, saved)?;
         }
         Ok(dx)
@@ -265,18 +296,20 @@ impl Layer {
 
 impl StageModel {
     /// The modules of some pieces, in the order of a forward pass, on weights of `store`. `again` says of a
-    /// layer what of it runs again in the backward pass. `mtp` is the weight of the losses of multi-token
+    /// layer what of it runs again in the backward pass, `offload` what leaves for the host. `mtp` is the weight of the losses of multi-token
     /// prediction together.
     pub fn new(
         model: &Model,
         store: &Store,
         pieces: &[Piece],
         sparse: Sparse,
-        again: &dyn Fn(u32) -> Recompute,
+        (again, offload): (&dyn Fn(u32) -> Recompute, Offload),
         mtp: f64,
     ) -> Self {
         let eps = model.norm.eps;
         let mut stage = Self {
+            offload,
+            goes_on: pieces.contains(&Piece::Head),
             embedding: None,
             layers: Vec::new(),
             head: None,
@@ -319,6 +352,13 @@ impl StageModel {
             }
         }
         stage
+    }
+
+    /// The same as a part of a stage that goes on after its layers.
+    #[must_use]
+    pub(crate) fn going_on(mut self) -> Self {
+        self.goes_on = true;
+        self
     }
 
     /// Begins a step.
@@ -367,19 +407,25 @@ impl StageModel {
             _ => unreachable!("the first stage has the embedding and no other has"),
         };
         let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
+        let mut away = Away::default();
+        for (number, layer) in self.layers.iter().enumerate() {
             cx.recorder.at_layer(Some(layer.index));
+            let stays = !self.goes_on && number + 1 == self.layers.len();
+            let to_move = (&mut away, self.offload, stays);
+            let routed = &mut |stats| routed(layer.index, stats);
             let saved;
-            (x, saved) = layer.forward(cx, x, tokens, &mut |stats| routed(layer.index, stats))?;
+            (x, saved) = layer.forward(cx, x, tokens, routed, to_move)?;
             layers.push(saved);
         }
         cx.recorder.at_layer(None);
         let mut saved = StageSaved {
             layers,
+            away,
             head: None,
             depths: Vec::new(),
         };
         let Some(head) = &self.head else {
+            saved.away.settle(cx);
             return Ok((StageOutput::Hidden(x), saved));
         };
         let (losses, of_head) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
@@ -393,6 +439,7 @@ impl StageModel {
             all.push(losses);
             saved.depths.push(of_depth);
         }
+        saved.away.settle(cx);
         Ok((StageOutput::Losses(all), saved))
     }
 
@@ -405,6 +452,8 @@ impl StageModel {
         tokens: &Tokens<'_>,
         saved: StageSaved,
     ) -> Result<Option<Tensor>, Error> {
+        let mut away = saved.away;
+        away.ahead(cx);
         let mut dx = match (&self.head, saved.head, doutput) {
             (Some(head), Some(of_head), None) => {
                 let mut dhidden = None;
@@ -419,7 +468,7 @@ impl StageModel {
         };
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
-            dx = layer.backward(cx, dx, tokens, saved)?;
+            dx = layer.backward(cx, dx, tokens, saved, &mut away)?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {

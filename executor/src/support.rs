@@ -4,7 +4,7 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName};
+use moefold_planner::choice::{Dispatcher, ScheduleName, StackName};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
@@ -127,10 +127,6 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
                 && plan.dispatcher == Dispatcher::Allgather,
             "padding to capacity under dispatcher \"allgather\" is not implemented, use \"alltoall\""
                 .to_owned(),
-        ),
-        (
-            plan.offload != Offload::None,
-            "offloading is not implemented, use offload \"none\"".to_owned(),
         ),
         (
             plan.precision.compute() != device.dtype(),

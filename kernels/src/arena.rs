@@ -13,8 +13,8 @@ use moefold_profiles::units::{Bytes, MIB};
 use crate::buffer::{CpuMemory, LINE_BYTES, Storage};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::Address;
-use crate::cuda::{Allocation, Cuda};
-use crate::device::{Memory, TensorClass};
+use crate::cuda::{Allocation, Cuda, Pinned};
+use crate::device::{Memory, Side, TensorClass};
 use crate::pool::{Pool, Range};
 
 /// What the driver maps at a time, so that slabs waste nothing (`cuMemGetAllocationGranularity` of
@@ -38,6 +38,8 @@ pub(crate) struct Arena {
     /// What the slabs of the pool are, by where they start; nothing beside blocks.
     slabs: BTreeMap<u64, Option<Allocation>>,
     blocks: Shelves<Allocation>,
+    /// Of the host.
+    pinned: Shelves<Pinned>,
     /// The end of the last slab beside blocks.
     slabs_end: u64,
     /// Freed while a stream beside the compute stream may still be using it, with its bytes.
@@ -92,6 +94,16 @@ impl Arena {
             Some(self.block(gpu, bytes)?)
         };
         Ok(Storage::Cuda(Piece { range, block }))
+    }
+
+    /// Pinned memory of the host of a CUDA device for `bytes`: recycled where some of the same size class is
+    /// free, else new.
+    pub(crate) fn take_pinned(&mut self, gpu: &Cuda, bytes: usize) -> Result<Storage, DeviceError> {
+        let lines = lines_for(bytes);
+        Ok(Storage::Pinned(match self.pinned.take(lines) {
+            Some(pinned) => pinned,
+            None => gpu.allocate_host(bytes_of(lines))?,
+        }))
     }
 
     /// Takes what is missing of `bytes` in all, as one slab.
@@ -158,9 +170,18 @@ impl Arena {
     }
 
     /// Takes a buffer's memory back.
-    pub(crate) fn give(&mut self, class: TensorClass, bytes: usize, storage: Storage) {
-        self.memory.remove(class, bytes as u64);
-        if self.holding {
+    pub(crate) fn give(
+        &mut self,
+        (class, side): (TensorClass, Side),
+        bytes: usize,
+        storage: Storage,
+    ) {
+        match side {
+            Side::Device => self.memory.remove(class, bytes as u64),
+            Side::Host => self.memory.remove_from_host(bytes as u64),
+        }
+        // Copies to and from the host are in one stream, each after those before.
+        if self.holding && side == Side::Device {
             self.held.push((bytes, storage));
         } else {
             self.put(bytes, storage);
@@ -179,6 +200,7 @@ impl Arena {
                     self.blocks.put(lines, block);
                 }
             }
+            Storage::Pinned(pinned) => self.pinned.put(lines, pinned),
             Storage::Adopted(_) | Storage::Meta => {}
         }
     }
@@ -228,6 +250,7 @@ impl Arena {
         self.pages_taken -= self.pages.bytes();
         self.pages = Shelves::default();
         self.blocks = Shelves::default();
+        self.pinned = Shelves::default();
         for start in self.pool.remove_idle() {
             self.slabs.remove(&start);
         }

@@ -32,9 +32,9 @@ use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
 use crate::arena::Piece;
-use crate::cuda::Adopted;
 use crate::cuda::platform::Address;
-use crate::device::{Device, TensorClass};
+use crate::cuda::{Adopted, Pinned};
+use crate::device::{Device, Side, TensorClass};
 use crate::meta::NOWHERE;
 use crate::observe::Allocation;
 use crate::tensor::Tensor;
@@ -68,6 +68,8 @@ impl CpuMemory {
 pub(crate) enum Storage {
     Cpu(CpuMemory),
     Cuda(Piece),
+    /// Of the host of a CUDA device.
+    Pinned(Pinned),
     /// Another rank's, which no arena has an account of.
     Adopted(Adopted),
     /// None, of a [meta device](crate::meta).
@@ -84,6 +86,7 @@ pub(crate) struct Buffer {
     bytes: usize,
     /// Its number on its device, from 0.
     id: u64,
+    side: Side,
     storage: Option<Storage>,
 }
 
@@ -91,7 +94,7 @@ impl Buffer {
     /// `storage` holds at least `bytes`.
     pub(crate) fn new(
         device: Device,
-        class: TensorClass,
+        (class, side): (TensorClass, Side),
         bytes: usize,
         id: u64,
         storage: Storage,
@@ -101,8 +104,14 @@ impl Buffer {
             class,
             bytes,
             id,
+            side,
             storage: Some(storage),
         }
+    }
+
+    /// Whose memory it is.
+    pub(crate) fn side(&self) -> Side {
+        self.side
     }
 
     /// As observers are told of it.
@@ -110,6 +119,7 @@ impl Buffer {
         Allocation {
             id: self.id,
             class: self.class,
+            side: self.side,
             bytes: Bytes(self.bytes as u64),
         }
     }
@@ -126,7 +136,7 @@ impl Buffer {
     fn base(&self) -> *mut u8 {
         match self.storage() {
             Storage::Cpu(memory) => memory.base(),
-            Storage::Cuda(_) | Storage::Adopted(_) | Storage::Meta => {
+            Storage::Cuda(_) | Storage::Pinned(_) | Storage::Adopted(_) | Storage::Meta => {
                 panic!("memory of {:?} is not the host's", self.device)
             }
         }
@@ -136,6 +146,7 @@ impl Buffer {
     pub(crate) fn address(&self) -> Address {
         match self.storage() {
             Storage::Cuda(piece) => piece.address(),
+            Storage::Pinned(pinned) => pinned.address(),
             Storage::Adopted(adopted) => adopted.address(),
             Storage::Meta => NOWHERE,
             Storage::Cpu(_) => panic!("memory of {:?} has no device address", self.device),
@@ -149,7 +160,7 @@ impl Drop for Buffer {
             None | Some(Storage::Adopted(_)) => {}
             Some(storage) => {
                 let mut arena = self.device.0.arena.borrow_mut();
-                arena.give(self.class, self.bytes, storage);
+                arena.give((self.class, self.side), self.bytes, storage);
                 drop(arena);
                 self.device.tell_freed(self.allocation());
             }

@@ -17,7 +17,7 @@ use moefold_profiles::Dtype;
 use moefold_profiles::units::Bytes;
 
 use crate::cuda::error::DeviceError;
-use crate::cuda::platform::{Address, Dense, Grouped, Launch, Lent, Module, Platform};
+use crate::cuda::platform::{Address, Dense, Direction, Grouped, Launch, Lent, Module, Platform};
 use crate::cuda::program::{Arg, Grid, Program, TensorMap};
 use crate::event::Event;
 use crate::tensor::Tensor;
@@ -181,6 +181,15 @@ impl Cuda {
         done(op, self.platform.copy(src.address(), dst.address(), bytes));
     }
 
+    /// Copies all bytes of `src` over those of `dst`, one of which is in memory of the host.
+    pub(crate) fn transfer(&self, src: &Tensor, dst: &Tensor, direction: Direction) {
+        let (from, to, bytes) = (src.address(), dst.address(), src.bytes().0);
+        done(
+            "transfer",
+            self.platform.transfer(from, to, bytes, direction),
+        );
+    }
+
     pub(crate) fn fill_bytes(&self, op: &'static str, dst: &Tensor, byte: u8) {
         done(op, self.platform.fill(dst.address(), byte, dst.bytes().0));
     }
@@ -326,6 +335,15 @@ impl Cuda {
         self.platform.divides()
     }
 
+    /// Pinned memory of the host, of at least `bytes`.
+    pub(crate) fn allocate_host(&self, bytes: u64) -> Result<Pinned, DeviceError> {
+        Ok(Pinned {
+            address: self.platform.allocate_host(bytes)?,
+            bytes,
+            platform: Rc::clone(&self.platform),
+        })
+    }
+
     /// Memory of at least `bytes`.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Allocation, DeviceError> {
         Ok(Allocation {
@@ -356,6 +374,25 @@ impl Adopted {
 impl Drop for Adopted {
     fn drop(&mut self) {
         self.platform.disown(self.address);
+    }
+}
+
+/// Pinned memory of the host, given back on drop.
+pub(crate) struct Pinned {
+    address: Address,
+    bytes: u64,
+    platform: Rc<dyn Platform>,
+}
+
+impl Pinned {
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.platform.free_host(self.address, self.bytes);
     }
 }
 

@@ -25,6 +25,17 @@ use crate::observe::Observer;
 use crate::parallel::Cpu;
 use crate::tensor::Tensor;
 
+/// Whose memory a tensor is in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Side {
+    /// The device's.
+    #[default]
+    Device,
+    /// The host's, beside the account of the device: pinned where the device is a GPU, ordinary memory where
+    /// it is the CPU.
+    Host,
+}
+
 /// A snapshot of the account of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
@@ -32,6 +43,8 @@ pub struct Memory {
     peak: ByClass<u64>,
     peak_total: u64,
     at_peak: ByClass<u64>,
+    on_host: u64,
+    peak_on_host: u64,
 }
 
 impl Memory {
@@ -61,6 +74,25 @@ impl Memory {
         Bytes(self.at_peak[class])
     }
 
+    /// Bytes of tensors in memory of the host ([`Side::Host`]), no part of the others.
+    pub fn on_host(&self) -> Bytes {
+        Bytes(self.on_host)
+    }
+
+    /// The most of them at one moment since the last [`Device::reset_peak`].
+    pub fn peak_on_host(&self) -> Bytes {
+        Bytes(self.peak_on_host)
+    }
+
+    pub(crate) fn add_on_host(&mut self, bytes: u64) {
+        self.on_host += bytes;
+        self.peak_on_host = self.peak_on_host.max(self.on_host);
+    }
+
+    pub(crate) fn remove_from_host(&mut self, bytes: u64) {
+        self.on_host -= bytes;
+    }
+
     pub(crate) fn add(&mut self, class: TensorClass, bytes: u64) {
         self.live[class] += bytes;
         self.peak[class] = self.peak[class].max(self.live[class]);
@@ -79,6 +111,7 @@ impl Memory {
         self.peak = self.live;
         self.peak_total = self.live.total();
         self.at_peak = self.live;
+        self.peak_on_host = self.on_host;
     }
 }
 
@@ -459,7 +492,7 @@ impl Device {
 
     /// A tensor of unspecified contents: the op that follows writes all of it.
     pub fn empty(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
-        let tensor = self.allocate(class, dtype, dims);
+        let tensor = self.allocate((class, Side::Device), dtype, dims);
         if self.0.poison.get() {
             tensor.fill_poison();
             if let Backend::Cuda(gpu) = &self.0.backend {
@@ -469,38 +502,49 @@ impl Device {
         tensor
     }
 
+    /// A tensor of unspecified contents in memory of the host, which only [`crate::transfer`] reads and
+    /// writes. `class` is that of what it is a copy of.
+    pub fn empty_on_host(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
+        self.allocate((class, Side::Host), dtype, dims)
+    }
+
     /// A tensor of zeros.
     pub fn zeros(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
-        let tensor = self.allocate(class, dtype, dims);
+        let tensor = self.allocate((class, Side::Device), dtype, dims);
         tensor.fill_zero();
         tensor
     }
 
     /// A tensor with these f32 values, row-major.
     pub fn from_f32(&self, class: TensorClass, values: &[f32], dims: &[usize]) -> Tensor {
-        let tensor = self.allocate(class, Dtype::F32, dims);
+        let tensor = self.allocate((class, Side::Device), Dtype::F32, dims);
         tensor.copy_from_f32(values);
         tensor
     }
 
     /// A tensor with these i32 values, row-major.
     pub fn from_i32(&self, class: TensorClass, values: &[i32], dims: &[usize]) -> Tensor {
-        let tensor = self.allocate(class, Dtype::I32, dims);
+        let tensor = self.allocate((class, Side::Device), Dtype::I32, dims);
         tensor.copy_from_i32(values);
         tensor
     }
 
-    fn allocate(&self, class: TensorClass, dtype: Dtype, dims: &[usize]) -> Tensor {
+    fn allocate(&self, (class, side): (TensorClass, Side), dtype: Dtype, dims: &[usize]) -> Tensor {
         // A CPU computes nothing in bf16, and stores it.
         let stored = matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32);
         assert!(stored, "{self:?} stores no {dtype}");
         let len: usize = dims.iter().product();
         let bytes = dtype.bytes(len as u64).0 as usize;
-        let storage = self.storage(bytes).unwrap_or_else(|error| error.raise());
-        self.0.arena.borrow_mut().memory.add(class, bytes as u64);
+        let storage = self.storage(side, bytes);
+        let storage = storage.unwrap_or_else(|error| error.raise());
+        let memory = &mut self.0.arena.borrow_mut().memory;
+        match side {
+            Side::Device => memory.add(class, bytes as u64),
+            Side::Host => memory.add_on_host(bytes as u64),
+        }
         let id = self.0.buffers.get();
         self.0.buffers.set(id + 1);
-        let buffer = Buffer::new(self.clone(), class, bytes, id, storage);
+        let buffer = Buffer::new(self.clone(), (class, side), bytes, id, storage);
         self.tell_allocated(buffer.allocation());
         let tensor = Tensor::whole(Rc::new(buffer), dtype, dims);
         if let Backend::Cuda(gpu) = &self.0.backend {
@@ -510,12 +554,15 @@ impl Device {
     }
 
     /// Memory for `bytes`, recycled where there is some.
-    fn storage(&self, bytes: usize) -> Result<Storage, DeviceError> {
+    fn storage(&self, side: Side, bytes: usize) -> Result<Storage, DeviceError> {
         if self.0.meta {
             return Ok(Storage::Meta);
         }
         match &self.0.backend {
             Backend::Cpu(_) => Ok(self.0.arena.borrow_mut().take_pages(bytes)),
+            Backend::Cuda(gpu) if side == Side::Host => {
+                self.0.arena.borrow_mut().take_pinned(gpu, bytes)
+            }
             Backend::Cuda(gpu) => {
                 if self.0.ahead.replace(false) {
                     gpu.join(Stream::Compute);

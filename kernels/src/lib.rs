@@ -62,10 +62,11 @@ pub mod scalars;
 pub mod sinks;
 pub mod swiglu;
 pub mod tensor;
+pub mod transfer;
 pub mod z_loss;
 
 pub use cuda::error::{DeviceError, catch};
-pub use device::{Device, Memory, TensorClass};
+pub use device::{Device, Memory, Side, TensorClass};
 pub use event::Event;
 pub use moefold_profiles::{Dtype, Op, Pass};
 pub use offer::Offer;

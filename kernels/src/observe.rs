@@ -10,7 +10,7 @@ use std::rc::Rc;
 use moefold_profiles::Op;
 use moefold_profiles::units::Bytes;
 
-use crate::device::{Device, TensorClass};
+use crate::device::{Device, Side, TensorClass};
 
 /// A tensor's memory, as it is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Allocation {
     pub id: u64,
     /// What it counts as.
     pub class: TensorClass,
+    /// Whose memory it is.
+    pub side: Side,
     /// Its size.
     pub bytes: Bytes,
 }

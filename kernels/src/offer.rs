@@ -18,7 +18,7 @@ use moefold_profiles::Dtype;
 
 use crate::buffer::{Buffer, Storage};
 use crate::cuda::platform::{Address, Lent};
-use crate::device::{Backend, Device, TensorClass};
+use crate::device::{Backend, Device, Side, TensorClass};
 use crate::event::Event;
 use crate::tensor::Tensor;
 
@@ -86,7 +86,7 @@ impl Device {
             .bytes(offer.dims.iter().product::<usize>() as u64);
         let buffer = Buffer::new(
             self.clone(),
-            TensorClass::Transient,
+            (TensorClass::Transient, Side::Device),
             bytes.0 as usize,
             0,
             adopted,

@@ -69,6 +69,11 @@ impl Tensor {
         &self.buffer.device
     }
 
+    /// Handles on its buffer.
+    pub(crate) fn handles(&self) -> usize {
+        Rc::strong_count(&self.buffer)
+    }
+
     /// Size of the view (not of the buffer behind it).
     pub fn bytes(&self) -> Bytes {
         self.dtype.bytes(self.len() as u64)

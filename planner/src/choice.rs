@@ -2,6 +2,7 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod offload;
 mod recompute;
 
 use std::str::FromStr;
@@ -9,6 +10,7 @@ use std::str::FromStr;
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use offload::{Offload, OffloadModule};
 pub use recompute::{Module, Recompute, RecomputePlan};
 
 moefold_profiles::named! {
@@ -98,16 +100,6 @@ impl Capacity {
     pub fn rows(&self, tokens: u64, topk: u64, experts: u64) -> u64 {
         let share = (tokens * topk) as f64 / experts as f64;
         ((share * self.factor).ceil() as u64).min(tokens)
-    }
-}
-
-moefold_profiles::named! {
-    /// Offloading; only `none` exists so far.
-    #[derive(Default)]
-    pub enum Offload {
-        /// Nothing leaves the device.
-        #[default]
-        None = "none",
     }
 }
 

@@ -160,6 +160,17 @@ pub fn at_worst_instant(
     rank + beside.fold(worst, Level::add).bytes()
 }
 
+/// The most bytes that a rank has in memory of its host: what its microbatches have left there.
+pub fn on_host(stages: &[StageMemory], occupancies: &[Occupancy]) -> Bytes {
+    let at = |occupancy: &Occupancy| -> i64 {
+        let live = stages.iter().zip(&occupancy.live);
+        live.map(|(stage, &live)| stage.passes.away.host.total() * i64::from(live))
+            .sum()
+    };
+    let most = occupancies.iter().map(at).max().unwrap_or(0);
+    Bytes(u64::try_from(most).expect("bytes are there or not"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,6 +238,7 @@ mod tests {
             backward: level(backward),
             kept: level(kept),
             weight: level(weight),
+            ..Passes::default()
         };
         let stage = StageMemory {
             passes,

@@ -11,8 +11,8 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, ScheduleName,
-    StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    ScheduleName, StackName,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -41,6 +41,8 @@ pub struct SearchOptions {
     pub recompute: Option<RecomputePlan>,
     /// The pipeline schedule; `None` tries those that the stack has.
     pub schedule: Option<ScheduleName>,
+    /// Whose saved tensors rest on the host; `None` tries it.
+    pub offload: Option<Offload>,
     /// What each stage holds, where given.
     pub stages: Option<PipelineLayout>,
     /// Optimizer.
@@ -77,6 +79,7 @@ impl SearchOptions {
             capacity: None,
             recompute: None,
             schedule: None,
+            offload: Some(Offload::NONE),
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,

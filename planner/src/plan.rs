@@ -46,7 +46,7 @@ pub struct PlannedLayout {
     pub capacity: Option<Capacity>,
     /// What each layer computes again in the backward pass.
     pub recompute: RecomputePlan,
-    /// Modules whose activations rest on the host; `none` so far.
+    /// Modules whose saved tensors rest on the host between the passes.
     pub offload: Offload,
     /// Precision.
     pub precision: Precision,
@@ -182,6 +182,10 @@ pub struct Predicted {
     /// activations are also what flows between ops, and its transients communication staging, products
     /// of backward passes and workspaces.
     pub memory_gib: ByClass<f64>,
+    /// The most that a rank has in memory of its host, GiB; absent where nothing leaves the device. No part of
+    /// the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_gib: Option<f64>,
     /// Peak memory of each pipeline rank, GiB.
     pub memory_gib_by_pp_rank: Vec<f64>,
     /// Exposed seconds of the step by category; sums to `step_s`.

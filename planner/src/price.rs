@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
-use moefold_profiles::units::Seconds;
+use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{Cost, Op, Source};
 
 use crate::runtime::{Lowered, Part, Task, Work};
@@ -140,6 +140,7 @@ pub fn cost_of(work: &Work, costs: &Costs) -> Cost {
             remote,
             group,
         } => costs.exchange(local, remote, group.ranks, group.ranks_per_domain),
+        Task::Transfer { bytes, leaves } => costs.transfer(bytes, leaves),
         Task::HostRead => Cost {
             time: Seconds::ZERO,
             source: Source::Measured,
@@ -157,8 +158,14 @@ pub fn price(
     let mut breakdown = Breakdown::default();
     let (mut core, mut shared) = (Hidden::default(), Hidden::default());
     let mut drift = Drift::default();
+    let mut transfers = Transfers::default();
     for work in list {
         let cost = cost_of(work, costs);
+        if let Task::Transfer { leaves, .. } = work.task {
+            each(work, cost);
+            transfers.add(cost, leaves, breakdown.device());
+            continue;
+        }
         drift.add(work, cost, costs);
         each(work, cost);
         breakdown.launches += launches(work, stack);
@@ -192,6 +199,9 @@ pub fn price(
     }
     core.show(&mut breakdown);
     shared.show(&mut breakdown);
+    if let Some(exposed) = transfers.exposed(breakdown.device()) {
+        breakdown.add(Category::Offload, exposed);
+    }
     breakdown.by_category[Category::Waiting as usize] += drift.waited_s();
     breakdown.apart += drift.unmet_s();
     breakdown
@@ -216,6 +226,49 @@ impl Hidden {
             let time = Seconds((time - self.cover).max(0.0));
             breakdown.add(category, Cost { time, source });
         }
+    }
+}
+
+/// Copies to and from the host: each beside the work of the block after its own, or before it where it comes
+/// back. What a list begins with comes after the end of one like it, as layers do.
+#[derive(Debug, Default)]
+struct Transfers {
+    /// Each with what was priced before it, in seconds.
+    all: Vec<(Cost, f64)>,
+    leave: bool,
+}
+
+impl Transfers {
+    fn add(&mut self, cost: Cost, leaves: bool, before_s: f64) {
+        self.all.push((cost, before_s));
+        self.leave = leaves;
+    }
+
+    /// What the work beside them does not hide, where there are any; `end_s` is that of the list.
+    fn exposed(&self, end_s: f64) -> Option<Cost> {
+        let (first, _) = self.all.first()?;
+        let blocks = self.all.len();
+        let ends = |block: usize| match self.all.get(block) {
+            Some((_, before_s)) => *before_s,
+            None => end_s,
+        };
+        // Work of each block, which stands before its copy where that leaves and behind it where it comes back.
+        let work_s = |block: usize| match (self.leave, block) {
+            (true, 0) => ends(0),
+            (true, _) => ends(block) - ends(block - 1),
+            (false, _) => ends(block + 1) - ends(block),
+        };
+        let shift = if self.leave { 1 } else { blocks - 1 };
+        let beside = |block: usize| (block + shift) % blocks;
+        let mut exposed = Cost {
+            time: Seconds::ZERO,
+            ..*first
+        };
+        for (block, (cost, _)) in self.all.iter().enumerate() {
+            exposed.time += Seconds((cost.time.0 - work_s(beside(block))).max(0.0));
+            exposed.source = exposed.source.max(cost.source);
+        }
+        Some(exposed)
     }
 }
 
@@ -258,7 +311,7 @@ impl Drift {
 fn launches(work: &Work, stack: &Stack) -> f64 {
     match &work.task {
         Task::Op(op) => stack.launches(op),
-        Task::HostRead => 0.0,
+        Task::HostRead | Task::Transfer { .. } => 0.0,
         Task::Collective(_) | Task::Exchange { .. } => 1.0,
     }
 }
@@ -281,6 +334,7 @@ pub fn stem(work: &Work) -> &'static str {
         Task::Collective(collective) => collective.kind.stem(),
         Task::Exchange { .. } => "all_to_all",
         Task::HostRead => "counts_to_host",
+        Task::Transfer { .. } => "host_copy",
     }
 }
 
@@ -312,7 +366,11 @@ pub fn add_busy<'a>(
     times: f64,
 ) {
     // What the host waits is no time of an op.
-    let timed = |work: &&Work| !matches!(work.task, Task::HostRead);
+    let timed = |work: &&Work| match work.task {
+        Task::HostRead => false,
+        Task::Transfer { bytes, .. } => bytes > Bytes::ZERO,
+        _ => true,
+    };
     for work in list.into_iter().filter(timed) {
         let time = cost_of(work, costs).time.0;
         if let Some(total) = busy.get_mut(stem(work)) {
@@ -337,6 +395,28 @@ mod tests {
     use crate::runtime::{LayerGroups, Piece, Runtime as _, Setting};
     use crate::stack::megatron::Declared;
 
+    /// Of two blocks, each copy beside the other's work: 5 beside 3 and 1 beside 4 forward, and back beside what
+    /// runs before.
+    #[test]
+    fn golden_copies_are_hidden_by_the_block_beside_them() {
+        let cost = |seconds: f64| Cost {
+            time: Seconds(seconds),
+            source: Source::Measured,
+        };
+        let exposed = |leave, copies: [(f64, f64); 2], end_s| {
+            let mut transfers = Transfers::default();
+            for (copy_s, before_s) in copies {
+                transfers.add(cost(copy_s), leave, before_s);
+            }
+            transfers.exposed(end_s).map(|cost| cost.time.0)
+        };
+        // Work of 4, copy of 5, work of 3, copy of 1.
+        assert_eq!(exposed(true, [(5.0, 4.0), (1.0, 7.0)], 7.0), Some(2.0));
+        // Copy of 6, work of 3, copy of 5, work of 4: the first is beside the last of the layer after.
+        assert_eq!(exposed(false, [(6.0, 0.0), (5.0, 3.0)], 7.0), Some(4.0));
+        assert_eq!(Transfers::default().exposed(7.0), None);
+    }
+
     #[test]
     fn law_sources_sum_to_the_priced_time_recomputed_or_not() {
         let model = presets::load("mixtral-8x7b").expect("a preset");
@@ -357,6 +437,7 @@ mod tests {
             cp_comm: CpComm::default(),
             capacity: None,
             shared_beside: false,
+            offload: crate::choice::Offload::NONE,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [
@@ -407,6 +488,7 @@ mod tests {
                 cp_comm: CpComm::default(),
                 capacity: None,
                 shared_beside,
+                offload: crate::choice::Offload::NONE,
             };
             let piece = Piece::Layer(&model.layers[1]);
             let [apart, beside] =

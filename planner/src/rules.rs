@@ -10,6 +10,6 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use choices::{clash, runs_beside, schedules};
+pub(crate) use choices::{clash, runs_beside, schedules, undivided};
 pub use degrees::Rules;
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

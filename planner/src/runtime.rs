@@ -19,7 +19,7 @@ use crate::choice::Recompute;
 use crate::model::{Layer, Model};
 
 pub use level::{Account, Height, Level};
-pub use passes::{Passes, Running};
+pub use passes::{Away, Passes, Running};
 pub use stage::{StageMemory, WorkingSets};
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 

@@ -12,6 +12,7 @@ mod by_layer;
 mod candidate;
 mod explain;
 mod mix;
+mod offload;
 mod otherwise;
 mod predict;
 mod recompute;
@@ -30,7 +31,7 @@ use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
 use crate::answer::{InsideDomain, SearchRecord};
-use crate::choice::{Objective, Recompute, ScheduleName};
+use crate::choice::{Objective, Offload, Recompute, ScheduleName};
 use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
@@ -75,6 +76,40 @@ pub fn plan(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
+    let under = |offload| {
+        let options = &SearchOptions {
+            offload: Some(offload),
+            ..options.clone()
+        };
+        plan_under(model, cluster, gpus, options, costs, runtime)
+    };
+    let (priced, mut search) = match options.offload {
+        Some(offload) => under(offload)?,
+        None => offload::best(model, options, &under)?,
+    };
+    search.told_apart = predict::told_apart(options.stack, costs, &priced);
+    let objective = options.objective;
+    let alternatives = priced[1..]
+        .iter()
+        .map(|runner_up| explain::alternative(&priced[0], runner_up, objective))
+        .collect();
+    let plans = priced.into_iter().map(|priced| priced.plan).collect();
+    Ok(SearchResult {
+        plans,
+        alternatives,
+        search,
+    })
+}
+
+/// Plans under one choice of what leaves for the host, best first.
+fn plan_under(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let known = options.routing.is_some();
     let known = known.then(|| costs.clone().with_known_loads());
     let costs = known.as_ref().unwrap_or(costs);
@@ -103,7 +138,6 @@ pub fn plan(
     let shapes = shapes(&question, &layouts);
     let occupancies = all_occupancies(&question, &layouts);
     let mut units = units(&question, &layouts, &shapes, &occupancies);
-    let objective = options.objective;
     units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
@@ -126,13 +160,16 @@ pub fn plan(
         .iter()
         .map(|found| {
             let memory = found.memory(&question);
-            let mut priced = predict::planned(&question, &found.choice(), &memory);
+            let mut priced = {
+                let on_host = found.on_host(&question);
+                predict::planned(&question, &found.choice(), &memory, on_host)
+            };
             priced.plan.predicted.routing = otherwise::routing(&question, found);
             priced
         })
         .collect();
     let search = SearchRecord {
-        told_apart: predict::told_apart(&question, &priced),
+        told_apart: None,
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced,
         refused,
@@ -155,16 +192,7 @@ pub fn plan(
             capacity_gib: question.capacity().gib(),
         });
     }
-    let alternatives = priced[1..]
-        .iter()
-        .map(|runner_up| explain::alternative(&priced[0], runner_up, objective))
-        .collect();
-    let plans = priced.into_iter().map(|priced| priced.plan).collect();
-    Ok(SearchResult {
-        plans,
-        alternatives,
-        search,
-    })
+    Ok((priced, search))
 }
 
 /// The tuples of degrees of a space, judged.
@@ -351,7 +379,12 @@ fn question<'a>(
         choices = (0..sets.len()).map(Sets::Every).collect();
     }
     let by_time = options.objective != Objective::Memory;
-    let by_layer = searched && by_time && choices.len() > 1 && stack.recomputes_by_layer();
+    // What leaves beside which layer is not a matter of layers alone.
+    let by_layer = searched
+        && by_time
+        && choices.len() > 1
+        && stack.recomputes_by_layer()
+        && options.offload == Some(Offload::NONE);
     let recorded = options.routing.as_ref();
     let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
     let (distinct, kind_of) = shape::distinct(model, routing);

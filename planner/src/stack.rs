@@ -114,6 +114,12 @@ impl Stack {
         }
     }
 
+    /// Whether the input of attention's projection can leave alone: Megatron-Core's leaves only with the core's
+    /// (`megatron/core/transformer/transformer_config.py`).
+    pub fn offloads_projection_alone(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
     /// Whether each layer may compute something else again. Megatron-Core's layers all do the same.
     pub fn recomputes_by_layer(&self) -> bool {
         matches!(self, Self::Moefold(_))

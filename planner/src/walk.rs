@@ -80,6 +80,26 @@ pub enum Event {
         /// How often.
         reads: u64,
     },
+    /// It starts to copy tensors to its host or back, beside everything else.
+    Transfer {
+        /// Its number among the rank's.
+        number: u64,
+        /// Over the link.
+        bytes: Bytes,
+        /// Whether they leave the device.
+        leaves: bool,
+        /// Where.
+        at: At,
+    },
+    /// The device waits for a transfer to end.
+    Transferred {
+        /// Its number among the rank's.
+        number: u64,
+    },
+    /// Memory of the host is taken for a tensor that leaves, which counts as what is told.
+    TakenOnHost(Allocation),
+    /// Memory of the host is given back.
+    GivenOnHost(Allocation),
     /// What comes next waits for another pipeline rank until then.
     NotBefore(Instant),
     /// Memory is taken for a tensor.
@@ -127,7 +147,10 @@ pub struct Walk {
     pub rank: u32,
     /// The most bytes of tensors that are alive at once.
     pub peak_bytes: Bytes,
-    /// Those bytes by class; `overhead` is what the plan says is taken beside tensors, and no part of
+    /// The most bytes of tensors in memory of the host at once; absent where nothing leaves the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<Bytes>,
+    /// Those of the device by class; `overhead` is what the plan says is taken beside tensors, and no part of
     /// the peak.
     pub bytes: ByClass<Bytes>,
     /// The largest of what is alive at the peak, alike tensors together, the largest first.
@@ -177,6 +200,7 @@ pub fn play(rank: u32, setup: &[Event], step: &[Event], costs: &Costs, stack: &S
         walk: Walk {
             rank,
             peak_bytes,
+            host_bytes: (player.on_host[1] > Bytes::ZERO).then_some(player.on_host[1]),
             bytes,
             largest: largest(setup, &step[..until]),
             collectives: player.calls(),
@@ -200,12 +224,17 @@ struct Player<'a> {
     costs: &'a Costs,
     stack: &'a Stack,
     live: ByClass<Bytes>,
+    /// Bytes in memory of the host, and the most so far.
+    on_host: [Bytes; 2],
     /// Bytes, by class, after how many events of the step.
     peak: (Bytes, ByClass<Bytes>, usize),
     /// When each lane is free, and when the host has issued what it was asked for, in seconds.
     compute: f64,
     communication: f64,
     host: f64,
+    /// When the stream of copies is free, and when transfers end that were started.
+    copies: f64,
+    copied: BTreeMap<u64, f64>,
     /// When collectives end that were started.
     ends: BTreeMap<u64, f64>,
     calls: BTreeMap<CallKey, u64>,
@@ -222,6 +251,9 @@ impl<'a> Player<'a> {
             costs,
             stack,
             live: ByClass::default(),
+            on_host: [Bytes::ZERO; 2],
+            copies: 0.0,
+            copied: BTreeMap::new(),
             peak: (Bytes::ZERO, ByClass::default(), 0),
             compute: 0.0,
             communication: 0.0,
@@ -242,6 +274,12 @@ impl<'a> Player<'a> {
                 let live = self.live[tensor.class];
                 self.live[tensor.class] = live - tensor.bytes;
             }
+            Event::TakenOnHost(tensor) => {
+                let [now, most] = &mut self.on_host;
+                *now += tensor.bytes;
+                *most = (*most).max(*now);
+            }
+            Event::GivenOnHost(tensor) => self.on_host[0] -= tensor.bytes,
             _ => {}
         }
     }
@@ -304,10 +342,30 @@ impl<'a> Player<'a> {
                 let span = (Lane::Host, *name, Category::Host, At::default());
                 self.span(span, None, [start, end]);
             }
+            Event::Transfer {
+                number,
+                bytes,
+                leaves,
+                at,
+            } => {
+                self.host += launch;
+                let start = self.compute.max(self.host).max(self.copies);
+                self.copies = start + self.costs.transfer(*bytes, *leaves).time.0;
+                self.copied.insert(*number, self.copies);
+                let span = (Lane::Communication, "host_copy", Category::Offload, *at);
+                self.span(span, None, [start, self.copies]);
+            }
+            Event::Transferred { number } => {
+                let end = self.copied.remove(number).unwrap_or(0.0);
+                self.compute = self.compute.max(end);
+            }
             Event::NotBefore(instant) => {
                 self.compute = self.compute.max(instant.0 as f64 * 1e-9);
             }
-            Event::Allocated(_) | Event::Freed(_) => {}
+            Event::Allocated(_)
+            | Event::Freed(_)
+            | Event::TakenOnHost(_)
+            | Event::GivenOnHost(_) => {}
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Work between the ops: a kernel is launched by the host, a count is read back, a tensor is moved
 //! out of the way. `profile` measures these on a GPU; on a CPU, where an op is a function call, there
-//! are none. [`crate::Costs::host`] gives the planner launches and reads; copies are recorded, and nothing
-//! prices them yet, since nothing is offloaded.
+//! are none. [`crate::Costs::host`] gives the planner launches and reads, [`crate::Costs::transfer`]
+//! what copies take.
 
 use serde::{Deserialize, Serialize};
 

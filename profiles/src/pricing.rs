@@ -35,7 +35,7 @@ use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::cost::{Cost, Source};
 use crate::directory::{Key, Profile, Sample};
-use crate::host::{HostCost, HostTimes};
+use crate::host::{Direction, HostCost, HostTimes};
 use crate::op::Op;
 use crate::statistics;
 use crate::units::{Bytes, Seconds};
@@ -46,6 +46,10 @@ pub struct Costs {
     shipped: Shipped,
     local: Local,
     host: HostTimes,
+    /// Bytes a second over the link to the host, as the cluster has it.
+    link_rate: f64,
+    /// The same measured, to the device and from it.
+    copy_rates: [Option<f64>; 2],
     factors: Factors,
     calibration: Option<Calibration>,
     samples_spread: Option<f64>,
@@ -99,6 +103,9 @@ impl Costs {
             shipped,
             local,
             host,
+            link_rate: cluster.gpu.host_link_gb_per_s * 1e9,
+            copy_rates: [Direction::ToDevice, Direction::ToHost]
+                .map(|direction| copy_rate(&scaled, direction)),
             factors: Factors::default(),
             calibration: None,
             notes,
@@ -143,6 +150,20 @@ impl Costs {
     /// What a user should know about how profiles were used, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What a transfer of tensors takes over the link between a device and its host: at the rate of the largest
+    /// copy that a profile measured that way, else at that of the link as the cluster has it. Devices of a node
+    /// are taken to have links of their own; what a copy takes beside its bytes is left out.
+    pub fn transfer(&self, bytes: Bytes, leaves: bool) -> Cost {
+        let measured = self.copy_rates[usize::from(leaves)];
+        Cost {
+            time: Seconds(bytes.0 as f64 / measured.unwrap_or(self.link_rate)),
+            source: match measured {
+                Some(_) => Source::Interpolated,
+                None => Source::Extrapolated,
+            },
+        }
     }
 
     /// What was measured between the devices and their host.
@@ -344,6 +365,20 @@ fn applicable<'a>(
         scaled.push(Scaled { profile, factor });
     }
     scaled
+}
+
+/// Bytes a second of the largest copies that profiles measured in a direction.
+fn copy_rate(profiles: &[Scaled<'_>], direction: Direction) -> Option<f64> {
+    let samples = profiles.iter().flat_map(|scaled| &scaled.profile.samples);
+    let copies = samples.filter_map(|sample| match sample.key {
+        Key::Host(HostCost::Copy {
+            bytes,
+            direction: of,
+        }) if of == direction => Some((bytes, statistics::median(sample.seconds.clone())?)),
+        _ => None,
+    });
+    let largest = copies.max_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    largest.map(|(bytes, seconds)| bytes.0 as f64 / seconds)
 }
 
 /// Medians over the profiles; of memory, the most that one of them saw.

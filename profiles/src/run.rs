@@ -203,6 +203,9 @@ pub struct RankPeak {
     /// does not say.
     #[serde(default)]
     pub resident: Bytes,
+    /// The most bytes of its tensors that rested in memory of the host at once; absent where none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<Bytes>,
     /// Bytes by class at the instant of the peak.
     pub bytes: ByClass<Bytes>,
 }

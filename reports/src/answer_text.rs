@@ -46,6 +46,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             told_apart(answer),
             routing(&answer.plans[0]),
             by_layer(answer),
+            offloaded(answer),
             without_experts(answer),
             tight(answer),
             outside_domain(answer),
@@ -197,6 +198,15 @@ fn memory(answer: &Answer, plans: &[PlannedLayout]) -> Table {
             .chain(plans.iter().map(|p| figure(p.predicted.peak_gib)))
             .chain(["100%".to_owned()]),
     );
+    if plans.iter().any(|p| p.predicted.host_gib.is_some()) {
+        let on_host = |p: &PlannedLayout| figure(p.predicted.host_gib.unwrap_or(0.0));
+        table.row(
+            ["on the host".to_owned()]
+                .into_iter()
+                .chain(plans.iter().map(on_host))
+                .chain([String::new()]),
+        );
+    }
     if let Some(cluster) = &answer.cluster {
         let capacity = cluster.gpu.memory_gib;
         let share = |p: &PlannedLayout| format::percent(p.predicted.peak_gib / capacity);
@@ -291,6 +301,16 @@ fn told_apart(answer: &Answer) -> Option<String> {
             format::percent(needed)
         )
     })
+}
+
+/// What of the plans rests on the host, where something does.
+fn offloaded(answer: &Answer) -> Option<String> {
+    let plans = (1..).zip(&answer.plans);
+    let some = plans.filter(|(_, plan)| !plan.offload.is_none());
+    let words: Vec<String> = some
+        .map(|(rank, plan)| format!("#{rank} {}", plan.offload))
+        .collect();
+    (!words.is_empty()).then(|| format!("On the host between the passes: {}.", words.join("; ")))
 }
 
 /// What plans recompute whose layers differ.

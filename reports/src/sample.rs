@@ -70,7 +70,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         cp_comm_type: None,
         capacity: None,
         recompute: RecomputePlan::default(),
-        offload: Offload::None,
+        offload: Offload::NONE,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
         overlap: None,
@@ -84,6 +84,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
             mfu: 2.4 / step_s,
             peak_gib,
             memory_gib,
+            host_gib: None,
             memory_gib_by_pp_rank: (0..layout.pp)
                 .map(|rank| peak_gib - 1.7 * f64::from(rank))
                 .collect(),
@@ -322,6 +323,7 @@ pub(crate) fn write_run(dir: &Path, plan: &Plan, measured: f64, steps: u64) -> P
                 reached: Bytes(GIB / 2),
                 growths: 0,
                 resident: Bytes(3 * GIB / 4),
+                host_bytes: None,
                 bytes: ByClass::from_fn(|class| match class {
                     TensorClass::Activations => bytes(m[class] * (0.92 + 0.05 * f64::from(rank))),
                     TensorClass::Transient => bytes(m[class] * 1.4),

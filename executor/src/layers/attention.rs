@@ -8,7 +8,7 @@
 use moefold_kernels::attention::{Mask, Sequences};
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::{Tensor, rope, sinks};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
 
@@ -17,6 +17,7 @@ use super::norm::{Norm, Normed};
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::{Store, Weight};
@@ -300,6 +301,22 @@ impl Attention {
         let dx = self.norm.backward(cx, &dnormed, &input, &rstd);
         cx.op(CATEGORY, || add_into(&dx, dy));
         Ok(dx)
+    }
+}
+
+impl Saved for AttentionSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::AttnNorm, &mut self.input);
+        if let Some(norm) = self.norm.there() {
+            see(OffloadModule::QkvLinear, &mut norm.output);
+        }
+        let heads = &mut self.heads;
+        for tensor in [&mut heads.query, &mut heads.key, &mut heads.value] {
+            see(OffloadModule::CoreAttn, tensor);
+        }
+        if let Some(core) = self.core.there() {
+            see(OffloadModule::AttnProj, &mut core.output);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use moefold_kernels::attention::{Mask, Sequences};
 use moefold_kernels::elementwise::{self, add_into};
 use moefold_kernels::rope::{self, Pairing, Rope};
 use moefold_kernels::{Tensor, TensorClass, latent_kv, rows};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_planner::model::{Mla, RopeScaling};
 use moefold_profiles::trace::Category;
 
@@ -28,6 +28,7 @@ use super::tokens::Gathering;
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::rotary::latent_scale;
@@ -111,6 +112,26 @@ struct Core {
     output: Tensor,
     /// Log-sum-exp of the scores.
     lse: Tensor,
+}
+
+impl Saved for LatentSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::AttnNorm, &mut self.input);
+        if let Some(norm) = self.norm.there() {
+            see(OffloadModule::QkvLinear, &mut norm.output);
+        }
+        for compressed in self.query.iter_mut().chain([&mut self.kv]) {
+            see(OffloadModule::QkvLinear, &mut compressed.normed);
+        }
+        if let Some(heads) = self.heads.there() {
+            for tensor in [&mut heads.query, &mut heads.key, &mut heads.value] {
+                see(OffloadModule::CoreAttn, tensor);
+            }
+        }
+        if let Some(core) = self.core.there() {
+            see(OffloadModule::AttnProj, &mut core.output);
+        }
+    }
 }
 
 impl Latent {

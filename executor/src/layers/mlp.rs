@@ -4,7 +4,7 @@
 use moefold_kernels::Tensor;
 use moefold_kernels::elementwise::add_into;
 use moefold_kernels::swiglu::{self, Rule};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_profiles::trace::Category;
 
 use super::norm::{Norm, Normed};
@@ -12,6 +12,7 @@ use super::tokens::Gathering;
 use super::{linear, tokens};
 use crate::error::Error;
 use crate::model::Part;
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::{Store, Weight};
@@ -114,6 +115,12 @@ impl Gated {
         linear::wgrad(cx, CATEGORY, dgate_up, &all, &self.gate_up.grad);
         drop(all);
         linear::dgrad(cx, CATEGORY, dgate_up, &self.gate_up.value)
+    }
+}
+
+impl Saved for MlpSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::MlpNorm, &mut self.input);
     }
 }
 

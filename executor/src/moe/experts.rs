@@ -8,12 +8,13 @@ use moefold_kernels::elementwise::add_into;
 use moefold_kernels::grouped_gemm::{self, Matrices, Rows};
 use moefold_kernels::swiglu::{self, Rule};
 use moefold_kernels::{Tensor, expert_bias};
-use moefold_planner::choice::{Module, Recompute};
+use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_planner::model::{Activation, Moe};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::model::{Form, Part};
+use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::{Store, Weight};
@@ -44,6 +45,13 @@ pub struct ExpertsSaved {
     activation: Kept<Tensor>,
     /// `p` `[N]`.
     row_probs: Tensor,
+}
+
+impl Saved for ExpertsSaved {
+    fn each_tensor(&mut self, see: &mut dyn FnMut(OffloadModule, &mut Tensor)) {
+        see(OffloadModule::ExpertFc1, &mut self.input);
+        see(OffloadModule::MoeAct, &mut self.gate_up);
+    }
 }
 
 impl Experts {

@@ -7,7 +7,7 @@
 //! twice what it reads.
 
 use moefold_kernels::{Tensor, TensorClass, rows};
-use moefold_planner::choice::Recompute;
+use moefold_planner::choice::{Offload, Recompute};
 use moefold_planner::model::Model;
 use moefold_profiles::trace::Category;
 
@@ -23,6 +23,9 @@ use crate::rank::Context;
 use crate::store::{Store, Weight};
 
 const CATEGORY: Category = Category::Dense;
+
+/// Nothing of it runs again, and nothing leaves.
+const KEEPING: (&dyn Fn(u32) -> Recompute, Offload) = (&|_| Recompute::None, Offload::NONE);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -69,7 +72,7 @@ impl Depth {
             embedding_norm: norm(Part::DepthEmbeddingNorm),
             hidden_norm: norm(Part::DepthHiddenNorm),
             projection: store.weight(Some(index), Part::DepthProjection),
-            layer: StageModel::new(model, store, &pieces, sparse, &|_| Recompute::None, 0.0),
+            layer: StageModel::new(model, store, &pieces, sparse, KEEPING, 0.0),
             head: Head::of_depth(store, index, model.tied_embeddings, eps),
             weight: weight as f32,
         }

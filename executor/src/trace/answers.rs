@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
-use moefold_planner::choice::{CpComm, Module, Recompute};
+use moefold_planner::choice::{CpComm, Module, Offload, Recompute};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
@@ -47,8 +47,8 @@ pub struct Traced<'a> {
     steps: Mutex<BTreeMap<[u64; 4], [Level; 2]>>,
 }
 
-/// What is traced as one, and the sizes that decide what it does: `[precision, cp_comm, seq_len, whether the
-/// backward pass is divided]`; of what attention's
+/// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
+/// seq_len, whether the backward pass is divided]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
@@ -78,6 +78,7 @@ struct Site<'a> {
     shared_beside: bool,
     /// Whether gradients of weights come after the backward pass.
     divides: bool,
+    offload: Offload,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -90,6 +91,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
             divides: false,
+            offload: setting.offload,
         }
     }
 }
@@ -109,6 +111,8 @@ struct Answer {
     again: Vec<Item>,
     /// All else of it.
     backward: Vec<Item>,
+    /// What leaves for the host in the stream of copies, if there is one.
+    leaves: Bytes,
     passes: Passes,
     padding: Counts,
     /// The most that completing its gradients has alive.
@@ -232,8 +236,9 @@ impl<'a> Traced<'a> {
                 dispatching[1..].copy_from_slice(&[each, policy, u64::from(capacity.pad)]);
             }
         }
+        let kind = site.precision as u64 | u64::from(site.offload.bits()) << 32;
         let always = [
-            site.precision as u64,
+            kind,
             site.cp_comm as u64,
             local.seq_len,
             u64::from(site.divides),
@@ -271,7 +276,8 @@ impl<'a> Traced<'a> {
             shared_beside: site.shared_beside,
         };
         let again = |_| recompute.clone();
-        let stage = StageModel::new(model, &store, &pieces, sparse, &again, 0.0);
+        let to_save = (&again as &dyn Fn(u32) -> Recompute, site.offload);
+        let stage = StageModel::new(model, &store, &pieces, sparse, to_save, 0.0).going_on();
         let depths = match pieces[0] {
             model::Piece::Head => model.mtp.len(),
             _ => 0,
@@ -342,8 +348,13 @@ impl<'a> Traced<'a> {
         let items = backward.items.into_iter().chain(weight.items);
         let (again, rest) = items.partition(|item| item.category == Category::Recompute);
 
+        let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
+        if !site.offload.is_none() {
+            passes = passes.leaving(forward.on_host);
+        }
         Ok(Answer {
-            passes: Passes::divided(&forward.account, &backward.account, &weight.account),
+            leaves: forward.leaves,
+            passes,
             padding: padding(&store.shard),
             beside: {
                 let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
@@ -474,14 +485,38 @@ impl Runtime for Traced<'_> {
         let count = |of: fn(&Answer) -> &Vec<Item>| answers.iter().map(|a| of(a).len()).sum();
         lowered.forward.reserve(count(|answer| &answer.forward));
         lowered.backward.reserve(count(|answer| &answer.backward));
-        for answer in &answers {
+        // Under one recompute set, what leaves is what it leaves.
+        let leaves: Vec<Bytes> = match sets {
+            [set] => {
+                let units = self.units(&pieces, set).into_iter();
+                units
+                    .map(|unit| self.answer_of(setting.into(), unit).leaves)
+                    .chain(std::iter::repeat(Bytes::ZERO))
+                    .take(answers.len())
+                    .collect()
+            }
+            _ => answers.iter().map(|answer| answer.leaves).collect(),
+        };
+        let transfer = |bytes: Bytes, leaves: bool| {
+            let is_there = queues && !setting.offload.is_none() && matches!(piece, Piece::Layer(_));
+            is_there.then_some(Work {
+                task: Task::Transfer { bytes, leaves },
+                category: Category::Offload,
+                part: None,
+                beside: None,
+                of_weights: false,
+            })
+        };
+        for (answer, &bytes) in answers.iter().zip(&leaves) {
             let forward = answer.forward.iter();
             lowered
                 .forward
                 .extend(forward.map(|item| work(setting, item, queues)));
+            lowered.forward.extend(transfer(bytes, true));
         }
-        for answer in answers.iter().rev() {
+        for (answer, &bytes) in answers.iter().zip(&leaves).rev() {
             let backward = answer.backward.iter();
+            lowered.backward.extend(transfer(bytes, false));
             lowered
                 .backward
                 .extend(backward.map(|item| work(setting, item, queues)));
@@ -606,9 +641,10 @@ impl Traced<'_> {
             precision,
             cp_comm,
             dispatching,
-            // What runs beside what, all tensors are the same.
+            // What runs beside what, all tensors are the same, and what comes back is as large as it was.
             shared_beside: false,
             divides: false,
+            offload: Offload::NONE,
         };
         let pieces = model::pieces(self.model).into_iter();
         let sizes = pieces.map(|piece| self.answer(site, piece).largest);
@@ -664,6 +700,10 @@ struct Heard {
     items: Vec<Item>,
     /// Above what was alive before.
     account: Account,
+    /// Taken in memory of the host.
+    on_host: Level,
+    /// What starts to leave for it in the stream of copies.
+    leaves: Bytes,
     /// The largest allocation.
     largest: Bytes,
 }
@@ -709,7 +749,14 @@ impl Heard {
                 }
                 Event::Freed(tensor) => heard.account.give(tensor.class, tensor.bytes),
                 Event::Awaited { number } => sent.retain(|sent| sent != number),
-                Event::NotBefore(_) => {}
+                Event::TakenOnHost(tensor) => {
+                    heard.on_host = heard.on_host + Level::of(tensor.class, tensor.bytes);
+                }
+                Event::Transfer { bytes, leaves, .. } if *leaves => heard.leaves += *bytes,
+                Event::Transfer { .. }
+                | Event::Transferred { .. }
+                | Event::GivenOnHost(_)
+                | Event::NotBefore(_) => {}
             }
         }
         heard

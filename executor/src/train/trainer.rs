@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_planner::choice::Recompute;
 use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
 use moefold_planner::model::Model;
@@ -102,7 +103,10 @@ impl Trainer {
                 dispatching: savers.dispatching,
                 shared_beside: savers.overlap.shared_expert,
             };
-            let built = StageModel::new(model, &store, &pieces, sparse, &again, mtp);
+            let built = {
+                let to_save = (&again as &dyn Fn(u32) -> Recompute, savers.offload);
+                StageModel::new(model, &store, &pieces, sparse, to_save, mtp)
+            };
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();

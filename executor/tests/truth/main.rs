@@ -9,6 +9,7 @@ mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod offload;
 mod packing;
 mod peak;
 mod recompute;

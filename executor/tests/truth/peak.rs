@@ -20,7 +20,8 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Module, Optimizer, Recompute, ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Module, Offload, Optimizer, Recompute, ScheduleName,
+    StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -39,8 +40,7 @@ use crate::common::{Fixture, cut, degrees, piped};
 use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
-use crate::packing;
-use crate::recompute;
+use crate::{offload, packing, recompute};
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
 const FIXTURES: [&str; 5] = [
@@ -190,6 +190,8 @@ fn compare(
             assert_eq!(of(&real), of(&predicted), "{what}: {class:?}");
         }
         assert_eq!(real.peak_total(), predicted.peak_total(), "{what}");
+        let on_host = [&real, &predicted].map(Memory::peak_on_host);
+        assert_eq!(on_host[0], on_host[1], "{what}: on the host");
         assert_eq!(
             real.live_total(),
             between.live_total(),
@@ -423,13 +425,15 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with recompute sets of its layers, moments of either type, and tokens that go any way.
+/// A fixture with recompute sets of its layers, moments of either type, tokens that go any way, and some tensors
+/// that rest on the host.
 pub(crate) fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
     let mut fixture = fixture.recomputing(plan);
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
     fixture.savers.dispatching = dispatching(random.random_range(0..12));
+    fixture.savers.offload = offload::drawn(&fixture, random);
     fixture
 }
 
@@ -622,6 +626,9 @@ fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: 
         let tensors = gib - planned.memory_gib[TensorClass::Overhead];
         assert_eq!(most, Some(bytes(tensors)), "{what}: pipeline rank {pp}");
     }
+    let on_host = peaks.iter().map(|(_, memory)| memory.peak_on_host()).max();
+    let host_gib = planned.host_gib.unwrap_or(0.0);
+    assert_eq!(on_host, Some(bytes(host_gib)), "{what}: on the host");
     let measured = peaks.into_iter().map(|(_, memory)| memory);
     // The first of those that have as much.
     let measured = measured.rev().max_by_key(Memory::peak_total);
@@ -730,6 +737,7 @@ fn planned(
         precision,
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
+        offload: Some(fixture.savers.offload),
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),
@@ -787,6 +795,7 @@ fn law_a_plan_says_the_peak_of_a_run() {
             }
         }
         fixture = fixture.recomputing(Recompute::None);
+        fixture.savers.offload = Offload::NONE;
         for set in recompute::sets(&fixture) {
             fixture = fixture.recomputing(set);
             check_plan(&fixture, &presets::local(1), &CPU, &degrees(1, 1, 1, 1, 2));

@@ -23,6 +23,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{c_uint, c_void};
+use std::ptr;
 use std::sync::Arc;
 
 use moefold_profiles::Dtype;
@@ -37,7 +38,8 @@ use crate::cuda::compiler::Compiler;
 use crate::cuda::cublaslt::{self, CublasLt};
 use crate::cuda::error::DeviceError;
 use crate::cuda::platform::{
-    Address, Dense, Grouped, Launch, Lent, Module, Overhead, Platform, Properties, Stream,
+    Address, Dense, Direction, Grouped, Launch, Lent, Module, Overhead, Platform, Properties,
+    Stream,
 };
 use crate::cuda::program::{Architecture, EncodedMap, Program, Swizzle, TensorMap};
 use crate::cuda::survey::memory_used;
@@ -215,6 +217,60 @@ impl Platform for Gpu {
         }
         // SAFETY: allocated by `allocate`, freed once, used by nothing any more.
         unsafe { (driver.cuMemFree_v2)(address.0) };
+    }
+
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceError> {
+        let mut base = ptr::null_mut();
+        // SAFETY: a place to write to.
+        unsafe {
+            call!(
+                self.driver()?,
+                cuMemHostAlloc(&raw mut base, bytes.max(1) as usize, 0),
+                "{bytes} bytes of pinned host memory; `ulimit -l` may forbid them"
+            )?;
+        }
+        Ok(Address(base as u64))
+    }
+
+    fn free_host(&self, address: Address, _bytes: u64) {
+        let Ok(driver) = self.driver() else {
+            return;
+        };
+        // As of memory of the device: work that was asked for may still use it.
+        for stream in &self.streams {
+            let _ = stream.synchronize();
+        }
+        // SAFETY: allocated by `allocate_host`, freed once, used by nothing any more.
+        unsafe { (driver.cuMemFreeHost)(address.0 as *mut c_void) };
+    }
+
+    fn transfer(
+        &self,
+        src: Address,
+        dst: Address,
+        bytes: u64,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (driver, stream, count) = (self.driver()?, self.stream().raw, bytes as usize);
+        // SAFETY: memory of the device on one side, pinned memory of the host on the other, neither freed
+        // before all streams are done.
+        unsafe {
+            match direction {
+                Direction::ToDevice => call!(
+                    driver,
+                    cuMemcpyHtoDAsync_v2(dst.0, src.0 as *const c_void, count, stream),
+                    "copying {bytes} bytes to the GPU"
+                ),
+                Direction::ToHost => call!(
+                    driver,
+                    cuMemcpyDtoHAsync_v2(dst.0 as *mut c_void, src.0, count, stream),
+                    "copying {bytes} bytes from the GPU"
+                ),
+            }
+        }
     }
 
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError> {

@@ -195,6 +195,15 @@ impl Field {
     pub const COUNT: usize = 9;
 }
 
+/// Which way bytes go between a device and its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the device.
+    ToDevice,
+    /// From the device to the host.
+    ToHost,
+}
+
 /// A stream of a device. Work of one is done in order, works of several beside each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
@@ -261,6 +270,29 @@ pub trait Platform {
 
     /// Takes back what [`Platform::allocate`] gave. Work already asked for may still use it.
     fn free(&self, address: Address, bytes: u64);
+
+    /// Memory of the host that streams copy to and from beside the host's own work (pinned), its contents
+    /// undefined. A machine whose memory is the host's has no other.
+    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceError> {
+        self.allocate(bytes)
+    }
+
+    /// Takes back what [`Platform::allocate_host`] gave. Work already asked for may still use it.
+    fn free_host(&self, address: Address, bytes: u64) {
+        self.free(address, bytes);
+    }
+
+    /// Copies bytes between the device and memory of [`Platform::allocate_host`], in the current stream; the
+    /// host does not wait.
+    fn transfer(
+        &self,
+        src: Address,
+        dst: Address,
+        bytes: u64,
+        _direction: Direction,
+    ) -> Result<(), DeviceError> {
+        self.copy(src, dst, bytes)
+    }
 
     /// Copies host bytes to the device; `bytes` may be reused on return.
     fn upload(&self, dst: Address, bytes: &[u8]) -> Result<(), DeviceError>;

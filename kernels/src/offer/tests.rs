@@ -90,7 +90,7 @@ fn only_what_was_offered_can_be_read_and_only_what_was_written() {
         let beyond = Tensor::whole(
             Rc::new(Buffer::new(
                 device.clone(),
-                TensorClass::Transient,
+                (TensorClass::Transient, crate::Side::Device),
                 24,
                 0,
                 Storage::Adopted(match &device.0.backend {

@@ -17,8 +17,7 @@
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
 //!   sqrt-softplus scores): every model that is read is priced.
 //! - *Of features this release does not price*, which no option asks for: capacity factor and padding to
-//!   capacity, budgets of a rank's rows and paged stash, offload of activations and optimizer, CUDA
-//!   graphs, FSDP and partial sharding (whose number of instances divides DP x CP), delayed weight
+//!   capacity, budgets of a rank's rows and paged stash, offload of the optimizer, CUDA graphs, FSDP and partial sharding (whose number of instances divides DP x CP), delayed weight
 //!   gradients, overlap of expert exchange, shared expert and TP.
 //! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
 //!   to be new enough.
@@ -26,7 +25,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{Dispatcher, Module, ScheduleName, StackName};
+use crate::choice::{Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -197,6 +196,12 @@ pub enum Illegal {
         stack: StackName,
         schedule: ScheduleName,
     },
+    /// A schedule that leaves gradients of weights for later, beside what has them with the others.
+    #[error("`schedule` {} divides backward passes, which goes with no {with}; nearest: 1f1b, or a plan without {with}", schedule.name())]
+    DividedBackward {
+        schedule: ScheduleName,
+        with: &'static str,
+    },
     /// A factor that is no share of tokens.
     #[error("`expert_capacity_factor` {factor} is not above 0; nearest: 1")]
     CapacityFactor { factor: String },
@@ -228,6 +233,26 @@ pub enum Illegal {
     /// Recomputation of layers that the model has not.
     #[error("`recompute` names layer {}, and the model has layers 0 to {}", named - 1, layers - 1)]
     RecomputeLayers { named: u64, layers: u64 },
+    /// Offloading of the input of attention's projection without that of the core.
+    #[error(
+        "attn_proj in `offload` needs core_attn beside it (Megatron-Core); nearest: `offload` core_attn,attn_proj"
+    )]
+    OffloadAlone,
+    /// Offloading of modules that keep nothing in the model.
+    #[error(
+        "no layer of the model has {} to offload; nearest: modules it has, {}",
+        names(absent, OffloadModule::name),
+        names(present, OffloadModule::name)
+    )]
+    AbsentOffload {
+        absent: Vec<OffloadModule>,
+        present: Vec<OffloadModule>,
+    },
+    /// Offloading of nothing but what is computed again.
+    #[error(
+        "`recompute` {recompute} computes all again that `offload` {offload} would move; nearest: `offload` none, or less in `recompute`"
+    )]
+    RecomputedOffload { recompute: String, offload: Offload },
     /// Recomputing the experts' activation and delayed scaling of FP8 exclude each other.
     #[error(
         "moe_act cannot be recomputed under `precision` fp8-delayed (Megatron-Core); nearest: `precision` fp8, or `recompute` without moe_act"
@@ -291,12 +316,16 @@ impl Illegal {
             Self::StackPrecision { .. } => "stack_precision",
             Self::StackDispatcher { .. } => "stack_dispatcher",
             Self::StackSchedule { .. } => "stack_schedule",
+            Self::DividedBackward { .. } => "divided_backward",
             Self::CapacityFactor { .. } => "capacity_factor",
             Self::CapacityAlone => "capacity_without_experts",
             Self::PaddedDispatcher { .. } => "padded_dispatcher",
             Self::AbsentModules { .. } => "recompute_absent",
             Self::StackRecompute { .. } => "stack_recompute",
             Self::RecomputeLayers { .. } => "recompute_layers",
+            Self::OffloadAlone => "offload_alone",
+            Self::AbsentOffload { .. } => "offload_absent",
+            Self::RecomputedOffload { .. } => "offload_recomputed",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
             Self::NoSharedExpert => "no_shared_expert",

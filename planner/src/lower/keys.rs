@@ -55,6 +55,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         capacity: job.capacity,
         // The same is run, in whatever order.
         shared_beside: false,
+        offload: crate::choice::Offload::NONE,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();
@@ -82,7 +83,7 @@ fn collect(found: &mut Vec<Key>, lowered: &Lowered) {
             Task::Op(op) => found.push(Key::Op(op)),
             Task::Collective(collective) => found.push(Key::Collective(collective)),
             // A fused exchange is priced by its bytes alone, a read by the host: they have no key.
-            Task::Exchange { .. } | Task::HostRead => {}
+            Task::Exchange { .. } | Task::HostRead | Task::Transfer { .. } => {}
         }
     }
 }

@@ -106,6 +106,12 @@ impl PlannedLayout {
                 format!("each of layers 0 to {} once, in order", layers - 1),
             ));
         }
+        let recompute = &self.recompute;
+        let kept = (self.offload).kept(model, &|layer| recompute.of_layer(layer));
+        if kept != self.offload {
+            let (found, expected) = (self.offload.to_string(), kept.to_string());
+            return Err(place.contradiction("offload", found, expected));
+        }
         self.check_routing(place, model)?;
         self.check_predicted(place)
     }
@@ -150,6 +156,7 @@ impl PlannedLayout {
             cp_comm: self.cp_comm(),
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
+            offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
             optimizer: self.optimizer,
             overlap: self.overlap,
             ..SearchOptions::new(request.batch, self.stack)

@@ -5,7 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, Module, Recompute, RecomputePlan, ScheduleName, StackName,
+    CpComm, Dispatcher, Module, Offload, OffloadModule, Recompute, RecomputePlan, ScheduleName,
+    StackName,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -83,6 +84,12 @@ pub(crate) fn schedules(stack: StackName, pp: u32, vpp: u32) -> Vec<ScheduleName
     Stack::of(stack).schedules(pp, vpp).collect()
 }
 
+/// What is chosen that a divided backward pass goes with not.
+pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
+    let offload = options.offload.unwrap_or_default();
+    (!offload.is_none()).then_some("`offload`")
+}
+
 /// Whether some attention of a model has windows or sinks.
 fn limits_keys(model: &Model) -> bool {
     let mut layers = model.layers.iter().chain(&model.mtp);
@@ -138,6 +145,11 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             schedule,
         });
     }
+    if let Some(schedule) = options.schedule.filter(|one| one.divides_backward())
+        && let Some(with) = undivided(options)
+    {
+        broken.push(Illegal::DividedBackward { schedule, with });
+    }
     if let Some(capacity) = &options.capacity {
         let factor = capacity.factor;
         if !has_experts {
@@ -169,6 +181,9 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         check_recompute(recompute, model, &mut broken);
         let illegal = |set| clash(options, set);
         broken.extend(recompute.sets().into_iter().find_map(illegal));
+    }
+    if let Some(offload) = options.offload.filter(|offload| !offload.is_none()) {
+        check_offload(offload, model, options, stack, &mut broken);
     }
     let overlap = options.overlap.unwrap_or_default();
     if overlap.shared_expert {
@@ -227,6 +242,35 @@ fn check_recompute(plan: &RecomputePlan, model: &Model, broken: &mut Vec<Illegal
     absent.dedup();
     if !absent.is_empty() {
         broken.push(Illegal::AbsentModules { absent, present });
+    }
+}
+
+fn check_offload(
+    offload: Offload,
+    model: &Model,
+    options: &SearchOptions,
+    stack: &Stack,
+    broken: &mut Vec<Illegal>,
+) {
+    let alone = offload.covers(OffloadModule::AttnProj) && !offload.covers(OffloadModule::CoreAttn);
+    if alone && !stack.offloads_projection_alone() {
+        broken.push(Illegal::OffloadAlone);
+    }
+    let there = Offload::all(model);
+    let absent: Vec<_> = offload.modules().filter(|m| !there.covers(*m)).collect();
+    if !absent.is_empty() {
+        broken.push(Illegal::AbsentOffload {
+            absent,
+            present: there.modules().collect(),
+        });
+    } else if let Some(recompute) = &options.recompute {
+        let left = offload.kept(model, &|layer| recompute.of_layer(layer));
+        if left.is_none() {
+            broken.push(Illegal::RecomputedOffload {
+                recompute: recompute.to_string(),
+                offload,
+            });
+        }
     }
 }
 

@@ -43,7 +43,7 @@ impl Level {
 }
 
 /// Something that memory is told in: [`Level`]s, or bytes of all classes.
-pub trait Height: Copy + Add<Output = Self> + Sub<Output = Self> {
+pub trait Height: Copy + Default + Add<Output = Self> + Sub<Output = Self> {
     /// The one with more bytes, this where they have as many.
     #[must_use]
     fn higher(self, other: Self) -> Self;

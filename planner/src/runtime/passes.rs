@@ -31,18 +31,58 @@ pub struct Passes<H = Level> {
     pub kept: H,
     /// The highest of these, above what was alive before them, what is kept included.
     pub weight: H,
+    /// Where something leaves for the host.
+    pub away: Away<H>,
+}
+
+/// What of a run of blocks rests on the host between its passes, none of which is in [`Passes::saved`]. The tensors
+/// of a block leave while the next one runs forward, and come back while it runs backward: so long they take
+/// memory of the device beside what the next block does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Away<H = Level> {
+    /// On the host, of all blocks.
+    pub host: H,
+    /// Of the last block alone.
+    pub last: H,
+    /// The highest of the first block forward, and backward, above what was alive before the pass of the run.
+    first: [H; 2],
+    /// Whether there is a block.
+    is_there: bool,
 }
 
 impl<H: Height> Passes<H> {
     /// This run and then another; backward the other comes first.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
-        Self {
+        let both = Self {
             saved: self.saved + next.saved,
             forward: self.forward.higher(self.saved + next.forward),
             backward: next.backward.higher(self.backward - next.saved + next.kept),
             kept: self.kept + next.kept,
             weight: next.weight.higher(self.weight - next.kept),
+            away: next.away,
+        };
+        if !(self.away.is_there && next.away.is_there) {
+            // Nothing leaves, or one of them is nothing.
+            let away = if next.away.is_there { next } else { self }.away;
+            return Self { away, ..both };
+        }
+        let (first, leaving) = (next.away.first, self.away.last);
+        // Beside the first block of the next run, what leaves of the last of this or comes back.
+        let forward = self.forward.higher(self.saved + leaving + first[0]);
+        Self {
+            forward: forward.higher(both.forward),
+            backward: (next.backward.higher(leaving + first[1])).higher(both.backward),
+            away: Away {
+                host: self.away.host + next.away.host,
+                last: next.away.last,
+                first: [
+                    self.away.first[0],
+                    self.away.first[1] - next.saved + next.kept,
+                ],
+                is_there: true,
+            },
+            ..both
         }
     }
 
@@ -52,6 +92,37 @@ impl<H: Height> Passes<H> {
             Running::Forward => self.forward - self.saved,
             Running::Backward => self.backward,
             Running::Weight => self.weight,
+        }
+    }
+
+    /// One block, of which `host` leaves and the rest is as it was played: it leaves when the block has run
+    /// forward, and is back before it runs backward.
+    #[must_use]
+    pub fn leaving(self, host: H) -> Self {
+        Self {
+            away: Away {
+                host,
+                last: host,
+                first: [self.forward, self.backward],
+                is_there: true,
+            },
+            ..self
+        }
+    }
+
+    /// This run where nothing comes after it: what is saved by its last block stays.
+    #[must_use]
+    pub(crate) fn staying(self) -> Self {
+        let Away { host, last, .. } = self.away;
+        Self {
+            saved: self.saved + last,
+            backward: self.backward - last,
+            away: Away {
+                host: host - last,
+                last: H::default(),
+                ..self.away
+            },
+            ..self
         }
     }
 
@@ -77,6 +148,12 @@ impl Passes {
             backward: self.backward.total(),
             kept: self.kept.total(),
             weight: self.weight.total(),
+            away: Away {
+                host: self.away.host.total(),
+                last: self.away.last.total(),
+                first: self.away.first.map(Level::total),
+                is_there: self.away.is_there,
+            },
         }
     }
 
@@ -88,6 +165,18 @@ impl Passes {
             forward: saved,
             ..Self::default()
         }
+    }
+
+    /// The same of a layer of which some leaves, from the end of its forward pass to the begin of its backward.
+    pub fn keeping_beside(bytes: Bytes, leaving: Bytes) -> Self {
+        let leaving = Level::of(TensorClass::Activations, leaving);
+        let kept = Self::keeping(bytes);
+        let whole = Self {
+            forward: kept.forward + leaving,
+            backward: leaving,
+            ..kept
+        };
+        whole.leaving(leaving)
     }
 
     /// Both passes as played.
@@ -116,6 +205,7 @@ impl Passes {
             backward: backward.peak(),
             kept,
             weight: weight.peak(),
+            away: Away::default(),
         }
     }
 
@@ -125,6 +215,9 @@ impl Passes {
         let Some(before) = count.checked_sub(1) else {
             return Self::default();
         };
+        if before > 0 && self.away.is_there {
+            return (1..count).fold(self, |run, _| run.then(self));
+        }
         Self {
             saved: self.saved * i64::from(count),
             // What the others keep is no less than nothing: the last run is the highest forward, and of
@@ -137,6 +230,7 @@ impl Passes {
                 .higher((self.kept - self.saved) * i64::from(before) + self.backward),
             kept: self.kept * i64::from(count),
             weight: self.weight,
+            away: self.away,
         }
     }
 }
@@ -201,6 +295,49 @@ mod tests {
             for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward), (whole.kept, composed.kept), (whole.weight, composed.weight)] {
                 prop_assert_eq!(a.total(), b.total());
             }
+        }
+
+        /// Played by hand: what is saved leaves beside the next layer and comes back beside it, but for the last.
+        #[test]
+        fn law_what_leaves_is_beside_the_next(
+            layers in prop::collection::vec((prop::array::uniform6(0_u64..100), 0_u64..100), 1..8),
+        ) {
+            let mut accounts = [Account::default(); 3];
+            let [there, back, later] = &mut accounts;
+            let mut leaving = 0;
+            for (number, &(layer, away)) in layers.iter().enumerate() {
+                there.take(CLASS, Bytes(away));
+                forward(there, layer);
+                there.give(CLASS, Bytes(leaving));
+                leaving = if number + 1 < layers.len() { away } else { 0 };
+            }
+            for (number, &(layer, away)) in layers.iter().enumerate().rev() {
+                if number > 0 {
+                    back.take(CLASS, Bytes(layers[number - 1].1));
+                }
+                backward(back, layer);
+                weight(later, layer);
+                back.give(CLASS, Bytes(away));
+            }
+            let whole = Passes::divided(there, back, later);
+            let of_layer = |&(layer, away): &(Layer, u64)| {
+                let mut accounts = [Account::default(); 3];
+                let [there, back, later] = &mut accounts;
+                there.take(CLASS, Bytes(away));
+                forward(there, layer);
+                there.give(CLASS, Bytes(away));
+                back.take(CLASS, Bytes(away));
+                backward(back, layer);
+                weight(later, layer);
+                back.give(CLASS, Bytes(away));
+                Passes::divided(there, back, later).leaving(Level::of(CLASS, Bytes(away)))
+            };
+            let composed = layers.iter().map(of_layer).fold(Passes::default(), Passes::then).staying();
+            for (a, b) in [(whole.saved, composed.saved), (whole.forward, composed.forward), (whole.backward, composed.backward), (whole.kept, composed.kept), (whole.weight, composed.weight)] {
+                prop_assert_eq!(a.total(), b.total());
+            }
+            let away: u64 = layers[..layers.len() - 1].iter().map(|(_, away)| away).sum();
+            prop_assert_eq!(composed.away.host.total(), away as i64);
         }
 
         #[test]

@@ -76,10 +76,10 @@ impl StageMemory {
         self.update = self.update.higher(layer.update);
     }
 
-    /// The same of a stage that begins with a message, that ends with one, or both.
+    /// The same of a whole stage, which may begin with a message, end with one, or both.
     pub(crate) fn between(mut self, message: Level, received: bool, sent: bool) -> Self {
         let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
-        self.passes = self.passes.between(received, sent);
+        self.passes = self.passes.staying().between(received, sent);
         self
     }
 

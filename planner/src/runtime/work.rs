@@ -6,7 +6,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Op, Precision};
 
-use crate::choice::{Capacity, CpComm, Dispatcher};
+use crate::choice::{Capacity, CpComm, Dispatcher, Offload};
 use crate::layout::Layout;
 use crate::local::Local;
 use crate::mesh::{GroupKind, Placement, placement};
@@ -52,6 +52,15 @@ pub enum Task {
     Collective(Collective),
     /// The host waits to read the device's memory.
     HostRead,
+    /// A block's saved tensors leave for the host or come back, beside the blocks around it: forward this stands
+    /// behind the block's work and is hidden by the next block's, backward it stands before its own work and is
+    /// hidden by that of the block before. Of a block whose tensors stay, of no bytes.
+    Transfer {
+        /// Over the link to the host.
+        bytes: Bytes,
+        /// Whether they leave.
+        leaves: bool,
+    },
     /// A dispatch that sends one copy a destination: so much to ranks of the own NVLink domain, so
     /// much over the network.
     Exchange {
@@ -186,4 +195,6 @@ pub struct Setting<'a> {
     pub capacity: Option<Capacity>,
     /// Whether the shared expert runs while tokens are sent to the others.
     pub shared_beside: bool,
+    /// Whose saved tensors leave for the host.
+    pub offload: Offload,
 }

@@ -23,6 +23,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         cp_comm: planned.cp_comm(),
         capacity: planned.capacity,
         recompute: Some(planned.recompute.clone()),
+        offload: Some(planned.offload),
         routing: planned.routing(),
         overlap: Some(planned.overlap(&plan.cluster)),
         schedule: Some(planned.pipeline.schedule),

@@ -49,6 +49,8 @@ fn array(passes: Passes<i64>) -> [i64; 5] {
         backward,
         kept,
         weight,
+        // Where something leaves, layers do not choose by themselves.
+        away: _,
     } = passes;
     [saved, forward, backward, kept, weight]
 }
@@ -60,6 +62,7 @@ fn passes([saved, forward, backward, kept, weight]: [i64; 5]) -> Passes<i64> {
         backward,
         kept,
         weight,
+        ..Passes::default()
     }
 }
 
@@ -161,15 +164,15 @@ impl Chunk {
         last: Option<&Passes>,
         (message, received, sent): (i64, bool, bool),
     ) -> Self {
-        let first = first.copied().unwrap_or_default();
-        let mut row = Row::new(array(first.totals()));
+        let first = first.map(Passes::totals).unwrap_or_default();
+        let mut row = Row::new(array(first));
         for choices in layers {
             let then = |a: &[i64; 5], b: &[i64; 5]| array(passes(*a).then(passes(*b)));
             let choices: Vec<_> = choices.iter().map(|way| (way.choice, way)).collect();
             row.choose(&choices, then);
         }
         let ways = row.0.last_mut().expect("what it begins with");
-        let last = last.copied().unwrap_or_default().totals();
+        let last = last.map(Passes::totals).unwrap_or_default();
         let [received, sent] = [received, sent].map(|is_there| message * i64::from(is_there));
         for way in ways {
             way.bytes = array(passes(way.bytes).then(last).between(received, sent));

@@ -421,15 +421,9 @@ impl StageSplit {
             ..
         } = case;
         let pp = layout.pp() as usize;
-        let mut own = Vec::with_capacity(layout.vpp() as usize);
         (0..pp)
             .map(|rank| {
-                own.clear();
-                for stage in self.own(layout, rank) {
-                    let memory = self.stage_memory(shape, stage, sets);
-                    let last = stage + 1 == self.stages.len();
-                    own.push(memory.between(self.message, stage > 0, !last));
-                }
+                let own = self.own_memory((layout, shape), rank, sets);
                 let mut held = memory::at_worst_instant(
                     self.held[rank],
                     &own,
@@ -441,6 +435,36 @@ impl StageSplit {
                 held
             })
             .collect()
+    }
+
+    /// The stages of a pipeline rank, whole.
+    fn own_memory(
+        &self,
+        (layout, shape): (&Layout, &Shape),
+        rank: usize,
+        sets: &Sets,
+    ) -> Vec<StageMemory> {
+        let whole = |stage: usize| {
+            let sent = stage + 1 < self.stages.len();
+            let memory = self.stage_memory(shape, stage, sets);
+            memory.between(self.message, stage > 0, sent)
+        };
+        self.own(layout, rank).map(whole).collect()
+    }
+
+    /// The most bytes that a rank has in memory of its host.
+    pub(crate) fn on_host(
+        &self,
+        case: Case<'_>,
+        sets: &Sets,
+        occupancies: &[Vec<Occupancy>],
+    ) -> Bytes {
+        let ranks = (0..).zip(occupancies);
+        let of_rank = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let own = self.own_memory((case.layout, case.shape), rank, sets);
+            memory::on_host(&own, occupancies)
+        };
+        ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
 
     /// The recompute sets of layers that take the least time on every rank whose memory they fit, if any do:
@@ -501,14 +525,7 @@ impl StageSplit {
         let mut fits = true;
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let own = self.own(case.layout, rank);
-            let memory: Vec<StageMemory> = own
-                .clone()
-                .map(|stage| {
-                    let sent = stage + 1 < self.stages.len();
-                    let memory = self.stage_memory(shape, stage, plain);
-                    memory.between(self.message, stage > 0, sent)
-                })
-                .collect();
+            let memory = self.own_memory((layout, shape), rank, plain);
             let rooms = self.rooms(case, rank, occupancies);
             let mut more_s = 0.0_f64;
             for (at, room) in occupancies.iter().zip(rooms) {

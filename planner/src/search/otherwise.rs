@@ -46,6 +46,7 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
     let split = StageSplit::new(case, chosen.split.stages.clone());
     let sets = &question.choices[0];
     let memory = split.memory(case, sets, found.occupancies);
+    let on_host = split.on_host(case, sets, found.occupancies);
     let choice = Choice {
         layout,
         schedule: found.schedule,
@@ -53,7 +54,9 @@ fn outcome<'a>(question: &Question<'a>, found: &Found<'_>, routing: Assumption<'
         split: &split,
         sets,
     };
-    let predicted = predict::planned(question, &choice, &memory).plan.predicted;
+    let predicted = predict::planned(question, &choice, &memory, on_host)
+        .plan
+        .predicted;
     Outcome {
         step_s: predicted.step_s,
         peak_gib: predicted.peak_gib,

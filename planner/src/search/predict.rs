@@ -1,5 +1,6 @@
 //! Prices one candidate in full and writes its breakdown: simulated step, memory, where time goes.
 
+use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
@@ -7,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Offload, Overlap, ScheduleName};
+use crate::choice::{Overlap, ScheduleName, StackName};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -39,6 +40,7 @@ pub(crate) fn planned(
     question: &Question<'_>,
     choice: &Choice<'_>,
     memory: &[ByClass<Bytes>],
+    on_host: Bytes,
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout, choice.schedule);
@@ -69,6 +71,7 @@ pub(crate) fn planned(
         .reduce(|a, b| if b.total() > a.total() { b } else { a })
         .unwrap_or_default();
     let busy = busy(question, choice, critical);
+    let (offload, recompute) = (question.offload(), question.recompute(choice.sets));
     let plan = PlannedLayout {
         layout: LayoutRecord::from(layout),
         pipeline: Pipeline {
@@ -78,8 +81,8 @@ pub(crate) fn planned(
         dispatcher: choice.shape.dispatcher,
         cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
         capacity: question.expert_capacity(),
-        recompute: question.recompute(choice.sets),
-        offload: Offload::None,
+        recompute: recompute.clone(),
+        offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,
         optimizer: options.optimizer,
         overlap: (question.overlap
@@ -95,6 +98,7 @@ pub(crate) fn planned(
             mfu: flops_per_s / peak,
             peak_gib: worst.total().gib(),
             memory_gib: worst.map(Bytes::gib),
+            host_gib: (!offload.is_none()).then(|| on_host.gib()),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
             busy_s: busy
                 .iter()
@@ -127,14 +131,13 @@ fn interval(question: &Question<'_>, confidence: &Confidence, time_s: &TimeByCat
 }
 
 /// By how much of its step time the second of some plans must be slower to be told apart from the first.
-pub(crate) fn told_apart(question: &Question<'_>, priced: &[Priced]) -> Option<f64> {
+pub(crate) fn told_apart(stack: StackName, costs: &Costs, priced: &[Priced]) -> Option<f64> {
     let [first, second, ..] = priced else {
         return None;
     };
     let [first, second] = [&first.plan.predicted, &second.plan.predicted];
-    let samples = question.costs.samples_spread().unwrap_or(0.0);
+    let samples = costs.samples_spread().unwrap_or(0.0);
     let sigma = of_prices(&first.confidence, samples);
-    let stack = question.options.stack;
     Some(told_apart_by(stack, &first.time_s, &second.time_s, sigma))
 }
 

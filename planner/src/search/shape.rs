@@ -14,12 +14,15 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan, ScheduleName};
+use crate::choice::{
+    Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
+};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
+use crate::rules::undivided;
 use crate::runtime::{LayerGroups, Lowered, Piece, Runtime, Setting, StageMemory};
 use crate::stack::Stack;
 
@@ -443,7 +446,13 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
+            offload: self.offload(),
         }
+    }
+
+    /// Whose saved tensors leave for the host.
+    pub(crate) fn offload(&self) -> Offload {
+        self.options.offload.unwrap_or_default()
     }
 
     /// A microbatch of a layout where experts get so many times the mean of all.
@@ -471,7 +480,9 @@ impl<'a> Question<'a> {
         vpp: u32,
     ) -> impl Iterator<Item = ScheduleName> + use<> {
         let wanted = self.options.schedule;
+        let divides = undivided(self.options).is_none();
         let all = self.stack.schedules(pp, vpp);
+        let all = all.filter(move |name| divides || !name.divides_backward());
         all.filter(move |&name| wanted.is_none_or(|wanted| wanted == name))
     }
 

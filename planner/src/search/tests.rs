@@ -416,11 +416,18 @@ fn law_a_walk_peaks_where_its_plan_does() {
 
     use crate::plan::{PLAN_VERSION, Plan, Request};
 
-    for (name, gpus, pins) in [
-        ("mixtral-8x7b", 16, "pp=1"),
-        ("mixtral-8x7b", 32, "pp=4,vpp=2"),
-        ("qwen3-30b-a3b", 32, "pp=2,tp=2"),
-        ("deepseek-v3", 256, "pp=8"),
+    for (name, gpus, pins, offload) in [
+        ("mixtral-8x7b", 16, "pp=1", "none"),
+        ("mixtral-8x7b", 32, "pp=4,vpp=2", "none"),
+        ("qwen3-30b-a3b", 32, "pp=2,tp=2", "none"),
+        ("deepseek-v3", 256, "pp=8", "none"),
+        ("mixtral-8x7b", 16, "pp=1", "moe_act"),
+        (
+            "qwen3-30b-a3b",
+            32,
+            "pp=4",
+            "core_attn,attn_proj,expert_fc1",
+        ),
     ] {
         let model = presets::load(name).expect("a preset");
         let cluster = cluster("dgx-h200");
@@ -431,9 +438,12 @@ fn law_a_walk_peaks_where_its_plan_does() {
         let options = SearchOptions {
             pins: pins.parse().expect("degrees"),
             top: 1,
+            offload: Some(offload.parse().expect("modules")),
             ..SearchOptions::new(batch, StackName::Megatron)
         };
         let planned = run(&model, &cluster, gpus, &options).plans.remove(0);
+        assert_eq!(planned.offload.is_none(), offload == "none");
+        assert_eq!(planned.predicted.host_gib > Some(0.0), offload != "none");
         let plan = Plan {
             version: PLAN_VERSION,
             planned,

@@ -74,7 +74,10 @@ impl Found<'_> {
             return 0.0;
         }
         let mut bound = self.step_s;
-        if question.choices.len() > 1 && !question.recompute(&self.sets).is_none() {
+        if question.choices.len() > 1
+            && !question.recompute(&self.sets).is_none()
+            && question.offload().is_none()
+        {
             let case = self.case(question);
             bound = self.split.mixed_bound_s(case, self.occupancies);
         }
@@ -103,6 +106,12 @@ impl Found<'_> {
             split: &self.split,
             sets: &self.sets,
         }
+    }
+
+    /// The most bytes that a rank has in memory of its host.
+    pub(crate) fn on_host(&self, question: &Question<'_>) -> Bytes {
+        let case = self.case(question);
+        self.split.on_host(case, &self.sets, self.occupancies)
     }
 
     pub(crate) fn memory(&self, question: &Question<'_>) -> Vec<ByClass<Bytes>> {
@@ -337,7 +346,12 @@ impl<'a> Trial<'_, 'a> {
             };
             let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
-            if peak > capacity {
+            let on_host = if question.offload().is_none() {
+                Bytes::ZERO
+            } else {
+                split.on_host(case, &sets, schedule.occupancies)
+            };
+            if peak > capacity || !question.host_holds(peak, on_host) {
                 self.state.entry(place).or_insert(false);
                 if outcome
                     .least
@@ -427,6 +441,16 @@ pub(crate) fn peak(ranks: &[ByClass<Bytes>]) -> Bytes {
 }
 
 impl Question<'_> {
+    /// Whether the ranks of a node find room on their host for what each has there: beside what they compute
+    /// in, where they are CPUs.
+    fn host_holds(&self, peak: Bytes, on_host: Bytes) -> bool {
+        if self.cluster.gpu.is_cpu() {
+            return peak + on_host <= self.capacity();
+        }
+        let all = on_host.gib() * f64::from(self.cluster.gpus_per_node);
+        all <= self.cluster.host_memory_gib
+    }
+
     pub(crate) fn capacity(&self) -> Bytes {
         let all = self.cluster.gpu.memory();
         let asked = self.options.memory_gib;

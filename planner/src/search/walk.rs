@@ -111,6 +111,8 @@ fn walked(plan: &Plan, case: Case<'_>, split: &StageSplit, rank: u32) -> Walked 
         events: Vec::new(),
         allocations: 0,
         collectives: 0,
+        transfers: 0,
+        transfer: None,
         case,
         split,
         lowered: (0..shape.kinds.len() + 2)
@@ -146,6 +148,9 @@ struct Walker<'a> {
     events: Vec<Event>,
     allocations: u64,
     collectives: u64,
+    /// Copies to and from the host so far, and the one that is not awaited yet.
+    transfers: u64,
+    transfer: Option<u64>,
     case: Case<'a>,
     split: &'a StageSplit,
     /// Work of the kinds of layers, the embedding and the head.
@@ -318,31 +323,46 @@ impl Walker<'_> {
     fn forward(&mut self, stage: Stage, microbatch: u32) -> Vec<Vec<Allocation>> {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
+            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0))
+            .between(Level::default(), false, false);
         let working = self.take_level(memory.running(Running::Forward), "working set");
         let mut saved = Vec::new();
-        for (layer, index) in self.layers(stage) {
+        let layers = self.layers(stage);
+        let all = layers.len();
+        for (number, (layer, index)) in layers.into_iter().enumerate() {
             let kind = kind_of(self.case, index);
             let name = format!("saved by a {}", self.kind(index));
-            saved.push(self.take_level(kind.memory[0].passes.saved, &name));
+            let passes = kind.memory[0].passes;
+            let stays = self.stays(index, number + 1 == all);
+            let kept = passes.saved + passes.away.last * i64::from(stays);
+            saved.push(self.take_level(kept, &name));
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
             };
             let lowered = Rc::clone(&self.lowered[index]);
-            self.work(&lowered.forward, at, None);
+            self.work(&moving(&lowered.forward, stays), at, None);
         }
+        self.transferred();
         self.give(working);
         saved
+    }
+
+    /// Whether what a part of a stage saves stays on the device: of the last layer, where no head runs after it.
+    fn stays(&self, index: usize, is_last: bool) -> bool {
+        is_last && index < self.case.shape.kinds.len()
     }
 
     fn backward(&mut self, stage: Stage, microbatch: u32, saved: Vec<Vec<Allocation>>) {
         let memory = self
             .split
-            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0));
+            .stage_memory(self.case.shape, stage.0 as usize, &Sets::Every(0))
+            .between(Level::default(), false, false);
         let working = self.take_level(memory.running(Running::Backward), "working set");
         let layers = self.layers(stage);
-        for ((layer, index), saved) in layers.into_iter().zip(saved).rev() {
+        let all = layers.len();
+        for (number, ((layer, index), saved)) in layers.into_iter().zip(saved).enumerate().rev() {
+            let stays = self.stays(index, number + 1 == all);
             let at = At {
                 microbatch: Some(microbatch),
                 layer,
@@ -351,7 +371,9 @@ impl Walker<'_> {
             // The plan's set is the only one that is asked about: stacks that declare have no other.
             let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
-            self.work(&lowered.backward, at, None);
+            self.work(&moving(&lowered.backward, stays), at, None);
+            // Beside its own work, which is as long as that of the layer before where layers are alike.
+            self.transferred();
             self.give(saved);
         }
         self.give(working);
@@ -412,6 +434,19 @@ impl Walker<'_> {
                     let (name, reads) = ("counts_to_host", 1);
                     self.events.push(Event::HostRead { name, reads });
                 }
+                Task::Transfer { bytes, leaves } => {
+                    // One that leaves is awaited where the next does.
+                    self.transferred();
+                    let number = self.transfers;
+                    self.transfers += 1;
+                    self.transfer = Some(number);
+                    self.events.push(Event::Transfer {
+                        number,
+                        bytes,
+                        leaves,
+                        at,
+                    });
+                }
             }
         }
         for number in sent.into_iter().chain(pending) {
@@ -437,8 +472,17 @@ impl Walker<'_> {
                 self.start(group, collective, Some(cost.time), category, at)
             }
             Task::Collective(collective) => self.start(group, collective, None, category, at),
-            Task::Op(_) | Task::HostRead => unreachable!("{work:?} sends nothing"),
+            Task::Op(_) | Task::HostRead | Task::Transfer { .. } => {
+                unreachable!("{work:?} sends nothing")
+            }
         }
+    }
+
+    /// Lets the device wait for what was copied last.
+    fn transferred(&mut self) {
+        let waited = self.transfer.take();
+        self.events
+            .extend(waited.map(|number| Event::Transferred { number }));
     }
 
     /// The name of the group that some work runs over.
@@ -491,4 +535,11 @@ fn named(groups: [(u32, &'static str); 2], list: &[Collective]) -> Vec<Named> {
     let groups = groups.into_iter().filter(|(ranks, _)| *ranks > 1);
     let names = groups.map(|(_, name)| name);
     names.zip(list.iter().copied()).collect()
+}
+
+/// Work without the transfers of what stays.
+fn moving(list: &[Work], stays: bool) -> Vec<Work> {
+    let list = list.iter().copied();
+    let is_kept = |work: &Work| !(stays && matches!(work.task, Task::Transfer { .. }));
+    list.filter(is_kept).collect()
 }

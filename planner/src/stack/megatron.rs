@@ -6,16 +6,17 @@
 //! probability multiplies the activation, so expert outputs are not saved). It is checked against
 //! Table 3 of arXiv 2603.07685: 1788 MiB for a DeepSeek-V3 layer at 4096 tokens.
 
+use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Dtype, Precision};
 
-use crate::choice::{Module, Recompute};
+use crate::choice::{Module, Offload, OffloadModule, Recompute};
 use crate::local::Local;
 use crate::lower::{self, ends};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
 use crate::runtime::{
-    Again, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Work,
-    WorkingSets,
+    Again, Level, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
+    Work, WorkingSets,
 };
 use crate::saved::SavedTensor;
 use crate::shard;
@@ -40,6 +41,23 @@ impl Runtime for Declared {
             }
         };
         lowered.again = again(&lowered.forward, sets);
+        if let (Piece::Layer(layer), false) = (piece, setting.offload.is_none()) {
+            // Under one recompute set, what leaves is what it leaves.
+            let set = match sets {
+                [set] => set,
+                _ => &Recompute::None,
+            };
+            let [_, bytes] = kept_and_moved(setting, layer, set);
+            let transfer = |leaves| Work {
+                task: Task::Transfer { bytes, leaves },
+                category: Category::Offload,
+                part: None,
+                beside: None,
+                of_weights: false,
+            };
+            lowered.forward.push(transfer(true));
+            lowered.backward.insert(0, transfer(false));
+        }
         lowered
     }
 
@@ -66,7 +84,22 @@ impl Runtime for Declared {
                 let of = |set| layer_memory(setting, layer, set);
                 sets.iter().map(of).collect()
             }
-            Piece::Head => sets.iter().map(|set| head_memory(setting, set)).collect(),
+            Piece::Head => {
+                // Of the depths of multi-token prediction nothing leaves.
+                let offload = setting.offload;
+                let setting = &Setting {
+                    offload: Offload::NONE,
+                    ..*setting
+                };
+                let whole = |mut memory: StageMemory| {
+                    if !offload.is_none() {
+                        memory.passes = memory.passes.leaving(Level::default());
+                    }
+                    memory
+                };
+                let of = |set| whole(head_memory(setting, set));
+                sets.iter().map(of).collect()
+            }
         }
     }
 
@@ -110,11 +143,15 @@ fn runs_again(recompute: &Recompute, part: Part) -> bool {
 
 fn layer_memory(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> StageMemory {
     let (model, local, precision) = (setting.model, setting.local, setting.precision);
-    let tensors = saved(model, layer, local, precision, recompute);
+    let [kept, moved] = kept_and_moved(setting, layer, recompute);
     let (forward, backward) = transient(model, layer, local, precision, recompute);
     StageMemory {
         shard: shard::layer(model, layer, local),
-        passes: Passes::keeping(tensors.iter().map(SavedTensor::bytes).sum()),
+        passes: if setting.offload.is_none() {
+            Passes::keeping(kept)
+        } else {
+            Passes::keeping_beside(kept, moved)
+        },
         sets: WorkingSets {
             forward,
             backward,
@@ -122,6 +159,38 @@ fn layer_memory(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> 
         },
         ..StageMemory::default()
     }
+}
+
+/// Bytes that a layer keeps on the device, and that leave for the host (fine-grained activation offloading,
+/// `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`): a layer's leave beside the next layer and
+/// come back beside it.
+fn kept_and_moved(setting: &Setting<'_>, layer: &Layer, recompute: &Recompute) -> [Bytes; 2] {
+    let (model, local, precision) = (setting.model, setting.local, setting.precision);
+    let leaves = |tensor: &SavedTensor| {
+        let module = offloaded_with(tensor);
+        module.is_some_and(|m| setting.offload.covers(m) && m.is_kept(layer, recompute))
+    };
+    let mut bytes = [Bytes::ZERO; 2];
+    for tensor in saved(model, layer, local, precision, recompute) {
+        bytes[usize::from(leaves(&tensor))] += tensor.bytes();
+    }
+    bytes
+}
+
+/// The module of `--offload-modules` that moves a saved tensor.
+fn offloaded_with(tensor: &SavedTensor) -> Option<OffloadModule> {
+    Some(match (tensor.module, tensor.name) {
+        ("attention", "input") => OffloadModule::AttnNorm,
+        ("attention", "norm_output" | "query_latent_norm" | "kv_latent_norm") => {
+            OffloadModule::QkvLinear
+        }
+        ("attention", "query" | "key" | "value") => OffloadModule::CoreAttn,
+        ("attention", "output") => OffloadModule::AttnProj,
+        ("mlp" | "moe", "input") => OffloadModule::MlpNorm,
+        ("moe", "dispatched") => OffloadModule::ExpertFc1,
+        ("moe", "fc1_output") => OffloadModule::MoeAct,
+        _ => return None,
+    })
 }
 
 /// Final norm, head and loss, and the multi-token-prediction depths beside them. A tied head on one rank

@@ -39,6 +39,7 @@ fn options(words: &str) -> SearchOptions {
             }
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
+            "offload" => options.offload = Some(word.parse().expect("modules")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
             }
@@ -226,6 +227,30 @@ fn each_rule_of_a_choice_has_its_message() {
 }
 
 #[test]
+fn each_rule_of_offloading_has_its_message() {
+    check(
+        "",
+        "stack megatron offload moe_act,attn_proj",
+        "offload_alone",
+        &["attn_proj", "`offload` core_attn,attn_proj"],
+    );
+    check(
+        "",
+        "stack moefold recompute moe offload expert_fc1,moe_act",
+        "offload_recomputed",
+        &["`recompute` moe", "`offload` expert_fc1+moe_act"],
+    );
+    let dense = broken(
+        "llama-3.1-8b",
+        "",
+        "stack moefold offload moe_act,attn_proj",
+    );
+    let said: Vec<String> = dense.iter().map(ToString::to_string).collect();
+    let expected = "no layer of the model has moe_act to offload; nearest: modules it has, attn_norm, qkv_linear";
+    assert!(said.len() == 1 && said[0].contains(expected), "{said:?}");
+}
+
+#[test]
 fn choices_that_go_together_break_nothing() {
     for (degrees, words) in [
         ("pp=2,vpp=7", "overlap p2p"),
@@ -240,6 +265,12 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8", "stack moefold"),
         ("pp=2,vpp=7", "stack moefold"),
         ("tp=8", "stack moefold precision bf16"),
+        ("", "stack megatron offload core_attn,attn_proj,moe_act"),
+        ("", "stack moefold offload attn_proj"),
+        (
+            "pp=8",
+            "stack moefold offload moe_act,core_attn recompute moe",
+        ),
     ] {
         let broken = broken("mixtral-8x22b", degrees, words);
         assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");

@@ -11,6 +11,7 @@ use crate::cuda::gpu::Gpu;
 use crate::cuda::gpu::tests::mock::Mock;
 use crate::cuda::platform::{Overhead, Platform, Stream};
 use crate::device::TensorClass;
+use crate::transfer::{start_to_device, start_to_host};
 
 #[test]
 fn memory_is_freed_after_the_work_on_it_and_what_is_not_freed_is_seen() {
@@ -134,5 +135,31 @@ fn memory_freed_beside_the_compute_queue_is_kept_until_the_join() {
     assert!(tensors.iter().any(|tensor| tensor.address() == used));
     drop(tensors);
     drop(device);
+    mock.assert_clean();
+}
+
+/// To pinned memory and back, in the stream of copies; the host waits for neither, and what is taken for the next
+/// tensor is not touched before the copy out of it is done.
+#[test]
+fn what_leaves_for_the_host_comes_back_and_nobody_waits() {
+    let Some(mock) = Mock::driver() else { return };
+    let device = device(mock, IMAGE);
+    let values: Vec<f32> = (0_u8..100).map(f32::from).collect();
+    let class = TensorClass::Activations;
+    let tensor = device.from_f32(class, &values, &[100]);
+    let reads = device.host_reads();
+    let (parcels, leaving) = start_to_host(&device, vec![tensor]);
+    assert_eq!(device.memory().on_host(), Bytes(400));
+    leaving.settle(&device);
+    let next = device.zeros(class, Dtype::F32, &[100]);
+    let back = start_to_device(&device, parcels).settle(&device);
+    assert_eq!(device.memory().on_host(), Bytes::ZERO);
+    assert_eq!(device.host_reads(), reads);
+    assert_eq!(back[0].to_f32(), values);
+    assert_eq!(next.to_f32(), [0.0; 100]);
+    // What is free of the host's memory is taken again.
+    let (parcels, leaving) = start_to_host(&device, back);
+    leaving.settle(&device);
+    drop((parcels, next, device));
     mock.assert_clean();
 }
