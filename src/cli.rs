@@ -141,6 +141,10 @@ pub(crate) struct PlanArgs {
     /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
+    /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold);
+    /// by default 40 million, or a million for each replica
+    #[arg(long, value_name = "PARAMETERS")]
+    pub(crate) ddp_bucket_size: Option<u64>,
     /// Optimizer
     #[arg(long, default_value = "adam", value_parser = flags::one_of(&Optimizer::ALL, Optimizer::name))]
     pub(crate) optimizer: Optimizer,

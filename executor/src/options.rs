@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Optimizer, RecomputePlan};
+use moefold_planner::choice::{CpComm, Optimizer, Overlap, RecomputePlan};
 use moefold_planner::plan::PlannedLayout;
 use serde::Serialize;
 
@@ -60,6 +60,10 @@ pub struct Savers {
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
     pub dispatching: Dispatching,
+    /// What runs beside compute.
+    pub overlap: Overlap,
+    /// Elements that a bucket of gradients has at least; none where each family is one.
+    pub bucket_elements: Option<u64>,
 }
 
 impl Savers {
@@ -73,6 +77,8 @@ impl Savers {
                 dispatcher: plan.dispatcher,
                 capacity: plan.capacity,
             },
+            overlap: plan.overlap.unwrap_or_default(),
+            bucket_elements: plan.bucket_elements,
         }
     }
 }

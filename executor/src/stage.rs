@@ -18,7 +18,7 @@ use crate::layers::embedding::Embedding;
 use crate::layers::head::{Head, HeadSaved};
 use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
-use crate::model::Piece;
+use crate::model::{Piece, Unit};
 use crate::moe::{Moe, MoeSaved, Routed, RoutingStats, Sparse};
 use crate::rank::Context;
 use crate::store::Store;
@@ -67,6 +67,22 @@ pub struct Tokens<'a> {
     /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
     pub ahead: Vec<[Tensor; 2]>,
 }
+
+/// Who is told when a stage comes to weights and when it is done with them.
+pub trait Visitor {
+    /// A forward pass is about to use the weights of a unit.
+    fn before(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// A backward pass has added to all gradients of a unit.
+    fn added(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Nobody.
+impl Visitor for () {}
 
 /// What a stage gives.
 #[derive(Debug)]
@@ -341,15 +357,16 @@ impl StageModel {
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `routed` is called with each MoE layer and its statistics, in order, and once.
+    /// there is one. `visitor` is told of each unit before it is used. `routed` is called with each MoE layer and its statistics, in order, and once.
     pub fn forward(
         &self,
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
+        visitor: &mut dyn Visitor,
         mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
-        self.run(cx, input, tokens, &mut routed)
+        self.run(cx, input, tokens, visitor, &mut routed)
     }
 
     fn run(
@@ -357,16 +374,21 @@ impl StageModel {
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
+        visitor: &mut dyn Visitor,
         routed: &mut dyn FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
-            (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
+            (Some(embedding), None) => {
+                visitor.before(cx, Unit::Embedding)?;
+                embedding.forward(cx, &tokens.ids)?
+            }
             (None, Some(input)) => input,
             _ => unreachable!("the first stage has the embedding and no other has"),
         };
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             cx.recorder.at_layer(Some(layer.index));
+            visitor.before(cx, Unit::Layer(layer.index))?;
             let saved;
             (x, saved) = layer.forward(cx, x, tokens, &mut |stats| routed(layer.index, stats))?;
             layers.push(saved);
@@ -380,6 +402,7 @@ impl StageModel {
         let Some(head) = &self.head else {
             return Ok((StageOutput::Hidden(x), saved));
         };
+        visitor.before(cx, Unit::Head)?;
         let (losses, of_head) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
         drop(x);
         let mut hidden = of_head.normed().clone();
@@ -396,12 +419,14 @@ impl StageModel {
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
     /// after, if there is one; returned is the gradient of the input, unless the embedding took it.
+    /// `visitor` is told of each unit once its gradients are added to.
     pub fn backward(
         &self,
         cx: &Context,
         doutput: Option<Tensor>,
         tokens: &Tokens<'_>,
         saved: StageSaved,
+        visitor: &mut dyn Visitor,
     ) -> Result<Option<Tensor>, Error> {
         let mut dx = match (&self.head, saved.head, doutput) {
             (Some(head), Some(of_head), None) => {
@@ -410,7 +435,9 @@ impl StageModel {
                 for ((depth, ahead), saved) in depths.rev() {
                     dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
                 }
-                head.backward(cx, of_head, dhidden)?
+                let dx = head.backward(cx, of_head, dhidden)?;
+                visitor.added(cx, Unit::Head)?;
+                dx
             }
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
@@ -418,12 +445,14 @@ impl StageModel {
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
             dx = layer.backward(cx, dx, tokens, saved)?;
+            visitor.added(cx, Unit::Layer(layer.index))?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {
             None => Ok(Some(dx)),
             Some(embedding) => {
                 embedding.backward(cx, &dx, &tokens.ids)?;
+                visitor.added(cx, Unit::Embedding)?;
                 Ok(None)
             }
         }

@@ -33,6 +33,8 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         offload: Offload::None,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
+        overlap: None,
+        bucket_elements: None,
         stack: StackName::Moefold,
         predicted: Predicted {
             step_s: 0.0,

@@ -131,8 +131,9 @@ impl Optimizer {
     }
 }
 
-/// Communication that runs beside compute.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Communication that runs beside compute. A file has it in words, as [`FromStr`] reads it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Overlap {
     /// Gradient reduction under the last microbatch's backward pass.
     pub grad_reduce: bool,
@@ -164,6 +165,46 @@ impl FromStr for Overlap {
             }
         }
         Ok(overlap)
+    }
+}
+
+impl TryFrom<String> for Overlap {
+    type Error = String;
+
+    fn try_from(words: String) -> Result<Self, String> {
+        let read = words.parse();
+        read.map_err(|expected| format!("found `{words}`, expected {expected}"))
+    }
+}
+
+impl From<Overlap> for String {
+    fn from(overlap: Overlap) -> Self {
+        let Overlap {
+            grad_reduce,
+            param_gather,
+            p2p,
+        } = overlap;
+        let words = [
+            (grad_reduce, "grad-reduce"),
+            (param_gather, "param-gather"),
+            (p2p, "p2p"),
+        ];
+        let words: Vec<&str> = words
+            .iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, word)| *word)
+            .collect();
+        if words.is_empty() {
+            return "none".to_owned();
+        }
+        words.join(",")
+    }
+}
+
+impl Overlap {
+    /// Whether some collective over replicas runs beside compute.
+    pub fn of_replicas(self) -> bool {
+        self.grad_reduce || self.param_gather
     }
 }
 
@@ -202,6 +243,22 @@ mod tests {
             };
             assert_eq!(capacity.rows(tokens, topk, experts), rows, "{factor}");
         }
+    }
+
+    #[test]
+    fn law_overlap_is_read_as_it_is_written() {
+        for bits in 0..8 {
+            let overlap = Overlap {
+                grad_reduce: bits & 1 > 0,
+                param_gather: bits & 2 > 0,
+                p2p: bits & 4 > 0,
+            };
+            let written = serde_json::to_string(&overlap).expect("serializes");
+            let read: Overlap = serde_json::from_str(&written).expect("reads");
+            assert_eq!(read, overlap, "{written}");
+        }
+        let error = serde_json::from_str::<Overlap>("\"tp\"").expect_err("unknown");
+        assert!(error.to_string().contains("`tp`"), "{error}");
     }
 
     #[test]

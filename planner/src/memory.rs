@@ -13,7 +13,6 @@ use moefold_profiles::{ByClass, TensorClass};
 
 use crate::runtime::{Height as _, Level, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
-use crate::shard::Shard;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,23 +102,14 @@ pub struct StateBytes {
     pub sharded: f64,
 }
 
-/// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'
-/// over `expert_shards`. Buffers that are divided end at a multiple of `grain` elements for each shard, or
-/// with the last parameter where it is 0.
+/// Static memory of a rank that holds so many elements of dense parameters and of experts, their state over so
+/// many replicas each.
 pub fn state(
-    shard: &Shard,
+    [dense, experts]: [u64; 2],
     bytes: StateBytes,
-    grain: u64,
-    dense_shards: u64,
-    expert_shards: u64,
+    [dense_shards, expert_shards]: [u64; 2],
 ) -> ByClass<Bytes> {
     let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
-    let whole = |count: u64, shards: u64| match grain {
-        0 => count,
-        _ => count.next_multiple_of(grain * shards),
-    };
-    let dense = whole(shard.dense(), dense_shards);
-    let experts = whole(shard.experts, expert_shards);
     let mut rank = ByClass::default();
     rank[TensorClass::Weights] = per(dense + experts, bytes.weight);
     rank[TensorClass::Gradients] = per(dense + experts, bytes.gradient);

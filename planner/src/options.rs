@@ -46,6 +46,8 @@ pub struct SearchOptions {
     pub grad_dtype: Dtype,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
+    /// Elements that a bucket of gradients has at least; `None` is the stack's.
+    pub bucket_elements: Option<u64>,
     /// How tokens were routed; balanced where absent.
     pub routing: Option<Routing>,
     /// What is best.
@@ -77,6 +79,7 @@ impl SearchOptions {
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,
             overlap: None,
+            bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,
             top: 5,

@@ -14,12 +14,13 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, RecomputePlan, ScheduleName,
-    StackName,
+    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    ScheduleName, StackName,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
 use crate::options::{Loads, Routing};
+use crate::stack::Stack;
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -52,6 +53,13 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// Communication that runs beside compute; absent where that is [`Stack::unsaid`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<Overlap>,
+    /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
+    /// parameters is one bucket, and of stacks that divide nothing by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_elements: Option<u64>,
     /// What executes it.
     pub stack: StackName,
     /// What it is expected to cost.
@@ -62,6 +70,12 @@ impl PlannedLayout {
     /// How attention reaches the keys of other context-parallel ranks.
     pub fn cp_comm(&self) -> CpComm {
         self.cp_comm_type.unwrap_or_default()
+    }
+
+    /// Communication that runs beside compute, on the devices of `cluster`.
+    pub fn overlap(&self, cluster: &Cluster) -> Overlap {
+        self.overlap
+            .unwrap_or_else(|| Stack::unsaid(self.stack, cluster))
     }
 
     /// How tokens were routed that it was planned for, where that was not balanced.

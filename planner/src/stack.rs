@@ -142,6 +142,26 @@ impl Stack {
         }
     }
 
+    /// What a plan runs beside compute on the devices of a cluster where it says nothing of it: what the stack
+    /// did when plans had no word for it.
+    pub fn unsaid(name: StackName, cluster: &Cluster) -> Overlap {
+        match name {
+            StackName::Megatron => Megatron::new().common.overlap,
+            StackName::Moefold => Overlap {
+                p2p: !cluster.gpu.is_cpu(),
+                ..Overlap::default()
+            },
+        }
+    }
+
+    /// Elements that a bucket of gradients has at least, of parameters with so many replicas, where it divides
+    /// them into any: Megatron-Core's default (`megatron/core/distributed/distributed_data_parallel.py` at
+    /// d98e8a64).
+    pub fn bucket_elements(&self, overlap: Overlap, replicas: u32) -> Option<u64> {
+        let divides = matches!(self, Self::Moefold(_)) && overlap.of_replicas();
+        divides.then(|| (1_000_000 * u64::from(replicas)).max(40_000_000))
+    }
+
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))
@@ -343,7 +363,11 @@ impl Moefold {
         self.common.sync = host.read.unwrap_or(sync);
         self.common.context = host.overhead.unwrap_or(ASSUMED_OVERHEAD);
         self.common.communicator = communicator;
-        self.common.overlap.p2p = true;
+        self.common.overlap = Overlap {
+            grad_reduce: true,
+            param_gather: true,
+            p2p: true,
+        };
         self.queues = true;
         self
     }

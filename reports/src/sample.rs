@@ -77,6 +77,8 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         offload: Offload::None,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
+        overlap: None,
+        bucket_elements: None,
         stack: StackName::Megatron,
         predicted: Predicted {
             step_s,

@@ -279,7 +279,7 @@ impl<'a> Traced<'a> {
                 keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
             }
         };
-        let (output, saved) = stage.forward(&cx, x, &tokens, routed)?;
+        let (output, saved) = stage.forward(&cx, x, &tokens, &mut (), routed)?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -292,9 +292,11 @@ impl<'a> Traced<'a> {
             }
         };
         let forward = tape.read(Heard::of);
-        let dx = stage.backward(&cx, dy, &tokens, saved)?;
+        let dx = stage.backward(&cx, dy, &tokens, saved, &mut ())?;
         let backward = tape.read(Heard::of);
-        sum_over_tp(&cx, &store)?;
+        for bucket in &store.shard.buckets {
+            sum_over_tp(&cx, &store, bucket)?;
+        }
         let update = tape.read(Heard::of);
         drop((hidden, dx));
         let items = backward.items.into_iter();

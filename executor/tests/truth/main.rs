@@ -8,6 +8,7 @@ mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod overlap;
 mod peak;
 mod recompute;
 mod shards;

@@ -20,7 +20,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Recompute, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, Overlap, Recompute, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -39,6 +39,7 @@ use crate::common::{Fixture, cut, degrees, piped};
 use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
+use crate::overlap::BOTH;
 use crate::recompute;
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
@@ -361,13 +362,18 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with recompute sets of its layers, moments of either type, and tokens that go any way.
+/// A fixture with recompute sets of its layers, moments of either type, tokens that go any way, and gradients in
+/// one bucket or several.
 fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
     let mut fixture = fixture.recomputing(plan);
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
     fixture.savers.dispatching = dispatching(random.random_range(0..12));
+    let in_buckets = random.random_range(0..2) == 0;
+    fixture.savers.overlap = if in_buckets { BOTH } else { Overlap::default() };
+    let least = [1, 1000, 10_000, 1_000_000][random.random_range(0..4)];
+    fixture.savers.bucket_elements = in_buckets.then_some(least);
     fixture
 }
 
@@ -666,6 +672,8 @@ fn planned(
         precision,
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
+        overlap: Some(fixture.savers.overlap),
+        bucket_elements: fixture.savers.bucket_elements,
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         dispatcher: Some(fixture.savers.dispatching.dispatcher),

@@ -225,6 +225,17 @@ pub enum Illegal {
         "param-gather in `overlap` needs grad-reduce beside it (Megatron-Core); nearest: `overlap` grad-reduce,param-gather"
     )]
     GatherAlone,
+    /// Nothing is divided into buckets.
+    #[error(
+        "`ddp_bucket_size` {size} divides nothing: stack {stack} {why}; nearest: {nearest}",
+        stack = stack.name(),
+        why = match stack { StackName::Megatron => "is priced with its own buckets", StackName::Moefold => "reduces and gathers each family at once" },
+        nearest = match stack { StackName::Megatron => "without it", StackName::Moefold => "`overlap` grad-reduce,param-gather beside it" }
+    )]
+    BucketsAlone { size: u64, stack: StackName },
+    /// A bucket without elements.
+    #[error("`ddp_bucket_size` 0, and a bucket has at least one parameter; nearest: 1")]
+    EmptyBuckets,
 }
 
 impl Illegal {
@@ -268,6 +279,8 @@ impl Illegal {
             Self::RecomputeLayers { .. } => "recompute_layers",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
+            Self::BucketsAlone { .. } => "buckets_without_overlap",
+            Self::EmptyBuckets => "empty_buckets",
         }
     }
 

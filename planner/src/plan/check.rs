@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::{RecomputePlan, ScheduleName};
+use crate::choice::{Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
@@ -150,6 +150,11 @@ impl PlannedLayout {
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             optimizer: self.optimizer,
+            overlap: self.overlap.or(match self.stack {
+                StackName::Megatron => None,
+                StackName::Moefold => Some(Overlap::default()),
+            }),
+            bucket_elements: self.bucket_elements,
             ..SearchOptions::new(request.batch, self.stack)
         };
         let layout = Rules::of(model, &options)

@@ -151,6 +151,19 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
+    match options.bucket_elements {
+        Some(0) => broken.push(Illegal::EmptyBuckets),
+        // What nobody says runs beside compute on some devices.
+        Some(size)
+            if name == StackName::Megatron
+                || options
+                    .overlap
+                    .is_some_and(|overlap| !overlap.of_replicas()) =>
+        {
+            broken.push(Illegal::BucketsAlone { size, stack: name });
+        }
+        _ => {}
+    }
     broken
 }
 

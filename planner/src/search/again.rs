@@ -1,7 +1,6 @@
 //! [`again`]: a plan priced again, under other prices.
 //!
-//! What a plan does not hold is taken as a search takes it where nothing is said: all overlap that the stack
-//! has, f32 main gradients.
+//! What a plan does not hold is taken as a search takes it where nothing is said: f32 main gradients.
 
 use moefold_profiles::pricing::Costs;
 
@@ -25,6 +24,8 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         capacity: planned.capacity,
         recompute: Some(planned.recompute.clone()),
         routing: planned.routing(),
+        overlap: Some(planned.overlap(&plan.cluster)),
+        bucket_elements: planned.bucket_elements,
         ..SearchOptions::new(plan.request.batch, planned.stack)
     }
 }

@@ -15,6 +15,7 @@ use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown, BusyByStem};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};
+use crate::stack::Stack;
 
 /// A candidate chosen for pricing.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +82,9 @@ pub(crate) fn planned(
         offload: Offload::None,
         precision: options.precision,
         optimizer: options.optimizer,
+        overlap: (question.overlap != Stack::unsaid(options.stack, question.cluster))
+            .then_some(question.overlap),
+        bucket_elements: question.bucket_elements(layout),
         stack: options.stack,
         predicted: Predicted {
             step_s,

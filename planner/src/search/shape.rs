@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan};
+use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan, StackName};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -388,6 +388,21 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
         }
+    }
+
+    /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.
+    pub(crate) fn bucket_elements(&self, layout: &Layout) -> Option<u64> {
+        let own = self
+            .stack
+            .bucket_elements(self.overlap, layout.dp() * layout.cp());
+        own.map(|own| self.options.bucket_elements.unwrap_or(own))
+    }
+
+    /// Whether both ends of a pipeline have the embedding's matrix: a tied head, and in this project's executor
+    /// depths of multi-token prediction, which embed tokens where the head is.
+    pub(crate) fn embeds_twice(&self) -> bool {
+        let embeds = self.stack.name() == StackName::Moefold && !self.model.mtp.is_empty();
+        self.model.tied_embeddings || embeds
     }
 
     /// How many tokens an expert takes, where there are experts.

@@ -49,6 +49,7 @@ fn options(words: &str) -> SearchOptions {
                     pad: option == "pad",
                 });
             }
+            "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -138,6 +139,22 @@ fn each_rule_of_a_choice_has_its_message() {
         "param_gather_alone",
         &["grad-reduce,param-gather"],
     );
+    check(
+        "",
+        "ddp_bucket_size 0 stack moefold",
+        "empty_buckets",
+        &["`ddp_bucket_size` 0", "nearest: 1"],
+    );
+    for (words, expected) in [
+        ("ddp_bucket_size 7", "megatron"),
+        (
+            "ddp_bucket_size 7 overlap p2p stack moefold",
+            "`overlap` grad-reduce",
+        ),
+    ] {
+        let expected = ["`ddp_bucket_size` 7", expected];
+        check("", words, "buckets_without_overlap", &expected);
+    }
     check(
         "pp=2,vpp=7",
         "overlap none",

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
+use moefold_planner::choice::Overlap;
 use moefold_planner::model::Ffn;
 use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
@@ -42,6 +43,13 @@ fn plan(ranks: &Ranks, precision: Precision) -> Plan {
     layout.microbatches = 4 / layout.dp;
     plan.planned.pipeline = planned(&plan.model, layout).pipeline;
     plan.planned.layout = layout;
+    // Reductions and gathers of every layer by itself, beside compute.
+    plan.planned.overlap = Some(Overlap {
+        grad_reduce: true,
+        param_gather: true,
+        p2p: true,
+    });
+    plan.planned.bucket_elements = Some(1);
     plan
 }
 
