@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    CpComm, Dispatcher, DropPolicy, Objective, Optimizer, Overlap, RecomputePlan, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -141,6 +141,9 @@ pub(crate) struct PlanArgs {
     /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, comma separated
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
+    /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (megatron)
+    #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
+    pub(crate) zero: Zero,
     /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold);
     /// by default 40 million, or a million for each replica
     #[arg(long, value_name = "PARAMETERS")]

@@ -268,6 +268,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.recompute.clone_from(&args.recompute.0);
     options.stages.clone_from(&args.pipeline_layout);
     options.overlap = args.overlap.0;
+    options.zero = args.zero;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
     options.grad_dtype = args.grad_dtype;

@@ -4,7 +4,7 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName};
+use moefold_planner::choice::{Dispatcher, Offload, ScheduleName, StackName, Zero};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
@@ -110,6 +110,10 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
         (
             plan.offload != Offload::None,
             "offloading is not implemented, use offload \"none\"".to_owned(),
+        ),
+        (
+            plan.zero == Some(Zero::Fsdp),
+            "fully sharded data parallelism is not implemented, found zero \"fsdp\", use \"1\"".to_owned(),
         ),
         (
             plan.precision.compute() != device.dtype(),

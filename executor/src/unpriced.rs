@@ -33,6 +33,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         offload: Offload::None,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
+        zero: None,
         overlap: None,
         bucket_elements: None,
         stack: StackName::Moefold,

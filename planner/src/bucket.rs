@@ -44,21 +44,22 @@ mod tests {
 
     #[test]
     fn golden_buckets() {
-        // From the last unit on, each with at least 10.
+        let ends = |elements: &[u64], least| -> Vec<[usize; 2]> {
+            let buckets = divide(elements, least).into_iter();
+            buckets.map(|bucket| [bucket.start, bucket.end]).collect()
+        };
+        // From the last unit on, each with at least so many.
         let units = [7, 4, 4, 0, 4, 6, 3];
-        assert_eq!(divide(&units, Some(10)), [0..4, 4..7]);
-        assert_eq!(divide(&units, Some(8)), [0..2, 2..5, 5..7]);
+        assert_eq!(ends(&units, Some(10)), [[0, 4], [4, 7]]);
+        assert_eq!(ends(&units, Some(8)), [[0, 2], [2, 5], [5, 7]]);
         // The front is left.
-        assert_eq!(divide(&units, Some(14)), [0..2, 2..7]);
-        assert_eq!(
-            divide(&units, Some(1)),
-            [0..1, 1..2, 2..4, 4..5, 5..6, 6..7]
-        );
-        assert_eq!(divide(&units, Some(100)), [0..7]);
-        assert_eq!(divide(&units, None), [0..7]);
-        assert_eq!(divide(&[0, 0, 5], Some(2)), [0..3]);
-        assert_eq!(divide(&[0, 0], Some(2)), []);
-        assert_eq!(divide(&[0, 0], None), []);
+        assert_eq!(ends(&units, Some(14)), [[0, 2], [2, 7]]);
+        let each = [[0, 1], [1, 2], [2, 4], [4, 5], [5, 6], [6, 7]];
+        assert_eq!(ends(&units, Some(1)), each);
+        assert_eq!(ends(&units, Some(100)), [[0, 7]]);
+        assert_eq!(ends(&units, None), [[0, 7]]);
+        assert_eq!(ends(&[0, 0, 5], Some(2)), [[0, 3]]);
+        assert!(divide(&[0, 0], Some(2)).is_empty() && divide(&[0, 0], None).is_empty());
         assert_eq!(padded(&units, &[0..1, 1..7], 4, 2), [8, 24]);
         assert_eq!(padded(&units, &[0..1, 1..7], 0, 2), [7, 21]);
     }

@@ -118,6 +118,37 @@ pub fn state(
     rank
 }
 
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the weights of
+/// the two largest units, the one that runs and the one that is gathered ahead, and the gradients of the largest
+/// (Megatron-FSDP, `optim_grads_params`). `units` are the parameters of each.
+pub fn fully_sharded(
+    held: [u64; 2],
+    bytes: StateBytes,
+    shards: [u64; 2],
+    units: impl Iterator<Item = u64>,
+) -> ByClass<Bytes> {
+    let mut rank = state(held, bytes, shards);
+    let own: u64 = held
+        .iter()
+        .zip(shards)
+        .map(|(held, shards)| held.div_ceil(shards))
+        .sum();
+    let of = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
+    rank[TensorClass::Weights] = of(own, bytes.weight);
+    rank[TensorClass::Gradients] = of(own, bytes.gradient);
+    let mut largest = [0, 0];
+    for unit in units {
+        if unit > largest[0] {
+            largest = [unit, largest[0]];
+        } else {
+            largest[1] = largest[1].max(unit);
+        }
+    }
+    let gathered = of(largest[0] + largest[1], bytes.weight);
+    rank[TensorClass::Transient] = gathered + of(largest[0], bytes.gradient);
+    rank
+}
+
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
 /// them. `message` is what a message that was sent holds until the next one of its direction.
 pub fn at_worst_instant(

@@ -11,7 +11,7 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName,
+    Capacity, CpComm, Dispatcher, Objective, Optimizer, Overlap, RecomputePlan, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -44,6 +44,8 @@ pub struct SearchOptions {
     pub optimizer: Optimizer,
     /// Type of the main gradients.
     pub grad_dtype: Dtype,
+    /// What data parallelism divides.
+    pub zero: Zero,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
     /// Elements that a bucket of gradients has at least; `None` is the stack's.
@@ -78,6 +80,7 @@ impl SearchOptions {
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,
+            zero: Zero::default(),
             overlap: None,
             bucket_elements: None,
             routing: None,

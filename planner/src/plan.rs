@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choice::{
     Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -53,6 +53,9 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// What data parallelism divides; absent where that is the states of the optimizer alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero: Option<Zero>,
     /// Communication that runs beside compute; absent where that is [`Stack::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,

@@ -77,6 +77,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         offload: Offload::None,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
+        zero: None,
         overlap: None,
         bucket_elements: None,
         stack: StackName::Megatron,

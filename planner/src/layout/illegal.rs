@@ -225,6 +225,17 @@ pub enum Illegal {
         "param-gather in `overlap` needs grad-reduce beside it (Megatron-Core); nearest: `overlap` grad-reduce,param-gather"
     )]
     GatherAlone,
+    /// Full sharding that a stack does not have.
+    #[error(
+        "stack {} divides the states of the optimizer alone, and `zero` is fsdp; nearest: `zero` 1, or `stack` megatron",
+        stack.name()
+    )]
+    StackZero { stack: StackName },
+    /// Full sharding of pipeline stages.
+    #[error(
+        "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+    )]
+    ShardedStages { pp: u32 },
     /// Nothing is divided into buckets.
     #[error(
         "`ddp_bucket_size` {size} divides nothing: stack {stack} {why}; nearest: {nearest}",
@@ -279,6 +290,8 @@ impl Illegal {
             Self::RecomputeLayers { .. } => "recompute_layers",
             Self::DelayedScaling => "moe_act_under_delayed_fp8",
             Self::GatherAlone => "param_gather_alone",
+            Self::StackZero { .. } => "stack_zero",
+            Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
         }

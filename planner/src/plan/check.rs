@@ -150,6 +150,7 @@ impl PlannedLayout {
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             optimizer: self.optimizer,
+            zero: self.zero.unwrap_or_default(),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),

@@ -4,7 +4,7 @@
 //! Gathered once from [`SearchOptions`], as [`super::Rules`] gathers the sizes of a model. Choices
 //! that break a rule among themselves are refused with every tuple of degrees.
 
-use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName};
+use crate::choice::{CpComm, Module, Recompute, RecomputePlan, StackName, Zero};
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -22,6 +22,8 @@ pub(super) struct Choices {
     stages: Option<u64>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
+    /// Whether layers are gathered in every microbatch.
+    gathers_layers: bool,
     /// Rules that the choices break among themselves.
     pub(super) broken: Vec<Illegal>,
 }
@@ -40,6 +42,7 @@ impl Choices {
             stages: stages.map(|given| given.stages().len() as u64),
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
+            gathers_layers: options.zero == Zero::Fsdp,
             broken: broken(model, options, &stack),
         }
     }
@@ -59,6 +62,9 @@ impl Choices {
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
+        }
+        if self.gathers_layers && pp > 1 {
+            broken.push(Illegal::ShardedStages { pp });
         }
         if let Some(given) = self.stages
             && given != u64::from(pp) * u64::from(vpp)
@@ -150,6 +156,9 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     let overlap = options.overlap.unwrap_or_default();
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
+    }
+    if options.zero == Zero::Fsdp && name == StackName::Moefold {
+        broken.push(Illegal::StackZero { stack: name });
     }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),

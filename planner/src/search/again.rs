@@ -24,6 +24,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         capacity: planned.capacity,
         recompute: Some(planned.recompute.clone()),
         routing: planned.routing(),
+        zero: planned.zero.unwrap_or_default(),
         overlap: Some(planned.overlap(&plan.cluster)),
         bucket_elements: planned.bucket_elements,
         ..SearchOptions::new(plan.request.batch, planned.stack)

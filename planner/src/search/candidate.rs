@@ -50,6 +50,8 @@ pub(crate) struct StageSplit {
     message: Level,
     /// By pipeline rank.
     weights: Vec<RankWeights>,
+    /// Of a microbatch, what its forward and its backward pass wait for weights and gradients that are divided.
+    sharded_s: [f64; 2],
 }
 
 /// The weights of a pipeline rank, as they are reduced and gathered.
@@ -249,6 +251,7 @@ impl StageSplit {
             held: Vec::new(),
             message: Level::default(),
             weights: Vec::new(),
+            sharded_s: [0.0; 2],
         };
         let ranks = 0..layout.pp() as usize;
         split.weights = ranks.map(|rank| split.weights_of(case, rank)).collect();
@@ -361,16 +364,30 @@ impl StageSplit {
                 (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = question.overlap;
-            let passes_s = by_bucket
-                .then(|| self.passes_by_unit(case, rank))
-                .unwrap_or_default();
+            let by_unit = by_bucket || question.shards_weights();
+            let passes_s = if by_unit {
+                self.passes_by_unit(case, rank)
+            } else {
+                Vec::new()
+            };
+            if question.shards_weights() {
+                self.sharded_s = self.exposed_by_microbatch(case, rank, &passes_s);
+                let [forward, backward] = self.sharded_s.map(|seconds| Seconds(seconds).to_span());
+                self.times.forward[rank] += forward;
+                self.times.first_forward[rank] += forward;
+                self.times.backward[rank] += backward;
+                self.times.last_backward[rank] += backward;
+            }
             let reduce = match (overlap.grad_reduce, by_bucket) {
+                // What is reduced and gathered in every microbatch is not again at the end.
+                _ if question.shards_weights() => 0.0,
                 (false, _) => reduce_s,
                 (true, false) => reduce_s - last_backward,
                 (true, true) => self.reduced_after(layout, rank, &passes_s),
             };
             self.times.reduce[rank] = Seconds(reduce).to_span();
             let gather = match (overlap.param_gather, by_bucket) {
+                _ if question.shards_weights() => 0.0,
                 (false, _) => gather_s,
                 (true, false) => (gather_s - arrives - first_forward).max(0.0),
                 (true, true) => self.gathered_after(layout, rank, arrives, &passes_s),
@@ -386,6 +403,59 @@ impl StageSplit {
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
+    }
+
+    /// Seconds that the passes of a microbatch wait where weights are divided: a unit is gathered beside the one
+    /// before it and, in a backward pass, beside the reduction of the one after it. Where that is not to run
+    /// beside compute, all of it is waited for.
+    fn exposed_by_microbatch(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        passes_s: &[[f64; 2]],
+    ) -> [f64; 2] {
+        let end = &self.ends[rank];
+        let (mut gather_s, mut reduce_s) = (vec![0.0; passes_s.len()], vec![0.0; passes_s.len()]);
+        let buckets = self.weights[rank].of_collectives(several(case.layout));
+        for (number, (units, _)) in buckets.iter().enumerate() {
+            gather_s[units.start] += end.gather_s[number];
+            reduce_s[units.start] += end.reduce_s[number];
+        }
+        let overlap = case.question.overlap;
+        let units = passes_s.len();
+        let of = |list: &[f64], unit: usize| list.get(unit).copied().unwrap_or(0.0);
+        let all = |list: &[f64]| list.iter().sum::<f64>();
+        let (mut forward, mut backward) = (0.0, 0.0);
+        if overlap.param_gather {
+            forward += of(&gather_s, 0);
+            backward += of(&gather_s, units - 1);
+        } else {
+            forward += all(&gather_s);
+            backward += all(&gather_s);
+        }
+        if overlap.grad_reduce {
+            backward += of(&reduce_s, 0);
+        } else {
+            backward += all(&reduce_s);
+        }
+        for (unit, [forward_s, backward_s]) in passes_s.iter().enumerate() {
+            let (mut beside, mut behind) = (0.0, 0.0);
+            if overlap.param_gather {
+                beside += of(&gather_s, unit + 1);
+                behind += if unit > 0 { gather_s[unit - 1] } else { 0.0 };
+            }
+            if overlap.grad_reduce {
+                behind += of(&reduce_s, unit + 1);
+            }
+            forward += (beside - forward_s).max(0.0);
+            backward += (behind - backward_s).max(0.0);
+        }
+        [forward, backward]
+    }
+
+    /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
+    pub(crate) fn sharded_s(&self) -> f64 {
+        self.sharded_s.iter().sum()
     }
 
     /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under the first choice
@@ -492,7 +562,7 @@ impl StageSplit {
             let backward = self.backward_s(shape, sets);
             times.backward = backward
                 .iter()
-                .map(|&seconds| Seconds(seconds).to_span())
+                .map(|&seconds| Seconds(seconds + self.sharded_s[1]).to_span())
                 .collect();
             times.last_backward.clone_from(&times.backward);
         }
@@ -537,7 +607,13 @@ impl StageSplit {
         self.held = (0..pp)
             .map(|rank| {
                 let resting = self.weights[rank].resting(step.grain, shards);
-                let mut held = memory::state(resting, bytes, shards);
+                let mut held = if question.shards_weights() {
+                    let units = self.weights[rank].units.iter();
+                    let units = units.map(|unit| unit.resting.total());
+                    memory::fully_sharded(resting, bytes, shards, units)
+                } else {
+                    memory::state(resting, bytes, shards)
+                };
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
                 held[TensorClass::Overhead] = overhead;
@@ -789,7 +865,11 @@ impl StageSplit {
             shape,
         } = case;
         let resting = |memory: &StageMemory| memory.shard + memory.padding;
-        let least = question.bucket_elements(layout);
+        let least = if question.shards_weights() {
+            Some(1)
+        } else {
+            question.bucket_elements(layout)
+        };
         if least.is_none() {
             let unit = Unit {
                 shard: self.shard(case, rank, |memory| memory.shard),
@@ -858,9 +938,7 @@ impl StageSplit {
     /// The end of the step on every rank; ranks that hold alike end alike.
     fn rank_ends(&self, case: Case<'_>) -> Vec<RankEnd> {
         let Case {
-            question,
-            layout,
-            shape,
+            question, layout, ..
         } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);

@@ -13,7 +13,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
-use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan, StackName};
+use crate::choice::{Capacity, Dispatcher, Overlap, Recompute, RecomputePlan, StackName, Zero};
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
@@ -388,6 +388,11 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
         }
+    }
+
+    /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
+    pub(crate) fn shards_weights(&self) -> bool {
+        self.options.zero == Zero::Fsdp
     }
 
     /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.

@@ -67,6 +67,11 @@ fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
 /// Buckets are shards of their own, and of other shards a checkpoint knows nothing.
 #[test]
 fn oracle_another_division_into_buckets_takes_a_run_up() {
+    const LEAST: [([u32; 5], Option<u64>); 3] = [
+        ([4, 1, 2, 1, 1], Some(3000)),
+        ([2, 2, 1, 1, 1], None),
+        ([4, 4, 2, 1, 2], Some(1)),
+    ];
     let degrees = [4, 2, 2, 1, 1];
     let bench = |least| {
         let mut bench = Bench::new("qwen3_moe", 4).bucketed(least);
@@ -93,11 +98,6 @@ fn oracle_another_division_into_buckets_takes_a_run_up() {
         check_stop(&bench, degrees);
     }
     // In every layout, whoever saved.
-    const LEAST: [([u32; 5], Option<u64>); 3] = [
-        ([4, 1, 2, 1, 1], Some(3000)),
-        ([2, 2, 1, 1, 1], None),
-        ([4, 4, 2, 1, 2], Some(1)),
-    ];
     check_each(Bench::new("qwen3_moe", 4), LEAST, Bench::bucketed);
 }
 
