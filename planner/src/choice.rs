@@ -215,6 +215,17 @@ impl From<Overlap> for String {
 }
 
 impl Overlap {
+    /// What a plan runs beside compute that says nothing of it, on CPUs or GPUs: what its stack did when plans had
+    /// no word for it.
+    pub fn unsaid(stack: StackName, on_cpu: bool) -> Self {
+        let all = stack == StackName::Megatron;
+        Self {
+            grad_reduce: all,
+            param_gather: all,
+            p2p: all || !on_cpu,
+        }
+    }
+
     /// Whether some collective over replicas runs beside compute.
     pub fn of_replicas(self) -> bool {
         self.grad_reduce || self.param_gather

@@ -20,7 +20,6 @@ use crate::choice::{
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
 use crate::options::{Loads, Routing};
-use crate::stack::Stack;
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -56,7 +55,7 @@ pub struct PlannedLayout {
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,
-    /// Communication that runs beside compute; absent where that is [`Stack::unsaid`].
+    /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,
     /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
@@ -78,7 +77,7 @@ impl PlannedLayout {
     /// Communication that runs beside compute, on the devices of `cluster`.
     pub fn overlap(&self, cluster: &Cluster) -> Overlap {
         self.overlap
-            .unwrap_or_else(|| Stack::unsaid(self.stack, cluster))
+            .unwrap_or_else(|| Overlap::unsaid(self.stack, cluster.gpu.is_cpu()))
     }
 
     /// How tokens were routed that it was planned for, where that was not balanced.

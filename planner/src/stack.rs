@@ -142,18 +142,6 @@ impl Stack {
         }
     }
 
-    /// What a plan runs beside compute on the devices of a cluster where it says nothing of it: what the stack
-    /// did when plans had no word for it.
-    pub fn unsaid(name: StackName, cluster: &Cluster) -> Overlap {
-        match name {
-            StackName::Megatron => Megatron::new().common.overlap,
-            StackName::Moefold => Overlap {
-                p2p: !cluster.gpu.is_cpu(),
-                ..Overlap::default()
-            },
-        }
-    }
-
     /// Elements that a bucket of gradients has at least, of parameters with so many replicas, where it divides
     /// them into any: Megatron-Core's default (`megatron/core/distributed/distributed_data_parallel.py` at
     /// d98e8a64).

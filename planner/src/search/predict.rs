@@ -7,7 +7,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Offload, ScheduleName, Zero};
+use crate::choice::{Offload, Overlap, ScheduleName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -15,7 +15,6 @@ use crate::plan::{Confidence, LayoutRecord, Pipeline, PlannedLayout, Predicted};
 use crate::price::{self, Breakdown, BusyByStem};
 use crate::schedule::Schedule;
 use crate::simulate::{Timeline, simulate};
-use crate::stack::Stack;
 
 /// A candidate chosen for pricing.
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +82,9 @@ pub(crate) fn planned(
         precision: options.precision,
         optimizer: options.optimizer,
         zero: (options.zero != Zero::default()).then_some(options.zero),
-        overlap: (question.overlap != Stack::unsaid(options.stack, question.cluster))
-            .then_some(question.overlap),
+        overlap: (question.overlap
+            != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
+        .then_some(question.overlap),
         bucket_elements: question.bucket_elements(layout),
         stack: options.stack,
         predicted: Predicted {
