@@ -1,7 +1,9 @@
-//! `moefold bench`: tokens a second of one fixed model on this machine, and where the time goes.
+//! `moefold bench`: tokens a second of a model on this machine, and where the time goes.
 
 use anyhow::anyhow;
-use moefold_executor::bench::{BenchOptions, BenchResult, tokens_per_s};
+use moefold_executor::bench::{BenchOptions, BenchResult, measure};
+use moefold_planner::layout::Batch;
+use moefold_planner::model::Model;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Category, Dtype};
 use moefold_reports::format;
@@ -13,30 +15,45 @@ use crate::failure::{Failure, failure};
 use crate::output::Output;
 
 pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
-    if args.steps == 0 {
-        return Err(Failure::Request(anyhow!(
-            "--steps: found 0, expected at least 1"
-        )));
+    for (flag, value) in [
+        ("steps", u64::from(args.steps)),
+        ("seq-len", args.seq_len),
+        ("global-batch", args.global_batch),
+    ] {
+        if value == 0 {
+            return Err(Failure::Request(anyhow!(
+                "--{flag}: found 0, expected at least 1"
+            )));
+        }
     }
+    let model = Model::resolve(&args.model).map_err(Failure::request)?;
     let options = BenchOptions {
+        batch: Batch {
+            seq_len: args.seq_len,
+            global_batch: args.global_batch,
+        },
         ranks: args.ranks,
         device: device::choose(args.device, output)?.spec(Dtype::F32, args.threads),
         steps: u64::from(args.steps),
     };
-    let result = tokens_per_s(&options).map_err(failure)?;
+    let result = measure(&model, &options).map_err(failure)?;
     output.answer(&result, || text(&result))
 }
 
 fn text(result: &BenchResult) -> String {
     let [slow, fast] = result.tokens_per_s_quartiles;
     let mut text = format!(
-        "Qwen3-MoE, hidden 512, 4 layers, 16 experts top-2, width 256, vocabulary 8192, f32;\n\
-         4 sequences of 256 tokens a step, {} steps on {} rank(s), {}\n\n\
+        "{}, {:.1} million parameters, f32;\n\
+         {} sequences of {} tokens a step, {} steps on {} rank(s), {}\n\n\
          tokens/s     {:.0} at the median step ({slow:.0} to {fast:.0} at the quartiles)\n\
          GFLOP/s      {:.1} of model work\n\
          step         {:.1} ms\n\
          peak memory  {}\n\
          last loss    {}\n\n",
+        result.model,
+        result.params as f64 / 1e6,
+        result.global_batch,
+        result.seq_len,
         result.steps,
         result.ranks,
         result.device,

@@ -74,7 +74,7 @@ pub(crate) enum Verb {
     Models(ModelsArgs),
     /// List cluster presets, or show one cluster
     Clusters(ClustersArgs),
-    /// Measure training throughput of a fixed model on this machine
+    /// Measure training throughput of a model on this machine
     Bench(BenchArgs),
     /// See what this machine has for GPUs, what is missing and how to get it
     Doctor,
@@ -563,7 +563,16 @@ pub(crate) struct ClustersArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Rank threads
+    /// Preset name, a Hugging Face config.json, or a directory that holds one
+    #[arg(long, default_value = "bench-qwen3-moe")]
+    pub(crate) model: String,
+    /// Tokens a sequence
+    #[arg(long, default_value_t = 256)]
+    pub(crate) seq_len: u64,
+    /// Sequences a step, in one microbatch
+    #[arg(long, default_value_t = 4)]
+    pub(crate) global_batch: u64,
+    /// Rank threads, which divide sequences and experts
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
     /// Where to run

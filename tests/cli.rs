@@ -95,7 +95,7 @@ fn golden_models_answer_with_the_contract_keys() {
             .as_array()
             .expect("a list")
             .len(),
-        42
+        44
     );
 }
 

@@ -1,15 +1,14 @@
-//! The throughput benchmark: one fixed model trained on random tokens.
+//! The throughput benchmark: a model trained on random tokens, without a plan.
 //!
-//! A Qwen3-MoE of 37 million parameters: hidden 512, 4 layers, 8 query and 4 key/value heads of 64,
-//! 16 experts of width 256, top-2, vocabulary 8192. A step has 4 sequences of 256 tokens, in f32: forward,
-//! backward, clipping and AdamW, nothing left out. The same model and batch are what
-//! other frameworks are compared with. Several ranks divide the batch (DP) and the experts (EP).
+//! A step is forward, backward, clipping and AdamW, nothing left out, in f32. What other frameworks do with the
+//! same configuration and batch is to be compared with it. Several ranks divide the batch (DP) and the experts
+//! (EP).
 
 use std::collections::BTreeMap;
 
 use moefold_planner::layout::Batch;
-use moefold_planner::model::count::flops_per_token;
-use moefold_planner::model::{Model, hf};
+use moefold_planner::model::count::{flops_per_token, params};
+use moefold_planner::model::{Layer, Model};
 use moefold_planner::plan::LayoutRecord;
 use moefold_profiles::statistics::median;
 use moefold_profiles::trace::TimeByCategory;
@@ -25,30 +24,15 @@ use crate::options::{Init, TrainOptions};
 use crate::train;
 use crate::unpriced::planned;
 
-/// The model, as other frameworks read it.
-pub const CONFIG: &str = r#"{
-  "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 8192,
-  "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
-  "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
-  "intermediate_size": 1024, "norm_topk_prob": true, "decoder_sparse_step": 1,
-  "mlp_only_layers": [], "hidden_act": "silu", "max_position_embeddings": 4096,
-  "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": false,
-  "initializer_range": 0.02, "router_aux_loss_coef": 0.0, "attention_bias": false
-}"#;
-
-/// Tokens a sequence and sequences a step.
-pub const BATCH: Batch = Batch {
-    seq_len: 256,
-    global_batch: 4,
-};
-
 /// Steps before the timed ones.
 const WARMUP_STEPS: u64 = 3;
 
 /// How to run it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BenchOptions {
-    /// Rank threads: 1, 2 or 4.
+    /// Sequences of a step, all of them one microbatch, and their length.
+    pub batch: Batch,
+    /// Rank threads, which divide sequences and experts.
     pub ranks: u32,
     /// What every rank computes on.
     pub device: DeviceSpec,
@@ -59,6 +43,14 @@ pub struct BenchOptions {
 /// What it measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BenchResult {
+    /// Name of the model.
+    pub model: String,
+    /// Its parameters.
+    pub params: u64,
+    /// Tokens a sequence.
+    pub seq_len: u64,
+    /// Sequences a step.
+    pub global_batch: u64,
     /// Kind of device, `cpu` or `cuda`.
     pub device: &'static str,
     /// Rank threads.
@@ -83,23 +75,24 @@ pub struct BenchResult {
     pub final_loss: f64,
 }
 
-/// The model of the benchmark.
-pub fn model() -> Model {
-    hf::parse("bench-qwen3-moe", CONFIG).expect("the embedded configuration is valid")
-}
-
-/// Trains the fixed model and says how fast it went.
-pub fn tokens_per_s(options: &BenchOptions) -> Result<BenchResult, Error> {
-    measure(&model(), options)
-}
-
-fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> {
-    let ranks = options.ranks;
-    if ranks == 0 || !BATCH.global_batch.is_multiple_of(u64::from(ranks)) {
-        return Err(Error::Request(format!(
-            "{ranks} ranks cannot share the benchmark's {} sequences; use 1, 2 or 4",
-            BATCH.global_batch
-        )));
+/// Trains a model and says how fast it went. Refuses a batch or experts that the ranks cannot divide, and what
+/// [`train::run`] refuses.
+pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> {
+    let (ranks, batch) = (options.ranks, &options.batch);
+    let experts = model
+        .layers
+        .iter()
+        .filter_map(Layer::moe)
+        .map(|moe| moe.experts);
+    for (what, size) in experts
+        .map(|n| ("experts", n))
+        .chain([("sequences", batch.global_batch)])
+    {
+        if ranks == 0 || !size.is_multiple_of(u64::from(ranks)) {
+            return Err(Error::Request(format!(
+                "{ranks} ranks cannot share {size} {what}; use a number that divides it"
+            )));
+        }
     }
     let layout = LayoutRecord {
         tp: 1,
@@ -110,10 +103,10 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         ep: ranks,
         etp: 1,
         edp: 1,
-        mbs: BATCH.global_batch as u32 / ranks,
+        mbs: batch.global_batch as u32 / ranks,
         microbatches: 1,
     };
-    let samples = Samples::random(model.vocab_size, &BATCH, 16)?;
+    let samples = Samples::random(model.vocab_size, batch, 16)?;
     let train = TrainOptions {
         steps: WARMUP_STEPS + options.steps.max(1),
         lr: LearningRate::constant(1e-4),
@@ -127,22 +120,26 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
         save: None,
     };
     let plan = planned(model, layout);
-    let trained = train::run(&plan, model, &BATCH, &train, &samples, &|_| ())?;
+    let trained = train::run(&plan, model, batch, &train, &samples, &|_| ())?;
     let timed = &trained.steps[WARMUP_STEPS as usize..];
     let mut rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
     rates.sort_by(f64::total_cmp);
     let tokens_per_s = median(rates.clone()).unwrap_or(0.0);
-    let step_s = (BATCH.seq_len * BATCH.global_batch) as f64 / tokens_per_s;
+    let step_s = (batch.seq_len * batch.global_batch) as f64 / tokens_per_s;
     let summary = trained.summary;
     let scale = step_s / summary.step_s;
     Ok(BenchResult {
+        model: model.name.clone(),
+        params: params(model).total(),
+        seq_len: batch.seq_len,
+        global_batch: batch.global_batch,
         device: options.device.name(),
         ranks,
         steps: timed.len() as u64,
         tokens_per_s,
         tokens_per_s_quartiles: [rates[rates.len() / 4], rates[(rates.len() - 1) * 3 / 4]],
         step_s,
-        model_gflops: flops_per_token(model, BATCH.seq_len).0 * tokens_per_s / 1e9,
+        model_gflops: flops_per_token(model, batch.seq_len).0 * tokens_per_s / 1e9,
         time_s: summary.time_s.scaled(scale),
         busy_s: summary
             .busy_s
@@ -157,50 +154,45 @@ fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moefold_planner::model::count::params;
 
-    #[test]
-    fn golden_size_of_the_model() {
-        // 2 * 8192*512 vocabulary matrices, a final norm of 512, and in each of 4 layers
-        // 512*64*(8 + 2*4) + 8*64*512 of attention, norms of 2*512 + 2*64, a router of 16*512 and
-        // 16 experts of 3*512*256.
-        let layer = 512 * 64 * 16 + 512 * 512 + 2 * 512 + 2 * 64 + 16 * 512 + 16 * 3 * 512 * 256;
-        assert_eq!(params(&model()).total(), 2 * 8192 * 512 + 512 + 4 * layer);
+    /// Of each family of the benchmark a model that an unoptimized build can run.
+    fn options(ranks: u32) -> BenchOptions {
+        BenchOptions {
+            batch: Batch {
+                seq_len: 16,
+                global_batch: 4,
+            },
+            ranks,
+            device: DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
+            steps: 1,
+        }
     }
 
     #[test]
-    fn ranks_must_share_the_batch() {
-        let options = BenchOptions {
-            ranks: 3,
-            device: DeviceSpec::CPU,
-            steps: 1,
-        };
-        let text = tokens_per_s(&options).expect_err("refused").to_string();
-        assert!(text.contains("use 1, 2 or 4"), "{text}");
+    fn ranks_must_share_sequences_and_experts() {
+        let model = Model::resolve("tiny-mixtral").expect("a preset");
+        let text =
+            |options: &BenchOptions| measure(&model, options).expect_err("refused").to_string();
+        let refused = text(&options(3));
+        assert!(
+            refused.contains("3 ranks cannot share 8 experts"),
+            "{refused}"
+        );
+        let mut fewer = options(4);
+        fewer.batch.global_batch = 2;
+        let refused = text(&fewer);
+        assert!(
+            refused.contains("4 ranks cannot share 2 sequences"),
+            "{refused}"
+        );
     }
 
     #[test]
     fn differential_two_ranks_train_as_one_does() {
-        // The same shape made small: an unoptimized build has to run it.
-        let small = CONFIG
-            .replace("512", "64")
-            .replace("8192", "300")
-            .replace(
-                "\"moe_intermediate_size\": 256",
-                "\"moe_intermediate_size\": 32",
-            )
-            .replace("\"head_dim\": 64", "\"head_dim\": 16");
-        let model = hf::parse("small", &small).expect("valid");
-        let run = |ranks| {
-            let options = BenchOptions {
-                ranks,
-                device: DeviceSpec::Cpu {
-                    threads_per_rank: Some(1),
-                },
-                steps: 1,
-            };
-            measure(&model, &options).expect("runs")
-        };
+        let model = Model::resolve("tiny-mixtral").expect("a preset");
+        let run = |ranks| measure(&model, &options(ranks)).expect("runs");
         let (one, two) = (run(1), run(2));
         assert!((one.final_loss - two.final_loss).abs() < 1e-5 * one.final_loss);
         assert!(one.tokens_per_s > 0.0 && one.busy_s["grouped_gemm"] > 0.0);

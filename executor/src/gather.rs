@@ -112,7 +112,7 @@ fn send(rank: &RankContext, record: RankRecord, weights: &Weights<'_>) -> Result
     rank.send_first(words(&sent))?;
     weights(&mut |region, values| {
         rank.send_first(words(&Some(Rectangle::from(region))))?;
-        rank.send_first(Payload::F32(values.to_vec()))?;
+        rank.send_first(Payload::F32(values.to_vec().into()))?;
         Ok(())
     })?;
     Ok(rank.send_first(words(&None::<Rectangle>))?)

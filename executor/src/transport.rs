@@ -18,6 +18,7 @@ mod mailbox;
 mod nccl;
 mod remote;
 mod rendezvous;
+mod shelf;
 #[cfg(test)]
 mod tests;
 mod threads;

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODELS = os.path.join(HERE, "..", "..", "planner", "models")
-OURS = {"bench-qwen3-moe", "quickstart", "tiny-mixtral"}
+OURS = {"bench-deepseek-v3", "bench-mixtral", "bench-qwen3-moe", "quickstart", "tiny-mixtral"}
 
 
 def config_of(raw):

@@ -20,12 +20,13 @@ use moefold_kernels::{Event, Offer};
 use moefold_planner::mesh::GroupKind;
 use serde::{Deserialize, Serialize};
 
+use super::shelf::Numbers;
 use super::{Place, TransportError};
 
 /// What is on its way between ranks.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    F32(Vec<f32>),
+    F32(Numbers),
     I32(Vec<i32>),
     U64(Vec<u64>),
     /// Memory of the GPU that the ranks share.
@@ -38,7 +39,7 @@ pub(crate) enum Payload {
 impl PartialEq for Payload {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::F32(a), Self::F32(b)) => a == b,
+            (Self::F32(a), Self::F32(b)) => a[..] == b[..],
             (Self::I32(a), Self::I32(b)) => a == b,
             (Self::U64(a), Self::U64(b)) => a == b,
             _ => false,
@@ -104,7 +105,7 @@ pub(super) struct Post {
 pub(super) struct Collected {
     pub(super) posts: Vec<Arc<Post>>,
     /// Reduced shards, each computed once by whichever member comes to it first.
-    pub(super) shards: Arc<Vec<OnceLock<Vec<f32>>>>,
+    pub(super) shards: Arc<Vec<OnceLock<Numbers>>>,
 }
 
 /// Identity of a group: members that create several of one name and ranks get several.
@@ -148,7 +149,7 @@ impl Group {
 #[derive(Debug)]
 struct Slot {
     posts: Vec<Option<Arc<Post>>>,
-    shards: Arc<Vec<OnceLock<Vec<f32>>>>,
+    shards: Arc<Vec<OnceLock<Numbers>>>,
     num_collected: usize,
 }
 

@@ -18,6 +18,7 @@ use moefold_profiles::Dtype;
 
 use super::mail::Mail;
 use super::mailbox::{Call, Collected, Group, GroupKey, Payload, Post, Step};
+use super::shelf::Shelf;
 use super::{Exchange, Pending, Place, Reduce, Transport, TransportError};
 
 mod device;
@@ -41,6 +42,8 @@ pub(super) struct Threads {
     waited_ns: Rc<Cell<u64>>,
     /// Collectives of the rank on a GPU, of all its groups.
     flights: Flights,
+    /// Memory of the rank's posts.
+    shelf: Shelf,
     /// Where messages of this member go and come from, by sender and receiver.
     lines: RefCell<BTreeMap<[usize; 2], Rc<Self>>>,
 }
@@ -53,6 +56,7 @@ impl Threads {
         last_call: Rc<RefCell<Option<String>>>,
         waited_ns: Rc<Cell<u64>>,
         flights: Flights,
+        shelf: Shelf,
     ) -> Self {
         Self {
             group: mail.group(key),
@@ -62,6 +66,7 @@ impl Threads {
             last_call,
             waited_ns,
             flights,
+            shelf,
             lines: RefCell::default(),
         }
     }
@@ -83,6 +88,7 @@ impl Threads {
                 Rc::clone(&self.last_call),
                 Rc::clone(&self.waited_ns),
                 self.flights.clone(),
+                self.shelf.clone(),
             ))
         };
         let mut lines = self.lines.borrow_mut();
@@ -127,6 +133,7 @@ impl Threads {
             call: post.call.clone(),
             waited_ns: Rc::clone(&self.waited_ns),
             flights: self.flights.clone(),
+            shelf: self.shelf.clone(),
         };
         *self.last_call.borrow_mut() = Some(started.place().to_string());
         self.mail.post(&self.group, sequence, self.member, post)?;
@@ -168,27 +175,26 @@ impl Transport for Threads {
 }
 
 impl Threads {
+    /// A copy of a tensor's values.
+    fn read(&self, tensor: &Tensor) -> Payload {
+        if tensor.dtype() == Dtype::I32 {
+            return Payload::I32(tensor.to_i32());
+        }
+        let mut values = self.shelf.take(tensor.len());
+        tensor.copy_to_f32(&mut values);
+        Payload::F32(values)
+    }
+
     /// Starts a collective on the CPU's tensors, whose values travel.
     fn start_on_host(&self, exchange: Exchange) -> Result<Pending, TransportError> {
         let call = call_of(&exchange);
         let pending = match exchange {
             Exchange::AllReduce { tensor, reduce } => {
-                let started = self.post(call, read(&tensor), Vec::new())?;
-                Pending::new(move || {
-                    let all = started.collect()?;
-                    let shards = shard_ranges(tensor.len(), started.size());
-                    for i in (0..shards.len()).map(|i| (i + started.member) % shards.len()) {
-                        all.shards[i].get_or_init(|| combine(&all, shards[i].clone(), reduce));
-                    }
-                    for (shard, range) in all.shards.iter().zip(shards) {
-                        let shard = shard.get().expect("every shard was initialized above");
-                        write_f32(&tensor, range.start, shard);
-                    }
-                    Ok(())
-                })
+                let started = self.post(call, self.read(&tensor), Vec::new())?;
+                Pending::new(move || started.all_reduce(&tensor, reduce))
             }
             Exchange::AllGather { src, dst } => {
-                let started = self.post(call, read(&src), Vec::new())?;
+                let started = self.post(call, self.read(&src), Vec::new())?;
                 let len = src.len();
                 Pending::new(move || {
                     for (i, post) in started.collect()?.posts.iter().enumerate() {
@@ -198,14 +204,8 @@ impl Threads {
                 })
             }
             Exchange::ReduceScatter { src, dst } => {
-                let started = self.post(call, read(&src), Vec::new())?;
-                let own = started.member * dst.len();
-                Pending::new(move || {
-                    let all = started.collect()?;
-                    let sum = combine(&all, own..own + dst.len(), Reduce::Sum);
-                    write_f32(&dst, 0, &sum);
-                    Ok(())
-                })
+                let started = self.post(call, self.read(&src), Vec::new())?;
+                Pending::new(move || started.reduce_scatter(&dst))
             }
             Exchange::AllToAll {
                 src,
@@ -215,7 +215,7 @@ impl Threads {
                 ..
             } => {
                 let width: usize = src.dims()[1..].iter().product();
-                let started = self.post(call, read(&src), send_rows)?;
+                let started = self.post(call, self.read(&src), send_rows)?;
                 Pending::new(move || {
                     let all = started.collect()?;
                     let mut at = 0;
@@ -234,7 +234,7 @@ impl Threads {
             }
             Exchange::Broadcast { tensor, root } => {
                 let data = if self.member == root {
-                    read(&tensor)
+                    self.read(&tensor)
                 } else {
                     Payload::U64(Vec::new())
                 };
@@ -248,7 +248,7 @@ impl Threads {
                 })
             }
             Exchange::Shift { src, dst } => {
-                let started = self.post(call, read(&src), Vec::new())?;
+                let started = self.post(call, self.read(&src), Vec::new())?;
                 Pending::new(move || {
                     let all = started.collect()?;
                     write(&dst, 0, &all.posts[started.before()].data, 0..dst.len());
@@ -257,7 +257,7 @@ impl Threads {
             }
             // The members of a line are the sender and the receiver.
             Exchange::Send { tensor, .. } => {
-                self.tell(call, read(&tensor))?;
+                self.tell(call, self.read(&tensor))?;
                 Pending::new(|| Ok(()))
             }
             Exchange::Receive { tensor, .. } => {
@@ -283,11 +283,42 @@ pub(super) struct Started {
     call: Call,
     waited_ns: Rc<Cell<u64>>,
     flights: Flights,
+    shelf: Shelf,
 }
 
 impl Started {
     fn size(&self) -> usize {
         self.group.key.ranks.len()
+    }
+
+    fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<(), TransportError> {
+        let all = self.collect()?;
+        let shards = shard_ranges(tensor.len(), self.size());
+        for i in (0..shards.len()).map(|i| (i + self.member) % shards.len()) {
+            all.shards[i].get_or_init(|| {
+                let mut shard = self.shelf.take(shards[i].len());
+                combine(&all, shards[i].clone(), reduce, &mut shard);
+                shard
+            });
+        }
+        for (shard, range) in all.shards.iter().zip(shards) {
+            let shard = shard.get().expect("every shard was initialized above");
+            write_f32(tensor, range.start, shard);
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, dst: &Tensor) -> Result<(), TransportError> {
+        let all = self.collect()?;
+        let own = self.member * dst.len();
+        let mut sum = vec![0.0; BLOCK.min(dst.len())];
+        for at in (0..dst.len()).step_by(BLOCK) {
+            let sum = &mut sum[..BLOCK.min(dst.len() - at)];
+            let range = own + at..own + at + sum.len();
+            combine(&all, range, Reduce::Sum, sum);
+            write_f32(dst, at, sum);
+        }
+        Ok(())
     }
 
     /// The member before this one, in a ring.
@@ -385,24 +416,23 @@ fn shard_ranges(len: usize, size: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
+/// Elements that are summed at a time: they stay in a core's own cache.
+const BLOCK: usize = 1 << 13;
+
 /// The reduction of one range of all posts, in member order.
-fn combine(all: &Collected, range: Range<usize>, reduce: Reduce) -> Vec<f32> {
-    let part = |post: &Arc<Post>| match &post.data {
-        Payload::F32(data) => data[range.clone()].to_vec(),
+fn combine(all: &Collected, range: Range<usize>, reduce: Reduce, result: &mut [f32]) {
+    let mut parts = all.posts.iter().map(|post| match &post.data {
+        Payload::F32(data) => &data[range.clone()],
         other => unreachable!("only f32 is reduced, not {other:?}"),
-    };
-    let mut result = part(&all.posts[0]);
-    for post in &all.posts[1..] {
-        let Payload::F32(data) = &post.data else {
-            unreachable!("calls were matched");
-        };
-        let pairs = result.iter_mut().zip(&data[range.clone()]);
+    });
+    result.copy_from_slice(parts.next().expect("a group has members"));
+    for part in parts {
+        let pairs = result.iter_mut().zip(part);
         match reduce {
             Reduce::Sum => pairs.for_each(|(a, &b)| *a += b),
             Reduce::Max => pairs.for_each(|(a, &b)| *a = a.max(b)),
         }
     }
-    result
 }
 
 fn element(tensor: &Tensor) -> &'static str {
@@ -445,13 +475,6 @@ fn call_of(exchange: &Exchange) -> Call {
             root: *root,
             ..call
         },
-    }
-}
-
-fn read(tensor: &Tensor) -> Payload {
-    match tensor.dtype() {
-        Dtype::I32 => Payload::I32(tensor.to_i32()),
-        _ => Payload::F32(tensor.to_f32()),
     }
 }
 

@@ -99,7 +99,7 @@ pub(super) fn payload(element: &str, bytes: &[u8]) -> Option<Payload> {
         return None;
     }
     match element {
-        "f32" => Some(Payload::F32(numbers(bytes))),
+        "f32" => Some(Payload::F32(numbers(bytes).into())),
         "i32" => Some(Payload::I32(numbers(bytes))),
         "u64" => Some(Payload::U64(numbers(bytes))),
         _ => None,
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn law_a_frame_is_read_as_it_was_written() {
         let body = [
-            Payload::F32(vec![1.5, f32::NAN]),
+            Payload::F32(vec![1.5, f32::NAN].into()),
             Payload::U64(vec![u64::MAX]),
             Payload::I32(vec![-7, 0, 9]),
         ];

@@ -21,6 +21,7 @@ use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
 use super::remote::Remote;
 use super::rendezvous::{self, Server};
+use super::shelf::Shelf;
 use super::threads::{Flights, Started, Threads};
 use super::{CollectiveLog, Communicator, Transport, TransportError};
 use crate::error::Error;
@@ -249,6 +250,7 @@ impl World {
             last_call: Rc::default(),
             waited_ns: Rc::default(),
             flights: Flights::default(),
+            shelf: Shelf::default(),
             to_first: Rc::default(),
             gpus: Gpu::None,
             log: None,
@@ -351,6 +353,8 @@ pub struct RankContext {
     last_call: Rc<RefCell<Option<String>>>,
     waited_ns: Rc<Cell<u64>>,
     flights: Flights,
+    /// Memory of posts, for posts to come.
+    shelf: Shelf,
     /// The ends of messages to rank 0 that this rank has, by the sender.
     to_first: Rc<RefCell<HashMap<u32, Threads>>>,
     pub(super) gpus: Gpu,
@@ -484,6 +488,7 @@ impl RankContext {
             Rc::clone(&self.last_call),
             Rc::clone(&self.waited_ns),
             self.flights.clone(),
+            self.shelf.clone(),
         )
     }
 

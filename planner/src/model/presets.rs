@@ -126,6 +126,8 @@ const PRESETS: &[Preset] = &[
         "granite-3.1-3b-a800m-instruct",
         "a public copy of the hub's config.json; multipliers as the 1b model has them"
     ),
+    preset!("bench-deepseek-v3", from::OURS, true),
+    preset!("bench-mixtral", from::OURS, true),
     preset!("bench-qwen3-moe", from::OURS, true),
     preset!("quickstart", from::OURS, true),
     preset!("tiny-mixtral", from::OURS, true),

@@ -147,7 +147,7 @@ fn messages_reach_rank_0_in_their_order() {
         } else {
             let number = u64::from(rank.rank());
             rank.send_first(Payload::U64(vec![number; 5]))?;
-            rank.send_first(Payload::F32(vec![number as f32]))?;
+            rank.send_first(Payload::F32(vec![number as f32].into()))?;
             rank.send_first(Payload::I32(Vec::new()))?;
         }
         Ok(received)
@@ -155,7 +155,7 @@ fn messages_reach_rank_0_in_their_order() {
     let of = |number: u64| {
         [
             Payload::U64(vec![number; 5]),
-            Payload::F32(vec![number as f32]),
+            Payload::F32(vec![number as f32].into()),
             Payload::I32(Vec::new()),
         ]
     };
