@@ -11,5 +11,6 @@ mod layouts;
 mod overlap;
 mod peak;
 mod recompute;
+mod refusals;
 mod shards;
 mod validation;

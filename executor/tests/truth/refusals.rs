@@ -1,0 +1,125 @@
+//! What the planner plans for this executor, the executor runs: no plan is refused on the device that it was
+//! made for.
+
+use moefold_executor::device::DeviceSpec;
+use moefold_executor::support;
+use moefold_executor::trace::Traced;
+use moefold_planner::choice::{
+    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, RecomputePlan, StackName,
+};
+use moefold_planner::layout::Batch;
+use moefold_planner::model::presets as models;
+use moefold_planner::options::SearchOptions;
+use moefold_planner::search;
+use moefold_profiles::{Costs, Precision, presets};
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::cuda;
+
+/// What users ask for, of which much cannot be planned.
+fn options(random: &mut ChaCha8Rng) -> SearchOptions {
+    let batch = Batch {
+        seq_len: 128,
+        global_batch: 16,
+    };
+    let pins = [
+        ("tp", 4),
+        ("cp", 4),
+        ("pp", 4),
+        ("vpp", 2),
+        ("ep", 8),
+        ("mbs", 2),
+    ];
+    let mut pinned = Vec::new();
+    for (name, most) in pins {
+        let degree = 1 << random.random_range(0..=most / 2);
+        if random.random_range(0..4) == 0 {
+            pinned.push(format!("{name}={degree}"));
+        }
+    }
+    let chance = |random: &mut ChaCha8Rng| random.random_range(0..3) == 0;
+    let capacity = chance(random).then(|| Capacity {
+        factor: 1.25,
+        drop_policy: *DropPolicy::ALL.choose(random).expect("some"),
+        pad: random.random(),
+    });
+    let recompute = [
+        "none",
+        "full",
+        "moe_act,layernorm",
+        "core_attn,moe",
+        "mla_up_proj,mlp",
+        "0-1=full",
+    ];
+    let recompute = recompute.choose(random).filter(|_| random.random());
+    SearchOptions {
+        precision: *[Precision::Fp32, Precision::Bf16, Precision::Fp8]
+            .choose(random)
+            .expect("some"),
+        pins: pinned.join(",").parse().expect("degrees"),
+        dispatcher: Dispatcher::ALL
+            .choose(random)
+            .copied()
+            .filter(|_| random.random()),
+        cp_comm: *CpComm::ALL.choose(random).expect("some"),
+        capacity,
+        recompute: recompute.map(|words| words.parse::<RecomputePlan>().expect("modules")),
+        optimizer: *Optimizer::ALL.choose(random).expect("some"),
+        // Whether a plan fits is another question.
+        memory_gib: Some(1e9),
+        ..SearchOptions::new(batch, StackName::Moefold)
+    }
+}
+
+/// Plans that `requests` random ones end in, each of which is to be run as it is.
+fn check(requests: u32) -> usize {
+    let seed = cuda::seed();
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut plans = 0;
+    for _ in 0..requests {
+        let preset = models::all().choose(&mut random).expect("some");
+        let model = preset.load().expect("a preset");
+        let options = options(&mut random);
+        let gpus = 1 << random.random_range(0..=5);
+        let cluster = match random.random_range(0..2) {
+            0 => presets::local(gpus),
+            _ => presets::cluster("dgx-h100").expect("a preset"),
+        };
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let runtime = Traced::new(&model, &cluster);
+        let Ok(found) = search::plan(&model, &cluster, gpus, &options, &costs, &runtime) else {
+            continue;
+        };
+        for plan in &found.plans {
+            let device = if cluster.gpu.is_cpu() {
+                DeviceSpec::CPU
+            } else {
+                DeviceSpec::Cuda {
+                    dtype: plan.precision.activation(),
+                    reserve: None,
+                }
+            };
+            if let Err(refused) = support::check(plan, &model, &device) {
+                panic!(
+                    "MOEFOLD_SEED={seed}: {} with {options:?}: {refused}",
+                    model.name
+                );
+            }
+            plans += 1;
+        }
+    }
+    plans
+}
+
+#[test]
+fn law_what_is_planned_is_run() {
+    assert!(check(300) > 50);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn law_what_is_planned_of_many_requests_is_run() {
+    assert!(check(10_000) > 1000);
+}
