@@ -241,6 +241,19 @@ mod tests {
     }
 
     #[test]
+    fn full_sharding_is_refused_by_name() {
+        let mut plan = plan();
+        plan.zero = Some(Zero::Fsdp);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        let text = refused.to_string();
+        assert!(
+            text.contains("fully sharded") && text.contains("use \"1\""),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn other_architectures_are_refused_by_name() {
         let refused = check_model("glm-5").expect_err("an indexer");
         let text = refused.to_string();
