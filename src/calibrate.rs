@@ -133,7 +133,7 @@ fn fitted(
         if drift.abs() > DRIFT {
             output.note(&format!(
                 "{}: the plan says {}, and is priced at {} now ({}): other profiles, or options that a plan \
-                 does not hold (overlap, gradient type)",
+                 does not hold (the gradient type)",
                 step.source,
                 format::seconds(then),
                 format::seconds(now),

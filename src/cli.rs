@@ -7,7 +7,7 @@ use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
     CpComm, Dispatcher, DropPolicy, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName,
+    ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
@@ -149,6 +149,13 @@ pub(crate) struct PlanArgs {
     /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, shared-expert, comma separated
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
+    /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (megatron)
+    #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
+    pub(crate) zero: Zero,
+    /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold);
+    /// by default 40 million, or a million for each replica
+    #[arg(long, value_name = "PARAMETERS")]
+    pub(crate) ddp_bucket_size: Option<u64>,
     /// Optimizer
     #[arg(long, default_value = "adam", value_parser = flags::one_of(&Optimizer::ALL, Optimizer::name))]
     pub(crate) optimizer: Optimizer,

@@ -8,12 +8,13 @@
 //! The flat buffer of the dense family is ordered so that each treatment is one contiguous range:
 //! matrices split over TP, then key/value matrices that several TP ranks share, then what every TP
 //! rank holds in full (router matrices, then the one-dimensional norms); vectors come after matrices
-//! in each.
+//! in each. Where a plan divides buffers into buckets, each bucket is ordered so by itself.
 
 mod declare;
 
 use std::ops::Range;
 
+use moefold_planner::bucket;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::{Activation, Model, Moe};
@@ -230,6 +231,56 @@ impl Parameter {
     }
 }
 
+/// Weights that a rank uses one after the other: of them buckets are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// The token embedding, where the first stage is.
+    Embedding,
+    /// A decoder layer.
+    Layer(u32),
+    /// What the last stage has beside its layers: norm, head, depths of multi-token prediction.
+    Head,
+}
+
+impl Unit {
+    /// Those of some pieces, in order of use.
+    fn of(pieces: &[Piece]) -> Vec<Self> {
+        let mut units: Vec<Self> = pieces
+            .iter()
+            .map(|piece| match *piece {
+                Piece::Embedding => Self::Embedding,
+                Piece::Mixer(layer) | Piece::FeedForward(layer) => Self::Layer(layer),
+                Piece::Head => Self::Head,
+            })
+            .collect();
+        units.dedup();
+        units
+    }
+
+    /// The number among `units` of that with a parameter. What is of none of their layers is of the head, and so
+    /// is an embedding where the first stage is elsewhere.
+    fn with(units: &[Self], parameter: &Parameter) -> usize {
+        let own = match (parameter.layer, parameter.part) {
+            (Some(layer), _) => Self::Layer(layer),
+            (None, Part::Embedding) => Self::Embedding,
+            (None, _) => Self::Head,
+        };
+        let found = units.iter().position(|unit| *unit == own);
+        found.unwrap_or(units.len() - 1)
+    }
+}
+
+/// Weights that are reduced and gathered in one collective: a part of the buffer of their family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    /// Dense, or experts.
+    pub family: Family,
+    /// Where it is in the family's buffer. It divides into equal shards over the replicas.
+    pub range: Range<usize>,
+    /// Its units, in order of use.
+    pub units: Range<usize>,
+}
+
 /// Everything one rank holds of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shard {
@@ -241,6 +292,10 @@ pub struct Shard {
     pub expert_len: usize,
     /// Length of the buffer of correction biases.
     pub balance_len: usize,
+    /// In order of use.
+    pub units: Vec<Unit>,
+    /// By family, each in order of use.
+    pub buckets: Vec<Bucket>,
 }
 
 /// A piece of the model that runs as one: forward, and later backward.
@@ -276,12 +331,19 @@ pub fn pieces_of(model: &Model, stages: &[Vec<u32>], stage: Stage) -> Vec<Piece>
 }
 
 impl Shard {
-    /// Declares what the rank at `at` has of some pieces. The model and layout must have passed
-    /// [`crate::support::check`].
-    pub fn new(model: &Model, layout: &Layout, at: &Coordinates, pieces: &[Piece]) -> Self {
+    /// Declares what the rank at `at` has of some pieces, in buckets of at least so many elements: see
+    /// [`bucket::divide`]. The model and layout must have passed [`crate::support::check`].
+    pub fn new(
+        model: &Model,
+        layout: &Layout,
+        at: &Coordinates,
+        pieces: &[Piece],
+        bucket_elements: Option<u64>,
+    ) -> Self {
         let replicas = [layout.dp() * layout.cp(), layout.edp()];
         let parameters = Declaration::of_rank(model, layout, at).list(pieces);
-        Self::place(parameters, replicas.map(|count| count as usize))
+        let replicas = replicas.map(|count| count as usize);
+        Self::place(parameters, Unit::of(pieces), bucket_elements, replicas)
     }
 
     /// The same, for whoever asks only where parameters are: those of experts are without the slices that
@@ -296,31 +358,82 @@ impl Shard {
         let declaration = Declaration::of_rank(model, layout, at).unsliced();
         Self::place(
             declaration.list(pieces),
+            Unit::of(pieces),
+            None,
             replicas.map(|count| count as usize),
         )
     }
 
     /// The whole model on one rank.
     pub fn whole(model: &Model) -> Self {
-        let parameters = Declaration::of_whole(model).list(&pieces(model));
-        Self::place(parameters, [1, 1])
+        let pieces = pieces(model);
+        let parameters = Declaration::of_whole(model).list(&pieces);
+        Self::place(parameters, Unit::of(&pieces), None, [1, 1])
     }
 
-    /// Orders parameters and gives each its place.
-    fn place(mut parameters: Vec<Parameter>, replicas: [usize; 2]) -> Self {
-        parameters.sort_by_key(|p| (p.family, treatment(p), p.layer));
+    /// Orders parameters and gives each its place: bucket by bucket, and in each by treatment.
+    fn place(
+        mut parameters: Vec<Parameter>,
+        units: Vec<Unit>,
+        bucket_elements: Option<u64>,
+        replicas: [usize; 2],
+    ) -> Self {
+        let resting = |parameter: &Parameter| parameter.len().next_multiple_of(ALIGNMENT);
+        let divided = [Family::Dense, Family::Expert].map(|family| {
+            let mut elements = vec![0; units.len()];
+            for parameter in parameters.iter().filter(|p| p.family == family) {
+                elements[Unit::with(&units, parameter)] += resting(parameter) as u64;
+            }
+            bucket::divide(&elements, bucket_elements)
+        });
+        let bucket_of = |parameter: &Parameter| {
+            let unit = Unit::with(&units, parameter);
+            let buckets = divided.get(parameter.family as usize);
+            let found = buckets.and_then(|all| all.iter().position(|units| units.contains(&unit)));
+            found.unwrap_or(0)
+        };
+        parameters.sort_by_key(|p| (p.family, bucket_of(p), treatment(p), p.layer));
+        let numbers: Vec<usize> = parameters.iter().map(bucket_of).collect();
+        let mut buckets: Vec<Bucket> = Vec::new();
         let mut end = [0_usize; 3];
-        for parameter in &mut parameters {
-            let end = &mut end[parameter.family as usize];
-            parameter.offset = *end;
-            *end = (*end + parameter.len()).next_multiple_of(ALIGNMENT);
+        let mut rest = parameters.iter_mut().zip(numbers).peekable();
+        for (family, units) in [Family::Dense, Family::Expert].into_iter().zip(&divided) {
+            for (number, units) in units.iter().enumerate() {
+                let end = &mut end[family as usize];
+                let start = *end;
+                while let Some((parameter, _)) =
+                    rest.next_if(|(p, own)| (p.family, *own) == (family, number))
+                {
+                    parameter.offset = *end;
+                    *end += resting(parameter);
+                }
+                let grain = ALIGNMENT * replicas[family as usize];
+                *end = start + (*end - start).next_multiple_of(grain);
+                buckets.push(Bucket {
+                    family,
+                    range: start..*end,
+                    units: units.clone(),
+                });
+            }
+        }
+        for (parameter, _) in rest {
+            parameter.offset = end[2];
+            end[2] += resting(parameter);
         }
         Self {
             parameters,
-            dense_len: end[0].next_multiple_of(ALIGNMENT * replicas[0]),
-            expert_len: end[1].next_multiple_of(ALIGNMENT * replicas[1]),
+            dense_len: end[0],
+            expert_len: end[1],
             balance_len: end[2],
+            units,
+            buckets,
         }
+    }
+
+    /// The parameters of a bucket, in order.
+    pub fn in_bucket<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = &'a Parameter> {
+        let own = self.family(bucket.family);
+        own.filter(|parameter| bucket.range.contains(&parameter.offset))
     }
 
     /// Parameters of one family.
@@ -345,10 +458,10 @@ impl Shard {
             .unwrap_or_else(|| panic!("no {part:?} of layer {layer:?} in this shard"))
     }
 
-    /// The contiguous range of the dense buffer that every TP rank holds in full.
-    pub fn replicated_range(&self) -> Range<usize> {
+    /// The contiguous range of a bucket of the dense buffer that every TP rank holds in full.
+    pub fn replicated_range(&self, bucket: &Bucket) -> Range<usize> {
         let mut replicated = self
-            .family(Family::Dense)
+            .in_bucket(bucket)
             .filter(|p| p.spread == Spread::Replicated)
             .map(Parameter::range);
         match replicated.next() {

@@ -7,16 +7,21 @@
 //! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of
 //! narrower weights every shard has masters in f32, which begin as the initial values before rounding and are
 //! what is saved at the end. Moments are f32 or bf16, as a plan says.
+//!
+//! Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
+//! last backward pass has left its units ([`Reducing`]), and gathered beside the first forward pass of the next
+//! step ([`Gathering`]); else after all passes and after the update.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
-use moefold_planner::choice::Optimizer;
+use moefold_planner::choice::{Optimizer, Overlap};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
-use crate::model::{Family, Parameter, Shard, Slice, Spread};
+use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
 use crate::rank::Context;
 use crate::store::Store;
 use crate::transport::{Communicator, Pending};
@@ -50,7 +55,8 @@ impl Default for AdamOptions {
 #[derive(Debug)]
 pub struct ZeroAdam {
     options: AdamOptions,
-    families: Vec<FamilyShard>,
+    overlap: Overlap,
+    buckets: Vec<BucketShard>,
     /// The correction biases of routers, which this updates not: on the first of their replicas, for
     /// whoever asks what is saved.
     balance: Option<Tensor>,
@@ -90,14 +96,17 @@ impl<'a> Owned<'a> {
     }
 }
 
-/// The part of one family that this rank updates.
+/// The part of one bucket that this rank updates.
 #[derive(Debug)]
-struct FamilyShard {
-    family: Family,
+struct BucketShard {
+    bucket: Bucket,
     group: Communicator,
+    /// Whether its gradients are completed after all passes: both ends of a pipeline have some, or TP ranks share
+    /// heads, whose sum takes memory.
+    late: bool,
     /// Where in the family's buffers the shard lies.
     range: Range<usize>,
-    /// The whole family's buffers.
+    /// The whole bucket.
     all_weights: Tensor,
     all_grads: Tensor,
     /// The shard's part of them.
@@ -119,19 +128,58 @@ struct Segment {
     counted: bool,
 }
 
+/// Reductions that were started before the passes of a step are over.
+#[derive(Debug, Default)]
+pub struct Reducing {
+    /// By bucket, units whose gradients are not whole yet.
+    left: Vec<usize>,
+    pending: Vec<Pending>,
+}
+
+/// Gathers of weights that are under way, in order of use, each with the first unit that waits for it.
+#[derive(Debug, Default)]
+pub struct Gathering(VecDeque<(usize, Pending)>);
+
+impl Gathering {
+    /// Waits for the weights of a unit of `shard`.
+    pub fn await_unit(&mut self, cx: &Context, shard: &Shard, unit: Unit) -> Result<(), Error> {
+        let number = shard.units.iter().position(|own| *own == unit);
+        self.await_until(cx, number.expect("a unit of the rank"))
+    }
+
+    /// Waits for all.
+    pub fn finish(mut self, cx: &Context) -> Result<(), Error> {
+        self.await_until(cx, usize::MAX)
+    }
+
+    fn await_until(&mut self, cx: &Context, unit: usize) -> Result<(), Error> {
+        while let Some((_, pending)) = self.0.pop_front_if(|(first, _)| *first <= unit) {
+            cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
+        }
+        Ok(())
+    }
+}
+
 impl ZeroAdam {
     /// States for the rank's shards of `store`, all zero, with moments of the type of `optimizer`.
-    pub fn new(cx: &Context, store: &Store, options: AdamOptions, optimizer: Optimizer) -> Self {
-        let families = [Family::Dense, Family::Expert]
-            .into_iter()
+    pub fn new(
+        cx: &Context,
+        store: &Store,
+        options: AdamOptions,
+        optimizer: Optimizer,
+        overlap: Overlap,
+    ) -> Self {
+        let families = [Family::Dense, Family::Expert].into_iter();
+        let buckets = families
             .filter(|&family| store.shard.buffer_len(family) > 0)
-            .map(|family| FamilyShard::new(cx, store, family, optimizer.moments()))
+            .flat_map(|family| BucketShard::of_family(cx, store, family, optimizer.moments()))
             .collect();
         let balance = &store.flat(Family::Balance).weights;
         let is_first = cx.replicas(Family::Balance).index() == 0;
         Self {
             options,
-            families,
+            overlap,
+            buckets,
             balance: is_first.then(|| balance.clone()),
             steps: 0,
         }
@@ -182,9 +230,9 @@ impl ZeroAdam {
             return Some((0..slice.len(), view(all, &(at..at + slice.len()))));
         }
         let of = self
-            .families
+            .buckets
             .iter()
-            .find(|f| f.family == parameter.family)?;
+            .find(|of| of.bucket.family == parameter.family && of.bucket.range.contains(&at))?;
         let start = of.range.start.max(at);
         let end = of.range.end.min(at + slice.len());
         let values = match state {
@@ -198,31 +246,89 @@ impl ZeroAdam {
         })
     }
 
-    /// Sums the gradients over their groups, so that every shard is complete.
-    pub fn reduce_gradients(&self, cx: &Context, store: &Store) -> Result<(), Error> {
-        sum_over_ends(cx, store)?;
-        sum_over_tp(cx, store)?;
-        let mut pending: Vec<Pending> = Vec::new();
-        for family in self.families.iter().filter(|f| !f.group.is_solo()) {
-            pending.push(cx.comm(Category::DpComm, "reduce_scatter", || {
-                family
-                    .group
-                    .start_reduce_scatter(&family.all_grads, &family.grads)
-            })?);
+    /// The reductions of a step that begins.
+    pub fn reducing(&self) -> Reducing {
+        Reducing {
+            left: (self.buckets.iter())
+                .map(|of| of.bucket.units.len())
+                .collect(),
+            pending: Vec::new(),
         }
-        for pending in pending {
+    }
+
+    /// Hears that no pass adds to the gradients of a unit any more: where a bucket is whole by that, and the plan
+    /// says so, its reduction starts.
+    pub fn whole(
+        &self,
+        cx: &Context,
+        store: &Store,
+        reducing: &mut Reducing,
+        unit: Unit,
+    ) -> Result<(), Error> {
+        if !self.overlap.grad_reduce {
+            return Ok(());
+        }
+        let unit = store.shard.units.iter().position(|own| *own == unit);
+        let unit = unit.expect("a unit of the rank");
+        for (of, left) in self.buckets.iter().zip(&mut reducing.left) {
+            if !of.bucket.units.contains(&unit) {
+                continue;
+            }
+            *left -= 1;
+            if *left == 0 && !of.late {
+                sum_over_tp(cx, store, &of.bucket)?;
+                reducing.pending.extend(of.start_reduction(cx)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums the gradients over their groups, where that has not begun, so that every shard is complete.
+    pub fn reduce_gradients(
+        &self,
+        cx: &Context,
+        store: &Store,
+        reducing: &mut Reducing,
+    ) -> Result<(), Error> {
+        let begun = |of: &BucketShard| self.overlap.grad_reduce && !of.late;
+        sum_over_ends(cx, store)?;
+        let rest = || self.buckets.iter().filter(|of| !begun(of));
+        for of in rest() {
+            sum_over_tp(cx, store, &of.bucket)?;
+        }
+        for of in rest() {
+            reducing.pending.extend(of.start_reduction(cx)?);
+        }
+        for pending in reducing.pending.drain(..) {
             cx.comm(Category::DpComm, "reduce_scatter", || pending.wait())?;
         }
         Ok(())
+    }
+
+    /// Starts to gather all weights from their shards, in order of use, where the plan says that a step begins
+    /// with that.
+    pub fn gather(&self, cx: &Context) -> Result<Gathering, Error> {
+        let mut gathering = Gathering::default();
+        if !self.overlap.param_gather {
+            return Ok(gathering);
+        }
+        let mut buckets: Vec<&BucketShard> = self.buckets.iter().collect();
+        buckets.sort_by_key(|of| of.bucket.units.start);
+        for of in buckets {
+            let pending = of.start_gather(cx)?;
+            let first = of.bucket.units.start;
+            gathering.0.extend(pending.map(|pending| (first, pending)));
+        }
+        Ok(gathering)
     }
 
     /// Adds to number `i` of `sums` the squares of the gradients that this rank counts, scaled as the
     /// update will scale them. The sum over all ranks is the square of the global norm.
     pub fn add_squares(&self, cx: &Context, sums: &Scalars, i: usize) {
         let factor = gradient_scale(cx).powi(2);
-        for family in &self.families {
-            for segment in family.segments.iter().filter(|segment| segment.counted) {
-                let grads = view(&family.grads, &segment.range);
+        for of in &self.buckets {
+            for segment in of.segments.iter().filter(|segment| segment.counted) {
+                let grads = view(&of.grads, &segment.range);
                 cx.op(Category::Optimizer, || {
                     sums.add_squares(i, factor, &grads);
                 });
@@ -231,15 +337,15 @@ impl ZeroAdam {
     }
 
     /// Clips by the global norm, whose square is number `i` of `sums`, updates the shards, gathers
-    /// the weights and clears the gradients.
+    /// the weights where the next step does not begin with that, and clears the gradients.
     pub fn step(&mut self, cx: &Context, lr: f64, sums: &Scalars, i: usize) -> Result<(), Error> {
         self.steps += 1;
         let scale = cx.op(Category::Optimizer, || {
             Factor::clipped(sums, i, gradient_scale(cx), self.options.clip)
         });
         let mut pending: Vec<Pending> = Vec::new();
-        for family in &self.families {
-            for segment in &family.segments {
+        for bucket in &self.buckets {
+            for segment in &bucket.segments {
                 let decay = if segment.decays {
                     self.options.weight_decay
                 } else {
@@ -256,25 +362,21 @@ impl ZeroAdam {
                 let of = |tensor| view(tensor, &segment.range);
                 cx.op(Category::Optimizer, || {
                     adamw::step_by(
-                        &of(&family.masters),
-                        &of(&family.grads),
-                        &of(&family.first_moment),
-                        &of(&family.second_moment),
-                        Some(&of(&family.weights)),
+                        &of(&bucket.masters),
+                        &of(&bucket.grads),
+                        &of(&bucket.first_moment),
+                        &of(&bucket.second_moment),
+                        Some(&of(&bucket.weights)),
                         &rule,
                         &scale,
                     );
                 });
             }
-            if !family.group.is_solo() {
-                pending.push(cx.comm(Category::DpComm, "all_gather", || {
-                    family
-                        .group
-                        .start_all_gather(&family.weights, &family.all_weights)
-                })?);
+            if !self.overlap.param_gather {
+                pending.extend(bucket.start_gather(cx)?);
             }
             cx.op(Category::Optimizer, || {
-                elementwise::fill(&family.all_grads, 0.0);
+                elementwise::fill(&bucket.all_grads, 0.0);
             });
         }
         for pending in pending {
@@ -284,30 +386,75 @@ impl ZeroAdam {
     }
 }
 
-impl FamilyShard {
-    fn new(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Self {
-        let group = cx.replicas(family).clone();
+impl BucketShard {
+    /// Those of a family, whose states rest one after the other.
+    fn of_family(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Vec<Self> {
+        let group = cx.replicas(family);
         let flat = store.flat(family);
         let len = flat.weights.len() / group.size();
-        let range = group.index() * len..(group.index() + 1) * len;
         let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
-        let weights = view(&flat.weights, &range);
-        Self {
-            family,
-            masters: match weights.dtype() {
-                Dtype::F32 => weights.clone(),
-                _ => state(Dtype::F32),
-            },
-            all_weights: flat.weights.clone(),
-            all_grads: flat.grads.clone(),
-            weights,
-            grads: view(&flat.grads, &range),
-            first_moment: state(moments),
-            second_moment: state(moments),
-            segments: segments(&store.shard, family, &range),
-            group,
-            range,
+        let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(Dtype::F32));
+        let (first_moment, second_moment) = (state(moments), state(moments));
+        let shard = &store.shard;
+        let buckets = shard
+            .buckets
+            .iter()
+            .filter(|bucket| bucket.family == family);
+        let mut at = 0;
+        buckets
+            .map(|bucket| {
+                let len = bucket.range.len() / group.size();
+                let start = bucket.range.start + group.index() * len;
+                let range = start..start + len;
+                let own = at..at + len;
+                at += len;
+                let weights = view(&flat.weights, &range);
+                Self {
+                    late: shard.in_bucket(bucket).any(|parameter| {
+                        (parameter.at_both_ends && !cx.ends.is_solo())
+                            || matches!(parameter.spread, Spread::SharedBy(_))
+                    }),
+                    masters: match &masters {
+                        None => weights.clone(),
+                        Some(masters) => view(masters, &own),
+                    },
+                    all_weights: view(&flat.weights, &bucket.range),
+                    all_grads: view(&flat.grads, &bucket.range),
+                    weights,
+                    grads: view(&flat.grads, &range),
+                    first_moment: view(&first_moment, &own),
+                    second_moment: view(&second_moment, &own),
+                    segments: segments(shard, family, &range),
+                    group: group.clone(),
+                    bucket: bucket.clone(),
+                    range,
+                }
+            })
+            .collect()
+    }
+
+    /// Starts to sum its gradients over the replicas, where there are several.
+    fn start_reduction(&self, cx: &Context) -> Result<Option<Pending>, Error> {
+        if self.group.is_solo() {
+            return Ok(None);
         }
+        let start = || {
+            self.group
+                .start_reduce_scatter(&self.all_grads, &self.grads)
+        };
+        Ok(Some(cx.comm(Category::DpComm, "reduce_scatter", start)?))
+    }
+
+    /// Starts to gather its weights from the replicas, where there are several.
+    fn start_gather(&self, cx: &Context) -> Result<Option<Pending>, Error> {
+        if self.group.is_solo() {
+            return Ok(None);
+        }
+        let start = || {
+            self.group
+                .start_all_gather(&self.weights, &self.all_weights)
+        };
+        Ok(Some(cx.comm(Category::DpComm, "all_gather", start)?))
     }
 }
 
@@ -331,19 +478,19 @@ fn sum_over_ends(cx: &Context, store: &Store) -> Result<(), Error> {
     Ok(())
 }
 
-/// Completes the gradients of what TP ranks hold in common: each has seen its own tokens or heads.
-pub(crate) fn sum_over_tp(cx: &Context, store: &Store) -> Result<(), Error> {
-    if cx.tp.is_solo() {
+/// Completes the gradients of what TP ranks hold of a bucket in common: each has seen its own tokens or heads.
+pub(crate) fn sum_over_tp(cx: &Context, store: &Store, bucket: &Bucket) -> Result<(), Error> {
+    if cx.tp.is_solo() || bucket.family != Family::Dense {
         return Ok(());
     }
     let grads = &store.flat(Family::Dense).grads;
-    let replicated = store.shard.replicated_range();
+    let replicated = store.shard.replicated_range(bucket);
     if !replicated.is_empty() {
         cx.comm(Category::TpComm, "all_reduce", || {
             cx.tp.all_reduce(&view(grads, &replicated))
         })?;
     }
-    for parameter in store.shard.family(Family::Dense) {
+    for parameter in store.shard.in_bucket(bucket) {
         let Spread::SharedBy(ranks) = parameter.spread else {
             continue;
         };

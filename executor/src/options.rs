@@ -68,6 +68,8 @@ pub struct Savers {
     pub overlap: Overlap,
     /// The pipeline schedule; absent, the one that degrees have where none is chosen.
     pub schedule: Option<ScheduleName>,
+    /// Elements that a bucket of gradients has at least; none where each family is one.
+    pub bucket_elements: Option<u64>,
 }
 
 impl Savers {
@@ -90,6 +92,7 @@ impl Savers {
             },
             overlap: plan.overlap.unwrap_or_default(),
             schedule: Some(plan.pipeline.schedule),
+            bucket_elements: plan.bucket_elements,
         }
     }
 }

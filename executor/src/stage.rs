@@ -19,7 +19,7 @@ use crate::layers::embedding::Embedding;
 use crate::layers::head::{Head, HeadSaved};
 use crate::layers::latent::{Latent, LatentSaved};
 use crate::layers::mlp::{Mlp, MlpSaved};
-use crate::model::Piece;
+use crate::model::{Piece, Unit};
 use crate::moe::{Moe, MoeSaved, Routed, RoutingStats, Sparse};
 use crate::offload::{Away, Saved};
 use crate::rank::Context;
@@ -74,6 +74,22 @@ pub struct Tokens<'a> {
     /// For each depth of multi-token prediction the ids to embed, and what each should predict `[T]` both.
     pub ahead: Vec<[Tensor; 2]>,
 }
+
+/// Who is told when a stage comes to weights and when it is done with them.
+pub trait Visitor {
+    /// A forward pass is about to use the weights of a unit.
+    fn before(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// A backward pass has added to all gradients of a unit.
+    fn added(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Nobody.
+impl Visitor for () {}
 
 /// What a stage gives.
 #[derive(Debug)]
@@ -383,15 +399,16 @@ impl StageModel {
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `routed` is called with each MoE layer and its statistics, in order, and once.
+    /// there is one. `visitor` is told of each unit before it is used. `routed` is called with each MoE layer and its statistics, in order, and once.
     pub fn forward(
         &self,
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
+        visitor: &mut dyn Visitor,
         mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
-        self.run(cx, input, tokens, &mut routed)
+        self.run(cx, input, tokens, visitor, &mut routed)
     }
 
     fn run(
@@ -399,10 +416,14 @@ impl StageModel {
         cx: &Context,
         input: Option<Tensor>,
         tokens: &Tokens<'_>,
+        visitor: &mut dyn Visitor,
         routed: &mut dyn FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
         let mut x = match (&self.embedding, input) {
-            (Some(embedding), None) => embedding.forward(cx, &tokens.ids)?,
+            (Some(embedding), None) => {
+                visitor.before(cx, Unit::Embedding)?;
+                embedding.forward(cx, &tokens.ids)?
+            }
             (None, Some(input)) => input,
             _ => unreachable!("the first stage has the embedding and no other has"),
         };
@@ -413,6 +434,7 @@ impl StageModel {
             let stays = !self.goes_on && number + 1 == self.layers.len();
             let to_move = (&mut away, self.offload, stays);
             let routed = &mut |stats| routed(layer.index, stats);
+            visitor.before(cx, Unit::Layer(layer.index))?;
             let saved;
             (x, saved) = layer.forward(cx, x, tokens, routed, to_move)?;
             layers.push(saved);
@@ -428,6 +450,7 @@ impl StageModel {
             saved.away.settle(cx);
             return Ok((StageOutput::Hidden(x), saved));
         };
+        visitor.before(cx, Unit::Head)?;
         let (losses, of_head) = head.forward(cx, &x, &tokens.targets, tokens.loss_scale)?;
         drop(x);
         let mut hidden = of_head.normed().clone();
@@ -445,12 +468,14 @@ impl StageModel {
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
     /// after, if there is one; returned is the gradient of the input, unless the embedding took it.
+    /// `visitor` is told of each unit once its gradients are added to.
     pub fn backward(
         &self,
         cx: &Context,
         doutput: Option<Tensor>,
         tokens: &Tokens<'_>,
         saved: StageSaved,
+        visitor: &mut dyn Visitor,
     ) -> Result<Option<Tensor>, Error> {
         let mut away = saved.away;
         away.ahead(cx);
@@ -461,7 +486,9 @@ impl StageModel {
                 for ((depth, ahead), saved) in depths.rev() {
                     dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
                 }
-                head.backward(cx, of_head, dhidden)?
+                let dx = head.backward(cx, of_head, dhidden)?;
+                visitor.added(cx, Unit::Head)?;
+                dx
             }
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
@@ -469,12 +496,14 @@ impl StageModel {
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
             dx = layer.backward(cx, dx, tokens, saved, &mut away)?;
+            visitor.added(cx, Unit::Layer(layer.index))?;
         }
         cx.recorder.at_layer(None);
         match &self.embedding {
             None => Ok(Some(dx)),
             Some(embedding) => {
                 embedding.backward(cx, &dx, &tokens.ids)?;
+                visitor.added(cx, Unit::Embedding)?;
                 Ok(None)
             }
         }

@@ -24,14 +24,15 @@ use moefold_profiles::units::Bytes;
 use crate::data::{NONE, Packing};
 use crate::error::Error;
 use crate::later::WeightGradients;
+use crate::model::Unit;
 use crate::moe::balance::{Biases, between};
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{Balance, Load, RoutingStats, ZLoss};
-use crate::optimizer::ZeroAdam;
+use crate::optimizer::{Gathering, Reducing, ZeroAdam};
 use crate::rank::Context;
 use crate::rotary::Rotation;
 use crate::shares;
-use crate::stage::{StageModel, StageOutput, StageSaved, Tokens};
+use crate::stage::{StageModel, StageOutput, StageSaved, Tokens, Visitor};
 use crate::store::Store;
 use crate::transport::Pending;
 
@@ -200,6 +201,10 @@ struct Progress {
     between: BTreeMap<(Stage, Microbatch), Tensor>,
     /// The last message that was sent, by direction.
     sent: [Option<(Pending, Tensor)>; 2],
+    /// Weights on their way.
+    gathering: Gathering,
+    /// Gradients on their way.
+    reducing: Reducing,
     /// By microbatch.
     tokens: Vec<DeviceTokens>,
     /// Tokens of the global batch that have a loss.
@@ -231,6 +236,33 @@ pub(crate) struct DeviceTokens {
     rope: Option<Rope>,
     /// Where attention does.
     documents: Option<Documents>,
+}
+
+/// Waits for the weights of a unit before it runs.
+struct Gathered<'a> {
+    store: &'a Store,
+    gathering: &'a mut Gathering,
+}
+
+impl Visitor for Gathered<'_> {
+    fn before(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        self.gathering.await_unit(cx, &self.store.shard, unit)
+    }
+}
+
+/// Tells the optimizer of units that no pass adds gradients to any more.
+struct Whole<'a> {
+    stepper: &'a Stepper,
+    reducing: &'a mut Reducing,
+}
+
+impl Visitor for Whole<'_> {
+    fn added(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        let Stepper {
+            store, optimizer, ..
+        } = self.stepper;
+        optimizer.whole(cx, store, self.reducing, unit)
+    }
 }
 
 impl HostTokens {
@@ -374,11 +406,15 @@ impl Stepper {
     /// A step without any action done: nothing summed, its tokens on their way to the device.
     fn begin(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<Progress, Error> {
         let (counted, loss_scale) = self.losses(cx, microbatches)?;
+        cx.recorder.at_microbatch(None);
+        let gathering = self.optimizer.gather(cx)?;
         self.sums.clear();
         self.stages.values().for_each(StageModel::begin_step);
         let routers = self.routers.iter();
         let none: Vec<Vec<u64>> = routers.map(|&(_, experts)| vec![0; experts]).collect();
         Ok(Progress {
+            gathering,
+            reducing: self.optimizer.reducing(),
             tokens: self.upload(cx, microbatches),
             counted,
             loss_scale,
@@ -463,7 +499,8 @@ impl Stepper {
                 // The flat buffers hold all stages of the rank, so the last one reduces them.
                 progress.reduced_stages += 1;
                 if progress.reduced_stages == self.stages.len() {
-                    self.optimizer.reduce_gradients(cx, &self.store)?;
+                    let reducing = &mut progress.reducing;
+                    self.optimizer.reduce_gradients(cx, &self.store, reducing)?;
                 }
                 Ok(())
             }
@@ -485,7 +522,16 @@ impl Stepper {
         let saved = progress.saved.remove(&(stage, microbatch));
         let saved = saved.expect("a schedule runs a stage forward before backward");
         let dy = progress.between.remove(&(stage, microbatch));
-        let dx = self.stages[&stage].backward(cx, dy, &tokens, saved)?;
+        let built = &self.stages[&stage];
+        let dx = if self.is_last(stage, microbatch) {
+            let mut whole = Whole {
+                stepper: self,
+                reducing: &mut progress.reducing,
+            };
+            built.backward(cx, dy, &tokens, saved, &mut whole)?
+        } else {
+            built.backward(cx, dy, &tokens, saved, &mut ())?
+        };
         let dx = dx.map(|dx| ((stage, microbatch), dx));
         progress.between.extend(dx);
         Ok(())
@@ -497,6 +543,19 @@ impl Stepper {
         if peak > progress.peak {
             (progress.peak, progress.peaked) = (peak, Some(microbatch));
         }
+    }
+
+    /// Whether a microbatch's backward pass is the last of a stage, and its gradients are whole after it; where
+    /// passes are divided none is.
+    fn is_last(&self, stage: Stage, microbatch: Microbatch) -> bool {
+        let of_stage =
+            |action: &&Action| matches!(action, Action::Backward(own, _) if *own == stage);
+        self.actions.iter().rfind(of_stage) == Some(&Action::Backward(stage, microbatch))
+    }
+
+    /// Gathers weights that the last step left to the next: for whoever looks at them between steps.
+    pub fn gather_weights(&self, cx: &Context) -> Result<(), Error> {
+        self.optimizer.gather(cx)?.finish(cx)
     }
 
     /// Takes what a stage is to begin a pass with from the pipeline rank that has it.
@@ -611,7 +670,12 @@ impl Stepper {
                 let load = Load::Known(stats.load.read());
                 all.push(RoutingStats { load, ..stats });
             };
-            let (output, _) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
+            let mut gathered = Gathered {
+                store: &self.store,
+                gathering: &mut progress.gathering,
+            };
+            let built = &self.stages[&stage];
+            let (output, _) = built.forward(cx, input, &tokens, &mut gathered, routed)?;
             if let StageOutput::Hidden(output) = output {
                 progress.between.insert((stage, microbatch), output);
             }
@@ -687,7 +751,12 @@ impl Stepper {
         let tokens = &progress.tokens[microbatch.0 as usize];
         let tokens = self.tokens(tokens, progress.loss_scale);
         let input = progress.between.remove(&(stage, microbatch));
-        let (output, saved) = self.stages[&stage].forward(cx, input, &tokens, routed)?;
+        let mut gathered = Gathered {
+            store: &self.store,
+            gathering: &mut progress.gathering,
+        };
+        let built = &self.stages[&stage];
+        let (output, saved) = built.forward(cx, input, &tokens, &mut gathered, routed)?;
         progress.saved.insert((stage, microbatch), saved);
         match output {
             // TP ranks compute the same losses; one of them accounts for them.

@@ -4,7 +4,7 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, ScheduleName, StackName};
+use moefold_planner::choice::{Dispatcher, ScheduleName, StackName, Zero};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
@@ -129,6 +129,10 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
                 .to_owned(),
         ),
         (
+            plan.zero == Some(Zero::Fsdp),
+            "fully sharded data parallelism is not implemented, found zero \"fsdp\", use \"1\"".to_owned(),
+        ),
+        (
             plan.precision.compute() != device.dtype(),
             precision(plan.precision, device),
         ),
@@ -251,6 +255,19 @@ mod tests {
         ] {
             assert_eq!(check_model(name), Ok(()), "{name}");
         }
+    }
+
+    #[test]
+    fn full_sharding_is_refused_by_name() {
+        let mut plan = plan();
+        plan.zero = Some(Zero::Fsdp);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        let text = refused.to_string();
+        assert!(
+            text.contains("fully sharded") && text.contains("use \"1\""),
+            "{text}"
+        );
     }
 
     #[test]

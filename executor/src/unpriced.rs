@@ -29,7 +29,9 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         offload: Offload::NONE,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
+        zero: None,
         overlap: None,
+        bucket_elements: None,
         stack: StackName::Moefold,
         predicted: Predicted {
             step_s: 0.0,

@@ -125,6 +125,19 @@ impl Optimizer {
     }
 }
 
+moefold_profiles::named! {
+    /// What data parallelism divides over the ranks that replicate a parameter, by the flag `--zero`.
+    #[derive(Default)]
+    pub enum Zero {
+        /// Masters and moments (ZeRO-1, Megatron's distributed optimizer).
+        #[default]
+        States = "1",
+        /// Weights and gradients too (ZeRO-3, Megatron-FSDP's `optim_grads_params`): layers are gathered before
+        /// each of their passes, and their gradients reduced in every microbatch.
+        Fsdp = "fsdp",
+    }
+}
+
 /// Communication that runs beside compute. A file has it in words, as [`FromStr`] reads it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -215,6 +228,11 @@ impl Overlap {
             p2p: all || !on_cpu,
             shared_expert: false,
         }
+    }
+
+    /// Whether some collective over replicas runs beside compute.
+    pub fn of_replicas(self) -> bool {
+        self.grad_reduce || self.param_gather
     }
 }
 

@@ -1,11 +1,12 @@
 //! Models, layouts, schedules and plans, and the search over them.
 //!
-//! The data half (`choice`, `model`, `layout`, `mesh`, `schedule`, `saved`, `local`, `shard`, `runtime`,
+//! The data half (`choice`, `model`, `layout`, `mesh`, `schedule`, `saved`, `local`, `shard`, `bucket`, `runtime`,
 //! `walk`, `plan`, `answer`) is what the executor and the reports read. The algorithm half lowers a layer to ops, prices ops, counts memory,
 //! simulates the step and searches. The whole crate is a pure function of its inputs: it reads the
 //! files it is given and no clock, no environment and no device.
 
 pub mod answer;
+pub mod bucket;
 pub mod calibrate;
 pub mod choice;
 pub mod interval;

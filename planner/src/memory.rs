@@ -14,7 +14,6 @@ use moefold_profiles::{ByClass, TensorClass};
 
 use crate::runtime::{Height as _, Level, Running, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
-use crate::shard::Shard;
 
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,28 +111,50 @@ pub struct StateBytes {
     pub sharded: f64,
 }
 
-/// Static memory of a rank that holds `shard`, dense state over `dense_shards` replicas and experts'
-/// over `expert_shards`. Buffers that are divided end at a multiple of `grain` elements for each shard, or
-/// with the last parameter where it is 0.
+/// Static memory of a rank that holds so many elements of dense parameters and of experts, their state over so
+/// many replicas each.
 pub fn state(
-    shard: &Shard,
+    [dense, experts]: [u64; 2],
     bytes: StateBytes,
-    grain: u64,
-    dense_shards: u64,
-    expert_shards: u64,
+    [dense_shards, expert_shards]: [u64; 2],
 ) -> ByClass<Bytes> {
     let per = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
-    let whole = |count: u64, shards: u64| match grain {
-        0 => count,
-        _ => count.next_multiple_of(grain * shards),
-    };
-    let dense = whole(shard.dense(), dense_shards);
-    let experts = whole(shard.experts, expert_shards);
     let mut rank = ByClass::default();
     rank[TensorClass::Weights] = per(dense + experts, bytes.weight);
     rank[TensorClass::Gradients] = per(dense + experts, bytes.gradient);
     rank[TensorClass::Optimizer] = per(dense.div_ceil(dense_shards), bytes.sharded)
         + per(experts.div_ceil(expert_shards), bytes.sharded);
+    rank
+}
+
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the weights of
+/// the two largest units, the one that runs and the one that is gathered ahead, and the gradients of the largest
+/// (Megatron-FSDP, `optim_grads_params`). `units` are the parameters of each.
+pub fn fully_sharded(
+    held: [u64; 2],
+    bytes: StateBytes,
+    shards: [u64; 2],
+    units: impl Iterator<Item = u64>,
+) -> ByClass<Bytes> {
+    let mut rank = state(held, bytes, shards);
+    let own: u64 = held
+        .iter()
+        .zip(shards)
+        .map(|(held, shards)| held.div_ceil(shards))
+        .sum();
+    let of = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
+    rank[TensorClass::Weights] = of(own, bytes.weight);
+    rank[TensorClass::Gradients] = of(own, bytes.gradient);
+    let mut largest = [0, 0];
+    for unit in units {
+        if unit > largest[0] {
+            largest = [unit, largest[0]];
+        } else {
+            largest[1] = largest[1].max(unit);
+        }
+    }
+    let gathered = of(largest[0] + largest[1], bytes.weight);
+    rank[TensorClass::Transient] = gathered + of(largest[0], bytes.gradient);
     rank
 }
 

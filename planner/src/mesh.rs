@@ -85,6 +85,14 @@ impl GroupKind {
         }
     }
 
+    /// Whether a group of this name is of ranks that hold the same parameters: their collectives go beside those
+    /// of layers.
+    pub fn over_replicas(name: &str) -> bool {
+        [Self::DpCp, Self::Edp]
+            .iter()
+            .any(|kind| kind.name() == name)
+    }
+
     /// Whether the group belongs to the expert grid.
     pub fn is_expert(self) -> bool {
         matches!(

@@ -12,7 +12,7 @@ use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
     Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -49,8 +49,12 @@ pub struct SearchOptions {
     pub optimizer: Optimizer,
     /// Type of the main gradients.
     pub grad_dtype: Dtype,
+    /// What data parallelism divides.
+    pub zero: Zero,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
+    /// Elements that a bucket of gradients has at least; `None` is the stack's.
+    pub bucket_elements: Option<u64>,
     /// How tokens were routed; balanced where absent.
     pub routing: Option<Routing>,
     /// What is best.
@@ -83,7 +87,9 @@ impl SearchOptions {
             stages: None,
             optimizer: Optimizer::Adam,
             grad_dtype: Dtype::F32,
+            zero: Zero::default(),
             overlap: None,
+            bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,
             top: 5,

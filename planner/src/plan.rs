@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choice::{
     Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -52,9 +52,16 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// What data parallelism divides; absent where that is the states of the optimizer alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero: Option<Zero>,
     /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,
+    /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
+    /// parameters is one bucket, and of stacks that divide nothing by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_elements: Option<u64>,
     /// What executes it.
     pub stack: StackName,
     /// What it is expected to cost.

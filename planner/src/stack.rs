@@ -160,6 +160,14 @@ impl Stack {
         }
     }
 
+    /// Elements that a bucket of gradients has at least, of parameters with so many replicas, where it divides
+    /// them into any: Megatron-Core's default (`megatron/core/distributed/distributed_data_parallel.py` at
+    /// d98e8a64).
+    pub fn bucket_elements(&self, overlap: Overlap, replicas: u32) -> Option<u64> {
+        let divides = matches!(self, Self::Moefold(_)) && overlap.of_replicas();
+        divides.then(|| (1_000_000 * u64::from(replicas)).max(40_000_000))
+    }
+
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))
@@ -363,7 +371,12 @@ impl Moefold {
         self.common.sync = host.read.unwrap_or(sync);
         self.common.context = host.overhead.unwrap_or(ASSUMED_OVERHEAD);
         self.common.communicator = communicator;
-        self.common.overlap.p2p = true;
+        self.common.overlap = Overlap {
+            grad_reduce: true,
+            param_gather: true,
+            p2p: true,
+            shared_expert: false,
+        };
         self.queues = true;
         self
     }

@@ -15,6 +15,7 @@ use moefold_profiles::units::{Bytes, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, TensorClass};
 use serde::Serialize;
 
+use crate::mesh::GroupKind;
 use crate::stack::Stack;
 
 /// Where in a step something happens.
@@ -206,7 +207,7 @@ pub fn play(rank: u32, setup: &[Event], step: &[Event], costs: &Costs, stack: &S
             collectives: player.calls(),
             host_waits: player.host_waits,
             ops: player.ops,
-            step_s: player.compute.max(player.communication),
+            step_s: (player.compute.max(player.communication)).max(player.replicas),
         },
         trace: Trace {
             origin: Origin::Predicted,
@@ -228,9 +229,11 @@ struct Player<'a> {
     on_host: [Bytes; 2],
     /// Bytes, by class, after how many events of the step.
     peak: (Bytes, ByClass<Bytes>, usize),
-    /// When each lane is free, and when the host has issued what it was asked for, in seconds.
+    /// When each lane is free, that of collectives over replicas, which hold up no others, by itself, and when the
+    /// host has issued what it was asked for, in seconds.
     compute: f64,
     communication: f64,
+    replicas: f64,
     host: f64,
     /// When the stream of copies is free, and when transfers end that were started.
     copies: f64,
@@ -257,6 +260,7 @@ impl<'a> Player<'a> {
             peak: (Bytes::ZERO, ByClass::default(), 0),
             compute: 0.0,
             communication: 0.0,
+            replicas: 0.0,
             host: 0.0,
             ends: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -311,14 +315,15 @@ impl<'a> Player<'a> {
                 let price = seconds.unwrap_or_else(|| self.costs.collective(collective).time);
                 // Messages between stages go beside collectives.
                 let message = *category == Category::PpComm;
-                let start = if message {
-                    ready
+                let lane = if GroupKind::over_replicas(group) {
+                    &mut self.replicas
                 } else {
-                    ready.max(self.communication)
+                    &mut self.communication
                 };
+                let start = if message { ready } else { ready.max(*lane) };
                 let end = start + price.0;
                 if !message {
-                    self.communication = end;
+                    *lane = end;
                 }
                 self.ends.insert(*number, end);
                 let span = (Lane::Communication, collective.kind.stem(), *category, *at);

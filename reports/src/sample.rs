@@ -73,7 +73,9 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         offload: Offload::NONE,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
+        zero: None,
         overlap: None,
+        bucket_elements: None,
         stack: StackName::Megatron,
         predicted: Predicted {
             step_s,

@@ -56,8 +56,8 @@ pub(crate) const CRATES: &[Crate] = &[
 
 /// The planner's data: what the executor and the reports may read.
 pub(crate) const PLANNER_DATA: &[&str] = &[
-    "model", "choice", "layout", "mesh", "schedule", "saved", "local", "shard", "runtime", "walk",
-    "plan", "answer",
+    "model", "choice", "layout", "mesh", "schedule", "saved", "local", "shard", "bucket",
+    "runtime", "walk", "plan", "answer",
 ];
 
 /// What each module of the planner may import of it, from the ground up.
@@ -70,6 +70,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("saved", &[]),
     ("local", &["model", "choice", "layout"]),
     ("shard", &["model", "local"]),
+    ("bucket", &[]),
     (
         "runtime",
         &["model", "choice", "layout", "mesh", "local", "shard"],
@@ -88,7 +89,7 @@ pub(crate) const PLANNER: &[Floor] = &[
             "model", "choice", "saved", "local", "shard", "runtime", "memory", "lower",
         ],
     ),
-    ("walk", &["stack"]),
+    ("walk", &["mesh", "stack"]),
     ("rules", &["model", "choice", "layout", "options", "stack"]),
     ("plan", &["model", "choice", "layout", "options", "rules"]),
     ("answer", &["model", "choice", "plan"]),
@@ -108,6 +109,7 @@ pub(crate) const PLANNER: &[Floor] = &[
             "local",
             "options",
             "shard",
+            "bucket",
             "runtime",
             "walk",
             "memory",

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::Optimizer;
+use moefold_planner::choice::{Optimizer, Overlap};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -43,6 +43,8 @@ struct Bench {
     pipeline: [u32; 2],
     /// Context-parallel ranks.
     cp: u32,
+    /// Elements that a bucket has at least, where gradients are reduced in several.
+    bucket: Option<u64>,
 }
 
 impl Bench {
@@ -80,6 +82,7 @@ impl Bench {
             optimizer: Optimizer::Adam,
             pipeline: [1, 1],
             cp: 1,
+            bucket: None,
         }
     }
 
@@ -104,6 +107,12 @@ impl Bench {
     /// The same under a pipeline of so many ranks and stages of each.
     fn piped(mut self, pipeline: [u32; 2]) -> Self {
         self.pipeline = pipeline;
+        self
+    }
+
+    /// The same with gradients reduced and weights gathered in buckets, beside compute.
+    fn bucketed(mut self, least: Option<u64>) -> Self {
+        self.bucket = least;
         self
     }
 
@@ -143,6 +152,13 @@ impl Bench {
             _ => Precision::Fp32,
         };
         plan.optimizer = self.optimizer;
+        plan.bucket_elements = self.bucket;
+        plan.overlap = self.bucket.map(|_| Overlap {
+            grad_reduce: true,
+            param_gather: true,
+            p2p: false,
+            shared_expert: false,
+        });
         let (model, batch) = (&self.model, &self.batch);
         train::run(&plan, model, batch, options, &self.samples, &|_| ())
     }

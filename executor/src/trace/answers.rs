@@ -319,7 +319,7 @@ impl<'a> Traced<'a> {
                 keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
             }
         };
-        let (output, saved) = stage.forward(&cx, x, &tokens, routed)?;
+        let (output, saved) = stage.forward(&cx, x, &tokens, &mut (), routed)?;
         // The residual stream is the next piece's, which gives it back.
         let hidden = match output {
             StageOutput::Hidden(hidden) => Some(hidden),
@@ -332,7 +332,7 @@ impl<'a> Traced<'a> {
             }
         };
         let forward = tape.read(Heard::of);
-        let pass = || stage.backward(&cx, dy, &tokens, saved);
+        let pass = || stage.backward(&cx, dy, &tokens, saved, &mut ());
         let (dx, left) = if site.divides {
             cx.leaving_weights(pass)
         } else {
@@ -342,7 +342,9 @@ impl<'a> Traced<'a> {
         let backward = tape.read(Heard::of);
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
-        sum_over_tp(&cx, &store)?;
+        for bucket in &store.shard.buckets {
+            sum_over_tp(&cx, &store, bucket)?;
+        }
         let update = tape.read(Heard::of);
         drop((hidden, dx));
         let items = backward.items.into_iter().chain(weight.items);

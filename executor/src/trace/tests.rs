@@ -191,6 +191,89 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
     }
 }
 
+/// What a search says that buckets hide is hidden where the step is walked.
+#[test]
+fn law_a_walk_hides_what_its_plan_does() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let cluster = clusters::cluster("dgx-h100").expect("a preset");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let runtime = Traced::new(&model, &cluster);
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 64,
+    };
+    let beside = Overlap {
+        grad_reduce: true,
+        param_gather: true,
+        p2p: true,
+        shared_expert: false,
+    };
+    for pins in ["tp=1,pp=1,ep=8,etp=1,mbs=1", "tp=2,pp=1,ep=4,etp=1,mbs=1"] {
+        let walked = |overlap: Overlap| {
+            let options = SearchOptions {
+                precision: Precision::Bf16,
+                pins: pins.parse().expect("degrees"),
+                recompute: Some(Recompute::None.into()),
+                overlap: Some(overlap),
+                ..SearchOptions::new(batch, StackName::Moefold)
+            };
+            let mut endless = cluster.clone();
+            endless.gpu.memory_gib = search::ENDLESS_GIB;
+            let found = search::plan(&model, &endless, 64, &options, &costs, &runtime);
+            let planned = found.expect("feasible").plans.swap_remove(0);
+            let plan = Plan {
+                version: PLAN_VERSION,
+                planned,
+                model: model.clone(),
+                cluster: cluster.clone(),
+                request: Request {
+                    gpus: 64,
+                    batch,
+                    objective: Objective::Throughput,
+                },
+                profiles: Vec::new(),
+                alternatives: Vec::new(),
+            };
+            let walked = dry_run(
+                &plan,
+                3,
+                Balancing::default(),
+                Packing::default(),
+                &costs,
+                &[],
+            )
+            .expect("it walks");
+            let dp_comm = plan.planned.predicted.time_s.get(Category::DpComm).0;
+            (plan.planned.predicted.step_s, walked, dp_comm)
+        };
+        let (apart_s, apart, exposed) = walked(Overlap {
+            p2p: true,
+            ..Overlap::default()
+        });
+        let (beside_s, beside, left) = walked(beside);
+        let [off, also_off] = [apart.walk.step_s / apart_s, beside.walk.step_s / beside_s];
+        assert!(
+            (off / also_off - 1.0).abs() < 0.01,
+            "{pins}: {off} {also_off}"
+        );
+        assert!(left < 0.7 * exposed, "{pins}: {left} of {exposed}");
+        let saved = apart.walk.step_s - beside.walk.step_s;
+        let said = apart_s - beside_s;
+        assert!((saved / said - 1.0).abs() < 0.1, "{pins}: {saved} {said}");
+        // Collectives run while ops do.
+        let spans = &beside.trace.spans;
+        let reductions = spans
+            .iter()
+            .filter(|span| span.name == "reduce_scatter" && span.category == Category::DpComm);
+        let ends = spans
+            .iter()
+            .filter(|span| span.lane == Lane::Compute && span.microbatch.is_some())
+            .map(|span| span.end);
+        let last = ends.max().expect("ops of passes");
+        assert!(reductions.clone().count() > 8 && reductions.clone().any(|span| span.end < last));
+    }
+}
+
 #[test]
 fn models_that_do_not_run_are_refused_by_name() {
     use moefold_planner::runtime::Runtime as _;

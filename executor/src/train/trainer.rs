@@ -92,7 +92,7 @@ impl Trainer {
             .map(|stage| (stage, pieces_of(model, stages, stage)))
             .collect();
         let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
-        let shard = Shard::new(model, &cx.layout, &cx.at, &pieces);
+        let shard = Shard::new(model, &cx.layout, &cx.at, &pieces, savers.bucket_elements);
         let store = Store::new(&cx.device, shard);
         let biases = Biases::new(model, &store, losses.balancing.bias_update_rate);
         let again = |layer| savers.recompute.of_layer(layer).clone();
@@ -110,7 +110,7 @@ impl Trainer {
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer, savers.overlap);
         let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(

@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use moefold_kernels::cuda::Stream;
 use moefold_kernels::{Event, Offer};
+use moefold_planner::mesh::GroupKind;
 use serde::{Deserialize, Serialize};
 
 use super::shelf::Numbers;
@@ -112,6 +114,17 @@ pub(super) struct GroupKey {
     pub(super) name: String,
     pub(super) ranks: Vec<u32>,
     pub(super) instance: u32,
+}
+
+impl GroupKey {
+    /// Where the collectives of the group go: those over replicas of weights hold up no others.
+    pub(super) fn stream(&self) -> Stream {
+        if GroupKind::over_replicas(&self.name) {
+            Stream::Replicas
+        } else {
+            Stream::Communication
+        }
+    }
 }
 
 /// The collectives in flight of one group.

@@ -181,7 +181,7 @@ impl Ring {
         let mut pause = patience(&*self.mail, self.deadline);
         let comm = self
             .parent
-            .split(colour, index, size, &mut pause)
+            .split(colour, index, size, key.stream(), &mut pause)
             .map_err(|cause| self.fail(making(key), 0, cause))?;
         Ok(comm.map(|comm| self.member(comm, key.to_string())))
     }

@@ -250,6 +250,7 @@ impl Fixture {
                         train::microbatches(&self.samples, &trainer.cx, &self.batch(), step)?;
                     outcomes.push(trainer.step(&mine, options.lr.at(step))?);
                 }
+                trainer.stepper().gather_weights(&trainer.cx)?;
                 let slices = held(&trainer);
                 Ok((outcomes, slices, look(&trainer)))
             })

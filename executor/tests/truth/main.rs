@@ -10,6 +10,7 @@ mod dispatch;
 mod huggingface;
 mod layouts;
 mod offload;
+mod overlap;
 mod packing;
 mod peak;
 mod recompute;

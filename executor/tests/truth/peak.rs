@@ -20,8 +20,8 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Module, Offload, Optimizer, Recompute, ScheduleName,
-    StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Module, Offload, Optimizer, Overlap, Recompute,
+    ScheduleName, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -40,6 +40,7 @@ use crate::common::{Fixture, cut, degrees, piped};
 use crate::context;
 use crate::cuda::{self, Emulated};
 use crate::layouts::{DEEP, DRAWN, legal, pipelines};
+use crate::overlap::BOTH;
 use crate::{offload, packing, recompute};
 
 /// Those of which every layout is walked; of the others ([`DRAWN`]) some.
@@ -425,8 +426,8 @@ fn drawn(random: &mut ChaCha8Rng) -> Fixture {
     fixture.with_model(model)
 }
 
-/// A fixture with recompute sets of its layers, moments of either type, tokens that go any way, and some tensors
-/// that rest on the host.
+/// A fixture with recompute sets of its layers, moments of either type, tokens that go any way, some tensors that
+/// rest on the host, and gradients in one bucket or several.
 pub(crate) fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
     let plan = recompute::drawn(&fixture, random);
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
@@ -434,6 +435,10 @@ pub(crate) fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture 
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
     fixture.savers.dispatching = dispatching(random.random_range(0..12));
     fixture.savers.offload = offload::drawn(&fixture, random);
+    let in_buckets = random.random_range(0..2) == 0;
+    fixture.savers.overlap = if in_buckets { BOTH } else { Overlap::default() };
+    let least = [1, 1000, 10_000, 1_000_000][random.random_range(0..4)];
+    fixture.savers.bucket_elements = in_buckets.then_some(least);
     fixture
 }
 
@@ -738,6 +743,8 @@ fn planned(
         routing,
         recompute: Some(fixture.savers.recompute.clone()),
         offload: Some(fixture.savers.offload),
+        overlap: Some(fixture.savers.overlap),
+        bucket_elements: fixture.savers.bucket_elements,
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),

@@ -46,7 +46,7 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
         let pieces: Vec<Piece> = stages
             .flat_map(|stage| pieces_of(&fixture.model, &fixture.stages(layout), stage))
             .collect();
-        let shard = Shard::new(&fixture.model, layout, &at, &pieces);
+        let shard = Shard::new(&fixture.model, layout, &at, &pieces, None);
         for parameter in &shard.parameters {
             let replica = match parameter.family {
                 Family::Dense | Family::Balance => at.dp,

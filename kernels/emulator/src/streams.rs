@@ -100,6 +100,7 @@ impl fmt::Display for Work {
             Stream::Communication => "communication",
             Stream::Copies => "copies",
             Stream::Sends => "sends",
+            Stream::Replicas => "replicas",
         };
         let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = &ranks[rank as usize];

@@ -169,6 +169,14 @@ impl Config {
             traffic_class: UNDEFINED,
         }
     }
+
+    /// The same of a group that shares no buffers with the communicator that it is split off.
+    fn apart(self) -> Self {
+        Self {
+            split_share: 0,
+            ..self
+        }
+    }
 }
 
 /// The library, found and complete.

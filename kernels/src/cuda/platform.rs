@@ -215,15 +215,18 @@ pub enum Stream {
     Copies,
     /// Messages that are sent: one that waits for its receiver holds up no collective.
     Sends,
+    /// Collectives over ranks that hold the same weights: they hold up no others.
+    Replicas,
 }
 
 impl Stream {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Compute,
         Self::Communication,
         Self::Copies,
         Self::Sends,
+        Self::Replicas,
     ];
 
     /// A bit of its own, in sets of them.

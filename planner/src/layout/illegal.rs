@@ -279,6 +279,28 @@ pub enum Illegal {
         "shared_experts cannot be recomputed with shared-expert in `overlap` (Megatron-Core); nearest: `recompute` without shared_experts"
     )]
     SharedAgain,
+    /// Full sharding that a stack does not have.
+    #[error(
+        "stack {} divides the states of the optimizer alone, and `zero` is fsdp; nearest: `zero` 1, or `stack` megatron",
+        stack.name()
+    )]
+    StackZero { stack: StackName },
+    /// Full sharding of pipeline stages.
+    #[error(
+        "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+    )]
+    ShardedStages { pp: u32 },
+    /// Nothing is divided into buckets.
+    #[error(
+        "`ddp_bucket_size` {size} divides nothing: stack {stack} {why}; nearest: {nearest}",
+        stack = stack.name(),
+        why = match stack { StackName::Megatron => "is priced with its own buckets", StackName::Moefold => "reduces and gathers each family at once" },
+        nearest = match stack { StackName::Megatron => "without it", StackName::Moefold => "`overlap` grad-reduce,param-gather beside it" }
+    )]
+    BucketsAlone { size: u64, stack: StackName },
+    /// A bucket without elements.
+    #[error("`ddp_bucket_size` 0, and a bucket has at least one parameter; nearest: 1")]
+    EmptyBuckets,
 }
 
 impl Illegal {
@@ -331,6 +353,10 @@ impl Illegal {
             Self::NoSharedExpert => "no_shared_expert",
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
+            Self::StackZero { .. } => "stack_zero",
+            Self::ShardedStages { .. } => "fsdp_over_pp",
+            Self::BucketsAlone { .. } => "buckets_without_overlap",
+            Self::EmptyBuckets => "empty_buckets",
         }
     }
 

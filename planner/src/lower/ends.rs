@@ -140,32 +140,71 @@ pub fn passes_over_gradients(
     passes
 }
 
-/// Lowers the end of a step for a rank that holds `shard`. Gradients are reduced in
+/// Setting the gradients of a rank that holds `shard` to zero, where nothing hides it: this project's executor does
+/// it beside the gathers of weights, unless the next step begins with these.
+pub fn cleared(shard: &shard::Shard) -> Vec<Op> {
+    let kind = SweepKind::Fill;
+    let held = [shard.dense(), shard.experts]
+        .into_iter()
+        .filter(|&len| len > 0);
+    held.map(|len| Op::Sweep {
+        kind,
+        len,
+        dtype: Dtype::F32,
+    })
+    .collect()
+}
+
+/// What a rank holds, by bucket.
+#[derive(Debug, Clone, Default)]
+pub struct Held {
+    /// Parameters that are reduced over DP x CP, of each bucket.
+    pub dense: Vec<u64>,
+    /// Those of them that are the same on every tensor-parallel rank.
+    pub replicated: Vec<u64>,
+    /// Parameters of experts, of each bucket.
+    pub experts: Vec<u64>,
+}
+
+impl Held {
+    /// All of a shard at once.
+    pub fn whole(shard: &shard::Shard) -> Self {
+        Self {
+            dense: vec![shard.dense()],
+            replicated: vec![shard.replicated],
+            experts: vec![shard.experts],
+        }
+    }
+}
+
+/// Lowers the end of a step for a rank. Reductions and gathers are those of the dense buckets in their order, then
+/// those of experts. Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
 /// are of `moments`.
 /// `tied` is the embedding's size on this rank where first and last stage share it.
 pub fn step(
-    shard: &shard::Shard,
+    held: &Held,
     groups: &StepGroups,
     [grad_dtype, weight_dtype, moments]: [Dtype; 3],
     tied: Option<Placement>,
     tied_elements: u64,
 ) -> StepWork {
     let mut work = StepWork::default();
-    for (parameters, group) in [(shard.dense(), groups.dp_cp), (shard.experts, groups.edp)] {
+    for (buckets, group) in [(&held.dense, groups.dp_cp), (&held.experts, groups.edp)] {
+        let parameters: u64 = buckets.iter().sum();
         if parameters == 0 {
             continue;
         }
-        if group.ranks > 1 {
+        for &bucket in buckets.iter().filter(|_| group.ranks > 1) {
             work.reduce.push(over(
                 group,
                 CollectiveKind::ReduceScatter,
-                grad_dtype.bytes(parameters),
+                grad_dtype.bytes(bucket),
             ));
             work.gather.push(over(
                 group,
                 CollectiveKind::AllGather,
-                weight_dtype.bytes(parameters),
+                weight_dtype.bytes(bucket),
             ));
         }
         let len = parameters.div_ceil(u64::from(group.ranks));
@@ -176,11 +215,12 @@ pub fn step(
             moments,
         });
     }
-    if groups.tp.ranks > 1 && shard.replicated > 0 {
+    let replicated = held.replicated.iter().filter(|&&replicated| replicated > 0);
+    for &replicated in replicated.filter(|_| groups.tp.ranks > 1) {
         work.exposed.push(over(
             groups.tp,
             CollectiveKind::AllReduce,
-            grad_dtype.bytes(shard.replicated),
+            grad_dtype.bytes(replicated),
         ));
     }
     if let Some(pair) = tied

@@ -6,7 +6,7 @@
 use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
-use super::ends::{self, StepGroups};
+use super::ends::{self, Held, StepGroups};
 use crate::choice::{Capacity, CpComm, Dispatcher, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
@@ -111,7 +111,7 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     };
     let weights = job.precision.activation();
     let dtypes = [Dtype::F32, weights, job.optimizer.moments()];
-    let work = ends::step(&shard, &groups, dtypes, None, 0);
+    let work = ends::step(&Held::whole(&shard), &groups, dtypes, None, 0);
     let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
     found.extend(collectives.copied().map(Key::Collective));
     found.extend(work.optimizer.iter().copied().map(|op: Op| Key::Op(op)));

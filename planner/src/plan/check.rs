@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::RecomputePlan;
+use crate::choice::{Overlap, RecomputePlan, StackName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
@@ -158,7 +158,12 @@ impl PlannedLayout {
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
             optimizer: self.optimizer,
-            overlap: self.overlap,
+            zero: self.zero.unwrap_or_default(),
+            overlap: self.overlap.or(match self.stack {
+                StackName::Megatron => None,
+                StackName::Moefold => Some(Overlap::default()),
+            }),
+            bucket_elements: self.bucket_elements,
             ..SearchOptions::new(request.batch, self.stack)
         };
         let layout = Rules::of(model, &options)

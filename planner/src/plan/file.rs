@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "version",
     "layout",
     "pipeline",
@@ -26,7 +26,9 @@ const KEYS: [&str; 18] = [
     "offload",
     "precision",
     "optimizer",
+    "zero",
     "overlap",
+    "bucket_elements",
     "stack",
     "predicted",
     "model",
@@ -194,7 +196,7 @@ mod tests {
     use moefold_profiles::pricing::Costs;
 
     use super::*;
-    use crate::choice::{Objective, StackName};
+    use crate::choice::{Objective, Overlap, StackName};
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::SearchOptions;
@@ -242,7 +244,8 @@ mod tests {
     fn law_a_plan_round_trips_through_its_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("plan.json");
-        let plan = plan();
+        let mut plan = plan();
+        plan.planned.overlap = Some(Overlap::default());
         plan.save(&path).expect("saves");
         assert_eq!(Plan::load(&path).expect("loads"), plan);
         let left = std::fs::read_dir(folder.path()).expect("lists").count();
@@ -252,10 +255,19 @@ mod tests {
     #[test]
     fn hand_edits_that_break_a_rule_are_refused_by_name() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, Edit); 16] = [
+        let cases: [(&str, Edit); 19] = [
             ("version 7", |plan| plan["version"] = 7.into()),
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
+            }),
+            ("found `tp`, expected none, or some of", |plan| {
+                plan["overlap"] = "tp".into();
+            }),
+            ("`ddp_bucket_size` 7 divides nothing", |plan| {
+                plan["bucket_elements"] = 7.into();
+            }),
+            ("priced without a pipeline", |plan| {
+                plan["zero"] = "fsdp".into();
             }),
             ("unknown field `foo`", |plan| {
                 plan["layout"]["foo"] = 1.into();

@@ -6,7 +6,7 @@
 
 use crate::choice::{
     CpComm, Dispatcher, Module, Offload, OffloadModule, Recompute, RecomputePlan, ScheduleName,
-    StackName,
+    StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -27,6 +27,8 @@ pub(super) struct Choices {
     schedule: Option<ScheduleName>,
     /// Whether interleaved ranks must exchange messages while they compute nothing.
     without_p2p: bool,
+    /// Whether layers are gathered in every microbatch.
+    gathers_layers: bool,
     /// Rules that the choices break among themselves.
     pub(super) broken: Vec<Illegal>,
 }
@@ -46,6 +48,7 @@ impl Choices {
             schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
+            gathers_layers: options.zero == Zero::Fsdp,
             broken: broken(model, options, &stack),
         }
     }
@@ -65,6 +68,9 @@ impl Choices {
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
+        }
+        if self.gathers_layers && pp > 1 {
+            broken.push(Illegal::ShardedStages { pp });
         }
         if let Some(given) = self.stages
             && given != u64::from(pp) * u64::from(vpp)
@@ -196,6 +202,22 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     }
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
+    }
+    if options.zero == Zero::Fsdp && name == StackName::Moefold {
+        broken.push(Illegal::StackZero { stack: name });
+    }
+    match options.bucket_elements {
+        Some(0) => broken.push(Illegal::EmptyBuckets),
+        // What nobody says runs beside compute on some devices.
+        Some(size)
+            if name == StackName::Megatron
+                || options
+                    .overlap
+                    .is_some_and(|overlap| !overlap.of_replicas()) =>
+        {
+            broken.push(Illegal::BucketsAlone { size, stack: name });
+        }
+        _ => {}
     }
     broken
 }

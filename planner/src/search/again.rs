@@ -25,7 +25,9 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         recompute: Some(planned.recompute.clone()),
         offload: Some(planned.offload),
         routing: planned.routing(),
+        zero: planned.zero.unwrap_or_default(),
         overlap: Some(planned.overlap(&plan.cluster)),
+        bucket_elements: planned.bucket_elements,
         schedule: Some(planned.pipeline.schedule),
         ..SearchOptions::new(plan.request.batch, planned.stack)
     }

@@ -1,6 +1,7 @@
 //! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every choice of
 //! recompute sets: durations of its stages, bound, simulated step, memory.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
@@ -10,11 +11,13 @@ use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
-use crate::choice::{ScheduleName, StackName};
+use crate::bucket;
+use crate::choice::ScheduleName;
 use crate::layout::Layout;
-use crate::lower::ends::{self, StepGroups, StepWork};
+use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, Placement, placement};
+use crate::model::{Layer, Mixer};
 use crate::partition::{self, Weights};
 use crate::runtime::{Level, StageMemory};
 use crate::shard::{self, Shard};
@@ -48,15 +51,103 @@ pub(crate) struct StageSplit {
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
     message: Level,
+    /// By pipeline rank.
+    weights: Vec<RankWeights>,
+    /// Of a microbatch, what its forward and its backward pass wait for weights and gradients that are divided.
+    sharded_s: [f64; 2],
+}
+
+/// The weights of a pipeline rank, as they are reduced and gathered.
+#[derive(Debug, Clone, PartialEq)]
+struct RankWeights {
+    /// Units of which buckets are made, in order of use; all in one where nothing is divided.
+    units: Vec<Unit>,
+    /// Runs of units: of dense parameters, of experts.
+    buckets: [Vec<Range<usize>>; 2],
+}
+
+/// Weights that are in one bucket.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Unit {
+    /// Parameters.
+    shard: Shard,
+    /// The same with what is between them where they rest.
+    resting: Shard,
+    /// Whether gradients of dense parameters are completed after the last pass: where both ends of a pipeline
+    /// have them, and where tensor-parallel ranks share heads of keys.
+    late: bool,
+}
+
+impl RankWeights {
+    fn new(units: Vec<Unit>, least: Option<u64>) -> Self {
+        let of = |own: fn(&Shard) -> u64| {
+            let elements: Vec<u64> = units.iter().map(|unit| own(&unit.resting)).collect();
+            bucket::divide(&elements, least)
+        };
+        Self {
+            buckets: [of(Shard::dense), of(|shard| shard.experts)],
+            units,
+        }
+    }
+
+    /// Elements where they rest, cut over so many ranks each.
+    fn resting(&self, grain: u64, shards: [u64; 2]) -> [u64; 2] {
+        let [dense, experts] = &self.buckets;
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>], shards| -> u64 {
+            let elements: Vec<u64> = self.units.iter().map(|unit| own(&unit.resting)).collect();
+            bucket::padded(&elements, buckets, grain, shards)
+                .iter()
+                .sum()
+        };
+        [
+            of(Shard::dense, dense, shards[0]),
+            of(|shard| shard.experts, experts, shards[1]),
+        ]
+    }
+
+    fn held(&self) -> Held {
+        let [dense, experts] = &self.buckets;
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>]| -> Vec<u64> {
+            let sum = |bucket: &Range<usize>| {
+                let units = self.units[bucket.clone()].iter();
+                units.map(|unit| own(&unit.shard)).sum()
+            };
+            buckets.iter().map(sum).collect()
+        };
+        Held {
+            dense: of(Shard::dense, dense),
+            replicated: of(|shard| shard.replicated, dense),
+            experts: of(|shard| shard.experts, experts),
+        }
+    }
+
+    fn total(&self) -> Shard {
+        let units = self.units.iter();
+        units.fold(Shard::default(), |sum, unit| sum + unit.shard)
+    }
+
+    /// Of each collective of a list, over buckets of families with several replicas, its units and whether it
+    /// waits for the end of all passes.
+    fn of_collectives(&self, several: [bool; 2]) -> Vec<(Range<usize>, bool)> {
+        let families = self.buckets.iter().zip(several).enumerate();
+        let families = families.filter(|(_, (_, several))| *several);
+        families
+            .flat_map(|(family, (buckets, _))| buckets.iter().map(move |bucket| (family, bucket)))
+            .map(|(family, bucket)| {
+                let late = self.units[bucket.clone()].iter().any(|unit| unit.late);
+                (bucket.clone(), family == 0 && late)
+            })
+            .collect()
+    }
 }
 
 /// The end of a step on one pipeline rank, in seconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RankEnd {
     pub(crate) work: StepWork,
-    /// Gradient reductions, weight gathers, reductions nothing hides, norm and update.
-    reduce_s: f64,
-    gather_s: f64,
+    /// Gradient reductions and weight gathers, each by itself; reductions nothing hides; norm and update.
+    reduce_s: Vec<f64>,
+    gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
     /// Waiting for ranks that met nowhere before.
@@ -165,7 +256,11 @@ impl StageSplit {
             ends: Vec::new(),
             held: Vec::new(),
             message: Level::default(),
+            weights: Vec::new(),
+            sharded_s: [0.0; 2],
         };
+        let ranks = 0..layout.pp() as usize;
+        split.weights = ranks.map(|rank| split.weights_of(case, rank)).collect();
         split.hold(case);
         split.ends = split.rank_ends(case);
         split.time(case);
@@ -272,30 +367,43 @@ impl StageSplit {
         for rank in 0..pp {
             let own = self.own(layout, rank);
             let end = &self.ends[rank];
-            // A stage's gradients are whole in its last backward, or where that is divided in the last of those
-            // of weights, under which they are reduced;
-            // weights are gathered from the start, under what precedes their first use.
-            let last_backward = |stage| {
-                if case.schedule.divides_backward() {
-                    self.weight_s(shape, stage)
-                } else {
-                    backward_s[stage]
-                }
-            };
-            let last_backward: f64 = own.clone().map(last_backward).sum();
+            // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
+            // divided only after it; weights are gathered from the start, under what precedes their first use.
+            let last_backward: f64 = own.clone().map(|stage| backward_s[stage]).sum();
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
-            let hidden = if question.overlap.grad_reduce {
-                last_backward
+            let (reduce_s, gather_s): (f64, f64) =
+                (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
+            let by_bucket = question.bucket_elements(layout).is_some();
+            let overlap = question.overlap;
+            let by_unit = by_bucket || question.shards_weights();
+            let passes_s = if by_unit {
+                self.passes_by_unit(case, rank)
             } else {
-                0.0
+                Vec::new()
             };
-            self.times.reduce[rank] = Seconds(end.reduce_s - hidden).to_span();
-            let slack = if question.overlap.param_gather {
-                arrives + first_forward
-            } else {
-                0.0
+            if question.shards_weights() {
+                self.sharded_s = self.exposed_by_microbatch(case, rank, &passes_s);
+                let [forward, backward] = self.sharded_s.map(|seconds| Seconds(seconds).to_span());
+                self.times.forward[rank] += forward;
+                self.times.first_forward[rank] += forward;
+                self.times.backward[rank] += backward;
+                self.times.last_backward[rank] += backward;
+            }
+            let reduce = match (overlap.grad_reduce, by_bucket) {
+                // What is reduced and gathered in every microbatch is not again at the end.
+                _ if question.shards_weights() => 0.0,
+                (false, _) => reduce_s,
+                _ if case.schedule.divides_backward() => reduce_s,
+                (true, false) => reduce_s - last_backward,
+                (true, true) => self.reduced_after(layout, rank, &passes_s),
             };
-            let gather = (end.gather_s - slack).max(0.0);
+            self.times.reduce[rank] = Seconds(reduce).to_span();
+            let gather = match (overlap.param_gather, by_bucket) {
+                _ if question.shards_weights() => 0.0,
+                (false, _) => gather_s,
+                (true, false) => (gather_s - arrives - first_forward).max(0.0),
+                (true, true) => self.gathered_after(layout, rank, arrives, &passes_s),
+            };
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
             let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
@@ -315,6 +423,129 @@ impl StageSplit {
         kinds
             .map(|(kind, count)| kind.weight_s * f64::from(count))
             .sum()
+    }
+
+    /// Seconds that the passes of a microbatch wait where weights are divided: a unit is gathered beside the one
+    /// before it and, in a backward pass, beside the reduction of the one after it. Where that is not to run
+    /// beside compute, all of it is waited for.
+    fn exposed_by_microbatch(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        passes_s: &[[f64; 2]],
+    ) -> [f64; 2] {
+        let end = &self.ends[rank];
+        let (mut gather_s, mut reduce_s) = (vec![0.0; passes_s.len()], vec![0.0; passes_s.len()]);
+        let buckets = self.weights[rank].of_collectives(several(case.layout));
+        for (number, (units, _)) in buckets.iter().enumerate() {
+            gather_s[units.start] += end.gather_s[number];
+            reduce_s[units.start] += end.reduce_s[number];
+        }
+        let overlap = case.question.overlap;
+        let units = passes_s.len();
+        let of = |list: &[f64], unit: usize| list.get(unit).copied().unwrap_or(0.0);
+        let all = |list: &[f64]| list.iter().sum::<f64>();
+        let (mut forward, mut backward) = (0.0, 0.0);
+        if overlap.param_gather {
+            forward += of(&gather_s, 0);
+            backward += of(&gather_s, units - 1);
+        } else {
+            forward += all(&gather_s);
+            backward += all(&gather_s);
+        }
+        if overlap.grad_reduce {
+            backward += of(&reduce_s, 0);
+        } else {
+            backward += all(&reduce_s);
+        }
+        for (unit, [forward_s, backward_s]) in passes_s.iter().enumerate() {
+            let (mut beside, mut behind) = (0.0, 0.0);
+            if overlap.param_gather {
+                beside += of(&gather_s, unit + 1);
+                behind += if unit > 0 { gather_s[unit - 1] } else { 0.0 };
+            }
+            if overlap.grad_reduce {
+                behind += of(&reduce_s, unit + 1);
+            }
+            forward += (beside - forward_s).max(0.0);
+            backward += (behind - backward_s).max(0.0);
+        }
+        [forward, backward]
+    }
+
+    /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
+    pub(crate) fn sharded_s(&self) -> f64 {
+        self.sharded_s.iter().sum()
+    }
+
+    /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under the first choice
+    /// of recompute sets.
+    fn passes_by_unit(&self, case: Case<'_>, rank: usize) -> Vec<[f64; 2]> {
+        let sets = &case.question.choices[0];
+        let stages = self.own(case.layout, rank);
+        let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
+        kinds
+            .flat_map(|(kind, set, count)| {
+                std::iter::repeat_n([kind.forward_s, kind.backward_s[set]], count as usize)
+            })
+            .collect()
+    }
+
+    /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket,
+    /// each once those of all of its units are whole.
+    fn reduced_after(&self, layout: &Layout, rank: usize, passes_s: &[[f64; 2]]) -> f64 {
+        let units = &self.weights[rank];
+        let mut buckets = units.of_collectives(several(layout));
+        let end = &self.ends[rank];
+        let whole_at = |unit: usize| -> f64 {
+            passes_s[unit..]
+                .iter()
+                .map(|[_, backward_s]| backward_s)
+                .sum()
+        };
+        let last = whole_at(0);
+        let mut ready: Vec<(f64, f64)> = buckets
+            .drain(..)
+            .zip(&end.reduce_s)
+            .map(|((units, late), &seconds)| {
+                (if late { last } else { whole_at(units.start) }, seconds)
+            })
+            .collect();
+        ready.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let reduced = ready
+            .iter()
+            .fold(0.0_f64, |free, (whole, seconds)| free.max(*whole) + seconds);
+        (reduced - last).max(0.0)
+    }
+
+    /// Seconds that a rank's first forward pass waits for its weights, which are gathered from the start of the
+    /// step in order of use; it begins when the first message is there.
+    fn gathered_after(
+        &self,
+        layout: &Layout,
+        rank: usize,
+        arrives: f64,
+        passes_s: &[[f64; 2]],
+    ) -> f64 {
+        let buckets = self.weights[rank].of_collectives(several(layout));
+        let mut wanted: Vec<(usize, f64)> = buckets
+            .iter()
+            .zip(&self.ends[rank].gather_s)
+            .map(|((units, _), &seconds)| (units.start, seconds))
+            .collect();
+        wanted.sort_by_key(|(unit, _)| *unit);
+        let mut wanted = wanted.into_iter().peekable();
+        let (mut gathered, mut now) = (0.0, arrives);
+        let mut waited = 0.0;
+        for (unit, [forward_s, _]) in passes_s.iter().enumerate() {
+            while let Some((_, seconds)) = wanted.next_if(|(wanted, _)| *wanted <= unit) {
+                gathered += seconds;
+            }
+            let wait = (gathered - now).max(0.0);
+            waited += wait;
+            now += wait + forward_s;
+        }
+        waited
     }
 
     /// Seconds of both passes of a stage in layers whose ranks meet no others.
@@ -351,7 +582,7 @@ impl StageSplit {
             let backward = self.backward_s(shape, sets);
             times.backward = backward
                 .iter()
-                .map(|&seconds| Seconds(seconds).to_span())
+                .map(|&seconds| Seconds(seconds + self.sharded_s[1]).to_span())
                 .collect();
             times.last_backward.clone_from(&times.backward);
         }
@@ -392,13 +623,18 @@ impl StageSplit {
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
-        let (pp, dense_shards) = (layout.pp() as usize, u64::from(layout.dp() * layout.cp()));
+        let pp = layout.pp() as usize;
+        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
         self.held = (0..pp)
             .map(|rank| {
-                let resting = |memory: &StageMemory| memory.shard + memory.padding;
-                let shard = self.shard(case, rank, resting);
-                let edp = u64::from(layout.edp());
-                let mut held = memory::state(&shard, bytes, step.grain, dense_shards, edp);
+                let resting = self.weights[rank].resting(step.grain, shards);
+                let mut held = if question.shards_weights() {
+                    let units = self.weights[rank].units.iter();
+                    let units = units.map(|unit| unit.resting.total());
+                    memory::fully_sharded(resting, bytes, shards, units)
+                } else {
+                    memory::state(resting, bytes, shards)
+                };
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
                 held[TensorClass::Overhead] = overhead;
@@ -677,6 +913,64 @@ impl StageSplit {
         shape.shape_buffer(kinds) + question.stack.workspace()
     }
 
+    /// The weights of a pipeline rank, in buckets.
+    fn weights_of(&self, case: Case<'_>, rank: usize) -> RankWeights {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
+        let resting = |memory: &StageMemory| memory.shard + memory.padding;
+        let least = if question.shards_weights() {
+            Some(1)
+        } else {
+            question.bucket_elements(layout)
+        };
+        if least.is_none() {
+            let unit = Unit {
+                shard: self.shard(case, rank, |memory| memory.shard),
+                resting: self.shard(case, rank, resting),
+                late: false,
+            };
+            return RankWeights::new(vec![unit], None);
+        }
+        let of = |kind: &Kind, late| Unit {
+            shard: kind.memory[0].shard,
+            resting: resting(&kind.memory[0]),
+            late,
+        };
+        let shares = |layer: &Layer| {
+            let heads = match &layer.mixer {
+                Some(Mixer::Gqa(gqa)) => gqa.kv_heads,
+                _ => return false,
+            };
+            u64::from(layout.tp()) > heads
+        };
+        let tied = question.model.tied_embeddings;
+        // A matrix of both ends of a pipeline.
+        let late = layout.pp() > 1 && question.embeds_twice();
+        let mut units = Vec::new();
+        for stage in self.own(layout, rank) {
+            units.extend((stage == 0).then(|| of(&shape.embedding, late)));
+            for (_, kind) in self.layers(stage) {
+                let layer = question.distinct[kind].layer;
+                units.push(of(&shape.kinds[kind], shares(layer)));
+            }
+            if stage + 1 == self.stages.len() {
+                let shared = question.model.mtp.iter().any(shares);
+                let mut head = of(&shape.head, late || shared);
+                if tied && layout.pp() == 1 {
+                    let matrix = of(&shape.embedding, false);
+                    head.shard.split -= matrix.shard.split;
+                    head.resting.split -= matrix.resting.split;
+                }
+                units.push(head);
+            }
+        }
+        RankWeights::new(units, least)
+    }
+
     /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
     /// is one matrix.
     fn shard(&self, case: Case<'_>, rank: usize, of: impl Fn(&StageMemory) -> Shard) -> Shard {
@@ -702,10 +996,7 @@ impl StageSplit {
     /// The end of the step on every rank; ranks that hold alike end alike.
     fn rank_ends(&self, case: Case<'_>) -> Vec<RankEnd> {
         let Case {
-            question,
-            layout,
-            shape,
-            ..
+            question, layout, ..
         } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
@@ -714,9 +1005,7 @@ impl StageSplit {
             edp: of(GroupKind::Edp),
             tp: of(GroupKind::Tp),
         };
-        // Our depths of multi-token prediction embed tokens where the head is.
-        let embeds = question.stack.name() == StackName::Moefold && !question.model.mtp.is_empty();
-        let shared = (question.model.tied_embeddings || embeds) && pp > 1;
+        let shared = question.embeds_twice() && pp > 1;
         let pair = shared.then(|| {
             let mut pair = of(GroupKind::Pp);
             pair.ranks_per_domain = pair.ranks_per_domain.min(2);
@@ -728,17 +1017,21 @@ impl StageSplit {
         let mut before = None;
         for rank in 0..pp {
             let pair = pair.filter(|_| rank == 0 || rank + 1 == pp);
-            let shard = self.shard(case, rank, |memory| memory.shard);
-            let held = (shard, pair);
+            let held = (&self.weights[rank], pair);
             let end = match ends.last() {
                 Some(end) if before == Some(held) => end.clone(),
-                _ => rank_end(question, shape, &held.0, &groups, pair),
+                _ => rank_end(case, held.0, &groups, pair),
             };
             ends.push(end);
             before = Some(held);
         }
         ends
     }
+}
+
+/// Whether dense parameters and experts have several replicas.
+fn several(layout: &Layout) -> [bool; 2] {
+    [layout.dp() * layout.cp(), layout.edp()].map(|replicas| replicas > 1)
 }
 
 /// Kinds of layers in order, with how many follow one another.
@@ -755,14 +1048,19 @@ fn runs(question: &Question<'_>, layers: &[u32]) -> Vec<(usize, u32)> {
 }
 
 fn rank_end(
-    question: &Question<'_>,
-    shape: &Shape,
-    shard: &Shard,
+    case: Case<'_>,
+    weights: &RankWeights,
     groups: &StepGroups,
     pair: Option<Placement>,
 ) -> RankEnd {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
     let mut work = ends::step(
-        shard,
+        &weights.held(),
         groups,
         [
             question.options.grad_dtype,
@@ -774,18 +1072,30 @@ fn rank_end(
     );
     if question.stack.sweeps_gradients() {
         let grads = question.options.grad_dtype;
-        let passes = ends::passes_over_gradients(shard, groups, grads);
+        let passes = ends::passes_over_gradients(&weights.total(), groups, grads);
         work.optimizer.extend(passes);
     }
-    let seconds = |list: &[Collective]| -> f64 {
-        list.iter()
-            .map(|collective| question.costs.collective(collective).time.0)
-            .sum()
+    if question.bucket_elements(layout).is_some() && question.overlap.param_gather {
+        work.optimizer.extend(ends::cleared(&weights.total()));
+    }
+    // Collectives of layers that are alike are alike.
+    let seconds = |list: &[Collective]| -> Vec<f64> {
+        let mut last: Option<(&Collective, f64)> = None;
+        let price = |collective| {
+            if let Some((known, price)) = last.filter(|(known, _)| *known == collective) {
+                last = Some((known, price));
+                return price;
+            }
+            let price = question.costs.collective(collective).time.0;
+            last = Some((collective, price));
+            price
+        };
+        list.iter().map(price).collect()
     };
     RankEnd {
         reduce_s: seconds(&work.reduce),
         gather_s: seconds(&work.gather),
-        exposed_s: seconds(&work.exposed),
+        exposed_s: seconds(&work.exposed).iter().sum(),
         update_s: work
             .optimizer
             .iter()

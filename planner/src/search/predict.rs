@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Overlap, ScheduleName, StackName};
+use crate::choice::{Overlap, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -85,9 +85,11 @@ pub(crate) fn planned(
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,
         optimizer: options.optimizer,
+        zero: (options.zero != Zero::default()).then_some(options.zero),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
+        bucket_elements: question.bucket_elements(layout),
         stack: options.stack,
         predicted: Predicted {
             step_s,
@@ -174,12 +176,13 @@ fn time_by_category(
     }
     let gather = choice.split.exposed_gather(rank).seconds().0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
-    let passes = (simulated.forward + simulated.backward).seconds().0 - gather;
+    let sharded = choice.split.sharded_s() * microbatches;
+    let passes = (simulated.forward + simulated.backward).seconds().0 - gather - sharded;
     time.add(Category::Host, Seconds((passes - priced).max(0.0)));
     time.add(Category::PpComm, simulated.p2p.seconds());
     time.add(Category::Bubble, simulated.bubble.seconds());
     let end = &choice.split.ends[rank];
-    let reductions = simulated.reduce.seconds().0 + gather + end.exposed_s;
+    let reductions = simulated.reduce.seconds().0 + gather + sharded + end.exposed_s;
     time.add(Category::DpComm, Seconds(reductions));
     time.add(Category::Optimizer, Seconds(end.update_s));
     time.add(Category::Waiting, Seconds(end.waiting_s));
@@ -244,9 +247,22 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let total = busy.entry(op.stem().to_owned()).or_default();
         total.add(question.costs.op(op).time.0, 1.0);
     }
-    for collective in work.reduce.iter().chain(&work.gather).chain(&work.exposed) {
-        let total = busy.entry(collective.kind.stem().to_owned()).or_default();
-        total.add(question.costs.collective(collective).time.0, 1.0);
+    // Divided weights are gathered before both passes of every microbatch.
+    let [reductions, gathers] = if question.shards_weights() {
+        [microbatches, 2.0 * microbatches]
+    } else {
+        [1.0, 1.0]
+    };
+    let ends = [
+        (&work.reduce, reductions),
+        (&work.gather, gathers),
+        (&work.exposed, 1.0),
+    ];
+    for (list, calls) in ends {
+        for collective in list {
+            let total = busy.entry(collective.kind.stem().to_owned()).or_default();
+            total.add(question.costs.collective(collective).time.0, calls);
+        }
     }
     busy
 }

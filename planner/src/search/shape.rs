@@ -15,7 +15,7 @@ use moefold_profiles::units::Bytes;
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
 use crate::choice::{
-    Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
+    Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
@@ -484,6 +484,26 @@ impl<'a> Question<'a> {
         let all = self.stack.schedules(pp, vpp);
         let all = all.filter(move |name| divides || !name.divides_backward());
         all.filter(move |&name| wanted.is_none_or(|wanted| wanted == name))
+    }
+
+    /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
+    pub(crate) fn shards_weights(&self) -> bool {
+        self.options.zero == Zero::Fsdp
+    }
+
+    /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.
+    pub(crate) fn bucket_elements(&self, layout: &Layout) -> Option<u64> {
+        let own = self
+            .stack
+            .bucket_elements(self.overlap, layout.dp() * layout.cp());
+        own.map(|own| self.options.bucket_elements.unwrap_or(own))
+    }
+
+    /// Whether both ends of a pipeline have the embedding's matrix: a tied head, and in this project's executor
+    /// depths of multi-token prediction, which embed tokens where the head is.
+    pub(crate) fn embeds_twice(&self) -> bool {
+        let embeds = self.stack.name() == StackName::Moefold && !self.model.mtp.is_empty();
+        self.model.tied_embeddings || embeds
     }
 
     /// How many tokens an expert takes, where there are experts.

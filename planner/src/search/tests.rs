@@ -6,8 +6,8 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Precision, TensorClass};
 
-use super::{SearchResult, plan};
-use crate::choice::{Module, Objective, Recompute, StackName};
+use super::{ENDLESS_GIB, SearchResult, plan};
+use crate::choice::{Module, Objective, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{PlanError, Routing, SearchOptions};
@@ -682,4 +682,66 @@ fn golden_calls_are_passes_of_layers_and_microbatches() {
         .remove(0)
         .predicted;
     assert_eq!(again.calls["router"], 3.0 * 32.0 * (32.0 / 8.0));
+}
+
+/// Bytes by the formula: weights, gradients and states over the replicas, two of the largest units of weights and the
+/// gradients of one.
+#[test]
+fn golden_fully_sharded_memory_and_traffic() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |zero, overlap: Option<&str>| {
+        let options = SearchOptions {
+            zero,
+            overlap: overlap.map(|words| words.parse().expect("words")),
+            pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 4096,
+                    global_batch: 128,
+                },
+                StackName::Megatron,
+            )
+        };
+        run(&model, &cluster, 64, &options).plans.swap_remove(0)
+    };
+    let (ours, whole) = (plan(Zero::Fsdp, None), plan(Zero::States, None));
+    assert_eq!((ours.zero, whole.zero), (Some(Zero::Fsdp), None));
+    // 46.7027923e9 parameters; a layer has 8 * 3 * 4096 * 14336 of experts, 2 * 4096^2 + 2 * 4096 * 1024 of attention,
+    // 8 * 4096 of the router and two norms.
+    let (all, layer) = (46_702_792_704.0_f64, 1_451_270_144.0);
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let memory = &ours.predicted.memory_gib;
+    for (class, bytes) in [
+        (TensorClass::Weights, 2.0 * all / 64.0),
+        (TensorClass::Gradients, 4.0 * all / 64.0),
+        (TensorClass::Optimizer, 12.0 * all / 64.0),
+    ] {
+        assert!(
+            (memory[class] - gib(bytes)).abs() < 1e-5,
+            "{class:?}: {}",
+            memory[class]
+        );
+    }
+    let more = memory[TensorClass::Transient] - whole.predicted.memory_gib[TensorClass::Transient];
+    assert!((more - gib(8.0 * layer)).abs() < 1e-5, "{more}");
+    assert!(whole.predicted.peak_gib > 6.0 * gib(all));
+    // Two microbatches of 34 units, experts of 32 of them apart.
+    let calls = &ours.predicted.calls;
+    assert_eq!(calls["all_gather"], 2.0 * 2.0 * (34.0 + 32.0));
+    assert_eq!(calls["reduce_scatter"], 2.0 * (34.0 + 32.0));
+    // What nothing hides is all of it, in every microbatch.
+    let apart = plan(Zero::Fsdp, Some("none"));
+    let busy = &apart.predicted.busy_s;
+    let dp_comm = apart.predicted.time_s.get(Category::DpComm).0;
+    let expected = busy["all_gather"] + busy["reduce_scatter"];
+    assert!(
+        (dp_comm / expected - 1.0).abs() < 1e-6,
+        "{dp_comm} of {expected}"
+    );
+    assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
+    assert!(ours.predicted.step_s < apart.predicted.step_s);
 }

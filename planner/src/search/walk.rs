@@ -15,6 +15,7 @@ use super::candidate::{Case, StageSplit};
 use super::question;
 use super::recompute::Sets;
 use super::shape::{Kind, Shape};
+use crate::choice::Zero;
 use crate::layout::Layout;
 use crate::mesh::{self, Placement};
 use crate::options::PlanError;
@@ -98,6 +99,12 @@ pub fn walk(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<Walked, PlanError> {
+    if plan.planned.zero == Some(Zero::Fsdp) {
+        return Err(PlanError::Unable {
+            what: "a dry run of `zero` fsdp".to_owned(),
+            limit: "it is priced, and its step is not walked; use a plan of `zero` 1".to_owned(),
+        });
+    }
     of_plan(plan, layout, costs, runtime, |case, split| {
         walked(plan, case, split, rank)
     })

@@ -657,7 +657,7 @@ mod tests {
         }
         let stack = Stack::of(StackName::Megatron);
         let bytes = stack.state(Precision::Bf16, Optimizer::Adam, Dtype::F32);
-        let state = memory::state(&rank, bytes, 0, 64, 1);
+        let state = memory::state([rank.dense(), rank.experts], bytes, [64, 1]);
         let held = (state[TensorClass::Weights] + state[TensorClass::Gradients]).gib();
         assert!((held - 36.4).abs() < 0.05, "{held}");
         assert!(

@@ -64,6 +64,43 @@ fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
     check_stop(&Bench::new("deepseek_v3", 4).cut(2), [4, 2, 4, 1, 2]);
 }
 
+/// Buckets are shards of their own, and of other shards a checkpoint knows nothing.
+#[test]
+fn oracle_another_division_into_buckets_takes_a_run_up() {
+    const LEAST: [([u32; 5], Option<u64>); 3] = [
+        ([4, 1, 2, 1, 1], Some(3000)),
+        ([2, 2, 1, 1, 1], None),
+        ([4, 4, 2, 1, 2], Some(1)),
+    ];
+    let degrees = [4, 2, 2, 1, 1];
+    let bench = |least| {
+        let mut bench = Bench::new("qwen3_moe", 4).bucketed(least);
+        // Norms are summed bucket by bucket.
+        bench.options.adam.clip = None;
+        bench
+    };
+    let (whole, half) = (folder(), 4);
+    let expected = bench(None).train(degrees, &bench(None).saving(half, whole.path()));
+    let expected = expected.expect("trains");
+    let dir = step_dir(whole.path(), half);
+    for least in [None, Some(1), Some(5000)] {
+        let bench = bench(least);
+        let found = bench.resume(degrees, &dir, &bench.options);
+        let losses =
+            |trained: &Trained| -> Vec<f64> { trained.steps.iter().map(|s| s.loss).collect() };
+        assert_eq!(
+            losses(&found),
+            losses(&expected)[half as usize..],
+            "{least:?}"
+        );
+        let bits = |trained| bench.weights(trained).into_iter().map(f32::to_bits);
+        assert!(bits(&found).eq(bits(&expected)), "{least:?}: weights");
+        check_stop(&bench, degrees);
+    }
+    // In every layout, whoever saved.
+    check_each(Bench::new("qwen3_moe", 4), LEAST, Bench::bucketed);
+}
+
 /// Who has which tokens is nothing that a checkpoint says.
 #[test]
 fn oracle_ranks_that_cut_sequences_otherwise_take_a_run_up() {

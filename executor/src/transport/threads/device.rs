@@ -22,7 +22,6 @@ use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use moefold_kernels::cuda::Stream;
 use moefold_kernels::{Device, Event, Tensor, reduce};
 
 use super::{Started, Threads, call_of};
@@ -164,7 +163,7 @@ impl Flight {
                 self.check_rows(&all)?;
             }
             let work = || self.after(meeting, &all);
-            let stream = Stream::Communication;
+            let stream = self.started.group.key.stream();
             match self.device.beside_since(stream, &self.since, work) {
                 ControlFlow::Continue(event) => {
                     self.started

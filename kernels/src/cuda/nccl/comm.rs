@@ -113,12 +113,15 @@ impl Comm {
     }
 
     /// Divides the members into groups by colour, ordered by key. Every member calls it; one without
-    /// a colour gets nothing. `size` is that of the caller's group, `rank` its place there and key.
+    /// a colour gets nothing. `size` is that of the caller's group, `rank` its place there and key. A group
+    /// whose work goes to another stream than this communicator's shares no buffers with it: what shares them is
+    /// done one after the other.
     pub fn split<E: From<DeviceError>>(
         &self,
         colour: Option<u32>,
         rank: usize,
         size: usize,
+        stream: Stream,
         pause: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Self>, E> {
         self.alive("ncclCommSplit")?;
@@ -126,11 +129,17 @@ impl Comm {
         let place = place();
         let key = rank as c_int;
         let number = colour.map_or(NO_COLOUR, u32::cast_signed);
-        // SAFETY: this communicator is alive, the place is for good; without a configuration of its own
-        // the group has the parent's.
+        let mut apart = Config::non_blocking().apart();
+        let config = if stream == self.stream {
+            ptr::null_mut()
+        } else {
+            &raw mut apart
+        };
+        // SAFETY: this communicator is alive, the place is for good; a configuration to read from during the
+        // call, or none, and the group has the parent's.
         let code = unsafe {
             let split = self.nccl.functions.ncclCommSplit;
-            split(self.raw, number, key, place.as_ptr(), ptr::null_mut())
+            split(self.raw, number, key, place.as_ptr(), config)
         };
         let doing = || format!("a group of {size} out of {}", self.size);
         let begun = self.nccl.check("ncclCommSplit", code, doing);
@@ -148,7 +157,7 @@ impl Comm {
             let why = format!("{}, and NCCL gave no communicator", doing());
             return Err(DeviceError::new("ncclCommSplit", why).into());
         }
-        let group = Self::of(self.nccl, raw, rank, size, &self.device);
+        let group = Self::of(self.nccl, raw, rank, size, &self.device).on(stream);
         group.settle(pause)?;
         Ok(Some(group))
     }

@@ -164,7 +164,8 @@ int ncclCommSplit(Comm *comm, int colour, int key, Comm **group, Config *config)
   ENTER(ncclCommSplit);
   if (!usable("ncclCommSplit", comm)) return USAGE;
   say("  rank %d: colour %d key %d\n", comm->rank, colour, key);
-  if (config) violation("a group with a configuration of its own\n");
+  if (config && (config->magic != 0xcafebeef || config->blocking != 0 || config->share != 0))
+    violation("a group with another configuration than one that shares nothing\n");
   Clique *parent = comm->clique;
   *group = 0;
   int size = 1, rank = key;

@@ -56,10 +56,14 @@ fn a_communicator_is_waited_for_and_ended_in_order() {
     let id = UniqueId::from_bytes(nccl.unique_id().expect("an id").to_bytes());
     let world = Comm::join(nccl, &device, id, 3, 4, &mut pause).expect("it joins");
     assert_eq!((world.rank(), world.size()), (3, 4));
-    let group = world.split(Some(2), 1, 2, &mut pause).expect("it splits");
+    let group = world
+        .split(Some(2), 1, 2, Stream::Communication, &mut pause)
+        .expect("it splits");
     let group = group.expect("a group");
     assert_eq!((group.rank(), group.size()), (1, 2));
-    let none = world.split(None, 0, 1, &mut pause).expect("it splits");
+    let none = world
+        .split(None, 0, 1, Stream::Communication, &mut pause)
+        .expect("it splits");
     assert!(none.is_none());
     group.finalize(&mut pause).expect("it ends");
     drop(group);
@@ -112,7 +116,7 @@ fn whoever_loses_patience_leaves_nothing_behind() {
     let error = Comm::join(nccl, &device, id, 0, 2, &mut impatient).expect_err("it hangs");
     assert_eq!(error.call, "waiting");
     assert_eq!(mock.alive(), 1, "what did not come to be was aborted");
-    let split = world.split(Some(0), 0, 2, &mut impatient);
+    let split = world.split(Some(0), 0, 2, Stream::Communication, &mut impatient);
     assert_eq!(split.expect_err("it hangs").call, "waiting");
     world.abort();
     world.abort();
@@ -123,7 +127,9 @@ fn whoever_loses_patience_leaves_nothing_behind() {
         world.all_reduce(&tensor, Reduce::Sum).map(drop),
         world.send(&tensor, 1).map(drop),
         world.progress().map(drop),
-        world.split(Some(0), 0, 2, &mut patient).map(drop),
+        world
+            .split(Some(0), 0, 2, Stream::Communication, &mut patient)
+            .map(drop),
         world.finalize(&mut patient),
     ] {
         let error = refused.expect_err("it is gone").to_string();
@@ -144,7 +150,7 @@ fn a_split_that_gives_a_member_no_communicator_is_an_error() {
     let world = join(nccl, &device, 0, 2).expect("it joins");
     // In progress, it says, and then done, with nothing to show.
     mock.fail(1, 7, "ncclCommSplit");
-    let error = world.split(Some(0), 0, 2, &mut patient);
+    let error = world.split(Some(0), 0, 2, Stream::Communication, &mut patient);
     let error = error.expect_err("it has a colour").to_string();
     assert!(
         error.contains("a group of 2 out of 2, and NCCL gave no communicator"),
@@ -374,7 +380,9 @@ fn law_whichever_call_fails_it_is_told_and_nothing_is_left_behind() {
     let nccl = open(mock);
     let scenario = || {
         let world = join(nccl, &device, 0, 2)?;
-        let group = world.split(Some(0), 0, 2, &mut patient)?.expect("a colour");
+        let group = world
+            .split(Some(0), 0, 2, Stream::Communication, &mut patient)?
+            .expect("a colour");
         let whole = device.zeros(TensorClass::Activations, Dtype::F32, &[4]);
         let half = device.zeros(TensorClass::Activations, Dtype::F32, &[2]);
         let other = device.zeros(TensorClass::Activations, Dtype::F32, &[4]);

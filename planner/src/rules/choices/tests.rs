@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap, StackName};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -54,6 +54,8 @@ fn options(words: &str) -> SearchOptions {
             "schedule" => {
                 options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
             }
+            "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
+            "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
         }
@@ -226,6 +228,39 @@ fn each_rule_of_a_choice_has_its_message() {
     );
 }
 
+/// Of what data parallelism divides and runs beside compute.
+#[test]
+fn each_rule_of_replicas_has_its_message() {
+    check(
+        "",
+        "ddp_bucket_size 0 stack moefold",
+        "empty_buckets",
+        &["`ddp_bucket_size` 0", "nearest: 1"],
+    );
+    check(
+        "",
+        "zero fsdp stack moefold",
+        "stack_zero",
+        &["stack moefold", "`zero` 1", "`stack` megatron"],
+    );
+    check(
+        "pp=2",
+        "zero fsdp",
+        "fsdp_over_pp",
+        &["pp is 2", "nearest: pp = 1"],
+    );
+    for (words, expected) in [
+        ("ddp_bucket_size 7", "megatron"),
+        (
+            "ddp_bucket_size 7 overlap p2p stack moefold",
+            "`overlap` grad-reduce",
+        ),
+    ] {
+        let expected = ["`ddp_bucket_size` 7", expected];
+        check("", words, "buckets_without_overlap", &expected);
+    }
+}
+
 #[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
@@ -256,6 +291,7 @@ fn choices_that_go_together_break_nothing() {
         ("pp=2,vpp=7", "overlap p2p"),
         ("pp=2", "overlap none"),
         ("pp=8,vpp=7", "overlap none"),
+        ("tp=2,ep=8", "zero fsdp"),
         ("", "precision fp8 recompute moe_act"),
         ("", "precision fp8-delayed recompute full"),
         ("", "precision fp8-delayed recompute moe,layernorm"),

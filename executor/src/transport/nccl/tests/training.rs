@@ -43,6 +43,14 @@ fn plan(ranks: &Ranks, precision: Precision) -> Plan {
     layout.microbatches = 4 / layout.dp;
     plan.planned.pipeline = planned(&plan.model, layout).pipeline;
     plan.planned.layout = layout;
+    // Reductions and gathers in several buckets, beside compute.
+    plan.planned.overlap = Some(Overlap {
+        grad_reduce: true,
+        param_gather: true,
+        p2p: true,
+        shared_expert: false,
+    });
+    plan.planned.bucket_elements = Some(20_000);
     plan
 }
 
