@@ -347,29 +347,8 @@ impl<'a> Traced<'a> {
         }
         let update = tape.read(Heard::of);
         drop((hidden, dx));
-        let items = backward.items.into_iter().chain(weight.items);
-        let (again, rest) = items.partition(|item| item.category == Category::Recompute);
-
-        let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
-        if !site.offload.is_none() {
-            passes = passes.leaving(forward.on_host);
-        }
-        Ok(Answer {
-            leaves: forward.leaves,
-            passes,
-            padding: padding(&store.shard),
-            beside: {
-                let biases = Dtype::F32.bytes(store.shard.balance_len as u64);
-                Level::of(TensorClass::Weights, biases)
-            },
-            update: update.account.peak(),
-            largest: [&forward.largest, &backward.largest, &weight.largest]
-                .into_iter()
-                .fold(update.largest, |largest, &other| largest.max(other)),
-            forward: forward.items,
-            again,
-            backward: rest,
-        })
+        let heard = [forward, backward, weight, update];
+        Ok(Answer::of(heard, &store.shard, !site.offload.is_none()))
     }
 
     /// Rows of the rank's experts over the mean of all ranks.
@@ -384,6 +363,32 @@ impl<'a> Traced<'a> {
             Piece::Embedding => vec![model::Piece::Embedding],
             Piece::Head => vec![model::Piece::Head],
             Piece::Layer(layer) => blocks(self.model, layer),
+        }
+    }
+}
+
+impl Answer {
+    /// Of what was heard of the forward pass, the backward pass, gradients of weights left for later, and the sums
+    /// that complete gradients; `moves` says whether saved tensors leave for the host.
+    fn of([forward, backward, weight, update]: [Heard; 4], shard: &Shard, moves: bool) -> Self {
+        let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
+        if moves {
+            passes = passes.leaving(forward.on_host);
+        }
+        let largest = [forward.largest, backward.largest, weight.largest];
+        let items = backward.items.into_iter().chain(weight.items);
+        let (again, rest) = items.partition(|item| item.category == Category::Recompute);
+        let biases = Dtype::F32.bytes(shard.balance_len as u64);
+        Self {
+            leaves: forward.leaves,
+            passes,
+            padding: padding(shard),
+            beside: Level::of(TensorClass::Weights, biases),
+            update: update.account.peak(),
+            largest: largest.into_iter().fold(update.largest, Bytes::max),
+            forward: forward.items,
+            again,
+            backward: rest,
         }
     }
 }

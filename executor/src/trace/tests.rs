@@ -10,11 +10,12 @@ use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
 use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
+use moefold_planner::plan::{PLAN_VERSION, Plan, PlannedLayout, Request};
 use moefold_planner::rules;
 use moefold_planner::runtime::Runtime;
 use moefold_planner::search;
 use moefold_planner::stack::megatron::Declared;
+use moefold_planner::walk::Walked;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::trace::{Category, Lane, TraceSpan};
@@ -96,13 +97,61 @@ fn waits_of_the_host_are_priced() {
     }
 }
 
+/// Nodes of H100s on which everything fits.
+fn endless() -> Cluster {
+    let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
+    cluster.gpu.memory_gib = search::ENDLESS_GIB;
+    cluster
+}
+
+/// The best plan in bf16 without recomputation, and the step of its rank 3.
+fn planned_and_walked(
+    traced: &Traced<'_>,
+    (model, cluster, gpus): (&Model, &Cluster, u32),
+    options: SearchOptions,
+) -> (PlannedLayout, Walked) {
+    let options = SearchOptions {
+        precision: Precision::Bf16,
+        recompute: Some(Recompute::None.into()),
+        ..options
+    };
+    let costs = Costs::for_cluster(cluster, &[]);
+    let runtime: &dyn Runtime = match options.stack {
+        StackName::Moefold => traced,
+        StackName::Megatron => &Declared,
+    };
+    let found = search::plan(model, cluster, gpus, &options, &costs, runtime);
+    let plan = Plan {
+        version: PLAN_VERSION,
+        planned: found.expect("feasible").plans.swap_remove(0),
+        model: model.clone(),
+        cluster: cluster.clone(),
+        request: Request {
+            gpus,
+            batch: options.batch,
+            objective: Objective::Throughput,
+        },
+        profiles: Vec::new(),
+        alternatives: Vec::new(),
+    };
+    let walked = match options.stack {
+        StackName::Moefold => {
+            let (balancing, packing) = (Balancing::default(), Packing::default());
+            dry_run(&plan, 3, balancing, packing, &costs, &[]).expect("it walks")
+        }
+        StackName::Megatron => {
+            let layout = plan.layout().expect("legal");
+            search::walk(&plan, &layout, 3, &costs, &Declared).expect("it walks")
+        }
+    };
+    (plan.planned, walked)
+}
+
 /// What a search says that the shared expert hides is hidden where the step is walked, under either stack.
 #[test]
 fn law_a_walk_hides_dispatch_as_its_plan_does() {
     let model = presets::load("deepseek-v2-lite").expect("a preset");
-    let mut cluster = clusters::cluster("dgx-h100").expect("a preset");
-    cluster.gpu.memory_gib = search::ENDLESS_GIB;
-    let costs = Costs::for_cluster(&cluster, &[]);
+    let cluster = endless();
     let traced = Traced::new(&model, &cluster);
     let batch = Batch {
         seq_len: 4096,
@@ -111,9 +160,7 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
     let walked = |stack: StackName, pins: &str, shared_expert: bool| {
         let unsaid = Overlap::unsaid(stack, cluster.gpu.is_cpu());
         let options = SearchOptions {
-            precision: Precision::Bf16,
             pins: pins.parse().expect("degrees"),
-            recompute: Some(Recompute::None.into()),
             dispatcher: Some(Dispatcher::Alltoall),
             overlap: Some(Overlap {
                 shared_expert,
@@ -121,39 +168,10 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
             }),
             ..SearchOptions::new(batch, stack)
         };
-        let runtime: &dyn Runtime = match stack {
-            StackName::Moefold => &traced,
-            StackName::Megatron => &Declared,
-        };
-        let found = search::plan(&model, &cluster, 32, &options, &costs, runtime);
-        let planned = found.expect("feasible").plans.swap_remove(0);
+        let (planned, walked) = planned_and_walked(&traced, (&model, &cluster, 32), options);
         assert_eq!(planned.overlap.is_some(), shared_expert);
-        let plan = Plan {
-            version: PLAN_VERSION,
-            planned,
-            model: model.clone(),
-            cluster: cluster.clone(),
-            request: Request {
-                gpus: 32,
-                batch,
-                objective: Objective::Throughput,
-            },
-            profiles: Vec::new(),
-            alternatives: Vec::new(),
-        };
-        let balancing = Balancing::default();
-        let walked = match stack {
-            StackName::Moefold => {
-                let packing = Packing::default();
-                dry_run(&plan, 3, balancing, packing, &costs, &[]).expect("it walks")
-            }
-            StackName::Megatron => {
-                let layout = plan.layout().expect("legal");
-                search::walk(&plan, &layout, 3, &costs, &Declared).expect("it walks")
-            }
-        };
-        let sent_s = plan.planned.predicted.time_s.get(Category::EpComm).0;
-        (plan.planned.predicted.step_s, sent_s, walked)
+        let sent_s = planned.predicted.time_s.get(Category::EpComm).0;
+        (planned.predicted.step_s, sent_s, walked)
     };
     // Ranks of one node hide all of it that they can, those of several have more to hide.
     for (stack, pins) in [
@@ -195,9 +213,8 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
 #[test]
 fn law_a_walk_hides_what_its_plan_does() {
     let model = presets::load("mixtral-8x7b").expect("a preset");
-    let cluster = clusters::cluster("dgx-h100").expect("a preset");
-    let costs = Costs::for_cluster(&cluster, &[]);
-    let runtime = Traced::new(&model, &cluster);
+    let cluster = endless();
+    let traced = Traced::new(&model, &cluster);
     let batch = Batch {
         seq_len: 4096,
         global_batch: 64,
@@ -211,40 +228,13 @@ fn law_a_walk_hides_what_its_plan_does() {
     for pins in ["tp=1,pp=1,ep=8,etp=1,mbs=1", "tp=2,pp=1,ep=4,etp=1,mbs=1"] {
         let walked = |overlap: Overlap| {
             let options = SearchOptions {
-                precision: Precision::Bf16,
                 pins: pins.parse().expect("degrees"),
-                recompute: Some(Recompute::None.into()),
                 overlap: Some(overlap),
                 ..SearchOptions::new(batch, StackName::Moefold)
             };
-            let mut endless = cluster.clone();
-            endless.gpu.memory_gib = search::ENDLESS_GIB;
-            let found = search::plan(&model, &endless, 64, &options, &costs, &runtime);
-            let planned = found.expect("feasible").plans.swap_remove(0);
-            let plan = Plan {
-                version: PLAN_VERSION,
-                planned,
-                model: model.clone(),
-                cluster: cluster.clone(),
-                request: Request {
-                    gpus: 64,
-                    batch,
-                    objective: Objective::Throughput,
-                },
-                profiles: Vec::new(),
-                alternatives: Vec::new(),
-            };
-            let walked = dry_run(
-                &plan,
-                3,
-                Balancing::default(),
-                Packing::default(),
-                &costs,
-                &[],
-            )
-            .expect("it walks");
-            let dp_comm = plan.planned.predicted.time_s.get(Category::DpComm).0;
-            (plan.planned.predicted.step_s, walked, dp_comm)
+            let (planned, walked) = planned_and_walked(&traced, (&model, &cluster, 64), options);
+            let exposed_s = planned.predicted.time_s.get(Category::DpComm).0;
+            (planned.predicted.step_s, walked, exposed_s)
         };
         let (apart_s, apart, exposed) = walked(Overlap {
             p2p: true,

@@ -5,7 +5,8 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::support;
 use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Optimizer, RecomputePlan, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Offload, Optimizer, Overlap, RecomputePlan,
+    ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::Batch;
 use moefold_planner::model::presets as models;
@@ -54,7 +55,32 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
         "0-1=full",
     ];
     let recompute = recompute.choose(random).filter(|_| random.random());
+    let offload = [
+        "none",
+        "core_attn,attn_proj",
+        "moe_act,expert_fc1",
+        "attn_norm",
+    ];
+    let overlap = [
+        "none",
+        "p2p",
+        "grad-reduce,param-gather",
+        "p2p,shared-expert",
+    ];
+    let overlap = overlap.choose(random).filter(|_| random.random());
     SearchOptions {
+        offload: match offload.choose(random).filter(|_| chance(random)) {
+            Some(words) => Some(words.parse::<Offload>().expect("modules")),
+            None => Some(Offload::NONE),
+        },
+        overlap: overlap.map(|words| words.parse::<Overlap>().expect("kinds")),
+        schedule: ScheduleName::ALL
+            .choose(random)
+            .copied()
+            .filter(|_| random.random_range(0..3) == 0),
+        zero: *[Zero::States, Zero::States, Zero::Fsdp]
+            .choose(random)
+            .expect("some"),
         precision: *[Precision::Fp32, Precision::Bf16, Precision::Fp8]
             .choose(random)
             .expect("some"),
