@@ -195,7 +195,7 @@ fn a_plan_written_is_a_plan_read() {
     refused(
         &["execute", other.to_str().expect("UTF-8"), "--text", "x.txt"],
         2,
-        &["other.json", "pipeline.schedule", "ZbH1"],
+        &["other.json", "pipeline.schedule", "zb-h1"],
     );
     for (key, value, says) in [
         ("surprise", serde_json::json!(1), "surprise"),

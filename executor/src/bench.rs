@@ -155,7 +155,7 @@ pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Err
 mod tests {
     use super::*;
 
-    /// Of each family of the benchmark a model that an unoptimized build can run.
+    /// What an unoptimized build can run.
     fn options(ranks: u32) -> BenchOptions {
         BenchOptions {
             batch: Batch {

@@ -185,7 +185,12 @@ impl Samples {
 
     /// What they are cut from, as a hash over a part of it; of several datasets, with their weights.
     pub fn fingerprint(&self) -> Result<String, Error> {
-        let of_cut = |cut: &Cut| cut.stream.fingerprint(&cut.tokens, self.vocab_size);
+        // Documents that a token ends are seen by that.
+        let begins = self.packing.is_any() && self.packing.eod_token.is_none();
+        let of_cut = |cut: &Cut| {
+            let tokens = &cut.tokens;
+            cut.stream.fingerprint(tokens, self.vocab_size, begins)
+        };
         if let [cut] = &self.cuts[..] {
             return Ok(of_cut(cut)?.to_hex().to_string());
         }
@@ -326,6 +331,20 @@ mod tests {
             let samples = Samples::new(stream, 8, 10, Order::TokenStream).expect("enough");
             samples.packed(packing)
         })
+    }
+
+    #[test]
+    fn a_fingerprint_sees_documents_where_the_data_has_them() {
+        for (eod_token, alike) in [(None, false), (Some(9), true)] {
+            let packing = Packing {
+                reset_position_ids: true,
+                eod_token,
+                ..Packing::default()
+            };
+            let [set, text] =
+                of_documents(packing).map(|samples| samples.fingerprint().expect("reads"));
+            assert_eq!(set == text, alike);
+        }
     }
 
     /// As Megatron-Core 0.16's `_get_ltor_masks_and_position_ids` has them of these tokens, with 9 as the token that
@@ -473,7 +492,7 @@ mod tests {
         let fingerprint = |ids: Vec<u32>| {
             let stream = TokenStream::of_ids("some", ids);
             let all = 0..stream.num_tokens();
-            stream.fingerprint(&all, 10).expect("reads")
+            stream.fingerprint(&all, 10, false).expect("reads")
         };
         for len in [5, 1024, 1500, 200_000] {
             let ids: Vec<u32> = (0..len).map(|i| i % 7).collect();

@@ -290,13 +290,15 @@ impl ZeroAdam {
         store: &Store,
         reducing: &mut Reducing,
     ) -> Result<(), Error> {
-        let begun = |of: &BucketShard| self.overlap.grad_reduce && !of.late;
         sum_over_ends(cx, store)?;
-        let rest = || self.buckets.iter().filter(|of| !begun(of));
-        for of in rest() {
+        // Those of which no pass said that they are whole, and those that the line above completes.
+        let all = self.buckets.iter().zip(&reducing.left);
+        let rest = all.filter(|(of, left)| of.late || **left > 0);
+        let rest: Vec<&BucketShard> = rest.map(|(of, _)| of).collect();
+        for of in &rest {
             sum_over_tp(cx, store, &of.bucket)?;
         }
-        for of in rest() {
+        for of in &rest {
             reducing.pending.extend(of.start_reduction(cx)?);
         }
         for pending in reducing.pending.drain(..) {

@@ -639,10 +639,10 @@ impl Stepper {
         Ok(outcome)
     }
 
-    /// The mean token cross entropy of a global batch of which the rank has some microbatches, the same on every
-    /// rank. It runs the forward passes of a step and leaves the state of training as it is. What a pass saves is
+    /// The sum of token cross entropies of a global batch of which the rank has some microbatches, and how many
+    /// tokens have one, the same on every rank. It runs the forward passes of a step and leaves the state of training as it is. What a pass saves is
     /// let go of before the next: at the same routing this takes no more memory than a step.
-    pub fn evaluate(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<f64, Error> {
+    pub fn evaluate(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<[f64; 2], Error> {
         let counted = self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
             self.forward(cx, progress, stage, microbatch)?;
             progress.saved.clear();
@@ -651,7 +651,7 @@ impl Stepper {
         cx.recorder.at_microbatch(None);
         self.sum_over_ranks(cx)?;
         let sums = cx.to_host("sums_to_host", || self.sums.read());
-        Ok(sums[LOSS] / counted)
+        Ok([sums[LOSS], counted])
     }
 
     /// Runs the rank's stages forward and gives the routing of each MoE layer and microbatch, in the order of a

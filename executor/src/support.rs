@@ -110,7 +110,7 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
     let degrees = &plan.layout;
     let interleaved = degrees.pp == 1 && plan.pipeline.schedule == ScheduleName::Interleaved;
     let dispatchers = Stack::of(StackName::Moefold).common().dispatchers;
-    let dispatcher = format!("{:?}", plan.dispatcher).to_lowercase();
+    let dispatcher = plan.dispatcher.name();
     let refusals = [
         (
             interleaved,

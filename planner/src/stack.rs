@@ -143,9 +143,20 @@ impl Stack {
     }
 
     /// Whether a rank goes on computing while it sends: Megatron-Core only between interleaved stages, which
-    /// have other work then.
+    /// have other work then, and this project's executor wherever it has queues, whatever is chosen.
     pub fn sends_beside(&self, overlap: Overlap, vpp: u32) -> bool {
-        overlap.p2p && (vpp > 1 || matches!(self, Self::Moefold(_)))
+        match self {
+            Self::Megatron(_) => overlap.p2p && vpp > 1,
+            Self::Moefold(stack) => stack.queues,
+        }
+    }
+
+    /// What of `overlap` hides: on a CPU nothing does, since its cores do the sums and copies.
+    pub fn hides(&self, overlap: Overlap) -> Overlap {
+        match self {
+            Self::Moefold(Moefold { queues: false, .. }) => Overlap::default(),
+            Self::Megatron(_) | Self::Moefold(_) => overlap,
+        }
     }
 
     /// Communicators that a rank has for its pipeline, at most. This project's executor has one for each

@@ -164,6 +164,7 @@ impl<'a> Judge<'a> {
                 let stages = PipelineLayout::from(plan.planned.pipeline.stages.clone());
                 stages.with_depths(plan.model.mtp.len())
             }),
+            schedule: same.then_some(plan.planned.pipeline.schedule),
             objective: Objective::Memory,
             pins,
             top: 1,

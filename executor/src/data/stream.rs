@@ -126,11 +126,12 @@ impl TokenStream {
     }
 
     /// A name for what some tokens are: BLAKE3 of how many there are and of up to 64 stretches of 1024, spaced
-    /// evenly. The same whether they are text or of a dataset.
+    /// evenly, with where documents begin in them if `begins`. The same whether they are text or of a dataset.
     pub(super) fn fingerprint(
         &self,
         tokens: &Range<u64>,
         vocab_size: u64,
+        begins: bool,
     ) -> Result<blake3::Hash, Error> {
         const STRETCHES: u64 = 64;
         const TOKENS: u64 = 1024;
@@ -143,8 +144,13 @@ impl TokenStream {
             let start = (last * stretch / (STRETCHES - 1)).max(after);
             after = (start + TOKENS).min(all);
             let stretch = tokens.start + start..tokens.start + after;
-            for token in self.tokens(stretch, vocab_size)? {
+            for token in self.tokens(stretch.clone(), vocab_size)? {
                 hash.update(&token.to_le_bytes());
+            }
+            if begins {
+                for token in self.begins_in(stretch)? {
+                    hash.update(&(token - tokens.start).to_le_bytes());
+                }
             }
         }
         Ok(hash.finalize())

@@ -149,12 +149,14 @@ impl Trainer {
         let recorder = self.cx.recorder.clone();
         recorder.begin_step(step as u32, Detail::Whole);
         let iters = validation.iters(batch.global_batch);
-        let mut sum = 0.0;
+        let (mut sum, mut tokens) = (0.0, 0.0);
         for iter in 0..iters {
             let mine = microbatches(&validation.samples, &self.cx, batch, iter)?;
-            sum += self.stepper.evaluate(&self.cx, &mine)?;
+            let [losses, counted] = self.stepper.evaluate(&self.cx, &mine)?;
+            sum += losses;
+            tokens += counted;
         }
-        let loss = sum / iters as f64;
+        let loss = sum / tokens;
         Ok(Evaluation {
             loss,
             perplexity: loss.exp(),

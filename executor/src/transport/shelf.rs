@@ -32,7 +32,7 @@ impl Shelf {
         let fits = |values: &Vec<f32>| (len..=2 * len).contains(&values.capacity());
         let fitting = (0..kept.len()).filter(|&i| fits(&kept[i]));
         let found = fitting.min_by_key(|&i| kept[i].capacity());
-        let mut values = found.map(|i| kept.swap_remove(i)).unwrap_or_default();
+        let mut values = found.map(|i| kept.remove(i)).unwrap_or_default();
         drop(kept);
         values.resize(len, 0.0);
         Numbers {
@@ -53,10 +53,10 @@ impl Shelf {
         let mut kept = self.kept();
         kept.push(values);
         if kept.len() > KEPT {
-            let smallest = (0..kept.len()).min_by_key(|&i| kept[i].capacity());
-            let smallest = smallest.map(|i| kept.swap_remove(i));
+            // The one that was longest of no use.
+            let oldest = kept.remove(0);
             drop(kept);
-            drop(smallest);
+            drop(oldest);
         }
     }
 }
@@ -135,12 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_few_are_kept() {
+    fn the_last_few_are_kept() {
         let shelf = Shelf::default();
-        let sizes = (1..=KEPT + 3).map(|i| i * WORTH_KEEPING);
-        let posts: Vec<Numbers> = sizes.map(|len| shelf.take(len)).collect();
+        let sizes: Vec<usize> = (1..=KEPT + 3).rev().map(|i| i * WORTH_KEEPING).collect();
+        let posts: Vec<Numbers> = sizes.iter().map(|&len| shelf.take(len)).collect();
         drop(posts);
-        let largest: Vec<usize> = (4..=KEPT + 3).map(|i| i * WORTH_KEEPING).collect();
-        assert_eq!(kept(&shelf), largest);
+        let mut last = sizes[3..].to_vec();
+        last.reverse();
+        assert_eq!(kept(&shelf), last);
     }
 }

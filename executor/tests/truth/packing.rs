@@ -199,9 +199,8 @@ fn oracle_many_layouts_of_packed_samples_equal_one_rank() {
     check_layouts(100);
 }
 
-/// Tokens that count differ by rank, so a mean of means would be another number.
 #[test]
-fn law_equal_seeds_give_equal_bits_and_losses_are_of_what_counts() {
+fn law_equal_seeds_give_equal_bits() {
     let fixture = packed(Fixture::load("qwen3_moe").with_batch(8), ALL);
     let layout = degrees(4, 2, 4, 1, 1);
     let once = fixture.train(&layout, 2, &fixture.options());
@@ -212,17 +211,4 @@ fn law_equal_seeds_give_equal_bits_and_losses_are_of_what_counts() {
         values.map(|value| value.to_bits()).collect()
     };
     assert_eq!(bits(&once.weights), bits(&again.weights));
-
-    // Masked tokens alone change the mean.
-    let none = Packing::default();
-    let whole = packed(Fixture::load("qwen3_moe").with_batch(8), none);
-    let masked = packed(
-        Fixture::load("qwen3_moe").with_batch(8),
-        Packing {
-            eod_mask_loss: true,
-            ..none
-        },
-    );
-    let first = |fixture: &Fixture| fixture.train(&ONE, 1, &fixture.options()).steps[0].loss;
-    assert_ne!(first(&whole), first(&masked));
 }

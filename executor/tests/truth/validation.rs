@@ -26,7 +26,8 @@ fn check(fixture: &Fixture, degrees: &Degrees) {
         let mut steps = Vec::new();
         for step in 0..STEPS {
             let mine = train::microbatches(&fixture.samples, &trainer.cx, &fixture.batch(), step)?;
-            let before = trainer.stepper().evaluate(&trainer.cx, &mine)?;
+            let [sum, tokens] = trainer.stepper().evaluate(&trainer.cx, &mine)?;
+            let before = sum / tokens;
             let outcome = trainer.step(&mine, options.lr.at(step))?;
             steps.push((before, outcome));
         }

@@ -196,8 +196,8 @@ pub enum Illegal {
         stack: StackName,
         schedule: ScheduleName,
     },
-    /// A schedule that leaves gradients of weights for later, beside what has them with the others.
-    #[error("`schedule` {} divides backward passes, which goes with no {with}; nearest: 1f1b, or a plan without {with}", schedule.name())]
+    /// A schedule that leaves gradients of weights for later, beside what hides under them.
+    #[error("`schedule` {} divides backward passes, in which {with} has no price; nearest: 1f1b, or a plan without {with}", schedule.name())]
     DividedBackward {
         schedule: ScheduleName,
         with: &'static str,

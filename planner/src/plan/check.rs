@@ -77,10 +77,10 @@ impl PlannedLayout {
         let pipeline = &self.pipeline;
         let known = schedules(self.stack, layout.pp(), layout.vpp());
         if !known.contains(&pipeline.schedule) {
-            let names: Vec<String> = known.iter().map(|name| format!("{name:?}")).collect();
+            let names: Vec<&str> = known.iter().map(|name| name.name()).collect();
             return Err(place.contradiction(
                 "pipeline.schedule",
-                format!("{:?}", pipeline.schedule),
+                pipeline.schedule.name().to_owned(),
                 names.join(" or "),
             ));
         }

@@ -90,10 +90,12 @@ pub(crate) fn schedules(stack: StackName, pp: u32, vpp: u32) -> Vec<ScheduleName
     Stack::of(stack).schedules(pp, vpp).collect()
 }
 
-/// What is chosen that a divided backward pass goes with not.
+/// What is chosen that has no price in a divided backward pass.
 pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
-    let offload = options.offload.unwrap_or_default();
-    (!offload.is_none()).then_some("`offload`")
+    let overlap = options.overlap.unwrap_or_default();
+    overlap
+        .shared_expert
+        .then_some("shared-expert in `overlap`")
 }
 
 /// Whether some attention of a model has windows or sinks.
@@ -275,7 +277,13 @@ fn check_offload(
     broken: &mut Vec<Illegal>,
 ) {
     let alone = offload.covers(OffloadModule::AttnProj) && !offload.covers(OffloadModule::CoreAttn);
-    if alone && !stack.offloads_projection_alone() {
+    // Where the core keeps nothing, as it runs again, there is nothing to ask for.
+    let core = Offload::of([OffloadModule::CoreAttn]);
+    let core = match &options.recompute {
+        Some(recompute) => core.kept(model, &|layer| recompute.of_layer(layer)),
+        None => core,
+    };
+    if alone && !core.is_none() && !stack.offloads_projection_alone() {
         broken.push(Illegal::OffloadAlone);
     }
     let there = Offload::all(model);

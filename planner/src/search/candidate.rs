@@ -374,7 +374,7 @@ impl StageSplit {
             let (reduce_s, gather_s): (f64, f64) =
                 (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
             let by_bucket = question.bucket_elements(layout).is_some();
-            let overlap = question.overlap;
+            let overlap = stack.hides(question.overlap);
             let by_unit = by_bucket || question.shards_weights();
             let passes_s = if by_unit {
                 self.passes_by_unit(case, rank)

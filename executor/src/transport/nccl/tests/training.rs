@@ -249,9 +249,10 @@ fn differential_the_shared_expert_beside_dispatch_over_nccl_is_that_of_rank_thre
     apart.model.vocab_size = 128;
     apart.planned.pipeline = planned(&apart.model, apart.planned.layout).pipeline;
     let mut beside = apart.clone();
+    let apart_of = apart.planned.overlap.expect("buckets");
     beside.planned.overlap = Some(Overlap {
         shared_expert: true,
-        ..Overlap::default()
+        ..apart_of
     });
     let found = over_nccl(mock, &beside, ranks.all, device);
     check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
