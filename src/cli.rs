@@ -146,14 +146,15 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
-    /// Communication overlap: auto, none, or some of grad-reduce, param-gather, p2p, shared-expert, comma separated
+    /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p and
+    /// shared-expert, comma separated; auto is all but the last, on a CPU none
     #[arg(long, default_value = "auto", value_parser = flags::overlap)]
     pub(crate) overlap: Auto<Overlap>,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (megatron)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,
-    /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold);
-    /// by default 40 million, or a million for each replica
+    /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold)
+    /// [default: 40 million, or a million for each replica if that is more]
     #[arg(long, value_name = "PARAMETERS")]
     pub(crate) ddp_bucket_size: Option<u64>,
     /// Optimizer

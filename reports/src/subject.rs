@@ -349,6 +349,10 @@ impl Comparison {
         let schedule = varies(s, |s| s.planned.pipeline.schedule.chosen());
         let capacity = varies(s, |s| s.planned.capacity);
         let cp_comm = varies(s, |s| s.planned.cp_comm());
+        let offload = varies(s, |s| s.planned.offload);
+        let overlap = varies(s, |s| s.planned.overlap);
+        let zero = varies(s, |s| s.planned.zero);
+        let optimizer = varies(s, |s| s.planned.optimizer);
         let precision = varies(s, |s| s.planned.precision);
         let stack = varies(s, |s| s.planned.stack);
         let model = varies(s, |s| s.setting.model.as_ref().map(|m| m.name.clone()));
@@ -371,6 +375,19 @@ impl Comparison {
             for (shown, word) in [
                 (schedule, json_word(&planned.pipeline.schedule)),
                 (dispatcher, json_word(&planned.dispatcher)),
+                (offload, format!("offload {}", planned.offload)),
+                (
+                    overlap,
+                    planned.overlap.map_or_else(
+                        || "the usual overlap".to_owned(),
+                        |overlap| format!("overlap {}", String::from(overlap)),
+                    ),
+                ),
+                (
+                    zero,
+                    format!("zero {}", planned.zero.unwrap_or_default().name()),
+                ),
+                (optimizer, json_word(&planned.optimizer)),
                 (precision, json_word(&planned.precision)),
                 (stack, json_word(&planned.stack)),
             ] {

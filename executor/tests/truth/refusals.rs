@@ -11,6 +11,7 @@ use moefold_planner::choice::{
 use moefold_planner::layout::Batch;
 use moefold_planner::model::presets as models;
 use moefold_planner::options::SearchOptions;
+use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
 use moefold_planner::search;
 use moefold_profiles::{Costs, Precision, presets};
 use rand::seq::IndexedRandom as _;
@@ -69,10 +70,14 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
     ];
     let overlap = overlap.choose(random).filter(|_| random.random());
     SearchOptions {
-        offload: match offload.choose(random).filter(|_| chance(random)) {
-            Some(words) => Some(words.parse::<Offload>().expect("modules")),
-            None => Some(Offload::NONE),
+        offload: match random.random_range(0..4) {
+            0 => None,
+            1 => offload
+                .choose(random)
+                .map(|words| words.parse().expect("modules")),
+            _ => Some(Offload::NONE),
         },
+        bucket_elements: chance(random).then_some(1000),
         overlap: overlap.map(|words| words.parse::<Overlap>().expect("kinds")),
         schedule: ScheduleName::ALL
             .choose(random)
@@ -103,6 +108,8 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
 fn check(requests: u32) -> usize {
     let seed = cuda::seed();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("plan.json");
     let mut plans = 0;
     for _ in 0..requests {
         let preset = models::all().choose(&mut random).expect("some");
@@ -118,20 +125,35 @@ fn check(requests: u32) -> usize {
         let Ok(found) = search::plan(&model, &cluster, gpus, &options, &costs, &runtime) else {
             continue;
         };
-        for plan in &found.plans {
+        for planned in found.plans {
+            let plan = Plan {
+                version: PLAN_VERSION,
+                planned,
+                model: model.clone(),
+                cluster: cluster.clone(),
+                request: Request {
+                    gpus,
+                    batch: options.batch,
+                    objective: options.objective,
+                },
+                profiles: Vec::new(),
+                alternatives: Vec::new(),
+            };
             let device = if cluster.gpu.is_cpu() {
                 DeviceSpec::CPU
             } else {
                 DeviceSpec::Cuda {
-                    dtype: plan.precision.activation(),
+                    dtype: plan.planned.precision.activation(),
                     reserve: None,
                 }
             };
-            if let Err(refused) = support::check(plan, &model, &device) {
-                panic!(
-                    "MOEFOLD_SEED={seed}: {} with {options:?}: {refused}",
-                    model.name
-                );
+            let name = &model.name;
+            plan.save(&file).expect("a temporary folder");
+            let read = Plan::load(&file).unwrap_or_else(|refused| {
+                panic!("MOEFOLD_SEED={seed}: {name} with {options:?}: {refused}")
+            });
+            if let Err(refused) = support::check(&read.planned, &read.model, &device) {
+                panic!("MOEFOLD_SEED={seed}: {name} with {options:?}: {refused}");
             }
             plans += 1;
         }

@@ -16,9 +16,9 @@
 //!   may exceed DP.
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
 //!   sqrt-softplus scores): every model that is read is priced.
-//! - *Of features this release does not price*, which no option asks for: capacity factor and padding to
-//!   capacity, budgets of a rank's rows and paged stash, offload of the optimizer, CUDA graphs, FSDP and partial sharding (whose number of instances divides DP x CP), delayed weight
-//!   gradients, overlap of expert exchange, shared expert and TP.
+//! - *Of features this release does not price*, which no option asks for: budgets of a rank's rows and paged
+//!   stash, offload of the optimizer, CUDA graphs, partial sharding (whose number of instances divides DP x CP),
+//!   overlap of the exchange of tokens with attention, and of TP.
 //! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
 //!   to be new enough.
 //! - *Disputed upstream*: whether MTP goes with CP.
@@ -292,14 +292,16 @@ pub enum Illegal {
     ShardedStages { pp: u32 },
     /// Nothing is divided into buckets.
     #[error(
-        "`ddp_bucket_size` {size} divides nothing: stack {stack} {why}; nearest: {nearest}",
+        "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: stack {stack} {why}; nearest: {nearest}",
         stack = stack.name(),
         why = match stack { StackName::Megatron => "is priced with its own buckets", StackName::Moefold => "reduces and gathers each family at once" },
         nearest = match stack { StackName::Megatron => "without it", StackName::Moefold => "`overlap` grad-reduce,param-gather beside it" }
     )]
     BucketsAlone { size: u64, stack: StackName },
     /// A bucket without elements.
-    #[error("`ddp_bucket_size` 0, and a bucket has at least one parameter; nearest: 1")]
+    #[error(
+        "`ddp_bucket_size` 0 (`bucket_elements` of a plan), and a bucket has at least one parameter; nearest: 1"
+    )]
     EmptyBuckets,
 }
 

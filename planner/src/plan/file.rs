@@ -263,9 +263,12 @@ mod tests {
             ("found `tp`, expected none, or some of", |plan| {
                 plan["overlap"] = "tp".into();
             }),
-            ("`ddp_bucket_size` 7 divides nothing", |plan| {
-                plan["bucket_elements"] = 7.into();
-            }),
+            (
+                "`ddp_bucket_size` 7 (`bucket_elements` of a plan) divides nothing",
+                |plan| {
+                    plan["bucket_elements"] = 7.into();
+                },
+            ),
             ("priced without a pipeline", |plan| {
                 plan["zero"] = "fsdp".into();
             }),

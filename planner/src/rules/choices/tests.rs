@@ -311,6 +311,9 @@ fn choices_that_go_together_break_nothing() {
         let broken = broken("mixtral-8x22b", degrees, words);
         assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");
     }
+    // The core keeps nothing where it runs again, so the projection after it asks for nothing.
+    let words = "stack megatron recompute mla_up_proj offload attn_proj";
+    assert!(broken("deepseek-v3", "", words).is_empty());
     for stages in ["Et*61mL", "Et*61L"] {
         let broken = broken("deepseek-v3", "", &format!("pipeline-layout {stages}"));
         assert!(broken.is_empty(), "{stages}: {broken:?}");
