@@ -684,6 +684,8 @@ fn a_plan_that_offloads_runs_as_it_says() {
         "core_attn,moe_act,mlp_norm",
         "--recompute",
         "layernorm",
+        "--schedule",
+        "1f1b",
     ];
     bench.0.plan("away.json", "4", "24", layout, &modules);
     bench.0.plan("plan.json", "4", "24", layout, &modules[2..]);
