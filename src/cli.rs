@@ -137,18 +137,18 @@ pub(crate) struct PlanArgs {
     pub(crate) pad_expert_input_to_capacity: bool,
     /// Recomputation: auto, none, full or modules (core_attn, mla_up_proj, layernorm, moe_act, moe,
     /// mlp, shared_experts), comma separated; or by layer, as 0-3=full/4,5=moe_act+layernorm (moefold)
-    #[arg(long, default_value = "auto", value_parser = flags::recompute)]
+    #[arg(long, default_value = "auto", value_parser = flags::or_auto::<RecomputePlan>)]
     pub(crate) recompute: Auto<RecomputePlan>,
     /// Modules whose saved tensors rest on the host between the passes: none, auto (the search tries some) or
     /// modules (attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act), comma separated
-    #[arg(long, default_value = "none", value_parser = flags::offload)]
+    #[arg(long, default_value = "none", value_parser = flags::or_auto::<Offload>)]
     pub(crate) offload: Auto<Offload>,
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
     /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p and
     /// shared-expert, comma separated; auto is all but the last, on a CPU none
-    #[arg(long, default_value = "auto", value_parser = flags::overlap)]
+    #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (megatron)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]

@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use clap::CommandFactory as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moefold_planner::choice::{Offload, Overlap, RecomputePlan};
 use moefold_profiles::Dtype;
 
 use crate::cli::Cli;
@@ -48,22 +47,8 @@ pub(crate) fn grad_dtype(dtype: Dtype) -> &'static str {
     }
 }
 
-/// Reads `auto`, or what a recompute set is written as.
-pub(crate) fn recompute(words: &str) -> Result<Auto<RecomputePlan>, String> {
-    or_auto(words)
-}
-
-/// Reads `auto`, or what is offloaded is written as.
-pub(crate) fn offload(words: &str) -> Result<Auto<Offload>, String> {
-    or_auto(words)
-}
-
-/// Reads `auto`, or what overlap is written as.
-pub(crate) fn overlap(words: &str) -> Result<Auto<Overlap>, String> {
-    or_auto(words)
-}
-
-fn or_auto<T: FromStr<Err = String>>(words: &str) -> Result<Auto<T>, String> {
+/// Reads `auto`, or what a choice is written as.
+pub(crate) fn or_auto<T: FromStr<Err = String>>(words: &str) -> Result<Auto<T>, String> {
     if words == "auto" {
         return Ok(Auto(None));
     }
@@ -86,7 +71,7 @@ pub(crate) fn in_words_of_flags(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::choice::{Module, Recompute};
+    use moefold_planner::choice::{Module, Overlap, Recompute, RecomputePlan};
 
     use super::*;
 
@@ -100,6 +85,8 @@ mod tests {
 
     #[test]
     fn words_have_their_meaning_or_are_refused_with_what_would_work() {
+        let recompute = or_auto::<RecomputePlan>;
+        let overlap = or_auto::<Overlap>;
         let modules = Recompute::of(vec![Module::MoeAct, Module::Layernorm]);
         assert_eq!(
             recompute("moe_act, layernorm"),

@@ -156,6 +156,9 @@ pub struct Overlap {
     pub shared_expert: bool,
 }
 
+/// Where a kind of overlap is chosen.
+type Chosen = fn(&mut Overlap) -> &mut bool;
+
 impl FromStr for Overlap {
     type Err = String;
 
@@ -166,17 +169,12 @@ impl FromStr for Overlap {
             return Ok(overlap);
         }
         for word in words.split([',', '+']).map(str::trim) {
-            match word {
-                "grad-reduce" => overlap.grad_reduce = true,
-                "param-gather" => overlap.param_gather = true,
-                "p2p" => overlap.p2p = true,
-                "shared-expert" => overlap.shared_expert = true,
-                _ => {
-                    return Err(format!(
-                        "none, or some of grad-reduce, param-gather, p2p, shared-expert; there is `{word}`"
-                    ));
-                }
-            }
+            let kind = Self::KINDS.iter().find(|(name, _)| *name == word);
+            let (_, chosen) = kind.ok_or_else(|| {
+                let names = Self::KINDS.map(|(name, _)| name).join(", ");
+                format!("none, or some of {names}; there is `{word}`")
+            })?;
+            *chosen(&mut overlap) = true;
         }
         Ok(overlap)
     }
@@ -192,24 +190,11 @@ impl TryFrom<String> for Overlap {
 }
 
 impl From<Overlap> for String {
-    fn from(overlap: Overlap) -> Self {
-        let Overlap {
-            grad_reduce,
-            param_gather,
-            p2p,
-            shared_expert,
-        } = overlap;
-        let words = [
-            (grad_reduce, "grad-reduce"),
-            (param_gather, "param-gather"),
-            (p2p, "p2p"),
-            (shared_expert, "shared-expert"),
-        ];
-        let words: Vec<&str> = words
+    fn from(mut overlap: Overlap) -> Self {
+        let chosen = Overlap::KINDS
             .iter()
-            .filter(|(on, _)| *on)
-            .map(|(_, word)| *word)
-            .collect();
+            .filter(|(_, chosen)| *chosen(&mut overlap));
+        let words: Vec<&str> = chosen.map(|(name, _)| *name).collect();
         if words.is_empty() {
             return "none".to_owned();
         }
@@ -218,6 +203,14 @@ impl From<Overlap> for String {
 }
 
 impl Overlap {
+    /// All kinds by name.
+    const KINDS: [(&'static str, Chosen); 4] = [
+        ("grad-reduce", |overlap| &mut overlap.grad_reduce),
+        ("param-gather", |overlap| &mut overlap.param_gather),
+        ("p2p", |overlap| &mut overlap.p2p),
+        ("shared-expert", |overlap| &mut overlap.shared_expert),
+    ];
+
     /// What a plan runs beside compute that says nothing of it, on CPUs or GPUs: what its stack did when plans had
     /// no word for it.
     pub fn unsaid(stack: StackName, on_cpu: bool) -> Self {

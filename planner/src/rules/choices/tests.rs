@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, Overlap, StackName, Zero};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -28,15 +28,7 @@ fn options(words: &str) -> SearchOptions {
     for (option, word) in pairs() {
         match option {
             "stack" => {}
-            "overlap" => {
-                let has = |kind| word.split(',').any(|found| found == kind);
-                options.overlap = Some(Overlap {
-                    shared_expert: has("shared-expert"),
-                    grad_reduce: has("grad-reduce"),
-                    param_gather: has("param-gather"),
-                    p2p: has("p2p"),
-                });
-            }
+            "overlap" => options.overlap = Some(word.parse().expect("kinds")),
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
             "offload" => options.offload = Some(word.parse().expect("modules")),
