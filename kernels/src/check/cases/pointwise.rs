@@ -8,7 +8,7 @@ use crate::cases::{Source as _, shard};
 use crate::check::{Case, Written};
 use crate::device::TensorClass;
 use crate::tensor::Tensor;
-use crate::{Factor, Scalars, elementwise, grad_norm, reduce};
+use crate::{Factor, Scalars, elementwise, grad_norm, reduce, transfer};
 
 const RULE: Adamw = Adamw {
     lr: 1e-3,
@@ -102,6 +102,19 @@ fn elements(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
                     vec![Written::new("y", &y)]
                 })
             }),
+        ),
+        case(
+            "transfer::start_to_host, start_to_device",
+            add(t * h, dtype),
+            move |inputs| {
+                let (x, device) = (inputs.tensor(&[t, h], 1.0), inputs.device.clone());
+                Box::new(move || {
+                    let (parcels, leaving) = transfer::start_to_host(&device, vec![x.clone()]);
+                    leaving.settle(&device);
+                    let back = transfer::start_to_device(&device, parcels).settle(&device);
+                    vec![Written::new("y", &back[0])]
+                })
+            },
         ),
         moving(bytes(dtype, t * h) + bytes(Dtype::F32, t * h), {
             case(
