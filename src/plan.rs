@@ -276,6 +276,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.optimizer = args.optimizer;
     options.grad_dtype = args.grad_dtype;
     options.objective = args.objective;
+    options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
     if args.routing != "balanced" {
         options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);

@@ -170,6 +170,8 @@ fn plan_under(
         .collect();
     let search = SearchRecord {
         told_apart: None,
+        memory_limit_gib: (question.capacity() < cluster.gpu.memory())
+            .then(|| question.capacity().gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced,
         refused,
@@ -190,6 +192,7 @@ fn plan_under(
             examples,
             least: tally.least,
             capacity_gib: question.capacity().gib(),
+            device_gib: cluster.gpu.memory_gib,
         });
     }
     Ok((priced, search))

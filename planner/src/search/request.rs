@@ -79,6 +79,14 @@ pub(crate) fn check_request(
             });
         }
     }
+    let headroom = options.memory_headroom;
+    if !(0.0..1.0).contains(&headroom) {
+        return Err(PlanError::Value {
+            option: "memory_headroom",
+            value: (100.0 * headroom).to_string(),
+            expected: "percent of a device's memory to leave free, from 0 to below 100".to_owned(),
+        });
+    }
     let broken = rules.contradictions(&options.pins, gpus);
     if !broken.is_empty() {
         let too_many = |illegal: &Illegal| matches!(illegal, Illegal::TooManyGpus { .. });

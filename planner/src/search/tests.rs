@@ -7,10 +7,10 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Precision, TensorClass};
 
 use super::{ENDLESS_GIB, SearchResult, plan};
-use crate::choice::{Module, Objective, Recompute, StackName, Zero};
+use crate::choice::{Dispatcher, Module, Objective, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
-use crate::options::{PlanError, Routing, SearchOptions};
+use crate::options::{MEMORY_HEADROOM, PlanError, Routing, SearchOptions};
 use crate::plan::{PlannedLayout, PlannedRouting};
 use crate::stack::megatron::Declared;
 
@@ -137,6 +137,56 @@ fn law_a_breakdown_sums_to_its_step_and_memory_to_its_peak() {
         let sum = shares.measured + shares.interpolated + shares.extrapolated;
         assert!((sum - 1.0).abs() < 1e-9);
     }
+}
+
+/// Of one candidate a layout those are planned that fill no more than they may, and no others.
+#[test]
+fn law_plans_leave_their_headroom() {
+    let (model, cluster, mut options) = small();
+    options.pins = "pp=1,vpp=1,etp=1".parse().expect("degrees");
+    options.recompute = Some(Recompute::Full.into());
+    options.dispatcher = Some(Dispatcher::Alltoall);
+    options.top = usize::MAX;
+    options.memory_headroom = 0.0;
+    let all = run(&model, &cluster, 32, &options);
+    assert_eq!(all.search.memory_limit_gib, None);
+    let limit = 0.7 * cluster.gpu.memory_gib;
+    options.memory_headroom = 0.3;
+    let found = run(&model, &cluster, 32, &options);
+    let told = found.search.memory_limit_gib.expect("less than all");
+    assert!((told - limit).abs() < 1e-6, "{told}");
+    let fit = |plan: &&PlannedLayout| plan.predicted.peak_gib <= limit;
+    let expected: Vec<_> = all.plans.iter().filter(fit).cloned().collect();
+    assert!(!expected.is_empty() && expected.len() < all.plans.len());
+    assert_eq!(found.plans, expected);
+    // Where nothing is said, something is left.
+    let (_, _, asked) = small();
+    assert_eq!(asked.memory_headroom, MEMORY_HEADROOM);
+    let best = run(&model, &cluster, 16, &asked).plans.remove(0);
+    assert!(best.predicted.peak_gib <= 0.95 * cluster.gpu.memory_gib);
+}
+
+#[test]
+fn a_headroom_is_percent_below_all_and_named_where_nothing_fits() {
+    let (model, cluster, mut options) = small();
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let mut refusal = |headroom| {
+        options.memory_headroom = headroom;
+        let error = plan(&model, &cluster, 16, &options, &costs, &Declared).expect_err("refused");
+        error.to_string()
+    };
+    for (headroom, found) in [(1.0, "`100`"), (-0.5, "`-50`"), (f64::NAN, "`NaN`")] {
+        let message = refusal(headroom);
+        assert!(
+            message.contains("`memory_headroom`") && message.contains(found),
+            "{message}"
+        );
+    }
+    let message = refusal(0.9);
+    assert!(
+        message.contains("a plan may fill 8.0 (`memory_headroom`)"),
+        "{message}"
+    );
 }
 
 #[test]

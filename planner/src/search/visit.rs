@@ -451,8 +451,10 @@ impl Question<'_> {
         all <= self.cluster.host_memory_gib
     }
 
+    /// What a plan may fill of each device's memory.
     pub(crate) fn capacity(&self) -> Bytes {
-        let all = self.cluster.gpu.memory();
+        let free = self.options.memory_headroom;
+        let all = self.cluster.gpu.memory().scale(1.0 - free);
         let asked = self.options.memory_gib;
         asked.map_or(all, |gib| all.min(Bytes((gib * GIB as f64) as u64)))
     }
