@@ -381,7 +381,7 @@ mod tests {
                 causal,
                 pass: [
                     moefold_profiles::Pass::Forward,
-                    moefold_profiles::Pass::Dgrad,
+                    moefold_profiles::Pass::Backward,
                 ][pass],
                 dtype,
             };
