@@ -19,6 +19,7 @@ mod predict;
 mod recompute;
 mod request;
 mod shape;
+mod sharded;
 mod survey;
 #[cfg(test)]
 mod tests;
