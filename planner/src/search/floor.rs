@@ -117,7 +117,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     let (options, stack) = (question.options, &question.stack);
     let bytes = stack.state(options.precision, options.optimizer, options.grad_dtype);
     let held = if question.shards_weights() {
-        memory::fully_sharded(mean, bytes, shards, std::iter::empty())
+        memory::fully_sharded(mean, bytes, shards, [0, 0])
     } else {
         memory::state(mean, bytes, shards)
     };
