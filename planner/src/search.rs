@@ -196,7 +196,8 @@ fn plan_under(
             examples,
             least: (cluster.gpu.memory_gib < ENDLESS_GIB)
                 .then(|| least_memory(model, cluster, gpus, options, costs, runtime))
-                .flatten(),
+                .flatten()
+                .map(Box::new),
             capacity_gib: question.capacity().gib(),
             device_gib: cluster.gpu.memory_gib,
         });

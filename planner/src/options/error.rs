@@ -53,7 +53,7 @@ pub enum PlanError {
         problem: String,
     },
     /// No layout of the space is legal and fits.
-    #[error("nothing is feasible: {}", infeasible_text(refused, examples, least.as_ref(), [*capacity_gib, *device_gib]))]
+    #[error("nothing is feasible: {}", infeasible_text(refused, examples, least.as_deref(), [*capacity_gib, *device_gib]))]
     Infeasible {
         /// Candidates there were.
         space: u64,
@@ -62,7 +62,7 @@ pub enum PlanError {
         /// A broken rule in words, for each key of `refused`.
         examples: BTreeMap<String, String>,
         /// The legal candidate that needs the least memory.
-        least: Option<LeastMemory>,
+        least: Option<Box<LeastMemory>>,
         /// Memory of one device that a plan may fill, GiB.
         capacity_gib: f64,
         /// All of its memory, GiB.
