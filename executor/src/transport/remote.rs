@@ -12,14 +12,21 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, TcpStream};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
-use super::wire::{self, BODY_LIMIT};
+use super::wire::{self, BODY_LIMIT, printable};
 use super::{Place, TransportError};
+
+/// Groups that one rank may name.
+const GROUPS: usize = 1 << 16;
+
+/// Bytes of a group's name.
+const NAME: usize = 64;
 
 /// What a rank asks. Groups are numbers in the order they were named in.
 #[derive(Debug, Serialize, Deserialize)]
@@ -227,7 +234,9 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
             Err(cause) => break cause,
         };
         said |= matches!(request, Request::Leave | Request::Poison(_));
-        let answered = match answer(request, &body, rank, mailbox, &mut groups) {
+        // What a request is not checked for must not leave the others waiting.
+        let answered = AssertUnwindSafe(|| answer(request, &body, rank, mailbox, &mut groups));
+        let answered = match panic::catch_unwind(answered).unwrap_or_default() {
             Some((reply, posts)) => {
                 let body: Vec<&Payload> = posts.iter().map(|post| &post.data).collect();
                 wire::write(connection.get_mut(), &reply, &body)
@@ -259,6 +268,17 @@ fn answer(
 ) -> Option<(Reply, Vec<Arc<Post>>)> {
     let reply = match request {
         Request::Name(key) => {
+            let mut sorted = key.ranks.clone();
+            sorted.sort_unstable();
+            let is_group = sorted.is_sorted_by(|a, b| a < b)
+                && sorted.last().is_some_and(|last| *last < mailbox.ranks())
+                && sorted.contains(&rank)
+                && key.name.len() <= NAME
+                && printable(&key.name) == key.name
+                && groups.len() < GROUPS;
+            if !is_group {
+                return None;
+            }
             groups.push(mailbox.group(&key));
             Reply::Done
         }
@@ -269,8 +289,11 @@ fn answer(
             call,
             post,
         } => {
-            let group = groups.get(group)?;
+            let group = member_of(groups, group, member, rank)?;
             let post = unpack(vec![(call, post)], body)?.pop()?;
+            if post.rows.len() > group.key.ranks.len() || group.has_posted(sequence, member) {
+                return None;
+            }
             match mailbox.post(group, sequence, member, post) {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused(error),
@@ -282,7 +305,10 @@ fn answer(
             member,
             call,
         } => {
-            let (group, call) = (groups.get(group)?, call.call()?);
+            let (group, call) = (member_of(groups, group, member, rank)?, call.call()?);
+            if !group.has_posted(sequence, member) {
+                return None;
+            }
             match mailbox.collect(group, sequence, member, &call) {
                 Ok(collected) => {
                     let posts = collected.posts;
@@ -296,7 +322,7 @@ fn answer(
         }
         Request::Failure => Reply::Failure(mailbox.failure().cloned()),
         Request::Poison(message) => {
-            mailbox.poison(rank, message);
+            mailbox.poison(rank, printable(&message));
             Reply::Done
         }
         Request::Leave => {
@@ -305,6 +331,12 @@ fn answer(
         }
     };
     Some((reply, Vec::new()))
+}
+
+/// A group that a rank named, if it is that member of it.
+fn member_of(groups: &[Arc<Group>], group: usize, member: usize, rank: u32) -> Option<&Arc<Group>> {
+    let group = groups.get(group)?;
+    (group.key.ranks.get(member) == Some(&rank)).then_some(group)
 }
 
 impl SentCall {

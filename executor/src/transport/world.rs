@@ -5,7 +5,7 @@
 //! returns the failure that came first of the ranks that are here, with its rank.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
 use super::remote::Remote;
-use super::rendezvous::{self, Server};
+use super::rendezvous::{self, Server, Terms};
 use super::shelf::Shelf;
 use super::threads::{Flights, Started, Threads};
 use super::{CollectiveLog, Communicator, Transport, TransportError};
@@ -35,6 +35,8 @@ const STACK_BYTES: usize = 8 << 20;
 pub struct World {
     kind: Kind,
     deadline: Duration,
+    /// What must be the same on all ranks that are processes.
+    terms: Terms,
     /// The NCCL of ranks with a GPU each; absent, that of the machine.
     nccl: Option<Nccl>,
 }
@@ -61,6 +63,7 @@ impl World {
         Self {
             kind: Kind::Threads { ranks },
             deadline: DEADLINE,
+            terms: Terms::new(),
             nccl: None,
         }
     }
@@ -73,6 +76,7 @@ impl World {
                 server: Arc::default(),
             },
             deadline: DEADLINE,
+            terms: Terms::new(),
             nccl: None,
         }
     }
@@ -83,6 +87,7 @@ impl World {
     pub fn listen(self) -> Result<Self, Error> {
         if let Kind::Process { launched, server } = &self.kind
             && launched.rank == 0
+            && launched.ranks > 1
         {
             *lock(server) = Some(Server::start(launched)?);
         }
@@ -123,6 +128,16 @@ impl World {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// The same world under terms, by name, that ranks which are processes compare when they meet: where one
+    /// has others than rank 0 there is no run.
+    #[must_use]
+    pub fn agreeing(&self, terms: BTreeMap<String, String>) -> Self {
+        Self {
+            terms,
+            ..self.clone()
+        }
     }
 
     /// Lets ranks that are processes with a GPU each talk by this NCCL, whatever the machine has.
@@ -214,15 +229,23 @@ impl World {
         Launched::begin();
         let outcome = if launched.rank == 0 {
             let mailbox = Arc::new(Mailbox::new(launched.ranks, self.deadline));
-            let listening = lock(server).take();
-            let server = listening.map_or_else(|| Server::start(launched), Ok)?;
-            server.wait(&mailbox, self.deadline)?;
+            let server = match lock(server).take() {
+                // Nobody else is to come.
+                None if launched.ranks == 1 => None,
+                None => Some(Server::start(launched)?),
+                listening => listening,
+            };
+            if let Some(server) = &server {
+                server.wait(&mailbox, &self.terms, self.deadline)?;
+            }
             let mail: Rc<dyn Mail> = Rc::new(mailbox);
             let outcome = self.run_rank(seat, Instant::now(), &mail, body);
-            server.stay(self.deadline);
+            if let Some(server) = server {
+                server.stay(self.deadline);
+            }
             outcome
         } else {
-            let connection = rendezvous::connect(launched, self.deadline)?;
+            let connection = rendezvous::connect(launched, &self.terms, self.deadline)?;
             let mail: Rc<dyn Mail> = Rc::new(Remote::new(launched.rank, connection));
             self.run_rank(seat, Instant::now(), &mail, body)
         };
