@@ -410,6 +410,37 @@ fn signal(name: &str, process: u32) {
 }
 
 #[test]
+fn a_rank_that_hangs_ends_the_run_within_its_heartbeat() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    for (hung, who) in [(1, "rank 1 failed"), (0, "rank 0 failed")] {
+        let (port, out) = (port(), bench.path(&format!("run-{hung}")));
+        let flags = ["--steps", "100000", "--out", &out, "--heartbeat-s", "2"];
+        let start = |rank| Guarded::start(&mut bench.rank(rank, 2, port, &flags));
+        let (first, second) = (start(0), start(1));
+        await_steps(&out);
+        let (other, stopped) = if hung == 1 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        let begun = Instant::now();
+        signal("STOP", stopped.0.id());
+        let (code, _, errors) = other.ended();
+        assert_eq!(code, 1, "{errors}");
+        assert!(
+            errors.contains(who) && errors.contains("it has been silent for 2.0 s"),
+            "{errors}"
+        );
+        // Rank 0 stays a little for ranks that should be leaving.
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+}
+
+#[test]
 fn ranks_end_with_the_process_that_started_them_whatever_ends_it() {
     let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
     for how in ["TERM", "KILL"] {

@@ -16,6 +16,7 @@ mod launched;
 mod mail;
 mod mailbox;
 mod nccl;
+mod pulse;
 mod remote;
 mod rendezvous;
 mod secret;

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
+use super::pulse::Pulse;
 use super::wire::{self, BODY_LIMIT, printable};
 use super::{Place, TransportError};
 
@@ -82,15 +83,17 @@ pub(super) struct Remote {
     rank: u32,
     connection: RefCell<BufReader<TcpStream>>,
     groups: RefCell<HashMap<GroupKey, usize>>,
+    pulse: Pulse,
 }
 
 impl Remote {
     /// Over a connection that has been welcomed.
-    pub(super) fn new(rank: u32, connection: TcpStream) -> Self {
+    pub(super) fn new(rank: u32, connection: TcpStream, pulse: Pulse) -> Self {
         Self {
             rank,
             connection: RefCell::new(BufReader::new(connection)),
             groups: RefCell::default(),
+            pulse,
         }
     }
 
@@ -102,6 +105,9 @@ impl Remote {
             // What comes late would be taken for the answer to another question, and nothing is to
             // wait a second time.
             let _ = connection.get_ref().shutdown(Shutdown::Both);
+            if let Some(silence) = self.pulse.silence() {
+                return io::Error::new(io::ErrorKind::TimedOut, silence);
+            }
             match cause.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                     io::Error::new(io::ErrorKind::TimedOut, "it has been silent for too long")

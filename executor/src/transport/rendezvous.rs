@@ -6,7 +6,7 @@
 //! [`GREETING`], and is remembered for the error message, as is a rank of another job. A rank that expects
 //! another number of ranks or other terms, or one that another process was already, or one that says that it
 //! failed before it could come ([`decline`]), ends the run, since waiting would mend nothing. A process that
-//! gave up and comes again takes its own place. When all have come they are welcomed together, and each
+//! gave up and comes again takes its own place. Each comes with a second connection, for its pulse ([`pulse`]). When all have come they are welcomed together, and each
 //! connection becomes that rank's door to rank 0's mailbox ([`super::remote`]). Nothing waits longer than the
 //! deadline.
 
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::launched::Launched;
 use super::mailbox::Mailbox;
+use super::pulse::{self, Pulse};
 use super::remote;
 use super::secret::{Nonce, PROOF, Secret, Side, nonce};
 use super::wire::{self, MAGIC, printable};
@@ -57,6 +58,8 @@ struct Hello {
     rank: u32,
     /// A number of its process.
     process: Nonce,
+    /// Whether the connection is for its pulse.
+    pulse: bool,
     /// Under what terms it would train.
     terms: Terms,
     /// Why it will not take part.
@@ -77,6 +80,17 @@ enum Welcome {
     Refused(String),
 }
 
+/// How ranks meet.
+#[derive(Debug, Clone)]
+pub(super) struct Meeting {
+    /// What must be the same on all.
+    pub(super) terms: Terms,
+    /// How long one waits for the others.
+    pub(super) deadline: Duration,
+    /// How long one may be silent afterwards.
+    pub(super) heartbeat: Duration,
+}
+
 /// Rank 0's side.
 #[derive(Debug)]
 pub(super) struct Server {
@@ -90,8 +104,8 @@ struct Shared {
     job: String,
     ranks: u32,
     secret: Secret,
-    /// Under what terms rank 0 trains, from when it says so.
-    terms: OnceLock<Terms>,
+    /// How rank 0 meets the others, from when it does.
+    meeting: OnceLock<Meeting>,
     /// From when all have come.
     mailbox: OnceLock<Arc<Mailbox>>,
     state: Mutex<State>,
@@ -148,7 +162,7 @@ impl Server {
             job: launched.job.clone(),
             ranks: launched.ranks,
             secret: launched.secret.clone(),
-            terms: OnceLock::new(),
+            meeting: OnceLock::new(),
             mailbox: OnceLock::new(),
             state: Mutex::new(State {
                 came: (0..launched.ranks).map(|_| None).collect(),
@@ -167,15 +181,11 @@ impl Server {
 
     /// Waits until all ranks are there under these terms, and lets the run begin, by this mailbox; where
     /// there will be none, those that came have been told why when this returns. To be called once.
-    pub(super) fn wait(
-        &self,
-        mailbox: &Arc<Mailbox>,
-        terms: &Terms,
-        deadline: Duration,
-    ) -> Result<(), Error> {
+    pub(super) fn wait(&self, mailbox: &Arc<Mailbox>, meeting: &Meeting) -> Result<(), Error> {
         self.shared.mailbox.get_or_init(|| Arc::clone(mailbox));
-        self.shared.terms.get_or_init(|| terms.clone());
-        self.all_come(deadline).inspect_err(|_| self.tell_all())
+        self.shared.meeting.get_or_init(|| meeting.clone());
+        self.all_come(meeting.deadline)
+            .inspect_err(|_| self.tell_all())
     }
 
     /// Whether another rank has come.
@@ -276,7 +286,7 @@ impl Drop for Server {
 impl Shared {
     /// In what the terms of a rank that has come are not rank 0's.
     fn differ(&self, state: &State) -> Option<String> {
-        let ours = self.terms.get()?;
+        let ours = &self.meeting.get()?.terms;
         let mut guests = state.came.iter().enumerate();
         guests.find_map(|(rank, guest)| {
             let theirs = &guest.as_ref()?.terms;
@@ -404,6 +414,9 @@ fn receive(mut connection: TcpStream, number: u64, peer: SocketAddr, shared: &Sh
 /// A connection whose other end has proven who it is.
 fn attend(mut connection: TcpStream, number: u64, hello: Hello, peer: SocketAddr, shared: &Shared) {
     let rank = hello.rank;
+    if hello.pulse {
+        return shared.watch(connection, &hello);
+    }
     if let Err(why) = shared.admit(hello, number, peer) {
         let _ = wire::write(&mut connection, &Welcome::Refused(why), &[]);
         return;
@@ -509,6 +522,23 @@ impl Shared {
         Ok(number)
     }
 
+    /// Listens to the pulse of a rank, once all are there.
+    fn watch(&self, connection: TcpStream, hello: &Hello) {
+        let mut state = self.lock();
+        while !state.begun && !state.closed && state.failure.is_none() {
+            state = self.wait(state, GREETING);
+        }
+        let guest = state.came.get(hello.rank as usize).and_then(Option::as_ref);
+        let is_guest = guest.is_some_and(|guest| guest.process == hello.process);
+        let begun = state.begun && is_guest && hello.job == self.job;
+        drop(state);
+        if let (true, Some(meeting), Some(mailbox)) =
+            (begun, self.meeting.get(), self.mailbox.get())
+        {
+            pulse::watch(connection, hello.rank, mailbox, meeting.heartbeat);
+        }
+    }
+
     /// Lets a rank in, or says why not.
     fn admit(&self, hello: Hello, connection: u64, peer: SocketAddr) -> Result<(), String> {
         let Hello {
@@ -516,6 +546,7 @@ impl Shared {
             ranks,
             rank,
             process,
+            pulse: _,
             terms,
             failed,
         } = hello;
@@ -572,31 +603,16 @@ impl Shared {
     }
 }
 
-/// The connection of a rank other than 0, once all are there. Neither asking nor waiting for an answer
-/// takes longer on it than the deadline and a little: rank 0 answers whatever it is asked by then.
-pub(super) fn connect(
-    launched: &Launched,
-    terms: &Terms,
-    deadline: Duration,
-) -> Result<TcpStream, Error> {
+/// The connection of a rank other than 0, and its pulse, once all are there. Neither asking nor waiting for an
+/// answer takes longer on it than the deadline and a little: rank 0 answers whatever it is asked by then.
+pub(super) fn connect(launched: &Launched, meeting: &Meeting) -> Result<(TcpStream, Pulse), Error> {
     let begun = Instant::now();
-    let waited = || begun.elapsed() < deadline;
+    let waited = || begun.elapsed() < meeting.deadline;
     loop {
-        let failed = match try_connect(launched) {
-            Ok(mut connection) => match introduce(&mut connection, launched, terms, None, deadline)
-            {
-                Ok(Welcome::Come) => {
-                    let patience = Some(deadline + GREETING);
-                    let ready = connection
-                        .set_read_timeout(patience)
-                        .and_then(|()| connection.set_write_timeout(patience));
-                    let lost = |cause: io::Error| rendezvous(launched, &cause.to_string());
-                    return ready.map(|()| connection).map_err(lost);
-                }
-                Ok(Welcome::Refused(why)) => return Err(rendezvous(launched, &why)),
-                // Something else may hold the port that rank 0 is about to take.
-                Err(cause) => cause,
-            },
+        let failed = match come(launched, meeting) {
+            Ok(Ok(come)) => return Ok(come),
+            Ok(Err(why)) => return Err(rendezvous(launched, &why)),
+            // Something else may hold the port that rank 0 is about to take.
             Err(cause) => cause,
         };
         if !waited() {
@@ -612,7 +628,48 @@ pub(super) fn connect(
     }
 }
 
+/// One try: the connections, or why rank 0 will not have this rank.
+fn come(launched: &Launched, meeting: &Meeting) -> io::Result<Result<(TcpStream, Pulse), String>> {
+    let patience = Some(meeting.deadline + GREETING);
+    let mut hello = launched.hello();
+    hello.terms.clone_from(&meeting.terms);
+    let mut beats = try_connect(launched)?;
+    hello.pulse = true;
+    if let Err(why) = introduce(&mut beats, &launched.secret, &hello)? {
+        return Ok(Err(why));
+    }
+    let mut calls = try_connect(launched)?;
+    hello.pulse = false;
+    if let Err(why) = introduce(&mut calls, &launched.secret, &hello)? {
+        return Ok(Err(why));
+    }
+    if let Welcome::Refused(why) = welcome(&mut calls, meeting.deadline) {
+        return Ok(Err(why));
+    }
+    let ready = || {
+        calls.set_read_timeout(patience)?;
+        calls.set_write_timeout(patience)?;
+        Pulse::start(beats, calls.try_clone()?, meeting.heartbeat)
+    };
+    Ok(ready()
+        .map(|pulse| (calls, pulse))
+        .map_err(|cause| cause.to_string()))
+}
+
 impl Launched {
+    /// Who this process says it is.
+    fn hello(&self) -> Hello {
+        Hello {
+            job: self.job.clone(),
+            ranks: self.ranks,
+            rank: self.rank,
+            process: self.process,
+            pulse: false,
+            terms: Terms::new(),
+            failed: None,
+        }
+    }
+
     /// Tells the other ranks why this one will not take part. Nothing where it has begun to: a world tells
     /// them then; nor of rank 0, at which the others look: they hear from its [`World`](super::World) or miss
     /// it at their deadline.
@@ -628,16 +685,14 @@ impl Launched {
 fn decline(launched: &Launched, why: &str) {
     let begun = Instant::now();
     while begun.elapsed() < DECLINING {
+        let hello = Hello {
+            failed: Some(why.to_owned()),
+            ..launched.hello()
+        };
         if let Ok(mut connection) = try_connect(launched)
-            && introduce(
-                &mut connection,
-                launched,
-                &Terms::new(),
-                Some(why),
-                Duration::ZERO,
-            )
-            .is_ok()
+            && introduce(&mut connection, &launched.secret, &hello).is_ok()
         {
+            welcome(&mut connection, Duration::ZERO);
             return;
         }
         thread::sleep(PAUSE);
@@ -655,44 +710,40 @@ fn try_connect(launched: &Launched) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Says who this is to rank 0, and hears whether it may come.
+/// Says who this is to rank 0; else why what listens is not rank 0.
 fn introduce(
     connection: &mut TcpStream,
-    launched: &Launched,
-    terms: &Terms,
-    failed: Option<&str>,
-    deadline: Duration,
-) -> io::Result<Welcome> {
+    secret: &Secret,
+    hello: &Hello,
+) -> io::Result<Result<(), String>> {
     let nonces = meet(connection)?;
     let mut proof = [0; PROOF];
     connection.read_exact(&mut proof)?;
-    let secret = &launched.secret;
     if secret.proof(Side::First, &nonces, "") != proof {
-        return Ok(Welcome::Refused(
+        return Ok(Err(
             "who listens there does not know the secret of this run: it is another run, or \
              MOEFOLD_SECRET is not the same for all ranks"
                 .to_owned(),
         ));
     }
-    let hello = serde_json::to_string(&Hello {
-        job: launched.job.clone(),
-        ranks: launched.ranks,
-        rank: launched.rank,
-        process: launched.process,
-        terms: terms.clone(),
-        failed: failed.map(str::to_owned),
-    })?;
+    let hello = serde_json::to_string(hello)?;
     let proof = *secret.proof(Side::Other, &nonces, &hello).as_bytes();
     wire::write(connection, &Proven { hello, proof }, &[])?;
-    // The others may take as long as this one may.
-    connection.set_read_timeout(Some(deadline + GREETING))?;
-    // Rank 0 was found: another try would find no other.
-    Ok(match wire::read(connection, 0) {
+    Ok(Ok(()))
+}
+
+/// What rank 0 says to a rank that it knows; the others may take as long to come as this one may.
+fn welcome(connection: &mut TcpStream, deadline: Duration) -> Welcome {
+    let heard = connection
+        .set_read_timeout(Some(deadline + GREETING))
+        .and_then(|()| wire::read(connection, 0));
+    match heard {
         Ok((welcome, _)) => welcome,
+        // Rank 0 was found: another try would find no other.
         Err(cause) => Welcome::Refused(format!(
             "the connection to rank 0 broke before all were there ({cause})"
         )),
-    })
+    }
 }
 
 /// Gives and takes numbers with what answers, where that is this version of moefold.

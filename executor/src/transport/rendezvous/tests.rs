@@ -12,6 +12,24 @@ use crate::transport::{Payload, RankContext, World};
 
 pub(in crate::transport) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The connections of a rank, its pulse first, that comes to a rank 0 of the test's own.
+fn come_to(listener: &TcpListener, first: &Launched) -> [TcpStream; 2] {
+    [true, false].map(|pulse| {
+        let (mut connection, _) = listener.accept().expect("a rank comes");
+        let hello = greeting(&mut connection, &first.secret).expect("it is one of the run");
+        assert_eq!(hello.pulse, pulse);
+        connection
+    })
+}
+
+fn meeting() -> Meeting {
+    Meeting {
+        terms: Terms::new(),
+        deadline: PATIENCE,
+        heartbeat: PATIENCE,
+    }
+}
+
 /// A port that nobody listened at a moment ago.
 fn port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
@@ -239,9 +257,9 @@ fn ranks_that_never_come_are_named_with_the_address() {
     let alone = processes(&all[2..3], short, |_| Ok(()));
     let error = alone[0].as_ref().expect_err("there is no rank 0");
     assert!(
-        error.starts_with(&format!(
-            "rendezvous at 127.0.0.1:{port}: rank 2 waited 0.3 s for rank 0"
-        )) && error.ends_with("where it failed before that, its own output says why"),
+        error.starts_with(&format!("rendezvous at 127.0.0.1:{port}: rank 2 waited "))
+            && error.contains(" s for rank 0")
+            && error.ends_with("where it failed before that, its own output says why"),
         "{error}"
     );
     all.remove(3);
@@ -361,7 +379,7 @@ fn a_connection_that_breaks_is_the_failure_of_its_rank() {
                 Ok(())
             })
         });
-        let connection = connect(&all[1], &Terms::new(), PATIENCE).expect("it is welcomed");
+        let (connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
         connection.shutdown(Shutdown::Both).expect("open until now");
         let outcome = first.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 1 is gone");
@@ -380,10 +398,9 @@ fn a_connection_that_breaks_is_the_failure_of_its_rank() {
             })
         });
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection, &all[0].secret).expect("it is rank 1");
+        let [beats, mut connection] = come_to(&listener, &all[0]);
         wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
-        drop((connection, listener));
+        drop((beats, connection, listener));
         let outcome = second.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 0 is gone");
         assert!(
@@ -403,7 +420,7 @@ fn what_is_no_request_ends_the_connection_and_not_the_process() {
                 Ok(())
             })
         });
-        let mut connection = connect(&all[1], &Terms::new(), PATIENCE).expect("it is welcomed");
+        let (mut connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
         wire::write(&mut connection, &"what?", &[]).expect("it is sent");
         let outcome = first.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 1 makes no sense");
@@ -428,8 +445,7 @@ fn a_rank_0_that_falls_silent_is_not_waited_for_without_end() {
             (outcome, begun.elapsed())
         });
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection, &all[0].secret).expect("it is rank 1");
+        let [beats, mut connection] = come_to(&listener, &all[0]);
         wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
         // Open until rank 1 has ended.
         let (outcome, took) = second.join().expect("ends");
@@ -439,7 +455,7 @@ fn a_rank_0_that_falls_silent_is_not_waited_for_without_end() {
             "{error}"
         );
         assert!(took < 2 * (deadline + GREETING), "waited once: {took:?}");
-        drop((connection, listener));
+        drop((beats, connection, listener));
     });
 }
 
@@ -449,10 +465,9 @@ fn a_rank_that_was_let_in_tries_no_other_rank_0() {
     thread::scope(|scope| {
         let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection, &all[0].secret).expect("it is rank 1");
+        let [beats, connection] = come_to(&listener, &all[0]);
         let begun = Instant::now();
-        drop((connection, listener));
+        drop((beats, connection, listener));
         let outcome = second.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 0 is gone");
         assert!(
@@ -511,7 +526,13 @@ fn whoever_came_knows_why_there_is_no_run_before_rank_0_ends() {
         let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
         let server = Server::start(&all[0]).expect("a port");
         server
-            .wait(&mailbox, &Terms::new(), Duration::from_millis(500))
+            .wait(
+                &mailbox,
+                &Meeting {
+                    deadline: Duration::from_millis(500),
+                    ..meeting()
+                },
+            )
             .expect_err("rank 2 is missing");
         assert_eq!(server.shared.lock().open, 0, "all were answered");
         let outcome = second.join().expect("ends");
@@ -583,15 +604,11 @@ fn who_does_not_know_the_secret_learns_nothing_and_ends_nothing() {
         let (mut stream, heard) = hear(all[0].port, &said, expected);
         assert_eq!(heard[..MAGIC.len()], MAGIC);
         assert_ne!(heard, overheard, "nothing is said twice");
-        let hello = serde_json::to_string(&Hello {
-            job: all[1].job.clone(),
-            ranks: 2,
-            rank: 1,
-            process: nonce(),
-            terms: Terms::new(),
+        let hello = Hello {
             failed: Some("no matter".to_owned()),
-        })
-        .expect("plain data");
+            ..all[1].hello()
+        };
+        let hello = serde_json::to_string(&hello).expect("plain data");
         let (proof, _) = overheard[MAGIC.len() + PROOF..]
             .split_first_chunk()
             .expect("a proof");
@@ -649,7 +666,8 @@ fn a_process_that_comes_again_takes_its_own_place() {
         let stale = try_connect(&all[1]).expect("it listens");
         let mut other = stale.try_clone().expect("a handle");
         scope.spawn(move || {
-            let _ = introduce(&mut other, &all[1], &Terms::new(), None, PATIENCE);
+            let _ = introduce(&mut other, &all[1].secret, &all[1].hello());
+            welcome(&mut other, PATIENCE);
         });
         while !world.is_awaited() {
             thread::sleep(Duration::from_millis(1));
@@ -757,7 +775,7 @@ fn a_request_for_another_member_or_out_of_turn_ends_the_run_at_once() {
                     Ok(())
                 })
             });
-            let mut connection = connect(&all[1], &Terms::new(), PATIENCE).expect("it is welcomed");
+            let (mut connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
             for request in &requests {
                 wire::write(&mut connection, request, &[]).expect("it is sent");
                 let _ = wire::read::<serde_json::Value>(&mut connection, 0);
@@ -773,4 +791,77 @@ fn a_request_for_another_member_or_out_of_turn_ends_the_run_at_once() {
         });
         assert!(begun.elapsed() < PATIENCE / 2);
     }
+}
+
+#[test]
+fn who_hangs_is_noticed_by_its_pulse_and_who_computes_is_not() {
+    let patience = Duration::from_millis(400);
+    let heart = |launched: &Launched| {
+        World::process(launched.clone())
+            .deadline(PATIENCE)
+            .heartbeat(patience)
+    };
+    // One that computes for long is waited for.
+    let all = &world_of(2);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| {
+            heart(&all[1]).run(|rank| {
+                thread::sleep(3 * patience);
+                barrier(rank)
+            })
+        });
+        heart(&all[0]).run(barrier).expect("rank 1 comes late");
+        slow.join().expect("ends").expect("rank 0 waits");
+    });
+    // One whose process hangs is not, here a rank 1 that says nothing more.
+    let all = &world_of(2);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| heart(&all[0]).run(barrier));
+        let mut hung = [true, false].map(|pulse| {
+            let mut connection = loop {
+                match try_connect(&all[1]) {
+                    Ok(connection) => break connection,
+                    Err(_) => thread::sleep(PAUSE),
+                }
+            };
+            let hello = Hello {
+                pulse,
+                ..all[1].hello()
+            };
+            let said = introduce(&mut connection, &all[1].secret, &hello);
+            said.expect("it listens").expect("it is rank 0");
+            connection
+        });
+        assert!(matches!(welcome(&mut hung[1], PATIENCE), Welcome::Come));
+        let error = first
+            .join()
+            .expect("ends")
+            .expect_err("rank 1 hangs")
+            .to_string();
+        assert!(
+            error.contains("because rank 1 failed: it has been silent for 0.4 s"),
+            "{error}"
+        );
+    });
+    // Nor is rank 0.
+    let all = &world_of(2);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| heart(&all[1]).run(barrier));
+        let listener = listen(&all[0]).expect("a port");
+        let [_beats, mut connection] = come_to(&listener, &all[0]);
+        wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
+        let error = second
+            .join()
+            .expect("ends")
+            .expect_err("rank 0 hangs")
+            .to_string();
+        assert!(
+            error.contains(
+                "because rank 0 failed: the connection to it broke (it has been silent for 0.4 s"
+            ),
+            "{error}"
+        );
+    });
+    assert!(begun.elapsed() < PATIENCE);
 }
