@@ -35,7 +35,7 @@ use rayon::prelude::*;
 use crate::answer::{InsideDomain, SearchRecord};
 use crate::choice::{Objective, Offload, Recompute, ScheduleName};
 use crate::layout::{Illegal, Layout};
-use crate::memory::{self, Occupancy};
+use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
 use crate::options::{LeastMemory, PlanError, SearchOptions};
@@ -50,11 +50,11 @@ use floor::{Weights, Works, floor_s, held};
 use predict::Priced;
 use recompute::Sets;
 use request::check_request;
-use shape::{Assumption, Question, Shapes};
+use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
 
-use visit::{Found, Outcome, Tally, Unit, visit};
+use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, visit};
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -452,16 +452,6 @@ fn question<'a>(
 /// Shapes by the degrees they depend on.
 type ByDegrees = BTreeMap<[u32; 5], Shapes>;
 
-fn shape_key(layout: &Layout) -> [u32; 5] {
-    [
-        layout.tp(),
-        layout.cp(),
-        layout.ep(),
-        layout.etp(),
-        layout.mbs(),
-    ]
-}
-
 fn shapes(layouts: &[Layout]) -> ByDegrees {
     let mut shapes = ByDegrees::new();
     for layout in layouts {
@@ -469,15 +459,6 @@ fn shapes(layouts: &[Layout]) -> ByDegrees {
         shapes.entry(key).or_insert_with(|| Shapes::new(layout));
     }
     shapes
-}
-
-/// Worst occupancies by schedule, pipeline degree, virtual stages and (as far as they matter) microbatches.
-pub(crate) type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
-
-/// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
-pub(crate) fn moments_key(layout: &Layout) -> [u32; 3] {
-    let matter = layout.microbatches().min(4 * layout.pp());
-    [layout.pp(), layout.vpp(), matter]
 }
 
 fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {

@@ -185,6 +185,17 @@ pub(crate) struct Shape {
 /// Models with more kinds of layer than this are charged for every kind on every rank.
 const KINDS_AS_BITS: usize = 8;
 
+/// The degrees that the shapes of a layout depend on.
+pub(crate) fn shape_key(layout: &Layout) -> [u32; 5] {
+    [
+        layout.tp(),
+        layout.cp(),
+        layout.ep(),
+        layout.etp(),
+        layout.mbs(),
+    ]
+}
+
 /// The shapes of a layout, one for each dispatcher: under the first recompute set, and where it is asked for
 /// under all of them. Most layouts never come near the best, or fit as they are.
 pub(crate) struct Shapes {

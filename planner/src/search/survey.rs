@@ -11,8 +11,7 @@ use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
 use super::candidate::{Case, likely_split};
-use super::shape::Question;
-use super::shape_key;
+use super::shape::{Question, shape_key};
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
 

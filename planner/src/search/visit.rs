@@ -11,7 +11,6 @@ use super::floor::floor_s;
 use super::predict::Choice;
 use super::recompute::Sets;
 use super::shape::{Question, Shape, Shapes};
-use super::{Moments, moments_key};
 use crate::answer::Candidate;
 use crate::choice::{Objective, ScheduleName};
 use crate::layout::Layout;
@@ -22,6 +21,15 @@ use crate::simulate::Simulator;
 
 /// Priced candidates kept for the picture of the trade-off.
 const FEASIBLE_KEPT: usize = 400;
+
+/// Worst occupancies by schedule, pipeline degree, virtual stages and (as far as they matter) microbatches.
+pub(crate) type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
+
+/// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
+pub(crate) fn moments_key(layout: &Layout) -> [u32; 3] {
+    let matter = layout.microbatches().min(4 * layout.pp());
+    [layout.pp(), layout.vpp(), matter]
+}
 
 /// A legal layout with its shapes.
 pub(crate) struct Unit<'a> {
