@@ -85,6 +85,7 @@ pub(crate) fn planned(
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,
         optimizer: options.optimizer,
+        grad_dtype: (options.grad_dtype != Dtype::F32).then_some(options.grad_dtype),
         zero: (options.zero != Zero::default()).then_some(options.zero),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
