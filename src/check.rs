@@ -389,7 +389,7 @@ fn text(checked: &Checked<'_>, reading: &Reading) -> String {
     }
     changes(checked, &mut out);
     list(
-        "Not priced:",
+        "Not priced, here and in what is faster:",
         checked
             .unpriced
             .iter()

@@ -1,7 +1,5 @@
 //! `moefold export`: a plan as settings of Megatron-LM, for its command line, YAML, torchrun or Slurm.
 
-use std::collections::BTreeMap;
-
 use anyhow::anyhow;
 use moefold_planner::plan::Plan;
 use moefold_planner::settings::{
@@ -22,7 +20,7 @@ struct Exported<'a> {
     /// The release of Megatron-LM.
     megatron: Version,
     /// Variables of the environment.
-    env: BTreeMap<&'a str, &'a str>,
+    env: Vec<Variable<'a>>,
     /// Flags with their values: true, or words.
     args: Vec<Arg<'a>>,
     /// What a reader should know.
@@ -32,7 +30,15 @@ struct Exported<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Arg<'a> {
+struct Variable<'a> {
+    name: &'a str,
+    value: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remark: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Arg<'a> {
     flag: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<&'a [String]>,
@@ -64,13 +70,15 @@ pub(crate) fn run(args: &ExportArgs, output: Output) -> Result<(), Failure> {
     if let Some(path) = &args.out {
         write_atomically(path, |out| out.write_all(text.as_bytes())).map_err(Failure::runtime)?;
     }
-    let env = written.settings.env.iter();
+    let env = written.settings.env.iter().map(|(name, value)| Variable {
+        name,
+        value,
+        remark: written.remark(name),
+    });
     let exported = Exported {
         to: args.to,
         megatron: args.megatron,
-        env: env
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect(),
+        env: env.collect(),
         args: arguments(&written),
         notes: &written.notes,
         text: &text,

@@ -8,6 +8,7 @@ one of the classes, or one of those that only the training script reads. The cla
 import dataclasses
 import json
 import sys
+import types
 import warnings
 
 warnings.filterwarnings("ignore")
@@ -18,6 +19,27 @@ import megatron.core
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+try:
+    import transformer_engine  # noqa: F401
+except ImportError:
+    # The classes ask Transformer Engine for its version and for fused kernels, and run neither here.
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.utils as utils
+    from packaging.version import Version
+
+    utils.get_te_version = lambda: Version("2.14.0")
+    for name in (
+        "fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs",
+        "fused_unpermute", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function",
+    ):
+        if getattr(moe_utils, name, None) is None:
+            setattr(moe_utils, name, print)
+    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["transformer_engine.pytorch.optimizers"].FusedAdam = (
+        lambda master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype, use_decoupled_grad, store_param_remainders: None
+    )
 
 # Fields that have another name than their flag.
 RENAMED = {
@@ -94,7 +116,7 @@ def main():
     ddp["grad_reduce_in_fp32"] = "grad_reduce_in_bf16" not in args
     config, _, _ = (kind(**given) for kind, given in classes.items())
     if args.get("pipeline_model_parallel_layout"):
-        print("stages:", len(config.pipeline_model_parallel_layout.layout))
+        print("pipeline ranks:", len(config.pipeline_model_parallel_layout.layout))
     print("megatron-core", megatron.core.__version__, type(config).__name__, len(args), "flags")
 
 

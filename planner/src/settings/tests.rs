@@ -222,7 +222,7 @@ fn law_of_round_trips(cases: u32) {
 
 #[test]
 fn law_a_plan_is_read_as_it_is_written() {
-    law_of_round_trips(24);
+    law_of_round_trips(60);
 }
 
 /// `cargo test -p moefold-planner settings -- --ignored`

@@ -403,8 +403,7 @@ fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
         Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
         Zero::States => (
             "1",
-            "kernels start in the order of their launch, so that collectives come first; \
-             checked under tensor or context parallelism before Blackwell",
+            "collectives start in the order of their launch; checked under tensor or context parallelism before Blackwell",
         ),
     };
     set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
@@ -472,6 +471,9 @@ fn write_placeholders(out: &mut Writer) {
     out.set("manual_gc_interval", 10);
 }
 
+/// Flags that may stand where they say nothing: Megatron-LM itself takes them back then.
+const IDLE: [&str; 1] = ["sequence_parallel"];
+
 /// The flags that `base` has, with what a plan changes of them: facets that mean the same in both keep the words of
 /// `base`, and what the plan says nothing of stays.
 pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written {
@@ -487,7 +489,9 @@ pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written 
         }
         let wanted: Vec<_> = plan.of_facet(facet).cloned().collect();
         settings.flags.retain(|setting| {
-            super::writer::facet_of(&setting.name) != Some(facet)
+            let idle =
+                IDLE.contains(&setting.name.as_str()) && own.settings.get(&setting.name).is_none();
+            idle || super::writer::facet_of(&setting.name) != Some(facet)
                 || wanted.iter().any(|one| one.name == setting.name)
         });
         for one in wanted {
