@@ -58,10 +58,10 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             text.push_str(&path.display().to_string());
             text.push_str(".\n");
             if found.best().planned.stack == StackName::Megatron {
-                let shown = path.display();
-                text.push_str(&format!(
-                    "To launch it: moefold export {shown} --to slurm\n"
-                ));
+                let shown = path.display().to_string();
+                for part in ["To launch it: moefold export ", &shown, " --to slurm\n"] {
+                    text.push_str(part);
+                }
             }
         }
         text

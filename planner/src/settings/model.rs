@@ -81,8 +81,8 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
     let Some(mixer) = uniform(model, out) else {
         return;
     };
-    out.set("num_layers", model.layers.len());
-    out.set("hidden_size", model.hidden);
+    out.set("num_layers", &model.layers.len());
+    out.set("hidden_size", &model.hidden);
     let dense = model.layers.iter().find_map(|layer| match &layer.ffn {
         Some(Ffn::Dense(mlp)) => Some(mlp),
         _ => None,
@@ -90,7 +90,7 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
     let moe = model.moe();
     let mlp = dense.or(moe.map(|moe| &moe.expert));
     if let Some(mlp) = mlp {
-        out.set("ffn_hidden_size", mlp.width);
+        out.set("ffn_hidden_size", &mlp.width);
     }
     match mixer {
         Mixer::Gqa(gqa) => write_gqa(gqa, out),
@@ -98,13 +98,13 @@ pub(super) fn write(model: &Model, seq_len: u64, out: &mut Writer) {
         Mixer::SharedKv(_) | Mixer::Linear(_) => {}
     }
     let longest = model.max_position.unwrap_or(seq_len).max(seq_len);
-    out.set("max_position_embeddings", longest);
+    out.set("max_position_embeddings", &longest);
     write_trunk(model, mixer, mlp, out);
     if let Some(moe) = moe {
         write_moe(model, moe, out);
     }
     if !model.mtp.is_empty() {
-        out.set("mtp_num_layers", model.mtp.len());
+        out.set("mtp_num_layers", &model.mtp.len());
     }
 }
 
@@ -149,11 +149,11 @@ fn uniform<'a>(model: &'a Model, out: &mut Writer) -> Option<&'a Mixer> {
 }
 
 fn write_gqa(gqa: &Gqa, out: &mut Writer) {
-    out.set("num_attention_heads", gqa.heads);
-    out.set("kv_channels", gqa.head_dim);
+    out.set("num_attention_heads", &gqa.heads);
+    out.set("kv_channels", &gqa.head_dim);
     if gqa.kv_heads != gqa.heads {
         out.on("group_query_attention");
-        out.set("num_query_groups", gqa.kv_heads);
+        out.set("num_query_groups", &gqa.kv_heads);
     }
     if gqa.qkv_bias {
         out.on("add_qkv_bias");
@@ -163,20 +163,20 @@ fn write_gqa(gqa: &Gqa, out: &mut Writer) {
     }
     if gqa.rotary_dim != gqa.head_dim {
         let share = gqa.rotary_dim as f64 / gqa.head_dim as f64;
-        out.set("rotary_percent", share);
+        out.set("rotary_percent", &share);
     }
 }
 
 fn write_mla(mla: &Mla, out: &mut Writer) {
-    out.set("num_attention_heads", mla.heads);
+    out.set("num_attention_heads", &mla.heads);
     out.on("multi_latent_attention");
     if let Some(rank) = mla.q_lora_rank {
-        out.set("q_lora_rank", rank);
+        out.set("q_lora_rank", &rank);
     }
-    out.set("kv_lora_rank", mla.kv_lora_rank);
-    out.set("qk_head_dim", mla.qk_nope_head_dim);
-    out.set("qk_pos_emb_head_dim", mla.qk_rope_head_dim);
-    out.set("v_head_dim", mla.v_head_dim);
+    out.set("kv_lora_rank", &mla.kv_lora_rank);
+    out.set("qk_head_dim", &mla.qk_nope_head_dim);
+    out.set("qk_pos_emb_head_dim", &mla.qk_rope_head_dim);
+    out.set("v_head_dim", &mla.v_head_dim);
     // Compressed queries, keys and values are normed.
     out.on("qk_layernorm");
 }
@@ -194,7 +194,7 @@ fn write_trunk(model: &Model, mixer: &Mixer, mlp: Option<&Mlp>, out: &mut Writer
             out.refuse(what, "a layer norm with one, or RMSNorm");
         }
     }
-    out.set("norm_epsilon", real(model.norm.eps));
+    out.set("norm_epsilon", &real(model.norm.eps));
     match mlp.map(|mlp| (mlp.activation, mlp.gated)) {
         Some((Activation::Silu, true)) => out.on("swiglu"),
         Some((Activation::Relu2, false)) => out.on("squared_relu"),
@@ -209,7 +209,7 @@ fn write_trunk(model: &Model, mixer: &Mixer, mlp: Option<&Mlp>, out: &mut Writer
     }
     out.set("position_embedding_type", "rope");
     match model.rope_theta {
-        Some(theta) if theta.fract() == 0.0 => out.set("rotary_base", theta),
+        Some(theta) if theta.fract() == 0.0 => out.set("rotary_base", &theta),
         Some(theta) => out.refuse(
             format!(
                 "--rotary-base is a whole number, and {} has {theta}",
@@ -220,10 +220,10 @@ fn write_trunk(model: &Model, mixer: &Mixer, mlp: Option<&Mlp>, out: &mut Writer
         None => {}
     }
     write_scaling(model, mixer, out);
-    out.set("attention_dropout", real(model.attention_dropout));
+    out.set("attention_dropout", &real(model.attention_dropout));
     out.set("hidden_dropout", "0.0");
     if model.initializer_range != 0.02 {
-        out.set("init_method_std", real(model.initializer_range));
+        out.set("init_method_std", &real(model.initializer_range));
     }
 }
 
@@ -250,9 +250,9 @@ fn write_scaling(model: &Model, mixer: &Mixer, out: &mut Writer) {
                     "those, or no rotary scaling for sequences as short as they were trained",
                 );
             }
-            out.set("rotary_scaling_factor", real(*factor));
-            out.set("mscale", real(yarn.mscale.unwrap_or(1.0)));
-            out.set("mscale_all_dim", real(yarn.mscale_all_dim.unwrap_or(0.0)));
+            out.set("rotary_scaling_factor", &real(*factor));
+            out.set("mscale", &real(yarn.mscale.unwrap_or(1.0)));
+            out.set("mscale_all_dim", &real(yarn.mscale_all_dim.unwrap_or(0.0)));
         }
         Some(RopeScaling {
             factor: Some(factor),
@@ -260,7 +260,7 @@ fn write_scaling(model: &Model, mixer: &Mixer, out: &mut Writer) {
             ..
         }) if *llama3 == LLAMA3 && !latent => {
             out.on("use_rope_scaling");
-            out.set("rope_scaling_factor", real(*factor));
+            out.set("rope_scaling_factor", &real(*factor));
         }
         Some(scaling) => out.refuse(
             format!(
@@ -273,19 +273,19 @@ fn write_scaling(model: &Model, mixer: &Mixer, out: &mut Writer) {
 }
 
 fn write_moe(model: &Model, moe: &Moe, out: &mut Writer) {
-    out.set("num_experts", moe.experts);
+    out.set("num_experts", &moe.experts);
     let sparse: Vec<bool> = model.layers.iter().map(|l| l.moe().is_some()).collect();
     if sparse.contains(&false) {
-        out.set("moe_layer_freq", pattern::written(&sparse));
+        out.set("moe_layer_freq", &pattern::written(&sparse));
     }
-    out.set("moe_ffn_hidden_size", moe.expert.width);
+    out.set("moe_ffn_hidden_size", &moe.expert.width);
     if let Some(shared) = &moe.shared {
-        out.set("moe_shared_expert_intermediate_size", shared.mlp.width);
+        out.set("moe_shared_expert_intermediate_size", &shared.mlp.width);
         if shared.gated_output {
             out.on("moe_shared_expert_gate");
         }
     }
-    out.set("moe_router_topk", moe.topk);
+    out.set("moe_router_topk", &moe.topk);
     let router = &moe.router;
     match (router.score, router.normalize) {
         (Score::SoftmaxThenTopk, true) | (Score::TopkThenSoftmax, _) if moe.topk > 1 => {}
@@ -305,8 +305,8 @@ fn write_moe(model: &Model, moe: &Moe, out: &mut Writer) {
         }
     }
     if let Some(groups) = &router.groups {
-        out.set("moe_router_num_groups", groups.groups);
-        out.set("moe_router_group_topk", groups.topk);
+        out.set("moe_router_num_groups", &groups.groups);
+        out.set("moe_router_group_topk", &groups.topk);
         let scored_by = moe.topk / groups.topk;
         if scored_by != groups.scored_by {
             out.because(format!(
@@ -316,7 +316,7 @@ fn write_moe(model: &Model, moe: &Moe, out: &mut Writer) {
         }
     }
     if router.scale != 1.0 {
-        out.set("moe_router_topk_scaling_factor", real(router.scale));
+        out.set("moe_router_topk_scaling_factor", &real(router.scale));
     }
     if router.correction_bias {
         out.on("moe_router_enable_expert_bias");
@@ -329,7 +329,7 @@ fn write_moe(model: &Model, moe: &Moe, out: &mut Writer) {
     }
     if router.aux_loss_coef > 0.0 {
         out.set("moe_router_load_balancing_type", "aux_loss");
-        out.set("moe_aux_loss_coeff", real(router.aux_loss_coef));
+        out.set("moe_aux_loss_coeff", &real(router.aux_loss_coef));
     } else {
         out.set("moe_router_load_balancing_type", "none");
         out.because("the configuration states no loss that balances experts");
@@ -387,7 +387,7 @@ pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model
     };
     let width = said.number("ffn_hidden_size", WIDTH);
     let width = width.unwrap_or(default_width.max(1));
-    let moe = read_moe(said, width, &mlp)?;
+    let moe = read_moe(said, width, &mlp).ok()?;
     let sparse = read_pattern(said, layers, moe.is_some())?;
     let layer = |sparse: bool| Layer {
         mixer: Some(mixer.clone()),
@@ -593,16 +593,16 @@ fn read_scaling(said: &mut Said<'_>, latent: bool) -> Option<RopeScaling> {
     })
 }
 
-/// The experts; the outer option is of what can be read.
-fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Option<Option<Moe>> {
+/// The experts, where there are any; an error was said.
+fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result<Option<Moe>, ()> {
     let Some(experts) = said.number("num_experts", HEADS) else {
-        return Some(None);
+        return Ok(None);
     };
     let topk = said.number("moe_router_topk", HEADS).unwrap_or(2);
     if topk > experts {
         let expected = format!("at most the {experts} experts");
         said.wrong("moe_router_topk", &topk.to_string(), &expected);
-        return None;
+        return Err(());
     }
     let expert = said.number("moe_ffn_hidden_size", WIDTH).unwrap_or(width);
     let shared = said.number("moe_shared_expert_intermediate_size", WIDTH);
@@ -625,7 +625,7 @@ fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Option
                     "a divisor of the {experts} experts, of which --moe-router-group-topk are kept"
                 );
                 said.wrong("moe_router_num_groups", &groups.to_string(), &expected);
-                return None;
+                return Err(());
             }
             Some(RouterGroups {
                 groups,
@@ -651,7 +651,7 @@ fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Option
     };
     let none = said.words("moe_router_load_balancing_type");
     let none = none.is_some_and(|words| words == ["none"]);
-    Some(Some(Moe {
+    Ok(Some(Moe {
         experts,
         topk,
         expert: mlp(expert),

@@ -16,7 +16,7 @@ use crate::choice::{
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::Model;
-use crate::options::SearchOptions;
+use crate::options::{PipelineLayout, SearchOptions};
 
 /// What settings say.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +121,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     };
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
-    let recompute = recompute(said, layers, stages.as_ref().map(|stages| stages.stages()));
+    let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
     let offload = offload(said);
     let cp_comm = cp_comm(said);
     kernels(said, has_experts);
@@ -336,12 +336,11 @@ fn recompute(said: &mut Said<'_>, layers: u64, stages: Option<&[Vec<u32>]>) -> R
         };
         let mut modules = Vec::new();
         for word in words {
-            match names.iter().find(|(name, _)| name == word) {
-                Some((_, module)) => modules.push(*module),
-                None => {
-                    let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
-                    said.unable(format!("recomputing {word}"), known.join(", "));
-                }
+            if let Some((_, module)) = names.iter().find(|(name, _)| name == word) {
+                modules.push(*module);
+            } else {
+                let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+                said.unable(format!("recomputing {word}"), known.join(", "));
             }
         }
         return Recompute::of(modules).into();
@@ -384,15 +383,12 @@ fn offload(said: &mut Said<'_>) -> Offload {
     let words = said.words("offload_modules").unwrap_or_default();
     let mut modules = Vec::new();
     for word in words {
-        match OffloadModule::ALL
-            .into_iter()
-            .find(|module| module.name() == word)
-        {
-            Some(module) => modules.push(module),
-            None => {
-                let known = OffloadModule::ALL.map(OffloadModule::name).join(", ");
-                said.unable(format!("offloading {word}"), known);
-            }
+        let mut all = OffloadModule::ALL.into_iter();
+        if let Some(module) = all.find(|module| module.name() == word) {
+            modules.push(module);
+        } else {
+            let known = OffloadModule::ALL.map(OffloadModule::name).join(", ");
+            said.unable(format!("offloading {word}"), known);
         }
     }
     Offload::of(modules)

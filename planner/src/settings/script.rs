@@ -1,5 +1,7 @@
 //! [`text()`]: settings as a file of some form, with the remarks beside what they are of.
 
+use std::fmt::{self, Write as _};
+
 use super::table::{self, Role};
 use super::text::{Setting, Value};
 use super::version::Version;
@@ -65,22 +67,28 @@ pub fn text(form: Form, written: &Written, heading: &Heading) -> String {
                           set -euo pipefail\n\n");
             environment(written, &mut out);
             array(written, &mut out);
-            out.push_str(&format!(
-                "\ntorchrun --nproc-per-node {} --nnodes {} --node-rank \"${{NODE_RANK:-0}}\" \\\n    \
+            add(
+                &mut out,
+                format_args!(
+                    "\ntorchrun --nproc-per-node {} --nnodes {} --node-rank \"${{NODE_RANK:-0}}\" \\\n    \
                  --master-addr \"${{MASTER_ADDR:-localhost}}\" --master-port \"${{MASTER_PORT:-29500}}\" \\\n    \
                  \"${{MEGATRON_LM:?the folder of Megatron-LM}}/pretrain_gpt.py\" \"${{MEGATRON_ARGS[@]}}\"\n",
-                heading.each(),
-                heading.nodes()
-            ));
+                    heading.each(),
+                    heading.nodes()
+                ),
+            );
         }
         Form::Slurm => {
-            out.push_str(&format!(
-                "#!/bin/bash\n#SBATCH --job-name={}\n#SBATCH --nodes={}\n#SBATCH --ntasks-per-node={each}\n\
+            add(
+                &mut out,
+                format_args!(
+                    "#!/bin/bash\n#SBATCH --job-name={}\n#SBATCH --nodes={}\n#SBATCH --ntasks-per-node={each}\n\
                  #SBATCH --gpus-per-node={each}\n#SBATCH --exclusive\n",
-                heading.name,
-                heading.nodes(),
-                each = heading.each()
-            ));
+                    heading.name,
+                    heading.nodes(),
+                    each = heading.each()
+                ),
+            );
             comments(heading, &mut out);
             out.push_str("# Submit it with MEGATRON_LM set to the folder of Megatron-LM: sbatch --export=ALL,MEGATRON_LM=...\n\
                           set -euo pipefail\n\n");
@@ -101,10 +109,10 @@ pub fn text(form: Form, written: &Written, heading: &Heading) -> String {
 
 fn comments(heading: &Heading, out: &mut String) {
     for line in &heading.lines {
-        out.push_str(&format!("# {line}\n"));
+        add(out, format_args!("# {line}\n"));
     }
     let version = heading.version.name();
-    out.push_str(&format!("# Flags of Megatron-LM {version}.\n"));
+    add(out, format_args!("# Flags of Megatron-LM {version}.\n"));
 }
 
 fn environment(written: &Written, out: &mut String) {
@@ -112,10 +120,10 @@ fn environment(written: &Written, out: &mut String) {
         let remark = written
             .remark(name)
             .map_or_else(String::new, |remark| format!("  # {remark}"));
-        out.push_str(&format!(
-            "export {name}={}{remark}\n",
-            shell::written(value)
-        ));
+        add(
+            out,
+            format_args!("export {name}={}{remark}\n", shell::written(value)),
+        );
     }
     if !written.settings.env.is_empty() {
         out.push('\n');
@@ -125,7 +133,7 @@ fn environment(written: &Written, out: &mut String) {
 fn array(written: &Written, out: &mut String) {
     out.push_str("MEGATRON_ARGS=(\n");
     for (heading, settings) in groups(written) {
-        out.push_str(&format!("    # {heading}\n"));
+        add(out, format_args!("    # {heading}\n"));
         for setting in settings {
             let mut line = format!("    {}", setting.flag());
             match &setting.value {
@@ -147,9 +155,14 @@ fn array(written: &Written, out: &mut String) {
     out.push_str(")\n");
 }
 
+/// Adds to a text, which cannot fail.
+fn add(text: &mut String, more: fmt::Arguments<'_>) {
+    let _ = text.write_fmt(more);
+}
+
 fn with_remark(line: &mut String, remark: Option<&str>) {
     if let Some(remark) = remark {
-        line.push_str(&format!("  # {remark}"));
+        add(line, format_args!("  # {remark}"));
     }
 }
 
@@ -201,7 +214,7 @@ fn as_yaml(written: &Written, heading: &Heading, out: &mut String) {
             Value::Words(words) => {
                 with_remark(&mut line, written.remark(&setting.name));
                 for word in words {
-                    line.push_str(&format!("\n  - {}", yaml::written(word)));
+                    add(&mut line, format_args!("\n  - {}", yaml::written(word)));
                 }
                 out.push_str(&line);
                 out.push('\n');

@@ -2,6 +2,7 @@
 //! itself assigns, and the words of commands. Nothing is run. Of a branch both sides are read, one after the other.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::text::{Settings, Value, name};
 
@@ -110,8 +111,8 @@ impl Script {
         }
         let words: Vec<String> = words.iter().flat_map(|word| self.expand(word)).collect();
         let own = words.iter().position(|word| {
-            let path = word.trim_end_matches('"');
-            path.ends_with(".py")
+            let ending = Path::new(word).extension();
+            ending.is_some_and(|ending| ending == "py")
         });
         let flags = match own {
             Some(at) => &words[at + 1..],

@@ -18,7 +18,7 @@ pub(super) fn write(job: &Job, out: &mut Writer) {
     let layers = job.model.layers.len() as u64;
     if even(layers, pp, vpp).as_deref() == Some(stages) {
         if vpp > 1 {
-            out.set("num_virtual_stages_per_pipeline_rank", vpp);
+            out.set("num_virtual_stages_per_pipeline_rank", &vpp);
             out.because(format!(
                 "{} layers a stage, {vpp} stages a rank: a shorter bubble",
                 stages[0].len()
@@ -28,7 +28,7 @@ pub(super) fn write(job: &Job, out: &mut Writer) {
     }
     out.set(
         "pipeline_model_parallel_layout",
-        words(stages, job.model.mtp.len()),
+        &words(stages, job.model.mtp.len()),
     );
     out.because(format!(
         "E embedding, t layer, {}L head: {} stages balanced by time, {vpp} a rank",
@@ -69,15 +69,11 @@ fn words(stages: &[Vec<u32>], depths: usize) -> String {
         })
         .collect();
     let runs = own[..last].chunk_by(|a, b| a == b);
-    let mut out = String::new();
-    for run in runs {
-        if run.len() > 1 && !run[0].is_empty() {
-            out.push_str(&format!("({}|)*{}", run[0], run.len()));
-        } else {
-            out.push_str(&format!("{}|", run[0]).repeat(run.len()));
-        }
-    }
-    out + &own[last]
+    let parts = runs.map(|run| match run {
+        [first, _, ..] if !first.is_empty() => format!("({first}|)*{}", run.len()),
+        _ => format!("{}|", run[0]).repeat(run.len()),
+    });
+    parts.collect::<String>() + &own[last]
 }
 
 fn repeated(symbol: char, times: usize) -> String {

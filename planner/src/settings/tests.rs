@@ -366,7 +366,10 @@ fn golden_what_recipes_say() {
     assert_eq!(options.precision, Precision::Fp8Blockwise);
     assert_eq!(options.optimizer, Optimizer::AdamBf16Moments);
     assert_eq!(options.schedule, Some(ScheduleName::Interleaved));
-    assert_eq!(options.dispatcher.map(|one| one.name()), Some("deepep"));
+    assert_eq!(
+        options.dispatcher.map(crate::choice::Dispatcher::name),
+        Some("deepep")
+    );
     let set = options.recompute.as_ref().map(ToString::to_string);
     assert_eq!(set.as_deref(), Some("mla_up_proj+mlp"));
     let stages = options.stages.as_ref().expect("a layout").stages();
@@ -555,7 +558,7 @@ fn what_is_wrong_is_said_by_its_flag() {
         let value = match *value {
             "" => None,
             "on" => Some(Value::On),
-            word => Some(Value::word(word)),
+            word => Some(Value::word(&word)),
         };
         let found = said_of(name, flag, value);
         assert!(found.contains(expected), "{flag}: {found} lacks {expected}");

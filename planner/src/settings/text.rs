@@ -17,7 +17,7 @@ pub enum Value {
 
 impl Value {
     /// One word.
-    pub fn word(word: impl ToString) -> Self {
+    pub fn word(word: &(impl ToString + ?Sized)) -> Self {
         Self::Words(vec![word.to_string()])
     }
 

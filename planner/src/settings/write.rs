@@ -57,9 +57,9 @@ pub(super) fn all(job: &Job, cluster: &Cluster, version: Version, rest: Rest) ->
     model::write(&job.model, options.batch.seq_len, &mut out);
     out.refused_of_model = out.refused.len();
     write_vocabulary(job, rest, &mut out);
-    out.set("seq_length", options.batch.seq_len);
-    out.set("micro_batch_size", options.pins.mbs.unwrap_or(1));
-    out.set("global_batch_size", options.batch.global_batch);
+    out.set("seq_length", &options.batch.seq_len);
+    out.set("micro_batch_size", &options.pins.mbs.unwrap_or(1));
+    out.set("global_batch_size", &options.batch.global_batch);
     let microbatches = microbatches(job);
     out.because(format!(
         "{microbatches} microbatches a step on each replica"
@@ -100,7 +100,7 @@ fn write_vocabulary(job: &Job, rest: Rest, out: &mut Writer) {
     if rest == Rest::Placeholders {
         out.because("replace it with --tokenizer-type HuggingFaceTokenizer --tokenizer-model NAME for data of your own");
     }
-    out.set("vocab_size", vocabulary - 1);
+    out.set("vocab_size", &(vocabulary - 1));
     out.because(format!(
         "{vocabulary} with the end of a document, which the null tokenizer adds"
     ));
@@ -112,7 +112,7 @@ fn write_vocabulary(job: &Job, rest: Rest, out: &mut Writer) {
         let by = (1..=7)
             .map(|power| 1_u64 << power)
             .filter(|by| share.is_multiple_of(*by));
-        out.set("make_vocab_size_divisible_by", by.max().unwrap_or(1));
+        out.set("make_vocab_size_divisible_by", &by.max().unwrap_or(1));
         out.because("no row more than the model has");
     }
 }
@@ -121,7 +121,7 @@ fn write_degrees(job: &Job, out: &mut Writer) {
     let pins = &job.options.pins;
     let [tp, cp, pp] = [pins.tp, pins.cp, pins.pp].map(|pin| pin.unwrap_or(1));
     let [ep, etp] = [pins.ep, pins.etp].map(|pin| pin.unwrap_or(1));
-    out.set("tensor_model_parallel_size", tp);
+    out.set("tensor_model_parallel_size", &tp);
     if tp > 1 {
         out.because(format!("attention and dense MLPs over {tp} ranks"));
         out.on("sequence_parallel");
@@ -129,17 +129,17 @@ fn write_degrees(job: &Job, out: &mut Writer) {
             "norms and residuals over the same ranks; experts need it under tensor parallelism",
         );
     }
-    out.set("pipeline_model_parallel_size", pp);
+    out.set("pipeline_model_parallel_size", &pp);
     if pp > 1 {
         out.because(format!("{} layers over {pp} ranks", job.model.layers.len()));
     }
-    out.set("context_parallel_size", cp);
+    out.set("context_parallel_size", &cp);
     if cp > 1 {
         let tokens = job.options.batch.seq_len / u64::from(cp);
         out.because(format!("{tokens} tokens of a sequence on a rank"));
     }
     if let Some(moe) = job.model.moe() {
-        out.set("expert_model_parallel_size", ep);
+        out.set("expert_model_parallel_size", &ep);
         if ep > 1 {
             let each = moe.experts / u64::from(ep);
             out.because(format!(
@@ -147,7 +147,7 @@ fn write_degrees(job: &Job, out: &mut Writer) {
                 moe.experts
             ));
         }
-        out.set("expert_tensor_parallel_size", etp);
+        out.set("expert_tensor_parallel_size", &etp);
         if etp != tp {
             out.because("not the tensor-parallel size, which it is where it is absent");
         }
@@ -169,7 +169,7 @@ fn write_schedule(job: &Job, out: &mut Writer) {
 fn write_context(job: &Job, out: &mut Writer) {
     if job.options.pins.cp.unwrap_or(1) > 1 {
         let comm = job.options.cp_comm;
-        out.set("cp_comm_type", comm.name());
+        out.set("cp_comm_type", &comm.name());
         out.because(match comm.name() {
             "p2p" => "keys around a ring, beside attention",
             "a2a" => "heads against tokens",
@@ -186,7 +186,7 @@ fn write_dispatch(job: &Job, cluster: &Cluster, out: &mut Writer) {
         if name == "deepep" && out.version < Version::V16 {
             out.on("moe_enable_deepep");
         } else {
-            out.set("moe_flex_dispatcher_backend", name);
+            out.set("moe_flex_dispatcher_backend", &name);
         }
         out.because(why);
     };
@@ -199,7 +199,7 @@ fn write_dispatch(job: &Job, cluster: &Cluster, out: &mut Writer) {
         }
         Some(Dispatcher::Allgather) => out.set("moe_token_dispatcher_type", "allgather"),
         Some(Dispatcher::Deepep) => {
-            backend(out, "deepep", "a token once to each rank that needs it")
+            backend(out, "deepep", "a token once to each rank that needs it");
         }
         Some(Dispatcher::Hybridep) => backend(
             out,
@@ -217,10 +217,10 @@ fn write_capacity(job: &Job, out: &mut Writer) {
     };
     out.set(
         "moe_expert_capacity_factor",
-        format!("{:?}", capacity.factor),
+        &format!("{:?}", capacity.factor),
     );
     out.because("tokens beyond it pass their experts by");
-    out.set("moe_token_drop_policy", capacity.drop_policy.name());
+    out.set("moe_token_drop_policy", &capacity.drop_policy.name());
     out.because(match capacity.drop_policy {
         DropPolicy::Probs => "those of the least probability",
         DropPolicy::Position => "the last ones",
@@ -281,9 +281,9 @@ fn write_precision(job: &Job, out: &mut Writer) {
         Precision::Mxfp8 => ("e4m3", "mxfp8", "a scale for 32 values"),
     };
     let (format, name, why) = recipe;
-    out.set("fp8_format", format);
+    out.set("fp8_format", &format);
     out.because("products in FP8");
-    out.set("fp8_recipe", name);
+    out.set("fp8_recipe", &name);
     out.because(why);
 }
 
@@ -340,7 +340,7 @@ fn write_overlap(job: &Job, out: &mut Writer) {
         out.because("the shared expert computes while tokens travel");
     }
     if let Some(elements) = job.options.bucket_elements {
-        out.set("ddp_bucket_size", elements);
+        out.set("ddp_bucket_size", &elements);
         out.because("buckets of gradients as planned");
     }
 }
@@ -359,7 +359,7 @@ fn write_recompute(job: &Job, out: &mut Writer) {
             out.set("recompute_granularity", "full");
             out.because("whole layers run again in the backward pass");
             out.set("recompute_method", "uniform");
-            out.set("recompute_num_layers", 1);
+            out.set("recompute_num_layers", &1);
             out.because("each from its own input");
         }
         Some(Recompute::Modules(modules)) => {
@@ -451,9 +451,9 @@ fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
 fn write_placeholders(out: &mut Writer) {
     out.on("mock_data");
     out.because("replace it with --data-path");
-    out.set("train_iters", 50);
+    out.set("train_iters", &50);
     out.because("replace it with the length of your training");
-    out.set("eval_iters", 0);
+    out.set("eval_iters", &0);
     out.set("lr", "1e-4");
     out.because("replace it with your rates");
     out.set("min_lr", "1e-5");
@@ -462,13 +462,13 @@ fn write_placeholders(out: &mut Writer) {
     out.set("clip_grad", "1.0");
     out.set("adam_beta1", "0.9");
     out.set("adam_beta2", "0.95");
-    out.set("log_interval", 1);
+    out.set("log_interval", &1);
     out.on("log_throughput");
     out.on("no_create_attention_mask_in_dataloader");
     out.because("attention is causal; a mask would be copied for nothing");
     out.on("manual_gc");
     out.because("all ranks collect garbage at the same step");
-    out.set("manual_gc_interval", 10);
+    out.set("manual_gc_interval", &10);
 }
 
 /// Flags that may stand where they say nothing: Megatron-LM itself takes them back then.

@@ -72,7 +72,7 @@ impl Writer {
     }
 
     /// A flag with its value.
-    pub(super) fn set(&mut self, name: &'static str, value: impl ToString) {
+    pub(super) fn set(&mut self, name: &'static str, value: &(impl ToString + ?Sized)) {
         self.put(name, Value::word(value));
     }
 

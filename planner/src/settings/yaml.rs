@@ -182,7 +182,7 @@ mod tests {
         let read = parse("a.yaml", text).expect("reads");
         assert_eq!(read.variable("A"), Some("1"));
         assert_eq!(read.variable("B"), Some("x:y"));
-        assert_eq!(read.get("num_layers"), Some(&Value::word(61)));
+        assert_eq!(read.get("num_layers"), Some(&Value::word(&61)));
         assert!(read.is_on("swiglu"));
         assert_eq!(read.get("finetune"), Some(&Value::Off));
         assert_eq!(
@@ -241,7 +241,7 @@ mod tests {
         ] {
             let line = format!("ARGS:\n  a: {}\n", written(word));
             let read = parse("d.yaml", &line).expect(word);
-            assert_eq!(read.get("a"), Some(&Value::word(word)), "{line}");
+            assert_eq!(read.get("a"), Some(&Value::word(&word)), "{line}");
         }
     }
 }
