@@ -190,7 +190,7 @@ struct Priced {
 }
 
 impl Case<'_> {
-    fn ask(&self, cluster: &Cluster, options: &SearchOptions) -> Result<Found, PlanError> {
+    fn ask(&self, cluster: &Cluster, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
         let job = &self.reading.job;
         Question::new(&job.model, cluster, job.gpus, self.profiles).search(options)
     }
@@ -203,17 +203,20 @@ impl Case<'_> {
         let cluster = self.target.cluster;
         let found = match self.ask(cluster, options) {
             Ok(found) => Some((found, true)),
-            Err(PlanError::Infeasible { .. }) => {
-                let mut endless = cluster.clone();
-                endless.gpu.memory_gib = ENDLESS_GIB;
-                let found = self.ask(&endless, options);
-                Some((found.map_err(crate::plan::refusal)?, false))
-            }
-            Err(error @ (PlanError::Layout { .. } | PlanError::NoneLegal { .. })) => {
-                broken.extend(in_flags(error));
-                None
-            }
-            Err(error) => return Err(crate::plan::refusal(error)),
+            Err(error) => match *error {
+                PlanError::Infeasible { .. } => {
+                    let mut endless = cluster.clone();
+                    endless.gpu.memory_gib = ENDLESS_GIB;
+                    let found = self.ask(&endless, options);
+                    let refusal = |error: Box<PlanError>| crate::plan::refusal(*error);
+                    Some((found.map_err(refusal)?, false))
+                }
+                error @ (PlanError::Layout { .. } | PlanError::NoneLegal { .. }) => {
+                    broken.extend(in_flags(error));
+                    None
+                }
+                error => return Err(crate::plan::refusal(error)),
+            },
         };
         let priced = found.map(|(found, fits)| {
             let mut plan = found.best();
@@ -263,7 +266,7 @@ impl Case<'_> {
                     whole,
                 }),
                 Err(reason) => {
-                    notes.push(format!("the fastest layout cannot be said here: {reason}"))
+                    notes.push(format!("the fastest layout cannot be said here: {reason}"));
                 }
             }
         }

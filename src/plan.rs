@@ -125,15 +125,16 @@ impl<'a> Question<'a> {
 
     /// Searches, and says how long that took.
     pub(crate) fn ask(&self, options: &SearchOptions) -> Result<Found, Failure> {
-        self.search(options).map_err(refusal)
+        self.search(options).map_err(|error| refusal(*error))
     }
 
     /// The same, refused in the planner's own words.
-    pub(crate) fn search(&self, options: &SearchOptions) -> Result<Found, PlanError> {
+    pub(crate) fn search(&self, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
         let started = Instant::now();
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())?;
+        let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
+            .map_err(Box::new)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();
         let used = |named: &NamedProfile| ProfileUsed {
