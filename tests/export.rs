@@ -73,6 +73,79 @@ fn what_a_target_cannot_say_is_refused() {
     assert!(errors.contains("megatron-yaml"), "{errors}");
 }
 
+fn json(folder: &Path, name: &str) -> serde_json::Value {
+    let text = fs::read_to_string(folder.join(name)).expect(name);
+    serde_json::from_str(&text).expect(name)
+}
+
+#[test]
+fn what_is_exported_is_checked_as_it_was_planned_and_what_beats_it_can_be_put_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    plan(folder, QWEN);
+    let done = |arguments: &str| {
+        let (code, answer, errors) = moefold(folder, arguments);
+        assert_eq!(code, 0, "{arguments}: {answer}{errors}");
+        answer
+    };
+    done("export plan.json --to torchrun --out now.sh");
+    let on = "--cluster dgx-h100 --gpus 32";
+    let said = done(&format!(
+        "check now.sh {on} --out now.json --better better.json"
+    ));
+    for part in [
+        "Qwen3-30B-A3B on 32 GPUs",
+        "Legal.",
+        "Fits:",
+        "percent faster",
+        "Not read",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let (planned, read) = (json(folder, "plan.json"), json(folder, "now.json"));
+    for key in ["layout", "pipeline", "dispatcher", "recompute", "precision"] {
+        assert_eq!(planned[key], read[key], "{key}");
+    }
+    assert_eq!(planned["predicted"]["step_s"], read["predicted"]["step_s"]);
+    done("export better.json --to torchrun --base now.sh --out faster.sh");
+    done(&format!("check faster.sh {on} --out faster.json"));
+    let (better, read) = (json(folder, "better.json"), json(folder, "faster.json"));
+    assert_eq!(better["layout"], read["layout"]);
+    assert_eq!(better["predicted"]["step_s"], read["predicted"]["step_s"]);
+
+    let script = fs::read_to_string(folder.join("now.sh")).expect("reads");
+    let edited = |from: &str, to: &str| {
+        assert!(script.contains(from), "{from}: {script}");
+        fs::write(folder.join("edited.sh"), script.replace(from, to)).expect("writes");
+    };
+    edited("--sequence-parallel", "");
+    let (code, said, _) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("nearest: --sequence-parallel"), "{said}");
+    edited(
+        "--expert-model-parallel-size 8",
+        "--expert-model-parallel-size 6",
+    );
+    let (code, said, _) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("the nearest legal degrees are"), "{said}");
+    edited("--micro-batch-size 1", "--micro-batch-size 16");
+    let (code, said, errors) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 3, "{said}{errors}");
+    assert!(said.contains("Does not fit"), "{said}");
+    edited("--num-layers 48", "--num-layers");
+    let (code, _, errors) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2);
+    assert!(errors.contains("--num-layers: found `nothing`"), "{errors}");
+    fs::write(folder.join("edited.sh"), "echo hello\n").expect("writes");
+    let (code, _, errors) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2);
+    assert!(
+        errors.contains("no flag of Megatron-LM is in it"),
+        "{errors}"
+    );
+}
+
 /// What Megatron-Core itself makes of what is exported, for a plan of each kind of flag.
 #[test]
 #[ignore = "needs Megatron-Core: MOEFOLD_MEGATRON=/path/to/python cargo test --test export -- --ignored"]
