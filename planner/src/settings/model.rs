@@ -427,6 +427,11 @@ pub(super) fn read(said: &mut Said<'_>, vocabulary: Option<u64>) -> Option<Model
         );
     }
     model.vocab_size = read_vocabulary(said, &model, vocabulary)?;
+    if let Err(broken) = model.check() {
+        let what = format!("a model whose {} is {}", broken.key, broken.found);
+        said.unable(what, broken.expected);
+        return None;
+    }
     if let Some(preset) = equal_preset(&model) {
         model.name = preset.name;
         model.model_type = preset.model_type;
