@@ -71,6 +71,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => return launch::processes(plan.request.gpus, OnSignal::Tell),
         Launch::Env => World::process(launch::from_environment()?)
+            .heartbeat(Duration::from_secs_f64(args.heartbeat_s))
             .listen()
             .map_err(failure)?,
     };
