@@ -1,5 +1,6 @@
 //! The command line as typed. Meaning is given by the verb's own file.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -243,7 +244,7 @@ pub(crate) struct ExecuteArgs {
     /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix. The plan
     /// comes before them
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "text")]
-    pub(crate) data: Vec<String>,
+    pub(crate) data: Vec<OsString>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
@@ -252,7 +253,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) tokenizer: String,
     /// Initial weights: random, or a Hugging Face directory with safetensors
     #[arg(long, default_value = "random")]
-    pub(crate) init: String,
+    pub(crate) init: PathBuf,
     #[command(flatten)]
     pub(crate) train: TrainArgs,
     /// Take samples in the order of the data
@@ -266,7 +267,10 @@ pub(crate) struct ExecuteArgs {
     pub(crate) split: Option<Split>,
     /// Indexed datasets to validate on, as --data
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1..)]
-    pub(crate) valid_data: Vec<String>,
+    pub(crate) valid_data: Vec<OsString>,
+    /// Read all tokens of the datasets first, and hold them to the checksums that `data prepare` wrote
+    #[arg(long, conflicts_with = "text")]
+    pub(crate) verify_data: bool,
     /// Steps between evaluations on validation data, beside the one at the end [default: 1000]
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) eval_interval: Option<u32>,
@@ -275,7 +279,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -297,6 +301,10 @@ pub(crate) struct ExecuteArgs {
     /// Save a checkpoint into the run directory every N steps and at the end; the last two are kept
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) save_every: Option<u32>,
+    /// End at most so many seconds after SIGTERM or SIGINT, with a checkpoint if it can be saved in that time; a second
+    /// signal ends the run at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) stop_within: u32,
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,

@@ -25,6 +25,7 @@ mod output;
 mod plan;
 mod profile;
 mod quickstart;
+mod signals;
 mod validate;
 
 use std::any::Any;

@@ -32,7 +32,7 @@ use serde::Serialize;
 use crate::cli::{Launch, ProfileArgs, Stored};
 use crate::device::{self, Chosen};
 use crate::failure::{Failure, failure};
-use crate::launch;
+use crate::launch::{self, OnSignal};
 use crate::output::Output;
 
 /// Samples of each key, as far as the budget allows.
@@ -47,6 +47,7 @@ const REHEARSING: f64 = 0.8;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct ProfileJson<'a> {
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     directory: &'a Path,
     measured: usize,
     skipped: Vec<String>,
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
             let world = World::process(launched.clone()).listen().map_err(failure)?;
             (world, launched.local_ranks)
         }
-        None if args.launch == Launch::Processes => return launch::processes(ranks),
+        None if args.launch == Launch::Processes => return launch::processes(ranks, OnSignal::End),
         None => (World::threads(ranks), ranks),
     };
     let mut keys = match (&plan, &args.model) {

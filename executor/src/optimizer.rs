@@ -78,11 +78,6 @@ pub(crate) struct Owned<'a> {
 }
 
 impl<'a> Owned<'a> {
-    /// Elements.
-    pub(crate) fn len(&self) -> usize {
-        self.elements.len()
-    }
-
     /// The rectangles that they form, in order.
     pub(crate) fn regions(&self) -> Vec<Region<'a>> {
         self.slice.region().parts(self.elements.clone())

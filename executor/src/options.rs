@@ -134,6 +134,7 @@ impl Init {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resumed {
     /// Its folder.
+    #[serde(serialize_with = "crate::files::shown")]
     pub checkpoint: PathBuf,
     /// Steps taken.
     pub step: u64,
@@ -142,8 +143,9 @@ pub struct Resumed {
 /// When a run saves, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Saving {
-    /// Steps between checkpoints; there is one at the end of the run too.
-    pub every: u64,
+    /// Steps between checkpoints; there is one at the end of the run too. Without it one is saved where the run is
+    /// told to ([`Control`](crate::control::Control)).
+    pub every: Option<u64>,
     /// The run directory. Ranks that are processes take rank 0's.
     pub run_dir: PathBuf,
 }

@@ -16,6 +16,7 @@ use moefold_planner::plan::LayoutRecord;
 use moefold_profiles::Precision;
 
 use super::*;
+use crate::control::{Control, Watch};
 use crate::data::TokenStream;
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
@@ -23,7 +24,8 @@ use crate::model::global_tensors;
 use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, Saving};
-use crate::train::{self, Trained};
+use crate::train::{self, Data, Trained};
+use crate::transport::World;
 use crate::unpriced::planned;
 
 const SEQ_LEN: u64 = 16;
@@ -100,7 +102,7 @@ impl Bench {
     fn saving(&self, every: u64, run_dir: &Path) -> TrainOptions {
         TrainOptions {
             save: Some(Saving {
-                every,
+                every: Some(every),
                 run_dir: run_dir.to_owned(),
             }),
             ..self.options.clone()
@@ -154,6 +156,20 @@ impl Bench {
     }
 
     fn train(&self, degrees: [u32; 5], options: &TrainOptions) -> Result<Trained, Error> {
+        let watch = Watch {
+            on_step: &|_| Ok(()),
+            on_note: &|note| panic!("{note}"),
+            control: &Control::default(),
+        };
+        self.train_watched(degrees, options, watch)
+    }
+
+    fn train_watched(
+        &self,
+        degrees: [u32; 5],
+        options: &TrainOptions,
+        watch: Watch<'_>,
+    ) -> Result<Trained, Error> {
         let layout = self.layout(degrees);
         let mut plan = planned(&self.model, LayoutRecord::from(&layout));
         plan.precision = match options.device.dtype() {
@@ -171,7 +187,13 @@ impl Bench {
             shared_expert: false,
         });
         let (model, batch) = (&self.model, &self.batch);
-        train::run(&plan, model, batch, options, &self.samples, &|_| ())
+        let data = Data {
+            training: &self.samples,
+            validation: None,
+        };
+        let world = World::threads(layout.gpus());
+        let trained = train::run_in(&world, &plan, model, batch, options, data, true, watch)?;
+        Ok(trained.expect("rank 0 is a thread of this process"))
     }
 
     /// Goes on from `dir`.

@@ -10,6 +10,7 @@ use moefold_planner::schedule::{Microbatch, Stage};
 use moefold_profiles::run::{Evaluation, FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
+use crate::control::{Said, Wish};
 use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::Put;
@@ -194,7 +195,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// The record of a step, the same on every rank.
+    /// The record of a step, and what the ranks say after it ([`Wish`] and [`Said`]);
+    /// the same on every rank.
     pub(super) fn record(
         &mut self,
         batch: &Batch,
@@ -202,7 +204,8 @@ impl Trainer {
         lr: f64,
         outcome: StepOutcome,
         step_s: f64,
-    ) -> Result<StepRecord, Error> {
+        says: [u64; 2],
+    ) -> Result<(StepRecord, Wish, Said), Error> {
         let peak = self.cx.device.memory().peak_total().0;
         // Counted from 1, and 0 for none.
         let peaked = self
@@ -217,8 +220,12 @@ impl Trainer {
             u64::from(self.cx.at.ep),
             least.to_bits(),
             most.to_bits(),
+            says[0],
+            says[1],
         ];
         let all = self.cx.world.exchange_counts(&own)?;
+        let wish = all.iter().map(|rank| rank[6]).max().unwrap_or(0);
+        let said = Said::of(all.iter().map(|rank| rank[7]));
         let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
         let worst = all.iter().position(|rank| rank[1] == peak_bytes);
         let worst = worst.expect("one of them is the most");
@@ -250,7 +257,7 @@ impl Trainer {
             .map(|rank| f64::from_bits(rank[0]))
             .fold(0.0, f64::max);
         let tokens = (batch.global_batch * batch.seq_len) as f64;
-        Ok(StepRecord {
+        let record = StepRecord {
             step,
             loss: outcome.loss,
             mtp_losses: outcome.mtp_losses,
@@ -267,7 +274,8 @@ impl Trainer {
             dropped: outcome.dropped.iter().sum(),
             dropped_by_layer: outcome.dropped,
             validation: None,
-        })
+        };
+        Ok((record, Wish::of_word(wish), said))
     }
 
     /// Counts that one rank has, on all ranks; in lists of the sizes of `like`.

@@ -84,7 +84,7 @@ pub(super) fn save_marked(
             tensor.copy_from_f32(&values_of(state, region));
         });
         let saver = Saver::of(rank, &world, &options, &bench.model, Some(&fingerprint))?;
-        let saver = saver.expect("it saves");
+        let mut saver = saver.expect("it saves");
         let written = saver.save(&trainer, step)?;
         assert!(
             written.dir.join(INDEX).is_file(),

@@ -9,6 +9,7 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
 
 use super::*;
+use crate::control::{Control, Watch};
 use crate::data::{Order, Samples, TokenStream};
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
@@ -90,7 +91,11 @@ fn run(world: &World, plan: &Plan, device: DeviceSpec) -> Result<Option<Trained>
         &options(device),
         data,
         true,
-        &|_| (),
+        Watch {
+            on_step: &|_| Ok(()),
+            on_note: &|_| (),
+            control: &Control::default(),
+        },
     )
 }
 
