@@ -274,6 +274,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.zero = args.zero;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
+    options.masters = args.masters;
     options.grad_dtype = args.grad_dtype;
     options.objective = args.objective;
     options.top = args.top as usize;

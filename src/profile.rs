@@ -16,7 +16,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, Optimizer};
+use moefold_planner::choice::{CpComm, Dispatcher, Masters, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -331,6 +331,7 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         cp_comm: plan.planned.cp_comm(),
         capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
+        masters: plan.planned.masters.unwrap_or_default(),
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -392,6 +393,7 @@ fn keys_on(
         cp_comm: CpComm::default(),
         capacity: None,
         optimizer: Optimizer::Adam,
+        masters: Masters::default(),
         runtime: match traced.refuses(model, precision) {
             None => &traced,
             // What this executor does not run is measured as it is declared for another.

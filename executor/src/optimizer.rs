@@ -6,7 +6,8 @@
 //! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
 //! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of
 //! narrower weights every shard has masters in f32, which begin as the initial values before rounding and are
-//! what is saved at the end. Moments are f32 or bf16, as a plan says.
+//! what is saved at the end. Where a plan says so, a shard keeps of its masters what the weights lack (see
+//! [`adamw`]), which computes the same to the bit. Moments are f32 or bf16, as a plan says.
 //!
 //! Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
 //! last backward pass has left its units ([`Reducing`]), and gathered beside the first forward pass of the next
@@ -17,11 +18,12 @@ use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
-use moefold_planner::choice::{Optimizer, Overlap};
+use moefold_planner::choice::Overlap;
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
+use crate::options::Savers;
 use crate::rank::Context;
 use crate::store::Store;
 use crate::transport::{Communicator, Pending};
@@ -88,11 +90,10 @@ impl<'a> Owned<'a> {
         State::of(&self.slice.tensor)
     }
 
-    /// A state of theirs, in order.
-    pub(crate) fn state(&self, state: State) -> Tensor {
+    /// A state of theirs, in order, in f32.
+    pub(crate) fn state(&self, state: State) -> Vec<f32> {
         let found = self.optimizer.state(state, self.parameter, self.slice);
-        let (_, values) = found.expect("moments are where masters are");
-        values
+        found.expect("moments are where masters are")
     }
 }
 
@@ -112,7 +113,7 @@ struct BucketShard {
     /// The shard's part of them.
     weights: Tensor,
     grads: Tensor,
-    /// The weights in f32; the same memory where they are f32 themselves.
+    /// The weights in f32, the same memory where they are f32 themselves; or remainders of them.
     masters: Tensor,
     first_moment: Tensor,
     second_moment: Tensor,
@@ -126,6 +127,18 @@ struct Segment {
     range: Range<usize>,
     decays: bool,
     counted: bool,
+}
+
+/// Where some elements of a slice have their states.
+struct Place<'a> {
+    /// None of what nothing updates here.
+    bucket: Option<&'a BucketShard>,
+    /// Of the slice.
+    elements: Range<usize>,
+    /// In the bucket's shard.
+    own: Range<usize>,
+    /// The model's.
+    weights: Tensor,
 }
 
 /// Reductions that were started before the passes of a step are over.
@@ -161,24 +174,18 @@ impl Gathering {
 }
 
 impl ZeroAdam {
-    /// States for the rank's shards of `store`, all zero, with moments of the type of `optimizer`.
-    pub fn new(
-        cx: &Context,
-        store: &Store,
-        options: AdamOptions,
-        optimizer: Optimizer,
-        overlap: Overlap,
-    ) -> Self {
+    /// States for the rank's shards of `store`, all zero, of the types that `savers` say.
+    pub fn new(cx: &Context, store: &Store, options: AdamOptions, savers: &Savers) -> Self {
         let families = [Family::Dense, Family::Expert].into_iter();
         let buckets = families
             .filter(|&family| store.shard.buffer_len(family) > 0)
-            .flat_map(|family| BucketShard::of_family(cx, store, family, optimizer.moments()))
+            .flat_map(|family| BucketShard::of_family(cx, store, family, savers))
             .collect();
         let balance = &store.flat(Family::Balance).weights;
         let is_first = cx.replicas(Family::Balance).index() == 0;
         Self {
             options,
-            overlap,
+            overlap: savers.overlap,
             buckets,
             balance: is_first.then(|| balance.clone()),
             steps: 0,
@@ -195,11 +202,6 @@ impl ZeroAdam {
         self.steps = steps;
     }
 
-    /// The masters here of a slice of a parameter, with which of its elements they are, row by row.
-    pub fn masters(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
-        self.state(State::Master, parameter, slice)
-    }
-
     /// What this rank alone saves of `shard`: what it updates, and of what TP ranks hold in common the
     /// part that it counts.
     pub(crate) fn owned<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = Owned<'a>> {
@@ -207,7 +209,7 @@ impl ZeroAdam {
         let slices =
             counted.flat_map(|parameter| parameter.slices.iter().map(move |s| (parameter, s)));
         slices.filter_map(|(parameter, slice)| {
-            let (elements, _) = self.masters(parameter, slice)?;
+            let elements = self.elements(parameter, slice)?;
             Some(Owned {
                 optimizer: self,
                 parameter,
@@ -217,17 +219,56 @@ impl ZeroAdam {
         })
     }
 
-    /// A state here of a slice of a parameter, with which of its elements it is of, row by row.
-    pub fn state(
-        &self,
-        state: State,
-        parameter: &Parameter,
-        slice: &Slice,
-    ) -> Option<(Range<usize>, Tensor)> {
+    /// Which elements of a slice of a parameter have their states here, row by row.
+    pub fn elements(&self, parameter: &Parameter, slice: &Slice) -> Option<Range<usize>> {
+        Some(self.place(parameter, slice)?.elements)
+    }
+
+    /// A state here of a slice of a parameter, of its [`ZeroAdam::elements`] in order, in f32; none where it has
+    /// no such state.
+    pub fn state(&self, state: State, parameter: &Parameter, slice: &Slice) -> Option<Vec<f32>> {
+        let place = self.place(parameter, slice)?;
+        match place.bucket {
+            None => (state == State::Master).then(|| place.weights.to_f32()),
+            Some(of) => Some(match of.state(state, &place.own) {
+                masters if state == State::Master => adamw::masters_of(&place.weights, &masters),
+                moments => moments.to_f32(),
+            }),
+        }
+    }
+
+    /// Gives a state of a slice's [`ZeroAdam::elements`] its values; the weights of masters have theirs.
+    ///
+    /// # Panics
+    /// When there are others than those, or there is no such state.
+    pub fn put(&self, state: State, parameter: &Parameter, slice: &Slice, values: &[f32]) {
+        let place = self.place(parameter, slice).expect("states of the rank");
+        match place.bucket {
+            None => {
+                assert!(state == State::Master, "a bias has values alone");
+                place.weights.copy_from_f32(values);
+            }
+            Some(of) => {
+                let own = of.state(state, &place.own);
+                match state {
+                    State::Master => adamw::put_masters(None, Some(&own), values),
+                    State::FirstMoment | State::SecondMoment => own.copy_from_f32(values),
+                }
+            }
+        }
+    }
+
+    /// Where states of a slice of a parameter are, if some are here.
+    fn place(&self, parameter: &Parameter, slice: &Slice) -> Option<Place<'_>> {
         let at = parameter.offset + slice.at;
         if parameter.family == Family::Balance {
-            let all = self.balance.as_ref().filter(|_| state == State::Master)?;
-            return Some((0..slice.len(), view(all, &(at..at + slice.len()))));
+            let own = at..at + slice.len();
+            return Some(Place {
+                bucket: None,
+                elements: 0..slice.len(),
+                weights: view(self.balance.as_ref()?, &own),
+                own,
+            });
         }
         let of = self
             .buckets
@@ -235,14 +276,14 @@ impl ZeroAdam {
             .find(|of| of.bucket.family == parameter.family && of.bucket.range.contains(&at))?;
         let start = of.range.start.max(at);
         let end = of.range.end.min(at + slice.len());
-        let values = match state {
-            State::Master => &of.masters,
-            State::FirstMoment => &of.first_moment,
-            State::SecondMoment => &of.second_moment,
-        };
         (start < end).then(|| {
-            let values = view(values, &(start - of.range.start..end - of.range.start));
-            (start - at..end - at, values)
+            let own = start - of.range.start..end - of.range.start;
+            Place {
+                bucket: Some(of),
+                elements: start - at..end - at,
+                weights: view(&of.weights, &own),
+                own,
+            }
         })
     }
 
@@ -390,12 +431,13 @@ impl ZeroAdam {
 
 impl BucketShard {
     /// Those of a family, whose states rest one after the other.
-    fn of_family(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Vec<Self> {
+    fn of_family(cx: &Context, store: &Store, family: Family, savers: &Savers) -> Vec<Self> {
         let group = cx.replicas(family);
         let flat = store.flat(family);
         let len = flat.weights.len() / group.size();
         let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
-        let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(Dtype::F32));
+        let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(savers.masters.dtype()));
+        let moments = savers.optimizer.moments();
         let (first_moment, second_moment) = (state(moments), state(moments));
         let shard = &store.shard;
         let buckets = shard
@@ -433,6 +475,16 @@ impl BucketShard {
                 }
             })
             .collect()
+    }
+
+    /// A state of some of its elements, as it is kept.
+    fn state(&self, state: State, own: &Range<usize>) -> Tensor {
+        let all = match state {
+            State::Master => &self.masters,
+            State::FirstMoment => &self.first_moment,
+            State::SecondMoment => &self.second_moment,
+        };
+        view(all, own)
     }
 
     /// Starts to sum its gradients over the replicas, where there are several.

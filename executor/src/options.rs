@@ -6,7 +6,9 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName};
+use moefold_planner::choice::{
+    CpComm, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName,
+};
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::schedule::Schedule;
@@ -60,6 +62,8 @@ pub struct Savers {
     pub offload: Offload,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters, where weights are narrower.
+    pub masters: Masters,
     /// How attention reaches the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
@@ -85,6 +89,7 @@ impl Savers {
             recompute: plan.recompute.clone(),
             offload: plan.offload,
             optimizer: plan.optimizer,
+            masters: plan.masters.unwrap_or_default(),
             cp_comm: plan.cp_comm(),
             dispatching: Dispatching {
                 dispatcher: plan.dispatcher,

@@ -29,6 +29,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         offload: Offload::NONE,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
+        masters: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

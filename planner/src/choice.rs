@@ -126,6 +126,29 @@ impl Optimizer {
 }
 
 moefold_profiles::named! {
+    /// What is kept of the f32 weights that the optimizer updates, where the model's are narrower; with either the
+    /// same is computed, to the bit.
+    #[derive(Default)]
+    pub enum Masters {
+        /// All of them.
+        #[default]
+        Fp32 = "fp32",
+        /// The 16 bits that a bf16 weight lacks (Transformer Engine's `store_param_remainders`).
+        Remainder = "remainder",
+    }
+}
+
+impl Masters {
+    /// Their type in memory; bits of remainders are no numbers.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::Fp32 => Dtype::F32,
+            Self::Remainder => Dtype::Bf16,
+        }
+    }
+}
+
+moefold_profiles::named! {
     /// What data parallelism divides over the ranks that replicate a parameter, by the flag `--zero`.
     #[derive(Default)]
     pub enum Zero {

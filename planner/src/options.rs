@@ -11,7 +11,7 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    Capacity, CpComm, Dispatcher, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
@@ -47,6 +47,8 @@ pub struct SearchOptions {
     pub stages: Option<PipelineLayout>,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
     /// Type of the main gradients.
     pub grad_dtype: Dtype,
     /// What data parallelism divides.
@@ -86,6 +88,7 @@ impl SearchOptions {
             offload: Some(Offload::NONE),
             stages: None,
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
             grad_dtype: Dtype::F32,
             zero: Zero::default(),
             overlap: None,

@@ -14,7 +14,7 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    Capacity, CpComm, Dispatcher, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
@@ -52,6 +52,9 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters; absent where that is all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masters: Option<Masters>,
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,

@@ -73,6 +73,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         offload: Offload::NONE,
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
+        masters: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

@@ -353,6 +353,7 @@ impl Comparison {
         let overlap = varies(s, |s| s.planned.overlap);
         let zero = varies(s, |s| s.planned.zero);
         let optimizer = varies(s, |s| s.planned.optimizer);
+        let masters = varies(s, |s| s.planned.masters);
         let precision = varies(s, |s| s.planned.precision);
         let stack = varies(s, |s| s.planned.stack);
         let model = varies(s, |s| s.setting.model.as_ref().map(|m| m.name.clone()));
@@ -388,6 +389,10 @@ impl Comparison {
                     format!("zero {}", planned.zero.unwrap_or_default().name()),
                 ),
                 (optimizer, json_word(&planned.optimizer)),
+                (
+                    masters,
+                    format!("masters {}", planned.masters.unwrap_or_default().name()),
+                ),
                 (precision, json_word(&planned.precision)),
                 (stack, json_word(&planned.stack)),
             ] {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{Optimizer, Overlap};
+use moefold_planner::choice::{Masters, Optimizer, Overlap};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -39,6 +39,7 @@ struct Bench {
     batch: Batch,
     options: TrainOptions,
     optimizer: Optimizer,
+    masters: Masters,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
     /// Context-parallel ranks.
@@ -80,6 +81,7 @@ impl Bench {
                 save: None,
             },
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
             pipeline: [1, 1],
             cp: 1,
             bucket: None,
@@ -152,6 +154,7 @@ impl Bench {
             _ => Precision::Fp32,
         };
         plan.optimizer = self.optimizer;
+        plan.masters = Some(self.masters);
         plan.bucket_elements = self.bucket;
         plan.overlap = self.bucket.map(|_| Overlap {
             grad_reduce: true,

@@ -259,7 +259,7 @@ fn write_states(out: &mut dyn Write, owned: &[Owned<'_>]) -> io::Result<()> {
     for owned in owned {
         for &state in owned.states() {
             // Rectangles of a range follow each other as its elements do.
-            out.write_all(bytemuck::cast_slice(&owned.state(state).to_f32()))?;
+            out.write_all(bytemuck::cast_slice(&owned.state(state)))?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_kernels::adamw;
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
@@ -110,7 +111,7 @@ impl Trainer {
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer, savers.overlap);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers);
         let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(
@@ -183,7 +184,7 @@ impl Trainer {
     /// Hands over what this rank is the master of, in f32, part by part.
     pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
         for owned in self.stepper.optimizer.owned(&self.stepper.store.shard) {
-            let values = owned.state(State::Master).to_f32();
+            let values = owned.state(State::Master);
             let mut values = values.as_slice();
             for part in owned.regions() {
                 let (own, rest) = values.split_at(part.len());
@@ -290,9 +291,9 @@ fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Erro
     for parameter in &store.shard.parameters {
         for slice in &parameter.slices {
             let values = source.read(&slice.region())?;
-            store.slice(parameter, slice).copy_from_f32(&values);
-            if let Some((elements, masters)) = optimizer.masters(parameter, slice) {
-                masters.copy_from_f32(&values[elements]);
+            adamw::put_masters(Some(&store.slice(parameter, slice)), None, &values);
+            if let Some(elements) = optimizer.elements(parameter, slice) {
+                optimizer.put(State::Master, parameter, slice, &values[elements]);
             }
         }
     }

@@ -86,7 +86,7 @@ pub(crate) fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
             for parameter in trained.filter(|p| p.family != Family::Balance) {
                 for slice in &parameter.slices {
                     // What this rank updates is complete here.
-                    let Some((own, _)) = stepper.optimizer.masters(parameter, slice) else {
+                    let Some(own) = stepper.optimizer.elements(parameter, slice) else {
                         continue;
                     };
                     let grads = &stepper.store.flat(parameter.family).grads;

@@ -20,8 +20,8 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Module, Offload, Optimizer, Overlap, Recompute,
-    ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, Masters, Module, Offload, Optimizer, Overlap,
+    Recompute, ScheduleName, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -33,6 +33,7 @@ use moefold_planner::walk::Event;
 use moefold_profiles::directory::Key;
 use moefold_profiles::units::{Bytes, GIB};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
+use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -577,9 +578,12 @@ fn check_layouts_on_cuda(names: &[&'static str], of: usize) {
             let microbatches = random.random_range(1..=(8 / samples).min(2));
             let balancing = losses(random.random_range(0..5));
             let fixture = least(name).with_batch(samples * microbatches);
-            let fixture = recomputing(fixture, &mut random);
+            let mut fixture = recomputing(fixture, &mut random);
             if random.random_range(0..of) > 0 {
                 continue;
+            }
+            if on != cuda::F32 {
+                fixture.savers.masters = *Masters::ALL.choose(&mut random).expect("some");
             }
             let place = Place {
                 open: &|rank| on.open_routing(rank),
@@ -747,6 +751,7 @@ fn planned(
         bucket_elements: fixture.savers.bucket_elements,
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
+        masters: fixture.savers.masters,
         schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),
         dispatcher: Some(fixture.savers.dispatching.dispatcher),
         // Of a model without experts a capacity is refused.

@@ -5,7 +5,7 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::support;
 use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Offload, Optimizer, Overlap, RecomputePlan,
+    Capacity, CpComm, Dispatcher, DropPolicy, Masters, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::Batch;
@@ -98,6 +98,7 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
         capacity,
         recompute: recompute.map(|words| words.parse::<RecomputePlan>().expect("modules")),
         optimizer: *Optimizer::ALL.choose(random).expect("some"),
+        masters: *Masters::ALL.choose(random).expect("some"),
         // Whether a plan fits is another question.
         memory_gib: Some(1e9),
         ..SearchOptions::new(batch, StackName::Moefold)

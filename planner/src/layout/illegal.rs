@@ -290,6 +290,11 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// Nothing remains of f32 masters beside f32 weights.
+    #[error(
+        "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
+    )]
+    WholeMasters,
     /// Nothing is divided into buckets.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: stack {stack} {why}; nearest: {nearest}",
@@ -359,6 +364,7 @@ impl Illegal {
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
+            Self::WholeMasters => "whole_masters",
         }
     }
 

@@ -7,6 +7,7 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
 
 use super::{Writer, over};
+use crate::choice::Masters;
 use crate::mesh::Placement;
 use crate::model::Layer;
 use crate::runtime::{Lowered, Part, Setting};
@@ -180,12 +181,13 @@ impl Held {
 /// Lowers the end of a step for a rank. Reductions and gathers are those of the dense buckets in their order, then
 /// those of experts. Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
-/// are of `moments`.
+/// are of `moments`, and `masters` is what is kept of masters.
 /// `tied` is the embedding's size on this rank where first and last stage share it.
 pub fn step(
     held: &Held,
     groups: &StepGroups,
     [grad_dtype, weight_dtype, moments]: [Dtype; 3],
+    masters: Masters,
     tied: Option<Placement>,
     tied_elements: u64,
 ) -> StepWork {
@@ -213,6 +215,7 @@ pub fn step(
             len,
             dtype: weight_dtype,
             moments,
+            remainders: masters == Masters::Remainder,
         });
     }
     let replicated = held.replicated.iter().filter(|&&replicated| replicated > 0);

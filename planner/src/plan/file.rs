@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 21] = [
     "version",
     "layout",
     "pipeline",
@@ -26,6 +26,7 @@ const KEYS: [&str; 20] = [
     "offload",
     "precision",
     "optimizer",
+    "masters",
     "zero",
     "overlap",
     "bucket_elements",

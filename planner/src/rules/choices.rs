@@ -5,8 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, Module, Offload, OffloadModule, Recompute, RecomputePlan, ScheduleName,
-    StackName, Zero,
+    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, Recompute, RecomputePlan,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -207,6 +207,9 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     }
     if options.zero == Zero::Fsdp && name == StackName::Moefold {
         broken.push(Illegal::StackZero { stack: name });
+    }
+    if options.masters == Masters::Remainder && precision == Precision::Fp32 {
+        broken.push(Illegal::WholeMasters);
     }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),

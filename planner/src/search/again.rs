@@ -19,6 +19,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
     SearchOptions {
         precision: planned.precision,
         optimizer: planned.optimizer,
+        masters: planned.masters.unwrap_or_default(),
         dispatcher: Some(planned.dispatcher),
         cp_comm: planned.cp_comm(),
         capacity: planned.capacity,

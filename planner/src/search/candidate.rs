@@ -616,9 +616,10 @@ impl StageSplit {
             ..
         } = case;
         let options = question.options;
+        let kept = (options.optimizer, options.masters);
         let bytes = question
             .stack
-            .state(options.precision, options.optimizer, options.grad_dtype);
+            .state(options.precision, kept, options.grad_dtype);
         let overhead = overhead(case);
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
@@ -1067,6 +1068,7 @@ fn rank_end(
             weight_dtype(question),
             question.options.optimizer.moments(),
         ],
+        question.options.masters,
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );

@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Overlap, ScheduleName, StackName, Zero};
+use crate::choice::{Masters, Overlap, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -85,6 +85,7 @@ pub(crate) fn planned(
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,
         optimizer: options.optimizer,
+        masters: (options.masters != Masters::default()).then_some(options.masters),
         zero: (options.zero != Zero::default()).then_some(options.zero),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))

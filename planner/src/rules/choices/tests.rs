@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, StackName, Zero};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, Masters, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -47,6 +47,7 @@ fn options(words: &str) -> SearchOptions {
                 options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
             }
             "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
+            "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -254,6 +255,20 @@ fn each_rule_of_replicas_has_its_message() {
 }
 
 #[test]
+fn nothing_remains_of_masters_beside_weights_of_f32() {
+    check(
+        "",
+        "stack moefold masters remainder",
+        "whole_masters",
+        &[
+            "`masters` remainder",
+            "`precision` fp32",
+            "`precision` bf16",
+        ],
+    );
+}
+
+#[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
         "",
@@ -293,6 +308,8 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8", "stack moefold"),
         ("pp=2,vpp=7", "stack moefold"),
         ("tp=8", "stack moefold precision bf16"),
+        ("tp=8", "stack moefold precision bf16 masters remainder"),
+        ("", "precision fp8 masters remainder"),
         ("", "stack megatron offload core_attn,attn_proj,moe_act"),
         ("", "stack moefold offload attn_proj"),
         (
