@@ -163,6 +163,9 @@ pub(crate) struct PlanArgs {
     /// What is kept of f32 masters beside bf16 weights: all of them, or the 16 bits that the weights lack
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&Masters::ALL, Masters::name))]
     pub(crate) masters: Masters,
+    /// Share of masters and moments that rests on the host, from 0 to 1
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
+    pub(crate) optimizer_offload_fraction: f64,
     /// Type of the main gradients
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,

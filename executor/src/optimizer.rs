@@ -9,9 +9,11 @@
 //! what is saved at the end. Where a plan says so, a shard keeps of its masters what the weights lack (see
 //! [`adamw`]), which computes the same to the bit. Moments are f32 or bf16, as a plan says.
 //!
-//! Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
+//! [`states`] has where these rest. Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
 //! last backward pass has left its units ([`Reducing`]), and gathered beside the first forward pass of the next
 //! step ([`Gathering`]); else after all passes and after the update.
+
+mod states;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,6 +23,7 @@ use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::choice::Overlap;
 use moefold_profiles::trace::Category;
 
+use self::states::{Held, States, Stream};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
 use crate::options::Savers;
@@ -59,6 +62,7 @@ pub struct ZeroAdam {
     options: AdamOptions,
     overlap: Overlap,
     buckets: Vec<BucketShard>,
+    states: Vec<States>,
     /// The correction biases of routers, which this updates not: on the first of their replicas, for
     /// whoever asks what is saved.
     balance: Option<Tensor>,
@@ -113,10 +117,8 @@ struct BucketShard {
     /// The shard's part of them.
     weights: Tensor,
     grads: Tensor,
-    /// The weights in f32, the same memory where they are f32 themselves; or remainders of them.
-    masters: Tensor,
-    first_moment: Tensor,
-    second_moment: Tensor,
+    /// Where the family's states of the shard begin.
+    states_at: usize,
     segments: Vec<Segment>,
 }
 
@@ -177,9 +179,15 @@ impl ZeroAdam {
     /// States for the rank's shards of `store`, all zero, of the types that `savers` say.
     pub fn new(cx: &Context, store: &Store, options: AdamOptions, savers: &Savers) -> Self {
         let families = [Family::Dense, Family::Expert].into_iter();
+        let families = families.filter(|&family| store.shard.buffer_len(family) > 0);
+        let states = families.clone().map(|family| {
+            let weights = &store.flat(family).weights;
+            let len = weights.len() / cx.replicas(family).size();
+            States::new(cx, (family, weights.dtype()), len, savers)
+        });
+        let states = states.collect();
         let buckets = families
-            .filter(|&family| store.shard.buffer_len(family) > 0)
-            .flat_map(|family| BucketShard::of_family(cx, store, family, savers))
+            .flat_map(|family| BucketShard::of_family(cx, store, family))
             .collect();
         let balance = &store.flat(Family::Balance).weights;
         let is_first = cx.replicas(Family::Balance).index() == 0;
@@ -187,6 +195,7 @@ impl ZeroAdam {
             options,
             overlap: savers.overlap,
             buckets,
+            states,
             balance: is_first.then(|| balance.clone()),
             steps: 0,
         }
@@ -230,10 +239,23 @@ impl ZeroAdam {
         let place = self.place(parameter, slice)?;
         match place.bucket {
             None => (state == State::Master).then(|| place.weights.to_f32()),
-            Some(of) => Some(match of.state(state, &place.own) {
-                masters if state == State::Master => adamw::masters_of(&place.weights, &masters),
-                moments => moments.to_f32(),
-            }),
+            Some(of) => {
+                let Some(tensors) = self.states_of(of).read(state, &of.in_states(&place.own))
+                else {
+                    return Some(place.weights.to_f32());
+                };
+                let mut at = 0;
+                let values = tensors.iter().flat_map(|own| {
+                    let weights = place.weights.view(at, own.dims());
+                    at += own.len();
+                    if state == State::Master {
+                        adamw::masters_of(&weights, own)
+                    } else {
+                        own.to_f32()
+                    }
+                });
+                Some(values.collect())
+            }
         }
     }
 
@@ -249,11 +271,21 @@ impl ZeroAdam {
                 place.weights.copy_from_f32(values);
             }
             Some(of) => {
-                let own = of.state(state, &place.own);
-                match state {
-                    State::Master => adamw::put_masters(None, Some(&own), values),
-                    State::FirstMoment | State::SecondMoment => own.copy_from_f32(values),
+                let (states, own) = (self.states_of(of), of.in_states(&place.own));
+                let Some(tensors) = states.read(state, &own) else {
+                    return place.weights.copy_from_f32(values);
+                };
+                let mut rest = values;
+                for tensor in &tensors {
+                    let (own, others) = rest.split_at(tensor.len());
+                    if state == State::Master {
+                        adamw::put_masters(None, Some(tensor), own);
+                    } else {
+                        tensor.copy_from_f32(own);
+                    }
+                    rest = others;
                 }
+                states.write(state, &own, &tensors);
             }
         }
     }
@@ -285,6 +317,13 @@ impl ZeroAdam {
                 own,
             }
         })
+    }
+
+    /// The states of a bucket's family.
+    fn states_of(&self, of: &BucketShard) -> &States {
+        let mut all = self.states.iter();
+        let own = all.find(|states| states.family == of.bucket.family);
+        own.expect("every family with buckets has states")
     }
 
     /// The reductions of a step that begins.
@@ -386,59 +425,60 @@ impl ZeroAdam {
         let scale = cx.op(Category::Optimizer, || {
             Factor::clipped(sums, i, gradient_scale(cx), self.options.clip)
         });
+        let rule = Adamw {
+            lr,
+            beta1: self.options.betas.0,
+            beta2: self.options.betas.1,
+            eps: self.options.eps,
+            weight_decay: self.options.weight_decay,
+            step: self.steps,
+        };
         let mut pending: Vec<Pending> = Vec::new();
+        let stream = Stream::begin(cx, &mut self.states);
         for bucket in &self.buckets {
-            for segment in &bucket.segments {
-                let decay = if segment.decays {
-                    self.options.weight_decay
-                } else {
-                    0.0
-                };
-                let rule = Adamw {
-                    lr,
-                    beta1: self.options.betas.0,
-                    beta2: self.options.betas.1,
-                    eps: self.options.eps,
-                    weight_decay: decay,
-                    step: self.steps,
-                };
-                let of = |tensor| view(tensor, &segment.range);
-                cx.op(Category::Optimizer, || {
-                    adamw::step_by(
-                        &of(&bucket.masters),
-                        &of(&bucket.grads),
-                        &of(&bucket.first_moment),
-                        &of(&bucket.second_moment),
-                        Some(&of(&bucket.weights)),
-                        &rule,
-                        &scale,
-                    );
-                });
+            let kept = &self.states_of(bucket).kept;
+            bucket.update(cx, kept, &rule, &scale);
+            if bucket.ends_in(kept) {
+                pending.extend(self.updated(cx, bucket)?);
             }
-            if !self.overlap.param_gather {
-                pending.extend(bucket.start_gather(cx)?);
-            }
-            cx.op(Category::Optimizer, || {
-                elementwise::fill(&bucket.all_grads, 0.0);
-            });
         }
+        let mut all = std::mem::take(&mut self.states);
+        stream.run(cx, &mut all, |of, held| {
+            let family = |bucket: &&BucketShard| bucket.bucket.family == of.family;
+            for bucket in self.buckets.iter().filter(family) {
+                bucket.update(cx, held, &rule, &scale);
+                if bucket.ends_in(held) {
+                    pending.extend(self.updated(cx, bucket)?);
+                }
+            }
+            Ok(())
+        })?;
+        self.states = all;
         for pending in pending {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
         }
         Ok(())
     }
+
+    /// Starts to gather a bucket that is updated, where the next step does not begin with that, and clears its
+    /// gradients.
+    fn updated(&self, cx: &Context, bucket: &BucketShard) -> Result<Option<Pending>, Error> {
+        let pending = match self.overlap.param_gather {
+            true => None,
+            false => bucket.start_gather(cx)?,
+        };
+        cx.op(Category::Optimizer, || {
+            elementwise::fill(&bucket.all_grads, 0.0);
+        });
+        Ok(pending)
+    }
 }
 
 impl BucketShard {
     /// Those of a family, whose states rest one after the other.
-    fn of_family(cx: &Context, store: &Store, family: Family, savers: &Savers) -> Vec<Self> {
+    fn of_family(cx: &Context, store: &Store, family: Family) -> Vec<Self> {
         let group = cx.replicas(family);
         let flat = store.flat(family);
-        let len = flat.weights.len() / group.size();
-        let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
-        let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(savers.masters.dtype()));
-        let moments = savers.optimizer.moments();
-        let (first_moment, second_moment) = (state(moments), state(moments));
         let shard = &store.shard;
         let buckets = shard
             .buckets
@@ -450,24 +490,18 @@ impl BucketShard {
                 let len = bucket.range.len() / group.size();
                 let start = bucket.range.start + group.index() * len;
                 let range = start..start + len;
-                let own = at..at + len;
+                let states_at = at;
                 at += len;
-                let weights = view(&flat.weights, &range);
                 Self {
                     late: shard.in_bucket(bucket).any(|parameter| {
                         (parameter.at_both_ends && !cx.ends.is_solo())
                             || matches!(parameter.spread, Spread::SharedBy(_))
                     }),
-                    masters: match &masters {
-                        None => weights.clone(),
-                        Some(masters) => view(masters, &own),
-                    },
                     all_weights: view(&flat.weights, &bucket.range),
                     all_grads: view(&flat.grads, &bucket.range),
-                    weights,
+                    weights: view(&flat.weights, &range),
                     grads: view(&flat.grads, &range),
-                    first_moment: view(&first_moment, &own),
-                    second_moment: view(&second_moment, &own),
+                    states_at,
                     segments: segments(shard, family, &range),
                     group: group.clone(),
                     bucket: bucket.clone(),
@@ -477,14 +511,53 @@ impl BucketShard {
             .collect()
     }
 
-    /// A state of some of its elements, as it is kept.
-    fn state(&self, state: State, own: &Range<usize>) -> Tensor {
-        let all = match state {
-            State::Master => &self.masters,
-            State::FirstMoment => &self.first_moment,
-            State::SecondMoment => &self.second_moment,
-        };
-        view(all, own)
+    /// Some of its elements among the family's states.
+    fn in_states(&self, own: &Range<usize>) -> Range<usize> {
+        own.start + self.states_at..own.end + self.states_at
+    }
+
+    /// Whether its last element is among those of which states are held.
+    fn ends_in(&self, held: &Held) -> bool {
+        let end = self.states_at + self.range.len();
+        held.elements.start < end && end <= held.elements.end
+    }
+
+    /// Updates those of its elements of which states are held.
+    fn update(&self, cx: &Context, held: &Held, rule: &Adamw, scale: &Factor) {
+        for segment in &self.segments {
+            let in_states = states::common(&self.in_states(&segment.range), &held.elements);
+            if in_states.is_empty() {
+                continue;
+            }
+            let own = in_states.start - self.states_at..in_states.end - self.states_at;
+            let state = |state| {
+                let all = held.state(state)?;
+                let start = in_states.start - held.elements.start;
+                Some(all.view(start, &[own.len()]))
+            };
+            let moments = [State::FirstMoment, State::SecondMoment].map(state);
+            let [first, second] = moments.map(|moment| moment.expect("moments are always kept"));
+            let weights = view(&self.weights, &own);
+            let rule = Adamw {
+                weight_decay: if segment.decays {
+                    rule.weight_decay
+                } else {
+                    0.0
+                },
+                ..*rule
+            };
+            cx.op(Category::Optimizer, || {
+                adamw::step_by(
+                    &state(State::Master).unwrap_or_else(|| weights.clone()),
+                    &view(&self.grads, &own),
+                    &first,
+                    &second,
+                    Some(&weights),
+                    &rule,
+                    scale,
+                );
+            });
+        }
     }
 
     /// Starts to sum its gradients over the replicas, where there are several.

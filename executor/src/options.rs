@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use moefold_planner::choice::{
-    CpComm, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName,
+    CpComm, HostShare, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName,
 };
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
@@ -64,6 +64,8 @@ pub struct Savers {
     pub optimizer: Optimizer,
     /// What is kept of f32 masters, where weights are narrower.
     pub masters: Masters,
+    /// How much of masters and moments rests on the host between steps.
+    pub optimizer_offload: HostShare,
     /// How attention reaches the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
@@ -90,6 +92,7 @@ impl Savers {
             offload: plan.offload,
             optimizer: plan.optimizer,
             masters: plan.masters.unwrap_or_default(),
+            optimizer_offload: plan.optimizer_offload_fraction.unwrap_or_default(),
             cp_comm: plan.cp_comm(),
             dispatching: Dispatching {
                 dispatcher: plan.dispatcher,

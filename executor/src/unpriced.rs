@@ -30,6 +30,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
         masters: None,
+        optimizer_offload_fraction: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

@@ -2,6 +2,7 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod host_share;
 mod offload;
 mod recompute;
 
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use host_share::{HostShare, in_flight};
 pub use offload::{Offload, OffloadModule};
 pub use recompute::{Module, Recompute, RecomputePlan};
 

@@ -14,8 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -55,6 +55,9 @@ pub struct PlannedLayout {
     /// What is kept of f32 masters; absent where that is all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masters: Option<Masters>,
+    /// How much of the optimizer's state rests on the host; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_offload_fraction: Option<HostShare>,
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{Masters, Optimizer, Overlap};
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -40,6 +40,7 @@ struct Bench {
     options: TrainOptions,
     optimizer: Optimizer,
     masters: Masters,
+    on_host: HostShare,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
     /// Context-parallel ranks.
@@ -82,6 +83,7 @@ impl Bench {
             },
             optimizer: Optimizer::Adam,
             masters: Masters::default(),
+            on_host: HostShare::default(),
             pipeline: [1, 1],
             cp: 1,
             bucket: None,
@@ -155,6 +157,7 @@ impl Bench {
         };
         plan.optimizer = self.optimizer;
         plan.masters = Some(self.masters);
+        plan.optimizer_offload_fraction = Some(self.on_host);
         plan.bucket_elements = self.bucket;
         plan.overlap = self.bucket.map(|_| Overlap {
             grad_reduce: true,

@@ -20,8 +20,8 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_kernels::{Device, Memory, TensorClass};
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Masters, Module, Offload, Optimizer, Overlap,
-    Recompute, ScheduleName, StackName,
+    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Masters, Module, Offload, Optimizer,
+    Overlap, Recompute, ScheduleName, StackName,
 };
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
@@ -434,6 +434,7 @@ pub(crate) fn recomputing(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture 
     let optimizers = [Optimizer::Adam, Optimizer::AdamBf16Moments];
     let mut fixture = fixture.recomputing(plan);
     fixture.savers.optimizer = optimizers[random.random_range(0..2)];
+    fixture.savers.optimizer_offload = HostShare([0.0, 0.0, 0.3, 1.0][random.random_range(0..4)]);
     fixture.savers.dispatching = dispatching(random.random_range(0..12));
     fixture.savers.offload = offload::drawn(&fixture, random);
     let in_buckets = random.random_range(0..2) == 0;
@@ -752,6 +753,7 @@ fn planned(
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         masters: fixture.savers.masters,
+        optimizer_offload: fixture.savers.optimizer_offload,
         schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),
         dispatcher: Some(fixture.savers.dispatching.dispatcher),
         // Of a model without experts a capacity is refused.
@@ -863,7 +865,8 @@ fn law_a_plan_says_the_peak_of_a_run_on_cuda() {
         let cluster = presets::cluster(cluster).expect("a preset");
         let [dense, experts, ..] = unvarying().map(|fixture| fixture.with_batch(1));
         for fixture in [dense, experts] {
-            let fixture = recomputing(fixture, &mut random);
+            let mut fixture = recomputing(fixture, &mut random);
+            fixture.savers.masters = *Masters::ALL.choose(&mut random).expect("some");
             check_plan(&fixture, &cluster, &place, &degrees(1, 1, 1, 1, 1));
         }
     }

@@ -290,6 +290,11 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// A share that is none.
+    #[error(
+        "`optimizer_offload_fraction` {share} is no share of the optimizer's state; nearest: 0, where all rests on the device, to 1"
+    )]
+    HostShare { share: String },
     /// Nothing remains of f32 masters beside f32 weights.
     #[error(
         "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
@@ -365,6 +370,7 @@ impl Illegal {
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",
+            Self::HostShare { .. } => "host_share",
         }
     }
 

@@ -159,6 +159,7 @@ impl PlannedLayout {
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
             optimizer: self.optimizer,
             masters: self.masters.unwrap_or_default(),
+            optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             zero: self.zero.unwrap_or_default(),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,

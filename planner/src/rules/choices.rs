@@ -208,6 +208,11 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if options.zero == Zero::Fsdp && name == StackName::Moefold {
         broken.push(Illegal::StackZero { stack: name });
     }
+    if !options.optimizer_offload.is_legal() {
+        broken.push(Illegal::HostShare {
+            share: options.optimizer_offload.0.to_string(),
+        });
+    }
     if options.masters == Masters::Remainder && precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
     }

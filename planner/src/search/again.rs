@@ -20,6 +20,7 @@ pub fn options_of(plan: &Plan) -> SearchOptions {
         precision: planned.precision,
         optimizer: planned.optimizer,
         masters: planned.masters.unwrap_or_default(),
+        optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
         dispatcher: Some(planned.dispatcher),
         cp_comm: planned.cp_comm(),
         capacity: planned.capacity,

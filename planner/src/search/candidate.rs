@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
-use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, Op, TensorClass};
 
 use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use crate::bucket;
-use crate::choice::ScheduleName;
+use crate::choice::{ScheduleName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -47,6 +47,8 @@ pub(crate) struct StageSplit {
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
+    /// By rank: states of the optimizer that rest on the host, and the most of them that the device has at once.
+    streamed: Vec<(Bytes, Bytes)>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
@@ -150,6 +152,8 @@ pub(crate) struct RankEnd {
     gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
+    /// What states that rest on the host take on their ways beyond the update beside them.
+    pub(crate) streamed_s: f64,
     /// Waiting for ranks that met nowhere before.
     pub(crate) waiting_s: f64,
 }
@@ -254,6 +258,7 @@ impl StageSplit {
             stages,
             counts,
             ends: Vec::new(),
+            streamed: Vec::new(),
             held: Vec::new(),
             message: Level::default(),
             weights: Vec::new(),
@@ -410,7 +415,7 @@ impl StageSplit {
             let share = end.work.reduce.iter().chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
-            let optimizer_s = end.exposed_s + end.update_s + waiting_s;
+            let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
             self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
@@ -626,6 +631,17 @@ impl StageSplit {
         self.message = step.message;
         let pp = layout.pp() as usize;
         let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let share = options.optimizer_offload;
+        let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
+        self.streamed = (0..pp)
+            .map(|rank| {
+                let families = self.weights[rank].resting(step.grain, shards);
+                let families = families.into_iter().zip(shards);
+                let pieces = families.flat_map(|(len, shards)| share.pieces(len.div_ceil(shards)));
+                let pieces: Vec<u64> = pieces.collect();
+                (state(pieces.iter().sum()), state(in_flight(&pieces)))
+            })
+            .collect();
         self.held = (0..pp)
             .map(|rank| {
                 let resting = self.weights[rank].resting(step.grain, shards);
@@ -636,6 +652,7 @@ impl StageSplit {
                 } else {
                     memory::state(resting, bytes, shards)
                 };
+                held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
                 held[TensorClass::Overhead] = overhead;
@@ -666,6 +683,7 @@ impl StageSplit {
                     &own,
                     &occupancies[rank],
                     self.message,
+                    Level::of(TensorClass::Optimizer, self.streamed[rank].1),
                 );
                 let allocated = held.total() - held[TensorClass::Overhead];
                 held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
@@ -697,9 +715,14 @@ impl StageSplit {
         occupancies: &[Vec<Occupancy>],
     ) -> Bytes {
         let ranks = (0..).zip(occupancies);
+        // No pass runs beside an update, so both are there at once.
         let of_rank = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let states = self.streamed[rank].0;
+            if case.question.offload().is_none() {
+                return states;
+            }
             let own = self.own_memory((case.layout, case.shape), rank, sets);
-            memory::on_host(&own, occupancies)
+            states + memory::on_host(&own, occupancies)
         };
         ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
@@ -1068,7 +1091,7 @@ fn rank_end(
             weight_dtype(question),
             question.options.optimizer.moments(),
         ],
-        question.options.masters,
+        (question.options.masters, question.options.optimizer_offload),
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );
@@ -1094,7 +1117,16 @@ fn rank_end(
         };
         list.iter().map(price).collect()
     };
+    let ways = |&bytes: &Bytes| {
+        let both = [false, true].map(|leaves| question.costs.transfer(bytes, leaves).time.0);
+        both.iter().sum::<f64>()
+    };
+    let updates = work.optimizer.iter();
+    let updates = updates.filter(|op| matches!(op, Op::Adamw { .. }));
+    let beside_s: f64 = updates.map(|op| question.costs.op(op).time.0).sum();
+    let streamed_s: f64 = work.streamed.iter().map(ways).sum();
     RankEnd {
+        streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),

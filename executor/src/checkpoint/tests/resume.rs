@@ -204,6 +204,21 @@ fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
     }
 }
 
+/// Where states rest is nothing that a checkpoint says.
+#[test]
+fn oracle_states_on_the_host_are_saved_and_taken_up() {
+    let bench = |share| {
+        let mut bench = Bench::new("qwen3_moe", 4).bucketed(Some(3000));
+        bench.options.steps = 4;
+        bench.on_host = HostShare(share);
+        bench
+    };
+    let [stays, half, all] = [0.0, 0.5, 1.0].map(bench);
+    check_taken_up(&stays, &half, [1, 1, 1, 1, 2]);
+    check_taken_up(&half, &all, [4, 2, 2, 1, 1]);
+    check_taken_up(&all, &stays, [2, 1, 2, 1, 1]);
+}
+
 /// Files hold f32 masters, and weights are made of them in one way.
 #[test]
 fn oracle_remainders_take_up_what_masters_saved_and_the_other_way_round() {

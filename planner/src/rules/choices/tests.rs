@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, Masters, StackName, Zero};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, HostShare, Masters, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -47,6 +47,9 @@ fn options(words: &str) -> SearchOptions {
                 options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
             }
             "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
+            "optimizer_offload_fraction" => {
+                options.optimizer_offload = HostShare(word.parse().expect("a number"));
+            }
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
@@ -255,6 +258,15 @@ fn each_rule_of_replicas_has_its_message() {
 }
 
 #[test]
+fn a_share_of_states_is_from_0_to_1() {
+    for share in ["1.5", "-0.1", "NaN"] {
+        let words = format!("stack moefold optimizer_offload_fraction {share}");
+        let expected = [&format!("`optimizer_offload_fraction` {share}"), "to 1"];
+        check("", &words, "host_share", &expected);
+    }
+}
+
+#[test]
 fn nothing_remains_of_masters_beside_weights_of_f32() {
     check(
         "",
@@ -310,6 +322,7 @@ fn choices_that_go_together_break_nothing() {
         ("tp=8", "stack moefold precision bf16"),
         ("tp=8", "stack moefold precision bf16 masters remainder"),
         ("", "precision fp8 masters remainder"),
+        ("", "optimizer_offload_fraction 1"),
         ("", "stack megatron offload core_attn,attn_proj,moe_act"),
         ("", "stack moefold offload attn_proj"),
         (
