@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
+use moefold_executor::data::Packing;
 use moefold_executor::error::Error;
 use moefold_executor::moe::balance::Balancing;
 use moefold_executor::moe::dispatch::Dispatching;
@@ -359,6 +360,41 @@ fn law_a_traced_step_is_the_step_of_packed_samples() {
 fn law_a_traced_step_is_that_of_packed_samples_on_cuda() {
     let fixture = packing::apart(Fixture::load("qwen3_moe_raw").with_batch(2));
     check_emulated(&fixture, cuda::BF16, &degrees(1, 1, 1, 1, 1), losses(0));
+}
+
+/// Windows, sinks and documents of sequences that are cut, and positions that begin again where keys travel.
+#[test]
+fn law_a_traced_step_is_that_of_cut_windows_and_documents() {
+    let mut fixture = packing::apart(Fixture::load("gpt_oss").with_layers(2).with_batch(6));
+    let mut positions = packing::apart(Fixture::load("qwen3_moe").with_batch(6));
+    let packing = Packing {
+        reset_attention_mask: false,
+        ..packing::ALL
+    };
+    positions = packing::packed(positions, packing);
+    fixture.savers.cp_comm = CpComm::A2a;
+    for fixture in [fixture, positions] {
+        check(
+            &fixture,
+            &CPU,
+            &cut(degrees(4, 2, 2, 1, 1), 2),
+            2,
+            losses(4),
+        );
+    }
+    let mut all = Fixture::load("gpt_oss").with_batch(8);
+    for layer in &mut all.model.layers {
+        if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
+            moe.topk = moe.experts;
+        }
+    }
+    all.savers.cp_comm = CpComm::A2a;
+    check_plan(
+        &all,
+        &presets::local(4),
+        &CPU,
+        &cut(degrees(4, 1, 2, 1, 2), 2),
+    );
 }
 
 /// Every way to reach the keys of other ranks, in layouts drawn from the seed with their recompute sets.

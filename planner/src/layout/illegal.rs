@@ -25,7 +25,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
+use crate::choice::{CpComm, Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -168,8 +168,11 @@ pub enum Illegal {
     )]
     StageDepths { given: u64, depths: u64 },
     /// Sequences whose attention the stack cannot cut.
-    #[error("the {} stack cuts no sequences under sliding windows or attention sinks, as cp = {cp} would; nearest: cp = 1", stack.name())]
-    UncutAttention { stack: StackName, cp: u32 },
+    #[error(
+        "the moefold stack cuts no sequences under sliding windows while keys travel, as cp = {cp} with `cp_comm_type` {} would; nearest: `cp_comm_type` a2a, or cp = 1",
+        cp_comm.name()
+    )]
+    UncutAttention { cp_comm: CpComm, cp: u32 },
     /// Context parallelism that exchanges heads against tokens cannot cut the heads of a tensor-parallel rank.
     #[error("{heads} heads are not divisible by tp x cp = {tp} x {cp} = {}, which `cp_comm_type` a2a needs; nearest: cp = {}, or `cp_comm_type` p2p",
         product(&[*tp, *cp]), divisors(heads / u64::from(*tp).max(1), (*cp).into()))]

@@ -136,6 +136,13 @@ fn each_rule_of_a_choice_has_its_message() {
     let windows = broken("gpt-oss-20b", "cp=2", "stack moefold");
     let reasons: Vec<&str> = windows.iter().map(Illegal::reason).collect();
     assert_eq!(reasons, ["stack_cp"], "{windows:?}");
+    let said = windows[0].to_string();
+    assert!(
+        said.contains("p2p would; nearest: `cp_comm_type` a2a"),
+        "{said}"
+    );
+    let exchanged = broken("gpt-oss-20b", "cp=2", "stack moefold cp_comm_type a2a");
+    assert!(exchanged.is_empty(), "{exchanged:?}");
     check(
         "tp=4,cp=4",
         "cp_comm_type a2a",
