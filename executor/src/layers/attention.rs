@@ -209,7 +209,7 @@ impl Attention {
     }
 
     fn inputs<'a>(
-        &self,
+        &'a self,
         heads: &'a Heads,
         carried: Option<&'a Carried>,
         sequences: Sequences<'a>,
