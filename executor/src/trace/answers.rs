@@ -588,6 +588,11 @@ impl Runtime for Traced<'_> {
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
             message: Level::of(TensorClass::Activations, message),
+            // On a CPU the host knows it.
+            update: match &self.gpu {
+                Some(_) => Level::of(TensorClass::Transient, Dtype::F32.bytes(1)),
+                None => Level::default(),
+            },
             grain: model::ALIGNMENT as u64,
         }
     }

@@ -5,7 +5,7 @@ use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
     HostShare, Masters, Offload, OffloadModule, Optimizer, Recompute, StackName,
 };
-use moefold_planner::layout::Degrees;
+use moefold_planner::layout::{Batch, Degrees};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::plan::Predicted;
 use moefold_planner::runtime::Runtime;
@@ -230,11 +230,12 @@ fn law_states_on_the_host_change_no_bit_on_cuda() {
 /// What rests on the host fits more on the device, and its ways take the time of the link beyond the update.
 #[test]
 fn states_on_the_host_are_planned() {
-    let fixture = Fixture::load("qwen3_moe").with_layers(4).with_batch(8);
-    let (model, cluster) = (
-        &fixture.model,
-        presets::cluster("dgx-h100").expect("a preset"),
-    );
+    let model = &moefold_planner::model::presets::load("qwen3-30b-a3b").expect("a preset");
+    let cluster = presets::cluster("dgx-h100").expect("a preset");
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 8,
+    };
     let costs = Costs::for_cluster(&cluster, &[]);
     let traced = Traced::new(model, &cluster);
     for (stack, runtime) in [
@@ -245,11 +246,14 @@ fn states_on_the_host_are_planned() {
             let options = SearchOptions {
                 precision: Precision::Bf16,
                 recompute: Some(Recompute::Full.into()),
-                pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+                pins: "tp=1,cp=1,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees"),
                 optimizer_offload: HostShare(share),
-                ..SearchOptions::new(fixture.batch(), stack)
+                memory_gib: Some(1e9),
+                ..SearchOptions::new(batch, stack)
             };
-            let found = search::plan(model, &cluster, 1, &options, &costs, runtime);
+            let mut cluster = cluster.clone();
+            cluster.gpu.memory_gib = 1e9;
+            let found = search::plan(model, &cluster, 8, &options, &costs, runtime);
             found.expect("it fits").plans.swap_remove(0)
         };
         let [stays, half, all] = [0.0, 0.5, 1.0].map(plan);

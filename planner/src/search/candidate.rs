@@ -47,8 +47,9 @@ pub(crate) struct StageSplit {
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
-    /// By rank: states of the optimizer that rest on the host, and the most of them that the device has at once.
-    streamed: Vec<(Bytes, Bytes)>,
+    /// By rank: states of the optimizer that rest on the host, and the most that the device has at once as they
+    /// pass through it.
+    streamed: Vec<(Bytes, Level)>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
@@ -639,7 +640,13 @@ impl StageSplit {
                 let families = families.into_iter().zip(shards);
                 let pieces = families.flat_map(|(len, shards)| share.pieces(len.div_ceil(shards)));
                 let pieces: Vec<u64> = pieces.collect();
-                (state(pieces.iter().sum()), state(in_flight(&pieces)))
+                let on_device = match pieces.is_empty() {
+                    true => Level::default(),
+                    false => {
+                        Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
+                    }
+                };
+                (state(pieces.iter().sum()), on_device)
             })
             .collect();
         self.held = (0..pp)
@@ -683,7 +690,7 @@ impl StageSplit {
                     &own,
                     &occupancies[rank],
                     self.message,
-                    Level::of(TensorClass::Optimizer, self.streamed[rank].1),
+                    self.streamed[rank].1,
                 );
                 let allocated = held.total() - held[TensorClass::Overhead];
                 held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
