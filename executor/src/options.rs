@@ -6,8 +6,9 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use moefold_planner::bucket::Division;
 use moefold_planner::choice::{
-    CpComm, HostShare, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName,
+    CpComm, HostShare, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName, Zero,
 };
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
@@ -76,9 +77,16 @@ pub struct Savers {
     pub schedule: Option<ScheduleName>,
     /// Elements that a bucket of gradients has at least; none where each family is one.
     pub bucket_elements: Option<u64>,
+    /// What data parallelism divides.
+    pub zero: Zero,
 }
 
 impl Savers {
+    /// How weights are divided into buckets.
+    pub(crate) fn division(&self) -> Division {
+        Division::of(self.zero, self.overlap, self.bucket_elements)
+    }
+
     /// The schedule of a layout.
     pub(crate) fn schedule_of(&self, layout: &Layout) -> Schedule {
         let usual = ScheduleName::of(layout.pp(), layout.vpp());
@@ -101,6 +109,7 @@ impl Savers {
             overlap: plan.overlap.unwrap_or_default(),
             schedule: Some(plan.pipeline.schedule),
             bucket_elements: plan.bucket_elements,
+            zero: plan.zero.unwrap_or_default(),
         }
     }
 }

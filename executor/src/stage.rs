@@ -75,10 +75,16 @@ pub struct Tokens<'a> {
     pub ahead: Vec<[Tensor; 2]>,
 }
 
-/// Who is told when a stage comes to weights and when it is done with them.
+/// Who is told when a stage comes to weights and when it is done with them. A depth of multi-token prediction is a
+/// layer behind those of the model.
 pub trait Visitor {
     /// A forward pass is about to use the weights of a unit.
     fn before(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// A backward pass is about to use the weights of a unit, and to add to its gradients.
+    fn before_backward(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
         Ok(())
     }
 
@@ -457,6 +463,7 @@ impl StageModel {
         saved.head = Some(of_head);
         let mut all = vec![losses];
         for (depth, ahead) in self.depths.iter().zip(&tokens.ahead) {
+            visitor.before(cx, Unit::Layer(depth.index))?;
             let (losses, of_depth) = depth.forward(cx, &hidden, tokens, ahead, routed)?;
             hidden = of_depth.head.normed().clone();
             all.push(losses);
@@ -468,7 +475,7 @@ impl StageModel {
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
     /// after, if there is one; returned is the gradient of the input, unless the embedding took it.
-    /// `visitor` is told of each unit once its gradients are added to.
+    /// `visitor` is told of each unit before it is used and once its gradients are added to.
     pub fn backward(
         &self,
         cx: &Context,
@@ -484,8 +491,12 @@ impl StageModel {
                 let mut dhidden = None;
                 let depths = self.depths.iter().zip(&tokens.ahead).zip(saved.depths);
                 for ((depth, ahead), saved) in depths.rev() {
+                    let unit = Unit::Layer(depth.index);
+                    visitor.before_backward(cx, unit)?;
                     dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
+                    visitor.added(cx, unit)?;
                 }
+                visitor.before_backward(cx, Unit::Head)?;
                 let dx = head.backward(cx, of_head, dhidden)?;
                 visitor.added(cx, Unit::Head)?;
                 dx
@@ -495,6 +506,7 @@ impl StageModel {
         };
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
+            visitor.before_backward(cx, Unit::Layer(layer.index))?;
             dx = layer.backward(cx, dx, tokens, saved, &mut away)?;
             visitor.added(cx, Unit::Layer(layer.index))?;
         }
@@ -502,6 +514,7 @@ impl StageModel {
         match &self.embedding {
             None => Ok(Some(dx)),
             Some(embedding) => {
+                visitor.before_backward(cx, Unit::Embedding)?;
                 embedding.backward(cx, &dx, &tokens.ids)?;
                 visitor.added(cx, Unit::Embedding)?;
                 Ok(None)

@@ -28,7 +28,7 @@ use crate::model::Unit;
 use crate::moe::balance::{Biases, between};
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{Balance, Load, RoutingStats, ZLoss};
-use crate::optimizer::{Gathering, Reducing, ZeroAdam};
+use crate::optimizer::{Gathering, Pass, Reducing, ZeroAdam};
 use crate::rank::Context;
 use crate::rotary::Rotation;
 use crate::shares;
@@ -245,30 +245,40 @@ pub(crate) struct DeviceTokens {
     documents: Option<Documents>,
 }
 
-/// Waits for the weights of a unit before it runs.
-struct Gathered<'a> {
-    store: &'a Store,
-    gathering: &'a mut Gathering,
-}
-
-impl Visitor for Gathered<'_> {
-    fn before(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
-        self.gathering.await_unit(cx, &self.store.shard, unit)
-    }
-}
-
-/// Tells the optimizer of units that no pass adds gradients to any more.
-struct Whole<'a> {
+/// Has weights there before they are used, and tells the optimizer of gradients that were added to.
+struct Weights<'a> {
     stepper: &'a Stepper,
+    gathering: &'a mut Gathering,
     reducing: &'a mut Reducing,
+    /// Whether no later pass adds to gradients.
+    is_last: bool,
 }
 
-impl Visitor for Whole<'_> {
+impl Visitor for Weights<'_> {
+    fn before(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        let Stepper {
+            store, optimizer, ..
+        } = self.stepper;
+        optimizer.come_to(cx, &store.shard, self.gathering, unit, Pass::Forward)
+    }
+
+    fn before_backward(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        let Stepper {
+            store, optimizer, ..
+        } = self.stepper;
+        optimizer.come_to(cx, &store.shard, self.gathering, unit, Pass::Backward)?;
+        optimizer.clear_for(cx, &store.shard, self.reducing, unit)
+    }
+
     fn added(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
         let Stepper {
             store, optimizer, ..
         } = self.stepper;
-        optimizer.whole(cx, store, self.reducing, unit)
+        optimizer.added(cx, store, self.reducing, unit)?;
+        if self.is_last {
+            optimizer.whole(cx, store, self.reducing, unit)?;
+        }
+        Ok(())
     }
 }
 
@@ -530,16 +540,15 @@ impl Stepper {
         let saved = progress.saved.remove(&(stage, microbatch));
         let saved = saved.expect("a schedule runs a stage forward before backward");
         let dy = progress.between.remove(&(stage, microbatch));
-        let built = &self.stages[&stage];
-        let dx = if self.is_last(stage, microbatch) {
-            let mut whole = Whole {
-                stepper: self,
-                reducing: &mut progress.reducing,
-            };
-            built.backward(cx, dy, &tokens, saved, &mut whole)?
-        } else {
-            built.backward(cx, dy, &tokens, saved, &mut ())?
+        // Where gradients rest divided, a shared matrix has those of the microbatch before until now.
+        self.optimizer.settle(cx, &mut progress.reducing)?;
+        let mut weights = Weights {
+            stepper: self,
+            gathering: &mut progress.gathering,
+            reducing: &mut progress.reducing,
+            is_last: self.is_last(stage, microbatch),
         };
+        let dx = self.stages[&stage].backward(cx, dy, &tokens, saved, &mut weights)?;
         let dx = dx.map(|dx| ((stage, microbatch), dx));
         progress.between.extend(dx);
         Ok(())
@@ -561,7 +570,8 @@ impl Stepper {
         self.actions.iter().rfind(of_stage) == Some(&Action::Backward(stage, microbatch))
     }
 
-    /// Gathers weights that the last step left to the next: for whoever looks at them between steps.
+    /// Gathers weights that rest whole and that the last step left to the next: for whoever looks at them between
+    /// steps.
     pub fn gather_weights(&self, cx: &Context) -> Result<(), Error> {
         self.optimizer.gather(cx)?.finish(cx)
     }
@@ -678,12 +688,14 @@ impl Stepper {
                 let load = Load::Known(stats.load.read());
                 all.push(RoutingStats { load, ..stats });
             };
-            let mut gathered = Gathered {
-                store: &self.store,
+            let mut weights = Weights {
+                stepper: self,
                 gathering: &mut progress.gathering,
+                reducing: &mut progress.reducing,
+                is_last: false,
             };
             let built = &self.stages[&stage];
-            let (output, _) = built.forward(cx, input, &tokens, &mut gathered, routed)?;
+            let (output, _) = built.forward(cx, input, &tokens, &mut weights, routed)?;
             if let StageOutput::Hidden(output) = output {
                 progress.between.insert((stage, microbatch), output);
             }
@@ -759,12 +771,14 @@ impl Stepper {
         let tokens = &progress.tokens[microbatch.0 as usize];
         let tokens = self.tokens(tokens, progress.loss_scale);
         let input = progress.between.remove(&(stage, microbatch));
-        let mut gathered = Gathered {
-            store: &self.store,
+        let mut weights = Weights {
+            stepper: self,
             gathering: &mut progress.gathering,
+            reducing: &mut progress.reducing,
+            is_last: false,
         };
         let built = &self.stages[&stage];
-        let (output, saved) = built.forward(cx, input, &tokens, &mut gathered, routed)?;
+        let (output, saved) = built.forward(cx, input, &tokens, &mut weights, routed)?;
         progress.saved.insert((stage, microbatch), saved);
         match output {
             // TP ranks compute the same losses; one of them accounts for them.

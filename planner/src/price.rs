@@ -437,6 +437,7 @@ mod tests {
             cp_comm: CpComm::default(),
             capacity: None,
             shared_beside: false,
+            sharded: false,
             offload: crate::choice::Offload::NONE,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
@@ -488,6 +489,7 @@ mod tests {
                 cp_comm: CpComm::default(),
                 capacity: None,
                 shared_beside,
+                sharded: false,
                 offload: crate::choice::Offload::NONE,
             };
             let piece = Piece::Layer(&model.layers[1]);

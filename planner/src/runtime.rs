@@ -17,6 +17,7 @@ use moefold_profiles::Precision;
 
 use crate::choice::Recompute;
 use crate::model::{Layer, Model};
+use crate::shard::Shard;
 
 pub use level::{Account, Height, Level};
 pub use passes::{Away, Passes, Running};
@@ -81,6 +82,12 @@ pub trait Runtime: fmt::Debug + Sync {
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
         self.memory(setting, piece, sets)
+    }
+
+    /// Of each depth of multi-token prediction its parameters and what is between them, where weights rest divided
+    /// and depths are gathered by themselves; none of a runtime that gathers them with the head.
+    fn depths(&self, _setting: &Setting<'_>) -> Vec<[Shard; 2]> {
+        Vec::new()
     }
 
     /// Memory of a step of so many microbatches.

@@ -3,7 +3,7 @@
 
 use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
-    HostShare, Masters, Offload, OffloadModule, Optimizer, Recompute, StackName,
+    HostShare, Masters, Offload, OffloadModule, Optimizer, Recompute, StackName, Zero,
 };
 use moefold_planner::layout::{Batch, Degrees};
 use moefold_planner::options::SearchOptions;
@@ -181,9 +181,16 @@ fn law_states_on_the_host_change_no_bit_in_layouts_drawn() {
         if random.random() {
             fixture.savers.optimizer = Optimizer::AdamBf16Moments;
         }
-        if random.random() {
-            fixture.savers.overlap = BOTH;
-            fixture.savers.bucket_elements = Some(1000);
+        match random.random_range(0..3) {
+            0 => {}
+            1 => {
+                fixture.savers.overlap = BOTH;
+                fixture.savers.bucket_elements = Some(1000);
+            }
+            _ => {
+                fixture.savers.overlap = BOTH;
+                fixture.savers.zero = Zero::Fsdp;
+            }
         }
         let share = HostShare([0.1, 0.5, 1.0][random.random_range(0..3)]);
         let one = || check_states(&mut fixture, None, &degrees, share);

@@ -55,13 +55,13 @@ const FIXTURES: [&str; 5] = [
 ];
 
 /// What a step is measured on.
-struct Place<'a> {
+pub(crate) struct Place<'a> {
     /// A rank's device.
-    open: &'a (dyn Fn(u32) -> Device + Sync),
-    precision: Precision,
+    pub(crate) open: &'a (dyn Fn(u32) -> Device + Sync),
+    pub(crate) precision: Precision,
 }
 
-const CPU: Place<'static> = Place {
+pub(crate) const CPU: Place<'static> = Place {
     open: &|_| Device::cpu(1),
     precision: Precision::Fp32,
 };
@@ -215,7 +215,7 @@ fn compare(
     Ok(())
 }
 
-fn check(
+pub(crate) fn check(
     fixture: &Fixture,
     place: &Place<'_>,
     degrees: &Degrees,
@@ -526,7 +526,12 @@ fn law_a_traced_step_is_that_of_ranks_that_cut_sequences_on_cuda() {
     }
 }
 
-fn check_emulated(fixture: &Fixture, on: Emulated, degrees: &Degrees, balancing: Balancing) {
+pub(crate) fn check_emulated(
+    fixture: &Fixture,
+    on: Emulated,
+    degrees: &Degrees,
+    balancing: Balancing,
+) {
     if !on.is_there() {
         return;
     }
@@ -655,7 +660,12 @@ fn law_a_traced_step_is_the_step_in_every_layout_on_cuda() {
 
 /// Trains under a layout for two steps and compares the fullest rank's peak with the plan's, class by
 /// class.
-fn check_plan(fixture: &Fixture, cluster: &Cluster, place: &Place<'_>, degrees: &Degrees) {
+pub(crate) fn check_plan(
+    fixture: &Fixture,
+    cluster: &Cluster,
+    place: &Place<'_>,
+    degrees: &Degrees,
+) {
     let planned = predicted(fixture, cluster, place.precision, degrees);
     let (_, peaks) = fixture.train_on(
         || (place.open)(0),
@@ -786,6 +796,7 @@ fn planned(
         offload: Some(fixture.savers.offload),
         overlap: Some(fixture.savers.overlap),
         bucket_elements: fixture.savers.bucket_elements,
+        zero: fixture.savers.zero,
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         masters: fixture.savers.masters,
@@ -810,7 +821,7 @@ fn planned(
 }
 
 /// Fixtures in which routing decides nothing: without experts, or with all of them chosen.
-fn unvarying() -> [Fixture; 6] {
+pub(crate) fn unvarying() -> [Fixture; 6] {
     let all = |name| {
         let mut fixture = Fixture::load(name);
         let model = &mut fixture.model;

@@ -282,15 +282,14 @@ pub enum Illegal {
         "shared_experts cannot be recomputed with shared-expert in `overlap` (Megatron-Core); nearest: `recompute` without shared_experts"
     )]
     SharedAgain,
-    /// Full sharding that a stack does not have.
+    /// Full sharding in buckets of so many elements.
     #[error(
-        "stack {} divides the states of the optimizer alone, and `zero` is fsdp; nearest: `zero` 1, or `stack` megatron",
-        stack.name()
+        "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
     )]
-    StackZero { stack: StackName },
+    ShardedBuckets { size: u64 },
     /// Full sharding of pipeline stages.
     #[error(
-        "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+        "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
     /// A share that is none.
@@ -368,7 +367,7 @@ impl Illegal {
             Self::NoSharedExpert => "no_shared_expert",
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
-            Self::StackZero { .. } => "stack_zero",
+            Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
