@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    CpComm, Dispatcher, DropPolicy, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
@@ -166,6 +166,12 @@ pub(crate) struct PlanArgs {
     /// Optimizer
     #[arg(long, default_value = "adam", value_parser = flags::one_of(&Optimizer::ALL, Optimizer::name))]
     pub(crate) optimizer: Optimizer,
+    /// What is kept of f32 masters beside bf16 weights: all of them, or the 16 bits that the weights lack
+    #[arg(long, default_value = "fp32", value_parser = flags::one_of(&Masters::ALL, Masters::name))]
+    pub(crate) masters: Masters,
+    /// Share of masters and moments that rests on the host, from 0 to 1
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
+    pub(crate) optimizer_offload_fraction: f64,
     /// Type of the main gradients
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate};
-use moefold_planner::choice::{Capacity, StackName};
+use moefold_planner::choice::{Capacity, HostShare, StackName};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
@@ -285,6 +285,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.zero = args.zero;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
+    options.masters = args.masters;
+    options.optimizer_offload = HostShare(args.optimizer_offload_fraction);
     options.grad_dtype = args.grad_dtype;
     options.objective = args.objective;
     options.top = args.top as usize;

@@ -16,7 +16,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, Optimizer};
+use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -332,6 +332,8 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         cp_comm: plan.planned.cp_comm(),
         capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
+        masters: plan.planned.masters.unwrap_or_default(),
+        optimizer_offload: plan.planned.optimizer_offload_fraction.unwrap_or_default(),
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -393,6 +395,8 @@ fn keys_on(
         cp_comm: CpComm::default(),
         capacity: None,
         optimizer: Optimizer::Adam,
+        masters: Masters::default(),
+        optimizer_offload: HostShare::default(),
         runtime: match traced.refuses(model, precision) {
             None => &traced,
             // What this executor does not run is measured as it is declared for another.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use moefold_kernels::attention::{Documents, Sequences};
 use moefold_kernels::cuda::Stream;
-use moefold_kernels::rope::{self, Rope};
+use moefold_kernels::rope::Rope;
 use moefold_kernels::{Dtype, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Action, Microbatch, Stage};
@@ -82,6 +82,8 @@ pub struct Stepper {
     stages: BTreeMap<Stage, StageModel>,
     actions: Vec<Action>,
     rope: Rope,
+    /// What the table was made of.
+    rotation: Rotation,
     /// What a step sums up: see [`LOSS`] and the others.
     sums: Scalars,
     seq_len: usize,
@@ -128,12 +130,13 @@ pub(crate) fn loss_at(number: usize) -> usize {
 
 /// Sends ids and targets of microbatches of `[sequences, seq_len]` tokens to the device, beside what it is
 /// doing, and with them those of each of `depths`, and what documents have of their own. `rope` has a row for every
-/// token.
+/// token; of a cut sequence not for every position, so that where these begin again there is a table of them.
 pub(crate) fn upload(
     cx: &Context,
     [sequences, seq_len]: [usize; 2],
     depths: usize,
     rope: &Rope,
+    rotation: &Rotation,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
     let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
@@ -144,14 +147,18 @@ pub(crate) fn upload(
     };
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
+        let whole = microbatches.iter().find_map(|host| host.positions(seq_len));
+        let whole = whole.map(|_| match cx.cp.is_solo() {
+            true => rope.clone(),
+            false => rotation.table(&cx.device, &(0..seq_len as u32)),
+        });
         let upload = |host: &HostTokens| DeviceTokens {
             own: tensors(host),
             ahead: (1..=depths)
                 .map(|depth| tensors(&host.ahead(seq_len, depth)))
                 .collect(),
-            rope: host
-                .positions(seq_len)
-                .map(|at| rope.clone().at(tensor(&at))),
+            rope: (host.positions(seq_len).zip(whole.clone()))
+                .map(|(at, whole)| whole.at(tensor(&at))),
             documents: host.documents().map(|starts| {
                 Documents::new(&cx.device, TensorClass::Activations, starts, sequences)
             }),
@@ -350,6 +357,7 @@ impl Stepper {
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
+            rotation: Rotation::or_unread(model),
             sums: sums(cx, model.mtp.len()),
             seq_len,
             sequences,
@@ -887,7 +895,8 @@ impl Stepper {
 
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let size = [self.sequences, self.seq_len];
-        upload(cx, size, self.depths, &self.rope, microbatches)
+        let (rope, rotation) = (&self.rope, &self.rotation);
+        upload(cx, size, self.depths, rope, rotation, microbatches)
     }
 
     fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
@@ -931,14 +940,5 @@ pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
     let own = shares::tokens(cx, [sequences, seq_len]);
     let positions = own.map(|token| (token % seq_len) as u32);
-    // A model without rotations never reads the table.
-    let rotation = Rotation::of(model).unwrap_or(Rotation {
-        frequencies: vec![1.0],
-        amplitude: 1.0,
-    });
-    let Rotation {
-        frequencies,
-        amplitude,
-    } = rotation;
-    rope::table(&cx.device, &positions, &frequencies, amplitude)
+    Rotation::or_unread(model).table(&cx.device, &positions)
 }

@@ -30,6 +30,8 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         precision: Precision::Fp32,
         optimizer: Optimizer::Adam,
         grad_dtype: None,
+        masters: None,
+        optimizer_offload_fraction: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

@@ -2,6 +2,7 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod host_share;
 mod offload;
 mod recompute;
 
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use host_share::{HostShare, in_flight};
 pub use offload::{Offload, OffloadModule};
 pub use recompute::{Module, Recompute, RecomputePlan};
 
@@ -121,6 +123,29 @@ impl Optimizer {
         match self {
             Self::Adam => Dtype::F32,
             Self::AdamBf16Moments => Dtype::Bf16,
+        }
+    }
+}
+
+moefold_profiles::named! {
+    /// What is kept of the f32 weights that the optimizer updates, where the model's are narrower; with either the
+    /// same is computed, to the bit.
+    #[derive(Default)]
+    pub enum Masters {
+        /// All of them.
+        #[default]
+        Fp32 = "fp32",
+        /// The 16 bits that a bf16 weight lacks (Transformer Engine's `store_param_remainders`).
+        Remainder = "remainder",
+    }
+}
+
+impl Masters {
+    /// Their type in memory; bits of remainders are no numbers.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::Fp32 => Dtype::F32,
+            Self::Remainder => Dtype::Bf16,
         }
     }
 }

@@ -163,15 +163,17 @@ pub fn largest_units(units: impl Iterator<Item = u64>) -> [u64; 2] {
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
-/// them. `message` is what a message that was sent holds until the next one of its direction.
+/// them. `message` is what a message that was sent holds until the next one of its direction, `streamed` what is
+/// there at once of states that pass through the device in their update.
 pub fn at_worst_instant(
     rank: ByClass<Bytes>,
     stages: &[StageMemory],
     occupancies: &[Occupancy],
     message: Level,
+    streamed: Level,
 ) -> ByClass<Bytes> {
     let update = stages.iter().map(|stage| stage.update);
-    let update = update.fold(Level::default(), Level::higher);
+    let update = update.fold(streamed, Level::higher);
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
         let counts = occupancy.live.iter().zip(&occupancy.kept);
         let sent = message * i64::from(occupancy.sent);
@@ -240,8 +242,13 @@ mod tests {
                         ..StageMemory::default()
                     })
                     .collect();
-                let worst =
-                    at_worst_instant(ByClass::default(), &stages, &occupancies, Level::default());
+                let worst = at_worst_instant(
+                    ByClass::default(),
+                    &stages,
+                    &occupancies,
+                    Level::default(),
+                    Level::default(),
+                );
                 let peak = schedule.peak_live(rank, kept).bytes;
                 assert_eq!(
                     worst[TensorClass::Activations],
@@ -284,7 +291,7 @@ mod tests {
                     alive = left;
                 }
                 let none = Level::default();
-                let worst = at_worst_instant(ByClass::default(), &[stage], own, none);
+                let worst = at_worst_instant(ByClass::default(), &[stage], own, none, none);
                 assert_eq!(worst.total(), Bytes(peak), "{pp} {microbatches} {rank}");
             }
         }

@@ -14,8 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -55,6 +55,12 @@ pub struct PlannedLayout {
     /// Type of the main gradients; absent where that is f32, and in older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_dtype: Option<Dtype>,
+    /// What is kept of f32 masters; absent where that is all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masters: Option<Masters>,
+    /// How much of the optimizer's state rests on the host; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_offload_fraction: Option<HostShare>,
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,
@@ -288,6 +294,8 @@ impl Plan {
             precision: planned.precision,
             optimizer: planned.optimizer,
             grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
+            masters: planned.masters.unwrap_or_default(),
+            optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
             dispatcher: Some(planned.dispatcher),
             cp_comm: planned.cp_comm(),
             capacity: planned.capacity,

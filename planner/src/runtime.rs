@@ -43,6 +43,8 @@ pub struct StepMemory {
     /// A message to another pipeline rank: it is there before the pass that begins with it, and after the one
     /// that gave it until the next of its direction is sent. Nothing where its memory is not known.
     pub message: Level,
+    /// What an update of weights has beside their states: the factor on gradients.
+    pub update: Level,
     /// Elements that flat buffers end at a multiple of, for each rank they are divided over; 0 where they
     /// end with the last parameter.
     pub grain: u64,

@@ -74,6 +74,8 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         precision: Precision::Bf16,
         optimizer: Optimizer::Adam,
         grad_dtype: None,
+        masters: None,
+        optimizer_offload_fraction: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

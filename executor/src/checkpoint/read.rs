@@ -201,13 +201,14 @@ impl Checkpoint {
         parameter: &Parameter,
         optimizer: &ZeroAdam,
     ) -> Result<(), Error> {
-        for slice in &parameter.slices {
-            if let Some((elements, tensor)) = optimizer.state(state, parameter, slice) {
+        let slices = parameter.slices.iter();
+        for slice in slices.filter(|slice| State::of(&slice.tensor).contains(&state)) {
+            if let Some(elements) = optimizer.elements(parameter, slice) {
                 let mut values = Vec::with_capacity(elements.len());
                 for part in slice.region().parts(elements) {
                     values.extend(self.read(state, &part)?);
                 }
-                tensor.copy_from_f32(&values);
+                optimizer.put(state, parameter, slice, &values);
             }
         }
         Ok(())

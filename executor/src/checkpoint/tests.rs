@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{Optimizer, Overlap, Zero};
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap, Zero};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -41,6 +41,8 @@ struct Bench {
     batch: Batch,
     options: TrainOptions,
     optimizer: Optimizer,
+    masters: Masters,
+    on_host: HostShare,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
     /// Context-parallel ranks.
@@ -84,6 +86,8 @@ impl Bench {
                 save: None,
             },
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
+            on_host: HostShare::default(),
             pipeline: [1, 1],
             cp: 1,
             bucket: None,
@@ -177,6 +181,8 @@ impl Bench {
             _ => Precision::Fp32,
         };
         plan.optimizer = self.optimizer;
+        plan.masters = Some(self.masters);
+        plan.optimizer_offload_fraction = Some(self.on_host);
         plan.bucket_elements = self.bucket;
         plan.zero = (self.zero != Zero::default()).then_some(self.zero);
         let beside = self.bucket.is_some() || plan.zero.is_some();

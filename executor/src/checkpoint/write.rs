@@ -62,7 +62,7 @@ impl Snapshot {
         for owned in &owned {
             for &state in owned.states() {
                 // Rectangles of a range follow each other as its elements do.
-                let state_values = owned.state(state).to_f32();
+                let state_values = owned.state(state);
                 let whole = &owned.regions()[0];
                 check_finite(whole.tensor, state.name(), &state_values)?;
                 values.push(state_values);

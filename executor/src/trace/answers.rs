@@ -33,6 +33,7 @@ use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::rank::Context;
+use crate::rotary::Rotation;
 use crate::stage::{StageModel, StageOutput, Tokens, Visitor};
 use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
@@ -637,6 +638,11 @@ impl Runtime for Traced<'_> {
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
             message: Level::of(TensorClass::Activations, message),
+            // On a CPU the host knows it.
+            update: match &self.gpu {
+                Some(_) => Level::of(TensorClass::Transient, Dtype::F32.bytes(1)),
+                None => Level::default(),
+            },
             grain: model::ALIGNMENT as u64,
         }
     }
@@ -723,7 +729,9 @@ impl Traced<'_> {
         let size = [local.mbs as usize, local.seq_len as usize];
         let len = size[0] * size[1];
         let tokens = HostTokens::blank(len, Packing::default());
-        let uploaded = upload(&cx, size, depths, &rope, std::slice::from_ref(&tokens));
+        let rotation = Rotation::or_unread(self.model);
+        let tokens = std::slice::from_ref(&tokens);
+        let uploaded = upload(&cx, size, depths, &rope, &rotation, tokens);
         let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded, kept));

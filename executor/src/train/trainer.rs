@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_kernels::adamw;
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
@@ -111,7 +112,7 @@ impl Trainer {
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer, savers.overlap);
+        let optimizer = ZeroAdam::new(&cx, &store, adam, savers);
         let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(
@@ -184,7 +185,7 @@ impl Trainer {
     /// Hands over what this rank is the master of, in f32, part by part.
     pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
         for owned in self.stepper.optimizer.owned(&self.stepper.store.shard) {
-            let values = owned.state(State::Master).to_f32();
+            let values = owned.state(State::Master);
             let mut values = values.as_slice();
             for part in owned.regions() {
                 let (own, rest) = values.split_at(part.len());
@@ -298,22 +299,19 @@ impl Trainer {
 fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Error> {
     for parameter in &store.shard.parameters {
         for slice in &parameter.slices {
-            let masters = optimizer.masters(parameter, slice);
             if let Some(weights) = store.slice(parameter, slice) {
                 let values = source.read(&slice.region())?;
-                weights.copy_from_f32(&values);
-                if let Some((elements, masters)) = masters {
-                    masters.copy_from_f32(&values[elements]);
+                adamw::put_masters(Some(&weights), None, &values);
+                if let Some(elements) = optimizer.elements(parameter, slice) {
+                    optimizer.put(State::Master, parameter, slice, &values[elements]);
                 }
-            } else if let (Some((elements, masters)), Some((_, weights))) =
-                (masters, optimizer.weights(parameter, slice))
-            {
+            } else if let Some((elements, weights)) = optimizer.weights(parameter, slice) {
                 let mut values = Vec::with_capacity(elements.len());
                 for part in slice.region().parts(elements) {
                     values.extend(source.read(&part)?);
                 }
-                weights.copy_from_f32(&values);
-                masters.copy_from_f32(&values);
+                adamw::put_masters(Some(&weights), None, &values);
+                optimizer.put(State::Master, parameter, slice, &values);
             }
         }
     }

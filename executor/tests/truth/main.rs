@@ -9,6 +9,7 @@ mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod masters;
 mod offload;
 mod overlap;
 mod packing;

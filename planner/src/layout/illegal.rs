@@ -25,7 +25,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
+use crate::choice::{CpComm, Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -178,8 +178,11 @@ pub enum Illegal {
     )]
     StageDepths { given: u64, depths: u64 },
     /// Sequences whose attention the stack cannot cut.
-    #[error("the {} stack cuts no sequences under sliding windows or attention sinks, as cp = {cp} would; nearest: cp = 1", stack.name())]
-    UncutAttention { stack: StackName, cp: u32 },
+    #[error(
+        "the moefold stack cuts no sequences under sliding windows while keys travel, as cp = {cp} with `cp_comm_type` {} would; nearest: `cp_comm_type` a2a, or cp = 1",
+        cp_comm.name()
+    )]
+    UncutAttention { cp_comm: CpComm, cp: u32 },
     /// Context parallelism that exchanges heads against tokens cannot cut the heads of a tensor-parallel rank.
     #[error("{heads} heads are not divisible by tp x cp = {tp} x {cp} = {}, which `cp_comm_type` a2a needs; nearest: cp = {}, or `cp_comm_type` p2p",
         product(&[*tp, *cp]), divisors(heads / u64::from(*tp).max(1), (*cp).into()))]
@@ -299,6 +302,16 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// A share that is none.
+    #[error(
+        "`optimizer_offload_fraction` {share} is no share of the optimizer's state; nearest: 0, where all rests on the device, to 1"
+    )]
+    HostShare { share: String },
+    /// Nothing remains of f32 masters beside f32 weights.
+    #[error(
+        "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
+    )]
+    WholeMasters,
     /// Nothing is divided into buckets.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: stack {stack} {why}; nearest: {nearest}",
@@ -369,6 +382,8 @@ impl Illegal {
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
+            Self::WholeMasters => "whole_masters",
+            Self::HostShare { .. } => "host_share",
         }
     }
 

@@ -5,8 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, Module, Offload, OffloadModule, Recompute, RecomputePlan, ScheduleName,
-    StackName, Zero,
+    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, Recompute, RecomputePlan,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -17,8 +17,8 @@ use moefold_profiles::Precision;
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
-    /// The stack, where it cuts no sequences of the model.
-    uncut: Option<StackName>,
+    /// How keys travel, where the stack cuts no sequences of the model that way.
+    uncut: Option<CpComm>,
     /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
     exchanged_heads: Vec<u64>,
     /// Stages that were given.
@@ -38,8 +38,10 @@ impl Choices {
         let stack = Stack::of(options.stack);
         let stages = options.stages.as_ref();
         Self {
-            uncut: (stack.name() == StackName::Moefold && limits_keys(model))
-                .then_some(StackName::Moefold),
+            uncut: (stack.name() == StackName::Moefold
+                && options.cp_comm != CpComm::A2a
+                && has_windows(model))
+            .then_some(options.cp_comm),
             exchanged_heads: match options.cp_comm {
                 CpComm::A2a => heads(model),
                 CpComm::P2p | CpComm::Allgather => Vec::new(),
@@ -56,8 +58,8 @@ impl Choices {
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
         let (tp, cp) = (d.tp, d.cp);
-        if let Some(stack) = self.uncut.filter(|_| cp > 1) {
-            broken.push(Illegal::UncutAttention { stack, cp });
+        if let Some(cp_comm) = self.uncut.filter(|_| cp > 1) {
+            broken.push(Illegal::UncutAttention { cp_comm, cp });
         }
         let divides = |heads: u64| heads.is_multiple_of(u64::from(tp) * u64::from(cp));
         if let Some(&heads) = self.exchanged_heads.iter().find(|&&heads| !divides(heads))
@@ -98,12 +100,10 @@ pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
         .then_some("shared-expert in `overlap`")
 }
 
-/// Whether some attention of a model has windows or sinks.
-fn limits_keys(model: &Model) -> bool {
+/// Whether some attention of a model has windows.
+fn has_windows(model: &Model) -> bool {
     let mut layers = model.layers.iter().chain(&model.mtp);
-    layers.any(
-        |layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some() || gqa.sinks),
-    )
+    layers.any(|layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some()))
 }
 
 /// The numbers of heads of a model's attention, of queries and of keys.
@@ -204,6 +204,14 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     }
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
+    }
+    if !options.optimizer_offload.is_legal() {
+        broken.push(Illegal::HostShare {
+            share: options.optimizer_offload.0.to_string(),
+        });
+    }
+    if options.masters == Masters::Remainder && precision == Precision::Fp32 {
+        broken.push(Illegal::WholeMasters);
     }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),

@@ -13,7 +13,7 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::ScheduleName;
+use crate::choice::{ScheduleName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -48,6 +48,9 @@ pub(crate) struct StageSplit {
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
+    /// By rank: states of the optimizer that rest on the host, and the most that the device has at once as they
+    /// pass through it.
+    streamed: Vec<(Bytes, Level)>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
@@ -172,6 +175,8 @@ pub(crate) struct RankEnd {
     gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
+    /// What states that rest on the host take on their ways beyond the update beside them.
+    pub(crate) streamed_s: f64,
     /// Waiting for ranks that met nowhere before.
     pub(crate) waiting_s: f64,
 }
@@ -276,6 +281,7 @@ impl StageSplit {
             stages,
             counts,
             ends: Vec::new(),
+            streamed: Vec::new(),
             held: Vec::new(),
             message: Level::default(),
             weights: Vec::new(),
@@ -438,7 +444,7 @@ impl StageSplit {
             let share = end.work.reduce.iter().chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
-            let optimizer_s = end.exposed_s + end.update_s + waiting_s;
+            let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
             self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
@@ -664,15 +670,35 @@ impl StageSplit {
             ..
         } = case;
         let options = question.options;
+        let kept = (options.optimizer, options.masters);
         let bytes = question
             .stack
-            .state(options.precision, options.optimizer, options.grad_dtype);
+            .state(options.precision, kept, options.grad_dtype);
         let overhead = overhead(case);
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         let pp = layout.pp() as usize;
         let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let share = options.optimizer_offload;
+        let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
+        self.streamed = (0..pp)
+            .map(|rank| {
+                let families = self.weights[rank].resting(step.grain, shards);
+                let families = families.into_iter().zip(shards);
+                let pieces = families.flat_map(|(buckets, shards)| {
+                    share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
+                });
+                let pieces: Vec<u64> = pieces.collect();
+                let on_device = match pieces.is_empty() {
+                    true => Level::default(),
+                    false => {
+                        Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
+                    }
+                };
+                (state(pieces.iter().sum()), on_device)
+            })
+            .collect();
         self.held = (0..pp)
             .map(|rank| {
                 let resting = self.weights[rank].resting(step.grain, shards);
@@ -692,6 +718,7 @@ impl StageSplit {
                     }
                     Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
                 };
+                held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
                 held[TensorClass::Overhead] = overhead;
@@ -722,6 +749,7 @@ impl StageSplit {
                     &own,
                     &occupancies[rank],
                     self.message,
+                    self.streamed[rank].1,
                 );
                 let allocated = held.total() - held[TensorClass::Overhead];
                 held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
@@ -753,9 +781,14 @@ impl StageSplit {
         occupancies: &[Vec<Occupancy>],
     ) -> Bytes {
         let ranks = (0..).zip(occupancies);
+        // No pass runs beside an update, so both are there at once.
         let of_rank = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let states = self.streamed[rank].0;
+            if case.question.offload().is_none() {
+                return states;
+            }
             let own = self.own_memory((case.layout, case.shape), rank, sets);
-            memory::on_host(&own, occupancies)
+            states + memory::on_host(&own, occupancies)
         };
         ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
@@ -1142,6 +1175,7 @@ fn rank_end(
             weight_dtype(question),
             question.options.optimizer.moments(),
         ],
+        (question.options.masters, question.options.optimizer_offload),
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );
@@ -1183,7 +1217,16 @@ fn rank_end(
         };
         list.iter().map(price).collect()
     };
+    let ways = |&bytes: &Bytes| {
+        let both = [false, true].map(|leaves| question.costs.transfer(bytes, leaves).time.0);
+        both.iter().sum::<f64>()
+    };
+    let updates = work.optimizer.iter();
+    let updates = updates.filter(|op| matches!(op, Op::Adamw { .. }));
+    let beside_s: f64 = updates.map(|op| question.costs.op(op).time.0).sum();
+    let streamed_s: f64 = work.streamed.iter().map(ways).sum();
     RankEnd {
+        streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),

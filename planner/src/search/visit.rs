@@ -346,11 +346,7 @@ impl<'a> Trial<'_, 'a> {
             };
             let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
-            let on_host = if question.offload().is_none() {
-                Bytes::ZERO
-            } else {
-                split.on_host(case, &sets, schedule.occupancies)
-            };
+            let on_host = split.on_host(case, &sets, schedule.occupancies);
             if peak > capacity || !question.host_holds(peak, on_host) {
                 self.state.entry(place).or_insert(false);
                 if outcome

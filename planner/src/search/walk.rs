@@ -443,15 +443,7 @@ impl Walker<'_> {
                 Task::Transfer { bytes, leaves } => {
                     // One that leaves is awaited where the next does.
                     self.transferred();
-                    let number = self.transfers;
-                    self.transfers += 1;
-                    self.transfer = Some(number);
-                    self.events.push(Event::Transfer {
-                        number,
-                        bytes,
-                        leaves,
-                        at,
-                    });
+                    self.transfer(bytes, leaves, at);
                 }
             }
         }
@@ -520,6 +512,34 @@ impl Walker<'_> {
                 of_weights: false,
             });
         }
+        // States that pass through the device: in the stream of copies one comes before the last leaves.
+        let streamed = self.split.ends[pipeline_rank].work.streamed.clone();
+        let mut leaving = None;
+        for bytes in streamed {
+            for (bytes, leaves) in [Some((bytes, false)), leaving.replace((bytes, true))]
+                .into_iter()
+                .flatten()
+            {
+                self.transfer(bytes, leaves, at);
+            }
+        }
+        if let Some((bytes, leaves)) = leaving {
+            self.transfer(bytes, leaves, at);
+        }
+        self.transferred();
+    }
+
+    /// Lets bytes leave for the host or come back, and forgets what was copied before.
+    fn transfer(&mut self, bytes: Bytes, leaves: bool, at: At) {
+        let number = self.transfers;
+        self.transfers += 1;
+        self.transfer = Some(number);
+        self.events.push(Event::Transfer {
+            number,
+            bytes,
+            leaves,
+            at,
+        });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, StackName, Zero};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, HostShare, Masters, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -47,6 +47,10 @@ fn options(words: &str) -> SearchOptions {
                 options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
             }
             "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
+            "optimizer_offload_fraction" => {
+                options.optimizer_offload = HostShare(word.parse().expect("a number"));
+            }
+            "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -132,6 +136,13 @@ fn each_rule_of_a_choice_has_its_message() {
     let windows = broken("gpt-oss-20b", "cp=2", "stack moefold");
     let reasons: Vec<&str> = windows.iter().map(Illegal::reason).collect();
     assert_eq!(reasons, ["stack_cp"], "{windows:?}");
+    let said = windows[0].to_string();
+    assert!(
+        said.contains("p2p would; nearest: `cp_comm_type` a2a"),
+        "{said}"
+    );
+    let exchanged = broken("gpt-oss-20b", "cp=2", "stack moefold cp_comm_type a2a");
+    assert!(exchanged.is_empty(), "{exchanged:?}");
     check(
         "tp=4,cp=4",
         "cp_comm_type a2a",
@@ -254,6 +265,29 @@ fn each_rule_of_replicas_has_its_message() {
 }
 
 #[test]
+fn a_share_of_states_is_from_0_to_1() {
+    for share in ["1.5", "-0.1", "NaN"] {
+        let words = format!("stack moefold optimizer_offload_fraction {share}");
+        let expected = [&format!("`optimizer_offload_fraction` {share}"), "to 1"];
+        check("", &words, "host_share", &expected);
+    }
+}
+
+#[test]
+fn nothing_remains_of_masters_beside_weights_of_f32() {
+    check(
+        "",
+        "stack moefold masters remainder",
+        "whole_masters",
+        &[
+            "`masters` remainder",
+            "`precision` fp32",
+            "`precision` bf16",
+        ],
+    );
+}
+
+#[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
         "",
@@ -294,6 +328,9 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8", "stack moefold"),
         ("pp=2,vpp=7", "stack moefold"),
         ("tp=8", "stack moefold precision bf16"),
+        ("tp=8", "stack moefold precision bf16 masters remainder"),
+        ("", "precision fp8 masters remainder"),
+        ("", "optimizer_offload_fraction 1"),
         ("", "stack megatron offload core_attn,attn_proj,moe_act"),
         ("", "stack moefold offload attn_proj"),
         (
