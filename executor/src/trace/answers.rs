@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moefold_kernels::cuda::{Architecture, Properties};
@@ -13,7 +14,7 @@ use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count};
 use moefold_planner::runtime::{
     Account, Again, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
-    StageMemory, StepMemory, Task, Work,
+    StageMemory, StepMemory, Stretch, Stretches, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -36,6 +37,7 @@ use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
+use crate::turns::{now, turn};
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -48,7 +50,7 @@ pub struct Traced<'a> {
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
-/// seq_len, whether the backward pass is divided]`; of what attention's
+/// seq_len, whether the backward pass is divided, or its gradients of weights delayed]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
@@ -78,6 +80,8 @@ struct Site<'a> {
     shared_beside: bool,
     /// Whether gradients of weights come after the backward pass.
     divides: bool,
+    /// Whether they run behind the start of the next exchange.
+    delays: bool,
     offload: Offload,
 }
 
@@ -91,6 +95,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
             divides: false,
+            delays: false,
             offload: setting.offload,
         }
     }
@@ -114,6 +119,8 @@ struct Answer {
     /// What leaves for the host in the stream of copies, if there is one.
     leaves: Bytes,
     passes: Passes,
+    /// The same, cut where they pause.
+    stretches: Stretches,
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
@@ -130,6 +137,8 @@ struct Item {
     category: Category,
     /// Whether it only adds to gradients of weights.
     of_weights: bool,
+    /// Whether the pass pauses behind it.
+    pauses: bool,
 }
 
 impl Item {
@@ -139,6 +148,7 @@ impl Item {
             doing,
             category,
             of_weights: false,
+            pauses: false,
         }
     }
 }
@@ -241,7 +251,7 @@ impl<'a> Traced<'a> {
             kind,
             site.cp_comm as u64,
             local.seq_len,
-            u64::from(site.divides),
+            u64::from(site.divides) | u64::from(site.delays) << 1,
         ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
@@ -319,9 +329,8 @@ impl<'a> Traced<'a> {
                 keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
             }
         };
-        let (output, saved) = stage.forward(&cx, x, &tokens, &mut (), routed)?;
         // The residual stream is the next piece's, which gives it back.
-        let hidden = match output {
+        let given = |output| match output {
             StageOutput::Hidden(hidden) => Some(hidden),
             StageOutput::Losses(all) => {
                 for (number, losses) in all.iter().enumerate() {
@@ -331,24 +340,69 @@ impl<'a> Traced<'a> {
                 None
             }
         };
-        let forward = tape.read(Heard::of);
-        let pass = || stage.backward(&cx, dy, &tokens, saved, &mut ());
-        let (dx, left) = if site.divides {
-            cx.leaving_weights(pass)
-        } else {
-            (pass(), WeightGradients::default())
+        let mut nobody = ();
+        let mut forward = Turns::default();
+        let (hidden, saved) = {
+            let mut pass = pin!(stage.forward(&cx, x, &tokens, &mut nobody, routed));
+            loop {
+                let ended = turn(pass.as_mut()).transpose()?;
+                let ended = ended.map(|(output, saved)| (given(output), saved));
+                forward.add([tape.read(Heard::of), Heard::default()], ended.is_none());
+                if let Some(ended) = ended {
+                    break ended;
+                }
+            }
         };
-        let dx = dx?;
-        let backward = tape.read(Heard::of);
+        let mut nobody = ();
+        let mut backward = Turns::default();
+        let pass = stage.backward(&cx, dy, &tokens, saved, &mut nobody);
+        let (dx, left) = if site.divides {
+            let (dx, left) = cx.leaving_weights(|| now(pass));
+            backward.add([tape.read(Heard::of), Heard::default()], false);
+            (dx?, left)
+        } else {
+            if site.delays {
+                cx.delay_weights();
+            }
+            let mut pass = pin!(pass);
+            let dx = loop {
+                let ended = turn(pass.as_mut()).transpose()?;
+                let own = tape.read(Heard::of);
+                cx.settle_weights();
+                backward.add([own, tape.read(Heard::of)], ended.is_none());
+                if let Some(dx) = ended {
+                    break dx;
+                }
+            };
+            if site.delays {
+                cx.end_delay();
+            }
+            (dx, WeightGradients::default())
+        };
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
+        // See `StageModel::backward`.
+        let settles = match pieces[0] {
+            model::Piece::Embedding => true,
+            model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
+            _ => false,
+        };
+        if let Some(first) = backward.stretches.first_mut() {
+            first.settles = settles;
+        }
+        let stretches = Stretches {
+            forward: forward.stretches,
+            backward: backward.stretches,
+        };
+        let (forward, backward) = (forward.heard, backward.heard);
         for bucket in &store.shard.buckets {
             sum_over_tp(&cx, &store, bucket)?;
         }
         let update = tape.read(Heard::of);
         drop((hidden, dx));
         let heard = [forward, backward, weight, update];
-        Ok(Answer::of(heard, &store.shard, !site.offload.is_none()))
+        let moves = !site.offload.is_none();
+        Ok(Answer::of(heard, stretches, &store.shard, moves))
     }
 
     /// Rows of the rank's experts over the mean of all ranks.
@@ -370,7 +424,12 @@ impl<'a> Traced<'a> {
 impl Answer {
     /// Of what was heard of the forward pass, the backward pass, gradients of weights left for later, and the sums
     /// that complete gradients; `moves` says whether saved tensors leave for the host.
-    fn of([forward, backward, weight, update]: [Heard; 4], shard: &Shard, moves: bool) -> Self {
+    fn of(
+        [forward, backward, weight, update]: [Heard; 4],
+        stretches: Stretches,
+        shard: &Shard,
+        moves: bool,
+    ) -> Self {
         let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
         if moves {
             passes = passes.leaving(forward.on_host);
@@ -381,6 +440,7 @@ impl Answer {
         let biases = Dtype::F32.bytes(shard.balance_len as u64);
         Self {
             leaves: forward.leaves,
+            stretches,
             passes,
             padding: padding(shard),
             beside: Level::of(TensorClass::Weights, biases),
@@ -512,6 +572,7 @@ impl Runtime for Traced<'_> {
                 part: None,
                 beside: None,
                 of_weights: false,
+                pauses: false,
             })
         };
         for (answer, &bytes) in answers.iter().zip(&leaves) {
@@ -568,6 +629,31 @@ impl Runtime for Traced<'_> {
             ..setting.into()
         };
         self.memory_at(site, setting.layout.pp(), piece, sets)
+    }
+
+    fn stretches(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+        delays: bool,
+    ) -> Option<Vec<Stretches>> {
+        let site = Site {
+            delays,
+            ..setting.into()
+        };
+        let pieces = self.pieces(piece);
+        let under = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let answers: Vec<_> = units.map(|unit| self.answer_of(site, unit)).collect();
+            let forward = answers.iter().flat_map(|a| &a.stretches.forward);
+            let backward = answers.iter().rev().flat_map(|a| &a.stretches.backward);
+            Stretches {
+                forward: forward.copied().collect(),
+                backward: backward.copied().collect(),
+            }
+        };
+        Some(sets.iter().map(under).collect())
     }
 
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
@@ -651,6 +737,7 @@ impl Traced<'_> {
             // What runs beside what, all tensors are the same, and what comes back is as large as it was.
             shared_beside: false,
             divides: false,
+            delays: false,
             offload: Offload::NONE,
         };
         let pieces = model::pieces(self.model).into_iter();
@@ -715,7 +802,39 @@ struct Heard {
     largest: Bytes,
 }
 
+/// What is heard of a pass, pause by pause.
+#[derive(Default)]
+struct Turns {
+    heard: Heard,
+    stretches: Vec<Stretch>,
+}
+
+impl Turns {
+    /// What a pass does up to a pause or its end, and what it has left behind of gradients of weights.
+    fn add(&mut self, [mut own, left]: [Heard; 2], pauses: bool) {
+        self.stretches.push(Stretch {
+            own: own.account,
+            left: left.account,
+            pauses,
+            settles: false,
+        });
+        if let Some(item) = own.items.last_mut() {
+            item.pauses = pauses;
+        }
+        self.heard.append(own);
+        self.heard.append(left);
+    }
+}
+
 impl Heard {
+    fn append(&mut self, next: Self) {
+        self.items.extend(next.items);
+        self.account.append(&next.account);
+        self.on_host = self.on_host + next.on_host;
+        self.leaves += next.leaves;
+        self.largest = self.largest.max(next.largest);
+    }
+
     fn of(events: &[Event]) -> Self {
         let mut heard = Self::default();
         let mut sent: Vec<u64> = Vec::new();
@@ -730,6 +849,7 @@ impl Heard {
                     doing: Doing::Op(*op, !sent.is_empty()),
                     category: *category,
                     of_weights: *of_weights,
+                    pauses: false,
                 }),
                 Event::Started {
                     number,
@@ -778,6 +898,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         doing,
         category,
         of_weights,
+        pauses,
     } = item;
     let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
     let mut beside = None;
@@ -826,6 +947,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         part,
         beside,
         of_weights: *of_weights,
+        pauses: *pauses,
     }
 }
 
