@@ -278,13 +278,25 @@ impl Walker<'_> {
         parts
     }
 
-    /// Writes parts of two passes in turns.
-    fn take_turns(&mut self, first: Vec<Vec<Event>>, second: Vec<Vec<Event>>) {
+    /// Writes parts of two passes in turns. What is declared tells no order of memory: both are taken to have all they
+    /// need at once.
+    fn take_turns(&mut self, mut first: Vec<Vec<Event>>, mut second: Vec<Vec<Event>>) {
+        let (mut given, mut all) = (Vec::new(), first.iter_mut().chain(&mut second));
+        for part in &mut all {
+            for event in std::mem::take(part) {
+                match event {
+                    Event::Allocated(_) => self.events.push(event),
+                    Event::Freed(_) => given.push(event),
+                    _ => part.push(event),
+                }
+            }
+        }
         let (mut first, mut second) = (first.into_iter(), second.into_iter());
         while first.len() + second.len() > 0 {
             self.events.extend(first.next().into_iter().flatten());
             self.events.extend(second.next().into_iter().flatten());
         }
+        self.events.extend(given);
     }
 
     /// The work of a pass of one layer, which may be one of two that take turns: pauses are where the ranks wait for
