@@ -526,6 +526,7 @@ impl StageModel {
             None => Ok(Some(dx)),
             Some(embedding) => {
                 embedding.backward(cx, &dx, &tokens.ids)?;
+                cx.settle_weights();
                 visitor.added(cx, Unit::Embedding)?;
                 Ok(None)
             }

@@ -157,7 +157,8 @@ impl Item {
 enum Doing {
     /// Whether tokens are sent meanwhile.
     Op(Op, bool),
-    Collective(Group, Collective),
+    /// The same.
+    Collective(Group, Collective, bool),
     HostRead,
 }
 
@@ -858,9 +859,11 @@ impl Heard {
                     category,
                     ..
                 } => {
+                    let group = Group::of(group);
+                    let beside = !(sent.is_empty() || matches!(group, Group::Ep));
+                    let doing = Doing::Collective(group, *collective, beside);
                     let sends = *category == Category::EpComm;
                     sent.extend(sends.then_some(*number));
-                    let doing = Doing::Collective(Group::of(group), *collective);
                     heard.items.push(Item::other(doing, *category));
                 }
                 Event::HostRead { reads: 1, .. } => {
@@ -912,7 +915,9 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
             Task::Op(*op)
         }
         Doing::HostRead => Task::HostRead,
-        Doing::Collective(group, collective) => {
+        Doing::Collective(group, collective, sending) => {
+            // Tokens have a stream of their own.
+            part = (shared_beside && *sending).then_some(Part::Shared);
             let groups = setting.groups;
             let placement = match group {
                 Group::Tp => groups.tp,

@@ -2,7 +2,9 @@
 //! weights are those of passes one after the other, gradients of weights delayed or not. What memory they take is
 //! traced, and planned.
 
-use moefold_planner::choice::{Module, Offload, Overlap, Recompute, RecomputePlan, ScheduleName};
+use moefold_planner::choice::{
+    Dispatcher, Module, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
+};
 use moefold_planner::layout::Degrees;
 use moefold_profiles::presets;
 use rand::seq::IndexedRandom as _;
@@ -45,21 +47,16 @@ fn combining(fixture: Fixture, random: &mut ChaCha8Rng) -> Fixture {
         Recompute::None,
         Recompute::of(vec![Module::MoeAct]),
         Recompute::of(vec![Module::Layernorm, Module::CoreAttn]),
-        Recompute::of(vec![Module::SharedExperts, Module::Mlp]),
+        Recompute::of(vec![Module::SharedExperts]),
     ];
-    let has = |set: &&Recompute| match set {
-        Recompute::Modules(modules) => {
-            let shares = |module| module != Module::SharedExperts || shares(&fixture);
-            modules.iter().all(|&module| shares(module))
-        }
-        _ => true,
-    };
+    let shares = shares(&fixture);
+    let has = |set: &&Recompute| shares || !set.covers(Module::SharedExperts);
     let sets: Vec<&Recompute> = sets.iter().filter(has).collect();
     let mut draw = |_| (*sets.choose(random).expect("none at least")).clone();
     let all = (0..fixture.model.layers.len()).map(&mut draw);
     fixture.savers.recompute = RecomputePlan::by_layer(all.collect());
     let dispatching = &mut fixture.savers.dispatching;
-    dispatching.dispatcher = moefold_planner::choice::Dispatcher::Alltoall;
+    dispatching.dispatcher = Dispatcher::Alltoall;
     fixture.savers.schedule = Some(ScheduleName::Combined);
     fixture.savers.overlap = Overlap {
         expert_alltoall: true,
