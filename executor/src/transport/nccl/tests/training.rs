@@ -267,18 +267,17 @@ fn differential_combined_passes_over_nccl_are_those_of_rank_threads() {
         return;
     }
     let Some(mock) = mock() else { return };
-    for ranks in [&LAYOUTS[0], &LAYOUTS[2]] {
-        let apart = plan(ranks, Precision::Fp32);
-        let mut combined = apart.clone();
-        combined.planned.pipeline.schedule = ScheduleName::Combined;
-        combined.planned.overlap = Some(Overlap {
-            expert_alltoall: true,
-            delay_wgrad: true,
-            ..apart.planned.overlap.expect("buckets")
-        });
-        let found = over_nccl(mock, &combined, ranks.all, device);
-        check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
-    }
+    let ranks = &LAYOUTS[0];
+    let apart = plan(ranks, Precision::Fp32);
+    let mut combined = apart.clone();
+    combined.planned.pipeline.schedule = ScheduleName::Combined;
+    combined.planned.overlap = Some(Overlap {
+        expert_alltoall: true,
+        delay_wgrad: true,
+        ..apart.planned.overlap.expect("buckets")
+    });
+    let found = over_nccl(mock, &combined, ranks.all, device);
+    check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
     mock.assert_clean();
 }
 
