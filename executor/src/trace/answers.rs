@@ -32,12 +32,13 @@ use crate::moe::balance::Balancing;
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
+use crate::rank::Context;
 use crate::stage::{StageModel, StageOutput, Tokens};
 use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
-use crate::turns::{now, turn};
+use crate::turns::turn;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -342,54 +343,16 @@ impl<'a> Traced<'a> {
             }
         };
         let mut nobody = ();
-        let mut forward = Turns::default();
-        let (hidden, saved) = {
-            let mut pass = pin!(stage.forward(&cx, x, &tokens, &mut nobody, routed));
-            loop {
-                let ended = turn(pass.as_mut()).transpose()?;
-                let ended = ended.map(|(output, saved)| (given(output), saved));
-                forward.add([tape.read(Heard::of), Heard::default()], ended.is_none());
-                if let Some(ended) = ended {
-                    break ended;
-                }
-            }
-        };
+        let pass = stage.forward(&cx, x, &tokens, &mut nobody, routed);
+        let ((hidden, saved), forward) =
+            in_turns(&cx, &tape, pass, |(output, saved)| (given(output), saved))?;
         let mut nobody = ();
-        let mut backward = Turns::default();
         let pass = stage.backward(&cx, dy, &tokens, saved, &mut nobody);
-        let (dx, left) = if site.divides {
-            let (dx, left) = cx.leaving_weights(|| now(pass));
-            backward.add([tape.read(Heard::of), Heard::default()], false);
-            (dx?, left)
-        } else {
-            if site.delays {
-                cx.delay_weights();
-            }
-            let mut pass = pin!(pass);
-            let dx = loop {
-                let ended = turn(pass.as_mut()).transpose()?;
-                let own = tape.read(Heard::of);
-                cx.settle_weights();
-                backward.add([own, tape.read(Heard::of)], ended.is_none());
-                if let Some(dx) = ended {
-                    break dx;
-                }
-            };
-            if site.delays {
-                cx.end_delay();
-            }
-            (dx, WeightGradients::default())
-        };
+        let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site, pass)?;
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
-        // See `StageModel::backward`.
-        let settles = match pieces[0] {
-            model::Piece::Embedding => true,
-            model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
-            _ => false,
-        };
         if let Some(first) = backward.stretches.first_mut() {
-            first.settles = settles;
+            first.settles = settles(model, pieces[0]);
         }
         let stretches = Stretches {
             forward: forward.stretches,
@@ -801,6 +764,57 @@ struct Heard {
     leaves: Bytes,
     /// The largest allocation.
     largest: Bytes,
+}
+
+/// Runs a pass pause by pause; `last` is the end of it.
+fn in_turns<T, U>(
+    cx: &Context,
+    tape: &Tape,
+    pass: impl Future<Output = Result<T, Error>>,
+    mut last: impl FnMut(T) -> U,
+) -> Result<(U, Turns), Error> {
+    let mut pass = pin!(pass);
+    let mut turns = Turns::default();
+    loop {
+        let ended = turn(pass.as_mut()).transpose()?.map(&mut last);
+        let own = tape.read(Heard::of);
+        cx.settle_weights();
+        turns.add([own, tape.read(Heard::of)], ended.is_none());
+        if let Some(ended) = ended {
+            return Ok((ended, turns));
+        }
+    }
+}
+
+/// The same of a backward pass, and what of it is left for later.
+fn back_in_turns<T>(
+    cx: &Context,
+    tape: &Tape,
+    site: Site<'_>,
+    pass: impl Future<Output = Result<T, Error>>,
+) -> Result<((T, Turns), WeightGradients), Error> {
+    let run = || in_turns(cx, tape, pass, |dx| dx);
+    if site.divides {
+        let (ran, left) = cx.leaving_weights(run);
+        return Ok((ran?, left));
+    }
+    if site.delays {
+        cx.delay_weights();
+    }
+    let ran = run()?;
+    if site.delays {
+        cx.end_delay();
+    }
+    Ok((ran, WeightGradients::default()))
+}
+
+/// Whether gradients of weights that wait run before the backward pass of a piece: see [`StageModel::backward`].
+fn settles(model: &Model, piece: model::Piece) -> bool {
+    match piece {
+        model::Piece::Embedding => true,
+        model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
+        _ => false,
+    }
 }
 
 /// What is heard of a pass, pause by pause.
