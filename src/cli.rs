@@ -150,7 +150,7 @@ pub(crate) struct PlanArgs {
     /// shared-expert, expert-alltoall and delay-wgrad, comma separated; auto is the first three, on a CPU none
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
-    /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (megatron)
+    /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,
     /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold)

@@ -14,7 +14,7 @@ mod declare;
 
 use std::ops::Range;
 
-use moefold_planner::bucket;
+use moefold_planner::bucket::{self, Division};
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::Coordinates;
 use moefold_planner::model::{Activation, Model, Moe};
@@ -238,13 +238,14 @@ pub enum Unit {
     Embedding,
     /// A decoder layer.
     Layer(u32),
-    /// What the last stage has beside its layers: norm, head, depths of multi-token prediction.
+    /// What the last stage has beside its layers: norm, head, depths of multi-token prediction. Where weights rest
+    /// divided, each depth is a unit by itself, a layer behind those of the model.
     Head,
 }
 
 impl Unit {
-    /// Those of some pieces, in order of use.
-    fn of(pieces: &[Piece]) -> Vec<Self> {
+    /// Those of some pieces of a model, in order of use.
+    fn of(model: &Model, pieces: &[Piece], division: Division) -> Vec<Self> {
         let mut units: Vec<Self> = pieces
             .iter()
             .map(|piece| match *piece {
@@ -254,6 +255,10 @@ impl Unit {
             })
             .collect();
         units.dedup();
+        if matches!(division, Division::Sharded(_)) && units.contains(&Self::Head) {
+            let first = model.layers.len() as u32;
+            units.extend((first..).take(model.mtp.len()).map(Self::Layer));
+        }
         units
     }
 
@@ -281,6 +286,17 @@ pub struct Bucket {
     pub units: Range<usize>,
 }
 
+/// Where a family is whole whose weights and gradients rest divided over its replicas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Divided {
+    /// Replicas, each of which has an equal part of every bucket.
+    pub ranks: usize,
+    /// Lengths of the buffers that units are whole in: of weights, and of gradients.
+    pub buffers: [Vec<usize>; 2],
+    /// By unit, which of these are its own.
+    pub of_units: [Vec<usize>; 2],
+}
+
 /// Everything one rank holds of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shard {
@@ -296,6 +312,8 @@ pub struct Shard {
     pub units: Vec<Unit>,
     /// By family, each in order of use.
     pub buckets: Vec<Bucket>,
+    /// Of dense parameters and of experts; none where they rest whole.
+    pub divided: [Option<Divided>; 2],
 }
 
 /// A piece of the model that runs as one: forward, and later backward.
@@ -331,19 +349,19 @@ pub fn pieces_of(model: &Model, stages: &[Vec<u32>], stage: Stage) -> Vec<Piece>
 }
 
 impl Shard {
-    /// Declares what the rank at `at` has of some pieces, in buckets of at least so many elements: see
-    /// [`bucket::divide`]. The model and layout must have passed [`crate::support::check`].
+    /// Declares what the rank at `at` has of some pieces, in the buckets of a [`Division`]. The model and layout
+    /// must have passed [`crate::support::check`].
     pub fn new(
         model: &Model,
         layout: &Layout,
         at: &Coordinates,
         pieces: &[Piece],
-        bucket_elements: Option<u64>,
+        division: Division,
     ) -> Self {
-        let replicas = [layout.dp() * layout.cp(), layout.edp()];
         let parameters = Declaration::of_rank(model, layout, at).list(pieces);
-        let replicas = replicas.map(|count| count as usize);
-        Self::place(parameters, Unit::of(pieces), bucket_elements, replicas)
+        let units = Unit::of(model, pieces, division);
+        let ends = bucket::shared_ends(model);
+        Self::place(parameters, units, division, ends, replicas(layout))
     }
 
     /// The same, for whoever asks only where parameters are: those of experts are without the slices that
@@ -353,14 +371,15 @@ impl Shard {
         layout: &Layout,
         at: &Coordinates,
         pieces: &[Piece],
+        division: Division,
     ) -> Self {
-        let replicas = [layout.dp() * layout.cp(), layout.edp()];
         let declaration = Declaration::of_rank(model, layout, at).unsliced();
         Self::place(
             declaration.list(pieces),
-            Unit::of(pieces),
-            None,
-            replicas.map(|count| count as usize),
+            Unit::of(model, pieces, division),
+            division,
+            bucket::shared_ends(model),
+            replicas(layout),
         )
     }
 
@@ -368,14 +387,18 @@ impl Shard {
     pub fn whole(model: &Model) -> Self {
         let pieces = pieces(model);
         let parameters = Declaration::of_whole(model).list(&pieces);
-        Self::place(parameters, Unit::of(&pieces), None, [1, 1])
+        let division = Division::Whole;
+        let units = Unit::of(model, &pieces, division);
+        Self::place(parameters, units, division, [false; 2], [1, 1])
     }
 
-    /// Orders parameters and gives each its place: bucket by bucket, and in each by treatment.
+    /// Orders parameters and gives each its place: bucket by bucket, and in each by treatment. `ends` says whether
+    /// embedding and head have matrices that other units use too.
     fn place(
         mut parameters: Vec<Parameter>,
         units: Vec<Unit>,
-        bucket_elements: Option<u64>,
+        division: Division,
+        ends: [bool; 2],
         replicas: [usize; 2],
     ) -> Self {
         let resting = |parameter: &Parameter| parameter.len().next_multiple_of(ALIGNMENT);
@@ -384,7 +407,7 @@ impl Shard {
             for parameter in parameters.iter().filter(|p| p.family == family) {
                 elements[Unit::with(&units, parameter)] += resting(parameter) as u64;
             }
-            bucket::divide(&elements, bucket_elements)
+            division.buckets(&elements)
         });
         let bucket_of = |parameter: &Parameter| {
             let unit = Unit::with(&units, parameter);
@@ -420,7 +443,37 @@ impl Shard {
             parameter.offset = end[2];
             end[2] += resting(parameter);
         }
+        let divided = [Family::Dense, Family::Expert].map(|family| {
+            let ranks = replicas[family as usize];
+            let Division::Sharded(turns) = division else {
+                return None;
+            };
+            let mut whole = vec![0; units.len()];
+            for bucket in buckets.iter().filter(|bucket| bucket.family == family) {
+                whole[bucket.units.start] = bucket.range.len() as u64;
+            }
+            let alone = units.iter().map(|unit| match unit {
+                Unit::Embedding => ends[0],
+                Unit::Layer(_) => false,
+                Unit::Head => ends[1],
+            });
+            let alone: Vec<bool> = alone.collect();
+            let all = [turns.weights, turns.grads].map(|turns| {
+                let (of_units, sizes) = bucket::buffers(&whole, &alone, turns);
+                (
+                    of_units,
+                    sizes.into_iter().map(|len| len as usize).collect(),
+                )
+            });
+            let [(of_weights, weights), (of_grads, grads)] = all;
+            (ranks > 1).then_some(Divided {
+                ranks,
+                buffers: [weights, grads],
+                of_units: [of_weights, of_grads],
+            })
+        });
         Self {
+            divided,
             parameters,
             dense_len: end[0],
             expert_len: end[1],
@@ -428,6 +481,20 @@ impl Shard {
             units,
             buckets,
         }
+    }
+
+    /// Where a family is whole that rests divided; none where it rests whole.
+    pub fn divided(&self, family: Family) -> Option<&Divided> {
+        self.divided.get(family as usize)?.as_ref()
+    }
+
+    /// The bucket that has the elements of a parameter; none where it has none, or no gradient.
+    pub fn bucket_of(&self, parameter: &Parameter) -> Option<&Bucket> {
+        let own = |bucket: &&Bucket| {
+            bucket.family == parameter.family && bucket.range.contains(&parameter.offset)
+        };
+        let is_there = !parameter.is_empty();
+        self.buckets.iter().filter(|_| is_there).find(own)
     }
 
     /// The parameters of a bucket, in order.
@@ -472,6 +539,11 @@ impl Shard {
             }
         }
     }
+}
+
+/// Replicas of dense parameters and of experts.
+fn replicas(layout: &Layout) -> [usize; 2] {
+    [layout.dp() * layout.cp(), layout.edp()].map(|count| count as usize)
 }
 
 /// Every tensor of the model, by its name in checkpoints.

@@ -11,19 +11,24 @@
 //! Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
 //! last backward pass has left its units ([`Reducing`]), and gathered beside the first forward pass of the next
 //! step ([`Gathering`]); else after all passes and after the update.
+//!
+//! A family that rests divided (ZeRO-3, arXiv 1910.02054) has weights and gradients in such shards too. Its units are
+//! gathered before each of their passes, where their buffers do not hold them still, and their gradients reduced and
+//! added to the shard's after each backward pass.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
+use moefold_planner::bucket::Held;
 use moefold_planner::choice::{Optimizer, Overlap};
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
 use crate::rank::Context;
-use crate::store::Store;
+use crate::store::{Flat, Store};
 use crate::transport::{Communicator, Pending};
 use crate::weights::{Region, State};
 
@@ -104,7 +109,9 @@ struct BucketShard {
     /// Whether its gradients are completed after all passes: both ends of a pipeline have some, or TP ranks share
     /// heads, whose sum takes memory.
     late: bool,
-    /// Where in the family's buffers the shard lies.
+    /// Of a family that rests divided, which buffers of weights and gradients it is whole in.
+    divided: Option<[usize; 2]>,
+    /// Which elements of the family the shard has.
     range: Range<usize>,
     /// The whole bucket.
     all_weights: Tensor,
@@ -134,26 +141,38 @@ pub struct Reducing {
     /// By bucket, units whose gradients are not whole yet.
     left: Vec<usize>,
     pending: Vec<Pending>,
+    /// Those of one microbatch, by number of their bucket.
+    divided: Vec<(usize, Pending)>,
 }
 
-/// Gathers of weights that are under way, in order of use, each with the first unit that waits for it.
+/// Gathers of weights that are under way.
 #[derive(Debug, Default)]
-pub struct Gathering(VecDeque<(usize, Pending)>);
+pub struct Gathering {
+    /// In order of use, each with the first unit that waits for it.
+    whole: VecDeque<(usize, Pending)>,
+    /// What the buffers of divided units hold, or are to.
+    held: Held,
+    /// Of these, by number of their bucket.
+    divided: Vec<(usize, Pending)>,
+}
+
+/// Which way a pass goes through units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// In order of use.
+    Forward,
+    /// The other way.
+    Backward,
+}
 
 impl Gathering {
-    /// Waits for the weights of a unit of `shard`.
-    pub fn await_unit(&mut self, cx: &Context, shard: &Shard, unit: Unit) -> Result<(), Error> {
-        let number = shard.units.iter().position(|own| *own == unit);
-        self.await_until(cx, number.expect("a unit of the rank"))
-    }
-
-    /// Waits for all.
+    /// Waits for all that a step begins with.
     pub fn finish(mut self, cx: &Context) -> Result<(), Error> {
         self.await_until(cx, usize::MAX)
     }
 
     fn await_until(&mut self, cx: &Context, unit: usize) -> Result<(), Error> {
-        while let Some((_, pending)) = self.0.pop_front_if(|(first, _)| *first <= unit) {
+        while let Some((_, pending)) = self.whole.pop_front_if(|(first, _)| *first <= unit) {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
         }
         Ok(())
@@ -200,6 +219,20 @@ impl ZeroAdam {
         self.state(State::Master, parameter, slice)
     }
 
+    /// The same of the weights that it updates.
+    pub fn weights(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
+        self.part(parameter, slice, |of| &of.weights)
+    }
+
+    /// The same of the sums of their gradients, once they are reduced.
+    pub fn gradients(
+        &self,
+        parameter: &Parameter,
+        slice: &Slice,
+    ) -> Option<(Range<usize>, Tensor)> {
+        self.part(parameter, slice, |of| &of.grads)
+    }
+
     /// What this rank alone saves of `shard`: what it updates, and of what TP ranks hold in common the
     /// part that it counts.
     pub(crate) fn owned<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = Owned<'a>> {
@@ -229,20 +262,30 @@ impl ZeroAdam {
             let all = self.balance.as_ref().filter(|_| state == State::Master)?;
             return Some((0..slice.len(), view(all, &(at..at + slice.len()))));
         }
+        self.part(parameter, slice, |of| match state {
+            State::Master => &of.masters,
+            State::FirstMoment => &of.first_moment,
+            State::SecondMoment => &of.second_moment,
+        })
+    }
+
+    /// What this rank has of a slice in a tensor of the shard that it is in, with which of its elements that is.
+    fn part(
+        &self,
+        parameter: &Parameter,
+        slice: &Slice,
+        values: impl Fn(&BucketShard) -> &Tensor,
+    ) -> Option<(Range<usize>, Tensor)> {
+        let at = parameter.offset + slice.at;
         let of = self
             .buckets
             .iter()
             .find(|of| of.bucket.family == parameter.family && of.bucket.range.contains(&at))?;
         let start = of.range.start.max(at);
         let end = of.range.end.min(at + slice.len());
-        let values = match state {
-            State::Master => &of.masters,
-            State::FirstMoment => &of.first_moment,
-            State::SecondMoment => &of.second_moment,
-        };
         (start < end).then(|| {
-            let values = view(values, &(start - of.range.start..end - of.range.start));
-            (start - at..end - at, values)
+            let own = start - of.range.start..end - of.range.start;
+            (start - at..end - at, view(values(of), &own))
         })
     }
 
@@ -252,8 +295,137 @@ impl ZeroAdam {
             left: (self.buckets.iter())
                 .map(|of| of.bucket.units.len())
                 .collect(),
-            pending: Vec::new(),
+            ..Reducing::default()
         }
+    }
+
+    /// Has the weights of a unit there before a pass goes through it: waits for them, and where a unit rests divided
+    /// gathers it, and the next one of the pass beside it where the plan says so.
+    pub fn come_to(
+        &self,
+        cx: &Context,
+        shard: &Shard,
+        gathering: &mut Gathering,
+        unit: Unit,
+        pass: Pass,
+    ) -> Result<(), Error> {
+        // What is in no unit of its own is in the head's, which came before.
+        let Some(unit) = shard.units.iter().position(|own| *own == unit) else {
+            return Ok(());
+        };
+        if pass == Pass::Forward {
+            gathering.await_until(cx, unit)?;
+        }
+        self.gather_unit(cx, gathering, unit)?;
+        let next = match pass {
+            Pass::Forward => Some(unit + 1),
+            Pass::Backward => unit.checked_sub(1),
+        };
+        if let Some(next) = next.filter(|_| self.overlap.param_gather) {
+            self.gather_unit(cx, gathering, next)?;
+        }
+        let under_way = std::mem::take(&mut gathering.divided);
+        for (number, pending) in under_way {
+            if self.buckets[number].bucket.units.start == unit {
+                cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
+            } else {
+                gathering.divided.push((number, pending));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to gather what of a unit rests divided, where its buffers hold something else.
+    fn gather_unit(
+        &self,
+        cx: &Context,
+        gathering: &mut Gathering,
+        unit: usize,
+    ) -> Result<(), Error> {
+        for (number, of) in self.of_unit(unit) {
+            let [buffer, _] = of.divided.expect("one that rests divided");
+            if gathering.held.take(of.bucket.family as usize, buffer, unit) {
+                let pending = of.start_gather(cx)?;
+                gathering
+                    .divided
+                    .extend(pending.map(|pending| (number, pending)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The buckets of a unit that rest divided, with their numbers.
+    fn of_unit(&self, unit: usize) -> impl Iterator<Item = (usize, &BucketShard)> {
+        let all = self.buckets.iter().enumerate();
+        all.filter(move |(_, of)| of.divided.is_some() && of.bucket.units.start == unit)
+    }
+
+    /// Makes room for the gradients of a unit that a backward pass comes to: those that were in its buffers are
+    /// reduced by then.
+    pub fn clear_for(
+        &self,
+        cx: &Context,
+        shard: &Shard,
+        reducing: &mut Reducing,
+        unit: Unit,
+    ) -> Result<(), Error> {
+        let unit = shard.units.iter().position(|own| *own == unit);
+        for (_, of) in unit.into_iter().flat_map(|unit| self.of_unit(unit)) {
+            let own = (of.bucket.family, of.divided.map(|[_, grads]| grads));
+            self.settle_those(cx, reducing, &|other| {
+                (other.bucket.family, other.divided.map(|[_, grads]| grads)) == own
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits for reductions of gradients that rest divided, and adds them to those of the shards.
+    pub fn settle(&self, cx: &Context, reducing: &mut Reducing) -> Result<(), Error> {
+        self.settle_those(cx, reducing, &|_| true)
+    }
+
+    fn settle_those(
+        &self,
+        cx: &Context,
+        reducing: &mut Reducing,
+        those: &dyn Fn(&BucketShard) -> bool,
+    ) -> Result<(), Error> {
+        let under_way = std::mem::take(&mut reducing.divided);
+        for (number, pending) in under_way {
+            let of = &self.buckets[number];
+            if !those(of) {
+                reducing.divided.push((number, pending));
+                continue;
+            }
+            cx.comm(Category::DpComm, "reduce_scatter", || pending.wait())?;
+            cx.op(Category::DpComm, || {
+                elementwise::add_into(&of.grads, &of.reduced());
+                elementwise::fill(&of.all_grads, 0.0);
+            });
+        }
+        Ok(())
+    }
+
+    /// Hears that a backward pass has added to all gradients of a unit: of what rests divided their reduction starts.
+    pub fn added(
+        &self,
+        cx: &Context,
+        store: &Store,
+        reducing: &mut Reducing,
+        unit: Unit,
+    ) -> Result<(), Error> {
+        let unit = store.shard.units.iter().position(|own| *own == unit);
+        for (number, of) in unit.into_iter().flat_map(|unit| self.of_unit(unit)) {
+            sum_over_tp(cx, &store.shard, &of.bucket, &of.all_grads)?;
+            let pending = of.start_reduction(cx)?;
+            reducing
+                .divided
+                .extend(pending.map(|pending| (number, pending)));
+        }
+        if !self.overlap.grad_reduce {
+            self.settle(cx, reducing)?;
+        }
+        Ok(())
     }
 
     /// Hears that no pass adds to the gradients of a unit any more: where a bucket is whole by that, and the plan
@@ -268,15 +440,17 @@ impl ZeroAdam {
         if !self.overlap.grad_reduce {
             return Ok(());
         }
-        let unit = store.shard.units.iter().position(|own| *own == unit);
-        let unit = unit.expect("a unit of the rank");
+        // What is in no unit of its own is in the head's, which is told of by itself.
+        let Some(unit) = store.shard.units.iter().position(|own| *own == unit) else {
+            return Ok(());
+        };
         for (of, left) in self.buckets.iter().zip(&mut reducing.left) {
-            if !of.bucket.units.contains(&unit) {
+            if of.divided.is_some() || !of.bucket.units.contains(&unit) {
                 continue;
             }
             *left -= 1;
             if *left == 0 && !of.late {
-                sum_over_tp(cx, store, &of.bucket)?;
+                sum_over_tp(cx, &store.shard, &of.bucket, &of.all_grads)?;
                 reducing.pending.extend(of.start_reduction(cx)?);
             }
         }
@@ -290,13 +464,14 @@ impl ZeroAdam {
         store: &Store,
         reducing: &mut Reducing,
     ) -> Result<(), Error> {
+        self.settle(cx, reducing)?;
         sum_over_ends(cx, store)?;
         // Those of which no pass said that they are whole, and those that the line above completes.
         let all = self.buckets.iter().zip(&reducing.left);
-        let rest = all.filter(|(of, left)| of.late || **left > 0);
+        let rest = all.filter(|(of, left)| of.divided.is_none() && (of.late || **left > 0));
         let rest: Vec<&BucketShard> = rest.map(|(of, _)| of).collect();
         for of in &rest {
-            sum_over_tp(cx, store, &of.bucket)?;
+            sum_over_tp(cx, &store.shard, &of.bucket, &of.all_grads)?;
         }
         for of in &rest {
             reducing.pending.extend(of.start_reduction(cx)?);
@@ -307,19 +482,22 @@ impl ZeroAdam {
         Ok(())
     }
 
-    /// Starts to gather all weights from their shards, in order of use, where the plan says that a step begins
-    /// with that.
+    /// Starts to gather all weights that rest whole from their shards, in order of use, where the plan says that a
+    /// step begins with that.
     pub fn gather(&self, cx: &Context) -> Result<Gathering, Error> {
         let mut gathering = Gathering::default();
         if !self.overlap.param_gather {
             return Ok(gathering);
         }
-        let mut buckets: Vec<&BucketShard> = self.buckets.iter().collect();
+        let whole = self.buckets.iter().filter(|of| of.divided.is_none());
+        let mut buckets: Vec<&BucketShard> = whole.collect();
         buckets.sort_by_key(|of| of.bucket.units.start);
         for of in buckets {
             let pending = of.start_gather(cx)?;
             let first = of.bucket.units.start;
-            gathering.0.extend(pending.map(|pending| (first, pending)));
+            gathering
+                .whole
+                .extend(pending.map(|pending| (first, pending)));
         }
         Ok(gathering)
     }
@@ -339,7 +517,7 @@ impl ZeroAdam {
     }
 
     /// Clips by the global norm, whose square is number `i` of `sums`, updates the shards, gathers
-    /// the weights where the next step does not begin with that, and clears the gradients.
+    /// the weights that rest whole where the next step does not begin with that, and clears the gradients.
     pub fn step(&mut self, cx: &Context, lr: f64, sums: &Scalars, i: usize) -> Result<(), Error> {
         self.steps += 1;
         let scale = cx.op(Category::Optimizer, || {
@@ -374,12 +552,15 @@ impl ZeroAdam {
                     );
                 });
             }
-            if !self.overlap.param_gather {
+            if !self.overlap.param_gather && bucket.divided.is_none() {
                 pending.extend(bucket.start_gather(cx)?);
             }
-            cx.op(Category::Optimizer, || {
-                elementwise::fill(&bucket.all_grads, 0.0);
-            });
+            // Of what rests divided, all gradients are cleared once they are reduced.
+            let grads = match bucket.divided {
+                None => &bucket.all_grads,
+                Some(_) => &bucket.grads,
+            };
+            cx.op(Category::Optimizer, || elementwise::fill(grads, 0.0));
         }
         for pending in pending {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
@@ -393,7 +574,8 @@ impl BucketShard {
     fn of_family(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Vec<Self> {
         let group = cx.replicas(family);
         let flat = store.flat(family);
-        let len = flat.weights.len() / group.size();
+        let divided = store.shard.divided(family);
+        let len = store.shard.buffer_len(family) / group.size();
         let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
         let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(Dtype::F32));
         let (first_moment, second_moment) = (state(moments), state(moments));
@@ -410,8 +592,16 @@ impl BucketShard {
                 let range = start..start + len;
                 let own = at..at + len;
                 at += len;
-                let weights = view(&flat.weights, &range);
+                let resting = if divided.is_some() { &own } else { &range };
+                let weights = view(&flat.weights, resting);
+                let grads = view(&flat.grads, resting);
+                let Flat {
+                    weights: all_weights,
+                    grads: all_grads,
+                } = store.bucket(bucket);
+                let unit = bucket.units.start;
                 Self {
+                    divided: divided.map(|d| [0, 1].map(|kind| d.of_units[kind][unit])),
                     late: shard.in_bucket(bucket).any(|parameter| {
                         (parameter.at_both_ends && !cx.ends.is_solo())
                             || matches!(parameter.spread, Spread::SharedBy(_))
@@ -420,10 +610,10 @@ impl BucketShard {
                         None => weights.clone(),
                         Some(masters) => view(masters, &own),
                     },
-                    all_weights: view(&flat.weights, &bucket.range),
-                    all_grads: view(&flat.grads, &bucket.range),
+                    all_weights,
+                    all_grads,
                     weights,
-                    grads: view(&flat.grads, &range),
+                    grads,
                     first_moment: view(&first_moment, &own),
                     second_moment: view(&second_moment, &own),
                     segments: segments(shard, family, &range),
@@ -442,9 +632,15 @@ impl BucketShard {
         }
         let start = || {
             self.group
-                .start_reduce_scatter(&self.all_grads, &self.grads)
+                .start_reduce_scatter(&self.all_grads, &self.reduced())
         };
         Ok(Some(cx.comm(Category::DpComm, "reduce_scatter", start)?))
+    }
+
+    /// Of all gradients those of the shard: where they are once they are reduced.
+    fn reduced(&self) -> Tensor {
+        let start = self.range.start - self.bucket.range.start;
+        self.all_grads.view(start, &[self.range.len()])
     }
 
     /// Starts to gather its weights from the replicas, where there are several.
@@ -480,24 +676,33 @@ fn sum_over_ends(cx: &Context, store: &Store) -> Result<(), Error> {
     Ok(())
 }
 
-/// Completes the gradients of what TP ranks hold of a bucket in common: each has seen its own tokens or heads.
-pub(crate) fn sum_over_tp(cx: &Context, store: &Store, bucket: &Bucket) -> Result<(), Error> {
+/// Completes the gradients of what TP ranks hold of a bucket in common, of all of which `grads` are: each rank has seen
+/// its own tokens or heads.
+pub(crate) fn sum_over_tp(
+    cx: &Context,
+    shard: &Shard,
+    bucket: &Bucket,
+    grads: &Tensor,
+) -> Result<(), Error> {
     if cx.tp.is_solo() || bucket.family != Family::Dense {
         return Ok(());
     }
-    let grads = &store.flat(Family::Dense).grads;
-    let replicated = store.shard.replicated_range(bucket);
+    let own = |range: Range<usize>| {
+        let start = bucket.range.start;
+        view(grads, &(range.start - start..range.end - start))
+    };
+    let replicated = shard.replicated_range(bucket);
     if !replicated.is_empty() {
         cx.comm(Category::TpComm, "all_reduce", || {
-            cx.tp.all_reduce(&view(grads, &replicated))
+            cx.tp.all_reduce(&own(replicated))
         })?;
     }
-    for parameter in store.shard.in_bucket(bucket) {
+    for parameter in shard.in_bucket(bucket) {
         let Spread::SharedBy(ranks) = parameter.spread else {
             continue;
         };
         // One block for every distinct head; the ranks that share one add into the same block.
-        let own = view(grads, &parameter.range());
+        let own = own(parameter.range());
         let blocks = cx.tp.size() / ranks;
         let all = cx
             .device

@@ -6,7 +6,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use moefold_planner::choice::{CpComm, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName};
+use moefold_planner::bucket::Division;
+use moefold_planner::choice::{
+    CpComm, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName, Zero,
+};
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::schedule::Schedule;
@@ -70,9 +73,16 @@ pub struct Savers {
     pub schedule: Option<ScheduleName>,
     /// Elements that a bucket of gradients has at least; none where each family is one.
     pub bucket_elements: Option<u64>,
+    /// What data parallelism divides.
+    pub zero: Zero,
 }
 
 impl Savers {
+    /// How weights are divided into buckets.
+    pub(crate) fn division(&self) -> Division {
+        Division::of(self.zero, self.overlap, self.bucket_elements)
+    }
+
     /// The schedule of a layout.
     pub(crate) fn schedule_of(&self, layout: &Layout) -> Schedule {
         let usual = ScheduleName::of(layout.pp(), layout.vpp());
@@ -93,6 +103,7 @@ impl Savers {
             overlap: plan.overlap.unwrap_or_default(),
             schedule: Some(plan.pipeline.schedule),
             bucket_elements: plan.bucket_elements,
+            zero: plan.zero.unwrap_or_default(),
         }
     }
 }

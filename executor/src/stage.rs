@@ -78,10 +78,16 @@ pub struct Tokens<'a> {
     pub ahead: Vec<[Tensor; 2]>,
 }
 
-/// Who is told when a stage comes to weights and when it is done with them.
+/// Who is told when a stage comes to weights and when it is done with them. A depth of multi-token prediction is a
+/// layer behind those of the model.
 pub trait Visitor {
     /// A forward pass is about to use the weights of a unit.
     fn before(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// A backward pass is about to use the weights of a unit, and to add to its gradients.
+    fn before_backward(&mut self, _cx: &Context, _unit: Unit) -> Result<(), Error> {
         Ok(())
     }
 
@@ -466,6 +472,7 @@ impl StageModel {
         saved.head = Some(of_head);
         let mut all = vec![losses];
         for (depth, ahead) in self.depths.iter().zip(&tokens.ahead) {
+            visitor.before(cx, Unit::Layer(depth.index))?;
             let (losses, of_depth) = depth.forward(cx, &hidden, tokens, ahead, routed)?;
             hidden = of_depth.head.normed().clone();
             all.push(losses);
@@ -477,7 +484,7 @@ impl StageModel {
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
     /// after, if there is one; returned is the gradient of the input, unless the embedding took it.
-    /// `visitor` is told of each unit once its gradients are added to, those of weights too.
+    /// `visitor` is told of each unit before it is used and once its gradients are added to, those of weights too.
     pub(crate) async fn backward(
         &self,
         cx: &Context,
@@ -493,8 +500,13 @@ impl StageModel {
                 let mut dhidden = None;
                 let depths = self.depths.iter().zip(&tokens.ahead).zip(saved.depths);
                 for ((depth, ahead), saved) in depths.rev() {
+                    let unit = Unit::Layer(depth.index);
+                    visitor.before_backward(cx, unit)?;
                     dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
+                    cx.settle_weights();
+                    visitor.added(cx, unit)?;
                 }
+                visitor.before_backward(cx, Unit::Head)?;
                 let dx = head.backward(cx, of_head, dhidden)?;
                 // What they read is as large as all logits.
                 cx.settle_weights();
@@ -508,6 +520,7 @@ impl StageModel {
         let mut waiting: Vec<Unit> = Vec::new();
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
+            visitor.before_backward(cx, Unit::Layer(layer.index))?;
             dx = layer.backward(cx, dx, tokens, saved, &mut away).await?;
             waiting.push(Unit::Layer(layer.index));
             let last = waiting.len() - usize::from(cx.weights_wait());
@@ -525,6 +538,7 @@ impl StageModel {
         match &self.embedding {
             None => Ok(Some(dx)),
             Some(embedding) => {
+                visitor.before_backward(cx, Unit::Embedding)?;
                 embedding.backward(cx, &dx, &tokens.ids)?;
                 cx.settle_weights();
                 visitor.added(cx, Unit::Embedding)?;

@@ -29,7 +29,7 @@ use crate::model::Unit;
 use crate::moe::balance::{Biases, between};
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{Balance, Load, RoutingStats, ZLoss};
-use crate::optimizer::{Gathering, Reducing, ZeroAdam};
+use crate::optimizer::{Gathering, Pass, Reducing, ZeroAdam};
 use crate::rank::Context;
 use crate::rotary::Rotation;
 use crate::shares;
@@ -257,30 +257,40 @@ pub(crate) struct DeviceTokens {
     documents: Option<Documents>,
 }
 
-/// Waits for the weights of a unit before it runs.
-struct Gathered<'a> {
-    store: &'a Store,
-    gathering: &'a mut Gathering,
-}
-
-impl Visitor for Gathered<'_> {
-    fn before(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
-        self.gathering.await_unit(cx, &self.store.shard, unit)
-    }
-}
-
-/// Tells the optimizer of units that no pass adds gradients to any more.
-struct Whole<'a> {
+/// Has weights there before they are used, and tells the optimizer of gradients that were added to.
+struct Weights<'a> {
     stepper: &'a Stepper,
+    gathering: &'a mut Gathering,
     reducing: &'a mut Reducing,
+    /// Whether no later pass adds to gradients.
+    is_last: bool,
 }
 
-impl Visitor for Whole<'_> {
+impl Visitor for Weights<'_> {
+    fn before(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        let Stepper {
+            store, optimizer, ..
+        } = self.stepper;
+        optimizer.come_to(cx, &store.shard, self.gathering, unit, Pass::Forward)
+    }
+
+    fn before_backward(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
+        let Stepper {
+            store, optimizer, ..
+        } = self.stepper;
+        optimizer.come_to(cx, &store.shard, self.gathering, unit, Pass::Backward)?;
+        optimizer.clear_for(cx, &store.shard, self.reducing, unit)
+    }
+
     fn added(&mut self, cx: &Context, unit: Unit) -> Result<(), Error> {
         let Stepper {
             store, optimizer, ..
         } = self.stepper;
-        optimizer.whole(cx, store, self.reducing, unit)
+        optimizer.added(cx, store, self.reducing, unit)?;
+        if self.is_last {
+            optimizer.whole(cx, store, self.reducing, unit)?;
+        }
+        Ok(())
     }
 }
 
@@ -555,8 +565,11 @@ impl Stepper {
         let saved = progress.saved.remove(&place);
         let saved = saved.expect("a schedule runs a stage forward before backward");
         let dy = progress.between.remove(&place);
+        // Where gradients rest divided, a shared matrix has those of the microbatch before until now.
+        self.optimizer.settle(cx, &mut progress.reducing)?;
         let of = Self::pass_of(&progress.tokens, progress.loss_scale, place);
-        let pass = self.backward_pass(cx, of, (dy, saved), &mut progress.reducing);
+        let moving = (&mut progress.gathering, &mut progress.reducing);
+        let pass = self.backward_pass(cx, of, (dy, saved), moving);
         let dx = if self.delays {
             cx.delay_weights();
             let mut pass = pin!(pass);
@@ -590,11 +603,15 @@ impl Stepper {
         let input = progress.between.remove(&forward);
         let of = |place| Self::pass_of(&progress.tokens, progress.loss_scale, place);
         let [ahead, back] = [forward, backward].map(of);
+        // Weights that rest divided do not go with combined passes, so the one only waits for weights and the other
+        // only tells of gradients.
+        let (mut nothing, mut none) = (Gathering::default(), self.optimizer.reducing());
         let ahead = {
-            let gathering = &mut progress.gathering;
-            self.forward_pass(cx, ahead, input, &mut progress.counts, gathering)
+            let moving = (&mut progress.gathering, &mut none);
+            self.forward_pass(cx, ahead, input, &mut progress.counts, moving)
         };
-        let back = self.backward_pass(cx, back, (dy, saved), &mut progress.reducing);
+        let moving = (&mut nothing, &mut progress.reducing);
+        let back = self.backward_pass(cx, back, (dy, saved), moving);
         let (mut ahead, mut back) = (pin!(ahead), pin!(back));
         let (mut output, mut dx) = (None, None);
         // The layers that they have come to.
@@ -651,18 +668,17 @@ impl Stepper {
         cx: &Context,
         of: PassOf<'_>,
         (dy, saved): (Option<Tensor>, StageSaved),
-        reducing: &mut Reducing,
+        (gathering, reducing): (&mut Gathering, &mut Reducing),
     ) -> Result<Option<Tensor>, Error> {
         let tokens = self.tokens(of.tokens, of.loss_scale);
+        let mut weights = Weights {
+            stepper: self,
+            gathering,
+            reducing,
+            is_last: self.is_last(of.stage, of.microbatch),
+        };
         let built = &self.stages[&of.stage];
-        if self.is_last(of.stage, of.microbatch) {
-            let mut whole = Whole {
-                stepper: self,
-                reducing,
-            };
-            return built.backward(cx, dy, &tokens, saved, &mut whole).await;
-        }
-        built.backward(cx, dy, &tokens, saved, &mut ()).await
+        built.backward(cx, dy, &tokens, saved, &mut weights).await
     }
 
     /// Notes whether a backward pass of a microbatch came to a new peak.
@@ -681,7 +697,8 @@ impl Stepper {
         self.actions.iter().rfind(of_stage) == Some(&Action::Backward(stage, microbatch))
     }
 
-    /// Gathers weights that the last step left to the next: for whoever looks at them between steps.
+    /// Gathers weights that rest whole and that the last step left to the next: for whoever looks at them between
+    /// steps.
     pub fn gather_weights(&self, cx: &Context) -> Result<(), Error> {
         self.optimizer.gather(cx)?.finish(cx)
     }
@@ -798,12 +815,14 @@ impl Stepper {
                 let load = Load::Known(stats.load.read());
                 all.push(RoutingStats { load, ..stats });
             };
-            let mut gathered = Gathered {
-                store: &self.store,
+            let mut weights = Weights {
+                stepper: self,
                 gathering: &mut progress.gathering,
+                reducing: &mut progress.reducing,
+                is_last: false,
             };
             let built = &self.stages[&stage];
-            let pass = built.forward(cx, input, &tokens, &mut gathered, routed);
+            let pass = built.forward(cx, input, &tokens, &mut weights, routed);
             let (output, _) = now(pass)?;
             if let StageOutput::Hidden(output) = output {
                 progress.between.insert((stage, microbatch), output);
@@ -851,8 +870,8 @@ impl Stepper {
         let place = (stage, microbatch);
         let input = progress.between.remove(&place);
         let of = Self::pass_of(&progress.tokens, progress.loss_scale, place);
-        let gathering = &mut progress.gathering;
-        let pass = self.forward_pass(cx, of, input, &mut progress.counts, gathering);
+        let moving = (&mut progress.gathering, &mut progress.reducing);
+        let pass = self.forward_pass(cx, of, input, &mut progress.counts, moving);
         let (output, saved) = now(pass)?;
         progress.saved.insert(place, saved);
         let output = output.map(|output| (place, output));
@@ -867,7 +886,7 @@ impl Stepper {
         of: PassOf<'_>,
         input: Option<Tensor>,
         counts: &mut Counts,
-        gathering: &mut Gathering,
+        (gathering, reducing): (&mut Gathering, &mut Reducing),
     ) -> Result<(Option<Tensor>, StageSaved), Error> {
         let microbatch = of.microbatch.0 as usize;
         let Counts {
@@ -909,12 +928,14 @@ impl Stepper {
             }
         };
         let tokens = self.tokens(of.tokens, of.loss_scale);
-        let mut gathered = Gathered {
-            store: &self.store,
+        let mut weights = Weights {
+            stepper: self,
             gathering,
+            reducing,
+            is_last: false,
         };
         let built = &self.stages[&of.stage];
-        let pass = built.forward(cx, input, &tokens, &mut gathered, routed);
+        let pass = built.forward(cx, input, &tokens, &mut weights, routed);
         let (output, saved) = pass.await?;
         let losses = match output {
             StageOutput::Losses(losses) => losses,

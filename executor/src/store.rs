@@ -2,11 +2,13 @@
 //!
 //! One buffer of weights, in the device's dtype, and one of f32 gradients for each [`Family`]; layers
 //! hold views into them ([`Weight`]), the optimizer and the data-parallel collectives use them whole.
+//! Where a family rests divided over its replicas ([`Divided`]), these buffers have the rank's parts, and layers hold
+//! views into others, in which units are whole in turn.
 //! Optimizer states, f32 masters of narrower weights among them, are in [`crate::optimizer`].
 
 use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 
-use crate::model::{Family, Parameter, Part, Shard, Slice};
+use crate::model::{Bucket, Divided, Family, Parameter, Part, Shard, Slice};
 
 /// A parameter in place: its weight and where its gradient is summed.
 #[derive(Debug, Clone)]
@@ -17,7 +19,8 @@ pub struct Weight {
     pub grad: Tensor,
 }
 
-/// Weights and gradients of one family.
+/// Weights and gradients of one family: all, or where it rests divided the rank's part of each bucket, one after the
+/// other.
 #[derive(Debug, Clone)]
 pub struct Flat {
     /// All weights, one dimension.
@@ -35,13 +38,35 @@ pub struct Store {
     expert: Flat,
     /// Without gradients.
     balance: Flat,
+    /// Of dense parameters and of experts, buffers in which units are whole: see [`Divided`].
+    whole: [Buffers; 2],
+}
+
+/// Buffers of weights, and of gradients.
+#[derive(Debug, Default)]
+struct Buffers([Vec<Tensor>; 2]);
+
+impl Buffers {
+    fn new(device: &Device, divided: &Divided) -> Self {
+        let [weights, grads] = &divided.buffers;
+        let of = |dtype| {
+            move |len: &usize| {
+                device.zeros(TensorClass::Transient, dtype, std::slice::from_ref(len))
+            }
+        };
+        Self([
+            weights.iter().map(of(device.dtype())).collect(),
+            grads.iter().map(of(Dtype::F32)).collect(),
+        ])
+    }
 }
 
 impl Store {
     /// Buffers for a shard, zero everywhere.
     pub fn new(device: &Device, shard: Shard) -> Self {
         let flat = |family| {
-            let len = [shard.buffer_len(family)];
+            let ranks = shard.divided(family).map_or(1, |divided| divided.ranks);
+            let len = [shard.buffer_len(family) / ranks];
             Flat {
                 weights: device.zeros(TensorClass::Weights, device.dtype(), &len),
                 grads: device.zeros(TensorClass::Gradients, Dtype::F32, &len),
@@ -53,11 +78,16 @@ impl Store {
             weights: zeros(TensorClass::Weights, shard.buffer_len(Family::Balance)),
             grads: zeros(TensorClass::Gradients, 0),
         };
+        let whole = [Family::Dense, Family::Expert].map(|family| {
+            let divided = shard.divided(family);
+            divided.map_or_else(Buffers::default, |divided| Buffers::new(device, divided))
+        });
         Self {
             shard,
             dense,
             expert,
             balance,
+            whole,
         }
     }
 
@@ -78,20 +108,45 @@ impl Store {
         Some(all.view(bias.offset, &bias.dims))
     }
 
+    /// All weights and gradients of a bucket, where they are whole.
+    pub fn bucket(&self, bucket: &Bucket) -> Flat {
+        let view = |tensor: &Tensor, at: usize| tensor.view(at, &[bucket.range.len()]);
+        let Some(divided) = self.shard.divided(bucket.family) else {
+            let flat = self.flat(bucket.family);
+            return Flat {
+                weights: view(&flat.weights, bucket.range.start),
+                grads: view(&flat.grads, bucket.range.start),
+            };
+        };
+        let Buffers(buffers) = &self.whole[bucket.family as usize];
+        let [weights, grads] = [0, 1].map(|kind| {
+            let own = divided.of_units[kind][bucket.units.start];
+            view(&buffers[kind][own], 0)
+        });
+        Flat { weights, grads }
+    }
+
     /// The parameter for a purpose, in place.
     pub fn weight(&self, layer: Option<u32>, part: Part) -> Weight {
         let parameter = self.shard.find(layer, part);
-        let flat = self.flat(parameter.family);
+        // Rows of a vocabulary that is too small for all ranks may be none.
+        let (Flat { weights, grads }, at) = match self.shard.bucket_of(parameter) {
+            Some(bucket) => (self.bucket(bucket), parameter.offset - bucket.range.start),
+            None => (self.flat(parameter.family).clone(), 0),
+        };
         Weight {
-            value: flat.weights.view(parameter.offset, &parameter.dims),
-            grad: flat.grads.view(parameter.offset, &parameter.dims),
+            value: weights.view(at, &parameter.dims),
+            grad: grads.view(at, &parameter.dims),
         }
     }
 
-    /// The weights that hold one slice of a parameter, `[rows, cols]`.
-    pub fn slice(&self, parameter: &Parameter, slice: &Slice) -> Tensor {
+    /// The weights that hold one slice of a parameter, `[rows, cols]`; none of those that rest divided.
+    pub fn slice(&self, parameter: &Parameter, slice: &Slice) -> Option<Tensor> {
+        if self.shard.divided(parameter.family).is_some() {
+            return None;
+        }
         let dims = [slice.rows.len(), slice.cols.len()];
         let flat = self.flat(parameter.family);
-        flat.weights.view(parameter.offset + slice.at, &dims)
+        Some(flat.weights.view(parameter.offset + slice.at, &dims))
     }
 }

@@ -129,8 +129,11 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
                 .to_owned(),
         ),
         (
-            plan.zero == Some(Zero::Fsdp),
-            "fully sharded data parallelism is not implemented, found zero \"fsdp\", use \"1\"".to_owned(),
+            plan.zero == Some(Zero::Fsdp) && degrees.pp > 1,
+            format!(
+                "fully sharded data parallelism under a pipeline is not implemented, found zero \"fsdp\" and pp={}, use \"1\" or pp=1",
+                degrees.pp
+            ),
         ),
         (
             plan.precision.compute() != device.dtype(),
@@ -258,16 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn full_sharding_is_refused_by_name() {
+    fn full_sharding_of_stages_is_refused_by_name() {
         let mut plan = plan();
         plan.zero = Some(Zero::Fsdp);
         let model = testing::plan().model;
+        assert_eq!(check(&plan, &model, &DeviceSpec::CPU), Ok(()));
+        plan.layout.pp = 2;
         let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
         let text = refused.to_string();
-        assert!(
-            text.contains("fully sharded") && text.contains("use \"1\""),
-            "{text}"
-        );
+        for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
+            assert!(text.contains(part), "{text} lacks {part}");
+        }
     }
 
     #[test]

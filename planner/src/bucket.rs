@@ -1,11 +1,104 @@
-//! [`divide`]: which weights of a rank are reduced and gathered in one collective.
+//! [`Division`]: which weights of a rank are reduced and gathered in one collective, and in which buffers those are
+//! whole that rest divided.
 //!
 //! A bucket is a run of units, whole layers and the ends of the model, in the order in which a forward pass uses
 //! them. Gradients are whole in the opposite order, so buckets are filled from the last unit on, each until it has
 //! at least so many elements (Megatron-Core, `megatron/core/distributed/param_and_grad_buffer.py`,
 //! `--ddp-bucket-size`). What is left at the front is a bucket of its own.
+//!
+//! Under full sharding (ZeRO-3, arXiv 1910.02054) every unit is a bucket, and weights and gradients rest divided over
+//! their replicas. Units take turns in buffers that stay ([`buffers`]; Megatron-FSDP's double buffer), where their
+//! weights are gathered before a pass and their gradients summed in it. A unit that is still in its buffer is not
+//! gathered again ([`Held`]).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+
+use crate::choice::{Overlap, Zero};
+use crate::model::Model;
+
+/// How the weights of a rank are divided into buckets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Division {
+    /// Each family is one.
+    #[default]
+    Whole,
+    /// Runs of units of at least so many elements.
+    AtLeast(u64),
+    /// Each unit is one, and rests divided over its replicas.
+    Sharded(Turns),
+}
+
+/// Buffers in which divided units take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turns {
+    /// Of weights: two where one is gathered beside the work on the other.
+    pub weights: usize,
+    /// Of gradients: two where those of one are reduced beside the work on the other.
+    pub grads: usize,
+}
+
+impl Division {
+    /// That of a plan, where buckets have so many elements at least.
+    pub fn of(zero: Zero, overlap: Overlap, bucket_elements: Option<u64>) -> Self {
+        match (zero, bucket_elements) {
+            (Zero::Fsdp, _) => Self::Sharded(Turns {
+                weights: 1 + usize::from(overlap.param_gather),
+                grads: 1 + usize::from(overlap.grad_reduce),
+            }),
+            (Zero::States, None) => Self::Whole,
+            (Zero::States, Some(least)) => Self::AtLeast(least),
+        }
+    }
+
+    /// The buckets of units with so many elements each, first to last; none where there are no elements.
+    pub fn buckets(self, elements: &[u64]) -> Vec<Range<usize>> {
+        match self {
+            Self::Whole => divide(elements, None),
+            Self::AtLeast(least) => divide(elements, Some(least)),
+            Self::Sharded(_) => {
+                let some = elements.iter().enumerate().filter(|(_, own)| **own > 0);
+                some.map(|(unit, _)| unit..unit + 1).collect()
+            }
+        }
+    }
+}
+
+/// Whether the embedding, and the head, have matrices that other units use too, so that they have buffers of their
+/// own: a tied embedding; and both where depths of multi-token prediction embed and predict.
+pub fn shared_ends(model: &Model) -> [bool; 2] {
+    let depths = !model.mtp.is_empty();
+    [model.tied_embeddings || depths, depths]
+}
+
+/// The buffer of each of some units with so many elements, and the elements of each buffer: the units of one take
+/// turns in it, the next one in the next of `turns`, and those that are `alone` have one of their own.
+pub fn buffers(elements: &[u64], alone: &[bool], turns: usize) -> (Vec<usize>, Vec<u64>) {
+    let mut sizes = vec![0; turns];
+    let mut of_units = Vec::with_capacity(elements.len());
+    for (unit, (&own, &alone)) in elements.iter().zip(alone).enumerate() {
+        let buffer = if alone && own > 0 {
+            sizes.push(0);
+            sizes.len() - 1
+        } else {
+            unit % turns
+        };
+        sizes[buffer] = own.max(sizes[buffer]);
+        of_units.push(buffer);
+    }
+    (of_units, sizes)
+}
+
+/// The units that buffers hold, by family and number of the buffer.
+#[derive(Debug, Clone, Default)]
+pub struct Held(BTreeMap<(usize, usize), usize>);
+
+impl Held {
+    /// Gives a buffer of a family to a unit: whether it has to be gathered for that.
+    pub fn take(&mut self, family: usize, buffer: usize, unit: usize) -> bool {
+        self.0.insert((family, buffer), unit) != Some(unit)
+    }
+}
 
 /// The buckets of units with so many elements each, first to last; all units in one where no least size is given,
 /// and none where there are no elements. A unit without elements is in the bucket of its neighbour.
@@ -41,6 +134,32 @@ pub fn padded(elements: &[u64], buckets: &[Range<usize>], grain: u64, shards: u6
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn golden_units_take_turns() {
+        // Embedding and head alone; the largest of those that take turns.
+        let elements = [9, 4, 0, 6, 8];
+        let alone = [true, false, false, false, true];
+        let (of_units, sizes) = buffers(&elements, &alone, 2);
+        assert_eq!((of_units, sizes), (vec![2, 1, 0, 1, 3], vec![0, 6, 9, 8]));
+        let (of_units, sizes) = buffers(&elements, &[false; 5], 1);
+        assert_eq!((of_units, sizes), (vec![0; 5], vec![9]));
+        let turns = Turns {
+            weights: 2,
+            grads: 1,
+        };
+        let found = Division::Sharded(turns).buckets(&elements);
+        assert_eq!(found, [0..1, 1..2, 3..4, 4..5]);
+
+        // Forward and back through four units in two buffers: the last two are still there, and then the first two.
+        let mut held = Held::default();
+        let mut pass = |units: &mut dyn Iterator<Item = usize>| -> Vec<usize> {
+            units.filter(|&unit| held.take(0, unit % 2, unit)).collect()
+        };
+        assert_eq!(pass(&mut (0..4)), [0, 1, 2, 3]);
+        assert_eq!(pass(&mut (0..4).rev()), [1, 0]);
+        assert_eq!(pass(&mut (0..4)), [2, 3]);
+    }
 
     #[test]
     fn golden_buckets() {

@@ -149,9 +149,10 @@ moefold_profiles::named! {
     reason = "each kind runs beside compute or not, whatever the others do"
 )]
 pub struct Overlap {
-    /// Gradient reduction under the last microbatch's backward pass.
+    /// Gradient reduction under the last microbatch's backward pass; where gradients rest divided, under that of every
+    /// microbatch.
     pub grad_reduce: bool,
-    /// Weight gathering under the first microbatch's forward pass.
+    /// Weight gathering under the first microbatch's forward pass; where weights rest divided, under every pass.
     pub param_gather: bool,
     /// Pipeline messages under other chunks' work, where stages are interleaved.
     pub p2p: bool,

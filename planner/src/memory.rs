@@ -134,14 +134,13 @@ pub fn state(
     rank
 }
 
-/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them the weights of
-/// the two largest units, the one that runs and the one that is gathered ahead, and the gradients of the largest
-/// (Megatron-FSDP, `optim_grads_params`). `units` are the parameters of each.
+/// Memory of a rank whose weights and gradients are divided too (ZeRO-3): its shards, and beside them buffers in which
+/// units are whole, of so many weights and so many gradients.
 pub fn fully_sharded(
     held: [u64; 2],
     bytes: StateBytes,
     shards: [u64; 2],
-    units: impl Iterator<Item = u64>,
+    [weights, gradients]: [u64; 2],
 ) -> ByClass<Bytes> {
     let mut rank = state(held, bytes, shards);
     let own: u64 = held
@@ -152,6 +151,13 @@ pub fn fully_sharded(
     let of = |count: u64, each: f64| Bytes((count as f64 * each).ceil() as u64);
     rank[TensorClass::Weights] = of(own, bytes.weight);
     rank[TensorClass::Gradients] = of(own, bytes.gradient);
+    rank[TensorClass::Transient] = of(weights, bytes.weight) + of(gradients, bytes.gradient);
+    rank
+}
+
+/// The weights and gradients of units that are whole at once in Megatron-FSDP (`optim_grads_params`): weights of the
+/// two largest, the one that runs and the one that is gathered ahead, and gradients of the largest.
+pub fn largest_units(units: impl Iterator<Item = u64>) -> [u64; 2] {
     let mut largest = [0, 0];
     for unit in units {
         if unit > largest[0] {
@@ -160,9 +166,7 @@ pub fn fully_sharded(
             largest[1] = largest[1].max(unit);
         }
     }
-    let gathered = of(largest[0] + largest[1], bytes.weight);
-    rank[TensorClass::Transient] = gathered + of(largest[0], bytes.gradient);
-    rank
+    [largest[0] + largest[1], largest[0]]
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of

@@ -441,6 +441,7 @@ mod tests {
             cp_comm: CpComm::default(),
             capacity: None,
             shared_beside: false,
+            sharded: false,
             offload: crate::choice::Offload::NONE,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
@@ -492,6 +493,7 @@ mod tests {
                 cp_comm: CpComm::default(),
                 capacity: None,
                 shared_beside,
+                sharded: false,
                 offload: crate::choice::Offload::NONE,
             };
             let piece = Piece::Layer(&model.layers[1]);

@@ -18,6 +18,7 @@ use moefold_profiles::Precision;
 
 use crate::choice::Recompute;
 use crate::model::{Layer, Model};
+use crate::shard::Shard;
 
 pub use level::{Account, Height, Level};
 pub use passes::{Away, Passes, Running};
@@ -93,6 +94,12 @@ pub trait Runtime: fmt::Debug + Sync {
         _delays: bool,
     ) -> Option<Vec<Stretches>> {
         None
+    }
+
+    /// Of each depth of multi-token prediction its parameters and what is between them, where weights rest divided
+    /// and depths are gathered by themselves; none of a runtime that gathers them with the head.
+    fn depths(&self, _setting: &Setting<'_>) -> Vec<[Shard; 2]> {
+        Vec::new()
     }
 
     /// Memory of a step of so many microbatches.

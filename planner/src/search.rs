@@ -18,6 +18,7 @@ mod predict;
 mod recompute;
 mod request;
 mod shape;
+mod sharded;
 mod survey;
 #[cfg(test)]
 mod tests;

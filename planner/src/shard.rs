@@ -27,6 +27,16 @@ impl Shard {
         self.split + self.replicated
     }
 
+    /// The same without some of it.
+    #[must_use]
+    pub fn without(&self, some: Self) -> Self {
+        Self {
+            split: self.split.saturating_sub(some.split),
+            replicated: self.replicated.saturating_sub(some.replicated),
+            experts: self.experts.saturating_sub(some.experts),
+        }
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         self.dense() + self.experts

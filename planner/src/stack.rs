@@ -179,6 +179,13 @@ impl Stack {
         divides.then(|| (1_000_000 * u64::from(replicas)).max(40_000_000))
     }
 
+    /// Whether units whose weights rest divided take turns in buffers that stay, so that one that is still there is
+    /// not gathered again, and their gradients are added up in the shards after every pass. Megatron-FSDP's are
+    /// taken to be let go of after each pass.
+    pub fn keeps_units(&self) -> bool {
+        matches!(self, Self::Moefold(_))
+    }
+
     /// Whether it passes over gradients beside its optimizer: [`crate::lower::ends::passes_over_gradients`].
     pub fn sweeps_gradients(&self) -> bool {
         matches!(self, Self::Megatron(_))

@@ -70,7 +70,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("saved", &[]),
     ("local", &["model", "choice", "layout"]),
     ("shard", &["model", "local"]),
-    ("bucket", &[]),
+    ("bucket", &["model", "choice"]),
     (
         "runtime",
         &["model", "choice", "layout", "mesh", "local", "shard"],

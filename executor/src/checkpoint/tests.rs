@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{Optimizer, Overlap};
+use moefold_planner::choice::{Optimizer, Overlap, Zero};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -45,6 +45,8 @@ struct Bench {
     cp: u32,
     /// Elements that a bucket has at least, where gradients are reduced in several.
     bucket: Option<u64>,
+    /// What data parallelism divides.
+    zero: Zero,
 }
 
 impl Bench {
@@ -83,6 +85,7 @@ impl Bench {
             pipeline: [1, 1],
             cp: 1,
             bucket: None,
+            zero: Zero::States,
         }
     }
 
@@ -113,6 +116,12 @@ impl Bench {
     /// The same with gradients reduced and weights gathered in buckets, beside compute.
     fn bucketed(mut self, least: Option<u64>) -> Self {
         self.bucket = least;
+        self
+    }
+
+    /// The same where data parallelism divides this, weights gathered beside compute.
+    fn dividing(mut self, zero: Zero) -> Self {
+        self.zero = zero;
         self
     }
 
@@ -153,7 +162,9 @@ impl Bench {
         };
         plan.optimizer = self.optimizer;
         plan.bucket_elements = self.bucket;
-        plan.overlap = self.bucket.map(|_| Overlap {
+        plan.zero = (self.zero != Zero::default()).then_some(self.zero);
+        let beside = self.bucket.is_some() || plan.zero.is_some();
+        plan.overlap = beside.then_some(Overlap {
             grad_reduce: true,
             param_gather: true,
             p2p: false,

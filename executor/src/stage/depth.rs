@@ -31,6 +31,8 @@ const KEEPING: (&dyn Fn(u32) -> Recompute, Offload) = (&|_| Recompute::None, Off
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Depth {
+    /// Its number among the layers of checkpoints.
+    pub(super) index: u32,
     embedding: Embedding,
     embedding_norm: Norm,
     hidden_norm: Norm,
@@ -69,6 +71,7 @@ impl Depth {
         let norm = |part| Norm::new(store.weight(Some(index), part), eps, CATEGORY);
         let pieces = [Piece::Mixer(index), Piece::FeedForward(index)];
         Self {
+            index,
             embedding: Embedding::new(store),
             embedding_norm: norm(Part::DepthEmbeddingNorm),
             hidden_norm: norm(Part::DepthHiddenNorm),

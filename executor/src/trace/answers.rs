@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moefold_kernels::cuda::{Architecture, Properties};
 use moefold_kernels::rope;
 use moefold_kernels::{Device, TensorClass};
-use moefold_planner::choice::{CpComm, Module, Offload, Recompute};
+use moefold_planner::bucket::Division;
+use moefold_planner::choice::{CpComm, Module, Offload, Overlap, Recompute, Zero};
 use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
-use moefold_planner::model::{Layer, Model, count};
+use moefold_planner::model::{Layer, Model, count as counted};
 use moefold_planner::runtime::{
     Account, Again, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
     StageMemory, StepMemory, Stretch, Stretches, Task, Work,
@@ -27,13 +28,13 @@ use super::{Assumed, Tape};
 use crate::data::Packing;
 use crate::error::Error;
 use crate::later::WeightGradients;
-use crate::model::{self, Family, Shard, Spread};
+use crate::model::{self, Family, Parameter, Shard, Spread};
 use crate::moe::balance::Balancing;
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::rank::Context;
-use crate::stage::{StageModel, StageOutput, Tokens};
+use crate::stage::{StageModel, StageOutput, Tokens, Visitor};
 use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
@@ -51,7 +52,7 @@ pub struct Traced<'a> {
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
-/// seq_len, whether the backward pass is divided, or its gradients of weights delayed]`; of what attention's
+/// seq_len, whether the backward pass is divided, whether weights rest so, whether gradients of weights are delayed]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
@@ -79,6 +80,8 @@ struct Site<'a> {
     cp_comm: CpComm,
     dispatching: Dispatching,
     shared_beside: bool,
+    /// Whether gradients are completed after every backward pass.
+    sharded: bool,
     /// Whether gradients of weights come after the backward pass.
     divides: bool,
     /// Whether they run behind the start of the next exchange.
@@ -95,6 +98,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             cp_comm: setting.cp_comm,
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
+            sharded: setting.sharded,
             divides: false,
             delays: false,
             offload: setting.offload,
@@ -106,6 +110,28 @@ fn dispatching(setting: &Setting<'_>) -> Dispatching {
     Dispatching {
         dispatcher: setting.dispatcher,
         capacity: setting.capacity,
+    }
+}
+
+/// Completes gradients of units that rest divided, as the optimizer does.
+struct Completing<'a> {
+    /// None where they rest whole.
+    store: Option<&'a Store>,
+}
+
+impl Visitor for Completing<'_> {
+    fn added(&mut self, cx: &Context, unit: model::Unit) -> Result<(), Error> {
+        let Some(store) = self.store else {
+            return Ok(());
+        };
+        let shard = &store.shard;
+        let own = shard.units.iter().position(|own| *own == unit);
+        for bucket in &shard.buckets {
+            if Some(bucket.units.start) == own {
+                sum_over_tp(cx, shard, bucket, &store.bucket(bucket).grads)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -125,6 +151,8 @@ struct Answer {
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
+    /// Of each depth of multi-token prediction of the head parameters, and what is between them.
+    depths: Vec<[Counts; 2]>,
     /// What it has beside parameters: correction biases.
     beside: Level,
     /// The largest tensor it allocates.
@@ -253,7 +281,7 @@ impl<'a> Traced<'a> {
             kind,
             site.cp_comm as u64,
             local.seq_len,
-            u64::from(site.divides) | u64::from(site.delays) << 1,
+            u64::from(site.divides) | u64::from(site.sharded) << 1 | u64::from(site.delays) << 2,
         ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
@@ -281,7 +309,14 @@ impl<'a> Traced<'a> {
         let mut cx = piece_on(device, layout, assumed, &tape);
         cx.cp_comm = site.cp_comm;
         let at = cx.at;
-        let store = Store::new(&cx.device, Shard::unsliced(model, layout, &at, &pieces));
+        // Units of their own, for their gradients are completed by themselves; weights are no part of what is traced.
+        let division = if site.sharded {
+            Division::of(Zero::Fsdp, Overlap::default(), None)
+        } else {
+            Division::Whole
+        };
+        let shard = Shard::unsliced(model, layout, &at, &pieces, division);
+        let store = Store::new(&cx.device, shard);
         let sparse = Sparse {
             balancing: Balancing::default(),
             dispatching: site.dispatching,
@@ -346,8 +381,10 @@ impl<'a> Traced<'a> {
         let pass = stage.forward(&cx, x, &tokens, &mut nobody, routed);
         let ((hidden, saved), forward) =
             in_turns(&cx, &tape, pass, |(output, saved)| (given(output), saved))?;
-        let mut nobody = ();
-        let pass = stage.backward(&cx, dy, &tokens, saved, &mut nobody);
+        let mut completing = Completing {
+            store: site.sharded.then_some(&store),
+        };
+        let pass = stage.backward(&cx, dy, &tokens, saved, &mut completing);
         let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site, pass)?;
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
@@ -359,8 +396,9 @@ impl<'a> Traced<'a> {
             backward: backward.stretches,
         };
         let (forward, backward) = (forward.heard, backward.heard);
-        for bucket in &store.shard.buckets {
-            sum_over_tp(&cx, &store, bucket)?;
+        for bucket in store.shard.buckets.iter().filter(|_| !site.sharded) {
+            let grads = store.bucket(bucket).grads;
+            sum_over_tp(&cx, &store.shard, bucket, &grads)?;
         }
         let update = tape.read(Heard::of);
         drop((hidden, dx));
@@ -406,7 +444,8 @@ impl Answer {
             leaves: forward.leaves,
             stretches,
             passes,
-            padding: padding(shard),
+            padding: padding(&shard.parameters),
+            depths: depths(shard),
             beside: Level::of(TensorClass::Weights, biases),
             update: update.account.peak(),
             largest: largest.into_iter().fold(update.largest, Bytes::max),
@@ -425,7 +464,7 @@ fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
         counts += shard::embedding(model, local);
     }
     let depths = shard::mtp(model, local);
-    for (depth, params) in depths.into_iter().zip(count::params(model).mtp) {
+    for (depth, params) in depths.into_iter().zip(counted::params(model).mtp) {
         counts += depth;
         counts.split -= params.projection.div_ceil(local.tp);
         counts.replicated += params.projection;
@@ -620,6 +659,15 @@ impl Runtime for Traced<'_> {
         Some(sets.iter().map(under).collect())
     }
 
+    fn depths(&self, setting: &Setting<'_>) -> Vec<[Counts; 2]> {
+        // Units of their own, whether or not dense weights have replicas.
+        let site = Site {
+            sharded: true,
+            ..setting.into()
+        };
+        self.answer(site, model::Piece::Head).depths.clone()
+    }
+
     fn step(&self, setting: &Setting<'_>, microbatches: u32) -> StepMemory {
         let local = setting.local;
         let pads = setting.capacity.is_some_and(|capacity| capacity.pad);
@@ -700,6 +748,7 @@ impl Traced<'_> {
             dispatching,
             // What runs beside what, all tensors are the same, and what comes back is as large as it was.
             shared_beside: false,
+            sharded: false,
             divides: false,
             delays: false,
             offload: Offload::NONE,
@@ -971,18 +1020,44 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
 }
 
 /// Elements between parameters where they rest.
-fn padding(shard: &Shard) -> Counts {
-    let mut padding = Counts::default();
-    for parameter in &shard.parameters {
-        let len = parameter.len();
-        let after = (len.next_multiple_of(model::ALIGNMENT) - len) as u64;
+fn padding<'p>(parameters: impl IntoIterator<Item = &'p Parameter>) -> Counts {
+    count(parameters, |parameter| {
+        parameter.len().next_multiple_of(model::ALIGNMENT) - parameter.len()
+    })
+}
+
+/// Of each depth of multi-token prediction that is a unit by itself, elements and what is between parameters.
+fn depths(shard: &Shard) -> Vec<[Counts; 2]> {
+    let behind = shard
+        .units
+        .iter()
+        .skip_while(|unit| **unit != model::Unit::Head)
+        .skip(1);
+    let of_unit = |unit: &model::Unit| {
+        let own = || {
+            let all = shard.parameters.iter();
+            all.filter(move |parameter| parameter.layer.map(model::Unit::Layer) == Some(*unit))
+        };
+        [count(own(), Parameter::len), padding(own())]
+    };
+    behind.map(of_unit).collect()
+}
+
+/// Sums what parameters have, by how they are divided.
+fn count<'p>(
+    parameters: impl IntoIterator<Item = &'p Parameter>,
+    of: impl Fn(&Parameter) -> usize,
+) -> Counts {
+    let mut counts = Counts::default();
+    for parameter in parameters {
+        let own = of(parameter) as u64;
         match (parameter.family, parameter.spread) {
-            (Family::Expert, _) => padding.experts += after,
-            (Family::Dense, Spread::Replicated) => padding.replicated += after,
-            (Family::Dense, _) => padding.split += after,
+            (Family::Expert, _) => counts.experts += own,
+            (Family::Dense, Spread::Replicated) => counts.replicated += own,
+            (Family::Dense, _) => counts.split += own,
             // All of it is counted, with what is behind it.
             (Family::Balance, _) => {}
         }
     }
-    padding
+    counts
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moefold_kernels::meta::Choices;
 use moefold_planner::choice::{
-    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, ScheduleName, StackName,
+    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
@@ -19,7 +19,10 @@ use moefold_planner::walk::Walked;
 use moefold_profiles::directory::{Key, Profile, Sample, Taken};
 use moefold_profiles::host::HostCost;
 use moefold_profiles::trace::{Category, Lane, TraceSpan};
-use moefold_profiles::{Cluster, Costs, Precision, presets as clusters};
+use moefold_profiles::units::{Bytes, GIB};
+use moefold_profiles::{
+    Cluster, CollectiveKind, Costs, Precision, TensorClass, presets as clusters,
+};
 
 use super::peers::Crowd;
 use super::{Assumed, Traced, dry_run};
@@ -327,6 +330,65 @@ fn law_a_walk_hides_what_its_plan_does() {
             .map(|span| span.end);
         let last = ends.max().expect("ops of passes");
         assert!(reductions.clone().count() > 8 && reductions.clone().any(|span| span.end < last));
+    }
+}
+
+/// The same of weights and gradients that rest divided: the step of a search is that of its walk, with gathers and
+/// reductions beside compute or not, and so is every collective over replicas.
+#[test]
+fn law_a_walk_of_divided_weights_is_its_plan() {
+    let cluster = endless();
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 128,
+    };
+    for (name, pins) in [
+        ("mixtral-8x7b", "tp=1,pp=1,ep=8,etp=1,mbs=1"),
+        ("mixtral-8x7b", "tp=2,pp=1,ep=4,etp=1,mbs=1"),
+        ("deepseek-v2-lite", "tp=1,pp=1,ep=8,etp=1,mbs=1"),
+    ] {
+        let model = presets::load(name).expect("a preset");
+        let traced = Traced::new(&model, &cluster);
+        let walked = |words: &str, zero: Zero| {
+            let options = SearchOptions {
+                pins: pins.parse().expect("degrees"),
+                overlap: Some(words.parse().expect("kinds")),
+                zero,
+                ..SearchOptions::new(batch, StackName::Moefold)
+            };
+            planned_and_walked(&traced, (&model, &cluster, 64), options)
+        };
+        let beside = "grad-reduce,param-gather,p2p";
+        let off = |(planned, walked): &(PlannedLayout, Walked)| {
+            let peak = Bytes((planned.predicted.peak_gib * GIB as f64).round() as u64);
+            let overhead = walked.walk.bytes[TensorClass::Overhead];
+            assert_eq!(walked.walk.peak_bytes, peak - overhead, "{name} {pins}");
+            walked.walk.step_s / planned.predicted.step_s
+        };
+        let whole = off(&walked(beside, Zero::States));
+        let mut exposed = Vec::new();
+        for words in ["p2p", "grad-reduce,p2p", beside] {
+            let both = walked(words, Zero::Fsdp);
+            let divided = off(&both);
+            assert!(
+                (divided / whole - 1.0).abs() < 0.01,
+                "{name} {pins} {words}: {divided} {whole}"
+            );
+            let (planned, walked) = both;
+            for (kind, stem) in [
+                (CollectiveKind::AllGather, "all_gather"),
+                (CollectiveKind::ReduceScatter, "reduce_scatter"),
+            ] {
+                let ran = walked.walk.collectives.iter();
+                let ran = ran.filter(|calls| calls.kind == kind);
+                let calls: u64 = ran.map(|calls| calls.calls).sum();
+                let said = planned.predicted.calls[stem];
+                assert_eq!(calls as f64, said, "{name} {pins} {words}: {stem}");
+            }
+            exposed.push(planned.predicted.time_s.get(Category::DpComm).0);
+        }
+        // What is gathered when it is needed waits for the reduction before it, so that alone hides nothing.
+        assert!(exposed[2] < 0.7 * exposed[0], "{name} {pins}: {exposed:?}");
     }
 }
 

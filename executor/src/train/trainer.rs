@@ -92,7 +92,7 @@ impl Trainer {
             .map(|stage| (stage, pieces_of(model, stages, stage)))
             .collect();
         let pieces: Vec<Piece> = own.iter().flat_map(|(_, pieces)| pieces).copied().collect();
-        let shard = Shard::new(model, &cx.layout, &cx.at, &pieces, savers.bucket_elements);
+        let shard = Shard::new(model, &cx.layout, &cx.at, &pieces, savers.division());
         let store = Store::new(&cx.device, shard);
         let biases = Biases::new(model, &store, losses.balancing.bias_update_rate);
         let again = |layer| savers.recompute.of_layer(layer).clone();
@@ -286,14 +286,27 @@ impl Trainer {
     }
 }
 
-/// Gives weights and masters their initial values; only the former are rounded.
+/// Gives weights and masters their initial values; only the former are rounded. Of weights that rest divided, a rank
+/// reads its own.
 fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Error> {
     for parameter in &store.shard.parameters {
         for slice in &parameter.slices {
-            let values = source.read(&slice.region())?;
-            store.slice(parameter, slice).copy_from_f32(&values);
-            if let Some((elements, masters)) = optimizer.masters(parameter, slice) {
-                masters.copy_from_f32(&values[elements]);
+            let masters = optimizer.masters(parameter, slice);
+            if let Some(weights) = store.slice(parameter, slice) {
+                let values = source.read(&slice.region())?;
+                weights.copy_from_f32(&values);
+                if let Some((elements, masters)) = masters {
+                    masters.copy_from_f32(&values[elements]);
+                }
+            } else if let (Some((elements, masters)), Some((_, weights))) =
+                (masters, optimizer.weights(parameter, slice))
+            {
+                let mut values = Vec::with_capacity(elements.len());
+                for part in slice.region().parts(elements) {
+                    values.extend(source.read(&part)?);
+                }
+                weights.copy_from_f32(&values);
+                masters.copy_from_f32(&values);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Fixtures, and training them under a layout: shared by the tests of the executor's truth.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
@@ -16,7 +17,7 @@ use moefold_executor::step::StepOutcome;
 use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
-use moefold_kernels::Device;
+use moefold_kernels::{Device, Tensor};
 use moefold_planner::choice::RecomputePlan;
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
@@ -274,14 +275,30 @@ impl Fixture {
 
 /// Every slice a rank holds, with its values.
 pub(crate) fn held(trainer: &Trainer) -> Vec<(Slice, Vec<f32>)> {
-    let store = &trainer.stepper().store;
+    let (store, optimizer) = (&trainer.stepper().store, &trainer.stepper().optimizer);
     let parameters = store.shard.parameters.iter();
     parameters
         .flat_map(|parameter| {
             let slices = parameter.slices.iter();
-            slices.map(|slice| (slice.clone(), store.slice(parameter, slice).to_f32()))
+            slices.map(|slice| {
+                let values = match store.slice(parameter, slice) {
+                    Some(whole) => whole.to_f32(),
+                    // Of what rests divided, NaN for all that other ranks have.
+                    None => spread(slice.len(), optimizer.weights(parameter, slice)),
+                };
+                (slice.clone(), values)
+            })
         })
         .collect()
+}
+
+/// Some of `len` values in their places, and NaN in the others.
+fn spread(len: usize, part: Option<(Range<usize>, Tensor)>) -> Vec<f32> {
+    let mut values = vec![f32::NAN; len];
+    if let Some((own, part)) = part {
+        values[own].copy_from_slice(&part.to_f32());
+    }
+    values
 }
 
 /// Writes the numbers of a slice into the global tensor. What several ranks hold must be the same bits.

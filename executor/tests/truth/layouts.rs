@@ -86,12 +86,10 @@ pub(crate) fn gradients(fixture: &Fixture, degrees: &Degrees) -> Tensors {
             for parameter in trained.filter(|p| p.family != Family::Balance) {
                 for slice in &parameter.slices {
                     // What this rank updates is complete here.
-                    let Some((own, _)) = stepper.optimizer.masters(parameter, slice) else {
+                    let Some((own, grads)) = stepper.optimizer.gradients(parameter, slice) else {
                         continue;
                     };
-                    let grads = &stepper.store.flat(parameter.family).grads;
-                    let from = parameter.offset + slice.at + own.start;
-                    let grads = grads.view(from, &[own.len()]).to_f32();
+                    let grads = grads.to_f32();
                     let mut values = vec![f32::NAN; slice.len()];
                     let scaled = grads.iter().map(|grad| grad * scale);
                     values[own]

@@ -16,6 +16,7 @@ mod packing;
 mod peak;
 mod recompute;
 mod refusals;
+mod sharded;
 mod shards;
 mod validation;
 mod zero_bubble;

@@ -55,8 +55,8 @@ const FIXTURES: [&str; 5] = [
 /// What a step is measured on.
 pub(crate) struct Place<'a> {
     /// A rank's device.
-    open: &'a (dyn Fn(u32) -> Device + Sync),
-    precision: Precision,
+    pub(crate) open: &'a (dyn Fn(u32) -> Device + Sync),
+    pub(crate) precision: Precision,
 }
 
 pub(crate) const CPU: Place<'static> = Place {
@@ -757,6 +757,7 @@ fn planned(
         offload: Some(fixture.savers.offload),
         overlap: Some(fixture.savers.overlap),
         bucket_elements: fixture.savers.bucket_elements,
+        zero: fixture.savers.zero,
         cp_comm: fixture.savers.cp_comm,
         optimizer: fixture.savers.optimizer,
         schedule: Some((fixture.savers.schedule).unwrap_or(ScheduleName::of(*pp, *vpp))),

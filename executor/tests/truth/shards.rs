@@ -10,6 +10,7 @@ use moefold_executor::train;
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::Device;
+use moefold_planner::bucket::Division;
 use moefold_planner::layout::{Degrees, Layout};
 use moefold_planner::mesh;
 use moefold_planner::model::count;
@@ -46,7 +47,7 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
         let pieces: Vec<Piece> = stages
             .flat_map(|stage| pieces_of(&fixture.model, &fixture.stages(layout), stage))
             .collect();
-        let shard = Shard::new(&fixture.model, layout, &at, &pieces, None);
+        let shard = Shard::new(&fixture.model, layout, &at, &pieces, Division::Whole);
         for parameter in &shard.parameters {
             let replica = match parameter.family {
                 Family::Dense | Family::Balance => at.dp,

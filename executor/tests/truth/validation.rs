@@ -7,6 +7,8 @@ use moefold_planner::choice::Recompute;
 use moefold_planner::layout::Degrees;
 
 use super::common::{Fixture, degrees, held, piped, place};
+use super::overlap::BOTH;
+use super::sharded::sharded;
 
 const STEPS: u64 = 3;
 
@@ -60,4 +62,6 @@ fn law_an_evaluation_is_the_forward_pass_of_a_step_under_every_kind_of_layout() 
         .with_layers(4)
         .recomputing(Recompute::Full);
     check(&piped_and_again, &piped(degrees(4, 1, 2, 1, 1), 2, 2));
+    let divided = sharded(Fixture::load("mixtral"), BOTH);
+    check(&divided, &degrees(4, 2, 2, 1, 1));
 }

@@ -307,15 +307,14 @@ pub enum Illegal {
         "delay-wgrad in `overlap` needs expert-alltoall beside it (Megatron-Core); nearest: `overlap` expert-alltoall,delay-wgrad"
     )]
     DelayedAlone,
-    /// Full sharding that a stack does not have.
+    /// Full sharding in buckets of so many elements.
     #[error(
-        "stack {} divides the states of the optimizer alone, and `zero` is fsdp; nearest: `zero` 1, or `stack` megatron",
-        stack.name()
+        "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
     )]
-    StackZero { stack: StackName },
+    ShardedBuckets { size: u64 },
     /// Full sharding of pipeline stages.
     #[error(
-        "`zero` fsdp gathers layers in every microbatch and is priced without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
+        "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
     /// Nothing is divided into buckets.
@@ -388,7 +387,7 @@ impl Illegal {
             Self::CombinedAlone => "expert_alltoall_without_ep",
             Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
             Self::DelayedAlone => "delay_wgrad_alone",
-            Self::StackZero { .. } => "stack_zero",
+            Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",

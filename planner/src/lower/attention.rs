@@ -337,6 +337,7 @@ mod tests {
             capacity: None,
             cp_comm,
             shared_beside: false,
+            sharded: false,
             offload: crate::choice::Offload::NONE,
         };
         let lowered = layer(&setting, &model.layers[0]);

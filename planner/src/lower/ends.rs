@@ -155,6 +155,19 @@ pub fn cleared(shard: &shard::Shard) -> Vec<Op> {
     .collect()
 }
 
+/// Adding the reduced gradients of a unit of so many elements to those of one of so many shards, and setting the
+/// buffer that they were whole in to zero: what this project's executor does where they rest divided.
+pub fn added_up(elements: u64, shards: u64) -> [Op; 2] {
+    let dtype = Dtype::F32;
+    let own = Op::Add {
+        len: elements.div_ceil(shards),
+        dtype,
+    };
+    let kind = SweepKind::Fill;
+    let len = elements;
+    [own, Op::Sweep { kind, len, dtype }]
+}
+
 /// What a rank holds, by bucket.
 #[derive(Debug, Clone, Default)]
 pub struct Held {

@@ -185,6 +185,7 @@ mod tests {
             cp_comm: CpComm::default(),
             capacity: None,
             shared_beside: false,
+            sharded: false,
             offload: crate::choice::Offload::NONE,
         };
         let work = layer(&setting, &model.layers[0]).forward;

@@ -55,6 +55,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         capacity: job.capacity,
         // The same is run, in whatever order.
         shared_beside: false,
+        sharded: false,
         offload: crate::choice::Offload::NONE,
     };
     let mut found = Vec::new();

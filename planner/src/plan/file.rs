@@ -269,7 +269,7 @@ mod tests {
                     plan["bucket_elements"] = 7.into();
                 },
             ),
-            ("priced without a pipeline", |plan| {
+            ("`zero` fsdp gathers layers in every microbatch", |plan| {
                 plan["zero"] = "fsdp".into();
             }),
             ("unknown field `foo`", |plan| {

@@ -216,11 +216,11 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
-    if options.zero == Zero::Fsdp && name == StackName::Moefold {
-        broken.push(Illegal::StackZero { stack: name });
-    }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
+        Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {
+            broken.push(Illegal::ShardedBuckets { size });
+        }
         // What nobody says runs beside compute on some devices.
         Some(size)
             if name == StackName::Megatron

@@ -197,6 +197,9 @@ pub struct Setting<'a> {
     pub capacity: Option<Capacity>,
     /// Whether the shared expert runs while tokens are sent to the others.
     pub shared_beside: bool,
+    /// Whether dense weights rest divided over their replicas, so that their gradients are completed after every
+    /// backward pass.
+    pub sharded: bool,
     /// Whose saved tensors leave for the host.
     pub offload: Offload,
 }

@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
-use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, TensorClass};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, Op, TensorClass};
 
 use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
 use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
-use crate::bucket;
+use super::sharded::{Part, Waits};
+use crate::bucket::{self, Division, Turns};
 use crate::choice::ScheduleName;
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
@@ -53,8 +54,8 @@ pub(crate) struct StageSplit {
     message: Level,
     /// By pipeline rank.
     weights: Vec<RankWeights>,
-    /// Of a microbatch, what its forward and its backward pass wait for weights and gradients that are divided.
-    sharded_s: [f64; 2],
+    /// What passes wait for where weights and gradients rest divided.
+    waits: Waits,
 }
 
 /// The weights of a pipeline rank, as they are reduced and gathered.
@@ -76,13 +77,15 @@ struct Unit {
     /// Whether gradients of dense parameters are completed after the last pass: where both ends of a pipeline
     /// have them, and where tensor-parallel ranks share heads of keys.
     late: bool,
+    /// Whether other units use its matrices too, so that where it rests divided it has buffers of its own.
+    alone: bool,
 }
 
 impl RankWeights {
-    fn new(units: Vec<Unit>, least: Option<u64>) -> Self {
+    fn new(units: Vec<Unit>, division: Division) -> Self {
         let of = |own: fn(&Shard) -> u64| {
             let elements: Vec<u64> = units.iter().map(|unit| own(&unit.resting)).collect();
-            bucket::divide(&elements, least)
+            division.buckets(&elements)
         };
         Self {
             buckets: [of(Shard::dense), of(|shard| shard.experts)],
@@ -90,19 +93,38 @@ impl RankWeights {
         }
     }
 
-    /// Elements where they rest, cut over so many ranks each.
-    fn resting(&self, grain: u64, shards: [u64; 2]) -> [u64; 2] {
+    /// Elements of each bucket where they rest, of dense parameters and of experts, cut over so many ranks each.
+    fn resting(&self, grain: u64, shards: [u64; 2]) -> [Vec<u64>; 2] {
         let [dense, experts] = &self.buckets;
-        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>], shards| -> u64 {
+        let of = |own: fn(&Shard) -> u64, buckets: &[Range<usize>], shards| -> Vec<u64> {
             let elements: Vec<u64> = self.units.iter().map(|unit| own(&unit.resting)).collect();
             bucket::padded(&elements, buckets, grain, shards)
-                .iter()
-                .sum()
         };
         [
             of(Shard::dense, dense, shards[0]),
             of(|shard| shard.experts, experts, shards[1]),
         ]
+    }
+
+    /// The buffers of units that take turns, by unit, and the elements of each buffer; of buckets of a family that
+    /// have so many elements.
+    fn in_turns(&self, family: usize, elements: &[u64], turns: usize) -> (Vec<usize>, Vec<u64>) {
+        let mut whole = vec![0; self.units.len()];
+        for (bucket, &elements) in self.buckets[family].iter().zip(elements) {
+            whole[bucket.start] = elements;
+        }
+        let alone: Vec<bool> = self.units.iter().map(|unit| unit.alone).collect();
+        bucket::buffers(&whole, &alone, turns)
+    }
+
+    /// Elements of the buffers in which units are whole that rest divided, of weights and of gradients; of families
+    /// with several replicas.
+    fn whole(&self, turns: Turns, resting: &[Vec<u64>; 2], several: [bool; 2]) -> [u64; 2] {
+        [turns.weights, turns.grads].map(|turns| {
+            let families = (0..2).filter(|&family| several[family]);
+            let sizes = families.map(|family| self.in_turns(family, &resting[family], turns).1);
+            sizes.flatten().sum()
+        })
     }
 
     fn held(&self) -> Held {
@@ -257,7 +279,7 @@ impl StageSplit {
             held: Vec::new(),
             message: Level::default(),
             weights: Vec::new(),
-            sharded_s: [0.0; 2],
+            waits: Waits::default(),
         };
         let ranks = 0..layout.pp() as usize;
         split.weights = ranks.map(|rank| split.weights_of(case, rank)).collect();
@@ -383,16 +405,22 @@ impl StageSplit {
                 Vec::new()
             };
             if question.shards_weights() {
-                self.sharded_s = self.exposed_by_microbatch(case, rank, &passes_s);
-                let [forward, backward] = self.sharded_s.map(|seconds| Seconds(seconds).to_span());
-                self.times.forward[rank] += forward;
-                self.times.first_forward[rank] += forward;
-                self.times.backward[rank] += backward;
-                self.times.last_backward[rank] += backward;
+                self.waits = self.waits(case, rank, &passes_s);
+                let Waits {
+                    first_forward,
+                    forward,
+                    backward,
+                    ..
+                } = self.waits;
+                let span = |seconds| Seconds(seconds).to_span();
+                self.times.forward[rank] += span(forward);
+                self.times.first_forward[rank] += span(first_forward);
+                self.times.backward[rank] += span(backward);
+                self.times.last_backward[rank] += span(backward);
             }
             let reduce = match (overlap.grad_reduce, by_bucket) {
                 // What is reduced and gathered in every microbatch is not again at the end.
-                _ if question.shards_weights() => 0.0,
+                _ if question.shards_weights() => self.waits.reduce,
                 (false, _) => reduce_s,
                 _ if case.schedule.divides_backward() => reduce_s,
                 (true, false) => reduce_s - last_backward,
@@ -481,57 +509,59 @@ impl StageSplit {
             .sum()
     }
 
-    /// Seconds that the passes of a microbatch wait where weights are divided: a unit is gathered beside the one
-    /// before it and, in a backward pass, beside the reduction of the one after it. Where that is not to run
-    /// beside compute, all of it is waited for.
-    fn exposed_by_microbatch(
-        &self,
-        case: Case<'_>,
-        rank: usize,
-        passes_s: &[[f64; 2]],
-    ) -> [f64; 2] {
-        let end = &self.ends[rank];
-        let (mut gather_s, mut reduce_s) = (vec![0.0; passes_s.len()], vec![0.0; passes_s.len()]);
-        let buckets = self.weights[rank].of_collectives(several(case.layout));
-        for (number, (units, _)) in buckets.iter().enumerate() {
-            gather_s[units.start] += end.gather_s[number];
-            reduce_s[units.start] += end.reduce_s[number];
-        }
-        let overlap = case.question.overlap;
-        let units = passes_s.len();
-        let of = |list: &[f64], unit: usize| list.get(unit).copied().unwrap_or(0.0);
-        let all = |list: &[f64]| list.iter().sum::<f64>();
-        let (mut forward, mut backward) = (0.0, 0.0);
-        if overlap.param_gather {
-            forward += of(&gather_s, 0);
-            backward += of(&gather_s, units - 1);
-        } else {
-            forward += all(&gather_s);
-            backward += all(&gather_s);
-        }
-        if overlap.grad_reduce {
-            backward += of(&reduce_s, 0);
-        } else {
-            backward += all(&reduce_s);
-        }
-        for (unit, [forward_s, backward_s]) in passes_s.iter().enumerate() {
-            let (mut beside, mut behind) = (0.0, 0.0);
-            if overlap.param_gather {
-                beside += of(&gather_s, unit + 1);
-                behind += if unit > 0 { gather_s[unit - 1] } else { 0.0 };
+    /// What passes wait for where weights and gradients rest divided.
+    fn waits(&self, case: Case<'_>, rank: usize, passes_s: &[[f64; 2]]) -> Waits {
+        let Case {
+            question, layout, ..
+        } = case;
+        let Division::Sharded(turns) = question.division(layout) else {
+            return Waits::default();
+        };
+        let (end, weights) = (&self.ends[rank], &self.weights[rank]);
+        let keeps = question.stack.keeps_units();
+        let held = weights.held();
+        let held = [&held.dense, &held.experts];
+        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let mut parts = Vec::new();
+        let mut prices = end.gather_s.iter().zip(&end.reduce_s);
+        for family in (0..2).filter(|&family| several(layout)[family]) {
+            let buffers = [turns.weights, turns.grads]
+                .map(|turns| weights.in_turns(family, held[family], turns).0);
+            for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
+                let unit = bucket.start;
+                let (&gather_s, &reduce_s) = prices.next().expect("one for each bucket");
+                let sweeps = ends::added_up(elements, shards[family]);
+                let sweeps = if keeps { sweeps.to_vec() } else { Vec::new() };
+                let price = |op: &Op| question.costs.op(op).time.0;
+                parts.push(Part {
+                    family,
+                    unit,
+                    buffers: [0, 1].map(|kind| buffers[kind][unit]),
+                    gather_s,
+                    reduce_s,
+                    swept_s: sweeps.iter().map(price).sum(),
+                    sweeps,
+                });
             }
-            if overlap.grad_reduce {
-                behind += of(&reduce_s, unit + 1);
-            }
-            forward += (beside - forward_s).max(0.0);
-            backward += (behind - backward_s).max(0.0);
         }
-        [forward, backward]
+        let overlap = question.stack.hides(question.overlap);
+        Waits::played(&parts, passes_s, overlap, keeps, layout.microbatches())
     }
 
     /// What the passes of a microbatch wait for weights and gradients that are divided, seconds.
     pub(crate) fn sharded_s(&self) -> f64 {
-        self.sharded_s.iter().sum()
+        self.waits.forward + self.waits.backward
+    }
+
+    /// What adds reduced gradients up where they rest divided, in every microbatch.
+    pub(crate) fn swept(&self) -> &[Op] {
+        &self.waits.swept
+    }
+
+    /// How often each gather of weights that rest divided runs in a step of so many microbatches.
+    pub(crate) fn gathers(&self, microbatches: u32) -> impl Iterator<Item = f64> {
+        let each = self.waits.gathers.iter();
+        each.map(move |&[first, other]| f64::from(first + other * (microbatches - 1)))
     }
 
     /// Seconds of the forward and the backward pass of each unit of a rank, in order of use, under the first choice
@@ -540,11 +570,29 @@ impl StageSplit {
         let sets = &case.question.choices[0];
         let stages = self.own(case.layout, rank);
         let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
-        kinds
+        let mut passes: Vec<[f64; 2]> = kinds
             .flat_map(|(kind, set, count)| {
                 std::iter::repeat_n([kind.forward_s, kind.backward_s[set]], count as usize)
             })
-            .collect()
+            .collect();
+        // Depths that are units by themselves are in the head's time: each a layer like the last one, and a head.
+        let depths = self.weights[rank].units.len().saturating_sub(passes.len());
+        if depths > 0
+            && let [.., layer, head] = passes[..]
+        {
+            let each = [0, 1].map(|pass| {
+                let heads = head[pass] - layer[pass] * depths as f64;
+                heads.max(0.0) / (depths + 1) as f64
+            });
+            let of_depth = [0, 1].map(|pass| {
+                let left = (head[pass] - each[pass]) / depths as f64;
+                left.max(0.0)
+            });
+            passes.pop();
+            passes.push(each);
+            passes.extend(std::iter::repeat_n(of_depth, depths));
+        }
+        passes
     }
 
     /// Seconds from the end of a rank's last backward pass until its gradients are reduced, bucket after bucket,
@@ -645,7 +693,7 @@ impl StageSplit {
             let backward = self.backward_s(shape, sets);
             times.backward = backward
                 .iter()
-                .map(|&seconds| Seconds(seconds + self.sharded_s[1]).to_span())
+                .map(|&seconds| Seconds(seconds + self.waits.backward).to_span())
                 .collect();
             times.last_backward.clone_from(&times.backward);
         }
@@ -691,12 +739,21 @@ impl StageSplit {
         self.held = (0..pp)
             .map(|rank| {
                 let resting = self.weights[rank].resting(step.grain, shards);
-                let mut held = if question.shards_weights() {
-                    let units = self.weights[rank].units.iter();
-                    let units = units.map(|unit| unit.resting.total());
-                    memory::fully_sharded(resting, bytes, shards, units)
-                } else {
-                    memory::state(resting, bytes, shards)
+                let weights = &self.weights[rank];
+                let held = resting
+                    .each_ref()
+                    .map(|buckets| buckets.iter().sum::<u64>());
+                let mut held = match question.division(layout) {
+                    Division::Sharded(turns) => {
+                        let whole = if question.stack.keeps_units() {
+                            weights.whole(turns, &resting, several(layout))
+                        } else {
+                            let units = weights.units.iter();
+                            memory::largest_units(units.map(|unit| unit.resting.total()))
+                        };
+                        memory::fully_sharded(held, bytes, shards, whole)
+                    }
+                    Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
                 };
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
@@ -1043,24 +1100,22 @@ impl StageSplit {
             ..
         } = case;
         let resting = |memory: &StageMemory| memory.shard + memory.padding;
-        let least = if question.shards_weights() {
-            Some(1)
-        } else {
-            question.bucket_elements(layout)
-        };
-        if least.is_none() {
+        let division = question.division(layout);
+        if division == Division::Whole {
             let unit = Unit {
                 shard: self.shard(case, rank, |memory| memory.shard),
                 resting: self.shard(case, rank, resting),
-                late: false,
+                ..Unit::default()
             };
-            return RankWeights::new(vec![unit], None);
+            return RankWeights::new(vec![unit], division);
         }
         let of = |kind: &Kind, late| Unit {
             shard: kind.memory[0].shard,
             resting: resting(&kind.memory[0]),
             late,
+            alone: false,
         };
+        let alone = bucket::shared_ends(question.model);
         let shares = |layer: &Layer| {
             let heads = match &layer.mixer {
                 Some(Mixer::Gqa(gqa)) => gqa.kv_heads,
@@ -1073,7 +1128,10 @@ impl StageSplit {
         let late = layout.pp() > 1 && question.embeds_twice();
         let mut units = Vec::new();
         for stage in self.own(layout, rank) {
-            units.extend((stage == 0).then(|| of(&shape.embedding, late)));
+            units.extend((stage == 0).then(|| Unit {
+                alone: alone[0],
+                ..of(&shape.embedding, late)
+            }));
             for (_, kind) in self.layers(stage) {
                 let layer = question.distinct[kind].layer;
                 units.push(of(&shape.kinds[kind], shares(layer)));
@@ -1086,10 +1144,27 @@ impl StageSplit {
                     head.shard.split -= matrix.shard.split;
                     head.resting.split -= matrix.resting.split;
                 }
+                head.alone = alone[1];
+                let mut depths = Vec::new();
+                if question.shards_weights() {
+                    let setting =
+                        question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+                    depths = question.runtime.depths(&setting);
+                }
+                for [shard, padding] in &depths {
+                    head.shard = head.shard.without(*shard);
+                    head.resting = head.resting.without(*shard + *padding);
+                }
                 units.push(head);
+                units.extend(depths.into_iter().map(|[shard, padding]| Unit {
+                    shard,
+                    resting: shard + padding,
+                    late: shared,
+                    alone: false,
+                }));
             }
         }
-        RankWeights::new(units, least)
+        RankWeights::new(units, division)
     }
 
     /// Parameters of a pipeline rank, by those of its parts. A tied head on one rank with the embedding
@@ -1196,8 +1271,24 @@ fn rank_end(
         let passes = ends::passes_over_gradients(&weights.total(), groups, grads);
         work.optimizer.extend(passes);
     }
+    let several = several(layout);
     if question.bucket_elements(layout).is_some() && question.overlap.param_gather {
         work.optimizer.extend(ends::cleared(&weights.total()));
+    } else if question.shards_weights() && question.stack.keeps_units() {
+        // What rests whole is not gathered meanwhile.
+        let all = weights.total();
+        let dense = all.dense() / u64::from(groups.dp_cp.ranks);
+        let experts = all.experts / u64::from(groups.edp.ranks);
+        let own = Shard {
+            split: dense,
+            replicated: 0,
+            experts,
+        };
+        work.optimizer.extend(ends::cleared(&own));
+        if several[0] {
+            // Gradients that TP ranks have in common are completed after every backward pass.
+            work.exposed.clear();
+        }
     }
     // Collectives of layers that are alike are alike.
     let seconds = |list: &[Collective]| -> Vec<f64> {

@@ -257,22 +257,27 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
         let total = busy.entry(op.stem().to_owned()).or_default();
         total.add(question.costs.op(op).time.0, 1.0);
     }
-    // Divided weights are gathered before both passes of every microbatch.
-    let [reductions, gathers] = if question.shards_weights() {
-        [microbatches, 2.0 * microbatches]
+    // Divided weights are gathered before the passes of every microbatch, and their gradients reduced.
+    let (reductions, gathers): (_, Vec<f64>) = if question.shards_weights() {
+        let gathers = choice.split.gathers(choice.layout.microbatches());
+        (microbatches, gathers.collect())
     } else {
-        [1.0, 1.0]
+        (1.0, vec![1.0; work.gather.len()])
     };
-    let ends = [
-        (&work.reduce, reductions),
-        (&work.gather, gathers),
-        (&work.exposed, 1.0),
-    ];
-    for (list, calls) in ends {
-        for collective in list {
-            let total = busy.entry(collective.kind.stem().to_owned()).or_default();
-            total.add(question.costs.collective(collective).time.0, calls);
-        }
+    let once = std::iter::repeat(1.0).zip(&work.exposed);
+    let reduced = std::iter::repeat(reductions).zip(&work.reduce);
+    for (calls, collective) in gathers
+        .into_iter()
+        .zip(&work.gather)
+        .chain(reduced)
+        .chain(once)
+    {
+        let total = busy.entry(collective.kind.stem().to_owned()).or_default();
+        total.add(question.costs.collective(collective).time.0, calls);
+    }
+    for op in choice.split.swept() {
+        let total = busy.entry(op.stem().to_owned()).or_default();
+        total.add(question.costs.op(op).time.0, microbatches);
     }
     busy
 }

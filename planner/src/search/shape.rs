@@ -14,6 +14,7 @@ use moefold_profiles::units::Bytes;
 
 use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
+use crate::bucket::Division;
 use crate::choice::{
     Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
@@ -492,6 +493,7 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
+            sharded: self.shards_weights() && layout.dp() * layout.cp() > 1,
             offload: self.offload(),
         }
     }
@@ -559,7 +561,17 @@ impl<'a> Question<'a> {
         let own = self
             .stack
             .bucket_elements(self.overlap, layout.dp() * layout.cp());
+        let own = own.filter(|_| !self.shards_weights());
         own.map(|own| self.options.bucket_elements.unwrap_or(own))
+    }
+
+    /// How the weights of a layout are divided into buckets.
+    pub(crate) fn division(&self, layout: &Layout) -> Division {
+        Division::of(
+            self.options.zero,
+            self.overlap,
+            self.bucket_elements(layout),
+        )
     }
 
     /// Whether both ends of a pipeline have the embedding's matrix: a tied head, and in this project's executor

@@ -101,6 +101,39 @@ fn oracle_another_division_into_buckets_takes_a_run_up() {
     check_each(Bench::new("qwen3_moe", 4), LEAST, Bench::bucketed);
 }
 
+/// Neither are weights that rest divided: a run goes on from one where they rest whole, to the bit, and the other way
+/// round.
+#[test]
+fn oracle_ranks_that_divide_weights_take_a_run_up() {
+    const LAYOUTS: [([u32; 5], Zero); 4] = [
+        ([4, 2, 2, 1, 2], Zero::Fsdp),
+        ([4, 1, 2, 1, 1], Zero::States),
+        ([2, 1, 1, 1, 1], Zero::Fsdp),
+        ([4, 4, 2, 1, 4], Zero::Fsdp),
+    ];
+    let degrees = [4, 2, 2, 1, 2];
+    let bench = |zero| {
+        let mut bench = Bench::new("qwen3_moe", 4).dividing(zero);
+        // Norms are summed bucket by bucket.
+        bench.options.adam.clip = None;
+        bench
+    };
+    let half = 4;
+    for (saving, resuming) in [(Zero::States, Zero::Fsdp), (Zero::Fsdp, Zero::States)] {
+        let run = folder();
+        let expected = bench(saving).train(degrees, &bench(saving).saving(half, run.path()));
+        let expected = expected.expect("trains");
+        let resuming = bench(resuming);
+        let dir = step_dir(run.path(), half);
+        let found = resuming.resume(degrees, &dir, &resuming.options);
+        let bits = |trained| resuming.weights(trained).into_iter().map(f32::to_bits);
+        assert!(bits(&found).eq(bits(&expected)), "{saving:?}: weights");
+    }
+    check_stop(&bench(Zero::Fsdp), degrees);
+    // In every layout, whoever saved.
+    check_each(Bench::new("qwen3_moe", 4), LAYOUTS, Bench::dividing);
+}
+
 /// Who has which tokens is nothing that a checkpoint says.
 #[test]
 fn oracle_ranks_that_cut_sequences_otherwise_take_a_run_up() {

@@ -234,9 +234,9 @@ fn each_rule_of_replicas_has_its_message() {
     );
     check(
         "",
-        "zero fsdp stack moefold",
-        "stack_zero",
-        &["stack moefold", "`zero` 1", "`stack` megatron"],
+        "zero fsdp ddp_bucket_size 7 stack moefold",
+        "fsdp_buckets",
+        &["`ddp_bucket_size` 7", "every layer", "`zero` 1"],
     );
     check(
         "pp=2",
@@ -287,6 +287,7 @@ fn choices_that_go_together_break_nothing() {
         ("pp=2", "overlap none"),
         ("pp=8,vpp=7", "overlap none"),
         ("tp=2,ep=8", "zero fsdp"),
+        ("tp=2,ep=8", "zero fsdp stack moefold"),
         ("", "precision fp8 recompute moe_act"),
         ("", "precision fp8-delayed recompute full"),
         ("", "precision fp8-delayed recompute moe,layernorm"),

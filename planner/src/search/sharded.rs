@@ -1,0 +1,231 @@
+//! [`Waits`]: what passes wait for where weights and gradients rest divided, from two microbatches played unit by unit.
+//!
+//! A unit is gathered when a pass comes to it, and where that is to run beside compute when the pass comes to the one
+//! before it; its gradients are reduced once its backward pass is over, and awaited there or when their buffer is
+//! needed. Collectives come one after the other.
+
+use moefold_profiles::Op;
+
+use crate::bucket::Held;
+use crate::choice::Overlap;
+
+/// What is gathered and reduced as one: a family of a unit.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Dense parameters, or experts.
+    pub(super) family: usize,
+    pub(super) unit: usize,
+    /// In which it is whole: of weights, of gradients.
+    pub(super) buffers: [usize; 2],
+    pub(super) gather_s: f64,
+    pub(super) reduce_s: f64,
+    /// What adds its reduced gradients up, and how long that takes.
+    pub(super) sweeps: Vec<Op>,
+    pub(super) swept_s: f64,
+}
+
+/// What passes wait for, in seconds.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waits {
+    /// The forward pass of the first microbatch, that of any other, and a backward pass.
+    pub(super) first_forward: f64,
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    /// What is left to reduce after the last backward pass.
+    pub(super) reduce: f64,
+    /// How often each gather runs: in the first microbatch, and in every other.
+    pub(super) gathers: Vec<[u32; 2]>,
+    /// What adds reduced gradients up, in every microbatch.
+    pub(super) swept: Vec<Op>,
+}
+
+/// Which way a pass goes.
+const FORWARD: usize = 0;
+const BACKWARD: usize = 1;
+
+impl Waits {
+    /// Those of a step of so many microbatches, whose units take `passes_s` forward and backward, in order of use.
+    /// `keeps` says whether a unit that is in its buffer still is not gathered again.
+    pub(super) fn played(
+        parts: &[Part],
+        passes_s: &[[f64; 2]],
+        overlap: Overlap,
+        keeps: bool,
+        microbatches: u32,
+    ) -> Self {
+        let mut of_units = vec![Vec::new(); passes_s.len()];
+        for (number, part) in parts.iter().enumerate() {
+            of_units[part.unit].push(number);
+        }
+        let mut player = Player {
+            parts,
+            of_units,
+            overlap,
+            held: Held::default(),
+            now: 0.0,
+            lane: 0.0,
+            gathered: vec![0.0; parts.len()],
+            gathers: vec![0; parts.len()],
+            reduced: Vec::new(),
+        };
+        let mut passed_s = [[0.0; 2]; 2];
+        let mut gathers = vec![[0; 2]; parts.len()];
+        for (microbatch, passed_s) in passed_s.iter_mut().enumerate() {
+            for pass in [FORWARD, BACKWARD] {
+                if !keeps {
+                    player.held = Held::default();
+                }
+                let began = player.now;
+                player.pass(pass, passes_s);
+                passed_s[pass] = player.now - began;
+            }
+            for (all, own) in gathers.iter_mut().zip(&mut player.gathers) {
+                all[microbatch] = std::mem::take(own);
+            }
+        }
+        let after = player.now;
+        player.settle(|_| true);
+        let alone = |pass: usize| passes_s.iter().map(|seconds| seconds[pass]).sum::<f64>();
+        let usual = usize::from(microbatches > 1);
+        let waited = |microbatch: usize, pass: usize| -> f64 {
+            (passed_s[microbatch][pass] - alone(pass)).max(0.0)
+        };
+        let forward = waited(usual, FORWARD);
+        Self {
+            // Where reductions of the microbatch before hold gathers up, the first one waits less; it counts as the
+            // others.
+            first_forward: waited(0, FORWARD).max(forward),
+            forward,
+            backward: waited(usual, BACKWARD),
+            reduce: player.now - after,
+            gathers,
+            swept: parts
+                .iter()
+                .flat_map(|part| part.sweeps.iter().copied())
+                .collect(),
+        }
+    }
+}
+
+struct Player<'a> {
+    parts: &'a [Part],
+    /// Numbers of parts, by unit.
+    of_units: Vec<Vec<usize>>,
+    overlap: Overlap,
+    held: Held,
+    /// When compute goes on, and when the last collective ends.
+    now: f64,
+    lane: f64,
+    /// By part, when it was gathered last, and how often.
+    gathered: Vec<f64>,
+    gathers: Vec<u32>,
+    /// Reductions that are not awaited yet: of which part, and when they end.
+    reduced: Vec<(usize, f64)>,
+}
+
+impl Player<'_> {
+    fn pass(&mut self, pass: usize, passes_s: &[[f64; 2]]) {
+        if pass == BACKWARD {
+            self.settle(|_| true);
+        }
+        let units = passes_s.len();
+        for step in 0..units {
+            let (unit, next) = match pass {
+                FORWARD => (step, Some(step + 1)),
+                _ => (units - 1 - step, (units - 1 - step).checked_sub(1)),
+            };
+            self.gather(unit);
+            if let Some(next) = next.filter(|&next| self.overlap.param_gather && next < units) {
+                self.gather(next);
+            }
+            let own = self.of_units[unit].clone();
+            for &number in &own {
+                self.now = self.now.max(self.gathered[number]);
+                if pass == BACKWARD {
+                    let buffer = |part: &Part| (part.family, part.buffers[1]);
+                    let own = buffer(&self.parts[number]);
+                    self.settle(|other| buffer(other) == own);
+                }
+            }
+            self.now += passes_s[unit][pass];
+            if pass == BACKWARD {
+                for &number in &own {
+                    self.lane = self.lane.max(self.now) + self.parts[number].reduce_s;
+                    self.reduced.push((number, self.lane));
+                }
+                if !self.overlap.grad_reduce {
+                    self.settle(|_| true);
+                }
+            }
+        }
+    }
+
+    /// Gathers what of a unit its buffers do not hold.
+    fn gather(&mut self, unit: usize) {
+        for &number in &self.of_units[unit] {
+            let part = &self.parts[number];
+            if self.held.take(part.family, part.buffers[0], unit) {
+                self.lane = self.lane.max(self.now) + part.gather_s;
+                self.gathered[number] = self.lane;
+                self.gathers[number] += 1;
+            }
+        }
+    }
+
+    /// Waits for reductions of some parts and adds what they give up.
+    fn settle(&mut self, those: impl Fn(&Part) -> bool) {
+        for (number, ends) in std::mem::take(&mut self.reduced) {
+            let part = &self.parts[number];
+            if those(part) {
+                self.now = self.now.max(ends) + part.swept_s;
+            } else {
+                self.reduced.push((number, ends));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four units of one family, each gathered in 2 and reduced in 3 seconds.
+    fn parts(turns: [usize; 2]) -> Vec<Part> {
+        let part = |unit: usize| Part {
+            family: 0,
+            unit,
+            buffers: turns.map(|turns| unit % turns),
+            gather_s: 2.0,
+            reduce_s: 3.0,
+            sweeps: Vec::new(),
+            swept_s: 0.5,
+        };
+        (0..4).map(part).collect()
+    }
+
+    #[test]
+    fn golden_waits_of_four_units() {
+        let passes_s = [[5.0, 9.0]; 4];
+        let beside = Overlap {
+            grad_reduce: true,
+            param_gather: true,
+            ..Overlap::default()
+        };
+        // When they are needed: forward three, as the first is there but in the first microbatch; backward three and
+        // all reductions.
+        let waits = Waits::played(&parts([1, 1]), &passes_s, Overlap::default(), true, 2);
+        assert_eq!(waits.gathers, [[2, 1], [2, 2], [2, 2], [1, 1]]);
+        let found = [waits.first_forward, waits.forward, waits.backward];
+        assert_eq!(found, [8.0, 6.0, 3.0 * 2.0 + 4.0 * 3.5]);
+        assert_eq!(waits.reduce, 0.0);
+        // Beside: the first one; what adds gradients up; behind the last pass its reduction.
+        let waits = Waits::played(&parts([2, 2]), &passes_s, beside, true, 2);
+        assert_eq!(waits.gathers, [[2, 1], [2, 1], [1, 1], [1, 1]]);
+        let found = [waits.first_forward, waits.forward, waits.backward];
+        assert_eq!(found, [2.0, 0.0, 2.0]);
+        assert_eq!(waits.reduce, 3.0 + 0.5);
+        // Released after each pass, a unit is gathered for both.
+        let waits = Waits::played(&parts([2, 2]), &passes_s, beside, false, 2);
+        assert_eq!(waits.gathers, [[2, 2]; 4]);
+    }
+}
