@@ -235,6 +235,10 @@ pub(crate) struct ExecuteArgs {
     /// How ranks are started
     #[arg(long, value_enum, default_value_t = Launch::Threads)]
     pub(crate) launch: Launch,
+    /// Seconds that a rank which is a process may be silent, as where it is stopped or its machine is gone,
+    /// before the run ends
+    #[arg(long, value_name = "S", default_value_t = 60.0, value_parser = seconds)]
+    pub(crate) heartbeat_s: f64,
     /// Run directory to write [default: the first free of runs/run-1, runs/run-2, ...; of --dry-run
     /// runs/dry-run-rank-R]
     #[arg(long)]
@@ -674,4 +678,11 @@ pub(crate) struct GpuCheckArgs {
     /// Run one part in this process
     #[arg(long, hide = true, value_name = "JSON")]
     pub(crate) part: Option<String>,
+}
+
+/// Seconds that something may take: more than a tenth, at most a day.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok();
+    let bounded = seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    bounded.ok_or_else(|| "expected seconds, from 0.1 to 86400".to_owned())
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use moefold_executor::checkpoint::{self, Written};
@@ -66,6 +66,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => return launch::processes(plan.request.gpus),
         Launch::Env => World::process(launch::from_environment()?)
+            .heartbeat(Duration::from_secs_f64(args.heartbeat_s))
             .listen()
             .map_err(failure)?,
     };

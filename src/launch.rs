@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 
-use moefold_executor::transport::Launched;
+use moefold_executor::transport::{Launched, SECRET_VARIABLE, new_secret};
 
 use crate::cli::Launch;
 use crate::failure::{Failure, failure};
@@ -71,6 +71,7 @@ pub(crate) fn processes(ranks: u32) -> Result<(), Failure> {
     let arguments = with_env(std::env::args_os().skip(1));
     let port = free_port()?.to_string();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let secret = new_secret();
     let job = format!("{}-{}", process::id(), now.unwrap_or_default().as_nanos());
     let mut family = Family::default();
     for rank in 0..ranks {
@@ -84,6 +85,7 @@ pub(crate) fn processes(ranks: u32) -> Result<(), Failure> {
             .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
             .env("MASTER_PORT", &port)
             .env("MOEFOLD_JOB", &job)
+            .env(SECRET_VARIABLE, &secret)
             .env_remove("MOEFOLD_PORT")
             .env_remove("TORCHELASTIC_USE_AGENT_STORE")
             .env(PARENT_VARIABLE, "1")

@@ -315,6 +315,7 @@ fn a_process_of_a_launcher_judges_the_gpu_that_it_takes() {
             ("LOCAL_WORLD_SIZE", "3"),
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", "1"),
+            ("MOEFOLD_SECRET", "a secret of the tests"),
             ("MOEFOLD_TIMEOUT_S", "0.5"),
         ]
     };

@@ -67,6 +67,7 @@ impl Bench {
             .env("WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
+            .env("MOEFOLD_SECRET", "a secret of the tests")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command
@@ -322,6 +323,32 @@ fn a_rank_that_fails_before_the_ranks_meet_is_not_waited_for() {
 }
 
 #[test]
+fn a_rank_that_would_train_otherwise_ends_the_run_before_it_begins() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let run_dir = bench.path("run");
+    for (flags, expected) in [
+        (["--lr", "0.5"], "lr is 0.5 there and 0.0003 here"),
+        (["--seed", "7"], "seed 7"),
+        (["--steps", "3"], "steps in all is 3 there"),
+    ] {
+        let port = port();
+        let start = |rank, flags: &[&str]| {
+            let out = ["--out", &run_dir];
+            Guarded::start(&mut bench.rank(rank, 2, port, &[&out, flags].concat()))
+        };
+        for (rank, ended) in [start(0, &[]), start(1, &flags)].into_iter().enumerate() {
+            let (code, _, errors) = ended.ended();
+            assert_eq!(code, 1, "rank {rank}: {errors}");
+            assert!(
+                errors.contains("rank 1 would train otherwise than rank 0")
+                    && errors.contains(expected),
+                "rank {rank}: {errors}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
     let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
     let refused = |command: &mut Command, expected: &str| {
@@ -333,7 +360,13 @@ fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
         &mut bench.execute(&["--launch", "env"]),
         "neither RANK (torchrun) nor SLURM_PROCID",
     );
-    for missing in ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] {
+    for missing in [
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "MOEFOLD_SECRET",
+    ] {
         let mut command = bench.rank(0, 2, 29500, &[]);
         refused(
             command.env_remove(missing),
@@ -374,6 +407,37 @@ fn signal(name: &str, process: u32) {
     let script = format!("kill -{name} {process}");
     let done = Command::new("sh").args(["-c", &script]).status();
     assert!(done.expect("there is a shell").success(), "{script}");
+}
+
+#[test]
+fn a_rank_that_hangs_ends_the_run_within_its_heartbeat() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    for (hung, who) in [(1, "rank 1 failed"), (0, "rank 0 failed")] {
+        let (port, out) = (port(), bench.path(&format!("run-{hung}")));
+        let flags = ["--steps", "100000", "--out", &out, "--heartbeat-s", "2"];
+        let start = |rank| Guarded::start(&mut bench.rank(rank, 2, port, &flags));
+        let (first, second) = (start(0), start(1));
+        await_steps(&out);
+        let (other, stopped) = if hung == 1 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        let begun = Instant::now();
+        signal("STOP", stopped.0.id());
+        let (code, _, errors) = other.ended();
+        assert_eq!(code, 1, "{errors}");
+        assert!(
+            errors.contains(who) && errors.contains("it has been silent for 2.0 s"),
+            "{errors}"
+        );
+        // Rank 0 stays a little for ranks that should be leaving.
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
 }
 
 #[test]
@@ -447,6 +511,7 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
         ("WORLD_SIZE", "2"),
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", "29500"),
+        ("MOEFOLD_SECRET", "a secret of the tests"),
     ];
     let (code, _, errors) = run(alone.envs(started));
     assert_eq!(code, 2, "{errors}");

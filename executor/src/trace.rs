@@ -13,6 +13,8 @@ use moefold_profiles::Cluster;
 
 mod answers;
 mod dry_run;
+#[cfg(test)]
+mod hostile;
 mod peers;
 mod tape;
 #[cfg(test)]

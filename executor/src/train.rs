@@ -9,6 +9,8 @@
 mod tests;
 mod trainer;
 
+use std::collections::BTreeMap;
+
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
@@ -145,7 +147,12 @@ pub fn run_in(
         let records = gather::at_first(rank, record, &weights, &collector)?;
         Ok(((steps, checkpoints), records))
     };
-    let ran = world.run(rank).inspect_err(|_| {
+    let terms = if world.is_apart() {
+        terms(plan, model, batch, options, data)?
+    } else {
+        BTreeMap::new()
+    };
+    let ran = world.agreeing(terms).run(rank).inspect_err(|_| {
         if let (Some(saving), true) = (&options.save, world.has_first()) {
             checkpoint::discard_partial(&saving.run_dir);
         }
@@ -212,6 +219,54 @@ fn begin(
         saved.check(&fingerprint, options.steps)?;
     }
     Ok((weights, Some(fingerprint)))
+}
+
+/// What ranks that were started one by one must have been given alike: the plan, what decides the course of
+/// training, and when checkpoints are due. Names are those of [`Fingerprint`] or flags.
+fn terms(
+    plan: &PlannedLayout,
+    model: &Model,
+    batch: &Batch,
+    options: &TrainOptions,
+    data: Data<'_>,
+) -> Result<BTreeMap<String, String>, Error> {
+    let fingerprint = Fingerprint::of(options, batch, data.training)?;
+    let fingerprint = serde_json::to_value(fingerprint).expect("options are plain data");
+    let fingerprint = fingerprint.as_object().expect("it has fields");
+    let mut terms: BTreeMap<String, String> = fingerprint
+        .iter()
+        .map(|(name, said)| (name.clone(), said.to_string()))
+        .collect();
+    let plan = serde_json::to_vec(&(plan, model)).expect("a plan is plain data");
+    let init = match &options.init {
+        Init::Random => format!("random, seed {}", options.seed),
+        Init::HuggingFace(_) => "a Hugging Face folder".to_owned(),
+        Init::Resume(from) => format!("a checkpoint after {} steps", from.step),
+    };
+    let validation = data.validation.map(|validation| {
+        let samples = validation.samples.fingerprint()?;
+        Ok::<_, Error>(format!(
+            "{samples} every {} steps, {} batches",
+            validation.every, validation.iters
+        ))
+    });
+    terms.extend([
+        ("moefold".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        (
+            "plan".to_owned(),
+            blake3::hash(&plan).to_hex()[..16].to_owned(),
+        ),
+        ("init".to_owned(), init),
+        ("steps in all".to_owned(), options.steps.to_string()),
+        ("device".to_owned(), options.device.name().to_owned()),
+    ]);
+    if let Some(validation) = validation.transpose()? {
+        terms.insert("validation".to_owned(), validation);
+    }
+    if let Some(saving) = &options.save {
+        terms.insert("save-every".to_owned(), saving.every.to_string());
+    }
+    Ok(terms)
 }
 
 /// Leading steps whose times are not counted: a quarter of a short run, three of a long one.

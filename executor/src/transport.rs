@@ -16,8 +16,10 @@ mod launched;
 mod mail;
 mod mailbox;
 mod nccl;
+mod pulse;
 mod remote;
 mod rendezvous;
+mod secret;
 mod shelf;
 #[cfg(test)]
 mod tests;
@@ -36,10 +38,11 @@ use serde::{Deserialize, Serialize};
 pub use communicator::Communicator;
 pub(crate) use communicator::ranks_of_link;
 
-pub use launched::{Launched, TIMEOUT_VARIABLE};
+pub use launched::{Launched, SECRET_VARIABLE, TIMEOUT_VARIABLE};
 pub(crate) use mailbox::Payload;
 #[cfg(test)]
 pub(crate) use rendezvous::tests::world_of;
+pub use secret::new_secret;
 pub use world::{RankContext, World};
 
 /// How elements of several ranks become one.

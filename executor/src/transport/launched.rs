@@ -1,8 +1,10 @@
 //! [`Launched`]: what a launcher tells a process of its place in a run, by environment variables.
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::secret::{Nonce, SHORTEST, Secret, new_secret, nonce};
 use crate::error::Error;
 
 /// How long a rank waits for others, in seconds, at most 30 days; ten minutes where it is not set.
@@ -16,6 +18,12 @@ const PORT_VARIABLE: &str = "MOEFOLD_PORT";
 
 /// A job of ours, so that ranks of two jobs on one port are told apart.
 const JOB_VARIABLE: &str = "MOEFOLD_JOB";
+
+/// The secret by which ranks of a run know each other, the same for all of them.
+pub const SECRET_VARIABLE: &str = "MOEFOLD_SECRET";
+
+/// A file that holds it, where it is not in the environment.
+const SECRET_FILE_VARIABLE: &str = "MOEFOLD_SECRET_FILE";
 
 /// Whether this process, which is one rank, has gone to meet the others.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
@@ -39,6 +47,10 @@ pub struct Launched {
     pub port: u16,
     /// What the launcher calls the job; the same for all its ranks.
     pub job: String,
+    /// By which ranks of this run know each other.
+    pub(super) secret: Secret,
+    /// A number of this process, among those that may come as one rank.
+    pub(super) process: Nonce,
     slurm: bool,
 }
 
@@ -104,6 +116,8 @@ impl Launched {
             job: get(JOB_VARIABLE)
                 .or_else(|| get("TORCHELASTIC_RUN_ID"))
                 .unwrap_or_default(),
+            secret: secret(get, ranks)?,
+            process: nonce(),
             slurm: false,
         })
     }
@@ -147,6 +161,8 @@ impl Launched {
             host,
             port,
             job: get(JOB_VARIABLE).unwrap_or_else(|| format!("{id}.{step}")),
+            secret: secret(get, ranks)?,
+            process: nonce(),
             slurm: true,
         })
     }
@@ -163,6 +179,8 @@ impl Launched {
             host: "127.0.0.1".to_owned(),
             port,
             job: "a job".to_owned(),
+            secret: Secret::of("a secret of the tests"),
+            process: nonce(),
             slurm: false,
         }
     }
@@ -233,6 +251,37 @@ fn number<T: std::str::FromStr>(
             "{name}: found {said:?}, expected a whole number that fits"
         ))
     })
+}
+
+/// The secret of a run of several ranks; one alone needs none.
+fn secret(get: &dyn Fn(&str) -> Option<String>, ranks: u32) -> Result<Secret, Error> {
+    let (name, said) = match (get(SECRET_VARIABLE), get(SECRET_FILE_VARIABLE)) {
+        (Some(said), _) => (SECRET_VARIABLE.to_owned(), said),
+        (None, Some(file)) => {
+            let name = format!("{SECRET_FILE_VARIABLE} {file}");
+            let said = fs::read_to_string(&file);
+            (
+                name.clone(),
+                said.map_err(|cause| refuse(&format!("{name}: {cause}")))?,
+            )
+        }
+        (None, None) if ranks == 1 => return Ok(Secret::of(&new_secret())),
+        (None, None) => {
+            return Err(refuse(&format!(
+                "{SECRET_VARIABLE} is not set, by which ranks know each other: before the launch, say \
+                 export {SECRET_VARIABLE}=$(head -c 32 /dev/urandom | base64 -w 0), the same on every machine, \
+                 or name a file that holds it with {SECRET_FILE_VARIABLE}"
+            )));
+        }
+    };
+    let said = said.trim();
+    if said.len() < SHORTEST {
+        return Err(refuse(&format!(
+            "{name}: found {} bytes, expected at least {SHORTEST} that nobody can guess",
+            said.len()
+        )));
+    }
+    Ok(Secret::of(said))
 }
 
 fn port(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, Error> {

@@ -147,6 +147,13 @@ impl Group {
             changed: Condvar::new(),
         }
     }
+
+    /// Whether a member has posted its part of collective `sequence`, and not all have collected it.
+    pub(super) fn has_posted(&self, sequence: u64, member: usize) -> bool {
+        let slots = lock(&self.slots);
+        let slot = slots.get(&Step::from(sequence));
+        slot.is_some_and(|slot| slot.posts[member].is_some())
+    }
 }
 
 #[derive(Debug)]
@@ -190,6 +197,11 @@ impl Mailbox {
             events: Mutex::default(),
             happened: Condvar::new(),
         }
+    }
+
+    /// Ranks of the world.
+    pub(super) fn ranks(&self) -> u32 {
+        self.left.len() as u32
     }
 
     /// The group of a key, made by its first member.

@@ -12,14 +12,22 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, TcpStream};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, Collected, Failure, Group, GroupKey, Mailbox, Payload, Post};
-use super::wire::{self, BODY_LIMIT};
+use super::pulse::Pulse;
+use super::wire::{self, BODY_LIMIT, printable};
 use super::{Place, TransportError};
+
+/// Groups that one rank may name.
+const GROUPS: usize = 1 << 16;
+
+/// Bytes of a group's name.
+const NAME: usize = 64;
 
 /// What a rank asks. Groups are numbers in the order they were named in.
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,15 +83,17 @@ pub(super) struct Remote {
     rank: u32,
     connection: RefCell<BufReader<TcpStream>>,
     groups: RefCell<HashMap<GroupKey, usize>>,
+    pulse: Pulse,
 }
 
 impl Remote {
     /// Over a connection that has been welcomed.
-    pub(super) fn new(rank: u32, connection: TcpStream) -> Self {
+    pub(super) fn new(rank: u32, connection: TcpStream, pulse: Pulse) -> Self {
         Self {
             rank,
             connection: RefCell::new(BufReader::new(connection)),
             groups: RefCell::default(),
+            pulse,
         }
     }
 
@@ -95,6 +105,9 @@ impl Remote {
             // What comes late would be taken for the answer to another question, and nothing is to
             // wait a second time.
             let _ = connection.get_ref().shutdown(Shutdown::Both);
+            if let Some(silence) = self.pulse.silence() {
+                return io::Error::new(io::ErrorKind::TimedOut, silence);
+            }
             match cause.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                     io::Error::new(io::ErrorKind::TimedOut, "it has been silent for too long")
@@ -227,7 +240,9 @@ pub(super) fn serve(connection: TcpStream, rank: u32, mailbox: &Mailbox) {
             Err(cause) => break cause,
         };
         said |= matches!(request, Request::Leave | Request::Poison(_));
-        let answered = match answer(request, &body, rank, mailbox, &mut groups) {
+        // What a request is not checked for must not leave the others waiting.
+        let answered = AssertUnwindSafe(|| answer(request, &body, rank, mailbox, &mut groups));
+        let answered = match panic::catch_unwind(answered).unwrap_or_default() {
             Some((reply, posts)) => {
                 let body: Vec<&Payload> = posts.iter().map(|post| &post.data).collect();
                 wire::write(connection.get_mut(), &reply, &body)
@@ -259,6 +274,17 @@ fn answer(
 ) -> Option<(Reply, Vec<Arc<Post>>)> {
     let reply = match request {
         Request::Name(key) => {
+            let mut sorted = key.ranks.clone();
+            sorted.sort_unstable();
+            let is_group = sorted.is_sorted_by(|a, b| a < b)
+                && sorted.last().is_some_and(|last| *last < mailbox.ranks())
+                && sorted.contains(&rank)
+                && key.name.len() <= NAME
+                && printable(&key.name) == key.name
+                && groups.len() < GROUPS;
+            if !is_group {
+                return None;
+            }
             groups.push(mailbox.group(&key));
             Reply::Done
         }
@@ -269,8 +295,11 @@ fn answer(
             call,
             post,
         } => {
-            let group = groups.get(group)?;
+            let group = member_of(groups, group, member, rank)?;
             let post = unpack(vec![(call, post)], body)?.pop()?;
+            if post.rows.len() > group.key.ranks.len() || group.has_posted(sequence, member) {
+                return None;
+            }
             match mailbox.post(group, sequence, member, post) {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused(error),
@@ -282,7 +311,10 @@ fn answer(
             member,
             call,
         } => {
-            let (group, call) = (groups.get(group)?, call.call()?);
+            let (group, call) = (member_of(groups, group, member, rank)?, call.call()?);
+            if !group.has_posted(sequence, member) {
+                return None;
+            }
             match mailbox.collect(group, sequence, member, &call) {
                 Ok(collected) => {
                     let posts = collected.posts;
@@ -296,7 +328,7 @@ fn answer(
         }
         Request::Failure => Reply::Failure(mailbox.failure().cloned()),
         Request::Poison(message) => {
-            mailbox.poison(rank, message);
+            mailbox.poison(rank, printable(&message));
             Reply::Done
         }
         Request::Leave => {
@@ -305,6 +337,12 @@ fn answer(
         }
     };
     Some((reply, Vec::new()))
+}
+
+/// A group that a rank named, if it is that member of it.
+fn member_of(groups: &[Arc<Group>], group: usize, member: usize, rank: u32) -> Option<&Arc<Group>> {
+    let group = groups.get(group)?;
+    (group.key.ranks.get(member) == Some(&rank)).then_some(group)
 }
 
 impl SentCall {

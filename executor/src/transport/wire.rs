@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::mailbox::Payload;
 
 /// What a connection begins with. The last number is the version of the protocol.
-pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x03";
+pub(super) const MAGIC: [u8; 12] = *b"moefold\n\0\0\0\x04";
 
 /// The longest header: names and ranks of groups, messages.
 const HEADER_LIMIT: u64 = 1 << 20;
@@ -113,6 +113,20 @@ fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     numbers
 }
 
+/// What another process says, for a person to read: without what would steer a terminal, and not too long.
+pub(super) fn printable(said: &str) -> String {
+    const LONGEST: usize = 4096;
+    let mut shown = String::new();
+    for character in said.chars().take(LONGEST) {
+        if character.is_control() && character != '\n' && character != '\t' {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,6 +154,13 @@ mod tests {
             let cut = read::<(String, u32)>(&mut &sent[..length], BODY_LIMIT);
             assert!(cut.is_err(), "cut off after {length} bytes");
         }
+    }
+
+    #[test]
+    fn what_steers_a_terminal_is_spelled_out() {
+        assert_eq!(printable("rank 1:\n\tno file"), "rank 1:\n\tno file");
+        assert_eq!(printable("a\x1b[2Jb\r\u{9b}c"), "a\\u{1b}[2Jb\\r\\u{9b}c");
+        assert_eq!(printable(&"x".repeat(10_000)).len(), 4096);
     }
 
     #[test]

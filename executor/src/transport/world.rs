@@ -5,7 +5,7 @@
 //! returns the failure that came first of the ranks that are here, with its rank.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -19,8 +19,9 @@ use super::launched::Launched;
 use super::mail::{Mail, TO_FIRST};
 use super::mailbox::{Call, GroupKey, Mailbox, Payload, lock};
 use super::nccl::{Broken, Gpus, Ring};
+use super::pulse::HEARTBEAT;
 use super::remote::Remote;
-use super::rendezvous::{self, Server};
+use super::rendezvous::{self, Meeting, Server};
 use super::shelf::Shelf;
 use super::threads::{Flights, Started, Threads};
 use super::{CollectiveLog, Communicator, Transport, TransportError};
@@ -34,7 +35,8 @@ const STACK_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone)]
 pub struct World {
     kind: Kind,
-    deadline: Duration,
+    /// How ranks that are processes meet; its deadline is that of all ranks.
+    meeting: Meeting,
     /// The NCCL of ranks with a GPU each; absent, that of the machine.
     nccl: Option<Nccl>,
 }
@@ -51,8 +53,12 @@ enum Kind {
     },
 }
 
-/// How long a rank waits for others.
-const DEADLINE: Duration = Duration::from_mins(10);
+/// How ranks meet where nobody says otherwise: each waits for others for ten minutes.
+const MEETING: Meeting = Meeting {
+    terms: BTreeMap::new(),
+    deadline: Duration::from_mins(10),
+    heartbeat: HEARTBEAT,
+};
 
 impl World {
     /// A world of `ranks` threads. A collective that waits for ten minutes fails.
@@ -60,7 +66,7 @@ impl World {
         assert!(ranks > 0, "a world has at least one rank");
         Self {
             kind: Kind::Threads { ranks },
-            deadline: DEADLINE,
+            meeting: MEETING,
             nccl: None,
         }
     }
@@ -72,7 +78,7 @@ impl World {
                 launched,
                 server: Arc::default(),
             },
-            deadline: DEADLINE,
+            meeting: MEETING,
             nccl: None,
         }
     }
@@ -83,6 +89,7 @@ impl World {
     pub fn listen(self) -> Result<Self, Error> {
         if let Kind::Process { launched, server } = &self.kind
             && launched.rank == 0
+            && launched.ranks > 1
         {
             *lock(server) = Some(Server::start(launched)?);
         }
@@ -122,7 +129,30 @@ impl World {
     /// Changes how long a collective waits for missing ranks before it fails.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+        let meeting = Meeting {
+            deadline,
+            ..self.meeting
+        };
+        Self { meeting, ..self }
+    }
+
+    /// Changes how long a rank that is a process may be silent before it has failed.
+    #[must_use]
+    pub fn heartbeat(self, heartbeat: Duration) -> Self {
+        let meeting = Meeting {
+            heartbeat,
+            ..self.meeting
+        };
+        Self { meeting, ..self }
+    }
+
+    /// The same world under terms, by name, that ranks which are processes compare when they meet: where one
+    /// has others than rank 0 there is no run.
+    #[must_use]
+    pub fn agreeing(&self, terms: BTreeMap<String, String>) -> Self {
+        let mut world = self.clone();
+        world.meeting.terms = terms;
+        world
     }
 
     /// Lets ranks that are processes with a GPU each talk by this NCCL, whatever the machine has.
@@ -150,7 +180,7 @@ impl World {
         T: Send,
         F: Fn(&RankContext) -> Result<T, Error> + Sync,
     {
-        let mailbox = Arc::new(Mailbox::new(ranks, self.deadline));
+        let mailbox = Arc::new(Mailbox::new(ranks, self.meeting.deadline));
         let epoch = Instant::now();
         let outcomes: Vec<Result<T, Error>> = thread::scope(|scope| {
             let spawn = |rank| {
@@ -213,17 +243,25 @@ impl World {
         };
         Launched::begin();
         let outcome = if launched.rank == 0 {
-            let mailbox = Arc::new(Mailbox::new(launched.ranks, self.deadline));
-            let listening = lock(server).take();
-            let server = listening.map_or_else(|| Server::start(launched), Ok)?;
-            server.wait(&mailbox, self.deadline)?;
+            let mailbox = Arc::new(Mailbox::new(launched.ranks, self.meeting.deadline));
+            let server = match lock(server).take() {
+                // Nobody else is to come.
+                None if launched.ranks == 1 => None,
+                None => Some(Server::start(launched)?),
+                listening => listening,
+            };
+            if let Some(server) = &server {
+                server.wait(&mailbox, &self.meeting)?;
+            }
             let mail: Rc<dyn Mail> = Rc::new(mailbox);
             let outcome = self.run_rank(seat, Instant::now(), &mail, body);
-            server.stay(self.deadline);
+            if let Some(server) = server {
+                server.stay(self.meeting.deadline);
+            }
             outcome
         } else {
-            let connection = rendezvous::connect(launched, self.deadline)?;
-            let mail: Rc<dyn Mail> = Rc::new(Remote::new(launched.rank, connection));
+            let (connection, pulse) = rendezvous::connect(launched, &self.meeting)?;
+            let mail: Rc<dyn Mail> = Rc::new(Remote::new(launched.rank, connection, pulse));
             self.run_rank(seat, Instant::now(), &mail, body)
         };
         first_failure(launched.rank, vec![outcome], None)
@@ -243,7 +281,7 @@ impl World {
         let context = RankContext {
             seat,
             epoch,
-            deadline: self.deadline,
+            deadline: self.meeting.deadline,
             nccl: self.nccl,
             mail: Rc::clone(mail),
             instances: Rc::default(),

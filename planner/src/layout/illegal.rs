@@ -45,6 +45,16 @@ pub enum Illegal {
     /// A degree or size of zero.
     #[error("{key} is 0, and must be at least 1")]
     Zero { key: &'static str },
+    /// More work in a step than anyone has.
+    #[error("{key} is {found}; at most {most} is planned")]
+    Huge {
+        /// Which quantity.
+        key: &'static str,
+        /// How much of it.
+        found: u128,
+        /// What would do.
+        most: u64,
+    },
     /// More ranks than this program lists.
     #[error("{gpus} GPUs are more than the {MAX_GPUS} this program plans for")]
     TooManyGpus { gpus: u32 },
@@ -337,6 +347,7 @@ impl Illegal {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Zero { .. } => "zero",
+            Self::Huge { .. } => "huge",
             Self::TooManyGpus { .. } => "too_many_gpus",
             Self::AttentionGrid { .. } => "attention_grid",
             Self::ExpertGrid { .. } => "expert_grid",

@@ -144,6 +144,12 @@ fn lower(top: &Keys<'_>) -> Result<Model, ModelError> {
         model.tied_embeddings = top.bool_or(TIED, false)?;
     }
     outer.unwrap_or(found).clone_into(&mut model.model_type);
+    model.check().map_err(|broken| ModelError::Value {
+        file: top.file().to_owned(),
+        key: format!("{} (of what it describes)", broken.key),
+        found: broken.found,
+        expected: broken.expected,
+    })?;
     Ok(model)
 }
 

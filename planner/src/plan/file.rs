@@ -97,7 +97,7 @@ pub enum PlanFileError {
         /// What it has to be.
         expected: String,
     },
-    /// A predicted number that cannot be one.
+    /// A size or a predicted number that cannot be one.
     #[error("{}: {key} is {found}; expected {expected}", path.display())]
     Prediction {
         /// The file.
@@ -180,6 +180,13 @@ impl Plan {
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
         let place = Place { path, prefix: "" };
         let (planned, model, request) = (&self.planned, &self.model, &self.request);
+        model.check().map_err(|broken| {
+            place.prediction(
+                &format!("model.{}", broken.key),
+                broken.found,
+                broken.expected,
+            )
+        })?;
         planned.check(&place, model, request)?;
         for (index, runner_up) in self.alternatives.iter().enumerate() {
             let prefix = &format!("alternatives[{index}].");

@@ -9,6 +9,13 @@ use crate::layout::{Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, PartialDe
 use crate::model::{Ffn, Mixer, Model};
 use crate::options::SearchOptions;
 
+/// The longest sequence that is planned, several times the longest that was trained on.
+const MOST_POSITIONS: u64 = 1 << 26;
+/// The most sequences of a step.
+const MOST_SEQUENCES: u64 = 1 << 22;
+/// The most tokens of a step, a hundred times those of the largest runs.
+const MOST_TOKENS: u64 = 1 << 34;
+
 /// The sizes of a model and a batch that degrees must divide.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -161,6 +168,21 @@ impl Rules {
         ] {
             if size == 0 {
                 broken.push(Illegal::Zero { key });
+            }
+        }
+        let Batch {
+            seq_len,
+            global_batch,
+        } = self.batch;
+        let tokens = u128::from(seq_len) * u128::from(global_batch);
+        for (key, found, most) in [
+            ("sequence length", seq_len.into(), MOST_POSITIONS),
+            ("global batch", global_batch.into(), MOST_SEQUENCES),
+            ("tokens of a step", tokens, MOST_TOKENS),
+        ] {
+            if found > most.into() {
+                broken.push(Illegal::Huge { key, found, most });
+                return None;
             }
         }
         for check in [

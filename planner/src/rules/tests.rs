@@ -123,10 +123,38 @@ fn each_rule_has_its_message() {
     check(
         "",
         1,
-        odd(1 << 40),
+        odd(1 << 21),
         "microbatches",
-        &["1099511627776 microbatches"],
+        &["2097152 microbatches"],
     );
+}
+
+#[test]
+fn more_work_than_anyone_has_is_refused_before_it_is_searched() {
+    let odd = |global_batch| Batch {
+        global_batch,
+        ..BATCH
+    };
+    let long = |seq_len| Batch { seq_len, ..BATCH };
+    for (batch, words) in [
+        (
+            odd(1 << 40),
+            ["global batch is 1099511627776", "at most 4194304"],
+        ),
+        (
+            long(1 << 40),
+            ["sequence length is 1099511627776", "at most 67108864"],
+        ),
+        (
+            Batch {
+                seq_len: 1 << 20,
+                global_batch: 1 << 20,
+            },
+            ["tokens of a step is 1099511627776", "at most 17179869184"],
+        ),
+    ] {
+        check("", 1, batch, "huge", &words);
+    }
 }
 
 #[test]

@@ -13,7 +13,10 @@ fn of(variables: &[(&str, &str)]) -> Result<Launched, String> {
     })
 }
 
-const TORCHRUN: [(&str, &str); 6] = [
+const SECRET: (&str, &str) = ("MOEFOLD_SECRET", "sixteen bytes or more");
+
+const TORCHRUN: [(&str, &str); 7] = [
+    SECRET,
     ("RANK", "11"),
     ("WORLD_SIZE", "16"),
     ("LOCAL_RANK", "3"),
@@ -22,7 +25,8 @@ const TORCHRUN: [(&str, &str); 6] = [
     ("MASTER_PORT", "29500"),
 ];
 
-const SLURM: [(&str, &str); 6] = [
+const SLURM: [(&str, &str); 7] = [
+    SECRET,
     ("SLURM_PROCID", "5"),
     ("SLURM_NTASKS", "8"),
     ("SLURM_LOCALID", "1"),
@@ -179,4 +183,37 @@ fn a_timeout_is_seconds_that_somebody_may_wait() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_secret_comes_from_the_environment_or_a_file_and_is_long_enough() {
+    let of = |more: &[(&str, &str)]| of(&with(&without(&TORCHRUN, SECRET.0), more));
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("UTF-8");
+    let named = [("MOEFOLD_SECRET_FILE", path)];
+    let error = of(&named).expect_err("it is empty");
+    assert!(
+        error.contains(path) && error.contains("found 0 bytes, expected at least 16"),
+        "{error}"
+    );
+    std::fs::write(path, format!("{}\n", SECRET.1)).expect("written");
+    let same = [of(&named), of(&[SECRET])].map(|launched| launched.expect("complete").secret);
+    assert_eq!(same[0], same[1]);
+    let error = of(&[]).expect_err("there is none");
+    assert!(
+        error.contains("MOEFOLD_SECRET is not set") && error.contains("/dev/urandom"),
+        "{error}"
+    );
+    let error = of(&[(SECRET.0, "short")]).expect_err("it is short");
+    assert!(error.contains("found 5 bytes"), "{error}");
+    let error = of(&[("MOEFOLD_SECRET_FILE", "/no/such")]).expect_err("it is not there");
+    assert!(error.contains("/no/such"), "{error}");
+    let alone = without(&TORCHRUN, SECRET.0)
+        .into_iter()
+        .map(|(name, said)| match name {
+            "RANK" | "LOCAL_RANK" => (name, "0"),
+            "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => (name, "1"),
+            _ => (name, said),
+        });
+    super::tests::of(&alone.collect::<Vec<_>>()).expect("one rank has nobody to know");
 }

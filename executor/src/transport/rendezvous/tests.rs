@@ -12,6 +12,24 @@ use crate::transport::{Payload, RankContext, World};
 
 pub(in crate::transport) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The connections of a rank, its pulse first, that comes to a rank 0 of the test's own.
+fn come_to(listener: &TcpListener, first: &Launched) -> [TcpStream; 2] {
+    [true, false].map(|pulse| {
+        let (mut connection, _) = listener.accept().expect("a rank comes");
+        let hello = greeting(&mut connection, &first.secret).expect("it is one of the run");
+        assert_eq!(hello.pulse, pulse);
+        connection
+    })
+}
+
+fn meeting() -> Meeting {
+    Meeting {
+        terms: Terms::new(),
+        deadline: PATIENCE,
+        heartbeat: PATIENCE,
+    }
+}
+
 /// A port that nobody listened at a moment ago.
 fn port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
@@ -239,9 +257,9 @@ fn ranks_that_never_come_are_named_with_the_address() {
     let alone = processes(&all[2..3], short, |_| Ok(()));
     let error = alone[0].as_ref().expect_err("there is no rank 0");
     assert!(
-        error.starts_with(&format!(
-            "rendezvous at 127.0.0.1:{port}: rank 2 waited 0.3 s for rank 0"
-        )) && error.ends_with("where it failed before that, its own output says why"),
+        error.starts_with(&format!("rendezvous at 127.0.0.1:{port}: rank 2 waited "))
+            && error.contains(" s for rank 0")
+            && error.ends_with("where it failed before that, its own output says why"),
         "{error}"
     );
     all.remove(3);
@@ -361,7 +379,7 @@ fn a_connection_that_breaks_is_the_failure_of_its_rank() {
                 Ok(())
             })
         });
-        let connection = connect(&all[1], PATIENCE).expect("it is welcomed");
+        let (connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
         connection.shutdown(Shutdown::Both).expect("open until now");
         let outcome = first.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 1 is gone");
@@ -380,10 +398,9 @@ fn a_connection_that_breaks_is_the_failure_of_its_rank() {
             })
         });
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection).expect("it is rank 1");
+        let [beats, mut connection] = come_to(&listener, &all[0]);
         wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
-        drop((connection, listener));
+        drop((beats, connection, listener));
         let outcome = second.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 0 is gone");
         assert!(
@@ -403,7 +420,7 @@ fn what_is_no_request_ends_the_connection_and_not_the_process() {
                 Ok(())
             })
         });
-        let mut connection = connect(&all[1], PATIENCE).expect("it is welcomed");
+        let (mut connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
         wire::write(&mut connection, &"what?", &[]).expect("it is sent");
         let outcome = first.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 1 makes no sense");
@@ -428,8 +445,7 @@ fn a_rank_0_that_falls_silent_is_not_waited_for_without_end() {
             (outcome, begun.elapsed())
         });
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection).expect("it is rank 1");
+        let [beats, mut connection] = come_to(&listener, &all[0]);
         wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
         // Open until rank 1 has ended.
         let (outcome, took) = second.join().expect("ends");
@@ -439,7 +455,7 @@ fn a_rank_0_that_falls_silent_is_not_waited_for_without_end() {
             "{error}"
         );
         assert!(took < 2 * (deadline + GREETING), "waited once: {took:?}");
-        drop((connection, listener));
+        drop((beats, connection, listener));
     });
 }
 
@@ -449,10 +465,9 @@ fn a_rank_that_was_let_in_tries_no_other_rank_0() {
     thread::scope(|scope| {
         let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
         let listener = listen(&all[0]).expect("a port");
-        let (mut connection, _) = listener.accept().expect("rank 1 comes");
-        greeting(&mut connection).expect("it is rank 1");
+        let [beats, connection] = come_to(&listener, &all[0]);
         let begun = Instant::now();
-        drop((connection, listener));
+        drop((beats, connection, listener));
         let outcome = second.join().expect("ends");
         let error = outcome[0].as_ref().expect_err("rank 0 is gone");
         assert!(
@@ -464,14 +479,21 @@ fn a_rank_that_was_let_in_tries_no_other_rank_0() {
 }
 
 #[test]
-fn golden_a_name_is_listened_for_at_all_addresses() {
-    let at = |host: &str| -> Vec<String> {
-        let addresses = addresses(host, 7000).into_iter();
+fn golden_what_has_an_address_is_listened_for_there_alone() {
+    let at = |host: &str, local_ranks: u32| -> Vec<String> {
+        let mut launched = Launched::here(0, 4, 7000);
+        (launched.host, launched.local_ranks) = (host.to_owned(), local_ranks);
+        let addresses = addresses(&launched).into_iter();
         addresses.map(|address| address.to_string()).collect()
     };
-    assert_eq!(at("10.0.0.7"), ["10.0.0.7:7000"]);
-    assert_eq!(at("::1"), ["[::1]:7000"]);
-    assert_eq!(at("node-a"), ["[::]:7000", "0.0.0.0:7000"]);
+    assert_eq!(at("10.0.0.7", 2), ["10.0.0.7:7000"]);
+    assert_eq!(at("::1", 2), ["[::1]:7000"]);
+    assert!(
+        at("localhost", 2)
+            .iter()
+            .all(|at| ["127.0.0.1:7000", "[::1]:7000"].contains(&&**at))
+    );
+    assert_eq!(at("no-such-node.invalid", 2), ["[::]:7000", "0.0.0.0:7000"]);
 }
 
 #[test]
@@ -504,7 +526,13 @@ fn whoever_came_knows_why_there_is_no_run_before_rank_0_ends() {
         let second = scope.spawn(|| processes(&all[1..], PATIENCE, |_| Ok(())));
         let server = Server::start(&all[0]).expect("a port");
         server
-            .wait(&mailbox, Duration::from_millis(500))
+            .wait(
+                &mailbox,
+                &Meeting {
+                    deadline: Duration::from_millis(500),
+                    ..meeting()
+                },
+            )
             .expect_err("rank 2 is missing");
         assert_eq!(server.shared.lock().open, 0, "all were answered");
         let outcome = second.join().expect("ends");
@@ -545,4 +573,295 @@ fn ranks_that_wait_for_a_rank_0_that_fails_are_told_at_once() {
         );
     });
     assert!(begun.elapsed() < PATIENCE / 2);
+}
+
+/// What a stranger hears of rank 0 by saying `said`, and the connection.
+fn hear(port: u16, said: &[u8], expected: usize) -> (TcpStream, Vec<u8>) {
+    let begun = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    stream.write_all(said).expect("sends");
+    let mut heard = vec![0; expected];
+    stream.read_exact(&mut heard).expect("rank 0 answers");
+    (stream, heard)
+}
+
+#[test]
+fn who_does_not_know_the_secret_learns_nothing_and_ends_nothing() {
+    let all = world_of(2);
+    thread::scope(|scope| {
+        let run = |rank: usize| processes(&all[rank..=rank], PATIENCE, barrier);
+        let first = scope.spawn(move || run(0));
+        // All but the secret is right, and what rank 0 said to another is repeated.
+        let said = [&MAGIC[..], &[7; PROOF]].concat();
+        let expected = MAGIC.len() + 2 * PROOF;
+        let (_other, overheard) = hear(all[0].port, &said, expected);
+        let (mut stream, heard) = hear(all[0].port, &said, expected);
+        assert_eq!(heard[..MAGIC.len()], MAGIC);
+        assert_ne!(heard, overheard, "nothing is said twice");
+        let hello = Hello {
+            failed: Some("no matter".to_owned()),
+            ..all[1].hello()
+        };
+        let hello = serde_json::to_string(&hello).expect("plain data");
+        let (proof, _) = overheard[MAGIC.len() + PROOF..]
+            .split_first_chunk()
+            .expect("a proof");
+        let proven = Proven {
+            hello,
+            proof: *proof,
+        };
+        wire::write(&mut stream, &proven, &[]).expect("sends");
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert_eq!(rest, b"", "it is shown the door without a word");
+        assert_eq!(run(1), [Ok(())]);
+        assert_eq!(first.join().expect("ends"), [Ok(())]);
+    });
+}
+
+fn barrier(rank: &RankContext) -> Result<(), Error> {
+    rank.communicator("world", &[0, 1]).barrier()?;
+    Ok(())
+}
+
+#[test]
+fn a_rank_says_nothing_of_its_run_to_another_rank_0() {
+    let all = world_of(2);
+    let mut other = all[0].clone();
+    other.secret = Secret::of("the secret of another run");
+    thread::scope(|scope| {
+        let begun = Instant::now();
+        let lost = scope.spawn(|| processes(&all[1..], PATIENCE, barrier));
+        let listener = listen(&other).expect("a port");
+        let (mut connection, _) = listener.accept().expect("rank 1 comes");
+        let found = greeting(&mut connection, &other.secret).expect_err("it goes again");
+        assert!(found.to_string().contains("was to prove"), "{found}");
+        let lost = lost.join().expect("ends");
+        let error = lost[0].as_ref().expect_err("it is not its rank 0");
+        assert!(
+            error.contains("does not know the secret") && error.contains("MOEFOLD_SECRET"),
+            "{error}"
+        );
+        assert!(begun.elapsed() < PATIENCE / 2);
+    });
+}
+
+/// A rank 0 that stalls makes others give up a connection that it reads afterwards.
+#[test]
+fn a_process_that_comes_again_takes_its_own_place() {
+    let all = &world_of(3);
+    thread::scope(|scope| {
+        let world = World::process(all[0].clone()).deadline(PATIENCE);
+        let world = world.listen().expect("a port");
+        let mut given_up = try_connect(&all[1]).expect("it listens");
+        meet(&mut given_up).expect("it answers");
+        drop(given_up);
+        // It came, and its process knows nothing of that any more.
+        let stale = try_connect(&all[1]).expect("it listens");
+        let mut other = stale.try_clone().expect("a handle");
+        scope.spawn(move || {
+            let _ = introduce(&mut other, &all[1].secret, &all[1].hello());
+            welcome(&mut other, PATIENCE);
+        });
+        while !world.is_awaited() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let barrier = |rank: &RankContext| {
+            rank.communicator("world", &[0, 1, 2]).barrier()?;
+            Ok(())
+        };
+        let again = scope.spawn(move || processes(&all[1..2], PATIENCE, barrier));
+        // The second of one process ends the first, however long the run is in coming.
+        assert_eq!((&stale).read(&mut [0]).unwrap_or(0), 0);
+        let last = scope.spawn(move || processes(&all[2..], PATIENCE, barrier));
+        world.run(barrier).expect("all have come");
+        assert_eq!(again.join().expect("ends"), [Ok(())]);
+        assert_eq!(last.join().expect("ends"), [Ok(())]);
+    });
+}
+
+#[test]
+fn idle_connections_keep_nobody_out() {
+    let all = world_of(2);
+    let world = World::process(all[0].clone())
+        .deadline(PATIENCE)
+        .listen()
+        .expect("a port");
+    let mut idle: Vec<TcpStream> = (0..2 * (UNKNOWN + 2))
+        .map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, all[0].port)).expect("it listens"))
+        .collect();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| processes(&all[1..], PATIENCE, barrier));
+        world.run(barrier).expect("both have come");
+        assert_eq!(second.join().expect("ends"), [Ok(())]);
+    });
+    let begun = Instant::now();
+    assert_eq!(
+        idle[0].read(&mut [0]).unwrap_or(0),
+        0,
+        "the oldest was closed"
+    );
+    assert!(begun.elapsed() < GREETING / 2);
+}
+
+#[test]
+fn ranks_that_would_train_otherwise_are_told_in_what() {
+    let terms = |lr: &str| {
+        Terms::from([
+            ("lr".to_owned(), lr.to_owned()),
+            ("plan".to_owned(), "a".to_owned()),
+        ])
+    };
+    let all = world_of(2);
+    let outcomes: Vec<String> = thread::scope(|scope| {
+        let run = |(launched, lr): (&Launched, &'static str)| {
+            let world = World::process(launched.clone())
+                .deadline(PATIENCE)
+                .agreeing(terms(lr));
+            scope.spawn(move || world.run(barrier))
+        };
+        let running: Vec<_> = all.iter().zip(["0.1", "0.01"]).map(run).collect();
+        let ended = running
+            .into_iter()
+            .map(|thread| thread.join().expect("ends"));
+        ended
+            .map(|outcome| outcome.expect_err("they differ").to_string())
+            .collect()
+    });
+    for error in outcomes {
+        assert!(
+            error.contains(
+                "rank 1 would train otherwise than rank 0: lr is 0.01 there and 0.1 here: "
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_request_for_another_member_or_out_of_turn_ends_the_run_at_once() {
+    let key = |name: &str, ranks: &[u32]| serde_json::json!({"Name": {"name": name, "ranks": ranks, "instance": 0}});
+    let call = serde_json::json!({"what": "gather_words", "element": "u64", "size": 0, "root": 0});
+    let post = |member: usize| {
+        let post = serde_json::json!({"element": "u64", "bytes": 0, "rows": [], "collects": true});
+        serde_json::json!({"Post": {"group": 0, "sequence": 0, "member": member, "call": call, "post": post}})
+    };
+    let collect =
+        serde_json::json!({"Collect": {"group": 0, "sequence": 3, "member": 1, "call": call}});
+    let group = || key("world", &[0, 1]);
+    for requests in [
+        vec![group(), post(99)],
+        vec![group(), post(0)],
+        vec![group(), post(1), post(1)],
+        vec![group(), collect],
+        vec![key("world", &[0, 1, 99])],
+        vec![key("world", &[1, 1])],
+        vec![key("world", &[0])],
+        vec![key("wor\x1b[2Jld", &[0, 1])],
+    ] {
+        let all = world_of(2);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                processes(&all[..1], PATIENCE, |rank| {
+                    let tensor = Device::cpu(1).zeros(TensorClass::Activations, Dtype::F32, &[4]);
+                    rank.communicator("others", &[0, 1]).all_reduce(&tensor)?;
+                    Ok(())
+                })
+            });
+            let (mut connection, _pulse) = connect(&all[1], &meeting()).expect("it is welcomed");
+            for request in &requests {
+                wire::write(&mut connection, request, &[]).expect("it is sent");
+                let _ = wire::read::<serde_json::Value>(&mut connection, 0);
+            }
+            let outcome = first.join().expect("ends");
+            let error = outcome[0].as_ref().expect_err("rank 1 makes no sense");
+            assert!(
+                error.contains(
+                    "because rank 1 failed: the connection to it broke (it sent what is no request)"
+                ),
+                "{requests:?}: {error}"
+            );
+        });
+        assert!(begun.elapsed() < PATIENCE / 2);
+    }
+}
+
+#[test]
+fn who_hangs_is_noticed_by_its_pulse_and_who_computes_is_not() {
+    let patience = Duration::from_millis(400);
+    let heart = |launched: &Launched| {
+        World::process(launched.clone())
+            .deadline(PATIENCE)
+            .heartbeat(patience)
+    };
+    // One that computes for long is waited for.
+    let all = &world_of(2);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| {
+            heart(&all[1]).run(|rank| {
+                thread::sleep(3 * patience);
+                barrier(rank)
+            })
+        });
+        heart(&all[0]).run(barrier).expect("rank 1 comes late");
+        slow.join().expect("ends").expect("rank 0 waits");
+    });
+    // One whose process hangs is not, here a rank 1 that says nothing more.
+    let all = &world_of(2);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| heart(&all[0]).run(barrier));
+        let mut hung = [true, false].map(|pulse| {
+            let mut connection = loop {
+                match try_connect(&all[1]) {
+                    Ok(connection) => break connection,
+                    Err(_) => thread::sleep(PAUSE),
+                }
+            };
+            let hello = Hello {
+                pulse,
+                ..all[1].hello()
+            };
+            let said = introduce(&mut connection, &all[1].secret, &hello);
+            said.expect("it listens").expect("it is rank 0");
+            connection
+        });
+        assert!(matches!(welcome(&mut hung[1], PATIENCE), Welcome::Come));
+        let error = first
+            .join()
+            .expect("ends")
+            .expect_err("rank 1 hangs")
+            .to_string();
+        assert!(
+            error.contains("because rank 1 failed: it has been silent for 0.4 s"),
+            "{error}"
+        );
+    });
+    // Nor is rank 0.
+    let all = &world_of(2);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| heart(&all[1]).run(barrier));
+        let listener = listen(&all[0]).expect("a port");
+        let [_beats, mut connection] = come_to(&listener, &all[0]);
+        wire::write(&mut connection, &Welcome::Come, &[]).expect("it is there");
+        let error = second
+            .join()
+            .expect("ends")
+            .expect_err("rank 0 hangs")
+            .to_string();
+        assert!(
+            error.contains(
+                "because rank 0 failed: the connection to it broke (it has been silent for 0.4 s"
+            ),
+            "{error}"
+        );
+    });
+    assert!(begun.elapsed() < PATIENCE);
 }

@@ -5,15 +5,17 @@
 //! backward pass, two operations a multiply-add, causal attention at half the square. MTP depths
 //! count as further layers, each with its projection and its own logits. Not counted: the router's
 //! product, norms, softmax, rotary embedding, the embedding look-up, the optimizer, recomputation.
-//! Windows give no discount unless [`FlopRules::windows`] asks for one, as newer Bridge releases do.
+//! Windowed layers count at their window, as in Bridge since 26.06; Megatron-LM gives no discount, nor did
+//! Bridge before ([`FlopRules::windows`]).
 //!
 //! Layers that the transformer formula does not cover count as Megatron's and Bridge's functions for
 //! them have it: Mamba-2 with an inner width of `2h` whatever the model's is and a scan of 7
 //! operations a state element; gated DeltaNet with four products of a head's state; DeepSeek-V4 with
 //! its window, its compressed keys and its indexer. Lightning attention, which Megatron lacks, counts
 //! its projections and one update and one read of the state. An indexer over latent attention
-//! (DeepSeek-V3.2, GLM-5) counts for nothing and gives no discount: Bridge's term for it follows how
-//! its own kernels absorb projections, not the model.
+//! (DeepSeek-V3.2, GLM-5) counts as the model has it: its projections, its scores over all keys, and attention over
+//! the chosen ones. Bridge's term for it follows how its own kernels absorb projections. So no step needs fewer
+//! FLOPs than are counted, and none is done above the peak.
 //!
 //! It is a metric to quote throughput in; what an op really costs is the planner's business.
 
@@ -37,7 +39,7 @@ impl Default for FlopRules {
         Self {
             padded_vocab: None,
             causal: true,
-            windows: false,
+            windows: true,
         }
     }
 }
@@ -135,8 +137,17 @@ fn mla_madds(mla: &Mla, hidden: f64, seq_len: u64, rules: FlopRules) -> f64 {
         + kv_rank * (hidden + heads * (nope + value) + 1.0)
         + hidden * rope
         + heads * value * hidden;
-    let mean = mean_keys(None, seq_len, rules);
-    linear + heads * (nope + rope + value) * mean
+    let indexer = mla.indexer.as_ref().filter(|_| rules.windows);
+    let index = indexer
+        .filter(|indexer| !indexer.shared)
+        .map_or(0.0, |indexer| {
+            let (index_heads, index_width) = (indexer.heads as f64, indexer.head_dim as f64);
+            let query = mla.q_lora_rank.unwrap_or(0) as f64 * index_heads * index_width;
+            let score = index_heads * index_width * mean_keys(None, seq_len, rules);
+            query + hidden * (index_width + index_heads) + score
+        });
+    let mean = mean_keys(indexer.map(|indexer| indexer.topk), seq_len, rules);
+    linear + heads * (nope + rope + value) * mean + index
 }
 
 fn shared_kv_madds(shared: &SharedKv, hidden: f64, seq_len: u64) -> f64 {

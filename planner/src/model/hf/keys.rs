@@ -10,18 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::model::ModelError;
 
-/// Widths of tensors.
-pub(super) const WIDTH: RangeInclusive<u64> = 1..=262_144;
-/// Heads, groups, head widths and low ranks.
-pub(super) const HEADS: RangeInclusive<u64> = 1..=16_384;
-/// Routed experts of a layer.
-pub(super) const EXPERTS: RangeInclusive<u64> = 1..=16_384;
-/// Layers of a model.
-pub(super) const LAYERS: RangeInclusive<u64> = 1..=1_024;
-/// Tokens of a vocabulary.
-pub(super) const VOCAB: RangeInclusive<u64> = 1..=16_777_216;
-/// Positions, windows and counts of keys.
-pub(super) const POSITIONS: RangeInclusive<u64> = 1..=1_099_511_627_776;
+pub(super) use crate::model::bounds::{EXPERTS, HEADS, LAYERS, POSITIONS, VOCAB, WIDTH};
 
 /// A JSON object of a configuration.
 #[derive(Debug, Clone)]
