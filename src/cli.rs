@@ -152,8 +152,8 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
-    /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p and
-    /// shared-expert, comma separated; auto is all but the last, on a CPU none
+    /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p,
+    /// shared-expert, expert-alltoall and delay-wgrad, comma separated; auto is the first three, on a CPU none
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)

@@ -46,6 +46,7 @@ mod testing;
 pub mod trace;
 pub mod train;
 pub mod transport;
+pub mod turns;
 mod unpriced;
 pub mod weights;
 

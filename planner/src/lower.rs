@@ -76,6 +76,7 @@ impl<'a> Writer<'a> {
             part: Some(self.part),
             beside: None,
             of_weights: false,
+            pauses: false,
         }
     }
 

@@ -9,6 +9,7 @@
 mod level;
 mod passes;
 mod stage;
+mod stretch;
 mod work;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use crate::shard::Shard;
 pub use level::{Account, Height, Level};
 pub use passes::{Away, Passes, Running};
 pub use stage::{StageMemory, WorkingSets};
+pub use stretch::{Slot, Stretch, Stretches, cut, highest, seconds, slots};
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 
 /// What is asked about.
@@ -82,6 +84,18 @@ pub trait Runtime: fmt::Debug + Sync {
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
         self.memory(setting, piece, sets)
+    }
+
+    /// The same cut where passes wait for tokens that ranks exchange, gradients of weights left for later where it
+    /// `delays` them; nothing of runtimes that say no order.
+    fn stretches(
+        &self,
+        _setting: &Setting<'_>,
+        _piece: Piece<'_>,
+        _sets: &[Recompute],
+        _delays: bool,
+    ) -> Option<Vec<Stretches>> {
+        None
     }
 
     /// Of each depth of multi-token prediction its parameters and what is between them, where weights rest divided

@@ -328,8 +328,9 @@ impl Megatron {
                     grad_reduce: true,
                     param_gather: true,
                     p2p: true,
-                    // Its own default (`moe_shared_expert_overlap`), for buffers live longer.
-                    shared_expert: false,
+                    // Its own defaults (`moe_shared_expert_overlap`, `overlap_moe_expert_parallel_comm`), for
+                    // tensors live longer.
+                    ..Overlap::default()
                 },
                 dispatchers: &[
                     Dispatcher::Alltoall,
@@ -399,7 +400,7 @@ impl Moefold {
             grad_reduce: true,
             param_gather: true,
             p2p: true,
-            shared_expert: false,
+            ..Overlap::default()
         };
         self.queues = true;
         self

@@ -190,7 +190,7 @@ impl Bench {
             grad_reduce: true,
             param_gather: true,
             p2p: false,
-            shared_expert: false,
+            ..Overlap::default()
         });
         let (model, batch) = (&self.model, &self.batch);
         let data = Data {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moefold_kernels::cuda::{Architecture, Properties};
@@ -14,7 +15,7 @@ use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count as counted};
 use moefold_planner::runtime::{
     Account, Again, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
-    StageMemory, StepMemory, Task, Work,
+    StageMemory, StepMemory, Stretch, Stretches, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -39,6 +40,7 @@ use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
+use crate::turns::turn;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -51,7 +53,7 @@ pub struct Traced<'a> {
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
-/// seq_len, whether the backward pass is divided, and whether weights rest so]`; of what attention's
+/// seq_len, whether the backward pass is divided, whether weights rest so, whether gradients of weights are delayed]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
@@ -83,6 +85,8 @@ struct Site<'a> {
     sharded: bool,
     /// Whether gradients of weights come after the backward pass.
     divides: bool,
+    /// Whether they run behind the start of the next exchange.
+    delays: bool,
     offload: Offload,
 }
 
@@ -97,6 +101,7 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             shared_beside: setting.shared_beside,
             sharded: setting.sharded,
             divides: false,
+            delays: false,
             offload: setting.offload,
         }
     }
@@ -142,6 +147,8 @@ struct Answer {
     /// What leaves for the host in the stream of copies, if there is one.
     leaves: Bytes,
     passes: Passes,
+    /// The same, cut where they pause.
+    stretches: Stretches,
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
@@ -160,6 +167,8 @@ struct Item {
     category: Category,
     /// Whether it only adds to gradients of weights.
     of_weights: bool,
+    /// Whether the pass pauses behind it.
+    pauses: bool,
 }
 
 impl Item {
@@ -169,6 +178,7 @@ impl Item {
             doing,
             category,
             of_weights: false,
+            pauses: false,
         }
     }
 }
@@ -177,7 +187,8 @@ impl Item {
 enum Doing {
     /// Whether tokens are sent meanwhile.
     Op(Op, bool),
-    Collective(Group, Collective),
+    /// The same.
+    Collective(Group, Collective, bool),
     HostRead,
 }
 
@@ -271,7 +282,7 @@ impl<'a> Traced<'a> {
             kind,
             site.cp_comm as u64,
             local.seq_len,
-            u64::from(site.divides) | u64::from(site.sharded) << 1,
+            u64::from(site.divides) | u64::from(site.sharded) << 1 | u64::from(site.delays) << 2,
         ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
@@ -356,9 +367,8 @@ impl<'a> Traced<'a> {
                 keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
             }
         };
-        let (output, saved) = stage.forward(&cx, x, &tokens, &mut (), routed)?;
         // The residual stream is the next piece's, which gives it back.
-        let hidden = match output {
+        let given = |output| match output {
             StageOutput::Hidden(hidden) => Some(hidden),
             StageOutput::Losses(all) => {
                 for (number, losses) in all.iter().enumerate() {
@@ -368,20 +378,25 @@ impl<'a> Traced<'a> {
                 None
             }
         };
-        let forward = tape.read(Heard::of);
+        let mut nobody = ();
+        let pass = stage.forward(&cx, x, &tokens, &mut nobody, routed);
+        let ((hidden, saved), forward) =
+            in_turns(&cx, &tape, pass, |(output, saved)| (given(output), saved))?;
         let mut completing = Completing {
             store: site.sharded.then_some(&store),
         };
-        let pass = || stage.backward(&cx, dy, &tokens, saved, &mut completing);
-        let (dx, left) = if site.divides {
-            cx.leaving_weights(pass)
-        } else {
-            (pass(), WeightGradients::default())
-        };
-        let dx = dx?;
-        let backward = tape.read(Heard::of);
+        let pass = stage.backward(&cx, dy, &tokens, saved, &mut completing);
+        let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site, pass)?;
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
+        if let Some(first) = backward.stretches.first_mut() {
+            first.settles = settles(model, pieces[0]);
+        }
+        let stretches = Stretches {
+            forward: forward.stretches,
+            backward: backward.stretches,
+        };
+        let (forward, backward) = (forward.heard, backward.heard);
         for bucket in store.shard.buckets.iter().filter(|_| !site.sharded) {
             let grads = store.bucket(bucket).grads;
             sum_over_tp(&cx, &store.shard, bucket, &grads)?;
@@ -389,7 +404,8 @@ impl<'a> Traced<'a> {
         let update = tape.read(Heard::of);
         drop((hidden, dx));
         let heard = [forward, backward, weight, update];
-        Ok(Answer::of(heard, &store.shard, !site.offload.is_none()))
+        let moves = !site.offload.is_none();
+        Ok(Answer::of(heard, stretches, &store.shard, moves))
     }
 
     /// Rows of the rank's experts over the mean of all ranks.
@@ -411,7 +427,12 @@ impl<'a> Traced<'a> {
 impl Answer {
     /// Of what was heard of the forward pass, the backward pass, gradients of weights left for later, and the sums
     /// that complete gradients; `moves` says whether saved tensors leave for the host.
-    fn of([forward, backward, weight, update]: [Heard; 4], shard: &Shard, moves: bool) -> Self {
+    fn of(
+        [forward, backward, weight, update]: [Heard; 4],
+        stretches: Stretches,
+        shard: &Shard,
+        moves: bool,
+    ) -> Self {
         let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
         if moves {
             passes = passes.leaving(forward.on_host);
@@ -422,6 +443,7 @@ impl Answer {
         let biases = Dtype::F32.bytes(shard.balance_len as u64);
         Self {
             leaves: forward.leaves,
+            stretches,
             passes,
             padding: padding(&shard.parameters),
             depths: depths(shard),
@@ -554,6 +576,7 @@ impl Runtime for Traced<'_> {
                 part: None,
                 beside: None,
                 of_weights: false,
+                pauses: false,
             })
         };
         for (answer, &bytes) in answers.iter().zip(&leaves) {
@@ -610,6 +633,31 @@ impl Runtime for Traced<'_> {
             ..setting.into()
         };
         self.memory_at(site, setting.layout.pp(), piece, sets)
+    }
+
+    fn stretches(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+        delays: bool,
+    ) -> Option<Vec<Stretches>> {
+        let site = Site {
+            delays,
+            ..setting.into()
+        };
+        let pieces = self.pieces(piece);
+        let under = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let answers: Vec<_> = units.map(|unit| self.answer_of(site, unit)).collect();
+            let forward = answers.iter().flat_map(|a| &a.stretches.forward);
+            let backward = answers.iter().rev().flat_map(|a| &a.stretches.backward);
+            Stretches {
+                forward: forward.copied().collect(),
+                backward: backward.copied().collect(),
+            }
+        };
+        Some(sets.iter().map(under).collect())
     }
 
     fn depths(&self, setting: &Setting<'_>) -> Vec<[Counts; 2]> {
@@ -708,6 +756,7 @@ impl Traced<'_> {
             shared_beside: false,
             sharded: false,
             divides: false,
+            delays: false,
             offload: Offload::NONE,
         };
         let pieces = model::pieces(self.model).into_iter();
@@ -774,7 +823,90 @@ struct Heard {
     largest: Bytes,
 }
 
+/// Runs a pass pause by pause; `last` is the end of it.
+fn in_turns<T, U>(
+    cx: &Context,
+    tape: &Tape,
+    pass: impl Future<Output = Result<T, Error>>,
+    mut last: impl FnMut(T) -> U,
+) -> Result<(U, Turns), Error> {
+    let mut pass = pin!(pass);
+    let mut turns = Turns::default();
+    loop {
+        let ended = turn(pass.as_mut()).transpose()?.map(&mut last);
+        let own = tape.read(Heard::of);
+        cx.settle_weights();
+        turns.add([own, tape.read(Heard::of)], ended.is_none());
+        if let Some(ended) = ended {
+            return Ok((ended, turns));
+        }
+    }
+}
+
+/// The same of a backward pass, and what of it is left for later.
+fn back_in_turns<T>(
+    cx: &Context,
+    tape: &Tape,
+    site: Site<'_>,
+    pass: impl Future<Output = Result<T, Error>>,
+) -> Result<((T, Turns), WeightGradients), Error> {
+    let run = || in_turns(cx, tape, pass, |dx| dx);
+    if site.divides {
+        let (ran, left) = cx.leaving_weights(run);
+        return Ok((ran?, left));
+    }
+    if site.delays {
+        cx.delay_weights();
+    }
+    let ran = run()?;
+    if site.delays {
+        cx.end_delay();
+    }
+    Ok((ran, WeightGradients::default()))
+}
+
+/// Whether gradients of weights that wait run before the backward pass of a piece: see [`StageModel::backward`].
+fn settles(model: &Model, piece: model::Piece) -> bool {
+    match piece {
+        model::Piece::Embedding => true,
+        model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
+        _ => false,
+    }
+}
+
+/// What is heard of a pass, pause by pause.
+#[derive(Default)]
+struct Turns {
+    heard: Heard,
+    stretches: Vec<Stretch>,
+}
+
+impl Turns {
+    /// What a pass does up to a pause or its end, and what it has left behind of gradients of weights.
+    fn add(&mut self, [mut own, left]: [Heard; 2], pauses: bool) {
+        self.stretches.push(Stretch {
+            own: own.account,
+            left: left.account,
+            pauses,
+            settles: false,
+        });
+        if let Some(item) = own.items.last_mut() {
+            item.pauses = pauses;
+        }
+        self.heard.append(own);
+        self.heard.append(left);
+    }
+}
+
 impl Heard {
+    fn append(&mut self, next: Self) {
+        self.items.extend(next.items);
+        self.account.append(&next.account);
+        self.on_host = self.on_host + next.on_host;
+        self.leaves += next.leaves;
+        self.largest = self.largest.max(next.largest);
+    }
+
     fn of(events: &[Event]) -> Self {
         let mut heard = Self::default();
         let mut sent: Vec<u64> = Vec::new();
@@ -789,6 +921,7 @@ impl Heard {
                     doing: Doing::Op(*op, !sent.is_empty()),
                     category: *category,
                     of_weights: *of_weights,
+                    pauses: false,
                 }),
                 Event::Started {
                     number,
@@ -797,9 +930,11 @@ impl Heard {
                     category,
                     ..
                 } => {
+                    let group = Group::of(group);
+                    let beside = !(sent.is_empty() || matches!(group, Group::Ep));
+                    let doing = Doing::Collective(group, *collective, beside);
                     let sends = *category == Category::EpComm;
                     sent.extend(sends.then_some(*number));
-                    let doing = Doing::Collective(Group::of(group), *collective);
                     heard.items.push(Item::other(doing, *category));
                 }
                 Event::HostRead { reads: 1, .. } => {
@@ -837,6 +972,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         doing,
         category,
         of_weights,
+        pauses,
     } = item;
     let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
     let mut beside = None;
@@ -850,7 +986,9 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
             Task::Op(*op)
         }
         Doing::HostRead => Task::HostRead,
-        Doing::Collective(group, collective) => {
+        Doing::Collective(group, collective, sending) => {
+            // Tokens have a stream of their own.
+            part = (shared_beside && *sending).then_some(Part::Shared);
             let groups = setting.groups;
             let placement = match group {
                 Group::Tp => groups.tp,
@@ -885,6 +1023,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         part,
         beside,
         of_weights: *of_weights,
+        pauses: *pauses,
     }
 }
 

@@ -124,6 +124,7 @@ impl Trainer {
             (actions, savers.dispatching),
             seq_len as usize,
         );
+        let stepper = stepper.delaying(savers.overlap.delay_wgrad);
         Self {
             cx,
             stepper,

@@ -3,6 +3,7 @@
 mod balance;
 mod beside;
 mod capacity;
+mod combined;
 mod common;
 mod context;
 mod cuda;

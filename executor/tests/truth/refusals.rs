@@ -67,6 +67,8 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
         "p2p",
         "grad-reduce,param-gather",
         "p2p,shared-expert",
+        "p2p,expert-alltoall",
+        "grad-reduce,expert-alltoall,delay-wgrad",
     ];
     let overlap = overlap.choose(random).filter(|_| random.random());
     SearchOptions {

@@ -292,6 +292,34 @@ pub enum Illegal {
         "shared_experts cannot be recomputed with shared-expert in `overlap` (Megatron-Core); nearest: `recompute` without shared_experts"
     )]
     SharedAgain,
+    /// What two passes that run as one do not go with.
+    #[error(
+        "expert-alltoall in `overlap` runs passes of two microbatches as one and does not go with {with}; nearest: {nearest}"
+    )]
+    Combined {
+        with: &'static str,
+        nearest: &'static str,
+    },
+    /// Passes run as one to hide what nobody asked to hide.
+    #[error(
+        "`schedule` combined hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` auto"
+    )]
+    CombinedSchedule,
+    /// No rank sends tokens to another.
+    #[error(
+        "expert-alltoall in `overlap` hides the exchange of tokens, and ep = 1 has none; nearest: ep = 2, or `overlap` without it"
+    )]
+    CombinedAlone,
+    /// Megatron-Core combines passes of interleaved stages alone.
+    #[error(
+        "expert-alltoall in `overlap` over pp = {pp} needs virtual stages (Megatron-Core), and vpp = 1; nearest: vpp = 2, pp = 1, or `stack` moefold"
+    )]
+    CombinedStages { pp: u32 },
+    /// Nothing that gradients of weights could wait for.
+    #[error(
+        "delay-wgrad in `overlap` needs expert-alltoall beside it (Megatron-Core); nearest: `overlap` expert-alltoall,delay-wgrad"
+    )]
+    DelayedAlone,
     /// Full sharding in buckets of so many elements.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
@@ -378,6 +406,11 @@ impl Illegal {
             Self::NoSharedExpert => "no_shared_expert",
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
+            Self::Combined { .. } => "expert_alltoall",
+            Self::CombinedSchedule => "combined_without_overlap",
+            Self::CombinedAlone => "expert_alltoall_without_ep",
+            Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
+            Self::DelayedAlone => "delay_wgrad_alone",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
@@ -399,6 +432,8 @@ impl Illegal {
             Self::InterleavedGroups { .. } => pins.fixes_dp(),
             Self::Microbatches { .. } => pins.fixes_dp() && pins.mbs.is_some(),
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
+            Self::CombinedAlone => pins.ep.is_some(),
+            Self::CombinedStages { .. } => pins.pp.is_some() && pins.vpp.is_some(),
             // Open degrees are 1 here, and may be more.
             Self::Schedule { schedule, pp, vpp } => {
                 let most = |pin: Option<u32>, degree: u32| pin.unwrap_or(degree.max(2));

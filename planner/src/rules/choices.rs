@@ -29,6 +29,8 @@ pub(super) struct Choices {
     without_p2p: bool,
     /// Whether layers are gathered in every microbatch.
     gathers_layers: bool,
+    /// The stack, where forward and backward passes of two microbatches run as one.
+    combines: Option<StackName>,
     /// Rules that the choices break among themselves.
     pub(super) broken: Vec<Illegal>,
 }
@@ -51,6 +53,8 @@ impl Choices {
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             gathers_layers: options.zero == Zero::Fsdp,
+            combines: (options.overlap.unwrap_or_default().expert_alltoall)
+                .then_some(options.stack),
             broken: broken(model, options, &stack),
         }
     }
@@ -70,6 +74,12 @@ impl Choices {
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
+        }
+        if self.combines.is_some() && d.ep == 1 {
+            broken.push(Illegal::CombinedAlone);
+        }
+        if self.combines == Some(StackName::Megatron) && pp > 1 && vpp == 1 {
+            broken.push(Illegal::CombinedStages { pp });
         }
         if self.gathers_layers && pp > 1 {
             broken.push(Illegal::ShardedStages { pp });
@@ -202,6 +212,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             broken.push(Illegal::SharedDispatcher { dispatcher });
         }
     }
+    check_combined(model, options, &mut broken);
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
@@ -232,9 +243,76 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     broken
 }
 
+/// What combined passes do not go with, whatever the degrees are (Megatron-Core's `transformer_config.py`,
+/// `overlap_moe_expert_parallel_comm` and `delay_wgrad_compute`).
+fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    let overlap = options.overlap.unwrap_or_default();
+    if overlap.delay_wgrad && !overlap.expert_alltoall {
+        broken.push(Illegal::DelayedAlone);
+    }
+    let named = options.schedule.map(ScheduleName::combines);
+    if !overlap.expert_alltoall {
+        if named == Some(true) {
+            broken.push(Illegal::CombinedSchedule);
+        }
+        return;
+    }
+    let mut refuse = |refused: bool, with: &'static str, nearest: &'static str| {
+        if refused {
+            broken.push(Illegal::Combined { with, nearest });
+        }
+    };
+    let has_experts = model.num_moe_layers() > 0;
+    refuse(
+        !has_experts,
+        "a model without experts",
+        "`overlap` without it",
+    );
+    let sends = options.dispatcher.is_none_or(runs_beside);
+    refuse(
+        has_experts && !sends,
+        "`dispatcher` allgather, which sends no tokens",
+        "`dispatcher` alltoall",
+    );
+    refuse(
+        overlap.shared_expert,
+        "shared-expert, which hides the same exchanges",
+        "`overlap` without shared-expert",
+    );
+    refuse(
+        named == Some(false),
+        "another `schedule` than its own",
+        "`schedule` combined, or auto",
+    );
+    refuse(
+        options.zero == Zero::Fsdp,
+        "`zero` fsdp, which gathers the layers of each pass",
+        "`zero` 1",
+    );
+    let offloads = options.offload.is_some_and(|offload| !offload.is_none());
+    refuse(
+        offloads,
+        "`offload`, whose copies are timed for passes that run alone",
+        "`offload` none",
+    );
+    let megatron = options.stack == StackName::Megatron;
+    refuse(
+        megatron && model.mtp.len() > 1,
+        "several depths of multi-token prediction (Megatron-Core)",
+        "one depth, or `stack` moefold",
+    );
+}
+
 /// The rule that a recompute set breaks beside what else is chosen, if any. Full recomputation runs whole
 /// layers again and takes no notice of their modules.
 pub(crate) fn clash(options: &SearchOptions, recompute: &Recompute) -> Option<Illegal> {
+    let combines = options.overlap.unwrap_or_default().expert_alltoall;
+    if combines && (*recompute == Recompute::Full || recompute.covers(Module::Moe)) {
+        return Some(Illegal::Combined {
+            with: "recomputing exchanges of tokens (full, moe) (Megatron-Core)",
+            nearest: "`recompute` of other modules, or none",
+        });
+    }
     let Recompute::Modules(modules) = recompute else {
         return None;
     };

@@ -44,7 +44,13 @@ pub(crate) fn planned(
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout, choice.schedule);
-    let times = choice.split.times(question, choice.shape, choice.sets);
+    let case = Case {
+        question,
+        layout,
+        shape: choice.shape,
+        schedule: choice.schedule,
+    };
+    let times = choice.split.times(case, choice.sets);
     let timeline = simulate(&schedule, &times);
     let critical = timeline.critical as usize;
     let (forward, backward) = rank_breakdowns(choice, critical);
@@ -179,6 +185,10 @@ fn time_by_category(
         priced += seconds;
         time.add(category, Seconds(seconds));
     }
+    // Of the exchanges of tokens, what runs beside compute.
+    let hidden = simulated.hidden.seconds().0;
+    priced -= hidden;
+    time.add(Category::EpComm, Seconds(-hidden));
     let gather = choice.split.exposed_gather(rank).seconds().0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
     let sharded = choice.split.sharded_s() * microbatches;

@@ -367,7 +367,7 @@ impl<'a> Trial<'_, 'a> {
                 continue;
             }
             self.state.insert(place, true);
-            let times = split.times(question, shape, &sets);
+            let times = split.times(case, &sets);
             let name = schedule.name;
             let step_s = schedule
                 .simulator

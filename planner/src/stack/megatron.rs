@@ -54,6 +54,7 @@ impl Runtime for Declared {
                 part: None,
                 beside: None,
                 of_weights: false,
+                pauses: false,
             };
             lowered.forward.push(transfer(true));
             lowered.backward.insert(0, transfer(false));

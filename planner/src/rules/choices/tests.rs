@@ -90,6 +90,9 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=8", "zb-h1", true),
         ("pp=8,vpp=7", "zb-h1", false),
         ("pp=1", "zb-h1", false),
+        ("pp=1,ep=8", "combined overlap expert-alltoall", true),
+        ("pp=8,ep=8", "combined overlap expert-alltoall", true),
+        ("pp=8,vpp=7,ep=8", "combined overlap expert-alltoall", true),
     ];
     for (degrees, schedule, goes) in pairs {
         let words = format!("stack moefold schedule {schedule}");
@@ -347,6 +350,59 @@ fn choices_that_go_together_break_nothing() {
     for stages in ["Et*61mL", "Et*61L"] {
         let broken = broken("deepseek-v3", "", &format!("pipeline-layout {stages}"));
         assert!(broken.is_empty(), "{stages}: {broken:?}");
+    }
+}
+
+/// What goes with passes that run as one, and what not.
+#[test]
+fn each_rule_of_combined_passes_has_its_message() {
+    let of_degrees = [
+        ("pp=8", "expert_alltoall_without_ep", "nearest: ep = 2"),
+        (
+            "pp=8,ep=8",
+            "expert_alltoall_without_vpp",
+            "nearest: vpp = 2",
+        ),
+    ];
+    for (degrees, reason, expected) in of_degrees {
+        let broken = broken("mixtral-8x22b", degrees, "overlap expert-alltoall");
+        let found = broken.iter().find(|broken| broken.reason() == reason);
+        let found = found.expect(reason).to_string();
+        assert!(found.contains(expected), "{found}");
+    }
+    check(
+        "ep=8",
+        "overlap delay-wgrad",
+        "delay_wgrad_alone",
+        &["nearest: `overlap` expert-alltoall,delay-wgrad"],
+    );
+    check(
+        "ep=8",
+        "schedule combined",
+        "combined_without_overlap",
+        &["nearest: expert-alltoall in `overlap`"],
+    );
+    for (words, expected) in [
+        ("dispatcher allgather", "nearest: `dispatcher` alltoall"),
+        ("recompute full", "nearest: `recompute` of other modules"),
+        ("recompute moe", "nearest: `recompute` of other modules"),
+        ("schedule none", "nearest: `schedule` combined, or auto"),
+        ("zero fsdp", "nearest: `zero` 1"),
+        ("offload moe_act", "nearest: `offload` none"),
+    ] {
+        let words = format!("overlap expert-alltoall {words}");
+        check("ep=8", &words, "expert_alltoall", &[expected]);
+    }
+    let refused = |model, words: &str| {
+        let broken = broken(model, "ep=8", words);
+        broken.iter().map(Illegal::reason).collect::<Vec<_>>()
+    };
+    let both = "overlap expert-alltoall,shared-expert";
+    assert_eq!(refused("deepseek-v3", both), ["expert_alltoall"]);
+    assert!(refused("llama-3.1-8b", "overlap expert-alltoall").contains(&"expert_alltoall"));
+    for words in ["", "recompute mla_up_proj,moe_act", "dispatcher deepep"] {
+        let words = format!("overlap expert-alltoall,delay-wgrad {words}");
+        assert_eq!(refused("deepseek-v3", &words), [""; 0], "{words}");
     }
 }
 
