@@ -4,6 +4,7 @@
 //! together are a [`Facet`]. What settings say is a [`Job`]; two settings are the same where the jobs that they are
 //! come out the same. Text goes in and comes out, no file but the one that is named is read, and nothing is priced here.
 
+mod file;
 mod job;
 mod model;
 mod onto;
@@ -21,6 +22,7 @@ mod write;
 mod writer;
 mod yaml;
 
+pub use file::{parse, read as read_file};
 pub use job::Job;
 pub use model::same_model;
 pub use onto::{Change, changes, onto};
@@ -29,7 +31,7 @@ pub use rules::{Target, broken};
 pub use said::Problem;
 pub use script::{Form, Heading, text as text_of};
 pub use table::Facet;
-pub use text::{Setting, Settings, SettingsFileError, Value, flag, parse, read as read_file};
+pub use text::{Setting, Settings, SettingsFileError, Value, flag};
 pub use version::Version;
 pub use write::{Rest, note_on_stack, write};
 pub use writer::{Refusal, Written};
