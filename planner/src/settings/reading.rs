@@ -11,8 +11,8 @@ use super::text::{Setting, Settings, Value, flag};
 use super::version::Version;
 use super::{model, stages};
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Module, Offload, OffloadModule, Optimizer, Overlap,
-    Recompute, RecomputePlan, StackName, Zero,
+    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Module, Offload, OffloadModule, Optimizer,
+    Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::Model;
@@ -113,11 +113,19 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
     let precision = precision(said);
     let (optimizer, grad_dtype, zero) = optimizer(said);
+    let fraction = said.real("optimizer_offload_fraction", [0.0, 1.0]);
+    let optimizer_offload = HostShare(if said.on("optimizer_cpu_offload") {
+        fraction.unwrap_or(1.0)
+    } else {
+        0.0
+    });
     let overlap = Overlap {
         grad_reduce: said.on("overlap_grad_reduce"),
         param_gather: said.on("overlap_param_gather"),
         p2p: !said.on("no_overlap_p2p_communication"),
         shared_expert: said.on("moe_shared_expert_overlap"),
+        expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
+        delay_wgrad: said.on("delay_wgrad_compute"),
     };
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
@@ -151,10 +159,15 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         cp_comm,
         capacity,
         recompute: Some(recompute),
-        schedule: Some(Job::schedule(pp, vpp)),
+        schedule: Some(if overlap.expert_alltoall {
+            ScheduleName::Combined
+        } else {
+            Job::schedule(pp, vpp)
+        }),
         offload: Some(offload),
         stages,
         optimizer,
+        optimizer_offload,
         grad_dtype,
         zero,
         overlap: Some(overlap),
@@ -193,12 +206,6 @@ fn precision(said: &mut Said<'_>) -> Precision {
 fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
     if let Some(other) = said.word("optimizer").filter(|word| *word != "adam") {
         said.unable(format!("--optimizer {other}"), "--optimizer adam");
-    }
-    if said.on("optimizer_cpu_offload") {
-        said.unable(
-            "an optimizer on the host",
-            "settings without --optimizer-cpu-offload",
-        );
     }
     if said
         .degree("num_distributed_optimizer_instances")

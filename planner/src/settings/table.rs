@@ -293,11 +293,14 @@ pub const FLAGS: &[Flag] = &[
         Read(Optimizer),
     ),
     flag("optimizer_cpu_offload", "", V14, Read(Optimizer)),
+    flag("optimizer_offload_fraction", "1.0", V14, Read(Optimizer)),
     // Beside compute.
     flag("overlap_grad_reduce", "", V14, Read(Overlap)),
     flag("overlap_param_gather", "", V14, Read(Overlap)),
     flag("no_overlap_p2p_communication", "", V14, Read(Overlap)),
     flag("moe_shared_expert_overlap", "", V14, Read(Overlap)),
+    flag("overlap_moe_expert_parallel_comm", "", V14, Read(Overlap)),
+    flag("delay_wgrad_compute", "", V14, Read(Overlap)),
     // Again.
     flag("recompute_granularity", "", V14, Read(Recompute)),
     flag("recompute_method", "", V14, Read(Recompute)),
@@ -308,18 +311,6 @@ pub const FLAGS: &[Flag] = &[
     flag("fine_grained_activation_offloading", "", V16, Read(Offload)),
     flag("offload_modules", "", V16, Read(Offload)),
     // What has no price.
-    flag(
-        "overlap_moe_expert_parallel_comm",
-        "",
-        V14,
-        Unpriced("exchanges tokens of one microbatch beside another's compute"),
-    ),
-    flag(
-        "delay_wgrad_compute",
-        "",
-        V14,
-        Unpriced("leaves gradients of weights for later"),
-    ),
     flag(
         "ep_overlap_early_attn_memory_release",
         "",
@@ -572,12 +563,6 @@ pub const FLAGS: &[Flag] = &[
         "1",
         V14,
         Unpriced("keeps layers in bf16"),
-    ),
-    flag(
-        "optimizer_offload_fraction",
-        "1.0",
-        V14,
-        Unpriced("moves so much of the optimizer to the host"),
     ),
     flag(
         "overlap_cpu_optimizer_d2h_h2d",

@@ -10,8 +10,8 @@ use super::version::Version;
 use super::writer::{Refusal, Writer, Written};
 use super::{model, stages};
 use crate::choice::{
-    Dispatcher, DropPolicy, Module, Offload, OffloadModule, Optimizer, Recompute, ScheduleName,
-    StackName, Zero,
+    Dispatcher, DropPolicy, Masters, Module, Offload, OffloadModule, Optimizer, Recompute,
+    ScheduleName, StackName, Zero,
 };
 
 /// What Megatron-LM needs beside a plan, which says nothing of it: data, length and rates of training.
@@ -156,9 +156,13 @@ fn write_degrees(job: &Job, out: &mut Writer) {
 
 fn write_schedule(job: &Job, out: &mut Writer) {
     match job.options.schedule {
-        None | Some(ScheduleName::None | ScheduleName::OneFOneB | ScheduleName::Interleaved) => {
-            stages::write(job, out);
-        }
+        None
+        | Some(
+            ScheduleName::None
+            | ScheduleName::OneFOneB
+            | ScheduleName::Interleaved
+            | ScheduleName::Combined,
+        ) => stages::write(job, out),
         Some(schedule) => out.refuse(
             format!("Megatron-Core has no schedule {}", schedule.name()),
             "--schedule 1f1b or interleaved",
@@ -311,6 +315,18 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
         out.set("exp_avg_sq_dtype", "bf16");
         out.because("half of the second moment");
     }
+    if options.masters == Masters::Remainder {
+        out.refuse(
+            "Megatron-LM has no flag for masters as remainders, which Transformer Engine decides about",
+            "--masters fp32",
+        );
+    }
+    if !options.optimizer_offload.is_none() {
+        out.on("optimizer_cpu_offload");
+        out.because("a share of masters and moments rests on the host");
+        out.set("optimizer_offload_fraction", &options.optimizer_offload.0);
+        out.because("that share");
+    }
     if options.grad_dtype == Dtype::Bf16 {
         if narrow {
             out.set("main_grads_dtype", "bf16");
@@ -338,6 +354,14 @@ fn write_overlap(job: &Job, out: &mut Writer) {
     if overlap.shared_expert {
         out.on("moe_shared_expert_overlap");
         out.because("the shared expert computes while tokens travel");
+    }
+    if overlap.expert_alltoall {
+        out.on("overlap_moe_expert_parallel_comm");
+        out.because("tokens of one microbatch travel while another's pass computes");
+    }
+    if overlap.delay_wgrad {
+        out.on("delay_wgrad_compute");
+        out.because("gradients of weights run beside the next exchange");
     }
     if let Some(elements) = job.options.bucket_elements {
         out.set("ddp_bucket_size", &elements);
@@ -399,7 +423,12 @@ fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
         out.written.settings.export(name, value);
         out.written.remarks.push((name.to_owned(), why.to_owned()));
     };
+    let combines = options.overlap.unwrap_or_default().expert_alltoall;
     let (connections, why) = match options.zero {
+        _ if combines => (
+            "32",
+            "exchanges of tokens beside compute, which 1 would hold up",
+        ),
         Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
         Zero::States => (
             "1",
