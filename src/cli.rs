@@ -11,6 +11,7 @@ use moefold_planner::choice::{
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::PipelineLayout;
+use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
@@ -49,6 +50,10 @@ pub(crate) struct Common {
 pub(crate) enum Verb {
     /// Find the best layouts for a model on a cluster
     Plan(Box<PlanArgs>),
+    /// Write a plan as settings of Megatron-LM: flags, the environment that belongs to them, a script
+    Export(ExportArgs),
+    /// Judge settings of Megatron-LM: legal or not, do they fit, how fast, and which flags make them faster
+    Check(CheckArgs),
     /// Train under a plan
     Execute(Box<ExecuteArgs>),
     /// Measure this machine's ops and collectives for the planner
@@ -189,6 +194,52 @@ pub(crate) struct PlanArgs {
     /// Write the best plan here
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The plan
+    pub(crate) plan: PathBuf,
+    /// What to write: a shell file of flags, YAML, a script for torchrun, or a job of Slurm
+    #[arg(long, value_parser = flags::one_of(&settings::Form::ALL, settings::Form::name))]
+    pub(crate) to: settings::Form,
+    /// The release of Megatron-LM that is to read it
+    #[arg(long, default_value = "0.16", value_name = "RELEASE", value_parser = flags::one_of(&Version::ALL, Version::name))]
+    pub(crate) megatron: Version,
+    /// Put the plan into settings that are there: what they say otherwise is changed, and all else stays
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) base: Option<PathBuf>,
+    /// Write it here instead of printing it
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// A command line, a shell script or YAML with flags of Megatron-LM
+    #[arg(value_name = "SETTINGS")]
+    pub(crate) settings: PathBuf,
+    /// Preset name or a cluster TOML file
+    #[arg(long)]
+    pub(crate) cluster: String,
+    /// GPUs they run on
+    #[arg(long)]
+    pub(crate) gpus: Option<u32>,
+    /// The model, where the flags do not describe it: preset name, a Hugging Face config.json, or its directory
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// The release of Megatron-LM that reads them
+    #[arg(long, default_value = "main", value_name = "RELEASE", value_parser = flags::one_of(&Version::ALL, Version::name))]
+    pub(crate) megatron: Version,
+    /// Profile directory of measured costs; may be given several times
+    #[arg(long)]
+    pub(crate) profile: Vec<PathBuf>,
+    /// Write the settings as a plan here
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Write the fastest plan here, to be put into the settings by `export --base`
+    #[arg(long)]
+    pub(crate) better: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -31,6 +31,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         optimizer: Optimizer::Adam,
         masters: None,
         optimizer_offload_fraction: None,
+        grad_dtype: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

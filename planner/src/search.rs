@@ -44,7 +44,7 @@ use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
-pub use again::{ENDLESS_GIB, again, options_of};
+pub use again::{ENDLESS_GIB, again};
 use predict::Priced;
 use recompute::Sets;
 use request::{LeftOut, check_request};

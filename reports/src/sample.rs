@@ -75,6 +75,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         optimizer: Optimizer::Adam,
         masters: None,
         optimizer_offload_fraction: None,
+        grad_dtype: None,
         zero: None,
         overlap: None,
         bucket_elements: None,

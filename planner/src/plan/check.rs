@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use moefold_profiles::Dtype;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
@@ -160,6 +161,7 @@ impl PlannedLayout {
             optimizer: self.optimizer,
             masters: self.masters.unwrap_or_default(),
             optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
+            grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
             zero: self.zero.unwrap_or_default(),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 23] = [
     "version",
     "layout",
     "pipeline",
@@ -28,6 +28,7 @@ const KEYS: [&str; 22] = [
     "optimizer",
     "masters",
     "optimizer_offload_fraction",
+    "grad_dtype",
     "zero",
     "overlap",
     "bucket_elements",

@@ -88,6 +88,7 @@ pub(crate) fn planned(
         masters: (options.masters != Masters::default()).then_some(options.masters),
         optimizer_offload_fraction: Some(options.optimizer_offload)
             .filter(|share| !share.is_none()),
+        grad_dtype: (options.grad_dtype != Dtype::F32).then_some(options.grad_dtype),
         zero: (options.zero != Zero::default()).then_some(options.zero),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))

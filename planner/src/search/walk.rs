@@ -10,7 +10,6 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
-use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
 use super::recompute::Sets;
@@ -36,7 +35,7 @@ fn of_plan<T>(
     work: impl FnOnce(Case<'_>, &StageSplit) -> T,
 ) -> Result<T, PlanError> {
     let planned = &plan.planned;
-    let options = options_of(plan);
+    let options = plan.options();
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;
