@@ -25,13 +25,12 @@ use std::ops::Range;
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::bucket::Held;
-use moefold_planner::choice::Overlap;
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap};
 use moefold_profiles::trace::Category;
 
 use self::states::{States, Stream};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
-use crate::options::Savers;
 use crate::rank::Context;
 use crate::store::{Flat, Store};
 use crate::transport::{Communicator, Pending};
@@ -59,6 +58,17 @@ impl Default for AdamOptions {
             clip: Some(1.0),
         }
     }
+}
+
+/// What is kept of states, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
+    /// How much of all these rests on the host.
+    pub on_host: HostShare,
 }
 
 /// The optimizer of one rank.
@@ -190,14 +200,20 @@ impl Gathering {
 }
 
 impl ZeroAdam {
-    /// States for the rank's shards of `store`, all zero, of the types that `savers` say.
-    pub fn new(cx: &Context, store: &Store, options: AdamOptions, savers: &Savers) -> Self {
+    /// States for the rank's shards of `store`, all zero.
+    pub fn new(
+        cx: &Context,
+        store: &Store,
+        options: AdamOptions,
+        kept: Kept,
+        overlap: Overlap,
+    ) -> Self {
         let families = [Family::Dense, Family::Expert].into_iter();
         let families = families.filter(|&family| store.shard.buffer_len(family) > 0);
         let states = families.clone().map(|family| {
             let len = store.shard.buffer_len(family) / cx.replicas(family).size();
             let weights = store.flat(family).weights.dtype();
-            States::new(cx, (family, weights), len, savers)
+            States::new(cx, (family, weights), len, kept)
         });
         let states = states.collect();
         let buckets = families
@@ -207,7 +223,7 @@ impl ZeroAdam {
         let is_first = cx.replicas(Family::Balance).index() == 0;
         Self {
             options,
-            overlap: savers.overlap,
+            overlap,
             buckets,
             states,
             balance: is_first.then(|| balance.clone()),

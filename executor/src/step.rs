@@ -152,9 +152,12 @@ pub(crate) fn upload(
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
         let whole = microbatches.iter().find_map(|host| host.positions(seq_len));
-        let whole = whole.map(|_| match cx.cp.is_solo() {
-            true => rope.clone(),
-            false => rotation.table(&cx.device, &(0..seq_len as u32)),
+        let whole = whole.map(|_| {
+            if cx.cp.is_solo() {
+                rope.clone()
+            } else {
+                rotation.table(&cx.device, &(0..seq_len as u32))
+            }
         });
         let upload = |host: &HostTokens| DeviceTokens {
             own: tensors(host),

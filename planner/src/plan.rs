@@ -293,9 +293,9 @@ impl Plan {
         SearchOptions {
             precision: planned.precision,
             optimizer: planned.optimizer,
-            grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
             masters: planned.masters.unwrap_or_default(),
             optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
+            grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
             dispatcher: Some(planned.dispatcher),
             cp_comm: planned.cp_comm(),
             capacity: planned.capacity,

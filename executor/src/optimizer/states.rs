@@ -12,10 +12,9 @@ use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
-use super::view;
+use super::{Kept, view};
 use crate::error::Error;
 use crate::model::Family;
-use crate::options::Savers;
 use crate::rank::Context;
 use crate::weights::State;
 
@@ -45,9 +44,9 @@ struct Piece {
 }
 
 /// Types of what is kept of an element.
-fn dtypes(weights: Dtype, savers: &Savers) -> Vec<Dtype> {
-    let masters = (weights != Dtype::F32).then(|| savers.masters.dtype());
-    let moments = [savers.optimizer.moments(); 2];
+fn dtypes(weights: Dtype, kept: Kept) -> Vec<Dtype> {
+    let masters = (weights != Dtype::F32).then(|| kept.masters.dtype());
+    let moments = [kept.optimizer.moments(); 2];
     masters.into_iter().chain(moments).collect()
 }
 
@@ -80,10 +79,10 @@ impl States {
         cx: &Context,
         (family, weights): (Family, Dtype),
         len: usize,
-        savers: &Savers,
+        kept: Kept,
     ) -> Self {
-        let dtypes = dtypes(weights, savers);
-        let share = savers.optimizer_offload;
+        let dtypes = dtypes(weights, kept);
+        let share = kept.on_host;
         let kept = len - share.on_host(len as u64) as usize;
         let mut at = kept;
         let pieces = share.pieces(len as u64).into_iter().map(|len| {

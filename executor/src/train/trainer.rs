@@ -18,7 +18,7 @@ use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
 use crate::moe::Sparse;
 use crate::moe::balance::{Balancing, Biases};
-use crate::optimizer::{AdamOptions, ZeroAdam};
+use crate::optimizer::{AdamOptions, Kept, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
 use crate::record::Detail;
@@ -112,7 +112,12 @@ impl Trainer {
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam, savers);
+        let kept = Kept {
+            optimizer: savers.optimizer,
+            masters: savers.masters,
+            on_host: savers.optimizer_offload,
+        };
+        let optimizer = ZeroAdam::new(&cx, &store, adam, kept, savers.overlap);
         let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(

@@ -48,9 +48,10 @@ pub(super) fn step(
 ) -> Call {
     let [w, g, m, v] = shard(source, len, moments);
     let model = (dtype != Dtype::F32).then(|| source.tensor(&[len], 0.0));
-    let w = match remainders {
-        false => w,
-        true => rests(source.device(), len),
+    let w = if remainders {
+        rests(source.device(), len)
+    } else {
+        w
     };
     let rule = Adamw {
         lr: SMALL,

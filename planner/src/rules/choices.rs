@@ -216,14 +216,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
-    if !options.optimizer_offload.is_legal() {
-        broken.push(Illegal::HostShare {
-            share: options.optimizer_offload.0.to_string(),
-        });
-    }
-    if options.masters == Masters::Remainder && precision == Precision::Fp32 {
-        broken.push(Illegal::WholeMasters);
-    }
+    check_states(options, &mut broken);
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
         Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {
@@ -387,6 +380,18 @@ fn check_offload(
                 offload,
             });
         }
+    }
+}
+
+/// What is kept of the optimizer's states, and where.
+fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if !options.optimizer_offload.is_legal() {
+        broken.push(Illegal::HostShare {
+            share: options.optimizer_offload.0.to_string(),
+        });
+    }
+    if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
+        broken.push(Illegal::WholeMasters);
     }
 }
 

@@ -753,11 +753,10 @@ impl StageSplit {
                     share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
                 });
                 let pieces: Vec<u64> = pieces.collect();
-                let on_device = match pieces.is_empty() {
-                    true => Level::default(),
-                    false => {
-                        Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
-                    }
+                let on_device = if pieces.is_empty() {
+                    Level::default()
+                } else {
+                    Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
                 };
                 (state(pieces.iter().sum()), on_device)
             })
