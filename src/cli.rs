@@ -11,7 +11,7 @@ use moefold_planner::choice::{
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
-use moefold_planner::options::PipelineLayout;
+use moefold_planner::options::{MEMORY_HEADROOM, PipelineLayout};
 use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
@@ -179,6 +179,9 @@ pub(crate) struct PlanArgs {
     /// expert
     #[arg(long, default_value = "balanced")]
     pub(crate) routing: String,
+    /// Percent of each device's memory that every plan leaves free
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MEMORY_HEADROOM)]
+    pub(crate) memory_headroom: f64,
     /// What is best
     #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
     pub(crate) objective: Objective,

@@ -289,6 +289,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.optimizer_offload = HostShare(args.optimizer_offload_fraction);
     options.grad_dtype = args.grad_dtype;
     options.objective = args.objective;
+    options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
     if args.routing != "balanced" {
         options.routing = Some(Routing::read(&args.routing).map_err(refusal)?);

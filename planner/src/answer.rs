@@ -112,6 +112,9 @@ pub struct SearchRecord {
     /// each is by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told_apart: Option<f64>,
+    /// What a plan was allowed to fill of each device's memory, GiB; absent where that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit_gib: Option<f64>,
     /// Layouts that were priced and fit, in no particular order, for the picture of the trade-off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feasible: Vec<Candidate>,

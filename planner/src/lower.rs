@@ -18,7 +18,7 @@ use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass};
 
 use crate::mesh::Placement;
 use crate::model::Layer;
-use crate::runtime::{Lowered, Part, Setting, Task, Work};
+use crate::runtime::{Block, Lowered, Part, Setting, Task, Work};
 
 /// A collective over a group.
 pub(crate) fn over(group: Placement, kind: CollectiveKind, bytes: Bytes) -> Collective {
@@ -38,6 +38,17 @@ pub fn layer(setting: &Setting<'_>, layer: &Layer) -> Lowered {
     }
     if let Some(ffn) = &layer.ffn {
         ffn::lower(&mut work, ffn);
+    }
+    work.lowered
+}
+
+/// Lowers one block of a decoder layer.
+pub fn block(setting: &Setting<'_>, layer: &Layer, block: Block) -> Lowered {
+    let mut work = Writer::new(setting);
+    match (block, &layer.mixer, &layer.ffn) {
+        (Block::Mixer, Some(mixer), _) => attention::lower(&mut work, mixer),
+        (Block::FeedForward, _, Some(ffn)) => ffn::lower(&mut work, ffn),
+        (Block::Mixer, None, _) | (Block::FeedForward, _, None) => {}
     }
     work.lowered
 }

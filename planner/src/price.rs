@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds};
-use moefold_profiles::{Cost, Op, Source};
+use moefold_profiles::{CollectiveKind, Cost, Op, Source};
 
 use crate::runtime::{Lowered, Part, Task, Work};
 use crate::stack::Stack;
@@ -48,6 +48,11 @@ impl Breakdown {
     /// next collective after.
     pub fn apart(&self) -> f64 {
         self.apart
+    }
+
+    /// Kernels launched.
+    pub fn launches(&self) -> f64 {
+        self.launches
     }
 
     /// Time on the device.
@@ -159,8 +164,14 @@ pub fn price(
     let (mut core, mut shared) = (Hidden::default(), Hidden::default());
     let mut drift = Drift::default();
     let mut transfers = Transfers::default();
+    // Blocks of attention follow one another, all alike.
+    let mut last: Option<(&Task, Cost)> = None;
     for work in list {
-        let cost = cost_of(work, costs);
+        let cost = match last {
+            Some((task, cost)) if *task == work.task => cost,
+            _ => cost_of(work, costs),
+        };
+        last = Some((&work.task, cost));
         if let Task::Transfer { leaves, .. } = work.task {
             each(work, cost);
             transfers.add(cost, leaves, breakdown.device());
@@ -184,6 +195,12 @@ pub fn price(
             }
             Some(_) => {
                 core.hide(work, cost);
+                // Of a whole ring of blocks the last one has nothing beside it.
+                if let Task::Collective(ring) = &work.task
+                    && ring.kind != CollectiveKind::SendRecv
+                {
+                    core.uncovered = 1.0 / f64::from(ring.ranks.max(1));
+                }
                 continue;
             }
             None => {}
@@ -217,6 +234,8 @@ struct Hidden {
     work: Option<(Category, f64, Source)>,
     /// Seconds of the ops.
     cover: f64,
+    /// The share of them that hides nothing.
+    uncovered: f64,
 }
 
 impl Hidden {
@@ -227,7 +246,8 @@ impl Hidden {
 
     fn show(self, breakdown: &mut Breakdown) {
         if let Some((category, time, source)) = self.work {
-            let time = Seconds((time - self.cover).max(0.0));
+            let cover = self.cover * (1.0 - self.uncovered);
+            let time = Seconds((time - cover).max(0.0));
             breakdown.add(category, Cost { time, source });
         }
     }
@@ -316,6 +336,10 @@ fn launches(work: &Work, stack: &Stack) -> f64 {
     match &work.task {
         Task::Op(op) => stack.launches(op),
         Task::HostRead | Task::Transfer { .. } => 0.0,
+        // Round a ring.
+        Task::Collective(ring) if work.beside == Some(Part::Core) => {
+            f64::from(ring.ranks.saturating_sub(1))
+        }
         Task::Collective(_) | Task::Exchange { .. } => 1.0,
     }
 }

@@ -37,6 +37,15 @@ pub enum Piece<'a> {
     Head,
 }
 
+/// A block of a decoder layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Block {
+    /// The token mixer with its norm and the residual sum.
+    Mixer,
+    /// The feed-forward block with its.
+    FeedForward,
+}
+
 /// What a rank holds throughout a step, and between its stages and those of others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepMemory {
@@ -62,6 +71,10 @@ pub trait Runtime: fmt::Debug + Sync {
     /// The work of one microbatch, forward and backward, and what runs again under each of some recompute
     /// sets, at most [`Again::MOST`] of them.
     fn work(&self, setting: &Setting<'_>, piece: Piece<'_>, sets: &[Recompute]) -> Lowered;
+
+    /// The part that a block has in the work of a layer: nothing of what runs again or leaves for the host. A
+    /// mixer does not depend on degrees of experts, a feed-forward block of attention's only on tp and tokens.
+    fn block(&self, setting: &Setting<'_>, layer: &Layer, block: Block) -> Lowered;
 
     /// Whether memory is the same under every dispatcher.
     fn holds_alike(&self) -> bool {

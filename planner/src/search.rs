@@ -11,6 +11,7 @@ mod again;
 mod by_layer;
 mod candidate;
 mod explain;
+mod floor;
 mod mix;
 mod offload;
 mod otherwise;
@@ -37,7 +38,7 @@ use crate::layout::{Illegal, Layout};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::{LeastMemory, PlanError, SearchOptions};
 use crate::plan::{Alternative, PlannedLayout};
 use crate::rules::{Rules, clash, nearest_legal, runs_beside, space};
 use crate::runtime::Runtime;
@@ -45,9 +46,10 @@ use crate::schedule::Schedule;
 use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
+use floor::{Weights, Works, floor_s, held};
 use predict::Priced;
 use recompute::Sets;
-use request::{LeftOut, check_request};
+use request::check_request;
 use shape::{Assumption, Question, Shapes};
 use survey::survey;
 pub use walk::{starts, walk};
@@ -120,6 +122,7 @@ fn plan_under(
         layouts,
         space: total,
         refusals,
+        too_large,
         all_illegal,
     } = candidates(&question, gpus, &rules);
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
@@ -136,10 +139,10 @@ fn plan_under(
         });
     }
 
-    let shapes = shapes(&question, &layouts);
+    let shapes = shapes(&layouts);
     let occupancies = all_occupancies(&question, &layouts);
     let mut units = units(&question, &layouts, &shapes, &occupancies);
-    units.sort_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
+    units.sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
     let ranking = rank(
@@ -153,8 +156,8 @@ fn plan_under(
         .filter(|best| !experts_inside_domain(&question, best.unit.layout))
         .map(|_| inside_domain(&question, &units));
 
-    if tally.memory > 0 {
-        refused.insert("memory".to_owned(), tally.memory);
+    if tally.memory + too_large > 0 {
+        refused.insert("memory".to_owned(), tally.memory + too_large);
     }
     let gap = ranking.first().map_or(0.0, |best| best.gap(&question));
     let priced: Vec<Priced> = ranking
@@ -171,6 +174,8 @@ fn plan_under(
         .collect();
     let search = SearchRecord {
         told_apart: None,
+        memory_limit_gib: (question.capacity() < cluster.gpu.memory())
+            .then(|| question.capacity().gib()),
         space: total,
         pruned: total - refused.values().sum::<u64>() - tally.priced,
         refused,
@@ -189,11 +194,43 @@ fn plan_under(
             space: search.space,
             refused: search.refused,
             examples,
-            least: tally.least,
+            least: (cluster.gpu.memory_gib < ENDLESS_GIB)
+                .then(|| least_memory(model, cluster, gpus, options, costs, runtime))
+                .flatten()
+                .map(Box::new),
             capacity_gib: question.capacity().gib(),
+            device_gib: cluster.gpu.memory_gib,
         });
     }
     Ok((priced, search))
+}
+
+/// The layout that needs the least memory, had a device memory without end.
+fn least_memory(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Option<LeastMemory> {
+    let mut endless = cluster.clone();
+    endless.gpu.memory_gib = ENDLESS_GIB;
+    let options = SearchOptions {
+        objective: Objective::Memory,
+        memory_gib: None,
+        top: 1,
+        survey: false,
+        ..options.clone()
+    };
+    let found = plan_under(model, &endless, gpus, &options, costs, runtime);
+    let (plans, _) = found.ok()?;
+    let plan = &plans.first()?.plan;
+    Some(LeastMemory {
+        layout: explain::degrees(&plan.layout),
+        recompute: plan.recompute.clone(),
+        peak_gib: plan.predicted.peak_gib,
+    })
 }
 
 /// The tuples of degrees of a space, judged.
@@ -205,6 +242,8 @@ struct Candidates {
     /// Why candidates are refused, in the order in which reasons are met: a search adds to a few of them
     /// tens of thousands of times.
     refusals: Vec<Refusal>,
+    /// Candidates whose weights alone are too much.
+    too_large: u64,
     /// Whether no tuple is legal.
     all_illegal: bool,
 }
@@ -224,8 +263,10 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         layouts: Vec::new(),
         space: 0,
         refusals: Vec::new(),
+        too_large: 0,
         all_illegal: true,
     };
+    let (capacity, mut weights) = (question.capacity(), Weights::new());
     let mut broken = Vec::new();
     for degrees in space(question.model, gpus, &options.batch, &options.pins) {
         let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
@@ -238,14 +279,14 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
                 found.all_illegal = false;
-                if let Some(why) = LeftOut::of(question, &layout) {
-                    found.refuse(why.reason(), each * sets, &why);
-                    continue;
-                }
                 for illegal in &question.illegal_sets {
                     found.refuse(illegal.reason(), each, illegal);
                 }
-                found.layouts.push(layout);
+                if held(question, &layout, &mut weights) > capacity {
+                    found.too_large += each * (sets - question.illegal_sets.len() as u64);
+                } else {
+                    found.layouts.push(layout);
+                }
             }
             None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
         }
@@ -424,24 +465,20 @@ fn shape_key(layout: &Layout) -> [u32; 5] {
     ]
 }
 
-fn shapes(question: &Question<'_>, layouts: &[Layout]) -> ByDegrees {
-    let mut first: BTreeMap<[u32; 5], &Layout> = BTreeMap::new();
+fn shapes(layouts: &[Layout]) -> ByDegrees {
+    let mut shapes = ByDegrees::new();
     for layout in layouts {
-        first.entry(shape_key(layout)).or_insert(layout);
+        let key = shape_key(layout);
+        shapes.entry(key).or_insert_with(|| Shapes::new(layout));
     }
-    let work: Vec<([u32; 5], &Layout)> = first.into_iter().collect();
-    work.into_par_iter()
-        .map(|(key, layout)| (key, Shapes::new(question, layout)))
-        .collect::<Vec<_>>()
-        .into_iter()
-        .collect()
+    shapes
 }
 
 /// Worst occupancies by schedule, pipeline degree, virtual stages and (as far as they matter) microbatches.
-type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
+pub(crate) type Moments = BTreeMap<(ScheduleName, [u32; 3]), Vec<Vec<Occupancy>>>;
 
 /// Warm-up is over within two groups of `pp` microbatches and what follows repeats itself.
-fn moments_key(layout: &Layout) -> [u32; 3] {
+pub(crate) fn moments_key(layout: &Layout) -> [u32; 3] {
     let matter = layout.microbatches().min(4 * layout.pp());
     [layout.pp(), layout.vpp(), matter]
 }
@@ -469,39 +506,28 @@ fn units<'a>(
     shapes: &'a ByDegrees,
     occupancies: &'a Moments,
 ) -> Vec<Unit<'a>> {
-    let work: BTreeMap<[u32; 5], Vec<(f64, f64)>> = shapes
+    let works = Works::new(question, shapes.values().map(Shapes::layout));
+    let objective = question.options.objective;
+    let mut weights = Weights::new();
+    let known: BTreeMap<[u32; 5], _> = shapes
         .iter()
-        .map(|(&key, shapes)| {
-            let work = shapes.first().iter();
-            (key, work.map(|shape| shape.work_s(question)).collect())
-        })
+        .map(|(&key, shapes)| (key, (works.of(question, shapes.layout()), shapes)))
         .collect();
     layouts
         .iter()
         .map(|layout| {
-            let key = shape_key(layout);
-            let floors: Vec<f64> = work[&key]
-                .iter()
-                .map(|(all, lightest)| match question.options.objective {
-                    Objective::Memory => 0.0,
-                    // Layers are whole: the busiest rank holds at least its rounded-up share.
-                    Objective::Throughput => {
-                        let share = all / f64::from(layout.pp());
-                        let layers = question.kind_of.len() as u32;
-                        let whole = f64::from(layers.div_ceil(layout.pp())) * lightest;
-                        f64::from(layout.microbatches()) * share.max(whole)
-                    }
-                })
-                .collect();
-            let floor = floors.iter().copied().fold(f64::INFINITY, f64::min);
+            let (work, shapes) = &known[&shape_key(layout)];
+            let floor = match objective {
+                Objective::Throughput => {
+                    let floors = work.iter().map(|work| floor_s(question, layout, work));
+                    floors.fold(f64::INFINITY, f64::min)
+                }
+                Objective::Memory => held(question, layout, &mut weights).gib(),
+            };
             Unit {
                 layout,
-                shapes: &shapes[&key],
-                schedules: question
-                    .schedules(layout.pp(), layout.vpp())
-                    .map(|name| (name, &occupancies[&(name, moments_key(layout))][..]))
-                    .collect(),
-                floors,
+                shapes,
+                occupancies,
                 floor,
             }
         })

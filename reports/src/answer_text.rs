@@ -48,6 +48,7 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             by_layer(answer),
             offloaded(answer),
             without_experts(answer),
+            headroom(answer),
             tight(answer),
             outside_domain(answer),
         ];
@@ -342,6 +343,18 @@ fn without_experts(answer: &Answer) -> Option<String> {
             all.join(", ")
         )
     })
+}
+
+/// What plans were to leave free, where that ruled some out.
+fn headroom(answer: &Answer) -> Option<String> {
+    let device = answer.cluster.as_ref()?.gpu.memory_gib;
+    let limit = answer.search.memory_limit_gib?;
+    answer.search.refused.get("memory")?;
+    Some(format!(
+        "Plans leave {} of {} free (--memory-headroom).",
+        format::percent(1.0 - limit / device),
+        format::gib(device)
+    ))
 }
 
 /// A warning about plans that leave less of the memory than allocators differ by.

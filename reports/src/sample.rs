@@ -172,6 +172,7 @@ pub(crate) fn answer(count: usize) -> Answer {
         plans,
         search: SearchRecord {
             told_apart: Some(0.06),
+            memory_limit_gib: None,
             space: 18_432,
             refused: [
                 ("memory", 9_120),

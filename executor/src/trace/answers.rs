@@ -14,7 +14,7 @@ use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count as counted};
 use moefold_planner::runtime::{
-    Account, Again, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
+    Account, Again, Block, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
     StageMemory, StepMemory, Stretch, Stretches, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
@@ -611,6 +611,26 @@ impl Runtime for Traced<'_> {
             });
         }
         lowered
+    }
+
+    fn block(&self, setting: &Setting<'_>, layer: &Layer, block: Block) -> Lowered {
+        let is_of = |piece: &&model::Piece| match block {
+            Block::Mixer => matches!(piece, model::Piece::Mixer(_)),
+            Block::FeedForward => matches!(piece, model::Piece::FeedForward(_)),
+        };
+        let queues = self.gpu.is_some();
+        let pieces = self.pieces(Piece::Layer(layer));
+        let answer = pieces.iter().find(is_of);
+        let answer = answer.map(|&piece| self.answer(setting.into(), piece));
+        let list = |of: fn(&Answer) -> &Vec<Item>| {
+            let items = answer.iter().flat_map(|answer| of(answer));
+            items.map(|item| work(setting, item, queues)).collect()
+        };
+        Lowered {
+            forward: list(|answer| &answer.forward),
+            backward: list(|answer| &answer.backward),
+            again: Vec::new(),
+        }
     }
 
     fn memory(

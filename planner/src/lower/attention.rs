@@ -61,23 +61,31 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
         return lower_exchanged_core(work, core, limited);
     }
     let own = local.seq_len.div_ceil(local.cp);
+    let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
     if let Some(keys) = limited {
         work.both(attention(own, keys, false));
     } else {
-        // The rank's own block is causal; of every other block the zig-zag order leaves half, and
-        // its partial result is merged into the output.
+        // The rank's own block is causal; of every other block the zig-zag order leaves half.
         work.both(attention(own, own, true));
-        let (len, dtype) = (local.tokens * core.heads * core.v_dim, work.wide);
         for _ in 1..local.cp {
             work.both(attention(own, own.div_ceil(2), false));
-            work.both(|_| Op::Add { len, dtype });
+        }
+        // Of each block the partial output is merged into the output, and back the gradient of its queries. Halves
+        // of other blocks are copied before their core, and gradients of their keys and values summed after it
+        // (Transformer Engine, `context_parallel.py`, `AttnFuncWithCPAndKVP2P`).
+        let dtype = work.wide;
+        let output = local.tokens * core.heads * core.v_dim;
+        for _ in 0..if local.cp > 1 { local.cp } else { 0 } {
+            work.both(|_| Op::Add { len: output, dtype });
+        }
+        for _ in 1..local.cp {
+            work.both(|_| Op::Add { len: block, dtype });
         }
     }
-    // Ring attention: each rank passes its keys and values on `cp - 1` times, and in the backward
-    // pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links, but
+    // Ring attention: each rank passes its keys and values on `cp - 1` times, each time beside the core of a block
+    // of which there are `cp`, and in the backward pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links, but
     // beside nothing.
     let beside = (work.setting.cp_comm == CpComm::P2p).then_some(Part::Core);
-    let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
     if cp.ranks > 1 {
         let all = work.wide.bytes(block * u64::from(cp.ranks));
         let gather = over(cp, CollectiveKind::AllGather, all);
@@ -314,9 +322,8 @@ mod tests {
     use crate::rules::{Rules, space};
     use crate::runtime::{LayerGroups, Setting, Work};
 
-    /// Forward and backward work over the context-parallel group, of Mixtral 8x7B (32 heads and 8 of keys, 128
-    /// wide) under TP 2 and CP 4.
-    fn communication(cp_comm: CpComm) -> [Vec<Work>; 2] {
+    /// Forward and backward work of Mixtral 8x7B (32 heads and 8 of keys, 128 wide) under TP 2 and CP 4.
+    fn lowered(cp_comm: CpComm) -> [Vec<Work>; 2] {
         let model = presets::load("mixtral-8x7b").expect("a preset");
         let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
         let batch = Batch {
@@ -341,11 +348,51 @@ mod tests {
             offload: crate::choice::Offload::NONE,
         };
         let lowered = layer(&setting, &model.layers[0]);
-        [lowered.forward, lowered.backward].map(|work| {
+        [lowered.forward, lowered.backward]
+    }
+
+    /// That of both passes over the context-parallel group.
+    fn communication(cp_comm: CpComm) -> [Vec<Work>; 2] {
+        lowered(cp_comm).map(|work| {
             let work = work.into_iter();
             work.filter(|work| work.category == Category::CpComm)
                 .collect()
         })
+    }
+
+    /// Of a ring of four, 8192 tokens each: a causal block and three halves, the output of 16 heads merged four times,
+    /// and keys and values of 4 heads passed over three times, in both passes.
+    #[test]
+    fn golden_what_a_ring_computes() {
+        for (pass, work) in lowered(CpComm::P2p).into_iter().enumerate() {
+            let of = |wanted: Op| {
+                let is_it =
+                    |work: &&Work| work.part == Some(Part::Core) && work.task == Task::Op(wanted);
+                work.iter().filter(is_it).count()
+            };
+            let dtype = moefold_profiles::Dtype::Bf16;
+            let attention = |kv_len, causal| Op::Attention {
+                batch: 1,
+                heads: 16,
+                kv_heads: 4,
+                q_len: 8192,
+                kv_len,
+                qk_dim: 128,
+                v_dim: 128,
+                causal,
+                pass: [
+                    moefold_profiles::Pass::Forward,
+                    moefold_profiles::Pass::Backward,
+                ][pass],
+                dtype,
+            };
+            assert_eq!(of(attention(8192, true)), 1);
+            assert_eq!(of(attention(4096, false)), 3);
+            let output = 8192 * 16 * 128;
+            assert_eq!(of(Op::Add { len: output, dtype }), 4);
+            let block = 8192 * 4 * 256;
+            assert_eq!(of(Op::Add { len: block, dtype }), 3);
+        }
     }
 
     fn sent(work: &[Work]) -> Vec<(CollectiveKind, u64, bool)> {

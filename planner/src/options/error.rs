@@ -53,7 +53,7 @@ pub enum PlanError {
         problem: String,
     },
     /// No layout of the space is legal and fits.
-    #[error("nothing is feasible: {}", infeasible_text(refused, examples, least.as_ref(), *capacity_gib))]
+    #[error("nothing is feasible: {}", infeasible_text(refused, examples, least.as_deref(), [*capacity_gib, *device_gib]))]
     Infeasible {
         /// Candidates there were.
         space: u64,
@@ -62,9 +62,11 @@ pub enum PlanError {
         /// A broken rule in words, for each key of `refused`.
         examples: BTreeMap<String, String>,
         /// The legal candidate that needs the least memory.
-        least: Option<LeastMemory>,
-        /// Memory of one device, GiB.
+        least: Option<Box<LeastMemory>>,
+        /// Memory of one device that a plan may fill, GiB.
         capacity_gib: f64,
+        /// All of its memory, GiB.
+        device_gib: f64,
     },
 }
 
@@ -101,7 +103,7 @@ fn infeasible_text(
     refused: &BTreeMap<String, u64>,
     examples: &BTreeMap<String, String>,
     least: Option<&LeastMemory>,
-    capacity_gib: f64,
+    [capacity_gib, device_gib]: [f64; 2],
 ) -> String {
     let counts: Vec<String> = refused
         .iter()
@@ -110,9 +112,15 @@ fn infeasible_text(
     let counts = counts.join("; ");
     match least {
         Some(least) => format!(
-            "the least memory of any legal layout is {:.1} GiB ({}), a device has {capacity_gib:.1} \
-             GiB; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
-            least.peak_gib, least.layout
+            "the least memory of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
+             GiB{}; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
+            least.peak_gib,
+            least.layout,
+            if capacity_gib < device_gib {
+                format!(", of which a plan may fill {capacity_gib:.1} (`memory_headroom`)")
+            } else {
+                String::new()
+            }
         ),
         None => format!("no legal layout is worth trying (refused: {counts})"),
     }

@@ -290,6 +290,8 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         optimizer: optimizer.unwrap_or(defaults.optimizer),
         grad_dtype: grad_dtype.unwrap_or(defaults.grad_dtype),
         top: 1,
+        // What ran has fitted, with or without room to spare.
+        memory_headroom: 0.0,
         ..defaults
     })
 }

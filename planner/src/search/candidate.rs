@@ -1062,12 +1062,13 @@ impl StageSplit {
                         *least += kept * f64::from(at.kept[chunk]);
                     }
                     let ways = kind.memory.iter().zip(&kind.backward_s);
+                    let sent_s: f64 = kind.sent_s().iter().sum();
                     groups.push(Alike {
                         layers,
                         live: live.clone(),
                         ways: ways
                             .map(|(memory, backward_s)| Way {
-                                seconds: kind.forward_s + backward_s - kind.sent_s(),
+                                seconds: kind.forward_s + backward_s - sent_s,
                                 gib: memory.passes.saved.gib(),
                             })
                             .collect(),
@@ -1076,7 +1077,7 @@ impl StageSplit {
                 let first = (stage == 0).then_some(&shape.embedding);
                 let last = (stage + 1 == self.stages.len()).then_some(&shape.head);
                 for end in first.into_iter().chain(last) {
-                    ends_s += end.least_s(0);
+                    ends_s += end.least_s(0)[1];
                 }
             }
             groups.retain(|group| group.layers > 0);

@@ -182,20 +182,22 @@ impl Kind {
         slots
     }
 
-    /// Seconds of the exchanges of both passes that another pass may hide.
-    pub(crate) fn sent_s(&self) -> f64 {
-        let slots = self.slots.iter().flatten();
-        slots.filter_map(|slot| slot.sent_s).sum()
-    }
-
     /// Seconds of both passes under a recompute set.
     pub(crate) fn both_s(&self, set: usize) -> f64 {
         self.forward_s + self.backward_s[set]
     }
 
-    /// The same without what another pass may hide.
-    pub(crate) fn least_s(&self, set: usize) -> f64 {
-        self.both_s(set) - self.sent_s()
+    /// Seconds of the exchanges of the forward and of the backward pass that another pass may hide.
+    pub(crate) fn sent_s(&self) -> [f64; 2] {
+        let slots = self.slots.each_ref();
+        slots.map(|slots| slots.iter().filter_map(|slot| slot.sent_s).sum())
+    }
+
+    /// Seconds of the forward pass and of both, without such exchanges.
+    pub(crate) fn least_s(&self, set: usize) -> [f64; 2] {
+        let [forward, backward] = self.sent_s();
+        let both = self.both_s(set);
+        [self.forward_s - forward, both - forward - backward]
     }
 }
 
@@ -223,7 +225,7 @@ const KINDS_AS_BITS: usize = 8;
 /// under all of them. Most layouts never come near the best, or fit as they are.
 pub(crate) struct Shapes {
     layout: Layout,
-    first: Vec<Shape>,
+    first: OnceLock<Vec<Shape>>,
     all: OnceLock<Vec<Shape>>,
     /// Both with the memory of divided backward passes.
     divided: [OnceLock<Vec<Shape>>; 2],
@@ -231,24 +233,30 @@ pub(crate) struct Shapes {
 
 impl Shapes {
     /// Those of a layout.
-    pub(crate) fn new(question: &Question<'_>, layout: &Layout) -> Self {
+    pub(crate) fn new(layout: &Layout) -> Self {
         Self {
             layout: *layout,
-            first: Shape::under(question, layout, question.sets_of_first()),
+            first: OnceLock::new(),
             all: OnceLock::new(),
             divided: Default::default(),
         }
     }
 
+    /// A layout that has them.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// Under the recompute sets of the first choice.
-    pub(crate) fn first(&self) -> &[Shape] {
-        &self.first
+    pub(crate) fn first(&self, question: &Question<'_>) -> &[Shape] {
+        let first = || Shape::under(question, &self.layout, question.sets_of_first());
+        self.first.get_or_init(first)
     }
 
     /// Under all recompute sets.
     pub(crate) fn all(&self, question: &Question<'_>) -> &[Shape] {
         if question.sets_of_first().len() == question.sets.len() {
-            return &self.first;
+            return self.first(question);
         }
         let all = || Shape::under(question, &self.layout, &question.sets);
         self.all.get_or_init(all)
@@ -266,7 +274,7 @@ impl Shapes {
         let (shapes, sets) = if all {
             (self.all(question), &question.sets[..])
         } else {
-            (self.first(), first)
+            (self.first(question), first)
         };
         if !schedule.divides_backward() {
             return shapes;
@@ -280,11 +288,7 @@ impl Shapes {
 impl Shape {
     /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
-        let Loads { busiest, .. } = question.routing.loads(layout.ep());
-        // While the busiest rank works the others wait, and leave it their turns on the cores.
-        let turns = question.costs.turns();
-        let busiest: Vec<f64> = busiest.iter().map(|load| (load / turns).max(1.0)).collect();
-        let (timed, held) = (question.locals(layout, &busiest), question.held(layout));
+        let (timed, held) = (question.timed(layout), question.held(layout));
         let groups = LayerGroups::new(layout, question.cluster);
         let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
             let pieces = question.pieces().zip(&held);
@@ -382,18 +386,6 @@ impl Shape {
             kind.ways = ways(&kind.memory, &kind.backward_s);
         }
         shape
-    }
-
-    /// Forward and backward seconds of one microbatch over all stages, and of the lightest layer,
-    /// without recomputation beyond that of the first choice.
-    pub(crate) fn work_s(&self, question: &Question<'_>) -> (f64, f64) {
-        let (kinds, sets) = (&self.kinds, &question.choices[0]);
-        let layers = (0..).zip(&question.kind_of);
-        let layers = layers.map(|(layer, &kind)| kinds[kind].least_s(sets.of(layer)));
-        let lightest = layers.clone().fold(f64::INFINITY, f64::min);
-        let ends = [&self.embedding, &self.head].map(|end| end.least_s(sets.of_ends()));
-        let all: f64 = layers.sum();
-        (all + ends[0] + ends[1], lightest)
     }
 
     /// Choices of recompute sets, the fastest over all layers first.
@@ -514,6 +506,15 @@ impl<'a> Question<'a> {
     fn locals(&self, layout: &Layout, loads: &[f64]) -> Vec<Local> {
         let lists = self.lists();
         lists.map(|list| self.local(layout, loads[list])).collect()
+    }
+
+    /// The same of every piece, as its time is priced.
+    pub(crate) fn timed(&self, layout: &Layout) -> Vec<Local> {
+        let Loads { busiest, .. } = self.routing.loads(layout.ep());
+        // While the busiest rank works the others wait, and leave it their turns on the cores.
+        let turns = self.costs.turns();
+        let busiest: Vec<f64> = busiest.iter().map(|load| (load / turns).max(1.0)).collect();
+        self.locals(layout, &busiest)
     }
 
     /// The same of every piece, as its memory is counted.

@@ -5,18 +5,27 @@
 //! that is fastest among those that fit, under the usual schedule of its degrees, or that asked for. Its memory is the memory model's, its time the bound that pruning uses, not
 //! a simulated step. There may be a hundred thousand of them, so they are counted in a grid.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
 use super::candidate::{Case, likely_split};
-use super::shape::{Question, Shape};
+use super::shape::Question;
+use super::shape_key;
 use super::visit::{Unit, peak};
 use crate::answer::{Survey, SurveyCell};
 
-/// Looks at all units of a search.
+/// Degrees of attention, experts and microbatch that are looked at, of as many as there are evenly apart.
+const SHAPES: usize = 512;
+
+/// Looks at the units of a search, where there are many at some.
 pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
+    let shapes: BTreeSet<[u32; 5]> = units.iter().map(|unit| shape_key(unit.layout)).collect();
+    let apart = shapes.len().div_ceil(SHAPES).max(1);
+    let shapes: BTreeSet<[u32; 5]> = shapes.into_iter().step_by(apart).collect();
+    let of_shapes = |unit: &&Unit<'_>| shapes.contains(&shape_key(unit.layout));
+    let units: Vec<&Unit<'_>> = units.iter().filter(of_shapes).collect();
     let seen: Vec<Option<(Bytes, f64)>> = units
         .par_iter()
         .with_min_len(64)
@@ -53,11 +62,12 @@ pub(crate) fn survey(question: &Question<'_>, units: &[Unit<'_>]) -> Survey {
 /// none does.
 fn glance(question: &Question<'_>, unit: &Unit<'_>) -> Option<(Bytes, f64)> {
     let (layout, capacity) = (unit.layout, question.capacity());
-    let cheapest = |(_, a): &(&Shape, &f64), (_, b): &(&Shape, &f64)| a.total_cmp(b);
-    let (schedule, occupancies) = unit.schedules[0];
+    let (schedule, occupancies) = unit.schedules(question).next()?;
     let shapes = unit.shapes.held_under(question, schedule, false).iter();
-    let shapes = shapes.zip(&unit.floors).enumerate();
-    let (index, (shape, _)) = shapes.min_by(|(_, a), (_, b)| cheapest(a, b))?;
+    let by_work = shapes.map(|shape| (shape.work(question).all_s, shape));
+    let (index, (_, shape)) = by_work
+        .enumerate()
+        .min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))?;
     let case = Case {
         question,
         layout,

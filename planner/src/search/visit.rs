@@ -7,15 +7,15 @@ use moefold_profiles::ByClass;
 use moefold_profiles::units::{Bytes, GIB};
 
 use super::candidate::{self, Case, StageSplit};
-use super::explain;
+use super::floor::floor_s;
 use super::predict::Choice;
 use super::recompute::Sets;
 use super::shape::{Question, Shape, Shapes};
+use super::{Moments, moments_key};
 use crate::answer::Candidate;
 use crate::choice::{Objective, ScheduleName};
 use crate::layout::Layout;
 use crate::memory::Occupancy;
-use crate::options::LeastMemory;
 use crate::plan::LayoutRecord;
 use crate::schedule::Schedule;
 use crate::simulate::Simulator;
@@ -27,12 +27,21 @@ const FEASIBLE_KEPT: usize = 400;
 pub(crate) struct Unit<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) shapes: &'a Shapes,
-    /// Schedules that are tried, the usual one first, with their occupancies.
-    pub(crate) schedules: Vec<(ScheduleName, &'a [Vec<Occupancy>])>,
-    /// No child under each shape scores less.
-    pub(crate) floors: Vec<f64>,
-    /// The least of them.
+    pub(crate) occupancies: &'a Moments,
+    /// No child scores less, as far as that is known before the shapes are.
     pub(crate) floor: f64,
+}
+
+impl<'a> Unit<'a> {
+    /// Schedules that are tried, the usual one first, with their occupancies.
+    pub(crate) fn schedules(
+        &self,
+        question: &Question<'_>,
+    ) -> impl Iterator<Item = (ScheduleName, &'a [Vec<Occupancy>])> + use<'a> {
+        let (layout, occupancies) = (self.layout, self.occupancies);
+        let names = question.schedules(layout.pp(), layout.vpp());
+        names.map(move |name| (name, &occupancies[&(name, moments_key(layout))][..]))
+    }
 }
 
 /// A feasible child in the ranking.
@@ -135,7 +144,6 @@ pub(crate) struct Outcome<'a> {
     pub(crate) priced: u64,
     pub(crate) memory: u64,
     pub(crate) feasible: Vec<Candidate>,
-    least: Option<(Bytes, LeastMemory)>,
 }
 
 /// A child that may still win.
@@ -151,12 +159,13 @@ struct Child {
 fn splits(
     question: &Question<'_>,
     unit: &Unit<'_>,
+    floors: &[f64],
     schedule: ScheduleName,
     limit: f64,
 ) -> Vec<Vec<StageSplit>> {
-    let shapes = unit.shapes.first().iter();
+    let shapes = unit.shapes.first(question).iter();
     shapes
-        .zip(&unit.floors)
+        .zip(floors)
         .map(|(shape, &floor)| {
             if floor < limit {
                 candidate::splits(Case {
@@ -226,15 +235,23 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         priced: 0,
         memory: 0,
         feasible: Vec::new(),
-        least: None,
+    };
+    let by_time = question.options.objective != Objective::Memory;
+    let floor = |shape: &Shape| {
+        if by_time {
+            floor_s(question, unit.layout, &shape.work(question))
+        } else {
+            unit.floor
+        }
     };
     let mut trial = Trial {
         question,
         unit,
+        floors: unit.shapes.first(question).iter().map(floor).collect(),
         limit,
         state: BTreeMap::new(),
     };
-    for &schedule in &unit.schedules {
+    for schedule in unit.schedules(question) {
         trial.under(schedule, &mut outcome);
     }
     let state = trial.state.values();
@@ -247,6 +264,8 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
 struct Trial<'q, 'a> {
     question: &'q Question<'q>,
     unit: &'a Unit<'a>,
+    /// No child under each shape scores less.
+    floors: Vec<f64>,
     limit: f64,
     /// A child is a schedule, a dispatcher and a choice of recompute sets, whatever its split: counted once.
     /// Whether it fits.
@@ -281,12 +300,12 @@ impl<'a> Trial<'_, 'a> {
             occupancies,
             simulator: None,
         };
-        let splits = splits(question, unit, name, self.beaten(outcome));
+        let splits = splits(question, unit, &self.floors, name, self.beaten(outcome));
         let children = |from: (&[Shape], Range<usize>), limit| {
             children(question, unit, (name, occupancies), &splits, from, limit)
         };
         let held = |all| unit.shapes.held_under(question, name, all);
-        let first = (unit.shapes.first(), 0..1);
+        let first = (unit.shapes.first(question), 0..1);
         let tried = children(first.clone(), self.beaten(outcome));
         if !tried.is_empty() {
             self.run(&mut schedule, held(false), &splits, tried, outcome);
@@ -349,18 +368,6 @@ impl<'a> Trial<'_, 'a> {
             let on_host = split.on_host(case, &sets, schedule.occupancies);
             if peak > capacity || !question.host_holds(peak, on_host) {
                 self.state.entry(place).or_insert(false);
-                if outcome
-                    .least
-                    .as_ref()
-                    .is_none_or(|(least, _)| peak < *least)
-                {
-                    let words = LeastMemory {
-                        layout: explain::degrees(&LayoutRecord::from(layout)),
-                        recompute: question.recompute(&sets),
-                        peak_gib: peak.gib(),
-                    };
-                    outcome.least = Some((peak, words));
-                }
                 continue;
             }
             if !by_time && peak.gib() >= beaten {
@@ -388,7 +395,7 @@ impl<'a> Trial<'_, 'a> {
                 schedule: name,
                 occupancies: schedule.occupancies,
                 shape,
-                floor: unit.floors[child.shape],
+                floor: self.floors[child.shape],
                 split: split.clone(),
                 sets,
                 step_s,
@@ -407,8 +414,6 @@ pub(crate) struct Tally {
     pub(crate) priced: u64,
     pub(crate) memory: u64,
     pub(crate) feasible: Vec<Candidate>,
-    least_bytes: Option<Bytes>,
-    pub(crate) least: Option<LeastMemory>,
 }
 
 impl Tally {
@@ -418,12 +423,6 @@ impl Tally {
         let room = FEASIBLE_KEPT.saturating_sub(self.feasible.len());
         self.feasible
             .extend(outcome.feasible.iter().take(room).cloned());
-        if let Some((bytes, words)) = &outcome.least
-            && self.least_bytes.is_none_or(|least| *bytes < least)
-        {
-            self.least_bytes = Some(*bytes);
-            self.least = Some(words.clone());
-        }
     }
 }
 
@@ -447,8 +446,10 @@ impl Question<'_> {
         all <= self.cluster.host_memory_gib
     }
 
+    /// What a plan may fill of each device's memory.
     pub(crate) fn capacity(&self) -> Bytes {
-        let all = self.cluster.gpu.memory();
+        let free = self.options.memory_headroom;
+        let all = self.cluster.gpu.memory().scale(1.0 - free);
         let asked = self.options.memory_gib;
         asked.map_or(all, |gib| all.min(Bytes((gib * GIB as f64) as u64)))
     }

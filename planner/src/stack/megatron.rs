@@ -15,8 +15,8 @@ use crate::local::Local;
 use crate::lower::{self, ends};
 use crate::model::{Ffn, Gqa, Layer, LinearMixer, Mixer, Mla, Mlp, Model, Moe, QkNorm, SharedKv};
 use crate::runtime::{
-    Again, Level, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory, Task,
-    Work, WorkingSets,
+    Again, Block, Level, Lowered, Part, Passes, Piece, Runtime, Setting, StageMemory, StepMemory,
+    Task, Work, WorkingSets,
 };
 use crate::saved::SavedTensor;
 use crate::shard;
@@ -60,6 +60,10 @@ impl Runtime for Declared {
             lowered.backward.insert(0, transfer(false));
         }
         lowered
+    }
+
+    fn block(&self, setting: &Setting<'_>, layer: &Layer, block: Block) -> Lowered {
+        lower::block(setting, layer, block)
     }
 
     fn holds_alike(&self) -> bool {

@@ -1,0 +1,390 @@
+//! [`Works`]: the work of layouts by their degrees, known before their [`Shape`]s are; and [`floor_s`], what no
+//! split of it and no schedule can beat.
+//!
+//! A space has tens of thousands of shapes, of which a few hundred come near the best. But a mixer knows nothing of
+//! the experts' degrees, and a feed-forward block of a sequence only how many tokens there are; so of blocks there
+//! are few, and a layer takes no less than its two.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::trace::Category;
+use moefold_profiles::units::Bytes;
+use rayon::prelude::*;
+
+use super::shape::{Question, Shape};
+use crate::choice::{Dispatcher, ScheduleName};
+use crate::layout::Layout;
+use crate::local::Local;
+use crate::memory;
+use crate::price::{Breakdown, price};
+use crate::runtime::{Block, LayerGroups, Lowered, Piece, Setting};
+use crate::shard::{self, Shard};
+
+/// The work of one microbatch over all stages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShapeWork {
+    /// Seconds of both passes.
+    pub(crate) all_s: f64,
+    /// The same of the lightest layer.
+    pub(crate) lightest_s: f64,
+    /// The least share of the forward pass in both, over layers and the ends of the model.
+    pub(crate) least_forward: f64,
+}
+
+impl ShapeWork {
+    /// Of the seconds of the forward pass and of both, of layers and of the ends of the model, each with how many
+    /// are alike.
+    pub(crate) fn of(
+        layers: impl Iterator<Item = ([f64; 2], u32)>,
+        ends: impl Iterator<Item = [f64; 2]>,
+    ) -> Self {
+        let mut work = Self {
+            all_s: 0.0,
+            lightest_s: f64::INFINITY,
+            least_forward: 1.0,
+        };
+        let mut add = |[forward_s, both_s]: [f64; 2], count: u32| {
+            work.all_s += both_s * f64::from(count);
+            if both_s > 0.0 {
+                work.least_forward = work.least_forward.min(forward_s / both_s);
+            }
+        };
+        let mut lightest_s = f64::INFINITY;
+        for (seconds, count) in layers.filter(|(_, count)| *count > 0) {
+            lightest_s = lightest_s.min(seconds[1]);
+            add(seconds, count);
+        }
+        ends.for_each(|seconds| add(seconds, 1));
+        work.lightest_s = lightest_s;
+        work
+    }
+}
+
+/// Seconds that no split of the layers and no schedule of a layout can beat.
+///
+/// With `m` microbatches a rank works at least `m w` for its share `w` of a microbatch, after a forward pass and
+/// before a backward pass of one through the ranks before it ([`crate::simulate::lower_bound`]). What is least over
+/// all shares then has all ranks end together: each has `1 - 1/m` of what the one before it has. Where backward
+/// passes are divided, only the forward pass is sure to come before. With several stages a rank, only the first is,
+/// which has a layer at least where stages were not given.
+pub(crate) fn floor_s(question: &Question<'_>, layout: &Layout, work: &ShapeWork) -> f64 {
+    let (pp, microbatches) = (f64::from(layout.pp()), f64::from(layout.microbatches()));
+    let layers = question.kind_of.len() as u32;
+    // Layers are whole: the busiest rank holds at least its rounded-up share.
+    let whole = f64::from(layers.div_ceil(layout.pp())) * work.lightest_s;
+    let share = microbatches * (work.all_s / pp).max(whole);
+    let divides = question
+        .schedules(layout.pp(), layout.vpp())
+        .any(ScheduleName::divides_backward);
+    let before = if divides { work.least_forward } else { 1.0 };
+    let filled = if layout.pp() == 1 || before <= 0.0 {
+        share
+    } else if layout.vpp() > 1 {
+        let given = question.options.stages.is_some();
+        let stage_s = if given { 0.0 } else { work.lightest_s };
+        microbatches * work.all_s / pp + before * stage_s * (pp - 1.0) / 2.0
+    } else {
+        let kept = 1.0 - before / microbatches;
+        before * work.all_s / (1.0 - kept.powf(pp))
+    };
+    // Simulated time is whole nanoseconds.
+    share.max(filled) * (1.0 - 1e-6)
+}
+
+/// The whole of a model on a rank, by the degrees that divide it.
+pub(crate) type Weights = BTreeMap<[u32; 3], Shard>;
+
+/// Bytes that the fullest rank of a layout holds at least: its share of the weights and their states, on average
+/// over pipeline ranks. `known` is what was asked before.
+pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights) -> Bytes {
+    let model = question.model;
+    let whole = known
+        .entry([layout.tp(), layout.ep(), layout.etp()])
+        .or_insert_with(|| {
+            let local = &Local::new(layout, model, &question.options.batch, 1.0);
+            let layers = question.kind_of.iter();
+            let layers = layers.map(|&kind| question.distinct[kind].layer);
+            let layers = layers.map(|layer| shard::layer(model, layer, local));
+            let head = shard::head(model, local);
+            // A head that is tied is a matrix of its own in a pipeline alone.
+            let embedding = (!model.tied_embeddings).then(|| shard::embedding(model, local));
+            let parts = layers.chain(embedding).chain(shard::mtp(model, local));
+            parts.fold(head, |sum, part| sum + part)
+        });
+    let pp = u64::from(layout.pp());
+    let mean = [whole.dense() / pp, whole.experts / pp];
+    let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+    let (options, stack) = (question.options, &question.stack);
+    let kept = (options.optimizer, options.masters);
+    let mut bytes = stack.state(options.precision, kept, options.grad_dtype);
+    if !options.optimizer_offload.is_none() {
+        // Some of them rest on the host.
+        bytes.sharded = 0.0;
+    }
+    let held = if question.shards_weights() {
+        memory::fully_sharded(mean, bytes, shards, [0, 0])
+    } else {
+        memory::state(mean, bytes, shards)
+    };
+    let held = held.total();
+    held + held.scale(stack.fragmentation()) + stack.common().context
+}
+
+/// What a pass costs on the device, and kernels launched.
+type Pass = [f64; 2];
+
+/// Both passes of a block.
+#[derive(Debug, Clone, Copy, Default)]
+struct Passes([Pass; 2]);
+
+impl Passes {
+    fn of(question: &Question<'_>, lowered: &Lowered) -> Self {
+        // Waiting and copies depend on what comes before and after; what is sent, another pass may hide.
+        let hides = question.stack.hides(question.overlap).expert_alltoall;
+        let pass = |breakdown: Breakdown| {
+            let sent = hides.then_some(Category::EpComm);
+            let others = [Category::Waiting, Category::Offload]
+                .into_iter()
+                .chain(sent);
+            let device_s = breakdown.device() - others.map(|c| breakdown.get(c)).sum::<f64>();
+            [device_s, breakdown.launches()]
+        };
+        let of = |work| pass(price(work, question.costs, &question.stack, |_, _| {}));
+        Self([of(&lowered.forward), of(&lowered.backward)])
+    }
+
+    /// Seconds of the forward pass and of both, where one block comes with another.
+    fn with(self, other: Self, question: &Question<'_>) -> [f64; 2] {
+        let mut seconds = [0.0; 2];
+        for (pass, (a, b)) in self.0.iter().zip(other.0).enumerate() {
+            let (device_s, launches) = (a[0] + b[0], a[1] + b[1]);
+            seconds[pass] = device_s + question.stack.host_excess(launches, device_s);
+        }
+        [seconds[0], seconds[0] + seconds[1]]
+    }
+}
+
+/// What the degrees of attention decide.
+#[derive(Debug)]
+struct Attention {
+    /// Mixers, by kind of layer.
+    mixers: Vec<Passes>,
+    /// The embedding, and the head where it has no experts.
+    ends: Vec<Passes>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Works {
+    /// By tp, cp and mbs.
+    attention: BTreeMap<[u32; 3], Attention>,
+    /// Feed-forward blocks by tp, tokens, ep and etp: of each dispatcher that is tried, by kind of layer.
+    feed_forward: BTreeMap<[u64; 4], Vec<Vec<Passes>>>,
+    /// Layers of each kind.
+    layers: Vec<u32>,
+}
+
+fn attention_key(layout: &Layout) -> [u32; 3] {
+    [layout.tp(), layout.cp(), layout.mbs()]
+}
+
+fn feed_forward_key(question: &Question<'_>, layout: &Layout) -> [u64; 4] {
+    let tokens = question.options.batch.seq_len * u64::from(layout.mbs());
+    [
+        layout.tp().into(),
+        tokens.div_ceil(layout.cp().into()),
+        layout.ep().into(),
+        layout.etp().into(),
+    ]
+}
+
+impl Works {
+    /// Prices the blocks of some layouts, each once.
+    pub(crate) fn new<'l>(
+        question: &Question<'_>,
+        layouts: impl Iterator<Item = &'l Layout> + Clone,
+    ) -> Self {
+        let mut attention: BTreeMap<[u32; 3], &Layout> = BTreeMap::new();
+        let mut feed_forward: BTreeMap<[u64; 4], &Layout> = BTreeMap::new();
+        for layout in layouts {
+            attention.entry(attention_key(layout)).or_insert(layout);
+            let key = feed_forward_key(question, layout);
+            feed_forward.entry(key).or_insert(layout);
+        }
+        let mut layers = vec![0; question.distinct.len()];
+        for &kind in &question.kind_of {
+            layers[kind] += 1;
+        }
+        Self {
+            attention: each(attention, |layout| Attention::new(question, layout)),
+            feed_forward: each(feed_forward, |layout| {
+                let dispatchers = question.dispatchers_for(layout.ep(), layout.etp());
+                let under = |&dispatcher| blocks(question, layout, dispatcher, Block::FeedForward);
+                dispatchers.iter().map(under).collect()
+            }),
+            layers,
+        }
+    }
+
+    /// The work of a layout's shape, by dispatcher: no more than [`Shape::work`] of it.
+    pub(crate) fn of(&self, question: &Question<'_>, layout: &Layout) -> Vec<ShapeWork> {
+        let attention = &self.attention[&attention_key(layout)];
+        let each = &self.feed_forward[&feed_forward_key(question, layout)];
+        each.iter()
+            .map(|blocks| {
+                let both = attention.mixers.iter().zip(blocks);
+                let both = both.map(|(mixer, block)| mixer.with(*block, question));
+                let ends = attention.ends.iter();
+                ShapeWork::of(
+                    both.zip(self.layers.iter().copied()),
+                    ends.map(|end| end.with(Passes::default(), question)),
+                )
+            })
+            .collect()
+    }
+}
+
+fn each<K: Ord + Send, T: Send>(
+    layouts: BTreeMap<K, &Layout>,
+    of: impl Fn(&Layout) -> T + Sync,
+) -> BTreeMap<K, T> {
+    let work: Vec<(K, &Layout)> = layouts.into_iter().collect();
+    let done: Vec<(K, T)> = work
+        .into_par_iter()
+        .map(|(key, layout)| (key, of(layout)))
+        .collect();
+    done.into_iter().collect()
+}
+
+/// A block of each kind of layer.
+fn blocks(
+    question: &Question<'_>,
+    layout: &Layout,
+    dispatcher: Dispatcher,
+    block: Block,
+) -> Vec<Passes> {
+    let timed = question.timed(layout);
+    let groups = LayerGroups::new(layout, question.cluster);
+    let each = question.distinct.iter().zip(&timed);
+    each.map(|(distinct, local)| {
+        let setting = question.setting(layout, dispatcher, local, &groups);
+        let lowered = question.runtime.block(&setting, distinct.layer, block);
+        Passes::of(question, &lowered)
+    })
+    .collect()
+}
+
+impl Attention {
+    fn new(question: &Question<'_>, layout: &Layout) -> Self {
+        let dispatcher = question.dispatchers[0];
+        let timed = question.timed(layout);
+        let groups = LayerGroups::new(layout, question.cluster);
+        let [.., embedding, head] = timed.as_slice() else {
+            unreachable!("the ends of the model are among its pieces")
+        };
+        let end = |(piece, local): (Piece<'_>, &Local)| {
+            let setting: Setting<'_> = question.setting(layout, dispatcher, local, &groups);
+            let lowered = question.runtime.work(&setting, piece, &[]);
+            Passes::of(question, &lowered)
+        };
+        // Depths of multi-token prediction, which are the head's, have experts.
+        let head = question.model.mtp.is_empty().then_some((Piece::Head, head));
+        Self {
+            mixers: blocks(question, layout, dispatcher, Block::Mixer),
+            ends: [(Piece::Embedding, embedding)]
+                .into_iter()
+                .chain(head)
+                .map(end)
+                .collect(),
+        }
+    }
+}
+
+impl Shape {
+    /// The work of one microbatch over all stages, without recomputation beyond that of the first choice.
+    pub(crate) fn work(&self, question: &Question<'_>) -> ShapeWork {
+        let sets = &question.choices[0];
+        let layers = (0..).zip(&question.kind_of);
+        let layers = layers.map(|(layer, &kind)| {
+            let kind = &self.kinds[kind];
+            (kind.least_s(sets.of(layer)), 1)
+        });
+        let ends = [&self.embedding, &self.head];
+        let ends = ends.map(|end| end.least_s(sets.of_ends()));
+        ShapeWork::of(layers, ends.into_iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::pricing::Costs;
+
+    use super::*;
+    use crate::choice::StackName;
+    use crate::layout::Batch;
+    use crate::model::presets;
+    use crate::options::SearchOptions;
+    use crate::rules::Rules;
+    use crate::search::shape::Shapes;
+    use crate::search::{candidates, plan, question};
+    use crate::stack::megatron::Declared;
+
+    /// Layouts whose work is known beforehand take no less, and where nothing waits no more; and no plan takes less
+    /// time or memory than the floors of its layout.
+    #[test]
+    fn law_floors_are_below_what_they_bound() {
+        for (name, gpus, global_batch, every) in [
+            ("mixtral-8x7b", 16, 32, 3),
+            ("deepseek-v3", 256, 64, 97),
+            ("qwen3-next-80b-a3b", 32, 32, 17),
+        ] {
+            let model = &presets::load(name).expect("a preset");
+            let cluster = &moefold_profiles::presets::cluster("dgx-h200").expect("a preset");
+            let batch = Batch {
+                seq_len: 4096,
+                global_batch,
+            };
+            let options = &SearchOptions {
+                top: 200,
+                ..SearchOptions::new(batch, StackName::Megatron)
+            };
+            let costs = &Costs::for_cluster(cluster, &[]);
+            let rules = &Rules::of(model, options);
+            let question = question(model, cluster, gpus, options, costs, &Declared, rules);
+            let question = &question.expect("legal");
+            let layouts = candidates(question, gpus, rules).layouts;
+            let works = Works::new(question, layouts.iter());
+            for layout in layouts.iter().step_by(every) {
+                let known = works.of(question, layout);
+                let shapes = Shapes::new(layout);
+                for (known, shape) in known.iter().zip(shapes.first(question)) {
+                    let whole = shape.work(question);
+                    let near = |a: f64, b: f64| a <= b * (1.0 + 1e-9);
+                    assert!(near(known.all_s, whole.all_s), "{name} {layout:?}");
+                    assert!(
+                        near(known.lightest_s, whole.lightest_s),
+                        "{name} {layout:?}"
+                    );
+                    let exact = model.mtp.is_empty();
+                    assert!(
+                        !exact || near(whole.all_s, known.all_s),
+                        "{name} {layout:?}"
+                    );
+                }
+            }
+            let found = plan(model, cluster, gpus, options, costs, &Declared).expect("feasible");
+            let mut weights = Weights::new();
+            for plan in &found.plans {
+                let degrees = plan.layout.pinned().complete(gpus).expect("all");
+                let layout = rules.layout(&degrees).expect("legal");
+                let known = works.of(question, &layout);
+                let floors = known.iter().map(|work| floor_s(question, &layout, work));
+                let floor = floors.fold(f64::INFINITY, f64::min);
+                assert!(floor <= plan.predicted.step_s, "{name} {layout:?}");
+                let held = held(question, &layout, &mut weights).gib();
+                let peak = plan.predicted.peak_gib;
+                assert!(held <= peak && held > 0.05 * peak, "{name} {layout:?}");
+            }
+        }
+    }
+}
