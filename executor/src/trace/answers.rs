@@ -83,11 +83,19 @@ struct Site<'a> {
     shared_beside: bool,
     /// Whether gradients are completed after every backward pass.
     sharded: bool,
-    /// Whether gradients of weights come after the backward pass.
-    divides: bool,
-    /// Whether they run behind the start of the next exchange.
-    delays: bool,
+    of_weights: OfWeights,
     offload: Offload,
+}
+
+/// When gradients of weights run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OfWeights {
+    /// Where the backward pass comes to them.
+    AtOnce,
+    /// After the backward pass.
+    After,
+    /// Behind the start of the next exchange.
+    Delayed,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -100,10 +108,19 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
             sharded: setting.sharded,
-            divides: false,
-            delays: false,
+            of_weights: OfWeights::AtOnce,
             offload: setting.offload,
         }
+    }
+}
+
+impl Site<'_> {
+    /// Units of their own where their gradients are completed by themselves; weights are no part of what is traced.
+    fn division(&self) -> Division {
+        if self.sharded {
+            return Division::of(Zero::Fsdp, Overlap::default(), None);
+        }
+        Division::Whole
     }
 }
 
@@ -282,7 +299,7 @@ impl<'a> Traced<'a> {
             kind,
             site.cp_comm as u64,
             local.seq_len,
-            u64::from(site.divides) | u64::from(site.sharded) << 1 | u64::from(site.delays) << 2,
+            site.of_weights as u64 | u64::from(site.sharded) << 2,
         ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
@@ -310,13 +327,7 @@ impl<'a> Traced<'a> {
         let mut cx = piece_on(device, layout, assumed, &tape);
         cx.cp_comm = site.cp_comm;
         let at = cx.at;
-        // Units of their own, for their gradients are completed by themselves; weights are no part of what is traced.
-        let division = if site.sharded {
-            Division::of(Zero::Fsdp, Overlap::default(), None)
-        } else {
-            Division::Whole
-        };
-        let shard = Shard::unsliced(model, layout, &at, &pieces, division);
+        let shard = Shard::unsliced(model, layout, &at, &pieces, site.division());
         let store = Store::new(&cx.device, shard);
         let sparse = Sparse {
             balancing: Balancing::default(),
@@ -649,7 +660,7 @@ impl Runtime for Traced<'_> {
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
         let site = Site {
-            divides: true,
+            of_weights: OfWeights::After,
             ..setting.into()
         };
         self.memory_at(site, setting.layout.pp(), piece, sets)
@@ -662,8 +673,13 @@ impl Runtime for Traced<'_> {
         sets: &[Recompute],
         delays: bool,
     ) -> Option<Vec<Stretches>> {
+        let of_weights = if delays {
+            OfWeights::Delayed
+        } else {
+            OfWeights::AtOnce
+        };
         let site = Site {
-            delays,
+            of_weights,
             ..setting.into()
         };
         let pieces = self.pieces(piece);
@@ -775,8 +791,7 @@ impl Traced<'_> {
             // What runs beside what, all tensors are the same, and what comes back is as large as it was.
             shared_beside: false,
             sharded: false,
-            divides: false,
-            delays: false,
+            of_weights: OfWeights::AtOnce,
             offload: Offload::NONE,
         };
         let pieces = model::pieces(self.model).into_iter();
@@ -871,15 +886,16 @@ fn back_in_turns<T>(
     pass: impl Future<Output = Result<T, Error>>,
 ) -> Result<((T, Turns), WeightGradients), Error> {
     let run = || in_turns(cx, tape, pass, |dx| dx);
-    if site.divides {
+    if site.of_weights == OfWeights::After {
         let (ran, left) = cx.leaving_weights(run);
         return Ok((ran?, left));
     }
-    if site.delays {
+    let delays = site.of_weights == OfWeights::Delayed;
+    if delays {
         cx.delay_weights();
     }
     let ran = run()?;
-    if site.delays {
+    if delays {
         cx.end_delay();
     }
     Ok((ran, WeightGradients::default()))
