@@ -27,6 +27,7 @@ const DRIFT: f64 = 0.01;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct CalibrateJson<'a> {
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     directory: &'a Path,
     calibration: &'a Calibration,
     /// Factors that the steps say next to nothing of.

@@ -1,16 +1,18 @@
 //! The command line as typed. Meaning is given by the verb's own file.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    CpComm, Dispatcher, DropPolicy, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::{MEMORY_HEADROOM, PipelineLayout};
+use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
@@ -49,6 +51,10 @@ pub(crate) struct Common {
 pub(crate) enum Verb {
     /// Find the best layouts for a model on a cluster
     Plan(Box<PlanArgs>),
+    /// Write a plan as settings of Megatron-LM: flags, the environment that belongs to them, a script
+    Export(ExportArgs),
+    /// Judge settings of Megatron-LM: legal or not, do they fit, how fast, and which flags make them faster
+    Check(CheckArgs),
     /// Train under a plan
     Execute(Box<ExecuteArgs>),
     /// Measure this machine's ops and collectives for the planner
@@ -146,8 +152,8 @@ pub(crate) struct PlanArgs {
     /// Layers of each stage in Megatron's notation, e.g. 'Et|(tt|)*30mL'
     #[arg(long)]
     pub(crate) pipeline_layout: Option<PipelineLayout>,
-    /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p and
-    /// shared-expert, comma separated; auto is all but the last, on a CPU none
+    /// Communication that runs beside compute: none, or all that is to, of grad-reduce, param-gather, p2p,
+    /// shared-expert, expert-alltoall and delay-wgrad, comma separated; auto is the first three, on a CPU none
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)
@@ -160,6 +166,12 @@ pub(crate) struct PlanArgs {
     /// Optimizer
     #[arg(long, default_value = "adam", value_parser = flags::one_of(&Optimizer::ALL, Optimizer::name))]
     pub(crate) optimizer: Optimizer,
+    /// What is kept of f32 masters beside bf16 weights: all of them, or the 16 bits that the weights lack
+    #[arg(long, default_value = "fp32", value_parser = flags::one_of(&Masters::ALL, Masters::name))]
+    pub(crate) masters: Masters,
+    /// Share of masters and moments that rests on the host, from 0 to 1
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
+    pub(crate) optimizer_offload_fraction: f64,
     /// Type of the main gradients
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&flags::GRAD_DTYPES, flags::grad_dtype))]
     pub(crate) grad_dtype: Dtype,
@@ -189,13 +201,59 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The plan
+    pub(crate) plan: PathBuf,
+    /// What to write: a shell file of flags, YAML, a script for torchrun, or a job of Slurm
+    #[arg(long, value_parser = flags::one_of(&settings::Form::ALL, settings::Form::name))]
+    pub(crate) to: settings::Form,
+    /// The release of Megatron-LM that is to read it
+    #[arg(long, default_value = "0.16", value_name = "RELEASE", value_parser = flags::one_of(&Version::ALL, Version::name))]
+    pub(crate) megatron: Version,
+    /// Put the plan into settings that are there: what they say otherwise is changed, and all else stays
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) base: Option<PathBuf>,
+    /// Write it here instead of printing it
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// A command line, a shell script or YAML with flags of Megatron-LM
+    #[arg(value_name = "SETTINGS")]
+    pub(crate) settings: PathBuf,
+    /// Preset name or a cluster TOML file
+    #[arg(long)]
+    pub(crate) cluster: String,
+    /// GPUs they run on
+    #[arg(long)]
+    pub(crate) gpus: Option<u32>,
+    /// The model, where the flags do not describe it: preset name, a Hugging Face config.json, or its directory
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// The release of Megatron-LM that reads them
+    #[arg(long, default_value = "main", value_name = "RELEASE", value_parser = flags::one_of(&Version::ALL, Version::name))]
+    pub(crate) megatron: Version,
+    /// Profile directory of measured costs; may be given several times
+    #[arg(long)]
+    pub(crate) profile: Vec<PathBuf>,
+    /// Write the settings as a plan here
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Write the fastest plan here, to be put into the settings by `export --base`
+    #[arg(long)]
+    pub(crate) better: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ExecuteArgs {
     /// The plan to run
     pub(crate) plan: PathBuf,
     /// Megatron indexed datasets, PREFIX.bin and PREFIX.idx: prefixes, or a weight before every prefix. The plan
     /// comes before them
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "text")]
-    pub(crate) data: Vec<String>,
+    pub(crate) data: Vec<OsString>,
     /// Plain text files
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
@@ -204,7 +262,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) tokenizer: String,
     /// Initial weights: random, or a Hugging Face directory with safetensors
     #[arg(long, default_value = "random")]
-    pub(crate) init: String,
+    pub(crate) init: PathBuf,
     #[command(flatten)]
     pub(crate) train: TrainArgs,
     /// Take samples in the order of the data
@@ -218,7 +276,10 @@ pub(crate) struct ExecuteArgs {
     pub(crate) split: Option<Split>,
     /// Indexed datasets to validate on, as --data
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1..)]
-    pub(crate) valid_data: Vec<String>,
+    pub(crate) valid_data: Vec<OsString>,
+    /// Read all tokens of the datasets first, and hold them to the checksums that `data prepare` wrote
+    #[arg(long, conflicts_with = "text")]
+    pub(crate) verify_data: bool,
     /// Steps between evaluations on validation data, beside the one at the end [default: 1000]
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) eval_interval: Option<u32>,
@@ -227,7 +288,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -249,6 +310,10 @@ pub(crate) struct ExecuteArgs {
     /// Save a checkpoint into the run directory every N steps and at the end; the last two are kept
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) save_every: Option<u32>,
+    /// End at most so many seconds after SIGTERM or SIGINT, with a checkpoint if it can be saved in that time; a second
+    /// signal ends the run at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) stop_within: u32,
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,

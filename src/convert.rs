@@ -17,6 +17,7 @@ use crate::output::Output;
 #[derive(Serialize)]
 struct ConvertJson<'a> {
     /// What was written: a Hugging Face folder, or a checkpoint.
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     written: &'a Path,
     form: &'static str,
     model_type: &'a str,

@@ -14,6 +14,7 @@ use crate::output::Output;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct PrepareJson<'a> {
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     prefix: &'a Path,
     documents: u64,
     /// Documents left out, as they have no text.

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 mod fit;
+mod host;
 
 /// What `--device` came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,13 +109,14 @@ impl Chosen {
             };
             Failure::Request(anyhow!("{refused}{hint}"))
         })?;
-        match (self, spec) {
-            (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) => Ok(DeviceSpec::Cuda {
+        if let (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) = (self, spec) {
+            return Ok(DeviceSpec::Cuda {
                 dtype,
                 reserve: Some(fit::check(plan, gpus, launch)?),
-            }),
-            _ => Ok(spec),
+            });
         }
+        host::check(plan, launch)?;
+        Ok(spec)
     }
 
     /// The same without a plan, for weights and activations in `dtype`.

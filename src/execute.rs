@@ -2,17 +2,20 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
+use moefold_executor::Error;
 use moefold_executor::checkpoint::{self, Written};
+use moefold_executor::claim::{self, Claim};
+use moefold_executor::control::{Control, Watch};
 use moefold_executor::data::{
     Blend, Order, Packing, Samples, Share, TokenStream, Tokenizer, Validation,
 };
 use moefold_executor::device::DeviceSpec;
 use moefold_executor::environment::Environment;
-use moefold_executor::files::check_directory;
+use moefold_executor::files;
 use moefold_executor::host::HostWatch;
 use moefold_executor::lr::{Anneal, Decay, LearningRate};
 use moefold_executor::moe::balance::Balancing;
@@ -31,8 +34,9 @@ use crate::cli::{ExecuteArgs, Launch, LrSchedule, PackingArgs, TrainArgs, WsdDec
 use crate::device;
 use crate::dry_run;
 use crate::failure::{Failure, failure};
-use crate::launch;
+use crate::launch::{self, OnSignal};
 use crate::output::Output;
+use crate::signals;
 
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
 const TRACED_STEPS: u64 = 3;
@@ -44,6 +48,7 @@ const EVAL_ITERS: u64 = 100;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct ExecuteJson<'a> {
+    #[serde(serialize_with = "files::shown")]
     run_dir: &'a Path,
     /// The last one, where any was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +69,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
-        Launch::Processes => return launch::processes(plan.request.gpus),
+        Launch::Processes => return launch::processes(plan.request.gpus, OnSignal::Tell),
         Launch::Env => World::process(launch::from_environment()?)
             .heartbeat(Duration::from_secs_f64(args.heartbeat_s))
             .listen()
@@ -74,44 +79,102 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         Some(deadline) => world.deadline(deadline),
         None => world,
     };
-    let (training, validation) = samples(args, &plan)?;
+    let (training, validation) = samples(args, &plan, world.has_first())?;
     let data = Data {
         training: &training,
         validation: validation.as_ref(),
     };
-    let dir = match &args.out {
-        Some(dir) => dir.clone(),
-        None => numbered(Path::new("runs"), "run"),
-    };
-    let init = init(args, world.has_first().then_some(output))?;
+    let is_first = world.has_first();
+    let init = init(args, is_first.then_some(output))?;
     let mut options = options(&args.train, init, device)?;
-    options.save = args.save_every.map(|every| Saving {
-        every: u64::from(every),
-        run_dir: dir.clone(),
+    // Rank 0's process leaves what there is to leave.
+    let claims = is_first.then(|| Claims::of(args, &plan)).transpose()?;
+    options.save = Some(Saving {
+        every: args.save_every.map(u64::from),
+        run_dir: claims.as_ref().map_or_else(
+            || PathBuf::from("runs"),
+            |claims| claims.run.path().to_owned(),
+        ),
     });
+    let (run, _weights) = claims.map_or((None, None), |claims| (Some(claims.run), claims.weights));
     let keep_weights = args.save_hf.is_some();
-    if let Some(folder) = &args.save_hf {
-        check_directory(folder, "weights are written").map_err(failure)?;
+    signals::catch()?;
+    let within = Duration::from_secs(args.stop_within.into());
+    signals::watch(within, move |text| {
+        if is_first {
+            // Nothing is left to do when stderr is gone.
+            let _ = output.note(text);
+        }
+    })?;
+    let control = Control::stopped_by(signals::told());
+    let ran = train_in(
+        &world,
+        run,
+        &plan,
+        data,
+        &options,
+        keep_weights,
+        &control,
+        output,
+    )?;
+    if let Some(signal) = control.stopped() {
+        return Err(stopped(signal, ran.as_ref(), &options, &plan));
     }
-    let trained = train_in(&world, &dir, &plan, data, &options, keep_weights, output)?;
-    let Some((trained, profile)) = trained else {
-        // Rank 0's process leaves what there is to leave.
+    let Some(ran) = ran else {
         return Ok(());
     };
-    if let Some(dir) = &args.profile_out {
-        profile.save(dir).map_err(Failure::runtime)?;
-    }
+    let shown = save(args, &plan, ran)?;
+    show(args, &plan, &shown, output)
+}
+
+/// Writes what was asked for beside the run directory: all that can be, also where the directory could not be written.
+fn save(args: &ExecuteArgs, plan: &Plan, ran: Ran) -> Result<Shown, Failure> {
+    let Ran {
+        dir,
+        trained,
+        profile,
+        unwritten,
+    } = ran;
+    let mut unwritten: Vec<Failure> = unwritten.into_iter().collect();
     if let Some(folder) = &args.save_hf {
-        let config = weights::hf_config(&plan.model).map_err(failure)?;
-        trained.weights.save(folder, &config).map_err(failure)?;
+        let config = weights::hf_config(&plan.model);
+        let saved = config.and_then(|config| trained.weights.save(folder, &config));
+        unwritten.extend(saved.map_err(failure).err());
     }
-    let (summary, checkpoint) = (&trained.summary, trained.checkpoints.last());
+    if let Some(dir) = &args.profile_out {
+        unwritten.extend(profile.save(dir).map_err(Failure::runtime).err());
+    }
+    if unwritten.is_empty() {
+        return Ok(Shown {
+            dir,
+            steps: trained.steps,
+            summary: trained.summary,
+            checkpoints: trained.checkpoints,
+        });
+    }
+    let all: Vec<String> = unwritten.iter().map(ToString::to_string).collect();
+    Err(Failure::Runtime(anyhow!(
+        "the run ended, and not all of it is there: {}",
+        all.join("; ")
+    )))
+}
+
+/// What a run is shown by.
+struct Shown {
+    dir: PathBuf,
+    steps: Vec<StepRecord>,
+    summary: RunSummary,
+    checkpoints: Vec<Written>,
+}
+
+fn show(args: &ExecuteArgs, plan: &Plan, shown: &Shown, output: Output) -> Result<(), Failure> {
+    let (summary, checkpoint) = (&shown.summary, shown.checkpoints.last());
     for why in checkpoint.iter().flat_map(|saved| &saved.not_removed) {
         output.note(why)?;
     }
     output.answer(
         &ExecuteJson {
-            run_dir: &dir,
+            run_dir: &shown.dir,
             checkpoint,
             summary,
         },
@@ -125,10 +188,10 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
                 summary.tokens_per_s,
                 summary.final_loss,
                 moefold_reports::peak_text(summary),
-                dir.display()
+                shown.dir.display()
             );
             if plan.planned.capacity.is_some() {
-                writeln!(text, "{}", dropped(&trained.steps)).expect("a string takes any text");
+                writeln!(text, "{}", dropped(&shown.steps)).expect("a string takes any text");
             }
             if let Some(saved) = checkpoint {
                 writeln!(text, "checkpoint: {}", described(saved))
@@ -158,9 +221,9 @@ fn described(saved: &Written) -> String {
 /// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
 fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
     let Some(path) = &args.resume else {
-        return Ok(match args.init.as_str() {
-            "random" => Init::Random,
-            folder => Init::HuggingFace(PathBuf::from(folder)),
+        return Ok(match args.init.to_str() {
+            Some("random") => Init::Random,
+            _ => Init::HuggingFace(args.init.clone()),
         });
     };
     let found = checkpoint::find(path).map_err(failure)?;
@@ -178,6 +241,69 @@ fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
     Ok(Init::Resume(found.resumed))
 }
 
+/// What a run will write, held and tried before its first step.
+struct Claims {
+    run: Claim,
+    weights: Option<Claim>,
+}
+
+impl Claims {
+    fn of(args: &ExecuteArgs, plan: &Plan) -> Result<Self, Failure> {
+        let run = match &args.out {
+            Some(dir) => RunDir::claim(dir),
+            None => Claim::numbered(Path::new("runs"), "run"),
+        };
+        let run = run.map_err(failure)?;
+        let hold = |folder: &PathBuf| {
+            let claim = Claim::of_directory(folder, "weights are written")?;
+            claim.check_room(weights::saved_bytes(&plan.model), "the weights")?;
+            Ok(claim)
+        };
+        let weights = args
+            .save_hf
+            .as_ref()
+            .map(hold)
+            .transpose()
+            .map_err(failure)?;
+        if let Some(dir) = &args.profile_out {
+            claim::probe_directory(dir).map_err(failure)?;
+        }
+        Ok(Self { run, weights })
+    }
+}
+
+/// The end that a signal asked for.
+fn stopped(signal: usize, ran: Option<&Ran>, options: &TrainOptions, plan: &Plan) -> Failure {
+    let name = signals::name(signal);
+    let error = ran.map_or_else(
+        || anyhow!("{name}: stopped with the other ranks"),
+        |ran| {
+            let done = ran.trained.steps.last().map_or(0, |step| step.step + 1);
+            let saved = ran.trained.checkpoints.last().map_or(String::new(), |saved| {
+                format!("; checkpoint: {}", described(saved))
+            });
+            let unwritten = ran.unwritten.as_ref().map_or(String::new(), |why| format!("; {why}"));
+            let dir = ran.dir.display();
+            anyhow!(
+                "{name}: stopped after {done} steps of {} of {}{saved}; `--resume {dir}` goes on from it{unwritten}",
+                options.steps,
+                plan.model.name
+            )
+        },
+    );
+    Failure::Signalled(signal, error)
+}
+
+/// What a run came to on rank 0.
+struct Ran {
+    /// Its directory.
+    dir: PathBuf,
+    trained: Trained,
+    profile: Profile,
+    /// What of the directory could not be written.
+    unwritten: Option<Failure>,
+}
+
 /// Trains under a plan on rank threads, shows each step, and leaves everything measured in `dir`.
 pub(crate) fn train_into(
     dir: &Path,
@@ -191,33 +317,110 @@ pub(crate) fn train_into(
         training: samples,
         validation: None,
     };
-    let trained = train_in(&world, dir, plan, data, options, true, output)?;
-    let (trained, _) = trained.expect("rank 0 is a thread of this process");
-    Ok(trained)
+    let claim = RunDir::claim(dir).map_err(failure)?;
+    let control = Control::default();
+    let ran = train_in(
+        &world,
+        Some(claim),
+        plan,
+        data,
+        options,
+        true,
+        &control,
+        output,
+    )?;
+    let ran = ran.expect("rank 0 is a thread of this process");
+    ran.unwritten.map_or(Ok(ran.trained), Err)
+}
+
+/// A run directory that steps go into.
+struct Journal {
+    files: RunDir,
+    /// Whether the last step could not be written.
+    is_failing: bool,
+}
+
+impl Journal {
+    /// Adds a step. That it cannot be written is noted once, and a checkpoint is asked for; the run fails only where its
+    /// directory is lost.
+    fn step(
+        &mut self,
+        record: &StepRecord,
+        control: &Control,
+        note: &dyn Fn(&str),
+    ) -> Result<(), Error> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let time_s = now.map_or(0.0, |since| since.as_secs_f64());
+        let step = record.step;
+        match self.files.step(record, time_s) {
+            Err(error @ Error::Lost { .. }) => return Err(error),
+            Err(error) if !self.is_failing => {
+                self.is_failing = true;
+                note(&format!(
+                    "step {step}: {error}; training goes on, what is to be written is kept and tried again after every \
+                     step, and a checkpoint is saved if that can be"
+                ));
+                control.save();
+            }
+            Ok(()) if self.is_failing => {
+                self.is_failing = false;
+                note(&format!("step {step}: all steps are written again"));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
+    journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The same on the ranks of `world`. Where rank 0 is another process, that one shows, writes and
 /// returns.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what a run is made of, each of its own type"
+)]
 fn train_in(
     world: &World,
-    dir: &Path,
+    run: Option<Claim>,
     plan: &Plan,
     data: Data<'_>,
     options: &TrainOptions,
     keep_weights: bool,
+    control: &Control,
     output: Output,
-) -> Result<Option<(Trained, Profile)>, Failure> {
-    if !world.has_first() {
-        run_in(world, plan, data, options, keep_weights, &|_| ())?;
+) -> Result<Option<Ran>, Failure> {
+    let run_in = |watch: Watch<'_>| {
+        train::run_in(
+            world,
+            &plan.planned,
+            &plan.model,
+            &plan.request.batch,
+            options,
+            data,
+            keep_weights,
+            watch,
+        )
+        .map_err(failure)
+    };
+    let Some(run) = run else {
+        run_in(Watch {
+            on_step: &|_| Ok(()),
+            on_note: &|_| (),
+            control,
+        })?;
         return Ok(None);
-    }
+    };
     let ranks = plan.request.gpus;
     let mut environment = Environment::detect(ranks, &options.device);
     environment.resumed = options.init.resumed().cloned();
-    let files = Mutex::new((
-        RunDir::create(dir, plan, &environment).map_err(failure)?,
-        Ok(()),
-    ));
+    let dir = run.path().to_owned();
+    let journal = Mutex::new(Journal {
+        files: RunDir::create(run, plan, &environment).map_err(failure)?,
+        is_failing: false,
+    });
     let steps = options.steps.saturating_sub(first_step(&options.init));
     let progress = output.progress(steps, "training");
     let every = if output.verbose {
@@ -231,15 +434,10 @@ fn train_in(
         steps: options.steps,
         began: Instant::now(),
     };
+    // A reader of notes that went away shows when the answer is printed.
+    let on_note = |text: &str| drop(output.note(text));
     let on_step = |record: &StepRecord| {
-        let mut guard = files
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (files, written) = &mut *guard;
-        if written.is_ok() {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            *written = files.step(record, now.map_or(0.0, |since| since.as_secs_f64()));
-        }
+        lock(&journal).step(record, control, &on_note)?;
         progress.inc(1);
         if record.validation.is_some()
             || record.step.is_multiple_of(every)
@@ -248,43 +446,40 @@ fn train_in(
             // A reader that went away shows when the answer is printed.
             let _ = output.say(&course.line(record));
         }
+        Ok(())
     };
     let here = if world.is_apart() { 1 } else { ranks };
     let watch = HostWatch::begin(here * environment.threads_per_rank, !world.is_apart());
-    let trained = run_in(world, plan, data, options, keep_weights, &on_step)?;
-    let mut trained = trained.expect("rank 0 is here");
+    let trained = run_in(Watch {
+        on_step: &on_step,
+        on_note: &on_note,
+        control,
+    });
+    // A directory that is lost is the reason of what fails then.
+    let lost = |error| {
+        lock(&journal)
+            .files
+            .check()
+            .map_err(failure)
+            .err()
+            .unwrap_or(error)
+    };
+    let mut trained = trained.map_err(lost)?.expect("rank 0 is here");
     trained.summary.host = watch.and_then(HostWatch::end);
     progress.finish_and_clear();
-    let (files, written) = files
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    written.map_err(failure)?;
+    let Journal { mut files, .. } = journal.into_inner().unwrap_or_else(PoisonError::into_inner);
     let profile = trained.measured.profile(&environment);
-    files
-        .finish(&trained.trace, &profile, &trained.summary)
-        .map_err(failure)?;
-    Ok(Some((trained, profile)))
-}
-
-fn run_in(
-    world: &World,
-    plan: &Plan,
-    data: Data<'_>,
-    options: &TrainOptions,
-    keep_weights: bool,
-    on_step: &(dyn Fn(&StepRecord) + Sync),
-) -> Result<Option<Trained>, Failure> {
-    train::run_in(
-        world,
-        &plan.planned,
-        &plan.model,
-        &plan.request.batch,
-        options,
-        data,
-        keep_weights,
-        on_step,
-    )
-    .map_err(failure)
+    let written = match control.stopped() {
+        // Without a summary it is a run that did not finish.
+        Some(_) => files.flush(),
+        None => files.finish(&trained.trace, &profile, &trained.summary),
+    };
+    Ok(Some(Ran {
+        dir,
+        trained,
+        profile,
+        unwritten: written.map_err(failure).err(),
+    }))
 }
 
 /// Steps that were taken before the run.
@@ -342,16 +537,18 @@ fn dropped(steps: &[StepRecord]) -> String {
     )
 }
 
-/// The first of `folder/stem-1`, `folder/stem-2`, ... that does not exist.
-pub(crate) fn numbered(folder: &Path, stem: &str) -> PathBuf {
-    (1..=u32::MAX)
-        .map(|number| folder.join(format!("{stem}-{number}")))
-        .find(|path| !path.exists())
-        .expect("numbers do not run out")
-}
-
-/// What to train on, and what to validate on.
-fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validation>), Failure> {
+/// What to train on, and what to validate on. One process of a run reads all of it where that was asked for.
+fn samples(
+    args: &ExecuteArgs,
+    plan: &Plan,
+    is_first: bool,
+) -> Result<(Samples, Option<Validation>), Failure> {
+    let verify = |blend: &Blend| {
+        if args.verify_data && is_first {
+            blend.verify().map_err(failure)?;
+        }
+        Ok::<_, Failure>(())
+    };
     let blend = if args.data.is_empty() {
         Tokenizer::named(&args.tokenizer)
             .and_then(|tokenizer| TokenStream::text(&args.text, &tokenizer))
@@ -360,6 +557,7 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validatio
         Blend::open("--data", &args.data)
     }
     .map_err(failure)?;
+    verify(&blend)?;
     let order = if args.no_shuffle {
         Order::TokenStream
     } else {
@@ -382,6 +580,7 @@ fn samples(args: &ExecuteArgs, plan: &Plan) -> Result<(Samples, Option<Validatio
         None
     } else {
         let held = Blend::open("--valid-data", &args.valid_data).map_err(failure)?;
+        verify(&held)?;
         Some(cut(&held, Share::Validation)?)
     };
     let given = [

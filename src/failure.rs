@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use moefold_executor::Error;
 
+use crate::signals;
+
 /// Why a command did not do what was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -16,6 +18,8 @@ pub(crate) enum Failure {
     Reported,
     /// The request is fine and nothing satisfies it: exit code 3.
     Infeasible(anyhow::Error),
+    /// A signal asked for the end: exit code 128 and its number.
+    Signalled(usize, anyhow::Error),
 }
 
 impl Failure {
@@ -35,12 +39,16 @@ impl Failure {
             Self::Runtime(_) | Self::Reported => 1,
             Self::Request(_) => 2,
             Self::Infeasible(_) => 3,
+            Self::Signalled(signal, _) => signals::code(*signal) as u8,
         })
     }
 
     fn error(&self) -> Option<&anyhow::Error> {
         match self {
-            Self::Runtime(error) | Self::Request(error) | Self::Infeasible(error) => Some(error),
+            Self::Runtime(error)
+            | Self::Request(error)
+            | Self::Infeasible(error)
+            | Self::Signalled(_, error) => Some(error),
             Self::Reported => None,
         }
     }

@@ -102,7 +102,7 @@ mod tests {
             grad_reduce: true,
             param_gather: true,
             p2p: false,
-            shared_expert: false,
+            ..Overlap::default()
         };
         assert_eq!(overlap("grad-reduce,param-gather"), Ok(Auto(Some(both))));
         assert_eq!(overlap("none"), Ok(Auto(Some(Overlap::default()))));

@@ -22,6 +22,7 @@ const SHOWN: usize = 12;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct ImportJson<'a> {
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     directory: &'a Path,
     format: &'static str,
     device: &'a str,

@@ -3,13 +3,15 @@
 //! The parent starts this program once a rank with `--launch env` and what torchrun would say, on a
 //! free port of the loopback address. It passes on what rank 0 prints and the first failure, and ends
 //! the ranks that do not end by themselves. However it ends itself, by a signal too, they end with it:
-//! each reads from a pipe to which the parent writes nothing, and which closes with the parent.
+//! each reads from a pipe, which closes with the parent. A signal that training ends at with a checkpoint goes to the
+//! ranks through that pipe, as its number, for it may have come to the parent alone.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{self, Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +21,7 @@ use moefold_executor::transport::{Launched, SECRET_VARIABLE, new_secret};
 
 use crate::cli::Launch;
 use crate::failure::{Failure, failure};
+use crate::signals;
 
 /// Set where stdin is a pipe of the process that started this one.
 const PARENT_VARIABLE: &str = "MOEFOLD_PARENT_ON_STDIN";
@@ -54,19 +57,31 @@ pub(crate) fn as_rank(
     })
 }
 
-/// Waits until the parent's end of the pipe closes, and ends this process.
+/// Waits until the parent's end of the pipe closes, and ends this process; hears of signals meanwhile.
 fn end_with_parent() {
-    let _ = io::copy(&mut io::stdin(), &mut io::sink());
-    // What runs at a process's end may wait for a device that hangs.
-    thread::spawn(|| {
-        thread::sleep(GRACE);
-        process::abort();
-    });
-    process::exit(1);
+    let mut stdin = io::stdin();
+    let mut signal = [0];
+    loop {
+        match stdin.read(&mut signal) {
+            Ok(1..) => signals::tell(signal[0].into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => signals::end(1),
+        }
+    }
+}
+
+/// Whether a parent hands signals on to its ranks, or ends with its ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnSignal {
+    End,
+    Tell,
 }
 
 /// Runs this very command on `ranks` processes.
-pub(crate) fn processes(ranks: u32) -> Result<(), Failure> {
+pub(crate) fn processes(ranks: u32, on_signal: OnSignal) -> Result<(), Failure> {
+    if on_signal == OnSignal::Tell {
+        signals::catch()?;
+    }
     let program = std::env::current_exe()?;
     let arguments = with_env(std::env::args_os().skip(1));
     let port = free_port()?.to_string();
@@ -170,7 +185,17 @@ impl Family {
     fn wait(mut self) -> Result<(), Failure> {
         let mut until: Option<Instant> = None;
         let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
+        let mut is_told = false;
         loop {
+            let signal = signals::told().load(Ordering::Relaxed);
+            if signal > 0 && !is_told {
+                is_told = true;
+                for member in &mut self.0 {
+                    // One that has ended hears nothing.
+                    let _ =
+                        (member.process.stdin.as_mut()).map(|pipe| pipe.write_all(&[signal as u8]));
+                }
+            }
             for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
                 member.ended = member.process.try_wait()?;
                 if let Some(status) = member.ended
@@ -187,11 +212,15 @@ impl Family {
             thread::sleep(PAUSE);
         }
         // A rank that stops because of another exits with 1, and by then that other has failed too.
-        let Some(&(rank, status)) = failed.iter().min_by_key(|(_, status)| match status.code() {
+        let order = |status: &ExitStatus| match status.code() {
             None => 0,
             Some(1) => 2,
             Some(_) => 1,
-        }) else {
+        };
+        let first = failed
+            .iter()
+            .min_by_key(|(rank, status)| (order(status), *rank));
+        let Some(&(rank, status)) = first else {
             return Ok(());
         };
         let said = self.0[rank as usize].errors.take().map(JoinHandle::join);
@@ -207,7 +236,10 @@ impl Family {
         Err(match status.code() {
             Some(2) => Failure::Request(error),
             Some(3) => Failure::Infeasible(error),
-            _ => Failure::Runtime(error),
+            code => match code.and_then(signals::of_code) {
+                Some(signal) => Failure::Signalled(signal, error),
+                None => Failure::Runtime(error),
+            },
         })
     }
 }

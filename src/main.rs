@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod check;
 mod cli;
 mod clusters;
 mod compare;
@@ -11,6 +12,7 @@ mod device;
 mod doctor;
 mod dry_run;
 mod execute;
+mod export;
 mod failure;
 mod flags;
 mod gpu_check;
@@ -23,6 +25,7 @@ mod output;
 mod plan;
 mod profile;
 mod quickstart;
+mod signals;
 mod validate;
 
 use std::any::Any;
@@ -84,6 +87,8 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
 fn run(verb: Verb, output: Output) -> Result<(), Failure> {
     match verb {
         Verb::Plan(args) => plan::run(&args, output),
+        Verb::Export(args) => export::run(&args, output),
+        Verb::Check(args) => check::run(&args, output),
         Verb::Execute(args) => launch::as_rank(args.launch, || execute::run(&args, output)),
         Verb::Profile(args) => launch::as_rank(args.launch, || profile::run(&args, output)),
         Verb::Import(args) => import::run(&args, output),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate};
-use moefold_planner::choice::{Capacity, StackName};
+use moefold_planner::choice::{Capacity, HostShare, StackName};
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
@@ -57,6 +57,12 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             text.push_str("\nThe best plan is in ");
             text.push_str(&path.display().to_string());
             text.push_str(".\n");
+            if found.best().planned.stack == StackName::Megatron {
+                let shown = path.display().to_string();
+                for part in ["To launch it: moefold export ", &shown, " --to slurm\n"] {
+                    text.push_str(part);
+                }
+            }
         }
         text
     })
@@ -119,11 +125,16 @@ impl<'a> Question<'a> {
 
     /// Searches, and says how long that took.
     pub(crate) fn ask(&self, options: &SearchOptions) -> Result<Found, Failure> {
+        self.search(options).map_err(|error| refusal(*error))
+    }
+
+    /// The same, refused in the planner's own words.
+    pub(crate) fn search(&self, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
         let started = Instant::now();
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
         let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
-            .map_err(refusal)?;
+            .map_err(Box::new)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();
         let used = |named: &NamedProfile| ProfileUsed {
@@ -214,7 +225,7 @@ fn name_of(directory: &Path) -> String {
 }
 
 /// The cluster an argument means; `local` has as many ranks as are asked for.
-fn cluster(name: &str, gpus: Option<u32>) -> Result<Cluster, Failure> {
+pub(crate) fn cluster(name: &str, gpus: Option<u32>) -> Result<Cluster, Failure> {
     match gpus {
         Some(ranks) if name.eq_ignore_ascii_case("local") && ranks > 0 => Ok(presets::local(ranks)),
         _ => presets::resolve(name).map_err(Failure::request),
@@ -222,7 +233,7 @@ fn cluster(name: &str, gpus: Option<u32>) -> Result<Cluster, Failure> {
 }
 
 /// How many of the cluster's GPUs are used.
-fn gpus(cluster: &Cluster, asked: Option<u32>) -> Result<u32, Failure> {
+pub(crate) fn gpus(cluster: &Cluster, asked: Option<u32>) -> Result<u32, Failure> {
     let refuse = |message: String| Err(Failure::Request(anyhow!(message)));
     match (asked, cluster.num_gpus) {
         (Some(0), _) => refuse("--gpus: found 0, expected at least 1".to_owned()),
@@ -274,6 +285,8 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.zero = args.zero;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
+    options.masters = args.masters;
+    options.optimizer_offload = HostShare(args.optimizer_offload_fraction);
     options.grad_dtype = args.grad_dtype;
     options.objective = args.objective;
     options.memory_headroom = args.memory_headroom / 100.0;
@@ -285,7 +298,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
 }
 
 /// Nothing feasible is an answer of its own; everything else is a bad request.
-fn refusal(error: PlanError) -> Failure {
+pub(crate) fn refusal(error: PlanError) -> Failure {
     let infeasible = matches!(error, PlanError::Infeasible { .. });
     let message = format!("{:#}", anyhow::Error::from(error));
     let error = anyhow!(flags::in_words_of_flags(&message));

@@ -16,7 +16,7 @@ use moefold_executor::support;
 use moefold_executor::trace::{self, Traced};
 use moefold_executor::transport::{Launched, World};
 use moefold_kernels::cuda::{Architecture, Properties};
-use moefold_planner::choice::{CpComm, Dispatcher, Optimizer};
+use moefold_planner::choice::{CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use moefold_planner::layout::{Batch, Layout, PartialDegrees};
 use moefold_planner::lower::keys::{Job, keys};
 use moefold_planner::model::Model;
@@ -32,7 +32,7 @@ use serde::Serialize;
 use crate::cli::{Launch, ProfileArgs, Stored};
 use crate::device::{self, Chosen};
 use crate::failure::{Failure, failure};
-use crate::launch;
+use crate::launch::{self, OnSignal};
 use crate::output::Output;
 
 /// Samples of each key, as far as the budget allows.
@@ -47,6 +47,7 @@ const REHEARSING: f64 = 0.8;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct ProfileJson<'a> {
+    #[serde(serialize_with = "moefold_executor::files::shown")]
     directory: &'a Path,
     measured: usize,
     skipped: Vec<String>,
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &ProfileArgs, output: Output) -> Result<(), Failure> {
             let world = World::process(launched.clone()).listen().map_err(failure)?;
             (world, launched.local_ranks)
         }
-        None if args.launch == Launch::Processes => return launch::processes(ranks),
+        None if args.launch == Launch::Processes => return launch::processes(ranks, OnSignal::End),
         None => (World::threads(ranks), ranks),
     };
     let mut keys = match (&plan, &args.model) {
@@ -331,6 +332,8 @@ pub(crate) fn plan_keys(plan: &Plan) -> Vec<Key> {
         cp_comm: plan.planned.cp_comm(),
         capacity: plan.planned.capacity,
         optimizer: plan.planned.optimizer,
+        masters: plan.planned.masters.unwrap_or_default(),
+        optimizer_offload: plan.planned.optimizer_offload_fraction.unwrap_or_default(),
         runtime: runtime.as_ref(),
     };
     keys(&job, &layout)
@@ -392,6 +395,8 @@ fn keys_on(
         cp_comm: CpComm::default(),
         capacity: None,
         optimizer: Optimizer::Adam,
+        masters: Masters::default(),
+        optimizer_offload: HostShare::default(),
         runtime: match traced.refuses(model, precision) {
             None => &traced,
             // What this executor does not run is measured as it is declared for another.

@@ -7,9 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use moefold_executor::claim::Claim;
 use moefold_executor::data::{Order, Samples, TokenStream, Tokenizer};
 use moefold_executor::device::DeviceSpec;
-use moefold_executor::files::{check_new, write_json};
+use moefold_executor::files::write_json;
 use moefold_executor::lr::{Decay, LearningRate};
 use moefold_executor::moe::balance::Balancing;
 use moefold_executor::optimizer::AdamOptions;
@@ -25,7 +26,7 @@ use moefold_reports::format;
 use serde::Serialize;
 
 use crate::cli::QuickstartArgs;
-use crate::execute::{numbered, train_into};
+use crate::execute::train_into;
 use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::{Found, NamedProfile, Question, load_profiles};
@@ -75,10 +76,12 @@ struct Stage<'a> {
 }
 
 pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<(), Failure> {
-    let dir = match &args.out {
-        Some(dir) => dir.clone(),
-        None => numbered(Path::new("runs"), "quickstart"),
+    let claim = match &args.out {
+        Some(dir) => Claim::new(dir, "all of it is written"),
+        None => Claim::numbered(Path::new("runs"), "quickstart"),
     };
+    let claim = claim.map_err(failure)?;
+    let dir = claim.path().to_owned();
     let stage = prepare(args, &dir, output)?;
 
     let before = stage.plan_first()?;
@@ -139,7 +142,7 @@ fn summary(answer: &QuickstartJson) -> String {
     )
 }
 
-/// Makes the directory and everything the stages read.
+/// Makes everything the stages read.
 fn prepare<'a>(
     args: &'a QuickstartArgs,
     dir: &'a Path,
@@ -150,9 +153,7 @@ fn prepare<'a>(
             "--steps and --ranks: expected at least 1 each"
         )));
     }
-    check_new(dir, "all of it is written").map_err(failure)?;
-    fs::create_dir_all(dir)
-        .and_then(|()| fs::write(dir.join("text.txt"), TEXT))
+    fs::write(dir.join("text.txt"), TEXT)
         .with_context(|| format!("{}: cannot be written", dir.display()))
         .map_err(Failure::Runtime)?;
     let model = presets::load(MODEL).map_err(Failure::runtime)?;

@@ -319,6 +319,17 @@ fn law_every_key_is_in_the_formats() {
     let fitted = read("fitted/profile.json");
     check("profile.json of calibrate", &["profile.md"], &fitted);
 
+    let exported = run("moefold export gpu.json --to megatron-yaml --json");
+    check("export", &["answers.md"], &exported);
+    let tiny = "--cluster dgx-h100 --gpus 8";
+    run(&format!(
+        "moefold plan --model tiny-mixtral {tiny} --seq-len 64 --global-batch 64 --layout tp=2,pp=1 --recompute full --out tiny.json"
+    ));
+    run("moefold export tiny.json --to megatron-lm --out tiny.sh");
+    run("echo 'MORE=(--cuda-graph-impl none --nothing-such)' >> tiny.sh");
+    let checked = run(&format!("moefold check tiny.sh {tiny} --json"));
+    check("check", &["answers.md", "plan.md"], &checked);
+
     let groups = run("moefold groups --gpus 8 --layout tp=2,ep=4 --json");
     check("groups", &["answers.md"], &groups);
     check("doctor", &["answers.md"], &run("moefold doctor --json"));

@@ -219,17 +219,23 @@ fn documents_of_a_sequence_are_kept_apart_and_a_run_goes_on_only_with_the_same()
 }
 
 #[test]
-fn documents_of_cut_sequences_are_refused() {
+fn documents_are_refused_where_keys_of_cut_sequences_travel() {
     let bench = Bench::of("tp=1,cp=2,ep=2,etp=1,mbs=1");
     let data = tokens();
     let data = ["--data", &data];
-    for flag in ["--reset-position-ids", "--reset-attention-mask"] {
-        bench.refused(&[&data[..], &[flag]].concat(), &[flag, "cp=2", "use cp=1"]);
-    }
-    let dry = ["--dry-run", "--reset-attention-mask"];
-    bench.refused(&dry, &["--reset-attention-mask", "use cp=1"]);
+    let flag = "--reset-attention-mask";
+    let said = [flag, "cp=2", "use \"a2a\" or cp=1"];
+    bench.refused(&[&data[..], &[flag]].concat(), &said);
+    bench.refused(&["--dry-run", flag], &said);
     let out = bench.path("masked");
-    let masked = ["--eod-mask-loss", "--steps", "1", "--out", &out];
+    let masked = [
+        "--eod-mask-loss",
+        "--reset-position-ids",
+        "--steps",
+        "1",
+        "--out",
+        &out,
+    ];
     let (code, _, errors) = bench.execute(&[&data[..], &masked].concat());
     assert_eq!(code, 0, "{errors}");
 }

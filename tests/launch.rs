@@ -2,6 +2,7 @@
 //! way in which processes fail to be a run, and profiles of them.
 
 mod common {
+    pub(crate) mod child;
     pub(crate) mod json;
     pub(crate) mod outcome;
     pub(crate) mod program;
@@ -9,13 +10,13 @@ mod common {
 }
 
 use std::fs;
-use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::child::{Guarded, await_steps, children, signal, state};
 use common::json;
 use common::outcome::run;
 use common::program::program;
@@ -78,19 +79,6 @@ impl Bench {
 fn port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("bound").port()
-}
-
-/// Waits until a run that writes to `out` has taken some steps.
-fn await_steps(out: &str) {
-    let steps = Path::new(out).join("steps.jsonl");
-    let begun = Instant::now();
-    while !fs::read_to_string(&steps).is_ok_and(|text| text.lines().count() > 2) {
-        assert!(
-            begun.elapsed() < Duration::from_mins(1),
-            "no step was taken"
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -181,52 +169,6 @@ fn the_failure_of_a_rank_is_passed_on_once_with_its_exit_code() {
     assert_eq!(code, 2, "{errors}");
     assert!(errors.contains("nowhere: is not a checkpoint"), "{errors}");
     assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
-}
-
-/// A process that ends with the test, however that ends.
-struct Guarded(Child);
-
-impl Guarded {
-    fn start(command: &mut Command) -> Self {
-        Self(command.spawn().expect("the program starts"))
-    }
-
-    /// Ends it from outside.
-    fn kill(&mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it ended");
-    }
-
-    /// Waits for it, not for ever.
-    fn ended(mut self) -> (i32, String, String) {
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = self.0.try_wait().expect("it is ours") {
-                break status;
-            }
-            assert!(
-                begun.elapsed() < Duration::from_mins(1),
-                "a rank does not end"
-            );
-            thread::sleep(Duration::from_millis(10));
-        };
-        let text = |pipe: &mut dyn Read| {
-            let mut text = String::new();
-            pipe.read_to_string(&mut text).expect("what it said");
-            text
-        };
-        let stdout = text(self.0.stdout.as_mut().expect("it is piped"));
-        let stderr = text(self.0.stderr.as_mut().expect("it is piped"));
-        (status.code().expect("no signal ended it"), stdout, stderr)
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // One that has ended by itself is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]
@@ -384,29 +326,6 @@ fn a_launcher_that_says_too_little_or_too_much_is_refused_by_the_variable() {
         command.env("MOEFOLD_TIMEOUT_S", "soon"),
         "MOEFOLD_TIMEOUT_S: found \"soon\"",
     );
-}
-
-/// State and parent of a process; none where it is gone.
-fn state(process: u32) -> Option<(char, u32)> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name before it may hold anything.
-    let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
-}
-
-fn children(parent: u32) -> Vec<u32> {
-    let all = fs::read_dir("/proc").expect("Linux");
-    let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    numbers
-        .filter(|&process| state(process).is_some_and(|(_, of)| of == parent))
-        .collect()
-}
-
-fn signal(name: &str, process: u32) {
-    let script = format!("kill -{name} {process}");
-    let done = Command::new("sh").args(["-c", &script]).status();
-    assert!(done.expect("there is a shell").success(), "{script}");
 }
 
 #[test]

@@ -225,7 +225,8 @@ fn without_room_on_the_disk_the_run_ends_with_what_was_to_be_written() {
             [""; 0],
             "nothing is half written"
         );
-        assert_eq!(bench.0.steps(launch).len(), 2);
+        // Training goes on beside a save, and hears of its failure after a step.
+        assert!((2..=4).contains(&bench.0.steps(launch).len()));
     }
 }
 

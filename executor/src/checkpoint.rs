@@ -7,14 +7,17 @@
 //! are the masters, rounded.
 //!
 //! A checkpoint is written as `step-N.partial`, the index last, and renamed; so one under its final name
-//! is whole, whenever the run is stopped. Reading checks sizes first, then the hash of every file.
+//! is whole, whenever the run is stopped. Training goes on while it is written ([`Saver`]). Reading checks sizes first,
+//! then the hash of every file, that of the index among them.
 
 mod read;
 mod room;
+mod save;
 #[cfg(test)]
 mod tests;
 mod write;
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,8 +34,9 @@ use crate::options::{BIAS_UPDATE_RATE, MTP_LOSS_SCALING_FACTOR, Resumed, TrainOp
 use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
+pub(crate) use save::Saver;
 pub use write::Written;
-pub(crate) use write::{Saver, discard_partial, write_initial};
+pub(crate) use write::{discard_partial, write_initial};
 
 /// Version of the format of `checkpoint.json`.
 pub const CHECKPOINT_VERSION: u32 = 1;
@@ -61,7 +65,23 @@ pub struct Index {
     pub model: Model,
     /// A file of every rank, in rank order.
     pub files: Vec<ShardFile>,
+    /// Whether the file of it holds what was written.
+    #[serde(skip)]
+    seal: Seal,
 }
+
+/// Whether an index holds what was written, by the hash that ends its file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Seal {
+    /// It has no hash: it was not read from a file, or from one of before there was a hash.
+    #[default]
+    None,
+    Whole,
+    Broken,
+}
+
+/// Between the text of an index and the hash of that text, which is the last key.
+const SEAL: &str = r#","blake3":""#;
 
 /// One file of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +207,7 @@ impl Index {
             }
             Flaw::Other(Error::malformed(&path, why))
         };
+        let (text, seal) = unsealed(&text);
         let value: Value = serde_json::from_slice(&text).map_err(bad)?;
         let version = &value["version"];
         if *version != CHECKPOINT_VERSION {
@@ -196,7 +217,8 @@ impl Index {
             );
             return Err(Flaw::Other(Error::malformed(&path, reason)));
         }
-        let index: Self = serde_json::from_value(value).map_err(bad)?;
+        let mut index: Self = serde_json::from_value(value).map_err(bad)?;
+        index.seal = seal;
         let strange = index.files.iter().find(|file| file.name.contains('/'));
         match strange {
             None => Ok(index),
@@ -205,6 +227,25 @@ impl Index {
                 Err(Flaw::Other(Error::malformed(&path, reason)))
             }
         }
+    }
+
+    /// Its file: one object, of which the last key is the hash of the object without that key.
+    fn sealed(&self) -> String {
+        let text = serde_json::to_string(self).expect("plain data");
+        let hash = blake3::hash(text.as_bytes());
+        let open = text.strip_suffix('}').expect("an object");
+        format!("{open}{SEAL}{}\"}}", hash.to_hex())
+    }
+
+    /// Refuses an index whose file does not hold what was written.
+    fn check_seal(&self, dir: &Path) -> Result<(), Error> {
+        if self.seal == Seal::Broken {
+            return Err(Error::malformed(
+                dir.join(INDEX),
+                "does not hold what was written: resume from another checkpoint of the run",
+            ));
+        }
+        Ok(())
     }
 
     /// Bytes of all files.
@@ -250,6 +291,22 @@ impl Index {
             Some(other) => Err(format!("{} is not of this model", other.tensor)),
         }
     }
+}
+
+/// The text of an index without its hash, and what that says.
+fn unsealed(file: &[u8]) -> (Cow<'_, [u8]>, Seal) {
+    let hash_length = 2 * blake3::OUT_LEN;
+    let parts = file.strip_suffix(b"\"}").and_then(|rest| {
+        let (rest, hash) = rest.split_at_checked(rest.len().checked_sub(hash_length)?)?;
+        Some((rest.strip_suffix(SEAL.as_bytes())?, hash))
+    });
+    let Some((open, hash)) = parts else {
+        return (Cow::Borrowed(file), Seal::None);
+    };
+    let text = [open, b"}"].concat();
+    let is_whole = blake3::hash(&text).to_hex().as_bytes() == hash;
+    let seal = if is_whole { Seal::Whole } else { Seal::Broken };
+    (Cow::Owned(text), seal)
 }
 
 /// Why a checkpoint cannot be used.
@@ -343,6 +400,13 @@ fn differences(saved: &Value, now: &Value) -> Vec<String> {
         .collect()
 }
 
+/// How a model differs from another that is to be trained on, in words.
+pub(crate) fn of_other_model(found: &Model, now: &Model) -> Option<String> {
+    let [found, now] = [found, now].map(describe);
+    let differ = differences(&found, &now);
+    (!differ.is_empty()).then(|| differ.join(", "))
+}
+
 /// The checkpoint that a path leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -359,7 +423,11 @@ pub fn find(path: &Path) -> Result<Found, Error> {
         return Ok(Found {
             resumed: Resumed {
                 checkpoint: path.to_owned(),
-                step: Index::load(path)?.step,
+                step: {
+                    let index = Index::load(path)?;
+                    index.check_seal(path)?;
+                    index.step
+                },
             },
             passed_over: Vec::new(),
         });
@@ -378,17 +446,19 @@ pub fn find(path: &Path) -> Result<Found, Error> {
     for (step, dir) in complete(&folder)?.into_iter().rev() {
         let looked = Index::look(&dir).and_then(|index| {
             index.check_files(&dir)?;
-            Ok(index.step)
+            Ok(index)
         });
         match looked {
-            Ok(found) if found != step => {
+            Ok(index) if index.step != step => {
+                let found = index.step;
                 let reason = format!(
                     "is of step {found}, in a folder named after step {step}: give that folder its name \
                      back, or name the one to resume"
                 );
                 return Err(Error::malformed(dir.join(INDEX), reason));
             }
-            Ok(step) => {
+            Ok(index) => {
+                index.check_seal(&dir)?;
                 return Ok(Found {
                     resumed: Resumed {
                         checkpoint: dir,

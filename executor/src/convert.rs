@@ -187,6 +187,7 @@ impl Conversion {
         check_directory(dir, "weights are written")?;
         match &self.weights {
             Weights::Plain(Source::Checkpoint(saved)) => saved.verify_alone(),
+            Weights::Plain(Source::HuggingFace(folder)) => folder.verify(),
             _ => Ok(()),
         }
     }

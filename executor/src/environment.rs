@@ -149,7 +149,9 @@ impl Environment {
                 .collect::<Vec<_>>()
                 .join(" "),
             date: rfc3339(SystemTime::now()),
-            command: std::env::args().collect(),
+            command: std::env::args_os()
+                .map(|word| word.display().to_string())
+                .collect(),
             ranks,
             threads_per_rank: device.threads_per_rank(ranks) as u32,
             resumed: None,

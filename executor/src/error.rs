@@ -92,6 +92,32 @@ pub enum Error {
         /// What the system said.
         cause: std::io::Error,
     },
+    /// What was to be saved is no number.
+    #[error(
+        "{tensor}: {count} of {of} values of its {what} are no finite numbers (the first is {found}), so nothing of \
+         this step is saved; a lower learning rate, steps of warmup or clipped gradients would help, and a \
+         checkpoint of an earlier step can be resumed"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// What of it: its master, a moment, its weights.
+        what: String,
+        /// The first of them.
+        found: f64,
+        /// How many there are.
+        count: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// The directory of a run is not this run's any more.
+    #[error("{}: {why}; the run ends, since what it leaves would not be found", dir.display())]
+    Lost {
+        /// The directory, as it was named.
+        dir: PathBuf,
+        /// What became of it.
+        why: &'static str,
+    },
     /// A file does not hold what it should.
     #[error("{}: {reason}", path.display())]
     Malformed {
@@ -153,6 +179,8 @@ impl Error {
             | Self::Device(_)
             | Self::Rendezvous(_)
             | Self::Save { .. }
+            | Self::Lost { .. }
+            | Self::NotFinite { .. }
             | Self::Spawn { .. } => false,
         }
     }

@@ -1,8 +1,11 @@
 //! Files and directories, written whole or not at all.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use serde::Serializer;
 
 use crate::error::Error;
 
@@ -20,6 +23,18 @@ pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), Erro
         serde_json::to_writer_pretty(&mut *out, value)?;
         out.write_all(b"\n")
     })
+}
+
+/// A path as text; bytes that are no UTF-8 are replaced.
+pub fn shown<S: Serializer>(path: impl AsRef<Path>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.as_ref().display())
+}
+
+/// Bytes that the file system of a folder has free, which need not be there yet; where it says so.
+pub(crate) fn free(folder: &Path) -> Option<u64> {
+    let there = folder.ancestors().find(|folder| folder.exists())?;
+    let room = rustix::fs::statvfs(there).ok()?;
+    Some(room.f_bavail * room.f_frsize)
 }
 
 /// Refuses a directory that something is in, and a file: `what` is written to a new or empty directory.
@@ -63,9 +78,11 @@ pub fn write_directory(
 }
 
 /// A directory of this process's own, on the same file system.
-fn beside(dir: &Path) -> PathBuf {
-    let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    dir.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+pub(crate) fn beside(dir: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(dir.file_name().unwrap_or_default());
+    name.push(format!(".{}.partial", std::process::id()));
+    dir.with_file_name(name)
 }
 
 #[cfg(test)]

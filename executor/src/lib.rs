@@ -9,7 +9,9 @@
 
 pub mod bench;
 pub mod checkpoint;
+pub mod claim;
 mod clock;
+pub mod control;
 pub mod convert;
 pub mod data;
 pub mod device;
@@ -37,12 +39,14 @@ mod shares;
 pub mod stage;
 pub mod step;
 pub mod store;
+mod sums;
 pub mod support;
 #[cfg(test)]
 mod testing;
 pub mod trace;
 pub mod train;
 pub mod transport;
+pub mod turns;
 mod unpriced;
 pub mod weights;
 

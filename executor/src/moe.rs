@@ -40,6 +40,7 @@ use crate::offload::Saved;
 use crate::rank::Context;
 use crate::recompute::Kept;
 use crate::store::Store;
+use crate::turns::now;
 
 /// How sparse blocks work, beside what the model says.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -112,7 +113,7 @@ impl Moe {
     }
 
     /// Runs `experts(norm(x))` of `x [t, h]` until the experts' second product.
-    pub fn run(
+    pub async fn run(
         &self,
         cx: &Context,
         x: &Tensor,
@@ -128,7 +129,7 @@ impl Moe {
         let dispatch = Dispatch::plan(cx, chosen)?;
         stats.exchanged.clone_from(&dispatch.exchanged);
         let (rows, begun) = match self.beside(&dispatch) {
-            None => (self.rows(cx, routing, sent, &dispatch)?, None),
+            None => (self.rows(cx, routing, sent, &dispatch).await?, None),
             Some(shared) => {
                 let normed = &norm.get().output;
                 let all = tokens::start_gather(cx, normed)?;
@@ -172,7 +173,7 @@ impl Moe {
     }
 
     /// `x + experts(norm(x))`, from what has run of it.
-    pub fn finish(
+    pub async fn finish(
         &self,
         cx: &Context,
         saved: &mut MoeSaved,
@@ -198,7 +199,7 @@ impl Moe {
                 (y, Some(own))
             }
             (shared, _) => {
-                let y = dispatch.from_experts(cx, rows)?;
+                let y = dispatch.from_experts(cx, rows).await?;
                 let own = (shared.as_ref()).map(|own| own.forward(cx, &norm.get().output, &y));
                 (y, own.transpose()?)
             }
@@ -213,14 +214,14 @@ impl Moe {
         Ok(y)
     }
 
-    fn rows(
+    async fn rows(
         &self,
         cx: &Context,
         routing: Routing,
         (sent, sent_probs): (Tensor, Tensor),
         dispatch: &Dispatch,
     ) -> Result<ExpertRows, Error> {
-        let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs)?;
+        let (rows, row_probs) = dispatch.to_experts_with(cx, sent, sent_probs).await?;
         let experts = self.experts.run(cx, rows, row_probs, dispatch.offsets());
         Ok(ExpertRows { routing, experts })
     }
@@ -233,11 +234,17 @@ impl Moe {
     ) -> Result<ExpertRows, Error> {
         let routing = self.router.again(cx, normed);
         let sent = permuted(cx, normed, &routing, dispatch.map());
-        self.rows(cx, routing, sent, dispatch)
+        // What runs again lets no other pass have its turn.
+        now(self.rows(cx, routing, sent, dispatch))
     }
 
     /// `dy [t, h] -> dx [t, h]`; adds to the gradients of the weights.
-    pub fn backward(&self, cx: &Context, dy: &Tensor, saved: MoeSaved) -> Result<Tensor, Error> {
+    pub async fn backward(
+        &self,
+        cx: &Context,
+        dy: &Tensor,
+        saved: MoeSaved,
+    ) -> Result<Tensor, Error> {
         let MoeSaved {
             input,
             mut norm,
@@ -268,11 +275,11 @@ impl Moe {
             shared.finish_backward(cx, own, &dnormed)?;
             dnormed
         } else {
-            let drows = dispatch.to_experts(cx, sent)?;
+            let drows = dispatch.to_experts(cx, sent).await?;
             let (drows, dprobs) = self
                 .experts
                 .backward(cx, drows, experts, dispatch.offsets())?;
-            let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, dprobs)?;
+            let (dnormed, dprobs) = dispatch.from_experts_with(cx, drows, dprobs).await?;
             self.router.backward(cx, &dprobs, chosen, normed, &dnormed);
             if let Some(shared) = &self.shared {
                 own.again(cx, || shared.again(cx, normed))?;

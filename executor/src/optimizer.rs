@@ -6,9 +6,10 @@
 //! element of the model once: each shard on the rank that owns it, and what TP ranks replicate on the
 //! first of them, and what both ends of a pipeline hold on the first. Weights of f32 are their own masters; of
 //! narrower weights every shard has masters in f32, which begin as the initial values before rounding and are
-//! what is saved at the end. Moments are f32 or bf16, as a plan says.
+//! what is saved at the end. Where a plan says so, a shard keeps of its masters what the weights lack (see
+//! [`adamw`]), which computes the same to the bit. Moments are f32 or bf16, as a plan says.
 //!
-//! Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
+//! [`states`] has where these rest. Each bucket of a family ([`Bucket`]) is sharded by itself. Where a plan says so, it is reduced as soon as the
 //! last backward pass has left its units ([`Reducing`]), and gathered beside the first forward pass of the next
 //! step ([`Gathering`]); else after all passes and after the update.
 //!
@@ -16,15 +17,18 @@
 //! gathered before each of their passes, where their buffers do not hold them still, and their gradients reduced and
 //! added to the shard's after each backward pass.
 
+mod states;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use moefold_kernels::adamw::{self, Adamw};
 use moefold_kernels::{Dtype, Factor, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::bucket::Held;
-use moefold_planner::choice::{Optimizer, Overlap};
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap};
 use moefold_profiles::trace::Category;
 
+use self::states::{States, Stream};
 use crate::error::Error;
 use crate::model::{Bucket, Family, Parameter, Shard, Slice, Spread, Unit};
 use crate::rank::Context;
@@ -56,12 +60,24 @@ impl Default for AdamOptions {
     }
 }
 
+/// What is kept of states, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    /// What updates the weights, and what its moments are stored in.
+    pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
+    /// How much of all these rests on the host.
+    pub on_host: HostShare,
+}
+
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct ZeroAdam {
     options: AdamOptions,
     overlap: Overlap,
     buckets: Vec<BucketShard>,
+    states: Vec<States>,
     /// The correction biases of routers, which this updates not: on the first of their replicas, for
     /// whoever asks what is saved.
     balance: Option<Tensor>,
@@ -78,11 +94,6 @@ pub(crate) struct Owned<'a> {
 }
 
 impl<'a> Owned<'a> {
-    /// Elements.
-    pub(crate) fn len(&self) -> usize {
-        self.elements.len()
-    }
-
     /// The rectangles that they form, in order.
     pub(crate) fn regions(&self) -> Vec<Region<'a>> {
         self.slice.region().parts(self.elements.clone())
@@ -93,11 +104,10 @@ impl<'a> Owned<'a> {
         State::of(&self.slice.tensor)
     }
 
-    /// A state of theirs, in order.
-    pub(crate) fn state(&self, state: State) -> Tensor {
+    /// A state of theirs, in order, in f32.
+    pub(crate) fn state(&self, state: State) -> Vec<f32> {
         let found = self.optimizer.state(state, self.parameter, self.slice);
-        let (_, values) = found.expect("moments are where masters are");
-        values
+        found.expect("moments are where masters are")
     }
 }
 
@@ -119,10 +129,8 @@ struct BucketShard {
     /// The shard's part of them.
     weights: Tensor,
     grads: Tensor,
-    /// The weights in f32; the same memory where they are f32 themselves.
-    masters: Tensor,
-    first_moment: Tensor,
-    second_moment: Tensor,
+    /// Where the family's states of the shard begin.
+    states_at: usize,
     segments: Vec<Segment>,
 }
 
@@ -133,6 +141,18 @@ struct Segment {
     range: Range<usize>,
     decays: bool,
     counted: bool,
+}
+
+/// Where some elements of a slice have their states.
+struct Place<'a> {
+    /// None of what nothing updates here.
+    bucket: Option<&'a BucketShard>,
+    /// Of the slice.
+    elements: Range<usize>,
+    /// In the bucket's shard.
+    own: Range<usize>,
+    /// The model's.
+    weights: Tensor,
 }
 
 /// Reductions that were started before the passes of a step are over.
@@ -180,18 +200,24 @@ impl Gathering {
 }
 
 impl ZeroAdam {
-    /// States for the rank's shards of `store`, all zero, with moments of the type of `optimizer`.
+    /// States for the rank's shards of `store`, all zero.
     pub fn new(
         cx: &Context,
         store: &Store,
         options: AdamOptions,
-        optimizer: Optimizer,
+        kept: Kept,
         overlap: Overlap,
     ) -> Self {
         let families = [Family::Dense, Family::Expert].into_iter();
+        let families = families.filter(|&family| store.shard.buffer_len(family) > 0);
+        let states = families.clone().map(|family| {
+            let len = store.shard.buffer_len(family) / cx.replicas(family).size();
+            let weights = store.flat(family).weights.dtype();
+            States::new(cx, (family, weights), len, kept)
+        });
+        let states = states.collect();
         let buckets = families
-            .filter(|&family| store.shard.buffer_len(family) > 0)
-            .flat_map(|family| BucketShard::of_family(cx, store, family, optimizer.moments()))
+            .flat_map(|family| BucketShard::of_family(cx, store, family))
             .collect();
         let balance = &store.flat(Family::Balance).weights;
         let is_first = cx.replicas(Family::Balance).index() == 0;
@@ -199,6 +225,7 @@ impl ZeroAdam {
             options,
             overlap,
             buckets,
+            states,
             balance: is_first.then(|| balance.clone()),
             steps: 0,
         }
@@ -214,12 +241,7 @@ impl ZeroAdam {
         self.steps = steps;
     }
 
-    /// The masters here of a slice of a parameter, with which of its elements they are, row by row.
-    pub fn masters(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
-        self.state(State::Master, parameter, slice)
-    }
-
-    /// The same of the weights that it updates.
+    /// The weights here of a slice of a parameter, with which of its elements they are, row by row.
     pub fn weights(&self, parameter: &Parameter, slice: &Slice) -> Option<(Range<usize>, Tensor)> {
         self.part(parameter, slice, |of| &of.weights)
     }
@@ -240,7 +262,7 @@ impl ZeroAdam {
         let slices =
             counted.flat_map(|parameter| parameter.slices.iter().map(move |s| (parameter, s)));
         slices.filter_map(|(parameter, slice)| {
-            let (elements, _) = self.masters(parameter, slice)?;
+            let elements = self.elements(parameter, slice)?;
             Some(Owned {
                 optimizer: self,
                 parameter,
@@ -250,22 +272,86 @@ impl ZeroAdam {
         })
     }
 
-    /// A state here of a slice of a parameter, with which of its elements it is of, row by row.
-    pub fn state(
-        &self,
-        state: State,
-        parameter: &Parameter,
-        slice: &Slice,
-    ) -> Option<(Range<usize>, Tensor)> {
+    /// Which elements of a slice of a parameter have their states here, row by row.
+    pub fn elements(&self, parameter: &Parameter, slice: &Slice) -> Option<Range<usize>> {
+        Some(self.place(parameter, slice)?.elements)
+    }
+
+    /// A state here of a slice of a parameter, of its [`ZeroAdam::elements`] in order, in f32; none where it has
+    /// no such state.
+    pub fn state(&self, state: State, parameter: &Parameter, slice: &Slice) -> Option<Vec<f32>> {
+        let place = self.place(parameter, slice)?;
+        match place.bucket {
+            None => (state == State::Master).then(|| place.weights.to_f32()),
+            Some(of) => {
+                let Some(tensors) = self.states_of(of).read(state, &of.in_states(&place.own))
+                else {
+                    return Some(place.weights.to_f32());
+                };
+                let mut at = 0;
+                let values = tensors.iter().flat_map(|own| {
+                    let weights = place.weights.view(at, own.dims());
+                    at += own.len();
+                    if state == State::Master {
+                        adamw::masters_of(&weights, own)
+                    } else {
+                        own.to_f32()
+                    }
+                });
+                Some(values.collect())
+            }
+        }
+    }
+
+    /// Gives a state of a slice's [`ZeroAdam::elements`] its values; the weights of masters have theirs.
+    ///
+    /// # Panics
+    /// When there are others than those, or there is no such state.
+    pub fn put(&self, state: State, parameter: &Parameter, slice: &Slice, values: &[f32]) {
+        let place = self.place(parameter, slice).expect("states of the rank");
+        match place.bucket {
+            None => {
+                assert!(state == State::Master, "a bias has values alone");
+                place.weights.copy_from_f32(values);
+            }
+            Some(of) => {
+                let (states, own) = (self.states_of(of), of.in_states(&place.own));
+                let Some(tensors) = states.read(state, &own) else {
+                    return place.weights.copy_from_f32(values);
+                };
+                let mut rest = values;
+                for tensor in &tensors {
+                    let (own, others) = rest.split_at(tensor.len());
+                    if state == State::Master {
+                        adamw::put_masters(None, Some(tensor), own);
+                    } else {
+                        tensor.copy_from_f32(own);
+                    }
+                    rest = others;
+                }
+                states.write(state, &own, &tensors);
+            }
+        }
+    }
+
+    /// Where states of a slice of a parameter are, if some are here.
+    fn place(&self, parameter: &Parameter, slice: &Slice) -> Option<Place<'_>> {
         let at = parameter.offset + slice.at;
         if parameter.family == Family::Balance {
-            let all = self.balance.as_ref().filter(|_| state == State::Master)?;
-            return Some((0..slice.len(), view(all, &(at..at + slice.len()))));
+            let own = at..at + slice.len();
+            return Some(Place {
+                bucket: None,
+                elements: 0..slice.len(),
+                weights: view(self.balance.as_ref()?, &own),
+                own,
+            });
         }
-        self.part(parameter, slice, |of| match state {
-            State::Master => &of.masters,
-            State::FirstMoment => &of.first_moment,
-            State::SecondMoment => &of.second_moment,
+        let (of, elements, own) = self.shard_of(parameter, slice)?;
+        Some(Place {
+            bucket: Some(of),
+            elements,
+            weights: view(&of.weights, &own),
+            own,
         })
     }
 
@@ -276,6 +362,16 @@ impl ZeroAdam {
         slice: &Slice,
         values: impl Fn(&BucketShard) -> &Tensor,
     ) -> Option<(Range<usize>, Tensor)> {
+        let (of, elements, own) = self.shard_of(parameter, slice)?;
+        Some((elements, view(values(of), &own)))
+    }
+
+    /// The shard that has a part of a slice, if one has: which elements of the slice, and where in the shard.
+    fn shard_of(
+        &self,
+        parameter: &Parameter,
+        slice: &Slice,
+    ) -> Option<(&BucketShard, Range<usize>, Range<usize>)> {
         let at = parameter.offset + slice.at;
         let of = self
             .buckets
@@ -285,8 +381,15 @@ impl ZeroAdam {
         let end = of.range.end.min(at + slice.len());
         (start < end).then(|| {
             let own = start - of.range.start..end - of.range.start;
-            (start - at..end - at, view(values(of), &own))
+            (of, start - at..end - at, own)
         })
+    }
+
+    /// The states of a bucket's family.
+    fn states_of(&self, of: &BucketShard) -> &States {
+        let mut all = self.states.iter();
+        let own = all.find(|states| states.family == of.bucket.family);
+        own.expect("every family with buckets has states")
     }
 
     /// The reductions of a step that begins.
@@ -523,62 +626,65 @@ impl ZeroAdam {
         let scale = cx.op(Category::Optimizer, || {
             Factor::clipped(sums, i, gradient_scale(cx), self.options.clip)
         });
+        let rule = Adamw {
+            lr,
+            beta1: self.options.betas.0,
+            beta2: self.options.betas.1,
+            eps: self.options.eps,
+            weight_decay: self.options.weight_decay,
+            step: self.steps,
+        };
         let mut pending: Vec<Pending> = Vec::new();
+        let stream = Stream::begin(cx, &mut self.states);
         for bucket in &self.buckets {
-            for segment in &bucket.segments {
-                let decay = if segment.decays {
-                    self.options.weight_decay
-                } else {
-                    0.0
-                };
-                let rule = Adamw {
-                    lr,
-                    beta1: self.options.betas.0,
-                    beta2: self.options.betas.1,
-                    eps: self.options.eps,
-                    weight_decay: decay,
-                    step: self.steps,
-                };
-                let of = |tensor| view(tensor, &segment.range);
-                cx.op(Category::Optimizer, || {
-                    adamw::step_by(
-                        &of(&bucket.masters),
-                        &of(&bucket.grads),
-                        &of(&bucket.first_moment),
-                        &of(&bucket.second_moment),
-                        Some(&of(&bucket.weights)),
-                        &rule,
-                        &scale,
-                    );
-                });
+            let kept = &self.states_of(bucket).kept;
+            bucket.update(cx, kept, &rule, &scale);
+            if bucket.ends_in(kept) {
+                pending.extend(self.updated(cx, bucket)?);
             }
-            if !self.overlap.param_gather && bucket.divided.is_none() {
-                pending.extend(bucket.start_gather(cx)?);
-            }
-            // Of what rests divided, all gradients are cleared once they are reduced.
-            let grads = match bucket.divided {
-                None => &bucket.all_grads,
-                Some(_) => &bucket.grads,
-            };
-            cx.op(Category::Optimizer, || elementwise::fill(grads, 0.0));
         }
+        let mut all = std::mem::take(&mut self.states);
+        stream.run(cx, &mut all, |of, held| {
+            let family = |bucket: &&BucketShard| bucket.bucket.family == of.family;
+            for bucket in self.buckets.iter().filter(family) {
+                bucket.update(cx, held, &rule, &scale);
+                if bucket.ends_in(held) {
+                    pending.extend(self.updated(cx, bucket)?);
+                }
+            }
+            Ok(())
+        })?;
+        self.states = all;
         for pending in pending {
             cx.comm(Category::DpComm, "all_gather", || pending.wait())?;
         }
         Ok(())
     }
+
+    /// Starts to gather a bucket that is updated, where the next step does not begin with that, and clears its
+    /// gradients.
+    fn updated(&self, cx: &Context, bucket: &BucketShard) -> Result<Option<Pending>, Error> {
+        let pending = if self.overlap.param_gather || bucket.divided.is_some() {
+            None
+        } else {
+            bucket.start_gather(cx)?
+        };
+        // Of what rests divided, all gradients are cleared once they are reduced.
+        let grads = match bucket.divided {
+            None => &bucket.all_grads,
+            Some(_) => &bucket.grads,
+        };
+        cx.op(Category::Optimizer, || elementwise::fill(grads, 0.0));
+        Ok(pending)
+    }
 }
 
 impl BucketShard {
     /// Those of a family, whose states rest one after the other.
-    fn of_family(cx: &Context, store: &Store, family: Family, moments: Dtype) -> Vec<Self> {
+    fn of_family(cx: &Context, store: &Store, family: Family) -> Vec<Self> {
         let group = cx.replicas(family);
         let flat = store.flat(family);
         let divided = store.shard.divided(family);
-        let len = store.shard.buffer_len(family) / group.size();
-        let state = |dtype| cx.device.zeros(TensorClass::Optimizer, dtype, &[len]);
-        let masters = (flat.weights.dtype() != Dtype::F32).then(|| state(Dtype::F32));
-        let (first_moment, second_moment) = (state(moments), state(moments));
         let shard = &store.shard;
         let buckets = shard
             .buckets
@@ -590,8 +696,9 @@ impl BucketShard {
                 let len = bucket.range.len() / group.size();
                 let start = bucket.range.start + group.index() * len;
                 let range = start..start + len;
-                let own = at..at + len;
+                let states_at = at;
                 at += len;
+                let own = states_at..at;
                 let resting = if divided.is_some() { &own } else { &range };
                 let weights = view(&flat.weights, resting);
                 let grads = view(&flat.grads, resting);
@@ -606,16 +713,11 @@ impl BucketShard {
                         (parameter.at_both_ends && !cx.ends.is_solo())
                             || matches!(parameter.spread, Spread::SharedBy(_))
                     }),
-                    masters: match &masters {
-                        None => weights.clone(),
-                        Some(masters) => view(masters, &own),
-                    },
                     all_weights,
                     all_grads,
                     weights,
                     grads,
-                    first_moment: view(&first_moment, &own),
-                    second_moment: view(&second_moment, &own),
+                    states_at,
                     segments: segments(shard, family, &range),
                     group: group.clone(),
                     bucket: bucket.clone(),
@@ -623,6 +725,55 @@ impl BucketShard {
                 }
             })
             .collect()
+    }
+
+    /// Some of its elements among the family's states.
+    fn in_states(&self, own: &Range<usize>) -> Range<usize> {
+        own.start + self.states_at..own.end + self.states_at
+    }
+
+    /// Whether its last element is among those of which states are held.
+    fn ends_in(&self, held: &states::Held) -> bool {
+        let end = self.states_at + self.range.len();
+        held.elements.start < end && end <= held.elements.end
+    }
+
+    /// Updates those of its elements of which states are held.
+    fn update(&self, cx: &Context, held: &states::Held, rule: &Adamw, scale: &Factor) {
+        for segment in &self.segments {
+            let in_states = states::common(&self.in_states(&segment.range), &held.elements);
+            if in_states.is_empty() {
+                continue;
+            }
+            let own = in_states.start - self.states_at..in_states.end - self.states_at;
+            let state = |state| {
+                let all = held.state(state)?;
+                let start = in_states.start - held.elements.start;
+                Some(all.view(start, &[own.len()]))
+            };
+            let moments = [State::FirstMoment, State::SecondMoment].map(state);
+            let [first, second] = moments.map(|moment| moment.expect("moments are always kept"));
+            let weights = view(&self.weights, &own);
+            let rule = Adamw {
+                weight_decay: if segment.decays {
+                    rule.weight_decay
+                } else {
+                    0.0
+                },
+                ..*rule
+            };
+            cx.op(Category::Optimizer, || {
+                adamw::step_by(
+                    &state(State::Master).unwrap_or_else(|| weights.clone()),
+                    &view(&self.grads, &own),
+                    &first,
+                    &second,
+                    Some(&weights),
+                    &rule,
+                    scale,
+                );
+            });
+        }
     }
 
     /// Starts to sum its gradients over the replicas, where there are several.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use moefold_planner::bucket::Division;
 use moefold_planner::choice::{
-    CpComm, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName, Zero,
+    CpComm, HostShare, Masters, Offload, Optimizer, Overlap, RecomputePlan, ScheduleName, Zero,
 };
 use moefold_planner::layout::Layout;
 use moefold_planner::plan::PlannedLayout;
@@ -63,6 +63,10 @@ pub struct Savers {
     pub offload: Offload,
     /// What updates the weights, and what its moments are stored in.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters, where weights are narrower.
+    pub masters: Masters,
+    /// How much of masters and moments rests on the host between steps.
+    pub optimizer_offload: HostShare,
     /// How attention reaches the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
     /// How tokens go to the experts.
@@ -95,6 +99,8 @@ impl Savers {
             recompute: plan.recompute.clone(),
             offload: plan.offload,
             optimizer: plan.optimizer,
+            masters: plan.masters.unwrap_or_default(),
+            optimizer_offload: plan.optimizer_offload_fraction.unwrap_or_default(),
             cp_comm: plan.cp_comm(),
             dispatching: Dispatching {
                 dispatcher: plan.dispatcher,
@@ -134,6 +140,7 @@ impl Init {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resumed {
     /// Its folder.
+    #[serde(serialize_with = "crate::files::shown")]
     pub checkpoint: PathBuf,
     /// Steps taken.
     pub step: u64,
@@ -142,8 +149,9 @@ pub struct Resumed {
 /// When a run saves, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Saving {
-    /// Steps between checkpoints; there is one at the end of the run too.
-    pub every: u64,
+    /// Steps between checkpoints; there is one at the end of the run too. Without it one is saved where the run is
+    /// told to ([`Control`](crate::control::Control)).
+    pub every: Option<u64>,
     /// The run directory. Ranks that are processes take rank 0's.
     pub run_dir: PathBuf,
 }

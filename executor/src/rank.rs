@@ -209,6 +209,27 @@ impl Context {
         self.later.keeping(pass)
     }
 
+    /// From here on lets gradients of weights of a backward pass wait until they are [asked
+    /// for](Context::settle_weights).
+    pub(crate) fn delay_weights(&self) {
+        self.later.delay();
+    }
+
+    /// Runs gradients of weights that wait, where any do.
+    pub(crate) fn settle_weights(&self) {
+        self.later.settle(&self.recorder);
+    }
+
+    /// Whether gradients of weights wait.
+    pub(crate) fn weights_wait(&self) -> bool {
+        self.later.is_delayed()
+    }
+
+    /// Runs those that wait, and lets none wait from here on.
+    pub(crate) fn end_delay(&self) {
+        self.later.end().run(&self.recorder);
+    }
+
     /// Runs a module of a forward pass again; all its time counts as [`Category::Recompute`].
     pub fn again<T>(&self, work: impl FnOnce() -> T) -> T {
         self.recorder.again(work)

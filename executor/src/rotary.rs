@@ -2,7 +2,8 @@
 
 use std::f64::consts::TAU;
 
-use moefold_kernels::rope;
+use moefold_kernels::Device;
+use moefold_kernels::rope::{self, Rope};
 use moefold_planner::model::{Llama3, Mixer, Mla, Model, RopeScaling, Yarn};
 
 /// Frequencies of pairs in radians a position, and the factor on cosines and sines.
@@ -13,6 +14,23 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
+    /// That of a model; where nothing rotates, one whose table nobody reads.
+    pub(crate) fn or_unread(model: &Model) -> Self {
+        Self::of(model).unwrap_or(Self {
+            frequencies: vec![1.0],
+            amplitude: 1.0,
+        })
+    }
+
+    /// Its table for tokens at these positions.
+    pub(crate) fn table(
+        &self,
+        device: &Device,
+        positions: &(impl ExactSizeIterator<Item = u32> + Clone),
+    ) -> Rope {
+        rope::table(device, positions, &self.frequencies, self.amplitude)
+    }
+
     /// That of a model whose layers rotate alike; none where none rotates.
     pub(crate) fn of(model: &Model) -> Option<Self> {
         let widths = model.layers.iter().map(|layer| match &layer.mixer {

@@ -1,19 +1,19 @@
 //! [`RunDir`]: the folder a training run leaves behind, and the summary of what it measured.
 //!
-//! `plan.json` and `env.json` are written with the first step, so that a run that is refused leaves
+//! The folder is held before the first step ([`Claim`]), and what the run writes is tried. `plan.json` and `env.json`
+//! are written with the first step, so that a run that is refused leaves
 //! nothing in the way of the next try; `steps.jsonl` grows a line a step and can be followed, and so does
-//! what TensorBoard reads ([`Events`]);
+//! what TensorBoard reads ([`Events`]). Lines that cannot be written are kept, and tried again after the next step.
 //! `trace.json` and `summary.json` come at the end. A folder without a summary is a run that did not
 //! finish. Checkpoints, where they are asked for, lie in a folder of their own
 //! ([`crate::checkpoint`]). The types of the files are in [`moefold_profiles::run`], and reading
 //! them is the reports' business.
 
 mod events;
+mod log;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use moefold_kernels::Device;
 use moefold_planner::plan::Plan;
@@ -23,80 +23,121 @@ use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Profile, TensorClass};
 
+use crate::claim::Claim;
 use crate::environment::{Environment, resident_peak};
 use crate::error::Error;
-use crate::files::{check_new, write_json};
+use crate::files::write_json;
 use crate::record::{Busy, StepTime};
 
 pub use events::Events;
 
+use log::Log;
+
+/// Bytes that are tried beside what is written with the first step: steps and their events for some time.
+const MARGIN: u64 = 16 << 10;
+
 /// A run directory being written.
 #[derive(Debug)]
 pub struct RunDir {
-    dir: PathBuf,
+    claim: Claim,
     plan: Plan,
     environment: Environment,
-    /// Absent until the first step.
-    files: Option<(File, Events)>,
+    /// Whether what precedes the steps is there.
+    is_begun: bool,
+    steps: Log,
+    events: Events,
 }
 
 impl RunDir {
-    /// Begins a run in `dir`, which must not exist or be empty.
-    pub fn create(dir: &Path, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
-        check_new(dir, "a run is written")?;
-        fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-        Ok(Self {
-            dir: dir.to_owned(),
+    /// Holds a directory for a run.
+    pub fn claim(dir: &Path) -> Result<Claim, Error> {
+        Claim::new(dir, "a run is written")
+    }
+
+    /// Begins a run in a directory that is held, and sees that it can be written to.
+    pub fn create(claim: Claim, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
+        let path = claim.path();
+        let (steps, events) = (Log::new(path.join("steps.jsonl")), Events::of(path));
+        let run = Self {
             plan: plan.clone(),
             environment: environment.clone(),
-            files: None,
-        })
+            is_begun: false,
+            steps,
+            events,
+            claim,
+        };
+        let length = |json: serde_json::Result<Vec<u8>>| json.map_or(0, |json| json.len() as u64);
+        let first = length(serde_json::to_vec_pretty(plan))
+            + length(serde_json::to_vec_pretty(environment));
+        run.claim.probe(first + MARGIN)?;
+        Ok(run)
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
-        &self.dir
+        self.claim.path()
     }
 
-    /// Adds a step that ended at a time in seconds since 1970; it is in the files when this returns.
+    /// Refuses to go on in a directory that was removed or renamed.
+    pub fn check(&self) -> Result<(), Error> {
+        self.claim.check()
+    }
+
+    /// Adds a step that ended at a time in seconds since 1970. It is in the files when this returns without an error.
+    /// With one it is kept, and the next step tries again; after [`Error::Lost`] there is nothing to try.
     pub fn step(&mut self, record: &StepRecord, time_s: f64) -> Result<(), Error> {
-        let path = self.dir.join("steps.jsonl");
-        let mut line = serde_json::to_string(record)
-            .map_err(|error| Error::malformed(&path, error.to_string()))?;
-        line.push('\n');
-        let (steps, events) = self.files(time_s)?;
-        steps
-            .write_all(line.as_bytes())
-            .map_err(Error::io(&path, "write"))?;
-        events.step(record, time_s)
+        self.claim.check()?;
+        let mut line = serde_json::to_vec(record)
+            .map_err(|error| Error::malformed(self.path(), error.to_string()))?;
+        line.push(b'\n');
+        self.steps.add(&line);
+        let begun = self.begin();
+        let steps = self.steps.flush();
+        let events = self.events.step(record, time_s);
+        // The one after which there is nothing to try comes first.
+        let failed = [begun, steps, events].into_iter().filter_map(Result::err);
+        let mut failed: Vec<Error> = failed.collect();
+        failed.sort_by_key(|error| !matches!(error, Error::Lost { .. }));
+        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// The files of steps; with the first call, the files that precede them.
-    fn files(&mut self, time_s: f64) -> Result<&mut (File, Events), Error> {
-        if self.files.is_none() {
-            write_json(&self.dir.join("plan.json"), &self.plan)?;
-            write_json(&self.dir.join("env.json"), &self.environment)?;
-            let path = self.dir.join("steps.jsonl");
-            let steps = File::create(&path).map_err(Error::io(&path, "create"))?;
-            self.files = Some((steps, Events::create(&self.dir, time_s)?));
+    /// Writes what precedes the steps.
+    fn begin(&mut self) -> Result<(), Error> {
+        if !self.is_begun {
+            write_json(&self.path().join("plan.json"), &self.plan)?;
+            write_json(&self.path().join("env.json"), &self.environment)?;
+            self.is_begun = true;
         }
-        Ok(self.files.as_mut().expect("opened above"))
+        Ok(())
     }
 
-    /// Ends the run.
+    /// Ends the run: writes all that can be written, and fails with the first that cannot.
     pub fn finish(
         mut self,
         trace: &Trace,
         profile: &Profile,
         summary: &RunSummary,
     ) -> Result<(), Error> {
-        self.files(0.0)?;
+        self.claim.check()?;
+        let begun = self.begin();
+        let steps = self.flush();
+        let dir = self.path();
         // A run that took no step measured nothing.
-        if !profile.samples.is_empty() {
-            profile.save(&self.dir)?;
-        }
-        write_json(&self.dir.join("trace.json"), &trace.chrome())?;
-        write_json(&self.dir.join("summary.json"), summary)
+        let profile = if profile.samples.is_empty() {
+            Ok(())
+        } else {
+            profile.save(dir).map_err(Error::from)
+        };
+        let trace = write_json(&dir.join("trace.json"), &trace.chrome());
+        begun.and(steps).and(profile).and(trace)?;
+        // The last, as it says that the run is whole.
+        write_json(&dir.join("summary.json"), summary)
+    }
+
+    /// Writes the steps that could not be written before.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        let (steps, events) = (self.steps.flush(), self.events.flush());
+        steps.and(events)
     }
 }
 
@@ -365,9 +406,7 @@ mod tests {
     fn a_directory_in_use_is_refused() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("steps.jsonl"), "").expect("writes");
-        let plan = crate::testing::plan();
-        let environment = Environment::detect(1, &CPU);
-        let refused = RunDir::create(folder.path(), &plan, &environment).expect_err("in use");
+        let refused = RunDir::claim(folder.path()).expect_err("in use");
         assert!(refused.to_string().contains("is not empty"), "{refused}");
         assert!(refused.is_bad_request());
     }
@@ -378,7 +417,8 @@ mod tests {
         let dir = folder.path().join("runs/first");
         let plan = crate::testing::plan();
         let environment = Environment::detect(1, &CPU);
-        let mut run = RunDir::create(&dir, &plan, &environment).expect("begins");
+        let claim = RunDir::claim(&dir).expect("is new");
+        let mut run = RunDir::create(claim, &plan, &environment).expect("begins");
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).expect("is there");
         let names = || std::fs::read_dir(&dir).expect("is there").count();
         assert_eq!(names(), 0, "nothing before the first step");

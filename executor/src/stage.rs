@@ -24,6 +24,7 @@ use crate::moe::{Moe, MoeSaved, Routed, RoutingStats, Sparse};
 use crate::offload::{Away, Saved};
 use crate::rank::Context;
 use crate::store::Store;
+use crate::turns::now;
 
 /// The modules of one stage.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct StageModel {
     offload: Offload,
     /// Whether something runs after its layers.
     goes_on: bool,
+    /// Whether something else of the stage runs before or after it.
+    is_part: bool,
 }
 
 /// The blocks of a decoder layer that a stage has.
@@ -135,7 +138,7 @@ enum BlockSaved {
 
 impl Block {
     /// Runs the block on `x [t, h]`, until what its backward has no need of.
-    fn run(
+    async fn run(
         &self,
         cx: &Context,
         x: &Tensor,
@@ -154,7 +157,7 @@ impl Block {
             }
             Self::Dense(mlp) => BlockSaved::Dense(Box::new(mlp.run(cx, x, again)?)),
             Self::Sparse(moe) => {
-                let (saved, stats) = moe.run(cx, x, again)?;
+                let (saved, stats) = moe.run(cx, x, again).await?;
                 routed(stats);
                 BlockSaved::Sparse(Box::new(saved))
             }
@@ -174,12 +177,12 @@ impl Block {
                 let saved = moe.run_again(cx, x, routed)?;
                 Ok(BlockSaved::Sparse(Box::new(saved)))
             }
-            _ => self.run(cx, x, tokens, &Recompute::None, &mut |_| ()),
+            _ => now(self.run(cx, x, tokens, &Recompute::None, &mut |_| ())),
         }
     }
 
     /// The residual stream after the block.
-    fn finish(
+    async fn finish(
         &self,
         cx: &Context,
         saved: &mut BlockSaved,
@@ -191,12 +194,12 @@ impl Block {
             }
             (Self::Latent(latent), BlockSaved::Latent(saved)) => latent.finish(cx, saved, again),
             (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.finish(cx, saved, again),
-            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.finish(cx, saved, again),
+            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.finish(cx, saved, again).await,
             _ => unreachable!("a block saves what its own kind saves"),
         }
     }
 
-    fn backward(
+    async fn backward(
         &self,
         cx: &Context,
         dy: &Tensor,
@@ -210,8 +213,12 @@ impl Block {
             (Self::Latent(latent), BlockSaved::Latent(saved)) => {
                 latent.backward(cx, dy, *saved, tokens.sequences, tokens.rope)
             }
-            (Self::Dense(mlp), BlockSaved::Dense(saved)) => mlp.backward(cx, dy, *saved),
-            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, dy, *saved),
+            (Self::Dense(mlp), BlockSaved::Dense(saved)) => {
+                // No exchange is to come beside which they could run, and what they read is to go.
+                cx.settle_weights();
+                mlp.backward(cx, dy, *saved)
+            }
+            (Self::Sparse(moe), BlockSaved::Sparse(saved)) => moe.backward(cx, dy, *saved).await,
             _ => unreachable!("a block saves what its own kind saves"),
         }
     }
@@ -238,7 +245,7 @@ impl BlockSaved {
 
 impl Layer {
     /// Runs forward; each block is told of to `away`, the last whether it `stays`.
-    fn forward(
+    async fn forward(
         &self,
         cx: &Context,
         mut x: Tensor,
@@ -250,8 +257,8 @@ impl Layer {
         let input = (self.again == Recompute::Full).then(|| x.clone());
         let (mut blocks, mut kept) = (Vec::new(), Vec::new());
         for (number, block) in self.blocks.iter().enumerate() {
-            let mut saved = block.run(cx, &x, tokens, &self.again, routed)?;
-            x = block.finish(cx, &mut saved, &self.again)?;
+            let mut saved = block.run(cx, &x, tokens, &self.again, routed).await?;
+            x = block.finish(cx, &mut saved, &self.again).await?;
             if input.is_some() {
                 kept.push(saved.into_routed());
             } else {
@@ -270,7 +277,7 @@ impl Layer {
         Ok((x, saved))
     }
 
-    fn backward(
+    async fn backward(
         &self,
         cx: &Context,
         mut dx: Tensor,
@@ -290,7 +297,7 @@ impl Layer {
             if !as_one {
                 away.backward(cx, Some(saved.as_saved()));
             }
-            dx = block.backward(cx, &dx, tokens, saved)?;
+            dx = block.backward(cx, &dx, tokens, saved).await?;
         }
         Ok(dx)
     }
@@ -307,7 +314,7 @@ impl Layer {
         let mut before: Option<&Block> = None;
         for (block, routed) in self.blocks.iter().zip(routed) {
             if let (Some(before), Some(saved)) = (before, blocks.last_mut()) {
-                x = before.finish(cx, saved, &Recompute::None)?;
+                x = now(before.finish(cx, saved, &Recompute::None))?;
             }
             blocks.push(block.run_again(cx, &x, tokens, routed)?);
             before = Some(block);
@@ -332,6 +339,7 @@ impl StageModel {
         let mut stage = Self {
             offload,
             goes_on: pieces.contains(&Piece::Head),
+            is_part: false,
             embedding: None,
             layers: Vec::new(),
             head: None,
@@ -379,7 +387,7 @@ impl StageModel {
     /// The same as a part of a stage that goes on after its layers.
     #[must_use]
     pub(crate) fn going_on(mut self) -> Self {
-        self.goes_on = true;
+        (self.goes_on, self.is_part) = (true, true);
         self
     }
 
@@ -405,8 +413,9 @@ impl StageModel {
     }
 
     /// Runs the stage on one microbatch. `input` is the residual stream from the stage before, if
-    /// there is one. `visitor` is told of each unit before it is used. `routed` is called with each MoE layer and its statistics, in order, and once.
-    pub fn forward(
+    /// there is one. `visitor` is told of each unit before it is used. `routed` is called with each MoE layer and its
+    /// statistics, in order, and once.
+    pub(crate) async fn forward(
         &self,
         cx: &Context,
         input: Option<Tensor>,
@@ -414,10 +423,10 @@ impl StageModel {
         visitor: &mut dyn Visitor,
         mut routed: impl FnMut(u32, RoutingStats),
     ) -> Result<(StageOutput, StageSaved), Error> {
-        self.run(cx, input, tokens, visitor, &mut routed)
+        self.run(cx, input, tokens, visitor, &mut routed).await
     }
 
-    fn run(
+    async fn run(
         &self,
         cx: &Context,
         input: Option<Tensor>,
@@ -442,7 +451,7 @@ impl StageModel {
             let routed = &mut |stats| routed(layer.index, stats);
             visitor.before(cx, Unit::Layer(layer.index))?;
             let saved;
-            (x, saved) = layer.forward(cx, x, tokens, routed, to_move)?;
+            (x, saved) = layer.forward(cx, x, tokens, routed, to_move).await?;
             layers.push(saved);
         }
         cx.recorder.at_layer(None);
@@ -475,8 +484,8 @@ impl StageModel {
 
     /// Runs the stage backward. `doutput` is the gradient of the residual stream from the stage
     /// after, if there is one; returned is the gradient of the input, unless the embedding took it.
-    /// `visitor` is told of each unit before it is used and once its gradients are added to.
-    pub fn backward(
+    /// `visitor` is told of each unit before it is used and once its gradients are added to, those of weights too.
+    pub(crate) async fn backward(
         &self,
         cx: &Context,
         doutput: Option<Tensor>,
@@ -494,28 +503,44 @@ impl StageModel {
                     let unit = Unit::Layer(depth.index);
                     visitor.before_backward(cx, unit)?;
                     dhidden = Some(depth.backward(cx, dhidden, tokens, ahead, saved)?);
+                    cx.settle_weights();
                     visitor.added(cx, unit)?;
                 }
                 visitor.before_backward(cx, Unit::Head)?;
                 let dx = head.backward(cx, of_head, dhidden)?;
+                // What they read is as large as all logits.
+                cx.settle_weights();
                 visitor.added(cx, Unit::Head)?;
                 dx
             }
             (None, None, Some(doutput)) => doutput,
             _ => unreachable!("the last stage has the head and no other has"),
         };
+        // Units whose gradients of weights may wait.
+        let mut waiting: Vec<Unit> = Vec::new();
         for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
             cx.recorder.at_layer(Some(layer.index));
             visitor.before_backward(cx, Unit::Layer(layer.index))?;
-            dx = layer.backward(cx, dx, tokens, saved, &mut away)?;
-            visitor.added(cx, Unit::Layer(layer.index))?;
+            dx = layer.backward(cx, dx, tokens, saved, &mut away).await?;
+            waiting.push(Unit::Layer(layer.index));
+            let last = waiting.len() - usize::from(cx.weights_wait());
+            for unit in waiting.drain(..last) {
+                visitor.added(cx, unit)?;
+            }
         }
         cx.recorder.at_layer(None);
+        if !self.is_part {
+            cx.settle_weights();
+        }
+        for unit in waiting {
+            visitor.added(cx, unit)?;
+        }
         match &self.embedding {
             None => Ok(Some(dx)),
             Some(embedding) => {
                 visitor.before_backward(cx, Unit::Embedding)?;
                 embedding.backward(cx, &dx, &tokens.ids)?;
+                cx.settle_weights();
                 visitor.added(cx, Unit::Embedding)?;
                 Ok(None)
             }

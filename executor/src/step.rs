@@ -11,10 +11,11 @@
 //! that how much memory messages take does not depend on when they are received.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 
 use moefold_kernels::attention::{Documents, Sequences};
 use moefold_kernels::cuda::Stream;
-use moefold_kernels::rope::{self, Rope};
+use moefold_kernels::rope::Rope;
 use moefold_kernels::{Dtype, Scalars, Tensor, TensorClass, elementwise};
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Action, Microbatch, Stage};
@@ -35,6 +36,7 @@ use crate::shares;
 use crate::stage::{StageModel, StageOutput, StageSaved, Tokens, Visitor};
 use crate::store::Store;
 use crate::transport::Pending;
+use crate::turns::{now, turn};
 
 /// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
 /// ranks take each its own.
@@ -82,6 +84,8 @@ pub struct Stepper {
     stages: BTreeMap<Stage, StageModel>,
     actions: Vec<Action>,
     rope: Rope,
+    /// What the table was made of.
+    rotation: Rotation,
     /// What a step sums up: see [`LOSS`] and the others.
     sums: Scalars,
     seq_len: usize,
@@ -95,6 +99,8 @@ pub struct Stepper {
     moe_layers: usize,
     /// How tokens go to the experts.
     dispatching: Dispatching,
+    /// Whether gradients of weights run behind the start of the next exchange of tokens.
+    delays: bool,
     /// See [`Stepper::peaked`].
     peaked: Option<Microbatch>,
     /// See [`Stepper::exchanged`].
@@ -128,12 +134,13 @@ pub(crate) fn loss_at(number: usize) -> usize {
 
 /// Sends ids and targets of microbatches of `[sequences, seq_len]` tokens to the device, beside what it is
 /// doing, and with them those of each of `depths`, and what documents have of their own. `rope` has a row for every
-/// token.
+/// token; of a cut sequence not for every position, so that where these begin again there is a table of them.
 pub(crate) fn upload(
     cx: &Context,
     [sequences, seq_len]: [usize; 2],
     depths: usize,
     rope: &Rope,
+    rotation: &Rotation,
     microbatches: &[HostTokens],
 ) -> Vec<DeviceTokens> {
     let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
@@ -144,14 +151,21 @@ pub(crate) fn upload(
     };
     let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
     let tokens = cx.device.beside(Stream::Copies, || {
+        let whole = microbatches.iter().find_map(|host| host.positions(seq_len));
+        let whole = whole.map(|_| {
+            if cx.cp.is_solo() {
+                rope.clone()
+            } else {
+                rotation.table(&cx.device, &(0..seq_len as u32))
+            }
+        });
         let upload = |host: &HostTokens| DeviceTokens {
             own: tensors(host),
             ahead: (1..=depths)
                 .map(|depth| tensors(&host.ahead(seq_len, depth)))
                 .collect(),
-            rope: host
-                .positions(seq_len)
-                .map(|at| rope.clone().at(tensor(&at))),
+            rope: (host.positions(seq_len).zip(whole.clone()))
+                .map(|(at, whole)| whole.at(tensor(&at))),
             documents: host.documents().map(|starts| {
                 Documents::new(&cx.device, TensorClass::Activations, starts, sequences)
             }),
@@ -211,6 +225,16 @@ struct Progress {
     counted: f64,
     /// Weight of one token's loss: see [`Tokens::loss_scale`].
     loss_scale: f32,
+    counts: Counts,
+    /// The rank's peak so far, and the microbatch that came to it.
+    peak: Bytes,
+    peaked: Option<Microbatch>,
+    reduced_stages: usize,
+}
+
+/// Where tokens have gone in a step so far.
+#[derive(Debug, Default)]
+struct Counts {
     /// By MoE layer, in order.
     load: Vec<Vec<u64>>,
     /// See [`offsets`].
@@ -221,10 +245,15 @@ struct Progress {
     dropped: Vec<u64>,
     /// By microbatch, tokens sent to each expert by the ranks that exchange tokens.
     exchanged: Vec<Vec<Vec<u64>>>,
-    /// The rank's peak so far, and the microbatch that came to it.
-    peak: Bytes,
-    peaked: Option<Microbatch>,
-    reduced_stages: usize,
+}
+
+/// A pass of a microbatch: its stage, its tokens and the weight of one token's loss.
+#[derive(Clone, Copy)]
+struct PassOf<'a> {
+    stage: Stage,
+    microbatch: Microbatch,
+    tokens: &'a DeviceTokens,
+    loss_scale: f32,
 }
 
 /// Ids and targets of one microbatch on the device, and those of each depth of multi-token prediction.
@@ -350,6 +379,7 @@ impl Stepper {
             stages,
             actions,
             rope: rotations(cx, model, seq_len, sequences),
+            rotation: Rotation::or_unread(model),
             sums: sums(cx, model.mtp.len()),
             seq_len,
             sequences,
@@ -358,9 +388,17 @@ impl Stepper {
             depths: model.mtp.len(),
             moe_layers: model.num_moe_layers(),
             dispatching,
+            delays: false,
             peaked: None,
             exchanged: Vec::new(),
         }
+    }
+
+    /// The same where gradients of weights run behind the start of the next exchange of tokens.
+    #[must_use]
+    pub fn delaying(mut self, delays: bool) -> Self {
+        self.delays = delays;
+        self
     }
 
     /// Runs one step on the rank's microbatches.
@@ -383,7 +421,7 @@ impl Stepper {
             progress.saved.is_empty() && progress.between.is_empty() && progress.left.is_empty(),
             "a schedule runs every forward backward"
         );
-        (self.peaked, self.exchanged) = (progress.peaked, progress.exchanged);
+        (self.peaked, self.exchanged) = (progress.peaked, progress.counts.exchanged);
         Ok(outcome.expect("a schedule ends in an optimizer step"))
     }
 
@@ -410,7 +448,7 @@ impl Stepper {
             self.accumulate(cx, &mut progress, action)?;
         }
         self.read_offsets(cx, &mut progress)?;
-        Ok(progress.load)
+        Ok(progress.counts.load)
     }
 
     /// A step without any action done: nothing summed, its tokens on their way to the device.
@@ -428,11 +466,13 @@ impl Stepper {
             tokens: self.upload(cx, microbatches),
             counted,
             loss_scale,
-            offsets: offsets(cx, &self.dispatching, &self.routers, microbatches.len()),
-            limits: vec![None; none.len()],
-            dropped: vec![0; none.len()],
-            exchanged: vec![none.clone(); microbatches.len()],
-            load: none,
+            counts: Counts {
+                offsets: offsets(cx, &self.dispatching, &self.routers, microbatches.len()),
+                limits: vec![None; none.len()],
+                dropped: vec![0; none.len()],
+                exchanged: vec![none.clone(); microbatches.len()],
+                load: none,
+            },
             peak: cx.device.memory().peak_total(),
             ..Progress::default()
         })
@@ -483,6 +523,11 @@ impl Stepper {
                 Self::note_peak(cx, progress, microbatch);
                 Ok(())
             }
+            Action::Combined { forward, backward } => {
+                self.combined(cx, progress, forward, backward)?;
+                Self::note_peak(cx, progress, backward.1);
+                Ok(())
+            }
             Action::BackwardWeight(stage, microbatch) => {
                 cx.recorder.at_microbatch(Some(microbatch.0));
                 let left = progress.left.remove(&(stage, microbatch));
@@ -527,23 +572,124 @@ impl Stepper {
         microbatch: Microbatch,
     ) -> Result<(), Error> {
         cx.recorder.at_microbatch(Some(microbatch.0));
-        let tokens = &progress.tokens[microbatch.0 as usize];
-        let tokens = self.tokens(tokens, progress.loss_scale);
-        let saved = progress.saved.remove(&(stage, microbatch));
+        let place = (stage, microbatch);
+        let saved = progress.saved.remove(&place);
         let saved = saved.expect("a schedule runs a stage forward before backward");
-        let dy = progress.between.remove(&(stage, microbatch));
+        let dy = progress.between.remove(&place);
         // Where gradients rest divided, a shared matrix has those of the microbatch before until now.
         self.optimizer.settle(cx, &mut progress.reducing)?;
-        let mut weights = Weights {
-            stepper: self,
-            gathering: &mut progress.gathering,
-            reducing: &mut progress.reducing,
-            is_last: self.is_last(stage, microbatch),
+        let of = Self::pass_of(&progress.tokens, progress.loss_scale, place);
+        let moving = (&mut progress.gathering, &mut progress.reducing);
+        let pass = self.backward_pass(cx, of, (dy, saved), moving);
+        let dx = if self.delays {
+            cx.delay_weights();
+            let mut pass = pin!(pass);
+            let dx = loop {
+                let ended = turn(pass.as_mut());
+                cx.settle_weights();
+                if let Some(dx) = ended {
+                    break dx;
+                }
+            };
+            cx.end_delay();
+            dx?
+        } else {
+            now(pass)?
         };
-        let dx = self.stages[&stage].backward(cx, dy, &tokens, saved, &mut weights)?;
-        let dx = dx.map(|dx| ((stage, microbatch), dx));
+        progress.between.extend(dx.map(|dx| (place, dx)));
+        Ok(())
+    }
+
+    /// Runs one stage forward and one backward, of different microbatches, in turns: the one backward begins.
+    fn combined(
+        &self,
+        cx: &Context,
+        progress: &mut Progress,
+        forward: (Stage, Microbatch),
+        backward: (Stage, Microbatch),
+    ) -> Result<(), Error> {
+        let saved = progress.saved.remove(&backward);
+        let saved = saved.expect("a schedule runs a stage forward before backward");
+        let dy = progress.between.remove(&backward);
+        let input = progress.between.remove(&forward);
+        let of = |place| Self::pass_of(&progress.tokens, progress.loss_scale, place);
+        let [ahead, back] = [forward, backward].map(of);
+        // Weights that rest divided do not go with combined passes, so the one only waits for weights and the other
+        // only tells of gradients.
+        let (mut nothing, mut none) = (Gathering::default(), self.optimizer.reducing());
+        let ahead = {
+            let moving = (&mut progress.gathering, &mut none);
+            self.forward_pass(cx, ahead, input, &mut progress.counts, moving)
+        };
+        let moving = (&mut nothing, &mut progress.reducing);
+        let back = self.backward_pass(cx, back, (dy, saved), moving);
+        let (mut ahead, mut back) = (pin!(ahead), pin!(back));
+        let (mut output, mut dx) = (None, None);
+        // The layers that they have come to.
+        let (mut ahead_at, mut back_at) = (None, None);
+        if self.delays {
+            cx.delay_weights();
+        }
+        while output.is_none() || dx.is_none() {
+            if dx.is_none() {
+                cx.recorder.at_microbatch(Some(backward.1.0));
+                cx.recorder.at_layer(back_at);
+                dx = turn(back.as_mut()).transpose()?;
+                back_at = cx.recorder.layer();
+                cx.settle_weights();
+            }
+            if output.is_none() {
+                cx.recorder.at_microbatch(Some(forward.1.0));
+                cx.recorder.at_layer(ahead_at);
+                output = turn(ahead.as_mut()).transpose()?;
+                ahead_at = cx.recorder.layer();
+            }
+        }
+        cx.recorder.at_layer(None);
+        if self.delays {
+            cx.end_delay();
+        }
+        if let Some((output, saved)) = output {
+            progress.saved.insert(forward, saved);
+            let output = output.map(|output| (forward, output));
+            progress.between.extend(output);
+        }
+        let dx = dx.flatten().map(|dx| (backward, dx));
         progress.between.extend(dx);
         Ok(())
+    }
+
+    /// What a pass of a microbatch runs on.
+    fn pass_of(
+        tokens: &[DeviceTokens],
+        loss_scale: f32,
+        (stage, microbatch): (Stage, Microbatch),
+    ) -> PassOf<'_> {
+        PassOf {
+            stage,
+            microbatch,
+            tokens: &tokens[microbatch.0 as usize],
+            loss_scale,
+        }
+    }
+
+    /// The gradient of a stage's input, unless the embedding took it.
+    async fn backward_pass(
+        &self,
+        cx: &Context,
+        of: PassOf<'_>,
+        (dy, saved): (Option<Tensor>, StageSaved),
+        (gathering, reducing): (&mut Gathering, &mut Reducing),
+    ) -> Result<Option<Tensor>, Error> {
+        let tokens = self.tokens(of.tokens, of.loss_scale);
+        let mut weights = Weights {
+            stepper: self,
+            gathering,
+            reducing,
+            is_last: self.is_last(of.stage, of.microbatch),
+        };
+        let built = &self.stages[&of.stage];
+        built.backward(cx, dy, &tokens, saved, &mut weights).await
     }
 
     /// Notes whether a backward pass of a microbatch came to a new peak.
@@ -687,7 +833,8 @@ impl Stepper {
                 is_last: false,
             };
             let built = &self.stages[&stage];
-            let (output, _) = built.forward(cx, input, &tokens, &mut weights, routed)?;
+            let pass = built.forward(cx, input, &tokens, &mut weights, routed);
+            let (output, _) = now(pass)?;
             if let StageOutput::Hidden(output) = output {
                 progress.between.insert((stage, microbatch), output);
             }
@@ -709,7 +856,11 @@ impl Stepper {
                 Action::RecvActivation(..) | Action::SendActivation(..) => {
                     self.accumulate(cx, &mut progress, action)?;
                 }
-                Action::Forward(stage, microbatch) => {
+                Action::Forward(stage, microbatch)
+                | Action::Combined {
+                    forward: (stage, microbatch),
+                    ..
+                } => {
                     cx.recorder.at_microbatch(Some(microbatch.0));
                     pass(&mut progress, stage, microbatch)?;
                 }
@@ -727,11 +878,38 @@ impl Stepper {
         stage: Stage,
         microbatch: Microbatch,
     ) -> Result<(), Error> {
-        let exchanged = &mut progress.exchanged[microbatch.0 as usize];
-        let (load, dropped) = (&mut progress.load, &mut progress.dropped);
-        let limits = &mut progress.limits;
-        let offsets = progress.offsets.as_ref();
-        let offsets = offsets.map(|all| all.rows(microbatch.0 as usize..microbatch.0 as usize + 1));
+        let place = (stage, microbatch);
+        let input = progress.between.remove(&place);
+        let of = Self::pass_of(&progress.tokens, progress.loss_scale, place);
+        let moving = (&mut progress.gathering, &mut progress.reducing);
+        let pass = self.forward_pass(cx, of, input, &mut progress.counts, moving);
+        let (output, saved) = now(pass)?;
+        progress.saved.insert(place, saved);
+        let output = output.map(|output| (place, output));
+        progress.between.extend(output);
+        Ok(())
+    }
+
+    /// What a stage gives the next one, and what it saves.
+    async fn forward_pass(
+        &self,
+        cx: &Context,
+        of: PassOf<'_>,
+        input: Option<Tensor>,
+        counts: &mut Counts,
+        (gathering, reducing): (&mut Gathering, &mut Reducing),
+    ) -> Result<(Option<Tensor>, StageSaved), Error> {
+        let microbatch = of.microbatch.0 as usize;
+        let Counts {
+            load,
+            offsets,
+            limits,
+            dropped,
+            exchanged,
+        } = counts;
+        let exchanged = &mut exchanged[microbatch];
+        let offsets = offsets.as_ref();
+        let offsets = offsets.map(|all| all.rows(microbatch..microbatch + 1));
         let routed = |layer: u32, stats: RoutingStats| {
             let router = self.routers.iter().position(|(routed, _)| *routed == layer);
             let router = router.expect("a MoE layer of the model");
@@ -760,33 +938,29 @@ impl Stepper {
                 });
             }
         };
-        let tokens = &progress.tokens[microbatch.0 as usize];
-        let tokens = self.tokens(tokens, progress.loss_scale);
-        let input = progress.between.remove(&(stage, microbatch));
+        let tokens = self.tokens(of.tokens, of.loss_scale);
         let mut weights = Weights {
             stepper: self,
-            gathering: &mut progress.gathering,
-            reducing: &mut progress.reducing,
+            gathering,
+            reducing,
             is_last: false,
         };
-        let built = &self.stages[&stage];
-        let (output, saved) = built.forward(cx, input, &tokens, &mut weights, routed)?;
-        progress.saved.insert((stage, microbatch), saved);
-        match output {
-            // TP ranks compute the same losses; one of them accounts for them.
-            StageOutput::Losses(all) if cx.tp.index() == 0 => {
-                for (number, losses) in all.iter().enumerate() {
-                    cx.op(Category::Dense, || {
-                        self.sums.add_sum(loss_at(number), 1.0, losses);
-                    });
-                }
-            }
-            StageOutput::Losses(_) => {}
-            StageOutput::Hidden(output) => {
-                progress.between.insert((stage, microbatch), output);
+        let built = &self.stages[&of.stage];
+        let pass = built.forward(cx, input, &tokens, &mut weights, routed);
+        let (output, saved) = pass.await?;
+        let losses = match output {
+            StageOutput::Losses(losses) => losses,
+            StageOutput::Hidden(output) => return Ok((Some(output), saved)),
+        };
+        // TP ranks compute the same losses; one of them accounts for them.
+        if cx.tp.index() == 0 {
+            for (number, losses) in losses.iter().enumerate() {
+                cx.op(Category::Dense, || {
+                    self.sums.add_sum(loss_at(number), 1.0, losses);
+                });
             }
         }
-        Ok(())
+        Ok((None, saved))
     }
 
     /// Where the offsets of a router are among those of a microbatch, and how many.
@@ -798,24 +972,25 @@ impl Stepper {
 
     /// Reads the offsets that routers have left on the device.
     fn read_offsets(&self, cx: &Context, progress: &mut Progress) -> Result<(), Error> {
-        let Some(offsets) = progress.offsets.take() else {
+        let counted = &mut progress.counts;
+        let Some(offsets) = counted.offsets.take() else {
             return Ok(());
         };
         let all = cx.to_host("counts_to_host", || offsets.to_i32());
         let microbatches = all.chunks_exact(offsets.width());
-        for (words, exchanged) in microbatches.zip(&mut progress.exchanged) {
-            for (router, load) in progress.load.iter_mut().enumerate() {
+        for (words, exchanged) in microbatches.zip(&mut counted.exchanged) {
+            for (router, load) in counted.load.iter_mut().enumerate() {
                 let [start, len] = self.place(router);
                 exchanged[router] = between(&words[start..start + len]);
                 add_load(load, &exchanged[router]);
-                let limit = progress.limits[router];
-                progress.dropped[router] += beyond(limit, &exchanged[router]);
+                let limit = counted.limits[router];
+                counted.dropped[router] += beyond(limit, &exchanged[router]);
             }
         }
         if cx.tp_ep.is_solo() {
             return Ok(());
         }
-        let counts = progress.exchanged.iter_mut().flatten().flatten();
+        let counts = counted.exchanged.iter_mut().flatten().flatten();
         let mut counts: Vec<&mut u64> = counts.collect();
         let mut sums: Vec<f64> = counts.iter().map(|count| **count as f64).collect();
         cx.comm(Category::EpComm, "all_reduce", || {
@@ -848,7 +1023,12 @@ impl Stepper {
     fn outcome(&self, cx: &Context, progress: &mut Progress) -> Result<StepOutcome, Error> {
         let sums = cx.to_host("sums_to_host", || self.sums.read());
         self.read_offsets(cx, progress)?;
-        let counts = progress.load.iter().flatten().chain(&progress.dropped);
+        let counts = progress
+            .counts
+            .load
+            .iter()
+            .flatten()
+            .chain(&progress.counts.dropped);
         let mut counts: Vec<f64> = counts.map(|&count| count as f64).collect();
         cx.comm(Category::DpComm, "all_reduce", || {
             cx.world.all_reduce_f64(&mut counts)
@@ -857,7 +1037,7 @@ impl Stepper {
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
         let tokens = progress.counted;
         let mut counts = counts.iter().map(|&count| count as u64);
-        let load = progress.load.iter();
+        let load = progress.counts.load.iter();
         Ok(StepOutcome {
             loss: sums[LOSS] / tokens,
             mtp_losses: sums[DEPTHS..].iter().map(|sum| sum / tokens).collect(),
@@ -887,7 +1067,8 @@ impl Stepper {
 
     fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
         let size = [self.sequences, self.seq_len];
-        upload(cx, size, self.depths, &self.rope, microbatches)
+        let (rope, rotation) = (&self.rope, &self.rotation);
+        upload(cx, size, self.depths, rope, rotation, microbatches)
     }
 
     fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
@@ -931,14 +1112,5 @@ pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
 pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
     let own = shares::tokens(cx, [sequences, seq_len]);
     let positions = own.map(|token| (token % seq_len) as u32);
-    // A model without rotations never reads the table.
-    let rotation = Rotation::of(model).unwrap_or(Rotation {
-        frequencies: vec![1.0],
-        amplitude: 1.0,
-    });
-    let Rotation {
-        frequencies,
-        amplitude,
-    } = rotation;
-    rope::table(&cx.device, &positions, &frequencies, amplitude)
+    Rotation::or_unread(model).table(&cx.device, &positions)
 }

@@ -4,7 +4,7 @@
 //! in checks again. A plan for another executor is no error of the plan.
 
 use moefold_kernels::{attention, latent_kv, permute, router};
-use moefold_planner::choice::{Dispatcher, ScheduleName, StackName, Zero};
+use moefold_planner::choice::{CpComm, Dispatcher, ScheduleName, StackName, Zero};
 use moefold_planner::model::{Feature, Mixer, Model, features};
 use moefold_planner::plan::PlannedLayout;
 use moefold_planner::stack::Stack;
@@ -75,35 +75,36 @@ pub fn check(plan: &PlannedLayout, model: &Model, device: &DeviceSpec) -> Result
     }
 }
 
-/// Refuses samples whose documents are apart, where a plan cuts sequences.
+/// Refuses samples whose documents are apart, where a plan lets keys travel.
 pub fn check_packing(plan: &PlannedLayout, packing: Packing) -> Result<(), Unsupported> {
-    let cp = plan.layout.cp;
-    let flags = [
-        (packing.reset_position_ids, "--reset-position-ids"),
-        (packing.reset_attention_mask, "--reset-attention-mask"),
-    ];
-    let found = flags.into_iter().filter(|(asked, _)| *asked && cp > 1);
-    let reasons: Vec<String> = found
-        .map(|(_, flag)| {
-            format!("{flag} under context parallelism is not implemented, found cp={cp}, use cp=1")
+    let masked = packing.reset_attention_mask && travels(plan);
+    let reason = masked.then(|| cut(plan, "--reset-attention-mask"));
+    reason.map_or(Ok(()), |reason| {
+        Err(Unsupported {
+            reasons: vec![reason],
         })
-        .collect();
-    if reasons.is_empty() {
-        Ok(())
-    } else {
-        Err(Unsupported { reasons })
-    }
+    })
 }
 
 /// Why the sequences of a model are not cut, where a plan would.
 fn uncut(plan: &PlannedLayout, model: &Model) -> Option<String> {
-    let limits = [Feature::SlidingWindow, Feature::AttentionSinks];
-    let found = features(model).into_iter().find(|of| limits.contains(of));
-    let found = found.filter(|_| plan.layout.cp > 1)?;
-    Some(format!(
-        "{found} under context parallelism is not implemented, found cp={}, use cp=1",
+    let window = Feature::SlidingWindow;
+    let refused = features(model).contains(&window) && travels(plan);
+    refused.then(|| cut(plan, &window.to_string()))
+}
+
+/// Whether ranks that cut sequences have blocks of keys.
+fn travels(plan: &PlannedLayout) -> bool {
+    plan.layout.cp > 1 && plan.cp_comm() != CpComm::A2a
+}
+
+fn cut(plan: &PlannedLayout, what: &str) -> String {
+    format!(
+        "{what} under context parallelism is implemented with cp_comm_type \"a2a\" alone, found \"{}\" and \
+         cp={}, use \"a2a\" or cp=1",
+        plan.cp_comm().name(),
         plan.layout.cp
-    ))
+    )
 }
 
 fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {

@@ -10,14 +10,16 @@ mod tests;
 mod trainer;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use moefold_planner::layout::{Batch, Degrees, Layout};
-use moefold_planner::model::Model;
+use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
 use crate::checkpoint::{self, Checkpoint, Fingerprint, Saver, Written};
+use crate::control::{Control, Watch, Wish};
 use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::{self, Put, RankRecord};
@@ -67,7 +69,15 @@ pub fn run(
         training: samples,
         validation: None,
     };
-    let trained = run_in(&world, plan, model, batch, options, data, true, on_step)?;
+    let watch = Watch {
+        on_step: &|record| {
+            on_step(record);
+            Ok(())
+        },
+        on_note: &|_| (),
+        control: &Control::default(),
+    };
+    let trained = run_in(&world, plan, model, batch, options, data, true, watch)?;
     Ok(trained.expect("rank 0 is a thread of this process"))
 }
 
@@ -82,7 +92,7 @@ pub struct Data<'a> {
 
 /// Trains on the ranks of `world`. Where rank 0 is elsewhere, nothing is returned: what is measured,
 /// and where `keep_weights` asks for them the final weights, go to its process. Without `keep_weights`
-/// the collector may be left empty.
+/// the collector may be left empty. A run that is told to stop returns after fewer steps; its [`Control`] says so.
 #[expect(
     clippy::too_many_arguments,
     reason = "what a run is made of, each of its own type"
@@ -95,7 +105,7 @@ pub fn run_in(
     options: &TrainOptions,
     data: Data<'_>,
     keep_weights: bool,
-    on_step: &(dyn Fn(&StepRecord) + Sync),
+    watch: Watch<'_>,
 ) -> Result<Option<Trained>, Error> {
     support::check(plan, model, &options.device)?;
     support::check_packing(plan, data.training.packing())?;
@@ -110,6 +120,9 @@ pub fn run_in(
     }
     let savers = Savers::of(plan);
     let (weights, fingerprint) = begin(model, batch, options, data.training)?;
+    if let (Source::HuggingFace(folder), true) = (&weights, world.has_first()) {
+        folder.verify()?;
+    }
     let collector = Collector::new();
     let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
@@ -121,22 +134,17 @@ pub fn run_in(
         if let Some(saved) = weights.saved() {
             saved.verify(&cx.world)?;
         }
-        let saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
+        let mut saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
         let mut trainer =
             Trainer::new(cx, model, stages, batch.seq_len, &savers, options, &weights)?;
-        let report = |record: &StepRecord| {
-            if rank.rank() == 0 {
-                on_step(record);
-            }
-        };
-        let (steps, checkpoints, record) = train(
+        let (steps, record) = train(
             rank,
             &mut trainer,
             batch,
             options,
             data,
-            saver.as_ref(),
-            &report,
+            saver.as_mut(),
+            watch,
         )?;
         let weights = |put: &mut Put<'_>| {
             if keep_weights {
@@ -145,6 +153,7 @@ pub fn run_in(
             Ok(())
         };
         let records = gather::at_first(rank, record, &weights, &collector)?;
+        let checkpoints = saver.map_or(Vec::new(), Saver::into_written);
         Ok(((steps, checkpoints), records))
     };
     let terms = if world.is_apart() {
@@ -206,7 +215,11 @@ fn begin(
             seed: options.seed,
             std: model.initializer_range,
         },
-        Init::HuggingFace(folder) => Source::hugging_face(folder, &global_tensors(model))?,
+        Init::HuggingFace(folder) => {
+            let weights = Source::hugging_face(folder, &global_tensors(model))?;
+            check_config(folder, model)?;
+            weights
+        }
         Init::Resume(from) => {
             Source::Checkpoint(Box::new(Checkpoint::open(&from.checkpoint, model)?))
         }
@@ -219,6 +232,23 @@ fn begin(
         saved.check(&fingerprint, options.steps)?;
     }
     Ok((weights, Some(fingerprint)))
+}
+
+/// Refuses weights whose configuration says another model than the plan; without one they are trusted.
+fn check_config(folder: &Path, model: &Model) -> Result<(), Error> {
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        return Ok(());
+    }
+    let found = hf::read(&path).map_err(|error| Error::Request(error.to_string()))?;
+    let differs = checkpoint::of_other_model(&found, model);
+    differs.map_or(Ok(()), |differs| {
+        Err(Error::Request(format!(
+            "{}: is of another model than {}, which the plan is for: {differs}; make a plan for this one",
+            path.display(),
+            model.name
+        )))
+    })
 }
 
 /// What ranks that were started one by one must have been given alike: the plan, what decides the course of
@@ -263,8 +293,8 @@ fn terms(
     if let Some(validation) = validation.transpose()? {
         terms.insert("validation".to_owned(), validation);
     }
-    if let Some(saving) = &options.save {
-        terms.insert("save-every".to_owned(), saving.every.to_string());
+    if let Some(every) = options.save.as_ref().and_then(|saving| saving.every) {
+        terms.insert("save-every".to_owned(), every.to_string());
     }
     Ok(terms)
 }
@@ -281,11 +311,16 @@ fn train(
     batch: &Batch,
     options: &TrainOptions,
     data: Data<'_>,
-    saver: Option<&Saver<'_>>,
-    report: &dyn Fn(&StepRecord),
-) -> Result<(Vec<StepRecord>, Vec<Written>, RankRecord), Error> {
+    mut saver: Option<&mut Saver<'_>>,
+    watch: Watch<'_>,
+) -> Result<(Vec<StepRecord>, RankRecord), Error> {
+    let is_first = ranks.rank() == 0;
+    let note = |text: &str| {
+        if is_first {
+            (watch.on_note)(text);
+        }
+    };
     let mut records = Vec::new();
-    let mut checkpoints = Vec::new();
     let mut times = Vec::new();
     let mut sampler = Sampler::new(trainer.steps());
     let mut settled = trainer.cx.device.allocations();
@@ -295,23 +330,55 @@ fn train(
         recorder.begin_step(step as u32, detail);
         let lr = options.lr.at(step);
         let mine = microbatches(data.training, &trainer.cx, batch, step)?;
-        let outcome = trainer.step(&mine, lr)?;
+        let outcome = trainer.step(&mine, lr);
+        if let (Err(Error::Diverged { .. }), Some(saver)) = (&outcome, saver.as_deref_mut()) {
+            // All ranks end here, and what is being saved is of an earlier step.
+            saver.settle(&note)?;
+        }
+        let outcome = outcome?;
         let mut time = recorder.end_step();
         sampler.take(step, &mut time);
-        let mut record = trainer.record(batch, step, lr, outcome, time.step.0)?;
+        let says = [
+            watch.control.wish().word(),
+            saver.as_deref_mut().map_or(0, Saver::word),
+        ];
+        let (mut record, wish, said) =
+            trainer.record(batch, step, lr, outcome, time.step.0, says)?;
         let due = |validation: &&Validation| validation.is_due(step + 1, options.steps);
         if let Some(validation) = data.validation.filter(due) {
             record.validation = Some(trainer.evaluate(validation, batch, step)?);
         }
-        report(&record);
+        let stops = matches!(wish, Wish::Stop(_)) && step + 1 < options.steps;
+        let is_due = saver
+            .as_deref()
+            .is_some_and(|saver| saver.is_due(step + 1) || stops);
+        if let Some(saver) = saver.as_deref_mut() {
+            saver.heard(said, &note)?;
+            if is_due {
+                // Before anybody hears of the step: what is lost at any moment is less than two intervals.
+                saver.settle(&note)?;
+            }
+        }
+        if is_first {
+            (watch.on_step)(&record)?;
+        }
         records.push(record);
         if times.is_empty() {
             settled = trainer.cx.device.allocations();
         }
         times.push(time);
-        if let Some(saver) = saver.filter(|saver| saver.is_due(step + 1)) {
-            checkpoints.push(saver.save(trainer, step + 1)?);
+        if let Some(saver) = saver.as_deref_mut()
+            && (is_due || wish == Wish::Save)
+        {
+            saver.begin(trainer, step + 1, !is_due, &note)?;
         }
+        if let (Wish::Stop(reason), true) = (wish, stops) {
+            watch.control.note_stop(reason);
+            break;
+        }
+    }
+    if let Some(saver) = saver {
+        saver.settle(&note)?;
     }
     let cx = &trainer.cx;
     let record = RankRecord {
@@ -321,7 +388,7 @@ fn train(
         device: Described::of(ranks, &cx.device),
         peak: rank_peak(cx.rank, cx.at.pp, &cx.device, settled),
     };
-    Ok((records, checkpoints, record))
+    Ok((records, record))
 }
 
 /// The layout of a plan, proven for its model and batch.

@@ -17,10 +17,10 @@ use std::path::Path;
 
 pub use config::hf_config;
 pub use hugging_face::HuggingFace;
-pub(crate) use region::Rectangle;
 pub use region::{GlobalTensor, Region, State};
-pub use save::Collector;
+pub(crate) use region::{Rectangle, check_finite};
 pub(crate) use save::{Blocks, FILE_BYTES, write_folder};
+pub use save::{Collector, saved_bytes};
 
 use self::random::normal_region;
 use crate::checkpoint::Checkpoint;
@@ -56,10 +56,20 @@ impl Source {
         }
     }
 
-    /// The values of a region, row by row.
+    /// The values of a region, row by row. Refuses those of others that are no finite numbers.
     pub fn read(&self, region: &Region<'_>) -> Result<Vec<f32>, Error> {
         match self {
-            Self::HuggingFace(folder) => folder.read(region),
+            Self::HuggingFace(folder) => {
+                let values = folder.read(region)?;
+                if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+                    let reason = format!(
+                        "{} holds {value}; expected finite numbers: training from it would give none",
+                        region.tensor
+                    );
+                    return Err(Error::malformed(folder.dir(), reason));
+                }
+                Ok(values)
+            }
             Self::Checkpoint(saved) => saved.read(State::Master, region),
             Self::Random { .. } if region.tensor.ends_with("bias") => Ok(vec![0.0; region.len()]),
             Self::Random { .. } if region.dims.len() == 1 && !region.tensor.ends_with("sinks") => {

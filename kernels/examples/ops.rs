@@ -223,7 +223,7 @@ fn rest() -> Vec<(String, Op)> {
     let len = EXPERTS * 2 * WIDTH * HIDDEN;
     all.extend([
         ("add".to_owned(), Op::Add { len: TOKENS * HIDDEN, dtype }),
-        ("adamw".to_owned(), Op::Adamw { len, dtype, moments: Dtype::F32 }),
+        ("adamw".to_owned(), Op::Adamw { len, dtype, moments: Dtype::F32, remainders: false }),
         ("grad_norm".to_owned(), Op::GradNorm { len }),
     ]);
     all

@@ -8,9 +8,16 @@
 //! writes the model's narrower weights ([`step_into`]). Moments may be bf16 (Transformer Engine's fused Adam
 //! with `exp_avg_dtype`): they are widened, and what is stored is the nearest bf16, ties to even; the weights
 //! are updated with the moments before that.
+//!
+//! Narrow weights are their masters rounded to the nearest bf16, ties away from zero, here and in
+//! [`put_masters`]: then a weight and the lower half of its master, the *remainder*, are the master to the bit,
+//! and the remainder can be all that is kept beside the weight (Transformer Engine's
+//! `store_param_remainders`). Rounded to even, 65537 masters have the same even weight, one more than a
+//! remainder tells apart.
 
 use moefold_profiles::{Dtype, Op};
 
+use crate::bf16;
 use crate::buffer::with;
 use crate::device::Backend;
 use crate::elementwise;
@@ -42,7 +49,52 @@ pub fn key(weights: &Tensor, m: &Tensor) -> Op {
         len: weights.len() as u64,
         dtype: weights.dtype(),
         moments: m.dtype(),
+        remainders: are_remainders(weights),
     }
+}
+
+/// Whether masters are kept as what the model's weights lack of them. There are 16 bits of each, in a tensor of
+/// bf16 whose values mean nothing.
+fn are_remainders(masters: &Tensor) -> bool {
+    masters.dtype() == Dtype::Bf16
+}
+
+/// Gives weights of a model and their masters, f32 or remainders, the values of `values`: to the former rounded
+/// where they are narrow. Where both are the same memory, it is written once.
+///
+/// # Panics
+/// When the lengths differ, or `masters` are remainders and `model` is not of bf16.
+pub fn put_masters(model: Option<&Tensor>, masters: Option<&Tensor>, values: &[f32]) {
+    let halves = |of: fn(f32) -> u16| -> Vec<u16> { values.iter().map(|&v| of(v)).collect() };
+    if let Some(model) = model {
+        if model.dtype() == Dtype::Bf16 {
+            model.copy_from_halves(&halves(bf16::of_master));
+        } else {
+            model.copy_from_f32(values);
+        }
+    }
+    if let Some(masters) = masters {
+        if are_remainders(masters) {
+            masters.copy_from_halves(&halves(bf16::remainder));
+        } else {
+            masters.copy_from_f32(values);
+        }
+    }
+}
+
+/// The masters of a model's weights, f32 or remainders, on the host.
+///
+/// # Panics
+/// When the lengths differ, or `masters` are remainders and `model` is not of bf16.
+pub fn masters_of(model: &Tensor, masters: &Tensor) -> Vec<f32> {
+    expect_dims("adamw::masters_of", "masters", masters, model.dims());
+    if !are_remainders(masters) {
+        return masters.to_f32();
+    }
+    let pairs = model.to_halves().into_iter().zip(masters.to_halves());
+    pairs
+        .map(|(weight, rest)| bf16::master(weight, rest))
+        .collect()
 }
 
 /// One step on f32 `weights` with `grad * scale`; updates `weights`, `m` and `v` in place.
@@ -54,10 +106,11 @@ pub fn step(weights: &Tensor, grad: &Tensor, m: &Tensor, v: &Tensor, rule: &Adam
 }
 
 /// As [`step`] on the masters `weights`, and writes the updated ones to `model`, in its dtype.
-/// Where `model` is the same memory, the masters are the model's weights and nothing more is done.
+/// Where `model` is the same memory, the masters are the model's weights and nothing more is done. Where
+/// `weights` are remainders, masters are made of them and `model`, which is of bf16, with the same bits.
 ///
 /// # Panics
-/// When the shapes differ or the step is 0.
+/// When the shapes differ, the step is 0, or remainders have no `model` of bf16.
 pub fn step_into(
     weights: &Tensor,
     grad: &Tensor,
@@ -94,6 +147,11 @@ pub fn step_by(
         m.dtype() == v.dtype() && matches!(m.dtype(), Dtype::F32 | Dtype::Bf16),
         "adamw::step: moments are {m:?} and {v:?}, expected both f32 or both bf16"
     );
+    let remainders = are_remainders(weights);
+    assert!(
+        !remainders || model.is_some_and(|model| model.dtype() == Dtype::Bf16),
+        "adamw::step: remainders {weights:?} of {model:?}, expected a model of bf16"
+    );
     assert!(
         rule.step > 0,
         "adamw::step: steps are counted from 1, got 0"
@@ -111,6 +169,10 @@ pub fn step_by(
                 factor.is_none(),
                 "adamw::step: the scale is another device's"
             );
+            if remainders {
+                let model = model.expect("remainders are of one");
+                return cpu::step_remainders(cpu, grad, [model, weights, m, v], numbers);
+            }
             with(
                 "adamw::step",
                 [grad],
@@ -124,8 +186,16 @@ pub fn step_by(
                     }
                 },
             );
-            if let Some(model) = model {
-                elementwise::copy(weights, model);
+            match model {
+                Some(model) if model.dtype() == Dtype::Bf16 => {
+                    with("adamw::step", [weights], [model], |[w], [model]| {
+                        for (weight, &w) in model.bf16().iter_mut().zip(w.f32()) {
+                            *weight = bf16::of_master(w);
+                        }
+                    });
+                }
+                Some(model) => elementwise::copy(weights, model),
+                None => {}
             }
         }
         Backend::Cuda(gpu) => cuda::step(gpu, grad, [weights, m, v], model, numbers, factor),
@@ -164,10 +234,14 @@ impl Numbers {
 }
 
 mod cpu {
+    use moefold_profiles::Dtype;
+
     use super::Numbers;
     use crate::bf16;
+    use crate::buffer::with;
     use crate::parallel::Cpu;
     use crate::simd::vectorized;
+    use crate::tensor::Tensor;
 
     /// Elements of a task where moments are bf16.
     const BLOCK: usize = 1 << 16;
@@ -200,6 +274,31 @@ mod cpu {
         cpu.tasks(weights.zip(moments).collect(), |((w, grad), (m, v))| {
             update_narrow(grad, w, m, v, numbers);
         });
+    }
+
+    /// With masters as remainders: made whole, updated and divided again. What a GPU does in registers is done
+    /// in memory of the host here, for comparison.
+    pub(super) fn step_remainders(cpu: &Cpu, grad: &Tensor, state: [&Tensor; 4], numbers: Numbers) {
+        let [_, _, m, _] = state;
+        let narrow = m.dtype() == Dtype::Bf16;
+        with(
+            "adamw::step",
+            [grad],
+            state,
+            |[grad], [model, rest, m, v]| {
+                let (model, rest) = (model.bf16(), rest.bf16());
+                let pairs = model.iter().zip(rest.iter());
+                let mut w: Vec<f32> = pairs.map(|(&w, &rest)| bf16::master(w, rest)).collect();
+                if narrow {
+                    step_narrow(cpu, grad.f32(), &mut w, m.bf16(), v.bf16(), numbers);
+                } else {
+                    step(cpu, grad.f32(), &mut w, m.f32(), v.f32(), numbers);
+                }
+                for ((model, rest), &w) in model.iter_mut().zip(rest).zip(&w) {
+                    (*model, *rest) = (bf16::of_master(w), bf16::remainder(w));
+                }
+            },
+        );
     }
 
     #[expect(
@@ -249,10 +348,16 @@ mod cuda {
 
     const SOURCE: Source = source!("adamw");
 
-    /// `model` is the dtype of the model's weights, where they are written.
-    fn program(grad: Dtype, model: Option<Dtype>, moments: Dtype, piece: Define) -> Program {
+    /// `model` is the dtype of the model's weights, where they are written; masters of bf16 are remainders.
+    fn program(
+        grad: Dtype,
+        [masters, moments]: [Dtype; 2],
+        model: Option<Dtype>,
+        piece: Define,
+    ) -> Program {
         SOURCE.with(&[
             Define::dtype("GRAD", grad),
+            Define::dtype("MASTER", masters),
             Define::dtype("MOMENT", moments),
             Define::dtype("MODEL", model.unwrap_or(Dtype::F32)),
             Define::flag("WRITES", model.is_some()),
@@ -270,8 +375,8 @@ mod cuda {
     ) {
         let mut written = vec![weights, m, v];
         assert!(
-            weights.dtype() == Dtype::F32,
-            "adamw::step: weights is {weights:?}, expected f32"
+            matches!(weights.dtype(), Dtype::F32 | Dtype::Bf16),
+            "adamw::step: weights is {weights:?}, expected f32, or remainders in bf16"
         );
         written.extend(model);
         let read: Vec<&Tensor> = [grad].into_iter().chain(factor).collect();
@@ -282,8 +387,8 @@ mod cuda {
             "adamw::step",
             &program(
                 grad.dtype(),
+                [weights.dtype(), m.dtype()],
                 model.map(Tensor::dtype),
-                m.dtype(),
                 flat.define(),
             ),
             "adamw_step",
@@ -315,17 +420,20 @@ mod cuda {
         let mut programs = Vec::new();
         for grad in [Dtype::F32, Dtype::Bf16] {
             for moments in [Dtype::F32, Dtype::Bf16] {
-                for (model, piece, needs) in [
-                    (None, 4, Needs::Sm80),
-                    (Some(Dtype::Bf16), 4, Needs::Sm80),
-                    (Some(Dtype::F32), 4, Needs::Odd),
-                    (None, 1, Needs::Odd),
-                    (Some(Dtype::Bf16), 1, Needs::Odd),
-                    (Some(Dtype::F32), 1, Needs::Odd),
+                let (wide, rest) = (Dtype::F32, Dtype::Bf16);
+                for (masters, model, piece, needs) in [
+                    (wide, None, 4, Needs::Sm80),
+                    (wide, Some(Dtype::Bf16), 4, Needs::Sm80),
+                    (rest, Some(Dtype::Bf16), 4, Needs::Sm80),
+                    (wide, Some(Dtype::F32), 4, Needs::Odd),
+                    (wide, None, 1, Needs::Odd),
+                    (wide, Some(Dtype::Bf16), 1, Needs::Odd),
+                    (rest, Some(Dtype::Bf16), 1, Needs::Odd),
+                    (wide, Some(Dtype::F32), 1, Needs::Odd),
                 ] {
                     let piece = Define::int("PIECE", piece);
                     programs.push(Listed {
-                        program: program(grad, model, moments, piece),
+                        program: program(grad, [masters, moments], model, piece),
                         needs,
                         entries: vec![Entry::plain("adamw_step", 48, 0)],
                     });

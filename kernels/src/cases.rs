@@ -20,7 +20,7 @@ mod sweeps;
 
 pub(crate) use attention::{Rotary, divided, rotation};
 pub(crate) use grouped::grouped;
-pub(crate) use pointwise::shard;
+pub(crate) use pointwise::{rests, shard};
 pub(crate) use products::factors;
 pub(crate) use routing::SOFTMAX_THEN_TOPK;
 pub(crate) use rows::lookup;
@@ -145,7 +145,8 @@ pub fn call(source: &mut dyn Source, op: &Op, load: Load) -> Call {
             len,
             dtype,
             moments,
-        } => pointwise::step(source, len as usize, dtype, moments),
+            remainders,
+        } => pointwise::step(source, len as usize, [dtype, moments], remainders),
         Op::Sweep { kind, len, dtype } => sweeps::sweep(source, kind, len as usize, dtype),
         Op::GradNorm { len } => pointwise::squares(source, len as usize),
         Op::LinearAttention { .. } => panic!("{op:?}: no kernel does linear attention"),

@@ -201,22 +201,14 @@ impl Tensor {
             host.len()
         );
         match &self.device().0.backend {
-            Backend::Cpu(_) => with("copy_to_f32", [self], [], |[t], []| {
-                if self.dtype == Dtype::Bf16 {
-                    for (wide, &bits) in host.iter_mut().zip(t.bf16()) {
-                        *wide = bf16::widen(bits);
-                    }
-                } else {
-                    host.copy_from_slice(t.f32());
-                }
-            }),
-            Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
-                let mut narrow = vec![0u16; self.len()];
-                gpu.download("copy_to_f32", self, bytemuck::cast_slice_mut(&mut narrow));
-                for (wide, &bits) in host.iter_mut().zip(&narrow) {
+            _ if self.dtype == Dtype::Bf16 => {
+                for (wide, &bits) in host.iter_mut().zip(&self.to_halves()) {
                     *wide = bf16::widen(bits);
                 }
             }
+            Backend::Cpu(_) => with("copy_to_f32", [self], [], |[t], []| {
+                host.copy_from_slice(t.f32());
+            }),
             Backend::Cuda(gpu) => {
                 self.expect_dtype("copy_to_f32", Dtype::F32);
                 gpu.download("copy_to_f32", self, bytemuck::cast_slice_mut(host));
@@ -235,22 +227,49 @@ impl Tensor {
             values.len()
         );
         match &self.device().0.backend {
-            Backend::Cpu(_) => with("copy_from_f32", [], [self], |[], [t]| {
-                if self.dtype == Dtype::Bf16 {
-                    for (bits, &value) in t.bf16().iter_mut().zip(values) {
-                        *bits = bf16::narrow(value);
-                    }
-                } else {
-                    t.f32().copy_from_slice(values);
-                }
-            }),
-            Backend::Cuda(gpu) if self.dtype == Dtype::Bf16 => {
+            _ if self.dtype == Dtype::Bf16 => {
                 let narrow: Vec<u16> = values.iter().map(|&value| bf16::narrow(value)).collect();
-                gpu.upload("copy_from_f32", self, bytemuck::cast_slice(&narrow));
+                self.copy_from_halves(&narrow);
             }
+            Backend::Cpu(_) => with("copy_from_f32", [], [self], |[], [t]| {
+                t.f32().copy_from_slice(values);
+            }),
             Backend::Cuda(gpu) => {
                 self.expect_dtype("copy_from_f32", Dtype::F32);
                 gpu.upload("copy_from_f32", self, bytemuck::cast_slice(values));
+            }
+        }
+    }
+
+    /// Copies the bits of a tensor of bf16 to the host, whatever they stand for.
+    pub(crate) fn to_halves(&self) -> Vec<u16> {
+        self.expect_dtype("to_halves", Dtype::Bf16);
+        let mut host = vec![0; self.len()];
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("to_halves", [self], [], |[t], []| {
+                host.copy_from_slice(t.bf16());
+            }),
+            Backend::Cuda(gpu) => {
+                gpu.download("to_halves", self, bytemuck::cast_slice_mut(&mut host));
+            }
+        }
+        host
+    }
+
+    /// Overwrites a tensor of bf16 with bits of the host, as many as it has elements.
+    pub(crate) fn copy_from_halves(&self, bits: &[u16]) {
+        self.expect_dtype("copy_from_halves", Dtype::Bf16);
+        assert!(
+            bits.len() == self.len(),
+            "copy_from_halves: {} values for {self:?}",
+            bits.len()
+        );
+        match &self.device().0.backend {
+            Backend::Cpu(_) => with("copy_from_halves", [], [self], |[], [t]| {
+                t.bf16().copy_from_slice(bits);
+            }),
+            Backend::Cuda(gpu) => {
+                gpu.upload("copy_from_halves", self, bytemuck::cast_slice(bits));
             }
         }
     }

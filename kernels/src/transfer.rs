@@ -85,10 +85,35 @@ fn start<'a>(
     }
 }
 
+/// Lets the device wait for copies, if it does not do them at once.
+fn wait_for(device: &Device, done: Option<&Event>) {
+    if let Some(done) = done {
+        device.wait_for(done);
+    }
+}
+
 impl Parcel {
     /// What it is a copy of: class and type of its elements.
     pub fn kind(&self) -> (TensorClass, Dtype) {
         (self.0.class(), self.0.dtype())
+    }
+
+    /// Some of its elements on the device, in order: a copy, for which the device waits.
+    pub fn part(&self, elements: std::ops::Range<usize>) -> Tensor {
+        let (host, device) = (&self.0, self.0.device());
+        let tensor = device.empty(host.class(), host.dtype(), &[elements.len()]);
+        let own = host.view(elements.start, tensor.dims());
+        let done = start(device, [(&own, &tensor)].into_iter(), Direction::ToDevice);
+        wait_for(device, done.as_ref());
+        tensor
+    }
+
+    /// Overwrites elements from `at` on with those of a tensor of the device, which waits for it.
+    pub fn put_part(&self, at: usize, tensor: &Tensor) {
+        let device = self.0.device();
+        let own = self.0.view(at, tensor.dims());
+        let done = start(device, [(tensor, &own)].into_iter(), Direction::ToHost);
+        wait_for(device, done.as_ref());
     }
 
     /// Its size.
@@ -100,9 +125,7 @@ impl Parcel {
 impl Leaving {
     /// Lets what is asked for from now on have the memory: after the copies, for which the host does not wait.
     pub fn settle(self, device: &Device) {
-        if let Some(done) = &self.done {
-            device.wait_for(done);
-        }
+        wait_for(device, self.done.as_ref());
         drop(self.tensors);
     }
 }
@@ -110,9 +133,7 @@ impl Leaving {
 impl Coming {
     /// The tensors, for what is asked for from now on: after the copies. The host's memory is free again.
     pub fn settle(self, device: &Device) -> Vec<Tensor> {
-        if let Some(done) = &self.done {
-            device.wait_for(done);
-        }
+        wait_for(device, self.done.as_ref());
         drop(self.parcels);
         self.tensors
     }
@@ -156,6 +177,10 @@ mod tests {
             let away = device.memory();
             assert_eq!(away.live_total(), before.live_total());
             assert_eq!(away.peak_total(), before.live_total() + bytes);
+            let part = parcels[0].part(1..4);
+            assert_eq!(part.to_f32(), values[1..4]);
+            parcels[0].put_part(3, &device.from_f32(class, &values[3..], &[2]));
+            drop(part);
             // What takes the memory next may be written before the copy is done elsewhere, not here.
             let other = device.from_f32(class, &[9.0; 5], &[5]);
             let coming = start_to_device(device, parcels);

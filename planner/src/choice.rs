@@ -2,6 +2,7 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod host_share;
 mod offload;
 mod recompute;
 
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use host_share::{HostShare, in_flight};
 pub use offload::{Offload, OffloadModule};
 pub use recompute::{Module, Recompute, RecomputePlan};
 
@@ -36,6 +38,9 @@ moefold_profiles::named! {
         Interleaved = "interleaved",
         /// 1F1B whose gradients of weights wait for the bubbles.
         ZbH1 = "zb-h1",
+        /// Forward passes beside backward passes of other microbatches, so that the exchanges of tokens of one run
+        /// beside the compute of the other.
+        Combined = "combined",
     }
 }
 
@@ -126,6 +131,29 @@ impl Optimizer {
 }
 
 moefold_profiles::named! {
+    /// What is kept of the f32 weights that the optimizer updates, where the model's are narrower; with either the
+    /// same is computed, to the bit.
+    #[derive(Default)]
+    pub enum Masters {
+        /// All of them.
+        #[default]
+        Fp32 = "fp32",
+        /// The 16 bits that a bf16 weight lacks (Transformer Engine's `store_param_remainders`).
+        Remainder = "remainder",
+    }
+}
+
+impl Masters {
+    /// Their type in memory; bits of remainders are no numbers.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::Fp32 => Dtype::F32,
+            Self::Remainder => Dtype::Bf16,
+        }
+    }
+}
+
+moefold_profiles::named! {
     /// What data parallelism divides over the ranks that replicate a parameter, by the flag `--zero`.
     #[derive(Default)]
     pub enum Zero {
@@ -155,6 +183,10 @@ pub struct Overlap {
     pub p2p: bool,
     /// Dispatch and combine of tokens under the shared expert's work.
     pub shared_expert: bool,
+    /// Dispatch and combine of tokens under a pass of another microbatch: see [`ScheduleName::Combined`].
+    pub expert_alltoall: bool,
+    /// Gradients of weights behind the start of the next exchange of tokens, beside which they run.
+    pub delay_wgrad: bool,
 }
 
 /// Where a kind of overlap is chosen.
@@ -205,11 +237,13 @@ impl From<Overlap> for String {
 
 impl Overlap {
     /// All kinds by name.
-    const KINDS: [(&'static str, Chosen); 4] = [
+    const KINDS: [(&'static str, Chosen); 6] = [
         ("grad-reduce", |overlap| &mut overlap.grad_reduce),
         ("param-gather", |overlap| &mut overlap.param_gather),
         ("p2p", |overlap| &mut overlap.p2p),
         ("shared-expert", |overlap| &mut overlap.shared_expert),
+        ("expert-alltoall", |overlap| &mut overlap.expert_alltoall),
+        ("delay-wgrad", |overlap| &mut overlap.delay_wgrad),
     ];
 
     /// What a plan runs beside compute that says nothing of it, on CPUs or GPUs: what its stack did when plans had
@@ -220,7 +254,7 @@ impl Overlap {
             grad_reduce: all,
             param_gather: all,
             p2p: all || !on_cpu,
-            shared_expert: false,
+            ..Self::default()
         }
     }
 
@@ -249,12 +283,14 @@ mod tests {
 
     #[test]
     fn law_overlap_is_read_as_it_is_written() {
-        for bits in 0..16 {
+        for bits in 0..64 {
             let overlap = Overlap {
                 grad_reduce: bits & 1 > 0,
                 param_gather: bits & 2 > 0,
                 p2p: bits & 4 > 0,
                 shared_expert: bits & 8 > 0,
+                expert_alltoall: bits & 16 > 0,
+                delay_wgrad: bits & 32 > 0,
             };
             let written = serde_json::to_string(&overlap).expect("serializes");
             let read: Overlap = serde_json::from_str(&written).expect("reads");

@@ -1,7 +1,7 @@
 //! Models, layouts, schedules and plans, and the search over them.
 //!
 //! The data half (`choice`, `model`, `layout`, `mesh`, `schedule`, `saved`, `local`, `shard`, `bucket`, `runtime`,
-//! `walk`, `plan`, `answer`) is what the executor and the reports read. The algorithm half lowers a layer to ops, prices ops, counts memory,
+//! `walk`, `plan`, `answer`, `settings`) is what the executor and the reports read. The algorithm half lowers a layer to ops, prices ops, counts memory,
 //! simulates the step and searches. The whole crate is a pure function of its inputs: it reads the
 //! files it is given and no clock, no environment and no device.
 
@@ -26,6 +26,7 @@ pub mod runtime;
 pub mod saved;
 pub mod schedule;
 pub mod search;
+pub mod settings;
 pub mod shard;
 pub mod simulate;
 pub mod stack;

@@ -87,6 +87,7 @@ impl<'a> Writer<'a> {
             part: Some(self.part),
             beside: None,
             of_weights: false,
+            pauses: false,
         }
     }
 

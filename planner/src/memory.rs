@@ -18,11 +18,12 @@ use crate::schedule::{Action, Schedule, Stage};
 /// An instant of a rank's schedule that no other instant dominates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Microbatches of each chunk of the rank between forward and backward pass, the running one included.
+    /// Microbatches of each chunk of the rank between forward and backward pass, the running one included; of two that
+    /// run as one not the one that runs forward.
     pub live: Vec<u32>,
     /// Microbatches of each chunk of the rank whose gradients of weights are left, the running one included.
     pub kept: Vec<u32>,
-    /// The chunk that runs.
+    /// The chunk that runs, of two the one forward.
     pub chunk: usize,
     /// What of it.
     pub running: Running,
@@ -82,6 +83,12 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
                 see([&live, &kept], chunk, Running::Backward, sent);
                 live[chunk] -= 1;
                 kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
+            }
+            Action::Combined { forward, backward } => {
+                let [chunk, backward] = [forward.0, backward.0].map(chunk_of);
+                see([&live, &kept], chunk, Running::Combined { backward }, sent);
+                live[chunk] += 1;
+                live[backward] -= 1;
             }
             Action::BackwardWeight(stage, _) => {
                 let chunk = chunk_of(stage);
@@ -163,15 +170,19 @@ pub fn largest_units(units: impl Iterator<Item = u64>) -> [u64; 2] {
 }
 
 /// Adds the worst instant of a step to what a rank holds throughout: of its passes, or after the last of
-/// them. `message` is what a message that was sent holds until the next one of its direction.
+/// them. `message` is what a message that was sent holds until the next one of its direction, `streamed` what is
+/// there at once of states that pass through the device in their update. `running` says what is alive at most while
+/// passes run, above what they and others have kept so far.
 pub fn at_worst_instant(
     rank: ByClass<Bytes>,
     stages: &[StageMemory],
     occupancies: &[Occupancy],
     message: Level,
+    streamed: Level,
+    running: impl Fn(&Occupancy) -> Level,
 ) -> ByClass<Bytes> {
     let update = stages.iter().map(|stage| stage.update);
-    let update = update.fold(Level::default(), Level::higher);
+    let update = update.fold(streamed, Level::higher);
     let worst = occupancies.iter().fold(update, |worst, occupancy| {
         let counts = occupancy.live.iter().zip(&occupancy.kept);
         let sent = message * i64::from(occupancy.sent);
@@ -179,10 +190,23 @@ pub fn at_worst_instant(
         let alive = alive.fold(sent, |sum, (stage, (&live, &kept))| {
             sum + stage.passes.saved * i64::from(live) + stage.passes.kept * i64::from(kept)
         });
-        worst.higher(alive + stages[occupancy.chunk].running(occupancy.running))
+        worst.higher(alive + running(occupancy))
     });
     let beside = stages.iter().map(|stage| stage.beside);
     rank + beside.fold(worst, Level::add).bytes()
+}
+
+/// What is alive at most while passes of a rank's stages run, where no order of what two take and give is known: as
+/// much as both.
+pub fn running(stages: &[StageMemory], occupancy: &Occupancy) -> Level {
+    let stage = &stages[occupancy.chunk];
+    match occupancy.running {
+        Running::Combined { backward } => {
+            let forward = stage.passes.saved + stage.running(Running::Forward);
+            forward + stages[backward].running(Running::Backward)
+        }
+        one => stage.running(one),
+    }
 }
 
 /// The most bytes that a rank has in memory of its host: what its microbatches have left there.
@@ -240,8 +264,14 @@ mod tests {
                         ..StageMemory::default()
                     })
                     .collect();
-                let worst =
-                    at_worst_instant(ByClass::default(), &stages, &occupancies, Level::default());
+                let worst = at_worst_instant(
+                    ByClass::default(),
+                    &stages,
+                    &occupancies,
+                    Level::default(),
+                    Level::default(),
+                    |at| running(&stages, at),
+                );
                 let peak = schedule.peak_live(rank, kept).bytes;
                 assert_eq!(
                     worst[TensorClass::Activations],
@@ -284,7 +314,8 @@ mod tests {
                     alive = left;
                 }
                 let none = Level::default();
-                let worst = at_worst_instant(ByClass::default(), &[stage], own, none);
+                let of_one = |at: &Occupancy| running(&[stage], at);
+                let worst = at_worst_instant(ByClass::default(), &[stage], own, none, none, of_one);
                 assert_eq!(worst.total(), Bytes(peak), "{pp} {microbatches} {rank}");
             }
         }

@@ -93,6 +93,12 @@ impl GroupKind {
             .any(|kind| kind.name() == name)
     }
 
+    /// Whether a group of this name is of ranks that send each other tokens for their experts: other collectives of
+    /// layers go beside those.
+    pub fn sends_tokens(name: &str) -> bool {
+        Self::Ep.name() == name
+    }
+
     /// Whether the group belongs to the expert grid.
     pub fn is_expert(self) -> bool {
         matches!(

@@ -11,8 +11,8 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -51,6 +51,10 @@ pub struct SearchOptions {
     pub stages: Option<PipelineLayout>,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
+    /// How much of the optimizer's state rests on the host.
+    pub optimizer_offload: HostShare,
     /// Type of the main gradients.
     pub grad_dtype: Dtype,
     /// What data parallelism divides.
@@ -92,6 +96,8 @@ impl SearchOptions {
             offload: Some(Offload::NONE),
             stages: None,
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
+            optimizer_offload: HostShare::default(),
             grad_dtype: Dtype::F32,
             zero: Zero::default(),
             overlap: None,

@@ -10,16 +10,16 @@ mod file;
 use std::collections::BTreeMap;
 
 use moefold_profiles::trace::TimeByCategory;
-use moefold_profiles::{ByClass, Cluster, Precision};
+use moefold_profiles::{ByClass, Cluster, Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, Objective, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
-use crate::options::{Loads, Routing};
+use crate::options::{Loads, Routing, SearchOptions};
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
@@ -52,6 +52,15 @@ pub struct PlannedLayout {
     pub precision: Precision,
     /// Optimizer.
     pub optimizer: Optimizer,
+    /// Type of the main gradients; absent where that is f32, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_dtype: Option<Dtype>,
+    /// What is kept of f32 masters; absent where that is all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masters: Option<Masters>,
+    /// How much of the optimizer's state rests on the host; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_offload_fraction: Option<HostShare>,
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,
@@ -275,6 +284,43 @@ pub struct Plan {
     pub profiles: Vec<ProfileUsed>,
     /// Runners-up.
     pub alternatives: Vec<Alternative>,
+}
+
+impl Plan {
+    /// What it fixes beside its degrees and stages.
+    pub fn options(&self) -> SearchOptions {
+        let planned = &self.planned;
+        SearchOptions {
+            precision: planned.precision,
+            optimizer: planned.optimizer,
+            masters: planned.masters.unwrap_or_default(),
+            optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
+            grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
+            dispatcher: Some(planned.dispatcher),
+            cp_comm: planned.cp_comm(),
+            capacity: planned.capacity,
+            recompute: Some(planned.recompute.clone()),
+            offload: Some(planned.offload),
+            routing: planned.routing(),
+            zero: planned.zero.unwrap_or_default(),
+            overlap: Some(planned.overlap(&self.cluster)),
+            bucket_elements: planned.bucket_elements,
+            schedule: Some(planned.pipeline.schedule),
+            ..SearchOptions::new(self.request.batch, planned.stack)
+        }
+    }
+
+    /// The same with its degrees and stages: all that a search could choose, pinned.
+    pub fn pinned(&self) -> SearchOptions {
+        let pipeline = &self.planned.pipeline;
+        SearchOptions {
+            pins: self.planned.layout.pinned(),
+            stages: (pipeline.schedule != ScheduleName::None)
+                .then(|| pipeline.stages.clone().into()),
+            top: 1,
+            ..self.options()
+        }
+    }
 }
 
 /// What was asked of the planner.

@@ -207,7 +207,11 @@ pub fn price(
         }
         match (work.part, &work.task) {
             (Some(Part::Core), _) => core.cover += cost.time.0,
-            (Some(Part::Shared), Task::Op(_)) if shared.work.is_some() => {
+            // This project's executor has a stream for tokens, beside which other collectives go on.
+            (Some(Part::Shared), task)
+                if shared.work.is_some()
+                    && (matches!(task, Task::Op(_)) || matches!(stack, Stack::Moefold(_))) =>
+            {
                 shared.cover += cost.time.0;
             }
             _ => {}

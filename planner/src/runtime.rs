@@ -9,6 +9,7 @@
 mod level;
 mod passes;
 mod stage;
+mod stretch;
 mod work;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use crate::shard::Shard;
 pub use level::{Account, Height, Level};
 pub use passes::{Away, Passes, Running};
 pub use stage::{StageMemory, WorkingSets};
+pub use stretch::{Slot, Stretch, Stretches, cut, highest, seconds, slots};
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 
 /// What is asked about.
@@ -52,6 +54,8 @@ pub struct StepMemory {
     /// A message to another pipeline rank: it is there before the pass that begins with it, and after the one
     /// that gave it until the next of its direction is sent. Nothing where its memory is not known.
     pub message: Level,
+    /// What an update of weights has beside their states: the factor on gradients.
+    pub update: Level,
     /// Elements that flat buffers end at a multiple of, for each rank they are divided over; 0 where they
     /// end with the last parameter.
     pub grain: u64,
@@ -93,6 +97,18 @@ pub trait Runtime: fmt::Debug + Sync {
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
         self.memory(setting, piece, sets)
+    }
+
+    /// The same cut where passes wait for tokens that ranks exchange, gradients of weights left for later where it
+    /// `delays` them; nothing of runtimes that say no order.
+    fn stretches(
+        &self,
+        _setting: &Setting<'_>,
+        _piece: Piece<'_>,
+        _sets: &[Recompute],
+        _delays: bool,
+    ) -> Option<Vec<Stretches>> {
+        None
     }
 
     /// Of each depth of multi-token prediction its parameters and what is between them, where weights rest divided

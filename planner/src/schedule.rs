@@ -48,6 +48,14 @@ pub enum Action {
     BackwardInput(Stage, Microbatch),
     /// The rest of it.
     BackwardWeight(Stage, Microbatch),
+    /// Runs a stage forward and a stage backward of another microbatch as one: while one of them waits for tokens that
+    /// ranks exchange, the other computes. The backward pass begins, and they take turns.
+    Combined {
+        /// What runs forward.
+        forward: (Stage, Microbatch),
+        /// What runs backward.
+        backward: (Stage, Microbatch),
+    },
     /// Sends the gradient of a stage's input to the stage before it.
     SendGradient(Stage, Microbatch),
     /// Reduces the gradients of a stage over its data-parallel groups.
@@ -57,7 +65,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The stage it concerns; none for the optimizer step.
+    /// The stage it concerns, of two passes the one forward; none for the optimizer step.
     pub fn stage(self) -> Option<Stage> {
         match self {
             Self::RecvActivation(stage, _)
@@ -68,12 +76,16 @@ impl Action {
             | Self::BackwardInput(stage, _)
             | Self::BackwardWeight(stage, _)
             | Self::SendGradient(stage, _)
+            | Self::Combined {
+                forward: (stage, _),
+                ..
+            }
             | Self::ReduceGradients(stage) => Some(stage),
             Self::OptimizerStep => None,
         }
     }
 
-    /// The microbatch it concerns; none at the end of the step.
+    /// The microbatch it concerns, of two passes the one forward; none at the end of the step.
     pub fn microbatch(self) -> Option<Microbatch> {
         match self {
             Self::RecvActivation(_, microbatch)
@@ -83,9 +95,25 @@ impl Action {
             | Self::Backward(_, microbatch)
             | Self::BackwardInput(_, microbatch)
             | Self::BackwardWeight(_, microbatch)
-            | Self::SendGradient(_, microbatch) => Some(microbatch),
+            | Self::SendGradient(_, microbatch)
+            | Self::Combined {
+                forward: (_, microbatch),
+                ..
+            } => Some(microbatch),
             Self::ReduceGradients(_) | Self::OptimizerStep => None,
         }
+    }
+
+    /// What it does: itself, or where it is two passes each of them.
+    pub fn passes(self) -> impl Iterator<Item = Self> + Clone {
+        let (first, second) = match self {
+            Self::Combined { forward, backward } => (
+                Self::Forward(forward.0, forward.1),
+                Some(Self::Backward(backward.0, backward.1)),
+            ),
+            one => (one, None),
+        };
+        std::iter::once(first).chain(second)
     }
 
     /// Whether it sends or receives.
@@ -138,6 +166,11 @@ impl Schedule {
     ///   weights of a microbatch after the gradient of the input of the `r`-th microbatch behind it, so that
     ///   every rank has `pp` microbatches alive at most, as many as the first rank of 1F1B (Qi et al., Zero
     ///   Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1).
+    /// - [`ScheduleName::Combined`]: rank `r` runs `2 (pp - r - 1) + (vpp - 1) pp + 1` forwards ahead, then each forward
+    ///   beside a backward, then the backwards left: the interleaved schedule with one more ahead, as the forward
+    ///   that a backward needs cannot run beside it (Megatron-Core,
+    ///   `megatron/core/pipeline_parallel/combined_1f1b.py`). Without virtual stages the lead is twice that of 1F1B, as
+    ///   neighbours that wait for both halves of what the other does would take turns.
     ///
     /// # Panics
     /// Where the name does not go with the sizes; a [`Layout`] always has a schedule, see
@@ -213,6 +246,7 @@ impl ActionIndex {
                 return KINDS * self.stages * self.microbatches + stage as usize;
             }
             Action::OptimizerStep => return self.len() - 1,
+            Action::Combined { .. } => unreachable!("its passes have numbers"),
         };
         (kind * self.stages + stage as usize) * self.microbatches + microbatch as usize
     }
@@ -233,12 +267,13 @@ impl ScheduleName {
     pub fn all_of(pp: u32, vpp: u32) -> impl Iterator<Item = Self> + Clone {
         let usual = Self::of(pp, vpp);
         let divided = (usual == Self::OneFOneB).then_some(Self::ZbH1);
-        std::iter::once(usual).chain(divided)
+        let combined = (pp > 1 || vpp == 1).then_some(Self::Combined);
+        std::iter::once(usual).chain(divided).chain(combined)
     }
 
     /// What is written down of it beside degrees: nothing where they say it.
     pub fn chosen(self) -> Option<Self> {
-        (self == Self::ZbH1).then_some(self)
+        (self.divides_backward() || self.combines()).then_some(self)
     }
 
     /// Whether it goes with some pipeline degrees.
@@ -251,12 +286,18 @@ impl ScheduleName {
         self == Self::ZbH1
     }
 
+    /// Whether forward passes run beside backward passes.
+    pub fn combines(self) -> bool {
+        self == Self::Combined
+    }
+
     /// The degrees that it goes with, in words.
     pub fn degrees(self) -> &'static str {
         match self {
             Self::None => "pp=1",
             Self::OneFOneB | Self::ZbH1 => "pp of at least 2 and vpp=1",
             Self::Interleaved => "pp and vpp of at least 2",
+            Self::Combined => "any degrees",
         }
     }
 }

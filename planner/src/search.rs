@@ -45,7 +45,7 @@ use crate::runtime::Runtime;
 use crate::schedule::Schedule;
 use crate::stack::Stack;
 
-pub use again::{ENDLESS_GIB, again, options_of};
+pub use again::{ENDLESS_GIB, again};
 use floor::{Weights, Works, floor_s, held};
 use predict::Priced;
 use recompute::Sets;
@@ -402,7 +402,8 @@ fn question<'a>(
         None => {
             let all = stack.common().dispatchers.iter().copied();
             let pads = options.capacity.is_some_and(|capacity| capacity.pad);
-            let beside = options.overlap.unwrap_or_default().shared_expert;
+            let overlap = options.overlap.unwrap_or_default();
+            let beside = overlap.shared_expert || overlap.expert_alltoall;
             all.filter(|&dispatcher| !pads || stack.pads_under(dispatcher))
                 .filter(|&dispatcher| !beside || runs_beside(dispatcher))
                 .collect()
@@ -426,7 +427,9 @@ fn question<'a>(
         && by_time
         && choices.len() > 1
         && stack.recomputes_by_layer()
-        && options.offload == Some(Offload::NONE);
+        && options.offload == Some(Offload::NONE)
+        // Nor is what is alive while passes take turns.
+        && !options.overlap.unwrap_or_default().expert_alltoall;
     let recorded = options.routing.as_ref();
     let routing = recorded.map_or(Assumption::BALANCED, Assumption::Recorded);
     let (distinct, kind_of) = shape::distinct(model, routing);

@@ -35,6 +35,8 @@ pub struct StageTimes {
     /// By stage: the part of it that only adds to gradients of weights, where the schedule divides backward
     /// passes; else none.
     pub weight: Option<Vec<Span>>,
+    /// What is hidden of the exchanges of tokens where the schedule combines passes; else none.
+    pub hidden: Option<Hidden>,
     /// By stage: the backward pass of the last microbatch, which may carry the gradient reduction. Where it is
     /// divided, gradients of weights are as in the others.
     pub last_backward: Vec<Span>,
@@ -50,6 +52,18 @@ pub struct StageTimes {
     pub optimizer: Vec<Span>,
 }
 
+/// What passes hide of their exchanges of tokens where a forward and a backward run as one. Times of passes are those
+/// without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hidden {
+    /// By stage that runs forward and chunk that runs backward: by how much both are shorter than one after the other.
+    pub together: Vec<Vec<Span>>,
+    /// By stage: of a backward pass that runs alone, under gradients of weights that wait.
+    pub alone: Vec<Span>,
+    /// By stage: of both its passes at most.
+    pub most: Vec<Span>,
+}
+
 impl StageTimes {
     /// Times of passes alone: every microbatch alike, messages, reduction and optimizer free.
     pub fn new(pp: u32, forward: Vec<Span>, backward: Vec<Span>) -> Self {
@@ -61,6 +75,7 @@ impl StageTimes {
             forward,
             backward,
             weight: None,
+            hidden: None,
             hop: vec![Span::ZERO; stages.saturating_sub(1)],
             hop_overlapped: false,
             reduce: vec![Span::ZERO; stages],
@@ -97,6 +112,18 @@ impl StageTimes {
             .as_ref()
             .map_or(Span::ZERO, |weight| weight[stage])
     }
+
+    /// What a backward pass of a stage hides that runs alone.
+    fn alone(&self, stage: usize) -> Span {
+        let hidden = self.hidden.as_ref();
+        hidden.map_or(Span::ZERO, |hidden| hidden.alone[stage])
+    }
+
+    /// What both passes of a stage hide at most.
+    fn most(&self, stage: usize) -> Span {
+        let hidden = self.hidden.as_ref();
+        hidden.map_or(Span::ZERO, |hidden| hidden.most[stage])
+    }
 }
 
 /// Where the time of one pipeline rank goes; the parts sum to the step.
@@ -114,6 +141,8 @@ pub struct RankTime {
     pub reduce: Span,
     /// The optimizer step.
     pub optimizer: Span,
+    /// What forward and backward passes are shorter by, as exchanges of tokens run beside compute: no part.
+    pub hidden: Span,
 }
 
 impl RankTime {
@@ -171,8 +200,8 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Timeline {
 struct Node {
     rank: u32,
     action: Action,
-    /// The boundary that the result is sent over.
-    sends: Option<Stage>,
+    /// The boundaries that the results are sent over.
+    sends: [Option<Stage>; 2],
 }
 
 /// Why work waits for other work.
@@ -211,7 +240,7 @@ impl Simulator {
     /// Builds the graph.
     ///
     /// # Panics
-    /// On a schedule that does not [`Schedule::validate`], or sends twice between two passes.
+    /// On a schedule that does not [`Schedule::validate`], or sends more often than passes give something.
     pub fn new(schedule: &Schedule) -> Self {
         let (mut graph, messages) = programs(schedule);
         for (from, to, boundary) in messages {
@@ -250,10 +279,17 @@ impl Simulator {
             let time = &mut ranks[node.rank as usize];
             let duration = ran.end - ran.start;
             time.p2p += ran.in_transit + held(node, times);
+            time.hidden += self.hidden(node.action, times);
             match node.action {
                 Action::Forward(..) => time.forward += duration,
                 Action::Backward(..) | Action::BackwardInput(..) | Action::BackwardWeight(..) => {
                     time.backward += duration;
+                }
+                // What both take less is no more the one's than the other's.
+                Action::Combined { forward, .. } => {
+                    let forward = times.forward[forward.0.0 as usize].min(duration);
+                    time.forward += forward;
+                    time.backward += duration - forward;
                 }
                 Action::ReduceGradients(_) => time.reduce += duration,
                 _ => {
@@ -301,7 +337,7 @@ impl Simulator {
             for part in parts(node.action, ran.end - ran.start) {
                 start = push(part, start);
             }
-            if let Some(boundary) = node.sends {
+            for boundary in node.sends.into_iter().flatten() {
                 let message = Part {
                     name: "send_recv".into(),
                     category: Category::PpComm,
@@ -333,7 +369,8 @@ impl Simulator {
                     }
                     Dependency::Message(boundary) => {
                         hop = times.hop[boundary.0 as usize];
-                        ready = ready.max(end + hop);
+                        ready = ready
+                            .max(end + before_sending(&self.graph[before], *boundary, times) + hop);
                     }
                 }
             }
@@ -348,8 +385,28 @@ impl Simulator {
         ran
     }
 
+    /// What some work hides of exchanges of tokens.
+    fn hidden(&self, action: Action, times: &StageTimes) -> Span {
+        match (action, &times.hidden) {
+            (Action::Combined { forward, backward }, Some(hidden)) => {
+                let chunk = backward.0.0 / self.pp;
+                hidden.together[forward.0.0 as usize][chunk as usize]
+            }
+            (Action::Backward(stage, _), Some(hidden)) => hidden.alone[stage.0 as usize],
+            _ => Span::ZERO,
+        }
+    }
+
     fn duration(&self, node: Node, times: &StageTimes) -> Span {
-        match node.action {
+        let passes = node.action.passes();
+        let all: Span = passes
+            .map(|pass| self.duration_of(pass, node.rank, times))
+            .sum();
+        all - self.hidden(node.action, times).min(all)
+    }
+
+    fn duration_of(&self, pass: Action, rank: u32, times: &StageTimes) -> Span {
+        match pass {
             Action::Forward(stage, microbatch) if microbatch.0 == 0 => {
                 times.first_forward[stage.0 as usize]
             }
@@ -360,7 +417,7 @@ impl Simulator {
             }
             Action::BackwardWeight(stage, _) => times.weight(stage.0 as usize),
             Action::ReduceGradients(stage) => times.reduce[stage.0 as usize],
-            Action::OptimizerStep => times.optimizer[node.rank as usize],
+            Action::OptimizerStep => times.optimizer[rank as usize],
             _ => unreachable!("messages are edges"),
         }
     }
@@ -378,8 +435,17 @@ impl Simulator {
 
 /// How long a rank's compute stands still after some work to send its result.
 fn held(node: &Node, times: &StageTimes) -> Span {
+    let sends = node.sends.iter().flatten();
+    let sends = sends.filter(|_| !times.hop_overlapped);
+    sends.map(|boundary| times.hop[boundary.0 as usize]).sum()
+}
+
+/// How long a message over a boundary waits for one that leaves before it, where sending holds a rank up.
+fn before_sending(node: &Node, boundary: Stage, times: &StageTimes) -> Span {
     match node.sends {
-        Some(boundary) if !times.hop_overlapped => times.hop[boundary.0 as usize],
+        [Some(first), Some(second)] if second == boundary && !times.hop_overlapped => {
+            times.hop[first.0 as usize]
+        }
         _ => Span::ZERO,
     }
 }
@@ -405,15 +471,16 @@ fn programs(schedule: &Schedule) -> (DiGraph<Node, Dependency>, Vec<Message>) {
                     received.push(index.number(action));
                 }
                 (Action::SendActivation(..) | Action::SendGradient(..), Some(from)) => {
-                    let old = graph[from].sends.replace(boundary(action));
-                    assert!(old.is_none(), "one send follows a pass");
+                    let most = graph[from].action.passes().count();
+                    let free = graph[from].sends[..most].iter_mut().find(|of| of.is_none());
+                    *free.expect("one send follows a pass") = Some(boundary(action));
                     sent.push((from, action));
                 }
                 _ => {
                     let node = graph.add_node(Node {
                         rank: rank as u32,
                         action,
-                        sends: None,
+                        sends: [None; 2],
                     });
                     for receive in received.drain(..) {
                         waits[receive] = node;

@@ -10,7 +10,7 @@ pub mod megatron;
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Op, Precision};
 
-use crate::choice::{Dispatcher, Optimizer, Overlap, ScheduleName, StackName};
+use crate::choice::{Dispatcher, Masters, Optimizer, Overlap, ScheduleName, StackName};
 use crate::memory::StateBytes;
 
 /// A runtime.
@@ -235,7 +235,13 @@ impl Stack {
     /// Bytes of state a parameter takes (Megatron-LM, `docs/user-guide/features/dist_optimizer.md`;
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
     /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
-    pub fn state(&self, precision: Precision, optimizer: Optimizer, grads: Dtype) -> StateBytes {
+    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`).
+    pub fn state(
+        &self,
+        precision: Precision,
+        (optimizer, masters): (Optimizer, Masters),
+        grads: Dtype,
+    ) -> StateBytes {
         let moments = 2.0 * optimizer.moments().bits() as f64 / 8.0;
         if precision == Precision::Fp32 {
             // Weights are their own master copies.
@@ -255,7 +261,7 @@ impl Stack {
         StateBytes {
             weight: 2.0 + quantized,
             gradient: grads.bits() as f64 / 8.0,
-            sharded: 4.0 + moments,
+            sharded: masters.dtype().bits() as f64 / 8.0 + moments,
         }
     }
 
@@ -322,8 +328,9 @@ impl Megatron {
                     grad_reduce: true,
                     param_gather: true,
                     p2p: true,
-                    // Its own default (`moe_shared_expert_overlap`), for buffers live longer.
-                    shared_expert: false,
+                    // Its own defaults (`moe_shared_expert_overlap`, `overlap_moe_expert_parallel_comm`), for
+                    // tensors live longer.
+                    ..Overlap::default()
                 },
                 dispatchers: &[
                     Dispatcher::Alltoall,
@@ -393,7 +400,7 @@ impl Moefold {
             grad_reduce: true,
             param_gather: true,
             p2p: true,
-            shared_expert: false,
+            ..Overlap::default()
         };
         self.queues = true;
         self

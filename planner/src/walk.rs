@@ -207,7 +207,9 @@ pub fn play(rank: u32, setup: &[Event], step: &[Event], costs: &Costs, stack: &S
             collectives: player.calls(),
             host_waits: player.host_waits,
             ops: player.ops,
-            step_s: (player.compute.max(player.communication)).max(player.replicas),
+            step_s: [player.communication, player.replicas, player.tokens]
+                .into_iter()
+                .fold(player.compute, f64::max),
         },
         trace: Trace {
             origin: Origin::Predicted,
@@ -229,11 +231,12 @@ struct Player<'a> {
     on_host: [Bytes; 2],
     /// Bytes, by class, after how many events of the step.
     peak: (Bytes, ByClass<Bytes>, usize),
-    /// When each lane is free, that of collectives over replicas, which hold up no others, by itself, and when the
+    /// When each lane is free, those of collectives over replicas and of tokens, which hold up no others, by themselves, and when the
     /// host has issued what it was asked for, in seconds.
     compute: f64,
     communication: f64,
     replicas: f64,
+    tokens: f64,
     host: f64,
     /// When the stream of copies is free, and when transfers end that were started.
     copies: f64,
@@ -261,6 +264,7 @@ impl<'a> Player<'a> {
             compute: 0.0,
             communication: 0.0,
             replicas: 0.0,
+            tokens: 0.0,
             host: 0.0,
             ends: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -317,6 +321,8 @@ impl<'a> Player<'a> {
                 let message = *category == Category::PpComm;
                 let lane = if GroupKind::over_replicas(group) {
                     &mut self.replicas
+                } else if GroupKind::sends_tokens(group) {
+                    &mut self.tokens
                 } else {
                     &mut self.communication
                 };

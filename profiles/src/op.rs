@@ -281,6 +281,9 @@ pub enum Op {
         /// Type of the moments; f32 where a file does not say.
         #[serde(default = "f32_moments", skip_serializing_if = "are_f32")]
         moments: Dtype,
+        /// Whether masters are what model weights lack of them, 16 bits, and not of f32.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        remainders: bool,
     },
     /// Sum of squares of `len` f32 gradients.
     GradNorm {
@@ -569,12 +572,21 @@ impl Op {
             }
             Self::Add { len, dtype } => of(dtype, 3 * len),
             Self::Sweep { kind, len, dtype } => of(dtype, kind.touches() * len),
-            // Gradient and master read, master written: 3 f32. Two moments read and written, a weight written.
+            // Gradient and master read, master written: 3 f32. Two moments read and written, a weight written. A
+            // remainder is half of a master, and its weight is read too.
             Self::Adamw {
                 len,
                 dtype,
                 moments,
-            } => Dtype::F32.bytes(3 * len) + of(moments, 4 * len) + of(dtype, len),
+                remainders,
+            } => {
+                let masters = if remainders {
+                    Dtype::Bf16.bytes(2 * len) + of(dtype, len)
+                } else {
+                    Dtype::F32.bytes(2 * len)
+                };
+                Dtype::F32.bytes(len) + masters + of(moments, 4 * len) + of(dtype, len)
+            }
             Self::GradNorm { len } => Dtype::F32.bytes(len),
             Self::LinearAttention {
                 rows,

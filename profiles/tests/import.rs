@@ -162,7 +162,8 @@ fn golden_a_trace_of_a_cpu_has_the_other_ops_of_its_model() {
         count(Op::Adamw {
             len,
             dtype,
-            moments: Dtype::F32
+            moments: Dtype::F32,
+            remainders: false,
         }),
         1
     );

@@ -353,6 +353,8 @@ impl Comparison {
         let overlap = varies(s, |s| s.planned.overlap);
         let zero = varies(s, |s| s.planned.zero);
         let optimizer = varies(s, |s| s.planned.optimizer);
+        let masters = varies(s, |s| s.planned.masters);
+        let on_host = varies(s, |s| s.planned.optimizer_offload_fraction);
         let precision = varies(s, |s| s.planned.precision);
         let stack = varies(s, |s| s.planned.stack);
         let model = varies(s, |s| s.setting.model.as_ref().map(|m| m.name.clone()));
@@ -388,6 +390,17 @@ impl Comparison {
                     format!("zero {}", planned.zero.unwrap_or_default().name()),
                 ),
                 (optimizer, json_word(&planned.optimizer)),
+                (
+                    masters,
+                    format!("masters {}", planned.masters.unwrap_or_default().name()),
+                ),
+                (
+                    on_host,
+                    format!(
+                        "{} of states on the host",
+                        planned.optimizer_offload_fraction.unwrap_or_default().0
+                    ),
+                ),
                 (precision, json_word(&planned.precision)),
                 (stack, json_word(&planned.stack)),
             ] {

@@ -168,7 +168,7 @@ impl<'a> Judge<'a> {
             objective: Objective::Memory,
             pins,
             top: 1,
-            ..search::options_of(plan)
+            ..plan.options()
         };
         let costs = Costs::for_cluster(&self.cluster, &[]);
         let runtime = Traced::new(&plan.model, &self.cluster);

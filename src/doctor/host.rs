@@ -1,6 +1,7 @@
 //! The host's half of `moefold doctor`: processor, memory, compiler.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use moefold_executor::device::DeviceSpec;
@@ -58,10 +59,45 @@ impl Host {
     }
 }
 
-/// Bytes of memory that are free, or can be freed at once.
+/// Bytes of memory that are free, or can be freed at once: of the machine, and of the control groups that this process
+/// is in.
 pub(super) fn available() -> Option<u64> {
     let memory = fs::read_to_string("/proc/meminfo").ok()?;
-    field(&memory, "MemAvailable:").map(|kib| kib * KIB)
+    let machine = field(&memory, "MemAvailable:").map(|kib| kib * KIB)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = left_by_groups(Path::new("/sys/fs/cgroup"), &groups);
+    Some(left.map_or(machine, |left| left.min(machine)))
+}
+
+/// What control groups leave of their limits, the least of this process's and of those around it (cgroups(7)). What
+/// files of them are cached and not in use can be freed. `groups` is `/proc/self/cgroup`.
+fn left_by_groups(root: &Path, groups: &str) -> Option<u64> {
+    let left = groups.lines().flat_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let (base, names) = match controllers {
+            "" => (root.to_owned(), ["max", "current", "inactive_file"]),
+            list if list.split(',').any(|name| name == "memory") => (
+                root.join("memory"),
+                ["limit_in_bytes", "usage_in_bytes", "total_inactive_file"],
+            ),
+            _ => return Vec::new(),
+        };
+        let own = base.join(path.trim_start_matches('/'));
+        let around = own.ancestors().take_while(|group| group.starts_with(&base));
+        around
+            .filter_map(|group| left_by_group(group, names))
+            .collect()
+    });
+    left.min()
+}
+
+fn left_by_group(group: &Path, [limit, used, cached]: [&str; 3]) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(group.join(format!("memory.{name}"))).ok();
+    let number = |name| read(name)?.trim().parse::<u64>().ok();
+    let cached = read("stat").and_then(|stat| field(&stat, &format!("{cached} ")));
+    let used = number(used)?.saturating_sub(cached.unwrap_or(0));
+    Some(number(limit)?.saturating_sub(used))
 }
 
 /// The number after a name at the start of a line of `/proc/meminfo`.
@@ -99,6 +135,37 @@ fn compiler() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn golden_the_least_that_any_control_group_leaves_counts() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let write = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().expect("below the root")).expect("writable");
+            fs::write(path, text).expect("writable");
+        };
+        let left = |groups: &str| left_by_groups(root.path(), groups);
+        assert_eq!(left("0::/job/task\n"), None);
+        write("job/memory.max", "1000\n");
+        write("job/memory.current", "700\n");
+        write(
+            "job/memory.stat",
+            "anon 300\ninactive_file 150\nactive_file 250\n",
+        );
+        write("job/task/memory.max", "max\n");
+        write("job/task/memory.current", "600\n");
+        assert_eq!(left("0::/job/task\n"), Some(450));
+        write("job/task/memory.max", "650\n");
+        assert_eq!(left("0::/job/task\n"), Some(50));
+        // The first version, with a tree for each controller.
+        write("memory/job/memory.limit_in_bytes", "500\n");
+        write("memory/job/memory.usage_in_bytes", "490\n");
+        write(
+            "memory/job/memory.stat",
+            "inactive_file 1\ntotal_inactive_file 20\n",
+        );
+        assert_eq!(left("5:cpu,memory:/job\n4:pids:/job\n"), Some(30));
+    }
 
     #[test]
     fn what_the_kernel_says_is_read() {

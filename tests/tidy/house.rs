@@ -93,6 +93,10 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("rules", &["model", "choice", "layout", "options", "stack"]),
     ("plan", &["model", "choice", "layout", "options", "rules"]),
     ("answer", &["model", "choice", "plan"]),
+    (
+        "settings",
+        &["model", "choice", "layout", "options", "plan"],
+    ),
     ("interval", &["choice", "plan"]),
     ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),

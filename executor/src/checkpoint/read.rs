@@ -5,18 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use moefold_planner::model::Model;
 use safetensors::tensor::Dtype;
 
-use super::{Fingerprint, INDEX, Index, describe, differences, name_of};
+use super::{Fingerprint, INDEX, Index, differences, name_of, of_other_model};
 use crate::error::Error;
 use crate::model::{Parameter, global_tensors};
 use crate::optimizer::ZeroAdam;
 use crate::store::Store;
+use crate::sums::hash_of;
 use crate::transport::Communicator;
 use crate::weights::stored::{Stored, read_header};
 use crate::weights::{Rectangle, Region, State};
@@ -46,19 +46,18 @@ impl Checkpoint {
     /// Opens the checkpoint in `dir`, which must be of `model`.
     pub fn open(dir: &Path, model: &Model) -> Result<Self, Error> {
         let index = Index::load(dir)?;
-        let [saved, now] = [&index.model, model].map(describe);
-        let of_model = differences(&saved, &now);
-        if !of_model.is_empty() {
+        if let Some(differs) = of_other_model(&index.model, model) {
             return Err(Error::Request(format!(
-                "{}: is a checkpoint of another model than {}: {}",
+                "{}: is a checkpoint of another model than {}: {differs}",
                 dir.display(),
-                model.name,
-                of_model.join(", ")
+                model.name
             )));
         }
         index.check_files(dir)?;
         let covered = index.check_cover(&global_tensors(model));
         covered.map_err(|why| Error::malformed(dir.join(INDEX), why))?;
+        // After what says more of it.
+        index.check_seal(dir)?;
         let mut files = Vec::new();
         let mut pieces: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
         for (number, listed) in index.files.iter().enumerate() {
@@ -143,17 +142,7 @@ impl Checkpoint {
 
     fn verify_file(&self, number: usize) -> Result<(), Error> {
         let path = &self.files[number];
-        let mut file = File::open(path).map_err(Error::io(path, "open"))?;
-        let mut hash = blake3::Hasher::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let count = file.read(&mut buffer).map_err(Error::io(path, "read"))?;
-            if count == 0 {
-                break;
-            }
-            hash.update(&buffer[..count]);
-        }
-        if hash.finalize().to_hex().as_str() == self.index.files[number].blake3 {
+        if hash_of(path)? == self.index.files[number].blake3 {
             return Ok(());
         }
         Err(Error::malformed(
@@ -212,13 +201,14 @@ impl Checkpoint {
         parameter: &Parameter,
         optimizer: &ZeroAdam,
     ) -> Result<(), Error> {
-        for slice in &parameter.slices {
-            if let Some((elements, tensor)) = optimizer.state(state, parameter, slice) {
+        let slices = parameter.slices.iter();
+        for slice in slices.filter(|slice| State::of(&slice.tensor).contains(&state)) {
+            if let Some(elements) = optimizer.elements(parameter, slice) {
                 let mut values = Vec::with_capacity(elements.len());
                 for part in slice.region().parts(elements) {
                     values.extend(self.read(state, &part)?);
                 }
-                tensor.copy_from_f32(&values);
+                optimizer.put(state, parameter, slice, &values);
             }
         }
         Ok(())

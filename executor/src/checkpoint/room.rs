@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::KEPT;
 use crate::error::Error;
+use crate::files::free;
 
 /// Bytes of a GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -18,12 +19,7 @@ pub(super) fn at_once(first: u64, last: u64, every: u64) -> u64 {
 /// Refuses to save `count` checkpoints of `bytes` each below `folder`, which need not be there yet, where
 /// its file system has no room for them. One that does not say how much it has is trusted.
 pub(super) fn check(folder: &Path, count: u64, bytes: u64) -> Result<(), Error> {
-    let there = folder.ancestors().find(|folder| folder.exists());
-    let said = there.and_then(|folder| rustix::fs::statvfs(folder).ok());
-    match said {
-        None => Ok(()),
-        Some(room) => check_free(folder, count, bytes, room.f_bavail * room.f_frsize),
-    }
+    free(folder).map_or(Ok(()), |free| check_free(folder, count, bytes, free))
 }
 
 fn check_free(folder: &Path, count: u64, bytes: u64, free: u64) -> Result<(), Error> {

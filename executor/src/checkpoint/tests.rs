@@ -9,13 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{Optimizer, Overlap, Zero};
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap, Zero};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
 use moefold_profiles::Precision;
 
 use super::*;
+use crate::control::{Control, Watch};
 use crate::data::TokenStream;
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
@@ -23,7 +24,8 @@ use crate::model::global_tensors;
 use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, Saving};
-use crate::train::{self, Trained};
+use crate::train::{self, Data, Trained};
+use crate::transport::World;
 use crate::unpriced::planned;
 
 const SEQ_LEN: u64 = 16;
@@ -39,6 +41,8 @@ struct Bench {
     batch: Batch,
     options: TrainOptions,
     optimizer: Optimizer,
+    masters: Masters,
+    on_host: HostShare,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
     /// Context-parallel ranks.
@@ -82,6 +86,8 @@ impl Bench {
                 save: None,
             },
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
+            on_host: HostShare::default(),
             pipeline: [1, 1],
             cp: 1,
             bucket: None,
@@ -100,7 +106,7 @@ impl Bench {
     fn saving(&self, every: u64, run_dir: &Path) -> TrainOptions {
         TrainOptions {
             save: Some(Saving {
-                every,
+                every: Some(every),
                 run_dir: run_dir.to_owned(),
             }),
             ..self.options.clone()
@@ -154,6 +160,20 @@ impl Bench {
     }
 
     fn train(&self, degrees: [u32; 5], options: &TrainOptions) -> Result<Trained, Error> {
+        let watch = Watch {
+            on_step: &|_| Ok(()),
+            on_note: &|note| panic!("{note}"),
+            control: &Control::default(),
+        };
+        self.train_watched(degrees, options, watch)
+    }
+
+    fn train_watched(
+        &self,
+        degrees: [u32; 5],
+        options: &TrainOptions,
+        watch: Watch<'_>,
+    ) -> Result<Trained, Error> {
         let layout = self.layout(degrees);
         let mut plan = planned(&self.model, LayoutRecord::from(&layout));
         plan.precision = match options.device.dtype() {
@@ -161,6 +181,8 @@ impl Bench {
             _ => Precision::Fp32,
         };
         plan.optimizer = self.optimizer;
+        plan.masters = Some(self.masters);
+        plan.optimizer_offload_fraction = Some(self.on_host);
         plan.bucket_elements = self.bucket;
         plan.zero = (self.zero != Zero::default()).then_some(self.zero);
         let beside = self.bucket.is_some() || plan.zero.is_some();
@@ -168,10 +190,16 @@ impl Bench {
             grad_reduce: true,
             param_gather: true,
             p2p: false,
-            shared_expert: false,
+            ..Overlap::default()
         });
         let (model, batch) = (&self.model, &self.batch);
-        train::run(&plan, model, batch, options, &self.samples, &|_| ())
+        let data = Data {
+            training: &self.samples,
+            validation: None,
+        };
+        let world = World::threads(layout.gpus());
+        let trained = train::run_in(&world, &plan, model, batch, options, data, true, watch)?;
+        Ok(trained.expect("rank 0 is a thread of this process"))
     }
 
     /// Goes on from `dir`.

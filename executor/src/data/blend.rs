@@ -5,6 +5,7 @@
 //! `core/datasets/helpers.cpp`, `build_blending_indices`). It is the next one of that dataset. So the samples of
 //! a blend depend on its weights alone, not on how many will be asked for.
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +31,7 @@ impl Blend {
 
     /// Indexed datasets as Megatron's `--data-path` lists them, given by `flag`: prefixes, or a weight before
     /// every prefix.
-    pub fn open(flag: &str, list: &[String]) -> Result<Self, Error> {
+    pub fn open(flag: &str, list: &[OsString]) -> Result<Self, Error> {
         let (weights, prefixes) = weighted(list);
         if let Some(weights) = &weights
             && let Some(wrong) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0))
@@ -42,31 +43,40 @@ impl Blend {
         }
         let streams = prefixes.iter().map(|prefix| {
             let stream = TokenStream::indexed(Path::new(prefix));
-            let not_all = weights.is_none() && list.iter().any(|word| word.parse::<f64>().is_ok());
+            let not_all = weights.is_none() && list.iter().any(|word| weight(word).is_some());
             stream.map(Arc::new).map_err(|error| {
                 if !not_all {
                     return error;
                 }
                 Error::Request(format!(
                     "{flag} {}: {error}; expected prefixes, or a weight before every prefix",
-                    list.join(" ")
+                    list.join(OsStr::new(" ")).display()
                 ))
             })
         });
         let streams = streams.collect::<Result<_, _>>()?;
         Ok(Self { streams, weights })
     }
+
+    /// Refuses tokens that are not those that were written, where that can be told. All are read.
+    pub fn verify(&self) -> Result<(), Error> {
+        self.streams.iter().try_for_each(|stream| stream.verify())
+    }
 }
 
 /// Weights and prefixes of a list that has both in turn; else all of it are prefixes.
-fn weighted(list: &[String]) -> (Option<Vec<f64>>, Vec<&String>) {
+fn weighted(list: &[OsString]) -> (Option<Vec<f64>>, Vec<&OsString>) {
     let pairs = list.chunks_exact(2);
     if pairs.remainder().is_empty()
-        && let Some(weights) = pairs.map(|pair| pair[0].parse().ok()).collect()
+        && let Some(weights) = pairs.map(|pair| weight(&pair[0])).collect()
     {
         return (Some(weights), list.iter().skip(1).step_by(2).collect());
     }
     (None, list.iter().collect())
+}
+
+fn weight(word: &OsStr) -> Option<f64> {
+    word.to_str()?.parse().ok()
 }
 
 /// Samples before which counts are kept: between them they are counted again.
@@ -184,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_list_has_weights_where_every_other_word_is_one() {
-        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let words = |text: &str| -> Vec<OsString> { text.split(' ').map(Into::into).collect() };
         let list = words("3 a 7.5 b");
         let (weights, prefixes) = weighted(&list);
         assert_eq!(weights, Some(vec![3.0, 7.5]));

@@ -23,6 +23,7 @@ pub use write::write;
 pub(super) use write::write_documents;
 
 use crate::error::Error;
+use crate::sums;
 
 /// An open dataset.
 #[derive(Debug)]
@@ -34,6 +35,13 @@ pub struct Indexed {
     num_documents: u64,
     offsets: Offsets,
     num_sequences: u64,
+}
+
+/// Whether a file of a dataset holds its ids.
+fn are_tokens(name: &str) -> bool {
+    Path::new(name)
+        .extension()
+        .is_some_and(|ending| ending == "bin")
 }
 
 impl Indexed {
@@ -57,6 +65,8 @@ impl Indexed {
             ));
         }
         let index = Index::read(&idx_path)?;
+        // After what says more of it. Tokens are read only where they are asked about.
+        sums::check(&with_ending(&prefix, write::SUMS), &are_tokens)?;
         let bin = File::open(&bin_path).map_err(Error::io(&bin_path, "open"))?;
         let found = bin
             .metadata()
@@ -83,6 +93,12 @@ impl Indexed {
             offsets: Offsets::open(idx_path, index.num_sequences)?,
             num_sequences: index.num_sequences,
         })
+    }
+
+    /// Refuses tokens that are not those that were written, where sums lie beside them. All are read.
+    pub fn verify(&self) -> Result<(), Error> {
+        let sums = self.bin_path.with_extension(write::SUMS);
+        sums::check(&sums, &|name| !are_tokens(name))
     }
 
     /// The file that holds the ids.

@@ -48,6 +48,14 @@ impl TokenStream {
         }
     }
 
+    /// Refuses tokens that are not those that were written, where that can be told. All are read.
+    pub fn verify(&self) -> Result<(), Error> {
+        match self {
+            Self::Indexed(data) => data.verify(),
+            Self::Text { .. } => Ok(()),
+        }
+    }
+
     /// Tokens there are.
     pub fn num_tokens(&self) -> u64 {
         match self {

@@ -7,7 +7,7 @@
 
 use moefold_kernels::attention::{Mask, Sequences};
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, rope, sinks};
+use moefold_kernels::{Tensor, rope};
 use moefold_planner::choice::{Module, OffloadModule, Recompute};
 use moefold_planner::model::{Gqa, QkNorm};
 use moefold_profiles::trace::Category;
@@ -204,15 +204,12 @@ impl Attention {
     fn core(&self, cx: &Context, heads: &Heads, sequences: Sequences<'_>) -> Result<Core, Error> {
         let carried = heads.carried(cx);
         let inputs = self.inputs(heads, carried.as_ref(), sequences);
-        let [output, mut lse] = context::forward(cx, &AsTheyAre, inputs)?;
-        if let Some(weight) = &self.sinks {
-            lse = cx.op(CATEGORY, || sinks::forward(&output, &lse, &weight.value));
-        }
+        let [output, lse] = context::forward(cx, &AsTheyAre, inputs)?;
         Ok(Core { output, lse })
     }
 
     fn inputs<'a>(
-        &self,
+        &'a self,
         heads: &'a Heads,
         carried: Option<&'a Carried>,
         sequences: Sequences<'a>,
@@ -225,6 +222,7 @@ impl Attention {
             sequences,
             mask: self.mask,
             scale: self.scale,
+            sinks: self.sinks.as_ref(),
         }
     }
 
@@ -254,11 +252,6 @@ impl Attention {
         let all = tokens::start_gather(cx, &normed.output)?;
 
         let doutput = doutput.reshape(output.dims());
-        if let Some(weight) = &self.sinks {
-            cx.op(CATEGORY, || {
-                sinks::backward(&doutput, &output, &lse, &weight.value, &weight.grad);
-            });
-        }
         let carried = heads.carried(cx);
         let inputs = self.inputs(&heads, carried.as_ref(), sequences);
         let gradients = context::backward(cx, &AsTheyAre, inputs, doutput, [output, lse])?;

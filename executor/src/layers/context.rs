@@ -10,7 +10,8 @@
 //! beside the work on the block before; their gradients follow them and come home with the last step. Gathered,
 //! all blocks come at once, and their gradients are summed and scattered. Both go through the blocks in the same
 //! order, so that their outputs have the same bits. Or heads are exchanged against tokens: a rank then has
-//! whole sequences of a share of the heads, and the core is that of one rank.
+//! whole sequences of a share of the heads, and the core is that of one rank: with windows and documents, which
+//! blocks have none of. Sinks are those of its heads there, and over blocks they come once all are merged.
 //!
 //! Blocks are keys and values, or what those are made of ([`Carrier`]).
 
@@ -18,19 +19,20 @@ use std::ops::Range;
 
 use moefold_kernels::attention::{self, Mask, Sequences};
 use moefold_kernels::elementwise::add_into;
-use moefold_kernels::{Tensor, TensorClass, merge, rows};
+use moefold_kernels::{Tensor, TensorClass, merge, rows, sinks};
 use moefold_planner::choice::CpComm;
 use moefold_planner::mesh;
 use moefold_profiles::trace::Category;
 
 use crate::error::Error;
 use crate::rank::Context;
+use crate::store::Weight;
 use crate::transport::Pending;
 
 const CATEGORY: Category = Category::Attention;
 
 /// What [`crate::support`] refuses.
-const CUT: &str = "documents are apart in whole sequences only";
+const CUT: &str = "windows and documents are of whole sequences only";
 
 /// What a rank gives others to make its keys and values of `[T, ..]`, or the gradients of it.
 pub(super) type Carried = [Tensor; 2];
@@ -75,6 +77,23 @@ pub(super) struct Inputs<'a> {
     pub(super) mask: Mask,
     /// On the scores.
     pub(super) scale: f32,
+    /// One of each head here `[n]`, where there are some.
+    pub(super) sinks: Option<&'a Weight>,
+}
+
+/// Adds sinks to the output of a core, in place; its log-sum-exp with them.
+fn sink(cx: &Context, weight: Option<&Weight>, output: &Tensor, lse: Tensor) -> Tensor {
+    match weight {
+        None => lse,
+        Some(weight) => cx.op(CATEGORY, || sinks::forward(output, &lse, &weight.value)),
+    }
+}
+
+/// Adds to the gradients of sinks, from that of the output and what [`sink`] gave.
+fn sink_backward(cx: &Context, weight: Option<&Weight>, [d, output, lse]: [&Tensor; 3]) {
+    if let Some(Weight { value, grad }) = weight {
+        cx.op(CATEGORY, || sinks::backward(d, output, lse, value, grad));
+    }
 }
 
 /// The gradients of [`Inputs`].
@@ -92,7 +111,8 @@ pub(super) fn travels(cx: &Context) -> bool {
     !cx.cp.is_solo() && cx.cp_comm != CpComm::A2a
 }
 
-/// The output `[T, n, v]` and the log-sum-exp of the scores.
+/// The output `[T, n, v]` and the log-sum-exp of the scores; with exchanged heads that of whole sequences of a
+/// share of them `[n / CP, CP T]`.
 pub(super) fn forward(
     cx: &Context,
     carrier: &dyn Carrier,
@@ -108,6 +128,7 @@ pub(super) fn forward(
         sequences,
         mask,
         scale,
+        sinks,
         ..
     } = inputs;
     let core = |q: &Tensor, k: &Tensor, v: &Tensor| {
@@ -116,12 +137,15 @@ pub(super) fn forward(
         })
     };
     if cx.cp.is_solo() {
-        return Ok(core(query, key, value).into());
+        let (output, lse) = core(query, key, value);
+        let lse = sink(cx, sinks, &output, lse);
+        return Ok([output, lse]);
     }
     let heads = Heads::of(cx, query.dims()[0], sequences.count);
     let [q, k, v] = heads.take(cx, [query, key, value])?;
     let (output, lse) = core(&q, &k, &v);
     drop((q, k, v));
+    let lse = sink(cx, own_sinks(cx, sinks).as_ref(), &output, lse);
     let [output] = heads.give_back(cx, [output])?;
     Ok([output, lse])
 }
@@ -144,6 +168,7 @@ pub(super) fn backward(
         sequences,
         mask,
         scale,
+        sinks,
         ..
     } = inputs;
     let core = |[d, q, k, v, o]: [&Tensor; 5]| {
@@ -152,11 +177,14 @@ pub(super) fn backward(
         })
     };
     let (query, key, value) = if cx.cp.is_solo() {
+        sink_backward(cx, sinks, [&doutput, &output, &lse]);
         core([&doutput, query, key, value, &output])
     } else {
         let heads = Heads::of(cx, query.dims()[0], sequences.count);
         let all = heads.take(cx, [&doutput, query, key, value, &output])?;
         drop((doutput, output));
+        let [d, .., o] = &all;
+        sink_backward(cx, own_sinks(cx, sinks).as_ref(), [d, o, &lse]);
         let (dq, dk, dv) = core(all.each_ref());
         drop(all);
         heads.give_back(cx, [dq, dk, dv])?.into()
@@ -166,6 +194,18 @@ pub(super) fn backward(
         key,
         value,
         carried: None,
+    })
+}
+
+/// Those of the heads of which this rank has whole sequences, where they are exchanged.
+fn own_sinks(cx: &Context, all: Option<&Weight>) -> Option<Weight> {
+    all.map(|Weight { value, grad }| {
+        let heads = value.len() / cx.cp.size();
+        let own = |all: &Tensor| all.view(cx.cp.index() * heads, &[heads]);
+        Weight {
+            value: own(value),
+            grad: own(grad),
+        }
     })
 }
 
@@ -212,10 +252,12 @@ fn forward_over_blocks(
             count: sequences,
             documents,
         },
+        mask,
         scale,
+        sinks,
         ..
     } = inputs;
-    assert!(documents.is_none(), "{CUT}");
+    assert!(documents.is_none() && mask == Mask::Causal, "{CUT}");
     let mut blocks = Blocks::start(cx, carried)?;
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (output, lse) = cx.op(CATEGORY, || {
@@ -244,6 +286,7 @@ fn forward_over_blocks(
         let [key, value] = carrier.expand(cx, &block);
         attend(&pairs, &key, &value);
     }
+    let lse = sink(cx, sinks, &output, lse);
     Ok([output, lse])
 }
 
@@ -263,11 +306,14 @@ fn backward_over_blocks(
             count: sequences,
             documents,
         },
+        mask,
         scale,
+        sinks,
         ..
     } = inputs;
-    assert!(documents.is_none(), "{CUT}");
+    assert!(documents.is_none() && mask == Mask::Causal, "{CUT}");
     let mut blocks = Blocks::start(cx, carried)?;
+    sink_backward(cx, sinks, [doutput, output, lse]);
     let (cp, me, tokens) = (cx.layout.cp(), cx.at.cp, query.dims()[0]);
     let (dquery, dkey, dvalue) = cx.op(CATEGORY, || {
         let seqs = 2 * sequences;

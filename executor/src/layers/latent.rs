@@ -248,6 +248,7 @@ impl Latent {
             sequences,
             mask: Mask::Causal,
             scale: self.scale,
+            sinks: None,
         }
     }
 

@@ -20,6 +20,7 @@ use self::alltoall::{Exchange, UnderWay};
 use super::balance::Load;
 use crate::error::Error;
 use crate::rank::Context;
+use crate::turns::pause;
 
 /// How tokens go to the experts: what a plan chooses of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -222,17 +223,22 @@ impl Dispatch {
         })
     }
 
-    /// What is [`leaving`] `-> [N, w]` in local expert order.
-    pub fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
+    /// What is [`leaving`] `-> [N, w]` in local expert order. A pass pauses while rows are under way, here and in the
+    /// others.
+    pub async fn to_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
         match &self.way {
             Way::Home(_) => Ok(rows),
-            Way::Exchange { .. } => Ok(self.start_to_experts(cx, rows, None)?.finish(cx)?.0),
+            Way::Exchange { .. } => {
+                let sent = self.start_to_experts(cx, rows, None)?;
+                pause().await;
+                Ok(sent.finish(cx)?.0)
+            }
             Way::Gather(gather) => gather.there(cx, &rows),
         }
     }
 
     /// [`Dispatch::to_experts`] for rows and what [leaves with them](leaving_numbers), both under way together.
-    pub fn to_experts_with(
+    pub async fn to_experts_with(
         &self,
         cx: &Context,
         rows: Tensor,
@@ -240,9 +246,11 @@ impl Dispatch {
     ) -> Result<(Tensor, Tensor), Error> {
         match &self.way {
             Way::Home(_) => Ok((rows, numbers)),
-            Way::Exchange { .. } => self
-                .start_to_experts(cx, rows, Some(numbers))?
-                .finish_with(cx),
+            Way::Exchange { .. } => {
+                let sent = self.start_to_experts(cx, rows, Some(numbers))?;
+                pause().await;
+                sent.finish_with(cx)
+            }
             Way::Gather(gather) => {
                 let [rows, numbers] = gather.there_with(cx, &rows, &numbers)?;
                 Ok((rows, numbers))
@@ -251,11 +259,13 @@ impl Dispatch {
     }
 
     /// `[N, w]` in local expert order `-> [t, w]`, the sum over a token's rows.
-    pub fn from_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
+    pub async fn from_experts(&self, cx: &Context, rows: Tensor) -> Result<Tensor, Error> {
         let (rows, map) = match &self.way {
             Way::Home(map) => (rows, map),
             Way::Exchange { .. } => {
-                return Ok(self.start_from_experts(cx, rows, None)?.finish(cx)?.0);
+                let sent = self.start_from_experts(cx, rows, None)?;
+                pause().await;
+                return Ok(sent.finish(cx)?.0);
             }
             Way::Gather(gather) => return gather.back(cx, rows),
         };
@@ -265,7 +275,7 @@ impl Dispatch {
     }
 
     /// [`Dispatch::from_experts`] for rows and for one number a row `[N] -> [t, K]`, both under way together.
-    pub fn from_experts_with(
+    pub async fn from_experts_with(
         &self,
         cx: &Context,
         rows: Tensor,
@@ -276,9 +286,11 @@ impl Dispatch {
                 let (x, numbers) = unpermuted(cx, &rows, Some(&numbers), map);
                 Ok((x, numbers.expect("given")))
             }
-            Way::Exchange { .. } => self
-                .start_from_experts(cx, rows, Some(numbers))?
-                .finish_with(cx),
+            Way::Exchange { .. } => {
+                let sent = self.start_from_experts(cx, rows, Some(numbers))?;
+                pause().await;
+                sent.finish_with(cx)
+            }
             Way::Gather(gather) => {
                 let [x, numbers] = gather.back_with(cx, rows, numbers)?;
                 Ok((x, numbers))

@@ -117,6 +117,7 @@ impl Grid {
                 len,
                 dtype,
                 moments,
+                remainders: false,
             });
             ops.push(Op::GradNorm { len });
         }

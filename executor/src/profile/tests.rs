@@ -172,6 +172,7 @@ fn tiny_ops() -> Vec<Op> {
             len: 256,
             dtype,
             moments: Dtype::F32,
+            remainders: false,
         },
         Op::GradNorm { len: 256 },
     ]

@@ -5,13 +5,12 @@
 //! `tensorflow/core/lib/io/record_writer.h`). The data is a protocol buffer, an `Event`
 //! (`tensorflow/core/util/event.proto`): the first names the version of the format, the others hold scalars.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use moefold_profiles::run::StepRecord;
 use moefold_profiles::units::GIB;
 
+use super::log::Log;
 use crate::error::Error;
 
 /// The file in a run directory; TensorBoard looks for `tfevents` in names.
@@ -19,27 +18,30 @@ const EVENTS_FILE: &str = "events.tfevents";
 
 /// Events that are being written.
 #[derive(Debug)]
-pub struct Events {
-    path: PathBuf,
-    file: File,
-}
+pub struct Events(Log);
 
 impl Events {
-    /// Begins the file in `dir`, at a time in seconds since 1970.
-    pub fn create(dir: &Path, time_s: f64) -> Result<Self, Error> {
-        let path = dir.join(EVENTS_FILE);
-        let mut file = File::create(&path).map_err(Error::io(&path, "create"))?;
-        let version = Message::default()
-            .double(1, time_s)
-            .bytes(3, b"brain.Event:2");
-        record(&mut file, &version.0).map_err(Error::io(&path, "write"))?;
-        Ok(Self { path, file })
+    /// Those of a run in `dir`, which has none yet.
+    pub fn of(dir: &Path) -> Self {
+        Self(Log::new(dir.join(EVENTS_FILE)))
     }
 
-    /// Adds a step that ended at a time in seconds since 1970; it is in the file when this returns.
+    /// Adds a step that ended at a time in seconds since 1970. It is in the file when this returns without an error,
+    /// and with one the next step tries again.
     pub fn step(&mut self, step: &StepRecord, time_s: f64) -> Result<(), Error> {
-        let event = scalars(step, time_s);
-        record(&mut self.file, &event.0).map_err(Error::io(&self.path, "write"))
+        if self.0.is_empty() {
+            let version = Message::default()
+                .double(1, time_s)
+                .bytes(3, b"brain.Event:2");
+            self.0.add(&record(&version.0));
+        }
+        self.0.add(&record(&scalars(step, time_s).0));
+        self.flush()
+    }
+
+    /// Writes what could not be written before.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.0.flush()
     }
 }
 
@@ -81,14 +83,14 @@ fn scalars(step: &StepRecord, time_s: f64) -> Message {
         .bytes(5, &summary.0)
 }
 
-fn record(file: &mut File, data: &[u8]) -> io::Result<()> {
+fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
     record.extend(length);
     record.extend(masked(&length));
     record.extend(data);
     record.extend(masked(data));
-    file.write_all(&record)
+    record
 }
 
 fn masked(data: &[u8]) -> [u8; 4] {
@@ -156,8 +158,11 @@ mod tests {
             .varint(2, 300)
             .bytes(5, &summary.0);
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut events = Events::create(folder.path(), 1.5).expect("created");
-        record(&mut events.file, &event.0).expect("written");
+        let version = Message::default().double(1, 1.5).bytes(3, b"brain.Event:2");
+        let mut events = Events::of(folder.path());
+        events.0.add(&record(&version.0));
+        events.0.add(&record(&event.0));
+        events.flush().expect("written");
         let bytes = std::fs::read(folder.path().join(EVENTS_FILE)).expect("there");
         let hex: String = bytes
             .iter()

@@ -21,6 +21,7 @@ use crate::model::{Part, Piece};
 use crate::moe::{RoutingStats, Sparse};
 use crate::rank::Context;
 use crate::store::{Store, Weight};
+use crate::turns::now;
 
 const CATEGORY: Category = Category::Dense;
 
@@ -109,7 +110,7 @@ impl Depth {
         });
         let [embedded_rstd, hidden_rstd] = [first, second].map(|normed| normed.rstd);
         let x = linear::forward(cx, CATEGORY, &joined, &self.projection.value);
-        let (output, layer) = self.layer.run(cx, Some(x), tokens, &mut (), routed)?;
+        let (output, layer) = now(self.layer.run(cx, Some(x), tokens, &mut (), routed))?;
         let StageOutput::Hidden(x) = output else {
             unreachable!("a layer gives the residual stream")
         };
@@ -147,7 +148,7 @@ impl Depth {
             head,
         } = saved;
         let dx = self.head.backward(cx, head, dnext)?;
-        let dx = self.layer.backward(cx, Some(dx), tokens, layer, &mut ())?;
+        let dx = now(self.layer.backward(cx, Some(dx), tokens, layer, &mut ()))?;
         let dx = dx.expect("a layer has no embedding to take it");
         linear::wgrad(cx, CATEGORY, &dx, &joined, &self.projection.grad);
         drop(joined);

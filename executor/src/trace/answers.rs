@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moefold_kernels::cuda::{Architecture, Properties};
@@ -14,7 +15,7 @@ use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count as counted};
 use moefold_planner::runtime::{
     Account, Again, Block, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
-    StageMemory, StepMemory, Task, Work,
+    StageMemory, StepMemory, Stretch, Stretches, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
 use moefold_planner::walk::Event;
@@ -33,11 +34,13 @@ use crate::moe::dispatch::Dispatching;
 use crate::moe::{RoutingStats, Sparse};
 use crate::optimizer::sum_over_tp;
 use crate::rank::Context;
+use crate::rotary::Rotation;
 use crate::stage::{StageModel, StageOutput, Tokens, Visitor};
 use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
 use crate::transport::ranks_of_link;
+use crate::turns::turn;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -50,7 +53,7 @@ pub struct Traced<'a> {
 }
 
 /// What is traced as one, and the sizes that decide what it does: `[precision and what is offloaded, cp_comm,
-/// seq_len, whether the backward pass is divided, and whether weights rest so]`; of what attention's
+/// seq_len, whether the backward pass is divided, whether weights rest so, whether gradients of weights are delayed]`; of what attention's
 /// degrees decide `[tp, mbs, cp]`; of routed experts, which know nothing of them but tp where an expert is
 /// shared, `[ep, etp and tp, local tokens, rows of the rank's experts]` and how tokens go there `[dispatcher,
 /// capacity, what is dropped, padding]`. Depths of multi-token prediction, which are the head's, are decided by
@@ -80,9 +83,19 @@ struct Site<'a> {
     shared_beside: bool,
     /// Whether gradients are completed after every backward pass.
     sharded: bool,
-    /// Whether gradients of weights come after the backward pass.
-    divides: bool,
+    of_weights: OfWeights,
     offload: Offload,
+}
+
+/// When gradients of weights run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OfWeights {
+    /// Where the backward pass comes to them.
+    AtOnce,
+    /// After the backward pass.
+    After,
+    /// Behind the start of the next exchange.
+    Delayed,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -95,9 +108,19 @@ impl<'a> From<&Setting<'a>> for Site<'a> {
             dispatching: dispatching(setting),
             shared_beside: setting.shared_beside,
             sharded: setting.sharded,
-            divides: false,
+            of_weights: OfWeights::AtOnce,
             offload: setting.offload,
         }
+    }
+}
+
+impl Site<'_> {
+    /// Units of their own where their gradients are completed by themselves; weights are no part of what is traced.
+    fn division(&self) -> Division {
+        if self.sharded {
+            return Division::of(Zero::Fsdp, Overlap::default(), None);
+        }
+        Division::Whole
     }
 }
 
@@ -141,6 +164,8 @@ struct Answer {
     /// What leaves for the host in the stream of copies, if there is one.
     leaves: Bytes,
     passes: Passes,
+    /// The same, cut where they pause.
+    stretches: Stretches,
     padding: Counts,
     /// The most that completing its gradients has alive.
     update: Level,
@@ -159,6 +184,8 @@ struct Item {
     category: Category,
     /// Whether it only adds to gradients of weights.
     of_weights: bool,
+    /// Whether the pass pauses behind it.
+    pauses: bool,
 }
 
 impl Item {
@@ -168,6 +195,7 @@ impl Item {
             doing,
             category,
             of_weights: false,
+            pauses: false,
         }
     }
 }
@@ -176,7 +204,8 @@ impl Item {
 enum Doing {
     /// Whether tokens are sent meanwhile.
     Op(Op, bool),
-    Collective(Group, Collective),
+    /// The same.
+    Collective(Group, Collective, bool),
     HostRead,
 }
 
@@ -270,7 +299,7 @@ impl<'a> Traced<'a> {
             kind,
             site.cp_comm as u64,
             local.seq_len,
-            u64::from(site.divides) | u64::from(site.sharded) << 1,
+            site.of_weights as u64 | u64::from(site.sharded) << 2,
         ];
         let sizes = (unit, always, attention, experts, dispatching);
         let known = |pieces: &BTreeMap<Sizes, Arc<Answer>>| pieces.get(&sizes).cloned();
@@ -298,13 +327,7 @@ impl<'a> Traced<'a> {
         let mut cx = piece_on(device, layout, assumed, &tape);
         cx.cp_comm = site.cp_comm;
         let at = cx.at;
-        // Units of their own, for their gradients are completed by themselves; weights are no part of what is traced.
-        let division = if site.sharded {
-            Division::of(Zero::Fsdp, Overlap::default(), None)
-        } else {
-            Division::Whole
-        };
-        let shard = Shard::unsliced(model, layout, &at, &pieces, division);
+        let shard = Shard::unsliced(model, layout, &at, &pieces, site.division());
         let store = Store::new(&cx.device, shard);
         let sparse = Sparse {
             balancing: Balancing::default(),
@@ -355,9 +378,8 @@ impl<'a> Traced<'a> {
                 keep_offsets(&cx, &stats, &kept.reshape(&[kept.len()]));
             }
         };
-        let (output, saved) = stage.forward(&cx, x, &tokens, &mut (), routed)?;
         // The residual stream is the next piece's, which gives it back.
-        let hidden = match output {
+        let given = |output| match output {
             StageOutput::Hidden(hidden) => Some(hidden),
             StageOutput::Losses(all) => {
                 for (number, losses) in all.iter().enumerate() {
@@ -367,20 +389,25 @@ impl<'a> Traced<'a> {
                 None
             }
         };
-        let forward = tape.read(Heard::of);
+        let mut nobody = ();
+        let pass = stage.forward(&cx, x, &tokens, &mut nobody, routed);
+        let ((hidden, saved), forward) =
+            in_turns(&cx, &tape, pass, |(output, saved)| (given(output), saved))?;
         let mut completing = Completing {
             store: site.sharded.then_some(&store),
         };
-        let pass = || stage.backward(&cx, dy, &tokens, saved, &mut completing);
-        let (dx, left) = if site.divides {
-            cx.leaving_weights(pass)
-        } else {
-            (pass(), WeightGradients::default())
-        };
-        let dx = dx?;
-        let backward = tape.read(Heard::of);
+        let pass = stage.backward(&cx, dy, &tokens, saved, &mut completing);
+        let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site, pass)?;
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
+        if let Some(first) = backward.stretches.first_mut() {
+            first.settles = settles(model, pieces[0]);
+        }
+        let stretches = Stretches {
+            forward: forward.stretches,
+            backward: backward.stretches,
+        };
+        let (forward, backward) = (forward.heard, backward.heard);
         for bucket in store.shard.buckets.iter().filter(|_| !site.sharded) {
             let grads = store.bucket(bucket).grads;
             sum_over_tp(&cx, &store.shard, bucket, &grads)?;
@@ -388,7 +415,8 @@ impl<'a> Traced<'a> {
         let update = tape.read(Heard::of);
         drop((hidden, dx));
         let heard = [forward, backward, weight, update];
-        Ok(Answer::of(heard, &store.shard, !site.offload.is_none()))
+        let moves = !site.offload.is_none();
+        Ok(Answer::of(heard, stretches, &store.shard, moves))
     }
 
     /// Rows of the rank's experts over the mean of all ranks.
@@ -410,7 +438,12 @@ impl<'a> Traced<'a> {
 impl Answer {
     /// Of what was heard of the forward pass, the backward pass, gradients of weights left for later, and the sums
     /// that complete gradients; `moves` says whether saved tensors leave for the host.
-    fn of([forward, backward, weight, update]: [Heard; 4], shard: &Shard, moves: bool) -> Self {
+    fn of(
+        [forward, backward, weight, update]: [Heard; 4],
+        stretches: Stretches,
+        shard: &Shard,
+        moves: bool,
+    ) -> Self {
         let mut passes = Passes::divided(&forward.account, &backward.account, &weight.account);
         if moves {
             passes = passes.leaving(forward.on_host);
@@ -421,6 +454,7 @@ impl Answer {
         let biases = Dtype::F32.bytes(shard.balance_len as u64);
         Self {
             leaves: forward.leaves,
+            stretches,
             passes,
             padding: padding(&shard.parameters),
             depths: depths(shard),
@@ -553,6 +587,7 @@ impl Runtime for Traced<'_> {
                 part: None,
                 beside: None,
                 of_weights: false,
+                pauses: false,
             })
         };
         for (answer, &bytes) in answers.iter().zip(&leaves) {
@@ -625,10 +660,40 @@ impl Runtime for Traced<'_> {
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
         let site = Site {
-            divides: true,
+            of_weights: OfWeights::After,
             ..setting.into()
         };
         self.memory_at(site, setting.layout.pp(), piece, sets)
+    }
+
+    fn stretches(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+        delays: bool,
+    ) -> Option<Vec<Stretches>> {
+        let of_weights = if delays {
+            OfWeights::Delayed
+        } else {
+            OfWeights::AtOnce
+        };
+        let site = Site {
+            of_weights,
+            ..setting.into()
+        };
+        let pieces = self.pieces(piece);
+        let under = |set| {
+            let units = self.units(&pieces, set).into_iter();
+            let answers: Vec<_> = units.map(|unit| self.answer_of(site, unit)).collect();
+            let forward = answers.iter().flat_map(|a| &a.stretches.forward);
+            let backward = answers.iter().rev().flat_map(|a| &a.stretches.backward);
+            Stretches {
+                forward: forward.copied().collect(),
+                backward: backward.copied().collect(),
+            }
+        };
+        Some(sets.iter().map(under).collect())
     }
 
     fn depths(&self, setting: &Setting<'_>) -> Vec<[Counts; 2]> {
@@ -657,6 +722,11 @@ impl Runtime for Traced<'_> {
         StepMemory {
             standing: fixed + microbatch * i64::from(microbatches),
             message: Level::of(TensorClass::Activations, message),
+            // On a CPU the host knows it.
+            update: match &self.gpu {
+                Some(_) => Level::of(TensorClass::Transient, Dtype::F32.bytes(1)),
+                None => Level::default(),
+            },
             grain: model::ALIGNMENT as u64,
         }
     }
@@ -721,7 +791,7 @@ impl Traced<'_> {
             // What runs beside what, all tensors are the same, and what comes back is as large as it was.
             shared_beside: false,
             sharded: false,
-            divides: false,
+            of_weights: OfWeights::AtOnce,
             offload: Offload::NONE,
         };
         let pieces = model::pieces(self.model).into_iter();
@@ -743,7 +813,9 @@ impl Traced<'_> {
         let size = [local.mbs as usize, local.seq_len as usize];
         let len = size[0] * size[1];
         let tokens = HostTokens::blank(len, Packing::default());
-        let uploaded = upload(&cx, size, depths, &rope, std::slice::from_ref(&tokens));
+        let rotation = Rotation::or_unread(self.model);
+        let tokens = std::slice::from_ref(&tokens);
+        let uploaded = upload(&cx, size, depths, &rope, &rotation, tokens);
         let kept = offsets(&cx, &dispatching(setting), &routers(self.model), 1);
         let microbatch = tape.read(Heard::of).account.live();
         drop((rope, sums, uploaded, kept));
@@ -786,7 +858,91 @@ struct Heard {
     largest: Bytes,
 }
 
+/// Runs a pass pause by pause; `last` is the end of it.
+fn in_turns<T, U>(
+    cx: &Context,
+    tape: &Tape,
+    pass: impl Future<Output = Result<T, Error>>,
+    mut last: impl FnMut(T) -> U,
+) -> Result<(U, Turns), Error> {
+    let mut pass = pin!(pass);
+    let mut turns = Turns::default();
+    loop {
+        let ended = turn(pass.as_mut()).transpose()?.map(&mut last);
+        let own = tape.read(Heard::of);
+        cx.settle_weights();
+        turns.add([own, tape.read(Heard::of)], ended.is_none());
+        if let Some(ended) = ended {
+            return Ok((ended, turns));
+        }
+    }
+}
+
+/// The same of a backward pass, and what of it is left for later.
+fn back_in_turns<T>(
+    cx: &Context,
+    tape: &Tape,
+    site: Site<'_>,
+    pass: impl Future<Output = Result<T, Error>>,
+) -> Result<((T, Turns), WeightGradients), Error> {
+    let run = || in_turns(cx, tape, pass, |dx| dx);
+    if site.of_weights == OfWeights::After {
+        let (ran, left) = cx.leaving_weights(run);
+        return Ok((ran?, left));
+    }
+    let delays = site.of_weights == OfWeights::Delayed;
+    if delays {
+        cx.delay_weights();
+    }
+    let ran = run()?;
+    if delays {
+        cx.end_delay();
+    }
+    Ok((ran, WeightGradients::default()))
+}
+
+/// Whether gradients of weights that wait run before the backward pass of a piece: see [`StageModel::backward`].
+fn settles(model: &Model, piece: model::Piece) -> bool {
+    match piece {
+        model::Piece::Embedding => true,
+        model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
+        _ => false,
+    }
+}
+
+/// What is heard of a pass, pause by pause.
+#[derive(Default)]
+struct Turns {
+    heard: Heard,
+    stretches: Vec<Stretch>,
+}
+
+impl Turns {
+    /// What a pass does up to a pause or its end, and what it has left behind of gradients of weights.
+    fn add(&mut self, [mut own, left]: [Heard; 2], pauses: bool) {
+        self.stretches.push(Stretch {
+            own: own.account,
+            left: left.account,
+            pauses,
+            settles: false,
+        });
+        if let Some(item) = own.items.last_mut() {
+            item.pauses = pauses;
+        }
+        self.heard.append(own);
+        self.heard.append(left);
+    }
+}
+
 impl Heard {
+    fn append(&mut self, next: Self) {
+        self.items.extend(next.items);
+        self.account.append(&next.account);
+        self.on_host = self.on_host + next.on_host;
+        self.leaves += next.leaves;
+        self.largest = self.largest.max(next.largest);
+    }
+
     fn of(events: &[Event]) -> Self {
         let mut heard = Self::default();
         let mut sent: Vec<u64> = Vec::new();
@@ -801,6 +957,7 @@ impl Heard {
                     doing: Doing::Op(*op, !sent.is_empty()),
                     category: *category,
                     of_weights: *of_weights,
+                    pauses: false,
                 }),
                 Event::Started {
                     number,
@@ -809,9 +966,11 @@ impl Heard {
                     category,
                     ..
                 } => {
+                    let group = Group::of(group);
+                    let beside = !(sent.is_empty() || matches!(group, Group::Ep));
+                    let doing = Doing::Collective(group, *collective, beside);
                     let sends = *category == Category::EpComm;
                     sent.extend(sends.then_some(*number));
-                    let doing = Doing::Collective(Group::of(group), *collective);
                     heard.items.push(Item::other(doing, *category));
                 }
                 Event::HostRead { reads: 1, .. } => {
@@ -849,6 +1008,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         doing,
         category,
         of_weights,
+        pauses,
     } = item;
     let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
     let mut beside = None;
@@ -862,7 +1022,9 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
             Task::Op(*op)
         }
         Doing::HostRead => Task::HostRead,
-        Doing::Collective(group, collective) => {
+        Doing::Collective(group, collective, sending) => {
+            // Tokens have a stream of their own.
+            part = (shared_beside && *sending).then_some(Part::Shared);
             let groups = setting.groups;
             let placement = match group {
                 Group::Tp => groups.tp,
@@ -897,6 +1059,7 @@ fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
         part,
         beside,
         of_weights: *of_weights,
+        pauses: *pauses,
     }
 }
 

@@ -31,8 +31,9 @@ fn by_router(model: &Model, stages: &[Vec<u32>], actions: &[Action], by_layer: &
         let layers = stages[stage.0 as usize].iter();
         layers.filter_map(|layer| Some(by_layer[routed.binary_search(layer).ok()?]))
     };
-    let forward = actions.iter().filter_map(|action| match action {
-        Action::Forward(stage, _) => Some(*stage),
+    let passes = actions.iter().flat_map(|action| action.passes());
+    let forward = passes.filter_map(|pass| match pass {
+        Action::Forward(stage, _) => Some(stage),
         _ => None,
     });
     forward.flat_map(of_stage).collect()

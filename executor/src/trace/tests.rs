@@ -212,6 +212,72 @@ fn law_a_walk_hides_dispatch_as_its_plan_does() {
     }
 }
 
+/// What a search says that combined passes hide is hidden where the step is walked, under either stack.
+#[test]
+fn law_a_walk_hides_exchanges_under_other_passes_as_its_plan_does() {
+    let model = presets::load("qwen3-30b-a3b").expect("a preset");
+    let cluster = endless();
+    let traced = Traced::new(&model, &cluster);
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 512,
+    };
+    let walked = |stack: StackName, pins: &str, kinds: [bool; 2]| {
+        let options = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            dispatcher: Some(Dispatcher::Alltoall),
+            overlap: Some(Overlap {
+                expert_alltoall: kinds[0],
+                delay_wgrad: kinds[1],
+                ..Overlap::unsaid(stack, cluster.gpu.is_cpu())
+            }),
+            ..SearchOptions::new(batch, stack)
+        };
+        let (planned, walked) = planned_and_walked(&traced, (&model, &cluster, 32), options);
+        assert_eq!(planned.pipeline.schedule.combines(), kinds[0]);
+        let sent_s = planned.predicted.time_s.get(Category::EpComm).0;
+        (planned.predicted.step_s, sent_s, walked)
+    };
+    for (stack, pins) in [
+        (StackName::Moefold, "tp=1,cp=1,pp=1,ep=16,etp=1,mbs=2"),
+        (StackName::Moefold, "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=2"),
+        (StackName::Megatron, "tp=1,cp=1,pp=1,ep=16,etp=1,mbs=2"),
+    ] {
+        let (apart_s, all_s, apart) = walked(stack, pins, [false, false]);
+        let mut before_s = apart_s;
+        for delays in [false, true] {
+            let (beside_s, left_s, beside) = walked(stack, pins, [true, delays]);
+            let what = format!("{stack:?} {pins} {delays}");
+            let said = apart_s - beside_s;
+            let saved = apart.walk.step_s - beside.walk.step_s;
+            assert!(left_s < 0.6 * all_s, "{what}: {left_s} of {all_s}");
+            assert!(beside_s <= before_s, "{what}: {beside_s} after {before_s}");
+            before_s = beside_s;
+            let off = saved / said - 1.0;
+            assert!(
+                off.abs() < 0.1,
+                "{what}: {saved} where the plan says {said}"
+            );
+            // Tokens of one microbatch are sent while another is computed.
+            let spans = &beside.trace.spans;
+            let sent = spans
+                .iter()
+                .filter(|span| span.category == Category::EpComm && span.name == "all_to_all");
+            let of_ops: Vec<_> = spans
+                .iter()
+                .filter(|span| span.lane == Lane::Compute)
+                .collect();
+            let under = sent.filter(|sent| {
+                let first = of_ops.partition_point(|op| op.start < sent.start);
+                let inside = of_ops[first..].iter();
+                let mut inside = inside.take_while(|op| op.start < sent.end);
+                inside.any(|op| op.microbatch != sent.microbatch)
+            });
+            assert!(under.count() > 100, "{what}");
+        }
+    }
+}
+
 /// What a search says that buckets hide is hidden where the step is walked.
 #[test]
 fn law_a_walk_hides_what_its_plan_does() {
@@ -226,7 +292,7 @@ fn law_a_walk_hides_what_its_plan_does() {
         grad_reduce: true,
         param_gather: true,
         p2p: true,
-        shared_expert: false,
+        ..Overlap::default()
     };
     for pins in ["tp=1,pp=1,ep=8,etp=1,mbs=1", "tp=2,pp=1,ep=4,etp=1,mbs=1"] {
         let walked = |overlap: Overlap| {
@@ -448,6 +514,7 @@ fn oracle_a_search_finds_the_best_schedule() {
         for found in &all {
             let layout = found.layout;
             let schedules = ScheduleName::all_of(layout.pp, layout.vpp);
+            let schedules = schedules.filter(|name| !name.combines());
             let best = schedules.filter_map(|schedule| {
                 let one = SearchOptions {
                     pins: layout.pinned(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moefold_kernels::adamw;
 use moefold_planner::choice::Recompute;
 use moefold_planner::layout::Batch;
 use moefold_planner::mesh::{self, GroupKind};
@@ -10,13 +11,14 @@ use moefold_planner::schedule::{Microbatch, Stage};
 use moefold_profiles::run::{Evaluation, FullestMicrobatch, StepRecord};
 use moefold_profiles::units::Bytes;
 
+use crate::control::{Said, Wish};
 use crate::data::{Samples, Validation};
 use crate::error::Error;
 use crate::gather::Put;
 use crate::model::{Piece, Shard, pieces_of};
 use crate::moe::Sparse;
 use crate::moe::balance::{Balancing, Biases};
-use crate::optimizer::{AdamOptions, ZeroAdam};
+use crate::optimizer::{AdamOptions, Kept, ZeroAdam};
 use crate::options::{Savers, TrainOptions};
 use crate::rank::Context;
 use crate::record::Detail;
@@ -110,7 +112,12 @@ impl Trainer {
             (stage, built)
         });
         let stages: BTreeMap<_, _> = stages.collect();
-        let optimizer = ZeroAdam::new(&cx, &store, adam, savers.optimizer, savers.overlap);
+        let kept = Kept {
+            optimizer: savers.optimizer,
+            masters: savers.masters,
+            on_host: savers.optimizer_offload,
+        };
+        let optimizer = ZeroAdam::new(&cx, &store, adam, kept, savers.overlap);
         let schedule = savers.schedule_of(&cx.layout);
         let actions = schedule.ranks[cx.at.pp as usize].clone();
         let stepper = Stepper::new(
@@ -122,6 +129,7 @@ impl Trainer {
             (actions, savers.dispatching),
             seq_len as usize,
         );
+        let stepper = stepper.delaying(savers.overlap.delay_wgrad);
         Self {
             cx,
             stepper,
@@ -183,7 +191,7 @@ impl Trainer {
     /// Hands over what this rank is the master of, in f32, part by part.
     pub(crate) fn each_part(&self, put: &mut Put<'_>) -> Result<(), Error> {
         for owned in self.stepper.optimizer.owned(&self.stepper.store.shard) {
-            let values = owned.state(State::Master).to_f32();
+            let values = owned.state(State::Master);
             let mut values = values.as_slice();
             for part in owned.regions() {
                 let (own, rest) = values.split_at(part.len());
@@ -194,7 +202,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// The record of a step, the same on every rank.
+    /// The record of a step, and what the ranks say after it ([`Wish`] and [`Said`]);
+    /// the same on every rank.
     pub(super) fn record(
         &mut self,
         batch: &Batch,
@@ -202,7 +211,8 @@ impl Trainer {
         lr: f64,
         outcome: StepOutcome,
         step_s: f64,
-    ) -> Result<StepRecord, Error> {
+        says: [u64; 2],
+    ) -> Result<(StepRecord, Wish, Said), Error> {
         let peak = self.cx.device.memory().peak_total().0;
         // Counted from 1, and 0 for none.
         let peaked = self
@@ -217,8 +227,12 @@ impl Trainer {
             u64::from(self.cx.at.ep),
             least.to_bits(),
             most.to_bits(),
+            says[0],
+            says[1],
         ];
         let all = self.cx.world.exchange_counts(&own)?;
+        let wish = all.iter().map(|rank| rank[6]).max().unwrap_or(0);
+        let said = Said::of(all.iter().map(|rank| rank[7]));
         let peak_bytes = all.iter().map(|rank| rank[1]).max().unwrap_or(0);
         let worst = all.iter().position(|rank| rank[1] == peak_bytes);
         let worst = worst.expect("one of them is the most");
@@ -250,7 +264,7 @@ impl Trainer {
             .map(|rank| f64::from_bits(rank[0]))
             .fold(0.0, f64::max);
         let tokens = (batch.global_batch * batch.seq_len) as f64;
-        Ok(StepRecord {
+        let record = StepRecord {
             step,
             loss: outcome.loss,
             mtp_losses: outcome.mtp_losses,
@@ -267,7 +281,8 @@ impl Trainer {
             dropped: outcome.dropped.iter().sum(),
             dropped_by_layer: outcome.dropped,
             validation: None,
-        })
+        };
+        Ok((record, Wish::of_word(wish), said))
     }
 
     /// Counts that one rank has, on all ranks; in lists of the sizes of `like`.
@@ -290,22 +305,19 @@ impl Trainer {
 fn fill(store: &Store, optimizer: &ZeroAdam, source: &Source) -> Result<(), Error> {
     for parameter in &store.shard.parameters {
         for slice in &parameter.slices {
-            let masters = optimizer.masters(parameter, slice);
             if let Some(weights) = store.slice(parameter, slice) {
                 let values = source.read(&slice.region())?;
-                weights.copy_from_f32(&values);
-                if let Some((elements, masters)) = masters {
-                    masters.copy_from_f32(&values[elements]);
+                adamw::put_masters(Some(&weights), None, &values);
+                if let Some(elements) = optimizer.elements(parameter, slice) {
+                    optimizer.put(State::Master, parameter, slice, &values[elements]);
                 }
-            } else if let (Some((elements, masters)), Some((_, weights))) =
-                (masters, optimizer.weights(parameter, slice))
-            {
+            } else if let Some((elements, weights)) = optimizer.weights(parameter, slice) {
                 let mut values = Vec::with_capacity(elements.len());
                 for part in slice.region().parts(elements) {
                     values.extend(source.read(&part)?);
                 }
-                weights.copy_from_f32(&values);
-                masters.copy_from_f32(&values);
+                adamw::put_masters(Some(&weights), None, &values);
+                optimizer.put(State::Master, parameter, slice, &values);
             }
         }
     }

@@ -117,10 +117,13 @@ pub(super) struct GroupKey {
 }
 
 impl GroupKey {
-    /// Where the collectives of the group go: those over replicas of weights hold up no others.
+    /// Where the collectives of the group go: those over replicas of weights hold up no others, nor do tokens on
+    /// their way.
     pub(super) fn stream(&self) -> Stream {
         if GroupKind::over_replicas(&self.name) {
             Stream::Replicas
+        } else if GroupKind::sends_tokens(&self.name) {
+            Stream::Tokens
         } else {
             Stream::Communication
         }

@@ -19,8 +19,10 @@ use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
 use super::region::{GlobalTensor, Region};
+use super::save::SUMS;
 use super::stored::{Stored, read_header};
 use crate::error::Error;
+use crate::sums;
 
 /// How the tensors end that experts of GPT-OSS are published as: 4-bit numbers, and a scale for 32 of them.
 const MXFP4: &str = "_proj_blocks";
@@ -31,6 +33,7 @@ const NAMED_MAX: usize = 6;
 /// An open checkpoint, proven to hold a model's tensors.
 #[derive(Debug)]
 pub struct HuggingFace {
+    dir: PathBuf,
     files: Vec<(PathBuf, File)>,
     locations: BTreeMap<String, Location>,
 }
@@ -119,11 +122,25 @@ impl HuggingFace {
             }
         }
         if reason.is_empty() {
-            Ok(Self { files, locations })
+            Ok(Self {
+                dir: dir.to_owned(),
+                files,
+                locations,
+            })
         } else {
             let reason = format!("does not hold the weights of this model: {reason}");
             Err(Error::malformed(dir, reason))
         }
+    }
+
+    /// The folder.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Refuses files that do not hold what was written, where sums lie beside them. All are read.
+    pub(crate) fn verify(&self) -> Result<(), Error> {
+        sums::check(&self.dir.join(SUMS), &|_| false)
     }
 
     /// The values of a region, row by row.

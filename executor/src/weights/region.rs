@@ -5,6 +5,22 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
+/// Refuses values that no training could go on from; `what` they are of a tensor.
+pub(crate) fn check_finite(tensor: &str, what: &str, values: &[f32]) -> Result<(), Error> {
+    let Some(at) = values.iter().position(|value| !value.is_finite()) else {
+        return Ok(());
+    };
+    Err(Error::NotFinite {
+        tensor: tensor.to_owned(),
+        what: what.to_owned(),
+        found: f64::from(values[at]),
+        count: values.iter().filter(|value| !value.is_finite()).count(),
+        of: values.len(),
+    })
+}
+
 /// A tensor of the whole model.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GlobalTensor {

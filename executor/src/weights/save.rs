@@ -5,16 +5,19 @@
 //! Nothing is written until every element of every tensor has been put once.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use moefold_planner::model::Model;
 use serde_json::{Value, json};
 
-use super::region::{GlobalTensor, Region};
+use super::region::{GlobalTensor, Region, check_finite};
 use super::stored::header;
 use crate::error::Error;
 use crate::files::{write_atomically, write_directory, write_json};
+use crate::model::global_tensors;
+use crate::sums::{self, Hashed};
 
 /// Values of tensors, so many elements at a time, in the order of files.
 pub(crate) struct Blocks<'a> {
@@ -47,6 +50,16 @@ impl Blocks<'_> {
 /// Bytes of tensors in one file, at most, where a tensor is not larger: what transformers writes too.
 pub(crate) const FILE_BYTES: u64 = 5_000_000_000;
 
+/// Checksums of the files of weights, beside them, as the program `b3sum` reads them.
+pub(super) const SUMS: &str = "weights.blake3";
+
+/// Bytes of a model's tensors as [`Collector::save`] writes them.
+pub fn saved_bytes(model: &Model) -> u64 {
+    let tensors = global_tensors(model);
+    let elements: usize = tensors.iter().map(GlobalTensor::len).sum();
+    (elements * size_of::<f32>()) as u64
+}
+
 /// Writes `config.json` and the tensors in f32 into the folder `dir`, which is made if need be: as
 /// `model.safetensors`, or where they are more than `file_bytes` as several files with their index.
 pub(crate) fn write_folder(
@@ -74,8 +87,10 @@ pub(crate) fn write_folder(
         1 => "model.safetensors".to_owned(),
         all => format!("model-{:05}-of-{all:05}.safetensors", number + 1),
     };
+    let mut written = Vec::new();
     for (number, file) in files.iter().enumerate() {
-        write_file(&dir.join(name(number)), file, blocks)?;
+        let hash = write_file(&dir.join(name(number)), file, blocks)?;
+        written.push((name(number), hash));
     }
     if files.len() > 1 {
         let named = |(number, file): (usize, &&[GlobalTensor])| {
@@ -89,18 +104,21 @@ pub(crate) fn write_folder(
         let index = json!({"metadata": {"total_size": total}, "weight_map": map});
         write_json(&dir.join("model.safetensors.index.json"), &index)?;
     }
-    write_json(&dir.join("config.json"), config)
+    write_json(&dir.join("config.json"), config)?;
+    sums::write(&dir.join(SUMS), &written)
 }
 
-fn write_file(path: &Path, tensors: &[GlobalTensor], blocks: &Blocks<'_>) -> Result<(), Error> {
+/// Writes one file; its hash.
+fn write_file(path: &Path, tensors: &[GlobalTensor], blocks: &Blocks<'_>) -> Result<String, Error> {
     // transformers refuses files that do not say which framework's layout they have.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let entries = tensors
         .iter()
         .map(|tensor| (tensor.name.clone(), tensor.dims.clone()));
     let header = header(Some(metadata.into_iter().collect()), entries);
-    let mut failed = None;
+    let (mut failed, mut hash) = (None, String::new());
     let written = write_atomically(path, |out| {
+        let mut out = Hashed::new(out);
         out.write_all(&header)?;
         for tensor in tensors {
             let done = blocks.each(tensor, &mut |values| {
@@ -112,11 +130,12 @@ fn write_file(path: &Path, tensors: &[GlobalTensor], blocks: &Blocks<'_>) -> Res
                 return Err(io::ErrorKind::Other.into());
             }
         }
+        hash = out.hex();
         Ok(())
     });
     match failed {
         Some(error) => Err(error),
-        None => written,
+        None => written.map(|()| hash),
     }
 }
 
@@ -186,6 +205,7 @@ impl Collector {
         let tensors = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (name, gathered) in &tensors {
             assert_complete(name, gathered);
+            check_finite(name, "weights", &gathered.values)?;
         }
         let named: Vec<GlobalTensor> = tensors.iter().map(described).collect();
         let read = |region: &Region<'_>| {

@@ -1,9 +1,11 @@
 //! Context parallelism against one rank: every way to reach the keys of other ranks, folded with everything
 //! else, for every kind of attention.
 
+use moefold_executor::data::Packing;
 use moefold_executor::device::DeviceSpec;
 use moefold_planner::choice::{CpComm, Module, Recompute, StackName};
 use moefold_planner::layout::Degrees;
+use moefold_planner::model::{Layer, Mixer};
 use moefold_planner::options::SearchOptions;
 use moefold_planner::rules::Rules;
 use rand::{Rng as _, SeedableRng as _};
@@ -12,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::common::{Fixture, cut, degrees, piped};
 use crate::cuda::{BF16, HOPPER, check_layouts, seed};
 use crate::layouts::{compare, compare_gradients, gradients};
-use crate::recompute;
+use crate::{packing, recompute};
 
 /// Families with every kind of attention: grouped queries with and without norms and biases, latent with
 /// compressed queries and without, and depths of multi-token prediction.
@@ -95,6 +97,80 @@ fn oracle_layouts_that_cut_sequences_equal_one_rank() {
     }
 }
 
+/// Families with windows, alone and beside sinks.
+const WINDOWS: [&str; 4] = [
+    "gpt_oss",
+    "mixtral_windows",
+    "qwen2_moe_windows",
+    "qwen3_windows",
+];
+
+/// Ways under which a fixture's sequences are cut: where keys travel, none of windows and of documents that attention
+/// keeps apart.
+fn ways(fixture: &Fixture) -> Vec<CpComm> {
+    let layers = fixture.model.layers.iter();
+    let limited =
+        |layer: &Layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some());
+    let whole = fixture.samples.packing().reset_attention_mask || layers.into_iter().any(limited);
+    let ways = CpComm::ALL.into_iter();
+    ways.filter(|&way| !whole || way == CpComm::A2a).collect()
+}
+
+/// A fixture without windows: of gpt-oss sinks are left.
+fn without_windows(fixture: Fixture) -> Fixture {
+    let mut model = fixture.model.clone();
+    for layer in &mut model.layers {
+        if let Some(Mixer::Gqa(gqa)) = &mut layer.mixer {
+            gqa.window = None;
+        }
+    }
+    fixture.with_model(model)
+}
+
+/// Windows, sinks, and documents, as they are and beside one another.
+#[test]
+fn oracle_windows_sinks_and_documents_of_cut_sequences_equal_one_rank() {
+    let mut random = ChaCha8Rng::seed_from_u64(seed());
+    let positions = Packing {
+        reset_attention_mask: false,
+        ..packing::ALL
+    };
+    let load = |name| Fixture::load(name).with_layers(2).with_batch(12);
+    let mut fixtures: Vec<Fixture> = WINDOWS.map(load).into();
+    fixtures.push(without_windows(load("gpt_oss")));
+    for name in ["gpt_oss", "qwen3_moe", "deepseek_v3_mtp"] {
+        fixtures.push(packing::apart(load(name)));
+    }
+    for name in ["qwen3_tied", "deepseek_v2"] {
+        fixtures.push(packing::packed(load(name), positions));
+    }
+    let one = degrees(1, 1, 1, 1, 12);
+    for mut fixture in fixtures {
+        let single = fixture.train(&one, 2, &fixture.options());
+        let grads = gradients(&fixture, &one);
+        let ways = ways(&fixture);
+        let each = 4_usize.div_ceil(ways.len());
+        for cp_comm in ways {
+            fixture.savers.cp_comm = cp_comm;
+            for degrees in drawn(&fixture, cp_comm, Some(each), &mut random) {
+                let both = std::panic::AssertUnwindSafe(|| {
+                    compare(&fixture, &single, &degrees, 2);
+                    compare_gradients(&fixture, &grads, &degrees);
+                });
+                let checked = std::panic::catch_unwind(both);
+                let what = (
+                    seed(),
+                    fixture.name,
+                    fixture.samples.packing(),
+                    cp_comm,
+                    degrees,
+                );
+                assert!(checked.is_ok(), "MOEFOLD_SEED and what was drawn: {what:?}");
+            }
+        }
+    }
+}
+
 /// Minutes, so only where asked for (`--ignored`).
 #[test]
 #[ignore = "takes minutes: there are thousands of layouts"]
@@ -108,13 +184,17 @@ fn oracle_every_layout_that_cuts_sequences_equals_one_rank() {
 #[test]
 fn oracle_cut_sequences_in_bf16_equal_one_rank_but_for_rounding() {
     let grouped = ("qwen3_tied", BF16, [CpComm::P2p, CpComm::A2a]);
+    let limited = ("gpt_oss", BF16, [CpComm::A2a; 2]);
     let latent = (
         "deepseek_v3_halves",
         HOPPER,
         [CpComm::P2p, CpComm::Allgather],
     );
-    for (name, on, ways) in [grouped, latent] {
+    for (name, on, mut ways) in
+        [grouped, limited, latent].map(|(name, on, ways)| (name, on, ways.to_vec()))
+    {
         let mut fixture = Fixture::load(name).with_batch(2);
+        ways.dedup();
         for cp_comm in ways {
             fixture.savers.cp_comm = cp_comm;
             check_layouts(&fixture, on, &[cut(degrees(2, 1, 1, 1, 2), 2)], 1e-2);

@@ -4,6 +4,7 @@ use moefold_executor::moe::Load;
 use moefold_executor::moe::dispatch::{Chosen, Dispatch, leaving, leaving_numbers};
 use moefold_executor::rank::Context;
 use moefold_executor::transport::World;
+use moefold_executor::turns::now;
 use moefold_kernels::{Device, Tensor, TensorClass, elementwise, permute};
 use moefold_planner::choice::Dispatcher;
 use moefold_planner::layout::{Batch, Degrees, Layout};
@@ -63,9 +64,8 @@ fn round_trip(cx: &Context, dispatcher: Dispatcher, pattern: u32) {
     let sent = leaving(cx, &rows, chosen.map.as_ref());
     let sent_numbers = leaving_numbers(cx, &numbers, chosen.map.as_ref());
     let dispatch = Dispatch::plan(cx, chosen).expect("counts");
-    let (arrived, arrived_numbers) = dispatch
-        .to_experts_with(cx, sent, sent_numbers)
-        .expect("dispatch");
+    let (arrived, arrived_numbers) =
+        now(dispatch.to_experts_with(cx, sent, sent_numbers)).expect("dispatch");
     // Of the experts here, what all ranks chose.
     let held = EXPERTS / cx.ep.size();
     let all = cx.tp_ep.exchange_counts(&load).expect("counts");
@@ -80,9 +80,8 @@ fn round_trip(cx: &Context, dispatcher: Dispatcher, pattern: u32) {
     for tensor in [&arrived, &arrived_numbers] {
         elementwise::scale(tensor, part);
     }
-    let (home, home_numbers) = dispatch
-        .from_experts_with(cx, arrived, arrived_numbers)
-        .expect("combine");
+    let (home, home_numbers) =
+        now(dispatch.from_experts_with(cx, arrived, arrived_numbers)).expect("combine");
     assert_eq!(home.to_f32(), rows.to_f32());
     assert_eq!(home_numbers.to_f32(), numbers.to_f32());
 }

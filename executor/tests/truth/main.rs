@@ -3,12 +3,14 @@
 mod balance;
 mod beside;
 mod capacity;
+mod combined;
 mod common;
 mod context;
 mod cuda;
 mod dispatch;
 mod huggingface;
 mod layouts;
+mod masters;
 mod offload;
 mod overlap;
 mod packing;

@@ -19,6 +19,8 @@ pub(crate) const BOTH: Overlap = Overlap {
     param_gather: true,
     p2p: false,
     shared_expert: false,
+    expert_alltoall: false,
+    delay_wgrad: false,
 };
 
 const REDUCE: Overlap = Overlap {

@@ -12,7 +12,7 @@ use crate::cuda::seed;
 use crate::layouts::{compare, compare_gradients, gradients, legal};
 
 /// Everything is a document's own.
-const ALL: Packing = Packing {
+pub(crate) const ALL: Packing = Packing {
     reset_position_ids: true,
     reset_attention_mask: true,
     eod_mask_loss: true,

@@ -5,8 +5,8 @@ use moefold_executor::device::DeviceSpec;
 use moefold_executor::support;
 use moefold_executor::trace::Traced;
 use moefold_planner::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Masters, Offload, Optimizer, Overlap,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::Batch;
 use moefold_planner::model::presets as models;
@@ -67,6 +67,8 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
         "p2p",
         "grad-reduce,param-gather",
         "p2p,shared-expert",
+        "p2p,expert-alltoall",
+        "grad-reduce,expert-alltoall,delay-wgrad",
     ];
     let overlap = overlap.choose(random).filter(|_| random.random());
     SearchOptions {
@@ -98,6 +100,8 @@ fn options(random: &mut ChaCha8Rng) -> SearchOptions {
         capacity,
         recompute: recompute.map(|words| words.parse::<RecomputePlan>().expect("modules")),
         optimizer: *Optimizer::ALL.choose(random).expect("some"),
+        masters: *Masters::ALL.choose(random).expect("some"),
+        optimizer_offload: HostShare([0.0, 0.0, 0.5, 1.0][random.random_range(0..4)]),
         // Whether a plan fits is another question.
         memory_gib: Some(1e9),
         ..SearchOptions::new(batch, StackName::Moefold)

@@ -101,6 +101,7 @@ impl fmt::Display for Work {
             Stream::Copies => "copies",
             Stream::Sends => "sends",
             Stream::Replicas => "replicas",
+            Stream::Tokens => "tokens",
         };
         let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = &ranks[rank as usize];

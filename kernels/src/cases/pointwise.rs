@@ -4,7 +4,7 @@ use moefold_profiles::Dtype;
 
 use super::{Call, Source};
 use crate::adamw::{self, Adamw};
-use crate::device::TensorClass;
+use crate::device::{Device, TensorClass};
 use crate::elementwise;
 use crate::scalars::Scalars;
 use crate::tensor::Tensor;
@@ -34,10 +34,25 @@ pub(crate) fn shard(source: &mut dyn Source, len: usize, moments: Dtype) -> [Ten
     [w, g, m.unwrap_or_else(zeros), zeros()]
 }
 
+/// Remainders of masters, all zero.
+pub(crate) fn rests(device: &Device, len: usize) -> Tensor {
+    device.zeros(TensorClass::Transient, Dtype::Bf16, &[len])
+}
+
 /// A step of the optimizer. Narrow weights have masters, which the step rounds.
-pub(super) fn step(source: &mut dyn Source, len: usize, dtype: Dtype, moments: Dtype) -> Call {
+pub(super) fn step(
+    source: &mut dyn Source,
+    len: usize,
+    [dtype, moments]: [Dtype; 2],
+    remainders: bool,
+) -> Call {
     let [w, g, m, v] = shard(source, len, moments);
     let model = (dtype != Dtype::F32).then(|| source.tensor(&[len], 0.0));
+    let w = if remainders {
+        rests(source.device(), len)
+    } else {
+        w
+    };
     let rule = Adamw {
         lr: SMALL,
         beta1: 0.9,

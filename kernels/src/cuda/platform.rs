@@ -217,16 +217,19 @@ pub enum Stream {
     Sends,
     /// Collectives over ranks that hold the same weights: they hold up no others.
     Replicas,
+    /// Tokens on their way to experts and back: those of one microbatch hold up no other collectives of another.
+    Tokens,
 }
 
 impl Stream {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Compute,
         Self::Communication,
         Self::Copies,
         Self::Sends,
         Self::Replicas,
+        Self::Tokens,
     ];
 
     /// A bit of its own, in sets of them.

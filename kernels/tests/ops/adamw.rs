@@ -175,6 +175,70 @@ fn narrow_moments_are_rounded_to_nearest() {
     });
 }
 
+/// Remainders of masters, those of ties among them, and their weights give what masters give; the weights are the
+/// same beside either.
+#[test]
+fn law_remainders_compute_what_masters_do_to_the_bit() {
+    on_every_device(4, |device| {
+        for (len, offset) in [(1, 0), (8, 0), (33, 3), (1030, 2)] {
+            for moments in [Dtype::F32, Dtype::Bf16] {
+                let mut rng = Rng::new(len as u64);
+                // Between two neighbours, above an even weight and above an odd one.
+                let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -1.0 - 1.0 / 256.0];
+                let first: Vec<f32> = rng.values(len);
+                let first = first.iter().enumerate();
+                let first: Vec<f32> = first
+                    .map(|(i, &value)| if i % 4 == 3 { ties[i / 4 % 3] } else { value })
+                    .collect();
+                let of = |dtype| {
+                    let all = device.zeros(TensorClass::Optimizer, dtype, &[len + offset]);
+                    all.view(offset, &[len])
+                };
+                let whole = [of(Dtype::F32), of(moments), of(moments), of(Dtype::Bf16)];
+                let rest = [of(Dtype::Bf16), of(moments), of(moments), of(Dtype::Bf16)];
+                for [w, _, _, model] in [&whole, &rest] {
+                    put_masters(Some(model), Some(w), &first);
+                }
+                let bits = |values: Vec<f32>| -> Vec<u32> {
+                    values.into_iter().map(f32::to_bits).collect()
+                };
+                for step in 0..=5u64 {
+                    // No step has moved anything at first.
+                    let rule = Adamw { step, ..RULE };
+                    let grad = statistic(device, &rng.values(len), &[len]);
+                    for [w, m, v, model] in [&whole, &rest] {
+                        if step > 0 {
+                            step_into(w, &grad, m, v, Some(model), &rule, 0.5);
+                        }
+                    }
+                    let [w, m, v, model] = &whole;
+                    let [lower, other_m, other_v, other] = &rest;
+                    assert_eq!(
+                        bits(masters_of(other, lower)),
+                        bits(w.to_f32()),
+                        "masters, step {step}"
+                    );
+                    for (name, found, expected) in [
+                        ("model", other, model),
+                        ("m", other_m, m),
+                        ("v", other_v, v),
+                    ] {
+                        assert_eq!(
+                            bits(found.to_f32()),
+                            bits(expected.to_f32()),
+                            "{name}, step {step}"
+                        );
+                    }
+                    // Half a unit of eight places at most.
+                    for (weight, master) in model.to_f32().into_iter().zip(w.to_f32()) {
+                        assert!((weight - master).abs() <= master.abs() / 256.0);
+                    }
+                }
+            }
+        }
+    });
+}
+
 /// A model of f32 weights is its own master copy.
 #[test]
 fn the_model_may_be_the_masters() {

@@ -25,7 +25,7 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
+use crate::choice::{CpComm, Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -178,8 +178,11 @@ pub enum Illegal {
     )]
     StageDepths { given: u64, depths: u64 },
     /// Sequences whose attention the stack cannot cut.
-    #[error("the {} stack cuts no sequences under sliding windows or attention sinks, as cp = {cp} would; nearest: cp = 1", stack.name())]
-    UncutAttention { stack: StackName, cp: u32 },
+    #[error(
+        "the moefold stack cuts no sequences under sliding windows while keys travel, as cp = {cp} with `cp_comm_type` {} would; nearest: `cp_comm_type` a2a, or cp = 1",
+        cp_comm.name()
+    )]
+    UncutAttention { cp_comm: CpComm, cp: u32 },
     /// Context parallelism that exchanges heads against tokens cannot cut the heads of a tensor-parallel rank.
     #[error("{heads} heads are not divisible by tp x cp = {tp} x {cp} = {}, which `cp_comm_type` a2a needs; nearest: cp = {}, or `cp_comm_type` p2p",
         product(&[*tp, *cp]), divisors(heads / u64::from(*tp).max(1), (*cp).into()))]
@@ -289,6 +292,34 @@ pub enum Illegal {
         "shared_experts cannot be recomputed with shared-expert in `overlap` (Megatron-Core); nearest: `recompute` without shared_experts"
     )]
     SharedAgain,
+    /// What two passes that run as one do not go with.
+    #[error(
+        "expert-alltoall in `overlap` runs passes of two microbatches as one and does not go with {with}; nearest: {nearest}"
+    )]
+    Combined {
+        with: &'static str,
+        nearest: &'static str,
+    },
+    /// Passes run as one to hide what nobody asked to hide.
+    #[error(
+        "`schedule` combined hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` auto"
+    )]
+    CombinedSchedule,
+    /// No rank sends tokens to another.
+    #[error(
+        "expert-alltoall in `overlap` hides the exchange of tokens, and ep = 1 has none; nearest: ep = 2, or `overlap` without it"
+    )]
+    CombinedAlone,
+    /// Megatron-Core combines passes of interleaved stages alone.
+    #[error(
+        "expert-alltoall in `overlap` over pp = {pp} needs virtual stages (Megatron-Core), and vpp = 1; nearest: vpp = 2, pp = 1, or `stack` moefold"
+    )]
+    CombinedStages { pp: u32 },
+    /// Nothing that gradients of weights could wait for.
+    #[error(
+        "delay-wgrad in `overlap` needs expert-alltoall beside it (Megatron-Core); nearest: `overlap` expert-alltoall,delay-wgrad"
+    )]
+    DelayedAlone,
     /// Full sharding in buckets of so many elements.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
@@ -299,6 +330,16 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// A share that is none.
+    #[error(
+        "`optimizer_offload_fraction` {share} is no share of the optimizer's state; nearest: 0, where all rests on the device, to 1"
+    )]
+    HostShare { share: String },
+    /// Nothing remains of f32 masters beside f32 weights.
+    #[error(
+        "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
+    )]
+    WholeMasters,
     /// Nothing is divided into buckets.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: stack {stack} {why}; nearest: {nearest}",
@@ -365,10 +406,17 @@ impl Illegal {
             Self::NoSharedExpert => "no_shared_expert",
             Self::SharedDispatcher { .. } => "shared_expert_dispatcher",
             Self::SharedAgain => "shared_expert_recomputed",
+            Self::Combined { .. } => "expert_alltoall",
+            Self::CombinedSchedule => "combined_without_overlap",
+            Self::CombinedAlone => "expert_alltoall_without_ep",
+            Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
+            Self::DelayedAlone => "delay_wgrad_alone",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
+            Self::WholeMasters => "whole_masters",
+            Self::HostShare { .. } => "host_share",
         }
     }
 
@@ -384,6 +432,8 @@ impl Illegal {
             Self::InterleavedGroups { .. } => pins.fixes_dp(),
             Self::Microbatches { .. } => pins.fixes_dp() && pins.mbs.is_some(),
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
+            Self::CombinedAlone => pins.ep.is_some(),
+            Self::CombinedStages { .. } => pins.pp.is_some() && pins.vpp.is_some(),
             // Open degrees are 1 here, and may be more.
             Self::Schedule { schedule, pp, vpp } => {
                 let most = |pin: Option<u32>, degree: u32| pin.unwrap_or(degree.max(2));

@@ -7,6 +7,7 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{Collective, CollectiveKind, Dtype, Op};
 
 use super::{Writer, over};
+use crate::choice::{HostShare, Masters};
 use crate::mesh::Placement;
 use crate::model::Layer;
 use crate::runtime::{Lowered, Part, Setting};
@@ -102,6 +103,8 @@ pub struct StepWork {
     pub exposed: Vec<Collective>,
     /// Gradient norm and update.
     pub optimizer: Vec<Op>,
+    /// States that rest on the host and pass through the device beside their update, piece by piece.
+    pub streamed: Vec<Bytes>,
 }
 
 /// Groups of the step's own collectives.
@@ -193,12 +196,13 @@ impl Held {
 /// Lowers the end of a step for a rank. Reductions and gathers are those of the dense buckets in their order, then
 /// those of experts. Gradients are reduced in
 /// `grad_dtype`; weights are gathered in `weight_dtype` (ZeRO-1, Megatron's distributed optimizer); moments
-/// are of `moments`.
+/// are of `moments`, `masters` is what is kept of masters, and `on_host` of all these rests on the host.
 /// `tied` is the embedding's size on this rank where first and last stage share it.
 pub fn step(
     held: &Held,
     groups: &StepGroups,
     [grad_dtype, weight_dtype, moments]: [Dtype; 3],
+    (masters, on_host): (Masters, HostShare),
     tied: Option<Placement>,
     tied_elements: u64,
 ) -> StepWork {
@@ -222,11 +226,23 @@ pub fn step(
         }
         let len = parameters.div_ceil(u64::from(group.ranks));
         work.optimizer.push(Op::GradNorm { len });
-        work.optimizer.push(Op::Adamw {
-            len,
-            dtype: weight_dtype,
-            moments,
-        });
+        let pieces = on_host.pieces(len);
+        let own = if weight_dtype == Dtype::F32 {
+            0
+        } else {
+            masters.dtype().bits()
+        };
+        let state = |len: u64| Bytes(len * (own + 2 * moments.bits()) / 8);
+        work.streamed.extend(pieces.iter().map(|&len| state(len)));
+        let kept = len - on_host.on_host(len);
+        for len in [kept].into_iter().chain(pieces).filter(|&len| len > 0) {
+            work.optimizer.push(Op::Adamw {
+                len,
+                dtype: weight_dtype,
+                moments,
+                remainders: masters == Masters::Remainder,
+            });
+        }
     }
     let replicated = held.replicated.iter().filter(|&&replicated| replicated > 0);
     for &replicated in replicated.filter(|_| groups.tp.ranks > 1) {

@@ -7,7 +7,7 @@ use moefold_profiles::directory::Key;
 use moefold_profiles::{Cluster, Dtype, Op, Precision};
 
 use super::ends::{self, Held, StepGroups};
-use crate::choice::{Capacity, CpComm, Dispatcher, Optimizer};
+use crate::choice::{Capacity, CpComm, Dispatcher, HostShare, Masters, Optimizer};
 use crate::layout::{Batch, Layout};
 use crate::local::Local;
 use crate::mesh::{GroupKind, placement};
@@ -35,6 +35,10 @@ pub struct Job<'a> {
     pub capacity: Option<Capacity>,
     /// What updates the weights.
     pub optimizer: Optimizer,
+    /// What is kept of f32 masters.
+    pub masters: Masters,
+    /// How much of the optimizer's state rests on the host.
+    pub optimizer_offload: HostShare,
     /// What runs it.
     pub runtime: &'a dyn Runtime,
 }
@@ -112,7 +116,14 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     };
     let weights = job.precision.activation();
     let dtypes = [Dtype::F32, weights, job.optimizer.moments()];
-    let work = ends::step(&Held::whole(&shard), &groups, dtypes, None, 0);
+    let work = ends::step(
+        &Held::whole(&shard),
+        &groups,
+        dtypes,
+        (job.masters, job.optimizer_offload),
+        None,
+        0,
+    );
     let collectives = work.reduce.iter().chain(&work.gather).chain(&work.exposed);
     found.extend(collectives.copied().map(Key::Collective));
     found.extend(work.optimizer.iter().copied().map(|op: Op| Key::Op(op)));
@@ -154,6 +165,8 @@ mod tests {
             cp_comm: CpComm::default(),
             capacity: None,
             optimizer: Optimizer::Adam,
+            masters: Masters::default(),
+            optimizer_offload: HostShare::default(),
             runtime: &Declared,
         };
         let keys = keys(&job, &layout);

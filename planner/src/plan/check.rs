@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use moefold_profiles::Dtype;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
@@ -158,6 +159,9 @@ impl PlannedLayout {
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
             optimizer: self.optimizer,
+            grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
+            masters: self.masters.unwrap_or_default(),
+            optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             zero: self.zero.unwrap_or_default(),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 23] = [
     "version",
     "layout",
     "pipeline",
@@ -26,6 +26,9 @@ const KEYS: [&str; 20] = [
     "offload",
     "precision",
     "optimizer",
+    "grad_dtype",
+    "masters",
+    "optimizer_offload_fraction",
     "zero",
     "overlap",
     "bucket_elements",

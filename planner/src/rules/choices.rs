@@ -5,8 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, Module, Offload, OffloadModule, Recompute, RecomputePlan, ScheduleName,
-    StackName, Zero,
+    CpComm, Dispatcher, Masters, Module, Offload, OffloadModule, Recompute, RecomputePlan,
+    ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -17,8 +17,8 @@ use moefold_profiles::Precision;
 /// See the module's documentation. The default demands nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choices {
-    /// The stack, where it cuts no sequences of the model.
-    uncut: Option<StackName>,
+    /// How keys travel, where the stack cuts no sequences of the model that way.
+    uncut: Option<CpComm>,
     /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
     exchanged_heads: Vec<u64>,
     /// Stages that were given.
@@ -29,6 +29,8 @@ pub(super) struct Choices {
     without_p2p: bool,
     /// Whether layers are gathered in every microbatch.
     gathers_layers: bool,
+    /// The stack, where forward and backward passes of two microbatches run as one.
+    combines: Option<StackName>,
     /// Rules that the choices break among themselves.
     pub(super) broken: Vec<Illegal>,
 }
@@ -38,8 +40,10 @@ impl Choices {
         let stack = Stack::of(options.stack);
         let stages = options.stages.as_ref();
         Self {
-            uncut: (stack.name() == StackName::Moefold && limits_keys(model))
-                .then_some(StackName::Moefold),
+            uncut: (stack.name() == StackName::Moefold
+                && options.cp_comm != CpComm::A2a
+                && has_windows(model))
+            .then_some(options.cp_comm),
             exchanged_heads: match options.cp_comm {
                 CpComm::A2a => heads(model),
                 CpComm::P2p | CpComm::Allgather => Vec::new(),
@@ -49,6 +53,8 @@ impl Choices {
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             gathers_layers: options.zero == Zero::Fsdp,
+            combines: (options.overlap.unwrap_or_default().expert_alltoall)
+                .then_some(options.stack),
             broken: broken(model, options, &stack),
         }
     }
@@ -56,8 +62,8 @@ impl Choices {
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
         let (tp, cp) = (d.tp, d.cp);
-        if let Some(stack) = self.uncut.filter(|_| cp > 1) {
-            broken.push(Illegal::UncutAttention { stack, cp });
+        if let Some(cp_comm) = self.uncut.filter(|_| cp > 1) {
+            broken.push(Illegal::UncutAttention { cp_comm, cp });
         }
         let divides = |heads: u64| heads.is_multiple_of(u64::from(tp) * u64::from(cp));
         if let Some(&heads) = self.exchanged_heads.iter().find(|&&heads| !divides(heads))
@@ -68,6 +74,12 @@ impl Choices {
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
+        }
+        if self.combines.is_some() && d.ep == 1 {
+            broken.push(Illegal::CombinedAlone);
+        }
+        if self.combines == Some(StackName::Megatron) && pp > 1 && vpp == 1 {
+            broken.push(Illegal::CombinedStages { pp });
         }
         if self.gathers_layers && pp > 1 {
             broken.push(Illegal::ShardedStages { pp });
@@ -98,12 +110,10 @@ pub(crate) fn undivided(options: &SearchOptions) -> Option<&'static str> {
         .then_some("shared-expert in `overlap`")
 }
 
-/// Whether some attention of a model has windows or sinks.
-fn limits_keys(model: &Model) -> bool {
+/// Whether some attention of a model has windows.
+fn has_windows(model: &Model) -> bool {
     let mut layers = model.layers.iter().chain(&model.mtp);
-    layers.any(
-        |layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some() || gqa.sinks),
-    )
+    layers.any(|layer| matches!(&layer.mixer, Some(Mixer::Gqa(gqa)) if gqa.window.is_some()))
 }
 
 /// The numbers of heads of a model's attention, of queries and of keys.
@@ -202,9 +212,11 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
             broken.push(Illegal::SharedDispatcher { dispatcher });
         }
     }
+    check_combined(model, options, &mut broken);
     if overlap.param_gather && !overlap.grad_reduce {
         broken.push(Illegal::GatherAlone);
     }
+    check_states(options, &mut broken);
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
         Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {
@@ -224,9 +236,76 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     broken
 }
 
+/// What combined passes do not go with, whatever the degrees are (Megatron-Core's `transformer_config.py`,
+/// `overlap_moe_expert_parallel_comm` and `delay_wgrad_compute`).
+fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    let overlap = options.overlap.unwrap_or_default();
+    if overlap.delay_wgrad && !overlap.expert_alltoall {
+        broken.push(Illegal::DelayedAlone);
+    }
+    let named = options.schedule.map(ScheduleName::combines);
+    if !overlap.expert_alltoall {
+        if named == Some(true) {
+            broken.push(Illegal::CombinedSchedule);
+        }
+        return;
+    }
+    let mut refuse = |refused: bool, with: &'static str, nearest: &'static str| {
+        if refused {
+            broken.push(Illegal::Combined { with, nearest });
+        }
+    };
+    let has_experts = model.num_moe_layers() > 0;
+    refuse(
+        !has_experts,
+        "a model without experts",
+        "`overlap` without it",
+    );
+    let sends = options.dispatcher.is_none_or(runs_beside);
+    refuse(
+        has_experts && !sends,
+        "`dispatcher` allgather, which sends no tokens",
+        "`dispatcher` alltoall",
+    );
+    refuse(
+        overlap.shared_expert,
+        "shared-expert, which hides the same exchanges",
+        "`overlap` without shared-expert",
+    );
+    refuse(
+        named == Some(false),
+        "another `schedule` than its own",
+        "`schedule` combined, or auto",
+    );
+    refuse(
+        options.zero == Zero::Fsdp,
+        "`zero` fsdp, which gathers the layers of each pass",
+        "`zero` 1",
+    );
+    let offloads = options.offload.is_some_and(|offload| !offload.is_none());
+    refuse(
+        offloads,
+        "`offload`, whose copies are timed for passes that run alone",
+        "`offload` none",
+    );
+    let megatron = options.stack == StackName::Megatron;
+    refuse(
+        megatron && model.mtp.len() > 1,
+        "several depths of multi-token prediction (Megatron-Core)",
+        "one depth, or `stack` moefold",
+    );
+}
+
 /// The rule that a recompute set breaks beside what else is chosen, if any. Full recomputation runs whole
 /// layers again and takes no notice of their modules.
 pub(crate) fn clash(options: &SearchOptions, recompute: &Recompute) -> Option<Illegal> {
+    let combines = options.overlap.unwrap_or_default().expert_alltoall;
+    if combines && (*recompute == Recompute::Full || recompute.covers(Module::Moe)) {
+        return Some(Illegal::Combined {
+            with: "recomputing exchanges of tokens (full, moe) (Megatron-Core)",
+            nearest: "`recompute` of other modules, or none",
+        });
+    }
     let Recompute::Modules(modules) = recompute else {
         return None;
     };
@@ -301,6 +380,18 @@ fn check_offload(
                 offload,
             });
         }
+    }
+}
+
+/// What is kept of the optimizer's states, and where.
+fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
+    if !options.optimizer_offload.is_legal() {
+        broken.push(Illegal::HostShare {
+            share: options.optimizer_offload.0.to_string(),
+        });
+    }
+    if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
+        broken.push(Illegal::WholeMasters);
     }
 }
 

@@ -105,6 +105,12 @@ impl Account {
         self.live.0[class] -= bytes.0 as i64;
     }
 
+    /// What another account tells comes after.
+    pub fn append(&mut self, next: &Self) {
+        self.peak = self.peak.higher(self.live + next.peak);
+        self.live = self.live + next.live;
+    }
+
     /// What is alive now.
     pub fn live(&self) -> Level {
         self.live

@@ -14,6 +14,11 @@ pub enum Running {
     Backward,
     /// Gradients of weights, of a divided backward pass.
     Weight,
+    /// A forward pass beside a backward pass of so numbered a chunk.
+    Combined {
+        /// The chunk of the rank that runs backward.
+        backward: usize,
+    },
 }
 
 /// The memory of a run of layers, of one microbatch. Exact where every layer's is, for what runs between
@@ -92,6 +97,7 @@ impl<H: Height> Passes<H> {
             Running::Forward => self.forward - self.saved,
             Running::Backward => self.backward,
             Running::Weight => self.weight,
+            Running::Combined { .. } => unreachable!("two passes of two chunks"),
         }
     }
 

@@ -87,6 +87,8 @@ pub struct Work {
     pub beside: Option<Part>,
     /// Whether it only adds to gradients of weights, so that a schedule may leave it for later.
     pub of_weights: bool,
+    /// Whether a pass that takes turns with another one pauses behind it.
+    pub pauses: bool,
 }
 
 /// The work of one layer (or end of the model) for one microbatch.

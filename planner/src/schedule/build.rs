@@ -10,6 +10,8 @@ pub(super) enum Pass {
     Backward(Stage, Microbatch),
     BackwardInput(Stage, Microbatch),
     BackwardWeight(Stage, Microbatch),
+    /// One forward beside one backward.
+    Combined((Stage, Microbatch), (Stage, Microbatch)),
 }
 
 /// The actions of every rank.
@@ -25,8 +27,9 @@ pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) ->
 /// The passes of one rank in order.
 ///
 /// All schedules are one: some forwards ahead, then a forward and a backward in turn, then the backwards left.
-/// They differ in the lead, in the order that stages are taken in, and in whether a backward pass is divided:
-/// gradients of weights then come so many backward passes later, and those left at the end.
+/// They differ in the lead, in the order that stages are taken in, in whether a forward and a backward run as one, and
+/// in whether a backward pass is divided: gradients of weights then come so many backward passes later, and those left
+/// at the end.
 pub(super) fn passes(
     name: ScheduleName,
     pp: u32,
@@ -64,11 +67,22 @@ pub(super) fn passes(
             );
             2 * behind + u64::from(vpp - 1) * u64::from(pp)
         }
+        ScheduleName::Combined => {
+            assert!(
+                vpp == 1 || (pp > 1 && microbatches.is_multiple_of(pp)),
+                "interleaving takes microbatches of a pipeline in groups of pp"
+            );
+            2 * behind + u64::from(vpp - 1) * u64::from(pp) + 1
+        }
     }
     .min(total);
-    let forward = move |k: u64| {
+    let first = move |k: u64| {
         let (chunk, microbatch) = interleaved(k, pp, vpp);
-        Pass::Forward(Stage(chunk * pp + rank), Microbatch(microbatch))
+        (Stage(chunk * pp + rank), Microbatch(microbatch))
+    };
+    let forward = move |k: u64| {
+        let (stage, microbatch) = first(k);
+        Pass::Forward(stage, microbatch)
     };
     let place = move |k: u64| {
         let (chunk, microbatch) = interleaved(k, pp, vpp);
@@ -90,8 +104,12 @@ pub(super) fn passes(
         std::iter::once(first).chain(second)
     };
     let warm_up = (0..ahead).map(forward);
-    let steady =
-        (ahead..total).flat_map(move |k| std::iter::once(forward(k)).chain(backward(k - ahead)));
+    let combines = name.combines();
+    let steady = (ahead..total).flat_map(move |k| {
+        let both = combines.then(|| Pass::Combined(first(k), place(k - ahead)));
+        let apart = (!combines).then(|| std::iter::once(forward(k)).chain(backward(k - ahead)));
+        both.into_iter().chain(apart.into_iter().flatten())
+    });
     let drain = (total - ahead..total).flat_map(backward);
     let left = (total - later.unwrap_or(0).min(total)..total).map(weight);
     warm_up.chain(steady).chain(drain).chain(left)
@@ -120,6 +138,22 @@ fn with_messages(
     let mut actions = Vec::with_capacity(6 * (microbatches as usize) * vpp as usize + 8);
     for pass in passes {
         match pass {
+            Pass::Combined(forward, backward) => {
+                // What both begin with, and what both gave.
+                if forward.0.0 > 0 {
+                    actions.push(Action::RecvActivation(forward.0, forward.1));
+                }
+                if backward.0.0 < last {
+                    actions.push(Action::RecvGradient(backward.0, backward.1));
+                }
+                actions.push(Action::Combined { forward, backward });
+                if forward.0.0 < last {
+                    actions.push(Action::SendActivation(forward.0, forward.1));
+                }
+                if backward.0.0 > 0 {
+                    actions.push(Action::SendGradient(backward.0, backward.1));
+                }
+            }
             Pass::Forward(stage, microbatch) => {
                 if stage.0 > 0 {
                     actions.push(Action::RecvActivation(stage, microbatch));

@@ -18,7 +18,7 @@ pub(super) struct DryRun {
 impl Schedule {
     /// The schedule as text: a row a rank, a column a slot, `F3` for the forward pass of microbatch
     /// 3 (`F3b` of the rank's second chunk), `B` for backward passes, `I` and `W` for the gradients of inputs
-    /// and of weights where they are divided, dots where a rank waits.
+    /// and of weights where they are divided, `F3B2` for two passes as one, dots where a rank waits.
     pub fn grid(&self) -> String {
         let run = self.dry_run();
         let slots = 0..self.num_slots(&run);
@@ -101,7 +101,11 @@ impl Schedule {
     }
 
     fn cell(&self, action: Action) -> Option<String> {
-        let (letter, stage, microbatch) = match action {
+        action.passes().map(|pass| self.cell_of(pass)).collect()
+    }
+
+    fn cell_of(&self, pass: Action) -> Option<String> {
+        let (letter, stage, microbatch) = match pass {
             Action::Forward(stage, microbatch) => ('F', stage, microbatch),
             Action::Backward(stage, microbatch) => ('B', stage, microbatch),
             Action::BackwardInput(stage, microbatch) => ('I', stage, microbatch),

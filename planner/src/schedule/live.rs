@@ -46,6 +46,7 @@ impl Schedule {
                 Action::BackwardWeight(stage, microbatch) => {
                     Some(Pass::BackwardWeight(stage, microbatch))
                 }
+                Action::Combined { forward, backward } => Some(Pass::Combined(forward, backward)),
                 _ => None,
             });
         replay(passes, bytes)
@@ -81,23 +82,26 @@ fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) ->
         live: BTreeMap::new(),
     };
     for (done, pass) in passes.enumerate() {
-        match pass {
-            Pass::Forward(stage, _) => {
-                alive += bytes(stage);
-                *live.entry(stage).or_insert(0) += 1;
-                if alive > peak.bytes {
-                    peak = Peak {
-                        bytes: alive,
-                        after_passes: done + 1,
-                        live: live.clone(),
-                    };
-                }
+        let (begun, ended) = match pass {
+            Pass::Forward(stage, _) => (Some(stage), None),
+            Pass::BackwardInput(..) => (None, None),
+            Pass::Backward(stage, _) | Pass::BackwardWeight(stage, _) => (None, Some(stage)),
+            Pass::Combined((forward, _), (backward, _)) => (Some(forward), Some(backward)),
+        };
+        if let Some(stage) = begun {
+            alive += bytes(stage);
+            *live.entry(stage).or_insert(0) += 1;
+            if alive > peak.bytes {
+                peak = Peak {
+                    bytes: alive,
+                    after_passes: done + 1,
+                    live: live.clone(),
+                };
             }
-            Pass::BackwardInput(..) => {}
-            Pass::Backward(stage, _) | Pass::BackwardWeight(stage, _) => {
-                alive -= bytes(stage);
-                *live.get_mut(&stage).expect("forward precedes backward") -= 1;
-            }
+        }
+        if let Some(stage) = ended {
+            alive -= bytes(stage);
+            *live.get_mut(&stage).expect("forward precedes backward") -= 1;
         }
     }
     peak

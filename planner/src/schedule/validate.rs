@@ -73,14 +73,19 @@ impl Schedule {
         let mut done = Done::new(self);
         for (position, &action) in actions.iter().enumerate() {
             let at = |fault| (position, fault);
-            if !self.belongs(action, rank) {
+            let is_pair = matches!(action, Action::Combined { .. });
+            let mut passes = action.passes();
+            if is_pair && !self.name.combines() || !passes.all(|pass| self.belongs(pass, rank)) {
                 return Err(at(Fault::Misplaced(action)));
             }
+            // Neither of two passes may need the other.
             if let Some(needs) = self.first_missing(action, rank, &done) {
                 return Err(at(Fault::TooEarly { action, needs }));
             }
-            if !done.mark(action) {
-                return Err(at(Fault::Repeated(action)));
+            for pass in action.passes() {
+                if !done.mark(pass) {
+                    return Err(at(Fault::Repeated(pass)));
+                }
             }
         }
         match self.required(rank).find(|&action| !done.has(action)) {
@@ -140,6 +145,9 @@ impl Schedule {
                 .required(rank)
                 .filter(|&needs| needs != Action::OptimizerStep)
                 .find_map(missing),
+            Action::Combined { .. } => action
+                .passes()
+                .find_map(|pass| self.first_missing(pass, rank, done)),
         }
     }
 
@@ -207,12 +215,9 @@ mod tests {
             }
             for vpp in 2..=4 {
                 for groups in (1..=3).filter(|_| pp > 1) {
-                    check(Schedule::new(
-                        ScheduleName::Interleaved,
-                        pp,
-                        vpp,
-                        groups * pp,
-                    ));
+                    for name in ScheduleName::all_of(pp, vpp) {
+                        check(Schedule::new(name, pp, vpp, groups * pp));
+                    }
                 }
             }
         }
@@ -232,7 +237,8 @@ mod tests {
     fn law_no_single_damage_goes_unnoticed() {
         let divided = Schedule::new(ScheduleName::ZbH1, 2, 1, 3);
         let interleaved = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
-        for (sound, rank) in [divided, interleaved]
+        let combined = Schedule::new(ScheduleName::Combined, 2, 2, 4);
+        for (sound, rank) in [divided, interleaved, combined]
             .iter()
             .flat_map(|of| [(of, 0), (of, 1)])
         {
@@ -347,6 +353,24 @@ mod tests {
             &[
                 "  0 | F0a F1a F0b F1b   . B0b   . B1b B0a B1a",
                 "  1 |   . F0a F1a F0b B0b F1b B1b B0a B1a   .",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::Combined, 1, 1, 3),
+            &["  0 |   F0 F1B0 F2B1   B2"],
+        );
+        check(
+            Schedule::new(ScheduleName::Combined, 2, 1, 5),
+            &[
+                "  0 |   F0   F1   F2 F3B0 F4B1   B2   B3   B4",
+                "  1 |    .   F0 F1B0 F2B1 F3B2 F4B3   B4    .",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::Combined, 2, 2, 4),
+            &[
+                "  0 |    F0a    F1a    F0b    F1b    F2a F3aB0b F2bB1b F3bB0a    B1a    B2b    B3b    B2a    B3a",
+                "  1 |      .    F0a    F1a    F0b F1bB0b F2aB1b F3aB0a F2bB1a F3bB2b    B3b    B2a    B3a      .",
             ],
         );
     }

@@ -13,16 +13,16 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::ScheduleName;
+use crate::choice::{ScheduleName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::partition::{self, Weights};
-use crate::runtime::{Level, StageMemory};
+use crate::runtime::{Level, Running, Slot, StageMemory, Stretch, highest, seconds};
 use crate::shard::{self, Shard};
-use crate::simulate::{StageTimes, lower_bound};
+use crate::simulate::{Hidden, StageTimes, lower_bound};
 
 /// What is asked, and of which layout under which dispatcher.
 #[derive(Clone, Copy)]
@@ -48,6 +48,9 @@ pub(crate) struct StageSplit {
     times: StageTimes,
     /// Work at the end of the step, of each pipeline rank.
     pub(crate) ends: Vec<RankEnd>,
+    /// By rank: states of the optimizer that rest on the host, and the most that the device has at once as they
+    /// pass through it.
+    streamed: Vec<(Bytes, Level)>,
     /// Memory of each pipeline rank that no recompute set changes.
     held: Vec<ByClass<Bytes>>,
     /// A message between stages.
@@ -172,6 +175,8 @@ pub(crate) struct RankEnd {
     gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
+    /// What states that rest on the host take on their ways beyond the update beside them.
+    pub(crate) streamed_s: f64,
     /// Waiting for ranks that met nowhere before.
     pub(crate) waiting_s: f64,
 }
@@ -276,6 +281,7 @@ impl StageSplit {
             stages,
             counts,
             ends: Vec::new(),
+            streamed: Vec::new(),
             held: Vec::new(),
             message: Level::default(),
             weights: Vec::new(),
@@ -378,6 +384,7 @@ impl StageSplit {
             let weight = (0..stages).map(|stage| Seconds(self.weight_s(shape, stage)).to_span());
             self.times.weight = Some(weight.collect());
         }
+        self.times.hidden = self.hidden(question, layout, shape, &question.choices[0]);
         if let Some(message) = message(case) {
             let hop = question.costs.collective(&message).time.to_span();
             self.times.hop = vec![hop; stages - 1];
@@ -438,11 +445,66 @@ impl StageSplit {
             let share = end.work.reduce.iter().chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
-            let optimizer_s = end.exposed_s + end.update_s + waiting_s;
+            let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
             self.times.optimizer[rank] = Seconds(optimizer_s).to_span();
             self.ends[rank].waiting_s = waiting_s;
             arrives += forward_s[rank];
         }
+    }
+
+    /// What combined passes hide of their exchanges under some recompute sets, where they are combined.
+    fn hidden(
+        &self,
+        question: &Question<'_>,
+        layout: &Layout,
+        shape: &Shape,
+        sets: &Sets,
+    ) -> Option<Hidden> {
+        if !question.stack.hides(question.overlap).expert_alltoall {
+            return None;
+        }
+        let delays = question.overlap.delay_wgrad;
+        let slots = |stage: usize, backward: bool| -> Vec<Slot> {
+            let mut all = self.each_under(shape, stage, sets);
+            if backward {
+                all.reverse();
+            }
+            let each = all.into_iter();
+            each.flat_map(|(kind, set, count)| {
+                let slots = kind.slots(set, backward);
+                std::iter::repeat_n(slots, count as usize).flatten()
+            })
+            .collect()
+        };
+        let all = |slots: &[Slot]| -> f64 {
+            let of = |slot: &Slot| slot.compute_s + slot.weight_s + slot.sent_s.unwrap_or(0.0);
+            slots.iter().map(of).sum()
+        };
+        let stages = 0..self.stages.len();
+        let slots: Vec<[Vec<Slot>; 2]> = stages
+            .map(|stage| [false, true].map(|backward| slots(stage, backward)))
+            .collect();
+        let less = |forward: &[Slot], backward: &[Slot]| {
+            let apart = all(forward) + all(backward);
+            Seconds((apart - seconds(forward, backward, delays)).max(0.0)).to_span()
+        };
+        let pp = layout.pp() as usize;
+        let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
+            let own = self.own(layout, stage % pp);
+            own.map(|other| less(forward, &slots[other][1])).collect()
+        });
+        let most = |[forward, backward]: &[Vec<Slot>; 2]| {
+            let sent = forward.iter().chain(backward);
+            Seconds(sent.filter_map(|slot| slot.sent_s).sum()).to_span()
+        };
+        Some(Hidden {
+            together: together.collect(),
+            alone: slots
+                .iter()
+                .map(|[_, backward]| less(&[], backward))
+                .collect(),
+            most: slots.iter().map(most).collect(),
+        })
     }
 
     /// Seconds of a backward pass of a stage that only add to gradients of weights.
@@ -624,9 +686,16 @@ impl StageSplit {
     }
 
     /// Durations under some recompute sets.
-    pub(crate) fn times(&self, question: &Question<'_>, shape: &Shape, sets: &Sets) -> StageTimes {
+    pub(crate) fn times(&self, case: Case<'_>, sets: &Sets) -> StageTimes {
+        let Case {
+            question,
+            layout,
+            shape,
+            ..
+        } = case;
         let mut times = self.times.clone();
         if *sets != question.choices[0] {
+            times.hidden = self.hidden(question, layout, shape, sets);
             let backward = self.backward_s(shape, sets);
             times.backward = backward
                 .iter()
@@ -646,7 +715,7 @@ impl StageSplit {
     /// No schedule runs a step in less.
     pub(crate) fn bound(&self, case: Case<'_>, sets: &Sets) -> Span {
         let layout = case.layout;
-        let times = self.times(case.question, case.shape, sets);
+        let times = self.times(case, sets);
         lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times)
     }
 
@@ -664,15 +733,34 @@ impl StageSplit {
             ..
         } = case;
         let options = question.options;
+        let kept = (options.optimizer, options.masters);
         let bytes = question
             .stack
-            .state(options.precision, options.optimizer, options.grad_dtype);
+            .state(options.precision, kept, options.grad_dtype);
         let overhead = overhead(case);
         let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         let pp = layout.pp() as usize;
         let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let share = options.optimizer_offload;
+        let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
+        self.streamed = (0..pp)
+            .map(|rank| {
+                let families = self.weights[rank].resting(step.grain, shards);
+                let families = families.into_iter().zip(shards);
+                let pieces = families.flat_map(|(buckets, shards)| {
+                    share.pieces(buckets.iter().sum::<u64>().div_ceil(shards))
+                });
+                let pieces: Vec<u64> = pieces.collect();
+                let on_device = if pieces.is_empty() {
+                    Level::default()
+                } else {
+                    Level::of(TensorClass::Optimizer, state(in_flight(&pieces))) + step.update
+                };
+                (state(pieces.iter().sum()), on_device)
+            })
+            .collect();
         self.held = (0..pp)
             .map(|rank| {
                 let resting = self.weights[rank].resting(step.grain, shards);
@@ -692,6 +780,7 @@ impl StageSplit {
                     }
                     Division::Whole | Division::AtLeast(_) => memory::state(held, bytes, shards),
                 };
+                held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
                 held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
                 held[TensorClass::Overhead] = overhead;
@@ -717,17 +806,74 @@ impl StageSplit {
         (0..pp)
             .map(|rank| {
                 let own = self.own_memory((layout, shape), rank, sets);
+                let stretches = self.own_stretches(case, rank, sets);
+                let running = |at: &Occupancy| match &stretches {
+                    Some(stretches) => self.running(case, rank, &own, stretches, at),
+                    None => memory::running(&own, at),
+                };
                 let mut held = memory::at_worst_instant(
                     self.held[rank],
                     &own,
                     &occupancies[rank],
                     self.message,
+                    self.streamed[rank].1,
+                    running,
                 );
                 let allocated = held.total() - held[TensorClass::Overhead];
                 held[TensorClass::Overhead] += allocated.scale(question.stack.fragmentation());
                 held
             })
             .collect()
+    }
+
+    /// What the stages of a pipeline rank take and give between pauses, forward and backward, where that is known.
+    fn own_stretches(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        sets: &Sets,
+    ) -> Option<Vec<[Vec<Stretch>; 2]>> {
+        let of_stage = |stage: usize| {
+            let mut both = [Vec::new(), Vec::new()];
+            for (kind, set, count) in self.each_under(case.shape, stage, sets) {
+                let own = kind.stretches.get(set)?;
+                for _ in 0..count {
+                    both[0].extend_from_slice(&own.forward);
+                }
+            }
+            for (kind, set, count) in self.each_under(case.shape, stage, sets).iter().rev() {
+                let own = kind.stretches.get(*set)?;
+                for _ in 0..*count {
+                    both[1].extend_from_slice(&own.backward);
+                }
+            }
+            Some(both)
+        };
+        self.own(case.layout, rank).map(of_stage).collect()
+    }
+
+    /// What is alive at most while passes of a rank run, above what is kept: see [`memory::at_worst_instant`].
+    fn running(
+        &self,
+        case: Case<'_>,
+        rank: usize,
+        own: &[StageMemory],
+        stretches: &[[Vec<Stretch>; 2]],
+        at: &Occupancy,
+    ) -> Level {
+        let pp = case.layout.pp() as usize;
+        // What a pass begins with, from another rank.
+        let message = |is_there: bool| self.message * i64::from(is_there);
+        let received = |chunk: usize| message(chunk * pp + rank > 0);
+        let returned = |chunk: usize| message(chunk * pp + rank + 1 < self.stages.len());
+        match at.running {
+            Running::Combined { backward } => {
+                let messages = received(at.chunk) + returned(backward);
+                messages + highest(&stretches[at.chunk][0], &stretches[backward][1])
+            }
+            Running::Backward => returned(at.chunk) + highest(&[], &stretches[at.chunk][1]),
+            Running::Forward | Running::Weight => memory::running(own, at),
+        }
     }
 
     /// The stages of a pipeline rank, whole.
@@ -753,9 +899,14 @@ impl StageSplit {
         occupancies: &[Vec<Occupancy>],
     ) -> Bytes {
         let ranks = (0..).zip(occupancies);
+        // No pass runs beside an update, so both are there at once.
         let of_rank = |(rank, occupancies): (usize, &Vec<Occupancy>)| {
+            let states = self.streamed[rank].0;
+            if case.question.offload().is_none() {
+                return states;
+            }
             let own = self.own_memory((case.layout, case.shape), rank, sets);
-            memory::on_host(&own, occupancies)
+            states + memory::on_host(&own, occupancies)
         };
         ranks.map(of_rank).max().unwrap_or(Bytes::ZERO)
     }
@@ -814,7 +965,7 @@ impl StageSplit {
     ) -> Option<Span> {
         let (layout, shape) = (case.layout, case.shape);
         let plain = &case.question.choices[0];
-        let mut times = self.times(case.question, shape, plain);
+        let mut times = self.times(case, plain);
         let mut fits = true;
         for (rank, occupancies) in occupancies.iter().enumerate() {
             let own = self.own(case.layout, rank);
@@ -911,12 +1062,13 @@ impl StageSplit {
                         *least += kept * f64::from(at.kept[chunk]);
                     }
                     let ways = kind.memory.iter().zip(&kind.backward_s);
+                    let sent_s: f64 = kind.sent_s().iter().sum();
                     groups.push(Alike {
                         layers,
                         live: live.clone(),
                         ways: ways
                             .map(|(memory, backward_s)| Way {
-                                seconds: kind.forward_s + backward_s,
+                                seconds: kind.forward_s + backward_s - sent_s,
                                 gib: memory.passes.saved.gib(),
                             })
                             .collect(),
@@ -925,7 +1077,7 @@ impl StageSplit {
                 let first = (stage == 0).then_some(&shape.embedding);
                 let last = (stage + 1 == self.stages.len()).then_some(&shape.head);
                 for end in first.into_iter().chain(last) {
-                    ends_s += end.forward_s + end.backward_s[0];
+                    ends_s += end.least_s(0)[1];
                 }
             }
             groups.retain(|group| group.layers > 0);
@@ -950,7 +1102,9 @@ impl StageSplit {
             let back = if case.schedule.divides_backward() {
                 Span::ZERO
             } else {
-                self.times.backward[rank]
+                let hidden = self.times.hidden.as_ref();
+                let alone = hidden.map_or(Span::ZERO, |hidden| hidden.alone[rank]);
+                self.times.backward[rank] - alone
             };
             before += (self.times.forward[rank] + back).seconds().0;
         }
@@ -1142,6 +1296,7 @@ fn rank_end(
             weight_dtype(question),
             question.options.optimizer.moments(),
         ],
+        (question.options.masters, question.options.optimizer_offload),
         pair,
         shard::vocab(question.model, &shape.local) * question.model.hidden,
     );
@@ -1183,7 +1338,16 @@ fn rank_end(
         };
         list.iter().map(price).collect()
     };
+    let ways = |&bytes: &Bytes| {
+        let both = [false, true].map(|leaves| question.costs.transfer(bytes, leaves).time.0);
+        both.iter().sum::<f64>()
+    };
+    let updates = work.optimizer.iter();
+    let updates = updates.filter(|op| matches!(op, Op::Adamw { .. }));
+    let beside_s: f64 = updates.map(|op| question.costs.op(op).time.0).sum();
+    let streamed_s: f64 = work.streamed.iter().map(ways).sum();
     RankEnd {
+        streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),

@@ -115,7 +115,12 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     let mean = [whole.dense() / pp, whole.experts / pp];
     let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
     let (options, stack) = (question.options, &question.stack);
-    let bytes = stack.state(options.precision, options.optimizer, options.grad_dtype);
+    let kept = (options.optimizer, options.masters);
+    let mut bytes = stack.state(options.precision, kept, options.grad_dtype);
+    if !options.optimizer_offload.is_none() {
+        // Some of them rest on the host.
+        bytes.sharded = 0.0;
+    }
     let held = if question.shards_weights() {
         memory::fully_sharded(mean, bytes, shards, [0, 0])
     } else {
@@ -134,10 +139,14 @@ struct Passes([Pass; 2]);
 
 impl Passes {
     fn of(question: &Question<'_>, lowered: &Lowered) -> Self {
-        // Waiting and copies depend on what comes before and after.
+        // Waiting and copies depend on what comes before and after; what is sent, another pass may hide.
+        let hides = question.stack.hides(question.overlap).expert_alltoall;
         let pass = |breakdown: Breakdown| {
-            let others = [Category::Waiting, Category::Offload].map(|c| breakdown.get(c));
-            let device_s = breakdown.device() - others.iter().sum::<f64>();
+            let sent = hides.then_some(Category::EpComm);
+            let others = [Category::Waiting, Category::Offload]
+                .into_iter()
+                .chain(sent);
+            let device_s = breakdown.device() - others.map(|c| breakdown.get(c)).sum::<f64>();
             [device_s, breakdown.launches()]
         };
         let of = |work| pass(price(work, question.costs, &question.stack, |_, _| {}));
@@ -298,10 +307,10 @@ impl Shape {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
-            ([kind.forward_s, kind.both_s(sets.of(layer))], 1)
+            (kind.least_s(sets.of(layer)), 1)
         });
         let ends = [&self.embedding, &self.head];
-        let ends = ends.map(|end| [end.forward_s, end.both_s(sets.of_ends())]);
+        let ends = ends.map(|end| end.least_s(sets.of_ends()));
         ShapeWork::of(layers, ends.into_iter())
     }
 }

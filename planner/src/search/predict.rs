@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Overlap, ScheduleName, StackName, Zero};
+use crate::choice::{Masters, Overlap, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -44,7 +44,13 @@ pub(crate) fn planned(
 ) -> Priced {
     let (layout, options) = (choice.layout, question.options);
     let schedule = Schedule::of(layout, choice.schedule);
-    let times = choice.split.times(question, choice.shape, choice.sets);
+    let case = Case {
+        question,
+        layout,
+        shape: choice.shape,
+        schedule: choice.schedule,
+    };
+    let times = choice.split.times(case, choice.sets);
     let timeline = simulate(&schedule, &times);
     let critical = timeline.critical as usize;
     let (forward, backward) = rank_breakdowns(choice, critical);
@@ -85,6 +91,10 @@ pub(crate) fn planned(
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
         precision: options.precision,
         optimizer: options.optimizer,
+        grad_dtype: (options.grad_dtype != Dtype::F32).then_some(options.grad_dtype),
+        masters: (options.masters != Masters::default()).then_some(options.masters),
+        optimizer_offload_fraction: Some(options.optimizer_offload)
+            .filter(|share| !share.is_none()),
         zero: (options.zero != Zero::default()).then_some(options.zero),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
@@ -100,7 +110,8 @@ pub(crate) fn planned(
             mfu: flops_per_s / peak,
             peak_gib: worst.total().gib(),
             memory_gib: worst.map(Bytes::gib),
-            host_gib: (!offload.is_none()).then(|| on_host.gib()),
+            host_gib: (!offload.is_none() || !options.optimizer_offload.is_none())
+                .then(|| on_host.gib()),
             memory_gib_by_pp_rank: memory.iter().map(|rank| rank.total().gib()).collect(),
             busy_s: busy
                 .iter()
@@ -174,6 +185,10 @@ fn time_by_category(
         priced += seconds;
         time.add(category, Seconds(seconds));
     }
+    // Of the exchanges of tokens, what runs beside compute.
+    let hidden = simulated.hidden.seconds().0;
+    priced -= hidden;
+    time.add(Category::EpComm, Seconds(-hidden));
     let gather = choice.split.exposed_gather(rank).seconds().0;
     // Launches the device waits for are charged a layer at a time and are in no category above.
     let sharded = choice.split.sharded_s() * microbatches;
@@ -185,6 +200,7 @@ fn time_by_category(
     let reductions = simulated.reduce.seconds().0 + gather + sharded + end.exposed_s;
     time.add(Category::DpComm, Seconds(reductions));
     time.add(Category::Optimizer, Seconds(end.update_s));
+    time.add(Category::Offload, Seconds(end.streamed_s));
     time.add(Category::Waiting, Seconds(end.waiting_s));
     time
 }
@@ -246,6 +262,14 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     for op in &work.optimizer {
         let total = busy.entry(op.stem().to_owned()).or_default();
         total.add(question.costs.op(op).time.0, 1.0);
+    }
+    for (&bytes, leaves) in work
+        .streamed
+        .iter()
+        .flat_map(|bytes| [(bytes, false), (bytes, true)])
+    {
+        let total = busy.entry("host_copy".to_owned()).or_default();
+        total.add(question.costs.transfer(bytes, leaves).time.0, 1.0);
     }
     // Divided weights are gathered before the passes of every microbatch, and their gradients reduced.
     let (reductions, gathers): (_, Vec<f64>) = if question.shards_weights() {

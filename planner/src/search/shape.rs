@@ -24,7 +24,9 @@ use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
 use crate::rules::undivided;
-use crate::runtime::{LayerGroups, Lowered, Piece, Runtime, Setting, StageMemory};
+use crate::runtime::{
+    self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, StageMemory, Stretches,
+};
 use crate::stack::Stack;
 
 /// The inputs of a search that stay the same throughout.
@@ -154,14 +156,48 @@ pub(crate) struct Kind {
     pub(crate) weight_s: f64,
     /// Memory by recompute set.
     pub(crate) memory: Vec<StageMemory>,
+    /// The same cut where passes pause, by recompute set; none where they do not or no order is known.
+    pub(crate) stretches: Vec<Stretches>,
+    /// Time of both passes without recomputation, cut where they pause; none where they do not.
+    slots: [Vec<Slot>; 2],
     /// The recompute sets that no other beats.
     pub(crate) ways: Vec<LayersWay>,
 }
 
 impl Kind {
+    /// Time of a pass, cut where it pauses, under a recompute set: what runs again comes last, as does what no op
+    /// says.
+    pub(crate) fn slots(&self, set: usize, backward: bool) -> Vec<Slot> {
+        let mut slots = self.slots[usize::from(backward)].clone();
+        let whole_s = if backward {
+            self.backward_s[set]
+        } else {
+            self.forward_s
+        };
+        let told_s = |slot: &Slot| slot.compute_s + slot.weight_s + slot.sent_s.unwrap_or(0.0);
+        let told_s: f64 = slots.iter().map(told_s).sum();
+        if let Some(last) = slots.last_mut() {
+            last.compute_s += (whole_s - told_s).max(0.0);
+        }
+        slots
+    }
+
     /// Seconds of both passes under a recompute set.
     pub(crate) fn both_s(&self, set: usize) -> f64 {
         self.forward_s + self.backward_s[set]
+    }
+
+    /// Seconds of the exchanges of the forward and of the backward pass that another pass may hide.
+    pub(crate) fn sent_s(&self) -> [f64; 2] {
+        let slots = self.slots.each_ref();
+        slots.map(|slots| slots.iter().filter_map(|slot| slot.sent_s).sum())
+    }
+
+    /// Seconds of the forward pass and of both, without such exchanges.
+    pub(crate) fn least_s(&self, set: usize) -> [f64; 2] {
+        let [forward, backward] = self.sent_s();
+        let both = self.both_s(set);
+        [self.forward_s - forward, both - forward - backward]
     }
 }
 
@@ -274,6 +310,15 @@ impl Shape {
                 })
                 .collect()
         };
+        let stretches = |dispatcher| -> Vec<Vec<Stretches>> {
+            let pieces = question.pieces().zip(&held);
+            pieces
+                .map(|(piece, held)| {
+                    let setting = question.setting(layout, dispatcher, held, &groups);
+                    question.stretches(&setting, piece, sets)
+                })
+                .collect()
+        };
         let even = question.local(layout, 1.0);
         let mut last = None;
         question
@@ -285,7 +330,8 @@ impl Shape {
                     last = Some(memory(dispatcher));
                 }
                 let memory = last.as_deref().expect("asked for");
-                Self::new(question, &setting, &timed, memory, sets)
+                let stretches = stretches(dispatcher);
+                Self::new(question, &setting, &timed, (memory, &stretches), sets)
             })
             .collect()
     }
@@ -295,16 +341,18 @@ impl Shape {
         question: &Question<'_>,
         setting: &Setting<'_>,
         timed: &[Local],
-        memory: &[Vec<StageMemory>],
+        (memory, stretches): (&[Vec<StageMemory>], &[Vec<Stretches>]),
         sets: &[Recompute],
     ) -> Self {
         let runtime = question.runtime;
         let work = |(piece, local)| runtime.work(&Setting { local, ..*setting }, piece, sets);
         let lowered: Vec<Lowered> = question.pieces().zip(timed).map(work).collect();
-        let each = lowered.iter().zip(memory).zip(timed).enumerate();
+        let held = memory.iter().zip(stretches);
+        let each = lowered.iter().zip(held).zip(timed).enumerate();
         let mut kinds: Vec<Kind> = each
-            .map(|(place, ((lowered, memory), local))| {
-                question.kind(place, lowered, *local, memory.clone())
+            .map(|(place, ((lowered, (memory, stretches)), local))| {
+                let held = (memory.clone(), stretches.clone());
+                question.kind(place, lowered, *local, held)
             })
             .collect();
         let head = kinds.pop().expect("the last piece");
@@ -495,7 +543,24 @@ impl<'a> Question<'a> {
         let divides = undivided(self.options).is_none();
         let all = self.stack.schedules(pp, vpp);
         let all = all.filter(move |name| divides || !name.divides_backward());
+        let combines = self.overlap.expert_alltoall;
+        let all = all.filter(move |name| name.combines() == combines);
         all.filter(move |&name| wanted.is_none_or(|wanted| wanted == name))
+    }
+
+    /// What passes of a piece take and give between the pauses of combined passes, where they are and it is known.
+    fn stretches(
+        &self,
+        setting: &Setting<'_>,
+        piece: Piece<'_>,
+        sets: &[Recompute],
+    ) -> Vec<Stretches> {
+        if !self.overlap.expert_alltoall {
+            return Vec::new();
+        }
+        let delays = self.overlap.delay_wgrad;
+        let stretches = self.runtime.stretches(setting, piece, sets, delays);
+        stretches.unwrap_or_default()
     }
 
     /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
@@ -635,7 +700,7 @@ impl<'a> Question<'a> {
         place: usize,
         lowered: &Lowered,
         local: Local,
-        memory: Vec<StageMemory>,
+        (memory, stretches): (Vec<StageMemory>, Vec<Stretches>),
     ) -> Kind {
         let breakdown = LayerBreakdown::new(lowered, self.costs, &self.stack);
         let seconds = |breakdown: &crate::price::Breakdown| {
@@ -643,7 +708,22 @@ impl<'a> Question<'a> {
         };
         let backward_s = (0..memory.len()).map(|set| seconds(&breakdown.backward_under(set)));
         let backward_s: Vec<f64> = backward_s.collect();
+        let slots = |list, backward| {
+            let price = |work: &_| crate::price::cost_of(work, self.costs).time.0;
+            runtime::slots(list, backward, price)
+        };
+        let hides = self.stack.hides(self.overlap).expert_alltoall;
+        let slots = if hides {
+            [
+                slots(&lowered.forward, false),
+                slots(&lowered.backward, true),
+            ]
+        } else {
+            Default::default()
+        };
         Kind {
+            stretches,
+            slots,
             forward_s: seconds(&breakdown.forward),
             weight_s: seconds(&breakdown.weight),
             ways: ways(&memory, &backward_s),

@@ -5,7 +5,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Precision, TensorClass};
 
 use super::{ENDLESS_GIB, SearchResult, plan};
-use crate::choice::{Dispatcher, Module, Objective, Recompute, StackName, Zero};
+use crate::choice::{Dispatcher, Module, Objective, Overlap, Recompute, StackName, Zero};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{MEMORY_HEADROOM, PlanError, Routing, SearchOptions};
@@ -59,7 +59,21 @@ fn law_every_candidate_is_refused_pruned_or_priced() {
 /// Nothing is pruned when more plans are wanted than there are layouts.
 #[test]
 fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
+    check_pruning(None);
+}
+
+/// Nor where passes are combined, and more recomputation may hide more.
+#[test]
+fn oracle_pruning_leaves_the_ranking_of_combined_passes() {
+    let kinds = "grad-reduce,param-gather,p2p,expert-alltoall";
+    for kinds in [kinds.to_owned(), format!("{kinds},delay-wgrad")] {
+        check_pruning(Some(kinds.parse().expect("kinds")));
+    }
+}
+
+fn check_pruning(overlap: Option<Overlap>) {
     let (model, cluster, mut options) = small();
+    options.overlap = overlap;
     options.pins = "mbs=1,cp=1".parse().expect("degrees");
     let few = run(&model, &cluster, 16, &options);
     options.top = usize::MAX;
@@ -488,19 +502,28 @@ fn law_a_walk_peaks_where_its_plan_does() {
 
     use crate::plan::{PLAN_VERSION, Plan, Request};
 
-    for (name, gpus, pins, offload) in [
-        ("mixtral-8x7b", 16, "pp=1", "none"),
-        ("mixtral-8x7b", 32, "pp=4,vpp=2", "none"),
-        ("qwen3-30b-a3b", 32, "pp=2,tp=2", "none"),
-        ("deepseek-v3", 256, "pp=8", "none"),
-        ("mixtral-8x7b", 16, "pp=1", "moe_act"),
-        (
-            "qwen3-30b-a3b",
-            32,
-            "pp=4",
-            "core_attn,attn_proj,expert_fc1",
-        ),
-    ] {
+    let combined = "expert-alltoall,delay-wgrad,p2p,grad-reduce,param-gather";
+    for (name, gpus, pins, offload, overlap) in [
+        ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined),
+        ("deepseek-v3", 256, "pp=8,vpp=2,ep=16", "none", combined),
+    ]
+    .into_iter()
+    .chain(
+        [
+            ("mixtral-8x7b", 16, "pp=1", "none"),
+            ("mixtral-8x7b", 32, "pp=4,vpp=2", "none"),
+            ("qwen3-30b-a3b", 32, "pp=2,tp=2", "none"),
+            ("deepseek-v3", 256, "pp=8", "none"),
+            ("mixtral-8x7b", 16, "pp=1", "moe_act"),
+            (
+                "qwen3-30b-a3b",
+                32,
+                "pp=4",
+                "core_attn,attn_proj,expert_fc1",
+            ),
+        ]
+        .map(|(name, gpus, pins, offload)| (name, gpus, pins, offload, "")),
+    ) {
         let model = presets::load(name).expect("a preset");
         let cluster = cluster("dgx-h200");
         let batch = Batch {
@@ -511,9 +534,11 @@ fn law_a_walk_peaks_where_its_plan_does() {
             pins: pins.parse().expect("degrees"),
             top: 1,
             offload: Some(offload.parse().expect("modules")),
+            overlap: (!overlap.is_empty()).then(|| overlap.parse().expect("kinds")),
             ..SearchOptions::new(batch, StackName::Megatron)
         };
         let planned = run(&model, &cluster, gpus, &options).plans.remove(0);
+        assert_eq!(planned.pipeline.schedule.combines(), !overlap.is_empty());
         assert_eq!(planned.offload.is_none(), offload == "none");
         assert_eq!(planned.predicted.host_gib > Some(0.0), offload != "none");
         let plan = Plan {

@@ -373,11 +373,7 @@ impl<'a> Trial<'_, 'a> {
             };
             let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
-            let on_host = if question.offload().is_none() {
-                Bytes::ZERO
-            } else {
-                split.on_host(case, &sets, schedule.occupancies)
-            };
+            let on_host = split.on_host(case, &sets, schedule.occupancies);
             if peak > capacity || !question.host_holds(peak, on_host) {
                 self.state.entry(place).or_insert(false);
                 continue;
@@ -386,7 +382,7 @@ impl<'a> Trial<'_, 'a> {
                 continue;
             }
             self.state.insert(place, true);
-            let times = split.times(question, shape, &sets);
+            let times = split.times(case, &sets);
             let name = schedule.name;
             let step_s = schedule
                 .simulator

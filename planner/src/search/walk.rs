@@ -10,7 +10,6 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
-use super::again::options_of;
 use super::candidate::{Case, StageSplit};
 use super::question;
 use super::recompute::Sets;
@@ -21,7 +20,7 @@ use crate::mesh::{self, Placement};
 use crate::options::PlanError;
 use crate::plan::Plan;
 use crate::rules::Rules;
-use crate::runtime::{Level, Lowered, Part, Running, Runtime, Task, Work};
+use crate::runtime::{Level, Lowered, Part, Running, Runtime, Task, Work, cut};
 use crate::schedule::{Action, Schedule, Stage};
 use crate::simulate::{self, Simulator};
 use crate::walk::{Allocation, At, Event, Walked, play};
@@ -36,7 +35,7 @@ fn of_plan<T>(
     work: impl FnOnce(Case<'_>, &StageSplit) -> T,
 ) -> Result<T, PlanError> {
     let planned = &plan.planned;
-    let options = options_of(plan);
+    let options = plan.options();
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;
@@ -82,7 +81,7 @@ fn starts_of(case: Case<'_>, split: &StageSplit, pipeline_rank: u32) -> Vec<Inst
         }]
     };
     let sets = &case.question.choices[0];
-    let times = split.times(case.question, case.shape, sets);
+    let times = split.times(case, sets);
     let timeline = Simulator::new(&Schedule::of(case.layout, case.schedule)).trace(&times, whole);
     let spans = timeline.spans.iter();
     spans
@@ -120,6 +119,8 @@ fn walked(plan: &Plan, case: Case<'_>, split: &StageSplit, rank: u32) -> Walked 
         collectives: 0,
         transfers: 0,
         transfer: None,
+        pauses: Vec::new(),
+        left: Vec::new(),
         case,
         split,
         lowered: (0..shape.kinds.len() + 2)
@@ -158,6 +159,10 @@ struct Walker<'a> {
     /// Copies to and from the host so far, and the one that is not awaited yet.
     transfers: u64,
     transfer: Option<u64>,
+    /// Where events of the pass that is written pause, where passes are combined.
+    pauses: Vec<usize>,
+    /// Gradients of weights that wait.
+    left: Vec<(Work, At)>,
     case: Case<'a>,
     split: &'a StageSplit,
     /// Work of the kinds of layers, the embedding and the head.
@@ -211,6 +216,7 @@ impl Walker<'_> {
             match action {
                 Action::Forward(stage, microbatch) => {
                     let kept = self.forward(stage, microbatch.0);
+                    self.pauses.clear();
                     saved.insert((stage, microbatch), kept);
                     self.await_all(std::mem::take(&mut gathering));
                 }
@@ -221,6 +227,18 @@ impl Walker<'_> {
                     }
                     let kept = saved.remove(&(stage, microbatch));
                     self.backward(stage, microbatch.0, kept.unwrap_or_default());
+                    self.pauses.clear();
+                }
+                Action::Combined { forward, backward } => {
+                    let before = std::mem::take(&mut self.events);
+                    let gone = saved.remove(&backward).unwrap_or_default();
+                    self.backward(backward.0, backward.1.0, gone);
+                    let second = self.paused();
+                    let kept = self.forward(forward.0, forward.1.0);
+                    saved.insert(forward, kept);
+                    let first = self.paused();
+                    self.events = before;
+                    self.take_turns(second, first);
                 }
                 Action::BackwardInput(..) | Action::BackwardWeight(..) => {
                     unreachable!("stacks that declare their work divide no backward pass")
@@ -243,6 +261,78 @@ impl Walker<'_> {
                 | Action::SendActivation(..)
                 | Action::SendGradient(..) => {}
             }
+        }
+    }
+
+    /// What has been written of a pass, up to each of its pauses.
+    fn paused(&mut self) -> Vec<Vec<Event>> {
+        let mut events = std::mem::take(&mut self.events);
+        let pauses = std::mem::take(&mut self.pauses);
+        let mut parts: Vec<Vec<Event>> = Vec::new();
+        for at in pauses.into_iter().rev() {
+            parts.push(events.split_off(at));
+        }
+        parts.push(events);
+        parts.reverse();
+        parts
+    }
+
+    /// Writes parts of two passes in turns. What is declared tells no order of memory: both are taken to have all they
+    /// need at once.
+    fn take_turns(&mut self, mut first: Vec<Vec<Event>>, mut second: Vec<Vec<Event>>) {
+        let (mut given, mut all) = (Vec::new(), first.iter_mut().chain(&mut second));
+        for part in &mut all {
+            for event in std::mem::take(part) {
+                match event {
+                    Event::Allocated(_) => self.events.push(event),
+                    Event::Freed(_) => given.push(event),
+                    _ => part.push(event),
+                }
+            }
+        }
+        let (mut first, mut second) = (first.into_iter(), second.into_iter());
+        while first.len() + second.len() > 0 {
+            self.events.extend(first.next().into_iter().flatten());
+            self.events.extend(second.next().into_iter().flatten());
+        }
+        self.events.extend(given);
+    }
+
+    /// The work of a pass of one layer, which may be one of two that take turns: pauses are where the ranks wait for
+    /// the tokens of each other, and gradients of weights that wait come before.
+    fn pass(&mut self, list: &[Work], at: At, backward: bool) {
+        if !self.case.schedule.combines() {
+            return self.work(list, at, None);
+        }
+        let delays = backward && self.case.question.overlap.delay_wgrad;
+        let is_of_weights = |work: &Work| {
+            let op = matches!(work.task, Task::Op(op) if op.pass() == Some(Pass::Wgrad));
+            delays && (work.of_weights || op)
+        };
+        let parts = cut(list, backward);
+        let last = parts.len() - 1;
+        for (number, part) in parts.into_iter().enumerate() {
+            let (left, now): (Vec<Work>, Vec<Work>) = part.into_iter().partition(is_of_weights);
+            let from = self.events.len();
+            self.work(&now, at, None);
+            self.left.extend(left.into_iter().map(|work| (work, at)));
+            if number == last {
+                continue;
+            }
+            let sent = self.collectives - 1;
+            let awaited = |event: &Event| *event == Event::Awaited { number: sent };
+            let place = self.events[from..].iter().rposition(awaited);
+            let awaited = place.map(|place| self.events.remove(from + place));
+            self.settle();
+            self.pauses.push(self.events.len());
+            self.events.extend(awaited);
+        }
+    }
+
+    /// Runs gradients of weights that have waited.
+    fn settle(&mut self) {
+        for (work, at) in std::mem::take(&mut self.left) {
+            self.work(&[work], at, None);
         }
     }
 
@@ -348,7 +438,7 @@ impl Walker<'_> {
                 layer,
             };
             let lowered = Rc::clone(&self.lowered[index]);
-            self.work(&moving(&lowered.forward, stays), at, None);
+            self.pass(&moving(&lowered.forward, stays), at, false);
         }
         self.transferred();
         self.give(working);
@@ -378,11 +468,12 @@ impl Walker<'_> {
             // The plan's set is the only one that is asked about: stacks that declare have no other.
             let again: Vec<Work> = lowered.again(0).copied().collect();
             self.work(&again, at, Some(Category::Recompute));
-            self.work(&moving(&lowered.backward, stays), at, None);
+            self.pass(&moving(&lowered.backward, stays), at, true);
             // Beside its own work, which is as long as that of the layer before where layers are alike.
             self.transferred();
             self.give(saved);
         }
+        self.settle();
         self.give(working);
     }
 
@@ -444,15 +535,7 @@ impl Walker<'_> {
                 Task::Transfer { bytes, leaves } => {
                     // One that leaves is awaited where the next does.
                     self.transferred();
-                    let number = self.transfers;
-                    self.transfers += 1;
-                    self.transfer = Some(number);
-                    self.events.push(Event::Transfer {
-                        number,
-                        bytes,
-                        leaves,
-                        at,
-                    });
+                    self.transfer(bytes, leaves, at);
                 }
             }
         }
@@ -521,6 +604,34 @@ impl Walker<'_> {
                 of_weights: false,
             });
         }
+        // States that pass through the device: in the stream of copies one comes before the last leaves.
+        let streamed = self.split.ends[pipeline_rank].work.streamed.clone();
+        let mut leaving = None;
+        for bytes in streamed {
+            for (bytes, leaves) in [Some((bytes, false)), leaving.replace((bytes, true))]
+                .into_iter()
+                .flatten()
+            {
+                self.transfer(bytes, leaves, at);
+            }
+        }
+        if let Some((bytes, leaves)) = leaving {
+            self.transfer(bytes, leaves, at);
+        }
+        self.transferred();
+    }
+
+    /// Lets bytes leave for the host or come back, and forgets what was copied before.
+    fn transfer(&mut self, bytes: Bytes, leaves: bool, at: At) {
+        let number = self.transfers;
+        self.transfers += 1;
+        self.transfer = Some(number);
+        self.events.push(Event::Transfer {
+            number,
+            bytes,
+            leaves,
+            at,
+        });
     }
 }
 

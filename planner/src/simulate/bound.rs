@@ -17,13 +17,16 @@ use super::StageTimes;
 ///
 /// Where backward passes are divided ([`StageTimes::weight`]), the last of a rank that stages before it wait for is
 /// the gradient of an input: gradients of weights may come after it, but those of that microbatch on the first
-/// rank.
+/// rank. Where passes are combined, all that can be hidden of exchanges is.
 pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> Span {
     times.check(pp, pp * vpp);
     let (pp, stages) = (pp as usize, (pp * vpp) as usize);
     let forward = |s: usize| times.forward[s].min(times.first_forward[s]);
     // What stages before wait for of a backward pass.
-    let backward = |s: usize| times.backward[s].min(times.last_backward[s]) - times.weight(s);
+    let backward = |s: usize| {
+        let whole = times.backward[s].min(times.last_backward[s]);
+        whole - times.weight(s) - times.alone(s).min(whole)
+    };
     let reduce = |rank: usize| {
         (rank..stages)
             .step_by(pp)
@@ -39,6 +42,7 @@ pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> 
             later += times.weight(s) * u64::from(microbatches);
             work += times.first_forward[s] + times.forward[s] * rest;
             work += times.last_backward[s] + times.backward[s] * rest;
+            work = work - (times.most(s) * u64::from(microbatches)).min(work);
             if !times.hop_overlapped {
                 let after = times.hop.get(s).copied().unwrap_or_default();
                 let before = s.checked_sub(1).map_or(Span::ZERO, |s| times.hop[s]);

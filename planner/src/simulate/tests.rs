@@ -21,6 +21,7 @@ fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
         backward: spans(stages, 200),
         last_backward: spans(stages, 250),
         weight: None,
+        hidden: None,
         hop: spans(stages - 1, 60),
         hop_overlapped: false,
         reduce: spans(stages, 50),
@@ -31,6 +32,31 @@ fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
         let part = whole.map(|(&each, &last)| Span(random(seed, each.min(last).0 + 1)));
         times.weight = Some(part.collect());
     }
+    if schedule.name.combines() {
+        let part = |seed: &mut u64, of: Span| Span(random(seed, of.0 / 4 + 1));
+        let mut parts = |of: &[Span]| of.iter().map(|&of| part(seed, of)).collect::<Vec<_>>();
+        let [forward, backward] = [parts(&times.forward), parts(&times.backward)];
+        let alone: Vec<Span> = parts(&backward);
+        let last = times.last_backward.iter().zip(&alone);
+        let alone: Vec<Span> = last.map(|(&last, &alone)| alone.min(last)).collect();
+        let together = (0..stages).map(|stage| {
+            let own = (stage % pp..stages).step_by(pp as usize);
+            // No more than the pass that has less to hide, and no less than a backward pass hides alone.
+            own.map(|other| {
+                let least = forward[stage as usize].min(backward[other as usize]);
+                least.max(alone[other as usize])
+            })
+            .collect()
+        });
+        let most = forward.iter().zip(&backward);
+        times.hidden = Some(Hidden {
+            together: together.collect(),
+            most: most
+                .map(|(&forward, &backward)| forward + backward)
+                .collect(),
+            alone,
+        });
+    }
     times
 }
 
@@ -40,7 +66,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
         let names = ScheduleName::all_of(pp, vpp).filter(move |_| pp > 1 || vpp == 1);
         names.flat_map(move |name| {
             let sizes = (1..=9).filter_map(move |count| match name {
-                ScheduleName::Interleaved => (count <= 3).then_some(count * pp),
+                _ if vpp > 1 => (count <= 3).then_some(count * pp),
                 _ => Some(count),
             });
             sizes.map(move |microbatches| Schedule::new(name, pp, vpp, microbatches))
@@ -52,6 +78,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 fn event_loop(schedule: &Schedule, times: &StageTimes) -> Span {
     let ranks = schedule.ranks.len();
     let mut clock = vec![0_u64; ranks];
+    let less = times.hidden.as_ref();
     let mut next = vec![0; ranks];
     let mut arrivals = std::collections::HashMap::new();
     let last = schedule.microbatches - 1;
@@ -78,6 +105,13 @@ fn event_loop(schedule: &Schedule, times: &StageTimes) -> Span {
                 Action::Backward(s, m) => {
                     let all = [&times.backward, &times.last_backward];
                     *now += all[usize::from(m.0 == last)][s.0 as usize].0;
+                    *now -= less.map_or(0, |less| less.alone[s.0 as usize].0);
+                }
+                Action::Combined { forward, backward } => {
+                    let [f, b] = [forward.0, backward.0].map(|stage| stage.0 as usize);
+                    assert!(forward.1.0 > 0 && backward.1.0 < last, "ends run alone");
+                    let hidden = less.expect("of combined passes").together[f][b / ranks];
+                    *now += (times.forward[f] + times.backward[b] - hidden).0;
                 }
                 Action::BackwardInput(s, m) => {
                     let all = [&times.backward, &times.last_backward];
@@ -270,6 +304,7 @@ fn golden_two_ranks_with_exposed_messages() {
             bubble: Span(110 - 20 - 40 - 12 - 4 - 7),
             reduce: Span(4),
             optimizer: Span(7),
+            hidden: Span::ZERO,
         }
     );
     // Beside compute, only the ways that someone waits for remain.
@@ -289,7 +324,7 @@ fn law_trace_covers_exactly_the_busy_time() {
         let timeline = simulator.run(&times);
         let trace = simulator.trace(&times, |action, duration| {
             let (name, category) = match action {
-                Action::Forward(..) => ("forward", Category::Dense),
+                Action::Forward(..) | Action::Combined { .. } => ("forward", Category::Dense),
                 Action::Backward(..) | Action::BackwardInput(..) | Action::BackwardWeight(..) => {
                     ("backward", Category::Dense)
                 }

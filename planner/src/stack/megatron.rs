@@ -54,6 +54,7 @@ impl Runtime for Declared {
                 part: None,
                 beside: None,
                 of_weights: false,
+                pauses: false,
             };
             lowered.forward.push(transfer(true));
             lowered.backward.insert(0, transfer(false));
@@ -570,8 +571,8 @@ mod tests {
     use moefold_profiles::TensorClass;
 
     use super::*;
-    use crate::choice::Optimizer;
     use crate::choice::StackName;
+    use crate::choice::{Masters, Optimizer};
     use crate::memory;
     use crate::model::presets;
     use crate::shard::{self, Shard};
@@ -660,7 +661,11 @@ mod tests {
             rank.replicated -= 256 * 7168;
         }
         let stack = Stack::of(StackName::Megatron);
-        let bytes = stack.state(Precision::Bf16, Optimizer::Adam, Dtype::F32);
+        let bytes = stack.state(
+            Precision::Bf16,
+            (Optimizer::Adam, Masters::Fp32),
+            Dtype::F32,
+        );
         let state = memory::state([rank.dense(), rank.experts], bytes, [64, 1]);
         let held = (state[TensorClass::Weights] + state[TensorClass::Gradients]).gib();
         assert!((held - 36.4).abs() < 0.05, "{held}");
@@ -669,6 +674,27 @@ mod tests {
             "{}",
             state[TensorClass::Optimizer]
         );
+    }
+
+    /// Megatron-LM, `docs/user-guide/features/dist_optimizer.md`: 6 + 12 / d; with moments of bf16 and remainders
+    /// 6 + 6 / d.
+    #[test]
+    fn golden_bytes_of_a_parameter() {
+        use Optimizer::{Adam, AdamBf16Moments};
+        let stack = Stack::of(StackName::Megatron);
+        for (precision, optimizer, masters, expected) in [
+            (Precision::Bf16, Adam, Masters::Fp32, 12.0),
+            (Precision::Bf16, Adam, Masters::Remainder, 10.0),
+            (Precision::Bf16, AdamBf16Moments, Masters::Fp32, 8.0),
+            (Precision::Bf16, AdamBf16Moments, Masters::Remainder, 6.0),
+            (Precision::Fp32, Adam, Masters::Fp32, 8.0),
+        ] {
+            let bytes = stack.state(precision, (optimizer, masters), Dtype::F32);
+            assert_eq!(
+                bytes.sharded, expected,
+                "{precision} {optimizer:?} {masters:?}"
+            );
+        }
     }
 
     #[test]

@@ -392,6 +392,7 @@ fn ordinary() -> Vec<Op> {
             len,
             dtype,
             moments,
+            remainders: false,
         });
         ops.push(Op::GradNorm { len });
         let kind = SweepKind::Copy;

@@ -22,6 +22,7 @@ pub(super) fn every_op(s: u64) -> Vec<Op> {
             len: s * s,
             dtype: Dtype::Bf16,
             moments: Dtype::F32,
+            remainders: false,
         },
         Op::GradNorm { len: s * s },
     ];

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::transport::World;
 
 #[test]
 fn a_run_stopped_between_two_files_leaves_the_checkpoint_before() {
@@ -114,6 +113,20 @@ fn a_damaged_checkpoint_is_refused_by_its_file() {
         INDEX,
         &text("\"tensor\":\"lm", "\"tensor\":\"km"),
         "is not of this model",
+    );
+    // What nothing else would tell.
+    damaged(
+        INDEX,
+        &text("\"step\":4", "\"step\":3"),
+        "does not hold what was written",
+    );
+    damaged(
+        INDEX,
+        &|bytes| {
+            let end = bytes.len() - 4;
+            bytes[end] ^= 1;
+        },
+        "does not hold what was written",
     );
     check_resumes(&bench, &dir);
     fs::remove_file(dir.join("rank-3.safetensors")).expect("removes");

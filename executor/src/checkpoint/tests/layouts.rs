@@ -34,23 +34,25 @@ fn values_of(state: State, region: &Region<'_>) -> Vec<f32> {
 }
 
 /// The states of a rank that a slice has, with where they belong.
-fn each_state(
-    trainer: &Trainer,
-    mut each: impl FnMut(State, &Region<'_>, &moefold_kernels::Tensor),
-) {
+fn each_state(trainer: &Trainer, mut each: impl FnMut(State, &Region<'_>, &mut [f32])) {
     let stepper = trainer.stepper();
     for parameter in &stepper.store.shard.parameters {
         for slice in &parameter.slices {
-            for state in State::ALL {
-                let found = stepper.optimizer.state(state, parameter, slice);
-                let Some((elements, tensor)) = found else {
+            for &state in State::of(&slice.tensor) {
+                let optimizer = &stepper.optimizer;
+                let Some(elements) = optimizer.elements(parameter, slice) else {
                     continue;
                 };
-                let mut at = 0;
+                let Some(mut values) = optimizer.state(state, parameter, slice) else {
+                    continue;
+                };
+                let mut rest = values.as_mut_slice();
                 for part in slice.region().parts(elements) {
-                    each(state, &part, &tensor.view(at, &[part.len()]));
-                    at += part.len();
+                    let (own, others) = rest.split_at_mut(part.len());
+                    each(state, &part, own);
+                    rest = others;
                 }
+                optimizer.put(state, parameter, slice, &values);
             }
         }
     }
@@ -80,11 +82,11 @@ pub(super) fn save_marked(
             &options,
             &weights,
         )?;
-        each_state(&trainer, |state, region, tensor| {
-            tensor.copy_from_f32(&values_of(state, region));
+        each_state(&trainer, |state, region, own| {
+            own.copy_from_slice(&values_of(state, region));
         });
         let saver = Saver::of(rank, &world, &options, &bench.model, Some(&fingerprint))?;
-        let saver = saver.expect("it saves");
+        let mut saver = saver.expect("it saves");
         let written = saver.save(&trainer, step)?;
         assert!(
             written.dir.join(INDEX).is_file(),
@@ -175,8 +177,8 @@ fn law_what_one_layout_saves_every_region_and_every_layout_reads() {
                     &bench.options,
                     &source,
                 )?;
-                each_state(&trainer, |state, region, tensor| {
-                    assert_eq!(tensor.to_f32(), values_of(state, region), "{region:?}");
+                each_state(&trainer, |state, region, own| {
+                    assert_eq!(own, values_of(state, region), "{region:?}");
                 });
                 assert_eq!(trainer.steps(), index as u64);
                 Ok(())

@@ -16,12 +16,17 @@ fn figures(step: &StepRecord) -> (u64, [u64; 4], Vec<Vec<u64>>) {
 /// Trains without and with a stop in the middle; the two must agree to the bit, in what they report
 /// and in what they save.
 fn check_stop(bench: &Bench, degrees: [u32; 5]) {
+    check_taken_up(bench, bench, degrees);
+}
+
+/// The same where `by` goes on.
+fn check_taken_up(bench: &Bench, by: &Bench, degrees: [u32; 5]) {
     let (whole, rest) = (folder(), folder());
     let (steps, half) = (bench.options.steps, bench.options.steps / 2);
     let options = bench.saving(half, whole.path());
     let expected = bench.train(degrees, &options).expect("trains");
     let dir = step_dir(whole.path(), half);
-    let found = bench.resume(degrees, &dir, &bench.saving(steps, rest.path()));
+    let found = by.resume(degrees, &dir, &by.saving(steps, rest.path()));
     assert_eq!(found.summary.steps, steps - half);
     let figures = |trained: &Trained| -> Vec<_> { trained.steps.iter().map(figures).collect() };
     assert_eq!(
@@ -229,6 +234,43 @@ fn oracle_a_resumed_run_on_a_gpu_equals_the_uninterrupted_one_to_the_bit() {
         if testing::is_at_hand(&bench.options.device) {
             check_stop(&bench, degrees);
         }
+    }
+}
+
+/// Where states rest is nothing that a checkpoint says.
+#[test]
+fn oracle_states_on_the_host_are_saved_and_taken_up() {
+    let bench = |share| {
+        let mut bench = Bench::new("qwen3_moe", 4).bucketed(Some(3000));
+        bench.options.steps = 4;
+        bench.on_host = HostShare(share);
+        bench
+    };
+    let [stays, half, all] = [0.0, 0.5, 1.0].map(bench);
+    check_taken_up(&stays, &half, [1, 1, 1, 1, 2]);
+    check_taken_up(&half, &all, [4, 2, 2, 1, 1]);
+    check_taken_up(&all, &stays, [2, 1, 2, 1, 1]);
+}
+
+/// Files hold f32 masters, and weights are made of them in one way.
+#[test]
+fn oracle_remainders_take_up_what_masters_saved_and_the_other_way_round() {
+    let bench = |masters| {
+        let mut bench = Bench::new("qwen3_moe_raw", 2);
+        bench.options.device = DeviceSpec::Emulated {
+            architecture: Architecture::SM80,
+            dtype: Dtype::Bf16,
+            seed: 1,
+            reserve: None,
+        };
+        bench.options.steps = 2;
+        bench.masters = masters;
+        bench
+    };
+    let [whole, rest] = [Masters::Fp32, Masters::Remainder].map(bench);
+    if testing::is_at_hand(&whole.options.device) {
+        check_taken_up(&whole, &rest, [1, 1, 1, 1, 2]);
+        check_taken_up(&rest, &whole, [1, 1, 1, 1, 2]);
     }
 }
 

@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::layouts::save_marked;
 use super::*;
@@ -127,4 +130,152 @@ fn a_file_that_rank_0_does_not_see_is_told_by_where_it_was_written() {
         unreadable.to_string().contains("could not measure"),
         "{unreadable}"
     );
+}
+
+/// A run that hears of every step and notes what it says.
+fn watched(
+    bench: &Bench,
+    options: &TrainOptions,
+    control: &Control,
+    on_step: &(dyn Fn(u64) + Sync),
+) -> (Result<Trained, Error>, Vec<String>) {
+    let notes = Mutex::new(Vec::new());
+    let watch = Watch {
+        on_step: &|record| {
+            on_step(record.step);
+            Ok(())
+        },
+        on_note: &|note| notes.lock().expect("no panic").push(note.to_owned()),
+        control,
+    };
+    let trained = bench.train_watched([4, 2, 4, 1, 2], options, watch);
+    (trained, notes.into_inner().expect("no panic"))
+}
+
+#[test]
+fn law_a_checkpoint_is_of_its_step_though_training_goes_on() {
+    let mut bench = Bench::new("mixtral", 8);
+    bench.options.lr = LearningRate::constant(1e-3);
+    let [run, alone] = [folder(), folder()];
+    let partial = partial(&run.path().join(FOLDER), 3);
+    let beside = AtomicUsize::new(0);
+    write::PAUSE_MS.store(5, Ordering::Relaxed);
+    let options = bench.saving(3, run.path());
+    let (trained, notes) = watched(&bench, &options, &Control::default(), &|step| {
+        if step >= 3 && partial.exists() {
+            beside.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    write::PAUSE_MS.store(0, Ordering::Relaxed);
+    assert_eq!(notes, [""; 0]);
+    let written = trained.expect("trains").checkpoints;
+    let steps: Vec<u64> = written.iter().map(|written| written.step).collect();
+    assert_eq!(steps, [3, 6, 8]);
+    assert!(
+        beside.into_inner() > 0,
+        "no step ended while a file was written"
+    );
+    assert!(
+        written
+            .iter()
+            .all(|written| written.held_s <= written.seconds)
+    );
+
+    // Written with nothing beside it, of a run that ends there.
+    bench.options.steps = 6;
+    bench
+        .train([4, 2, 4, 1, 2], &bench.saving(6, alone.path()))
+        .expect("trains");
+    let read = |run: &Path| {
+        let dir = step_dir(run, 6);
+        let names = names(&dir).into_iter();
+        names
+            .map(|name| fs::read(dir.join(name)).expect("there"))
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        read(run.path()) == read(alone.path()),
+        "other bytes than those of step 6"
+    );
+}
+
+#[test]
+fn a_checkpoint_is_saved_when_it_is_asked_for_and_a_run_ends_when_it_is_told() {
+    let bench = Bench::new("mixtral", 8);
+    let run = folder();
+    let mut options = bench.saving(100, run.path());
+    options.save.as_mut().expect("it saves").every = None;
+    let stop = Arc::new(AtomicUsize::new(0));
+    let control = Control::stopped_by(Arc::clone(&stop));
+    let (trained, notes) = watched(&bench, &options, &control, &|step| match step {
+        1 => control.save(),
+        4 => stop.store(15, Ordering::Relaxed),
+        _ => {}
+    });
+    assert_eq!(notes, [""; 0]);
+    let trained = trained.expect("trains");
+    let steps: Vec<u64> = trained
+        .checkpoints
+        .iter()
+        .map(|written| written.step)
+        .collect();
+    // Ranks agree at the end of the step after the one in which they were told.
+    assert_eq!(steps, [3, 6]);
+    assert_eq!((trained.steps.len(), control.stopped()), (6, Some(15)));
+    let (trained, _) = watched(&bench, &options, &Control::default(), &|_| ());
+    assert_eq!(trained.expect("trains").checkpoints, [], "nobody asked");
+}
+
+#[test]
+fn a_run_goes_on_without_a_checkpoint_that_was_only_tried() {
+    let bench = Bench::new("mixtral", 8);
+    let run = folder();
+    let all = run.path().join(FOLDER);
+    let mut options = bench.saving(100, run.path());
+    options.save.as_mut().expect("it saves").every = None;
+    let control = Control::default();
+    let blocked = partial(&all, 3).join("rank-2.safetensors");
+    fs::create_dir_all(&blocked).expect("creates");
+    let (trained, notes) = watched(&bench, &options, &control, &|step| {
+        if step == 1 {
+            control.save();
+        }
+    });
+    assert_eq!(trained.expect("trains").steps.len(), 8);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(
+        notes[0].starts_with("no checkpoint after 3 steps: "),
+        "{notes:?}"
+    );
+    assert_eq!(
+        names(&partial(&all, 3)),
+        ["rank-2.safetensors"],
+        "the others took theirs back"
+    );
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_saved() {
+    let mut bench = Bench::new("mixtral", 8);
+    bench.options.steps = 1;
+    bench.options.lr = LearningRate::constant(1e39);
+    let run = folder();
+    let failed = bench.train([4, 2, 4, 1, 2], &bench.saving(1, run.path()));
+    let text = failed.expect_err("they are not finite").to_string();
+    assert!(
+        text.contains("values of its master are no finite numbers"),
+        "{text}"
+    );
+    assert!(!step_dir(run.path(), 1).exists());
+    let trained = bench
+        .train([4, 2, 4, 1, 2], &bench.options)
+        .expect("trains");
+    let folder = run.path().join("weights");
+    let saved = trained.weights.save(&folder, &serde_json::json!({}));
+    let text = saved.expect_err("they are not finite").to_string();
+    assert!(
+        text.contains("values of its weights are no finite numbers"),
+        "{text}"
+    );
+    assert!(!folder.exists());
 }

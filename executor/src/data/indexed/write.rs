@@ -1,11 +1,13 @@
 //! Writes indexed datasets, document by document.
 
+use std::ffi::OsStr;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::format::{Element, MAGIC, VERSION, with_ending};
 use crate::error::Error;
 use crate::files::write_atomically;
+use crate::sums::{self, Hashed};
 
 /// A dataset that is being written: ids are on their way to `.bin`, lengths in memory.
 pub(in crate::data) struct Documents<'a> {
@@ -52,6 +54,9 @@ impl Documents<'_> {
     }
 }
 
+/// Ending of the file of checksums beside a dataset, as the program `b3sum` reads it.
+pub(super) const SUMS: &str = "blake3";
+
 /// Writes the documents that `fill` adds; both files are there in the end, or neither is new.
 pub(in crate::data) fn write_documents(
     prefix: &Path,
@@ -61,26 +66,39 @@ pub(in crate::data) fn write_documents(
     let bin_path = with_ending(prefix, "bin");
     let mut lengths = Vec::new();
     let mut failed = None;
+    let mut sums = Vec::new();
+    let mut sum = |path: &Path, hash: String| {
+        // The file of sums is text.
+        let name = path.file_name().and_then(OsStr::to_str);
+        sums.extend(name.map(|name| (name.to_owned(), hash)));
+    };
     let written = write_atomically(&bin_path, |out| {
-        let mut documents = Documents {
-            path: &bin_path,
-            out: BufWriter::new(out),
-            element,
-            lengths: Vec::new(),
+        let mut hashed = Hashed::new(out);
+        lengths = {
+            let mut documents = Documents {
+                path: &bin_path,
+                out: BufWriter::with_capacity(1 << 20, &mut hashed),
+                element,
+                lengths: Vec::new(),
+            };
+            if let Err(error) = fill(&mut documents) {
+                failed = Some(error);
+                return Err(io::Error::other("not all documents are there"));
+            }
+            documents.out.flush()?;
+            documents.lengths
         };
-        if let Err(error) = fill(&mut documents) {
-            failed = Some(error);
-            return Err(io::Error::other("not all documents are there"));
-        }
-        lengths = documents.lengths;
-        documents.out.flush()
+        sum(&bin_path, hashed.hex());
+        Ok(())
     });
     if let Some(error) = failed {
         return Err(error);
     }
     written?;
-    let indexed = write_atomically(&with_ending(prefix, "idx"), |out| {
-        let mut out = BufWriter::new(out);
+    let idx_path = with_ending(prefix, "idx");
+    let indexed = write_atomically(&idx_path, |out| {
+        let mut hashed = Hashed::new(out);
+        let mut out = BufWriter::with_capacity(1 << 20, &mut hashed);
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&[element.code()])?;
@@ -97,13 +115,17 @@ pub(in crate::data) fn write_documents(
         for boundary in 0..=lengths.len() as i64 {
             out.write_all(&boundary.to_le_bytes())?;
         }
-        out.flush()
+        out.flush()?;
+        drop(out);
+        sum(&idx_path, hashed.hex());
+        Ok(())
     });
     if indexed.is_err() {
         // Without its index it is of no use, and in the way of the next try.
         let _ = std::fs::remove_file(&bin_path);
     }
-    indexed
+    indexed?;
+    sums::write(&with_ending(prefix, SUMS), &sums)
 }
 
 /// Writes a dataset of one sequence a document.

@@ -4,7 +4,7 @@ use moefold_profiles::{Dtype, Op, Pass};
 
 use super::{Sizes, bytes, case, moving};
 use crate::adamw::{self, Adamw};
-use crate::cases::{Source as _, shard};
+use crate::cases::{Source as _, rests, shard};
 use crate::check::{Case, Written};
 use crate::device::TensorClass;
 use crate::tensor::Tensor;
@@ -221,6 +221,7 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
         len: len as u64,
         dtype,
         moments,
+        remainders: false,
     };
     let step = of(Dtype::F32, Dtype::F32);
     let into = |name, moments| {
@@ -238,7 +239,30 @@ fn steps(sizes: &Sizes, dtype: Dtype) -> Vec<Case> {
             })
         })
     };
+    let rest = Op::Adamw {
+        len: len as u64,
+        dtype: Dtype::Bf16,
+        moments: Dtype::F32,
+        remainders: true,
+    };
     vec![
+        case("adamw::step, remainders", rest, move |inputs| {
+            let [_, g, m, v] = shard(inputs, len, Dtype::F32);
+            let device = inputs.device;
+            let model = device.empty(TensorClass::Weights, Dtype::Bf16, &[len]);
+            let rest = rests(device, len);
+            adamw::put_masters(Some(&model), Some(&rest), &inputs.values(len, 1.0));
+            Box::new(move || {
+                adamw::step_into(&rest, &g, &m, &v, Some(&model), &RULE, 0.5);
+                let masters = adamw::masters_of(&model, &rest);
+                vec![
+                    Written::host("weights", masters.into_iter().map(f64::from).collect()),
+                    Written::new("model", &model),
+                    Written::new("m", &m),
+                    Written::new("v", &v),
+                ]
+            })
+        }),
         into("adamw::step, bf16 moments", Dtype::Bf16),
         case("adamw::step", step, move |inputs| {
             let [w, g, m, v] = shard(inputs, len, Dtype::F32);

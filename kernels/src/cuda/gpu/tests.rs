@@ -142,8 +142,8 @@ fn a_gpu_is_opened_in_order_and_left_clean() {
     let last = ["cuCtxSetCurrent", "cuDevicePrimaryCtxRelease_v2"];
     assert_eq!(calls[calls.len() - 2..], last);
     let count = |name: &str| calls.iter().filter(|call| **call == name).count();
-    assert_eq!(count("cuStreamCreate"), 5);
-    assert_eq!(count("cuStreamDestroy_v2"), 5);
+    assert_eq!(count("cuStreamCreate"), 6);
+    assert_eq!(count("cuStreamDestroy_v2"), 6);
     mock.assert_clean();
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, StackName, Zero};
+use crate::choice::{Capacity, Dispatcher, DropPolicy, HostShare, Masters, StackName, Zero};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -47,6 +47,10 @@ fn options(words: &str) -> SearchOptions {
                 options.schedule = Some(named(&ScheduleName::ALL, ScheduleName::name, word));
             }
             "ddp_bucket_size" => options.bucket_elements = Some(word.parse().expect("a size")),
+            "optimizer_offload_fraction" => {
+                options.optimizer_offload = HostShare(word.parse().expect("a number"));
+            }
+            "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -86,6 +90,9 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=8", "zb-h1", true),
         ("pp=8,vpp=7", "zb-h1", false),
         ("pp=1", "zb-h1", false),
+        ("pp=1,ep=8", "combined overlap expert-alltoall", true),
+        ("pp=8,ep=8", "combined overlap expert-alltoall", true),
+        ("pp=8,vpp=7,ep=8", "combined overlap expert-alltoall", true),
     ];
     for (degrees, schedule, goes) in pairs {
         let words = format!("stack moefold schedule {schedule}");
@@ -132,6 +139,13 @@ fn each_rule_of_a_choice_has_its_message() {
     let windows = broken("gpt-oss-20b", "cp=2", "stack moefold");
     let reasons: Vec<&str> = windows.iter().map(Illegal::reason).collect();
     assert_eq!(reasons, ["stack_cp"], "{windows:?}");
+    let said = windows[0].to_string();
+    assert!(
+        said.contains("p2p would; nearest: `cp_comm_type` a2a"),
+        "{said}"
+    );
+    let exchanged = broken("gpt-oss-20b", "cp=2", "stack moefold cp_comm_type a2a");
+    assert!(exchanged.is_empty(), "{exchanged:?}");
     check(
         "tp=4,cp=4",
         "cp_comm_type a2a",
@@ -254,6 +268,29 @@ fn each_rule_of_replicas_has_its_message() {
 }
 
 #[test]
+fn a_share_of_states_is_from_0_to_1() {
+    for share in ["1.5", "-0.1", "NaN"] {
+        let words = format!("stack moefold optimizer_offload_fraction {share}");
+        let expected = [&format!("`optimizer_offload_fraction` {share}"), "to 1"];
+        check("", &words, "host_share", &expected);
+    }
+}
+
+#[test]
+fn nothing_remains_of_masters_beside_weights_of_f32() {
+    check(
+        "",
+        "stack moefold masters remainder",
+        "whole_masters",
+        &[
+            "`masters` remainder",
+            "`precision` fp32",
+            "`precision` bf16",
+        ],
+    );
+}
+
+#[test]
 fn each_rule_of_offloading_has_its_message() {
     check(
         "",
@@ -294,6 +331,9 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8", "stack moefold"),
         ("pp=2,vpp=7", "stack moefold"),
         ("tp=8", "stack moefold precision bf16"),
+        ("tp=8", "stack moefold precision bf16 masters remainder"),
+        ("", "precision fp8 masters remainder"),
+        ("", "optimizer_offload_fraction 1"),
         ("", "stack megatron offload core_attn,attn_proj,moe_act"),
         ("", "stack moefold offload attn_proj"),
         (
@@ -310,6 +350,59 @@ fn choices_that_go_together_break_nothing() {
     for stages in ["Et*61mL", "Et*61L"] {
         let broken = broken("deepseek-v3", "", &format!("pipeline-layout {stages}"));
         assert!(broken.is_empty(), "{stages}: {broken:?}");
+    }
+}
+
+/// What goes with passes that run as one, and what not.
+#[test]
+fn each_rule_of_combined_passes_has_its_message() {
+    let of_degrees = [
+        ("pp=8", "expert_alltoall_without_ep", "nearest: ep = 2"),
+        (
+            "pp=8,ep=8",
+            "expert_alltoall_without_vpp",
+            "nearest: vpp = 2",
+        ),
+    ];
+    for (degrees, reason, expected) in of_degrees {
+        let broken = broken("mixtral-8x22b", degrees, "overlap expert-alltoall");
+        let found = broken.iter().find(|broken| broken.reason() == reason);
+        let found = found.expect(reason).to_string();
+        assert!(found.contains(expected), "{found}");
+    }
+    check(
+        "ep=8",
+        "overlap delay-wgrad",
+        "delay_wgrad_alone",
+        &["nearest: `overlap` expert-alltoall,delay-wgrad"],
+    );
+    check(
+        "ep=8",
+        "schedule combined",
+        "combined_without_overlap",
+        &["nearest: expert-alltoall in `overlap`"],
+    );
+    for (words, expected) in [
+        ("dispatcher allgather", "nearest: `dispatcher` alltoall"),
+        ("recompute full", "nearest: `recompute` of other modules"),
+        ("recompute moe", "nearest: `recompute` of other modules"),
+        ("schedule none", "nearest: `schedule` combined, or auto"),
+        ("zero fsdp", "nearest: `zero` 1"),
+        ("offload moe_act", "nearest: `offload` none"),
+    ] {
+        let words = format!("overlap expert-alltoall {words}");
+        check("ep=8", &words, "expert_alltoall", &[expected]);
+    }
+    let refused = |model, words: &str| {
+        let broken = broken(model, "ep=8", words);
+        broken.iter().map(Illegal::reason).collect::<Vec<_>>()
+    };
+    let both = "overlap expert-alltoall,shared-expert";
+    assert_eq!(refused("deepseek-v3", both), ["expert_alltoall"]);
+    assert!(refused("llama-3.1-8b", "overlap expert-alltoall").contains(&"expert_alltoall"));
+    for words in ["", "recompute mla_up_proj,moe_act", "dispatcher deepep"] {
+        let words = format!("overlap expert-alltoall,delay-wgrad {words}");
+        assert_eq!(refused("deepseek-v3", &words), [""; 0], "{words}");
     }
 }
 

@@ -106,6 +106,7 @@ impl Shapes {
                 len,
                 dtype: Dtype::F32,
                 moments: Dtype::F32,
+                remainders: false,
             }),
             "_foreach_norm" => call.listed().map(|len| Op::GradNorm { len }),
             _ => return Ok(None),

@@ -9,6 +9,7 @@ use moefold_planner::plan::Plan;
 use moefold_profiles::Precision;
 
 use super::*;
+use crate::control::{Control, Watch};
 use crate::data::{Order, Samples, TokenStream};
 use crate::device::DeviceSpec;
 use crate::lr::LearningRate;
@@ -48,7 +49,7 @@ fn plan(ranks: &Ranks, precision: Precision) -> Plan {
         grad_reduce: true,
         param_gather: true,
         p2p: true,
-        shared_expert: false,
+        ..Overlap::default()
     });
     plan.planned.bucket_elements = Some(20_000);
     plan
@@ -90,7 +91,11 @@ fn run(world: &World, plan: &Plan, device: DeviceSpec) -> Result<Option<Trained>
         &options(device),
         data,
         true,
-        &|_| (),
+        Watch {
+            on_step: &|_| Ok(()),
+            on_note: &|_| (),
+            control: &Control::default(),
+        },
     )
 }
 
@@ -255,6 +260,28 @@ fn differential_the_shared_expert_beside_dispatch_over_nccl_is_that_of_rank_thre
         ..apart_of
     });
     let found = over_nccl(mock, &beside, ranks.all, device);
+    check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
+    mock.assert_clean();
+}
+
+/// Two passes take turns while NCCL sends tokens of both: what they give is what they give one after the other.
+#[test]
+fn differential_combined_passes_over_nccl_are_those_of_rank_threads() {
+    let device = emulated(Dtype::F32);
+    if !testing::is_at_hand(&device) {
+        return;
+    }
+    let Some(mock) = mock() else { return };
+    let ranks = &LAYOUTS[0];
+    let apart = plan(ranks, Precision::Fp32);
+    let mut combined = apart.clone();
+    combined.planned.pipeline.schedule = ScheduleName::Combined;
+    combined.planned.overlap = Some(Overlap {
+        expert_alltoall: true,
+        delay_wgrad: true,
+        ..apart.planned.overlap.expect("buckets")
+    });
+    let found = over_nccl(mock, &combined, ranks.all, device);
     check_same(&found, &on_threads(&apart, ranks.all, device), &apart);
     mock.assert_clean();
 }

@@ -1,0 +1,282 @@
+//! [`Claim`]: a directory that one process writes to, and nobody else.
+//!
+//! It is held by a lock of the directory itself (`flock(2)`), which the system lets go of with the process, however
+//! that ends. Nothing is left in the directory, so one of a run that took no step is as good as new. The lock is of
+//! one machine; between machines that share a file system a run's `steps.jsonl` is created by one of them alone.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use moefold_profiles::units::Bytes;
+
+use crate::error::Error;
+use crate::files::{beside, check_directory, check_new, free};
+
+/// What a probe is called.
+const PROBE: &str = ".moefold-probe";
+
+/// A directory that is held.
+#[derive(Debug)]
+pub struct Claim {
+    dir: PathBuf,
+    held: File,
+    /// Whether it was made to be held, and goes again where nothing is put into it.
+    is_made: bool,
+}
+
+impl Claim {
+    /// Holds `dir`, which must not exist or be empty: `what` is written to it.
+    pub fn new(dir: &Path, what: &str) -> Result<Self, Error> {
+        check_new(dir, what)?;
+        let is_made = !dir.exists();
+        fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
+        Self::hold(dir, is_made)?.ok_or_else(|| {
+            Error::Request(format!(
+                "{}: another run writes to it, or it is named twice; {what} to a directory of its own: \
+                 choose another",
+                dir.display()
+            ))
+        })
+    }
+
+    /// Holds the first of `folder/stem-1`, `folder/stem-2`, ... that nobody has made yet.
+    pub fn numbered(folder: &Path, stem: &str) -> Result<Self, Error> {
+        fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        for number in 1..=u32::MAX {
+            let dir = folder.join(format!("{stem}-{number}"));
+            match fs::create_dir(&dir) {
+                Ok(()) => {
+                    if let Some(claim) = Self::hold(&dir, true)? {
+                        return Ok(claim);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io(&dir, "create")(error)),
+            }
+        }
+        unreachable!("numbers do not run out")
+    }
+
+    /// Holds `dir` for [`crate::files::write_directory`], and sees that it can make another beside it.
+    pub fn of_directory(dir: &Path, what: &str) -> Result<Self, Error> {
+        check_directory(dir, what)?;
+        let claim = Self::new(dir, what)?;
+        let beside = beside(dir);
+        fs::create_dir(&beside).map_err(Error::io(&beside, "create"))?;
+        let probed = probe(&beside, 1);
+        // What cannot be removed is in nobody's way.
+        drop(fs::remove_dir(&beside));
+        probed.map(|()| claim)
+    }
+
+    /// None where another holds it, or has done so a moment ago.
+    fn hold(dir: &Path, is_made: bool) -> Result<Option<Self>, Error> {
+        let held = match File::open(dir) {
+            Ok(held) => held,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(dir, "open")(error)),
+        };
+        match held.try_lock() {
+            // A file system that knows no locks leaves it to the files of a run.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        }
+        let claim = Self {
+            dir: dir.to_owned(),
+            held,
+            is_made,
+        };
+        let is_new = claim.is_there() && check_new(dir, "").is_ok();
+        Ok(is_new.then_some(claim))
+    }
+
+    /// The directory, as it was named.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether the name still leads to it.
+    fn is_there(&self) -> bool {
+        let same = |held: fs::Metadata, named: fs::Metadata| {
+            (held.dev(), held.ino()) == (named.dev(), named.ino())
+        };
+        let both = self.held.metadata().ok().zip(fs::metadata(&self.dir).ok());
+        both.is_some_and(|(held, named)| same(held, named))
+    }
+
+    /// Refuses to go on in a directory that was removed or renamed.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.is_there() {
+            return Ok(());
+        }
+        Err(Error::Lost {
+            dir: self.dir.clone(),
+            why: "was removed or renamed while a run wrote to it",
+        })
+    }
+
+    /// Refuses where the file system has no room for so many bytes; one that does not say how much it has is trusted.
+    pub fn check_room(&self, bytes: u64, what: &str) -> Result<(), Error> {
+        let Some(free) = free(&self.dir).filter(|&free| bytes > free) else {
+            return Ok(());
+        };
+        let [needed, free] = [bytes, free].map(Bytes);
+        Err(Error::Request(format!(
+            "{}: {needed} are needed for {what}, and {free} are free: make room, or choose another directory",
+            self.dir.display()
+        )))
+    }
+
+    /// Sees that so many bytes can be written: they are, and are removed again.
+    pub fn probe(&self, bytes: u64) -> Result<(), Error> {
+        probe(&self.dir, bytes)
+    }
+}
+
+/// Sees that something can be written to a directory, which is made if need be.
+pub fn probe_directory(dir: &Path) -> Result<(), Error> {
+    fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
+    probe(dir, 1)
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.is_made && self.is_there() {
+            // Where something is in it, it stays.
+            let _ = fs::remove_dir(&self.dir);
+        }
+    }
+}
+
+fn probe(dir: &Path, bytes: u64) -> Result<(), Error> {
+    let path = dir.join(PROBE);
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&path)?;
+        let block = [0; 1 << 13];
+        let mut left = bytes;
+        while left > 0 {
+            let part = left.min(block.len() as u64);
+            file.write_all(&block[..part as usize])?;
+            left -= part;
+        }
+        // Some file systems say only now that they are full.
+        file.sync_data()
+    };
+    let written = write();
+    // What cannot be removed was not made.
+    let _ = fs::remove_file(&path);
+    written.map_err(|cause| Error::Io {
+        path: dir.to_owned(),
+        action: "write what a run leaves",
+        cause,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn law_of_many_that_ask_at_once_each_gets_a_directory_of_its_own() {
+        let all = tempfile::tempdir().expect("writable");
+        let folder = all.path().join("runs");
+        let barrier = Barrier::new(16);
+        let claims: Vec<Claim> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..16)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        Claim::numbered(&folder, "run").expect("one is free")
+                    })
+                })
+                .collect();
+            let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            ended.map(|claim| claim.expect("no panic")).collect()
+        });
+        let mut dirs: Vec<&Path> = claims.iter().map(Claim::path).collect();
+        dirs.sort();
+        dirs.dedup();
+        assert_eq!(dirs.len(), 16);
+    }
+
+    #[test]
+    fn law_of_many_that_name_one_directory_one_gets_it() {
+        let all = tempfile::tempdir().expect("writable");
+        for round in 0..20 {
+            let dir = all.path().join(format!("run-{round}"));
+            let barrier = Barrier::new(4);
+            let claims: Vec<Result<Claim, Error>> = thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            barrier.wait();
+                            Claim::new(&dir, "a run is written")
+                        })
+                    })
+                    .collect();
+                let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+                ended.map(|claim| claim.expect("no panic")).collect()
+            });
+            assert_eq!(claims.iter().filter(|claim| claim.is_ok()).count(), 1);
+            for refused in claims.iter().filter_map(|claim| claim.as_ref().err()) {
+                let text = refused.to_string();
+                assert!(text.contains("another run writes to it"), "{text}");
+                assert!(refused.is_bad_request());
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_that_nothing_was_put_into_goes_with_its_claim() {
+        let all = tempfile::tempdir().expect("writable");
+        let (new, old) = (all.path().join("new"), all.path().join("old"));
+        fs::create_dir(&old).expect("writable");
+        for dir in [&new, &old] {
+            let claim = Claim::new(dir, "a run is written").expect("is free");
+            claim.probe(100_000).expect("room");
+            assert!(check_new(dir, "").is_ok(), "nothing of the probe is left");
+        }
+        assert!(!new.exists() && old.exists());
+        let claim = Claim::new(&new, "a run is written").expect("is free again");
+        fs::write(new.join("file"), "").expect("writable");
+        drop(claim);
+        assert!(new.join("file").exists());
+    }
+
+    #[test]
+    fn a_directory_that_was_renamed_is_lost() {
+        let all = tempfile::tempdir().expect("writable");
+        let dir = all.path().join("run");
+        let claim = Claim::new(&dir, "a run is written").expect("is free");
+        claim.check().expect("is there");
+        fs::rename(&dir, all.path().join("other")).expect("renames");
+        let lost = claim.check().expect_err("is elsewhere");
+        assert!(lost.to_string().contains("removed or renamed"), "{lost}");
+        // Another of the same name is not it.
+        fs::create_dir(&dir).expect("writable");
+        assert!(claim.check().is_err());
+        drop(claim);
+        assert!(dir.exists(), "it is somebody else's");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_refused() {
+        let all = tempfile::tempdir().expect("writable");
+        let file = all.path().join("file");
+        fs::write(&file, "").expect("writable");
+        for dir in [file.join("within"), PathBuf::from("/proc/moefold")] {
+            for claimed in [
+                Claim::new(&dir, "a run is written"),
+                Claim::of_directory(&dir, "weights are written"),
+            ] {
+                let text = claimed.expect_err("cannot be made").to_string();
+                assert!(text.contains("could not create"), "{text}");
+            }
+        }
+    }
+}

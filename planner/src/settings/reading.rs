@@ -1,0 +1,446 @@
+//! [`read`]: settings as a job, with every flag accounted for: what is read, what has no price, what says nothing of
+//! speed or memory, and what is not known.
+
+use moefold_profiles::{Dtype, Precision};
+
+use super::job::Job;
+use super::rules::{self, Target};
+use super::said::{Problem, Said};
+use super::table::{self, Role};
+use super::text::{Setting, Settings, Value, flag};
+use super::version::Version;
+use super::{model, stages};
+use crate::choice::{
+    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Module, Offload, OffloadModule, Optimizer,
+    Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+};
+use crate::layout::{Batch, PartialDegrees};
+use crate::model::Model;
+use crate::options::{PipelineLayout, SearchOptions};
+
+/// What settings say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reading {
+    /// The job, all that is said pinned.
+    pub job: Job,
+    /// Rules of Megatron-LM that are broken; those of layouts are the search's to say.
+    pub broken: Vec<Problem>,
+    /// Flags that change speed or memory and have no price, with what they do.
+    pub unpriced: Vec<(Setting, &'static str)>,
+    /// Flags that say nothing of either.
+    pub kept: Vec<Setting>,
+    /// Flags that are not known, with the nearest that is.
+    pub unknown: Vec<(Setting, &'static str)>,
+    /// What is priced otherwise than it is said.
+    pub notes: Vec<String>,
+}
+
+/// Reads settings for a target; `given` is a model that stands for what the flags say of one. Of settings that cannot
+/// be priced every problem is said.
+pub fn read(
+    settings: &Settings,
+    target: &Target<'_>,
+    given: Option<&Model>,
+) -> Result<Reading, Vec<Problem>> {
+    let mut said = Said::new(settings);
+    let model = match given {
+        Some(model) => Some(model.clone()),
+        None => model::read(&mut said, None),
+    };
+    let options = model
+        .as_ref()
+        .and_then(|model| options(&mut said, model, target));
+    let (Some(model), Some(options), true) = (model, options, said.problems.is_empty()) else {
+        return Err(said.problems);
+    };
+    let mut broken = rules::broken(settings, target);
+    broken.append(&mut said.broken);
+    let mut reading = Reading {
+        job: Job {
+            model,
+            gpus: target.gpus,
+            options,
+        },
+        broken,
+        unpriced: Vec::new(),
+        kept: Vec::new(),
+        unknown: Vec::new(),
+        notes: said.notes,
+    };
+    for setting in &settings.flags {
+        let own = setting.clone();
+        match table::find(&setting.name).map(|known| known.role) {
+            _ if setting.value == Value::Off => reading.kept.push(own),
+            Some(Role::Read(_)) => {}
+            Some(Role::Unpriced(what)) => reading.unpriced.push((own, what)),
+            Some(Role::Kept) => reading.kept.push(own),
+            None => reading
+                .unknown
+                .push((own, rules::nearest_flag(&setting.name))),
+        }
+    }
+    Ok(reading)
+}
+
+fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<SearchOptions> {
+    let mut degree = |name| said.degree(name).unwrap_or(1);
+    let tp = degree("tensor_model_parallel_size");
+    let cp = degree("context_parallel_size");
+    let pp = degree("pipeline_model_parallel_size");
+    let ep = degree("expert_model_parallel_size");
+    let has_experts = model.num_moe_layers() > 0;
+    let etp = said.degree("expert_tensor_parallel_size");
+    let etp = etp.unwrap_or(if has_experts { tp } else { 1 });
+    if tp > 1 && !said.on("sequence_parallel") && !has_experts {
+        said.unable(
+            "tensor parallelism without sequence parallelism",
+            "--sequence-parallel",
+        );
+    }
+    let layers = model.layers.len() as u64;
+    let (vpp, stages) = stages::read(said, layers, model.mtp.len(), pp);
+    let mbs = said.degree("micro_batch_size");
+    if mbs.is_none() && !said.is_there("micro_batch_size") {
+        said.missing("micro_batch_size", "sequences of a microbatch");
+    }
+    let seq_len = said.number("seq_length", 1 << 40);
+    if seq_len.is_none() && !said.is_there("seq_length") {
+        said.missing("seq_length", "tokens of a sequence");
+    }
+    let replicas =
+        target.gpus / (u64::from(tp) * u64::from(cp) * u64::from(pp)).clamp(1, 1 << 31) as u32;
+    let global_batch = said.number("global_batch_size", 1 << 40);
+    let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
+    let precision = precision(said);
+    let (optimizer, grad_dtype, zero) = optimizer(said);
+    let fraction = said.real("optimizer_offload_fraction", [0.0, 1.0]);
+    let optimizer_offload = HostShare(if said.on("optimizer_cpu_offload") {
+        fraction.unwrap_or(1.0)
+    } else {
+        0.0
+    });
+    let overlap = Overlap {
+        grad_reduce: said.on("overlap_grad_reduce"),
+        param_gather: said.on("overlap_param_gather"),
+        p2p: !said.on("no_overlap_p2p_communication"),
+        shared_expert: said.on("moe_shared_expert_overlap"),
+        expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
+        delay_wgrad: said.on("delay_wgrad_compute"),
+    };
+    let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
+    let capacity = capacity(said);
+    let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
+    let offload = offload(said);
+    let cp_comm = cp_comm(said);
+    kernels(said, has_experts);
+    if said.on("use_tp_pp_dp_mapping") {
+        said.unable(
+            "an order of ranks with pp before dp",
+            "settings without --use-tp-pp-dp-mapping",
+        );
+    }
+    let batch = Batch {
+        seq_len: seq_len?,
+        global_batch: global_batch?,
+    };
+    Some(SearchOptions {
+        precision,
+        pins: PartialDegrees {
+            tp: Some(tp),
+            cp: Some(cp),
+            pp: Some(pp),
+            vpp: Some(vpp),
+            ep: Some(ep),
+            etp: Some(etp),
+            mbs: Some(mbs?),
+            ..PartialDegrees::default()
+        },
+        dispatcher,
+        cp_comm,
+        capacity,
+        recompute: Some(recompute),
+        schedule: Some(if overlap.expert_alltoall {
+            ScheduleName::Combined
+        } else {
+            Job::schedule(pp, vpp)
+        }),
+        offload: Some(offload),
+        stages,
+        optimizer,
+        optimizer_offload,
+        grad_dtype,
+        zero,
+        overlap: Some(overlap),
+        top: 1,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    })
+}
+
+fn precision(said: &mut Said<'_>) -> Precision {
+    if said.on("fp16") {
+        said.unable("--fp16", "--bf16");
+    }
+    if !said.on("bf16") {
+        return Precision::Fp32;
+    }
+    let fp8 = said.one_of("fp8_format", &[("hybrid", ()), ("e4m3", ())]);
+    let recipe = said.one_of(
+        "fp8_recipe",
+        &[
+            ("tensorwise", Precision::Fp8),
+            ("delayed", Precision::Fp8Delayed),
+            ("blockwise", Precision::Fp8Blockwise),
+            ("mxfp8", Precision::Mxfp8),
+        ],
+    );
+    let fp4 = said.one_of("fp4_format", &[("e2m1", ())]);
+    said.one_of("fp4_recipe", &[("nvfp4", ())]);
+    match (fp8, fp4) {
+        (Some(()), _) => recipe.unwrap_or(Precision::Fp8Delayed),
+        (None, Some(())) => Precision::Nvfp4,
+        (None, None) => Precision::Bf16,
+    }
+}
+
+/// The optimizer, the type of main gradients, and what replicas share.
+fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
+    if let Some(other) = said.word("optimizer").filter(|word| *word != "adam") {
+        said.unable(format!("--optimizer {other}"), "--optimizer adam");
+    }
+    if said
+        .degree("num_distributed_optimizer_instances")
+        .unwrap_or(1)
+        > 1
+    {
+        said.unable(
+            "an optimizer divided over a part of the replicas",
+            "--num-distributed-optimizer-instances 1",
+        );
+    }
+    let types = [("fp32", Dtype::F32), ("bf16", Dtype::Bf16)];
+    let mut narrow = |name| match said.word(name) {
+        Some(other @ ("fp16" | "fp8")) => {
+            said.unable(format!("{} {other}", flag(name)), "fp32 or bf16");
+            Dtype::F32
+        }
+        _ => said.one_of(name, &types).unwrap_or(Dtype::F32),
+    };
+    let [first, second] = ["exp_avg_dtype", "exp_avg_sq_dtype"].map(&mut narrow);
+    let masters = narrow("main_params_dtype");
+    let mut grads = narrow("main_grads_dtype");
+    if masters != Dtype::F32 {
+        said.unable("masters other than fp32", "--main-params-dtype fp32");
+    }
+    if first != second {
+        said.unable(
+            "moments of two types",
+            "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+        );
+    }
+    if said.on("grad_reduce_in_bf16") {
+        grads = Dtype::Bf16;
+    }
+    let optimizer = match first {
+        Dtype::Bf16 => Optimizer::AdamBf16Moments,
+        _ => Optimizer::Adam,
+    };
+    let fsdp = said.on("use_megatron_fsdp");
+    let strategy = said
+        .word("data_parallel_sharding_strategy")
+        .unwrap_or("no_shard");
+    let outer = said
+        .word("outer_dp_sharding_strategy")
+        .unwrap_or("no_shard");
+    let zero = match (fsdp, strategy) {
+        (true, "optim_grads_params") => Zero::Fsdp,
+        (true, "optim") | (false, _) => Zero::States,
+        (true, other) => {
+            said.unable(
+                format!("--data-parallel-sharding-strategy {other}"),
+                "optim_grads_params, or optim",
+            );
+            Zero::States
+        }
+    };
+    if fsdp && outer != "no_shard" {
+        said.unable(
+            "shards over two levels of replicas",
+            "--outer-dp-sharding-strategy no_shard",
+        );
+    }
+    if said.on("use_torch_fsdp2") {
+        said.unable("PyTorch's FSDP", "--use-megatron-fsdp");
+    }
+    if !fsdp && !said.on("use_distributed_optimizer") {
+        said.unable(
+            "an optimizer whose state every replica holds whole",
+            "--use-distributed-optimizer",
+        );
+    }
+    (optimizer, grads, zero)
+}
+
+fn dispatcher(said: &mut Said<'_>, version: Version) -> Option<Dispatcher> {
+    let kind = said.one_of(
+        "moe_token_dispatcher_type",
+        &[
+            ("allgather", Some(Dispatcher::Allgather)),
+            ("alltoall", Some(Dispatcher::Alltoall)),
+            ("flex", None),
+        ],
+    );
+    if let Some(dispatcher) = kind.unwrap_or(Some(Dispatcher::Allgather)) {
+        return Some(dispatcher);
+    }
+    let backend = said.word("moe_flex_dispatcher_backend");
+    match backend.unwrap_or("deepep") {
+        "deepep" => Some(Dispatcher::Deepep),
+        "hybridep" => Some(Dispatcher::Hybridep),
+        other @ ("ncclep" | "deepepv2") if version == Version::Main => {
+            said.unable(
+                format!("--moe-flex-dispatcher-backend {other}"),
+                "deepep or hybridep",
+            );
+            None
+        }
+        other => {
+            said.wrong("moe_flex_dispatcher_backend", other, "deepep or hybridep");
+            None
+        }
+    }
+}
+
+fn capacity(said: &mut Said<'_>) -> Option<Capacity> {
+    let factor = said.real("moe_expert_capacity_factor", [-1e9, 1e9]);
+    let policies = DropPolicy::ALL.map(|policy| (policy.name(), policy));
+    let drop_policy = said
+        .one_of("moe_token_drop_policy", &policies)
+        .unwrap_or_default();
+    let pad = said.on("moe_pad_expert_input_to_capacity");
+    // A negative factor is none.
+    let factor = factor.filter(|factor| *factor > 0.0)?;
+    Some(Capacity {
+        factor,
+        drop_policy,
+        pad,
+    })
+}
+
+fn recompute(said: &mut Said<'_>, layers: u64, stages: Option<&[Vec<u32>]>) -> RecomputePlan {
+    let granularity = said.one_of(
+        "recompute_granularity",
+        &[("full", true), ("selective", false)],
+    );
+    let names = Module::ALL.map(|module| (module.name(), module));
+    let words = said.words("recompute_modules");
+    let method = said.one_of("recompute_method", &[("uniform", true), ("block", false)]);
+    let number = said.number("recompute_num_layers", layers);
+    let selective =
+        granularity == Some(false) || (granularity.is_none() && said.on("recompute_activations"));
+    if selective {
+        let Some(words) = words else {
+            return Recompute::Modules(vec![Module::CoreAttn]).into();
+        };
+        let mut modules = Vec::new();
+        for word in words {
+            if let Some((_, module)) = names.iter().find(|(name, _)| name == word) {
+                modules.push(*module);
+            } else {
+                let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+                said.unable(format!("recomputing {word}"), known.join(", "));
+            }
+        }
+        return Recompute::of(modules).into();
+    }
+    if granularity != Some(true) {
+        return RecomputePlan::default();
+    }
+    match (method, number) {
+        // Of a stage that has no more, all layers run again.
+        (Some(false), Some(number)) => {
+            let largest = stages.map_or(layers, |stages| {
+                stages.iter().map(Vec::len).max().unwrap_or(0) as u64
+            });
+            if number < largest {
+                said.unable(
+                    format!("recomputing {number} layers of a stage and no others"),
+                    "--recompute-method uniform --recompute-num-layers 1, or --recompute-granularity selective",
+                );
+            }
+        }
+        (_, Some(2..)) => said.unable(
+            "recomputing from the input of every few layers",
+            "--recompute-num-layers 1",
+        ),
+        _ => {}
+    }
+    Recompute::Full.into()
+}
+
+fn offload(said: &mut Said<'_>) -> Offload {
+    if said.there_and_above("cpu_offloading_num_layers", 0) {
+        said.unable(
+            "whole layers on the host",
+            "--fine-grained-activation-offloading --offload-modules",
+        );
+    }
+    if !said.on("fine_grained_activation_offloading") {
+        return Offload::NONE;
+    }
+    let words = said.words("offload_modules").unwrap_or_default();
+    let mut modules = Vec::new();
+    for word in words {
+        let mut all = OffloadModule::ALL.into_iter();
+        if let Some(module) = all.find(|module| module.name() == word) {
+            modules.push(module);
+        } else {
+            let known = OffloadModule::ALL.map(OffloadModule::name).join(", ");
+            said.unable(format!("offloading {word}"), known);
+        }
+    }
+    Offload::of(modules)
+}
+
+fn cp_comm(said: &mut Said<'_>) -> CpComm {
+    let words = said.words("cp_comm_type").unwrap_or_default();
+    let Some(first) = words.first() else {
+        return CpComm::default();
+    };
+    let known = CpComm::ALL.into_iter().find(|comm| comm.name() == first);
+    let alike = words.iter().all(|word| word == first);
+    known.filter(|_| alike).unwrap_or_else(|| {
+        said.unable(
+            format!("--cp-comm-type {}", words.join(" ")),
+            CpComm::ALL.map(CpComm::name).join(", "),
+        );
+        CpComm::default()
+    })
+}
+
+fn kernels(said: &mut Said<'_>, experts: bool) {
+    if let Some(other) = said
+        .word("transformer_impl")
+        .filter(|word| *word != "transformer_engine")
+    {
+        said.unable(format!("--transformer-impl {other}"), "transformer_engine");
+    }
+    let absent = |said: &Said<'_>, name| !said.is_there(name);
+    let mut presumed = Vec::new();
+    if experts {
+        presumed.extend(
+            ["moe_grouped_gemm", "moe_permute_fusion"]
+                .into_iter()
+                .filter(|name| absent(said, name))
+                .map(flag),
+        );
+    }
+    presumed.extend(
+        absent(said, "cross_entropy_loss_fusion").then(|| flag("cross_entropy_loss_fusion")),
+    );
+    if !presumed.is_empty() {
+        said.notes.push(format!(
+            "priced as though there were {}, and slower without",
+            presumed.join(", ")
+        ));
+    }
+}

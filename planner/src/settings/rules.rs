@@ -1,0 +1,508 @@
+//! [`broken`]: rules of Megatron-LM on its flags and environment that settings break.
+//!
+//! They are those of `validate_args` (`megatron/training/arguments.py`) and of the configuration classes of
+//! Megatron-Core that are no rule of parallel layouts: those are the planner's own ([`crate::layout::Illegal`]).
+
+use moefold_profiles::Cluster;
+use moefold_profiles::nearest::nearest;
+
+use super::said::Problem;
+use super::table::{self, FLAGS};
+use super::text::{Settings, Value, flag};
+use super::version::Version;
+
+/// Where settings are to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Target<'a> {
+    /// The release of Megatron-LM.
+    pub version: Version,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// Ranks.
+    pub gpus: u32,
+}
+
+impl Problem {
+    /// What is wrong, and what would work.
+    pub(super) fn in_two(&self) -> (String, String) {
+        match self {
+            Self::Illegal { rule, nearest } => (rule.clone(), nearest.clone()),
+            Self::Unable { what, nearest } => (what.clone(), nearest.clone()),
+            other => (other.to_string(), "the value above".to_owned()),
+        }
+    }
+}
+
+/// Every rule that settings break.
+pub fn broken(settings: &Settings, target: &Target<'_>) -> Vec<Problem> {
+    let mut rules = Rules {
+        settings,
+        target,
+        broken: Vec::new(),
+    };
+    rules.versions();
+    rules.recompute();
+    rules.experts();
+    rules.overlap();
+    rules.precision();
+    rules.graphs();
+    rules.environment();
+    rules.training();
+    rules.broken
+}
+
+struct Rules<'a> {
+    settings: &'a Settings,
+    target: &'a Target<'a>,
+    broken: Vec<Problem>,
+}
+
+impl<'a> Rules<'a> {
+    fn on(&self, name: &'static str) -> bool {
+        debug_assert!(table::find(name).is_some(), "{name} is not in the table");
+        self.settings.is_on(name)
+    }
+
+    fn there(&self, name: &'static str) -> bool {
+        debug_assert!(table::find(name).is_some(), "{name} is not in the table");
+        !matches!(self.settings.get(name), None | Some(Value::Off))
+    }
+
+    fn words(&self, name: &'static str) -> &'a [String] {
+        debug_assert!(table::find(name).is_some(), "{name} is not in the table");
+        match self.settings.get(name) {
+            Some(Value::Words(words)) => words,
+            _ => &[],
+        }
+    }
+
+    fn word(&self, name: &'static str) -> Option<&'a str> {
+        self.words(name).first().map(String::as_str)
+    }
+
+    /// A number, or the default of the flag.
+    fn number(&self, name: &'static str, default: u64) -> u64 {
+        let word = self.word(name);
+        word.and_then(|word| word.parse().ok()).unwrap_or(default)
+    }
+
+    fn says(&self, name: &'static str, word: &str) -> bool {
+        self.words(name).iter().any(|own| own == word)
+    }
+
+    /// A rule that is broken where `is_broken`.
+    fn rule(&mut self, is_broken: bool, rule: impl Into<String>, nearest: impl Into<String>) {
+        if is_broken {
+            self.broken.push(Problem::Illegal {
+                rule: rule.into(),
+                nearest: nearest.into(),
+            });
+        }
+    }
+
+    fn versions(&mut self) {
+        let version = self.target.version;
+        let newer: Vec<_> = self
+            .settings
+            .flags
+            .iter()
+            .filter(|setting| setting.value != Value::Off)
+            .filter_map(|setting| table::find(&setting.name))
+            .filter(|known| known.since > version)
+            .collect();
+        for known in newer {
+            let since = known.since.name();
+            self.rule(
+                true,
+                format!(
+                    "Megatron-Core {} has no {}",
+                    version.name(),
+                    flag(known.name)
+                ),
+                format!("--megatron {since}, or settings without it"),
+            );
+        }
+        let flex = self.word("moe_token_dispatcher_type") == Some("flex");
+        self.rule(
+            flex && version < Version::V16 && !self.on("moe_enable_deepep"),
+            format!(
+                "the flex dispatcher of Megatron-Core {} needs DeepEP",
+                version.name()
+            ),
+            "--moe-enable-deepep, or --moe-token-dispatcher-type alltoall",
+        );
+        self.rule(
+            self.on("moe_enable_deepep") && !flex,
+            "--moe-enable-deepep is a backend of the flex dispatcher",
+            "--moe-token-dispatcher-type flex",
+        );
+        self.rule(
+            self.on("moe_enable_deepep")
+                && self.word("moe_flex_dispatcher_backend") == Some("hybridep"),
+            "--moe-enable-deepep and --moe-flex-dispatcher-backend hybridep are two backends",
+            "one of them",
+        );
+    }
+
+    fn recompute(&mut self) {
+        let granularity = self.word("recompute_granularity");
+        let (full, selective) = (
+            granularity == Some("full"),
+            granularity == Some("selective"),
+        );
+        self.rule(
+            full && !(self.there("recompute_method") && self.there("recompute_num_layers")),
+            "--recompute-granularity full needs --recompute-method and --recompute-num-layers",
+            "--recompute-method uniform --recompute-num-layers 1",
+        );
+        self.rule(
+            selective && (self.there("recompute_method") || self.there("recompute_num_layers")),
+            "--recompute-method and --recompute-num-layers go with --recompute-granularity full alone",
+            "--recompute-modules",
+        );
+        self.rule(
+            selective && self.says("recompute_modules", "moe_act") && !self.on("moe_grouped_gemm"),
+            "recomputing moe_act needs grouped experts",
+            "--moe-grouped-gemm",
+        );
+        self.rule(
+            selective
+                && self.says("recompute_modules", "mla_up_proj")
+                && !self.on("multi_latent_attention"),
+            "recomputing mla_up_proj needs latent attention",
+            "--recompute-modules without it",
+        );
+        self.rule(
+            self.on("distribute_saved_activations") && self.on("sequence_parallel"),
+            "--distribute-saved-activations does not go with --sequence-parallel",
+            "one of them",
+        );
+        let layers = self.number("cpu_offloading_num_layers", 0);
+        let pipeline = self.number("pipeline_model_parallel_size", 1);
+        self.rule(
+            layers > 0 && (pipeline > 1 || granularity.is_some()),
+            "--cpu-offloading-num-layers goes with neither a pipeline nor recomputation",
+            "--fine-grained-activation-offloading",
+        );
+    }
+
+    fn experts(&mut self) {
+        let experts = self.there("num_experts");
+        let tp = self.number("tensor_model_parallel_size", 1);
+        self.rule(
+            experts && tp > 1 && !self.on("sequence_parallel"),
+            format!("experts under --tensor-model-parallel-size {tp} train with sequence parallelism alone"),
+            "--sequence-parallel",
+        );
+        self.rule(
+            !experts && self.number("expert_model_parallel_size", 1) > 1,
+            "--expert-model-parallel-size needs experts",
+            "--num-experts, or --expert-model-parallel-size 1",
+        );
+        let capacity = self.there("moe_expert_capacity_factor");
+        let pads = self.on("moe_pad_expert_input_to_capacity");
+        self.rule(
+            pads && !capacity,
+            "--moe-pad-expert-input-to-capacity needs a capacity",
+            "--moe-expert-capacity-factor 1.0",
+        );
+        let flex = self.word("moe_token_dispatcher_type") == Some("flex");
+        let hybrid = self.word("moe_flex_dispatcher_backend") == Some("hybridep");
+        self.rule(
+            pads && flex && !hybrid,
+            "DeepEP does not pad to a capacity",
+            "--moe-token-dispatcher-type alltoall",
+        );
+        let balance = self.words("moe_router_load_balancing_type");
+        let known = ["aux_loss", "seq_aux_loss", "global_aux_loss", "none"];
+        let other = balance.iter().find(|word| !known.contains(&word.as_str()));
+        if let Some(other) = other.filter(|_| capacity) {
+            self.rule(
+                true,
+                format!("--moe-expert-capacity-factor does not go with --moe-router-load-balancing-type {other}"),
+                known.join(", "),
+            );
+        }
+        let sigmoid = self.word("moe_router_score_function") == Some("sigmoid");
+        self.rule(
+            self.on("moe_router_enable_expert_bias") && !sigmoid,
+            "--moe-router-enable-expert-bias needs sigmoid scores",
+            "--moe-router-score-function sigmoid",
+        );
+        let one = experts && self.number("moe_router_topk", 2) == 1;
+        self.rule(
+            one && !sigmoid && !self.on("moe_router_pre_softmax") && balance != ["sinkhorn"],
+            "a softmax over the one expert chosen is 1 whatever the router says",
+            "--moe-router-pre-softmax",
+        );
+        self.rule(
+            self.there("moe_router_group_topk") && !self.there("moe_router_num_groups"),
+            "--moe-router-group-topk needs --moe-router-num-groups",
+            "both, or neither",
+        );
+        let coefficients = self.words("moe_aux_loss_coeff").len();
+        self.rule(
+            balance.len() > 1 && coefficients != balance.len(),
+            format!(
+                "{} losses balance experts, and there are {coefficients} coefficients",
+                balance.len()
+            ),
+            "as many of --moe-aux-loss-coeff",
+        );
+        self.rule(
+            self.on("moe_paged_stash") && !self.there("moe_expert_rank_capacity_factor"),
+            "--moe-paged-stash needs a bound on the rows of a rank",
+            "--moe-expert-rank-capacity-factor 1.5",
+        );
+        self.rule(
+            self.there("moe_expert_rank_capacity_factor") && !(flex && hybrid),
+            "--moe-expert-rank-capacity-factor is HybridEP's",
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+        );
+    }
+
+    fn overlap(&mut self) {
+        let dispatcher = self
+            .word("moe_token_dispatcher_type")
+            .unwrap_or("allgather");
+        let shared = self.on("moe_shared_expert_overlap");
+        let own = match self.target.version {
+            Version::Main => dispatcher != "allgather",
+            _ => dispatcher == "alltoall",
+        };
+        self.rule(
+            shared && !own,
+            format!("--moe-shared-expert-overlap does not run beside the dispatcher {dispatcher} in Megatron-Core {}",
+                self.target.version.name()),
+            "--moe-token-dispatcher-type alltoall, or settings without it",
+        );
+        let combined = self.on("overlap_moe_expert_parallel_comm");
+        self.rule(
+            combined && shared,
+            "--overlap-moe-expert-parallel-comm and --moe-shared-expert-overlap exclude each other",
+            "one of them",
+        );
+        self.rule(
+            combined && self.number("expert_model_parallel_size", 1) == 1,
+            "--overlap-moe-expert-parallel-comm has nothing to hide without expert parallelism",
+            "--expert-model-parallel-size above 1, or settings without it",
+        );
+        self.rule(
+            combined && dispatcher == "allgather",
+            "--overlap-moe-expert-parallel-comm needs the dispatcher alltoall or flex",
+            "--moe-token-dispatcher-type alltoall",
+        );
+        let again = self.word("recompute_granularity");
+        let moe = again == Some("selective") && self.says("recompute_modules", "moe");
+        self.rule(
+            combined && (again == Some("full") || moe),
+            "--overlap-moe-expert-parallel-comm does not go with recomputation of whole layers or of moe",
+            "--recompute-granularity selective with other modules",
+        );
+        let stages = [
+            "pipeline_model_parallel_layout",
+            "num_virtual_stages_per_pipeline_rank",
+            "num_layers_per_virtual_pipeline_stage",
+        ];
+        let interleaves = stages.into_iter().any(|name| self.there(name));
+        let pipeline = self.number("pipeline_model_parallel_size", 1);
+        self.rule(
+            combined && pipeline > 1 && !interleaves,
+            "--overlap-moe-expert-parallel-comm in a pipeline needs virtual stages",
+            "--num-virtual-stages-per-pipeline-rank 2",
+        );
+        self.rule(
+            self.on("delay_wgrad_compute") && !combined,
+            "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm",
+            "both, or neither",
+        );
+        self.rule(
+            self.on("tp_comm_overlap") && !self.on("sequence_parallel"),
+            "--tp-comm-overlap needs sequence parallelism",
+            "--sequence-parallel",
+        );
+    }
+
+    fn precision(&mut self) {
+        let bf16 = self.on("bf16");
+        self.rule(
+            self.on("moe_grouped_gemm") && !bf16,
+            "--moe-grouped-gemm multiplies bf16 alone",
+            "--bf16",
+        );
+        self.rule(
+            bf16 && self.on("fp16"),
+            "--bf16 and --fp16 exclude each other",
+            "--bf16",
+        );
+        let (fp8, fp4) = (self.there("fp8_format"), self.there("fp4_format"));
+        self.rule(
+            fp8 && fp4,
+            "--fp8-format and --fp4-format exclude each other",
+            "one of them",
+        );
+        let rounds =
+            self.on("moe_router_padding_for_quantization") || self.on("moe_router_padding_for_fp8");
+        self.rule(
+            rounds && !(fp8 || fp4),
+            "padding for quantized products needs some",
+            "--fp8-format, or settings without the padding",
+        );
+        let gathers = !matches!(
+            self.word("moe_token_dispatcher_type"),
+            Some("alltoall" | "flex")
+        );
+        self.rule(
+            rounds && gathers,
+            "the dispatcher allgather does not pad for quantized products",
+            "--moe-token-dispatcher-type alltoall",
+        );
+        self.rule(
+            self.on("fp8_param_gather") && !fp8,
+            "--fp8-param-gather needs FP8",
+            "--fp8-format hybrid",
+        );
+        self.rule(
+            self.on("fp4_param_gather") && !fp4,
+            "--fp4-param-gather needs FP4",
+            "--fp4-format e2m1",
+        );
+        let narrow = self.word("main_grads_dtype") == Some("bf16");
+        self.rule(
+            narrow && self.on("accumulate_allreduce_grads_in_fp32"),
+            "--main-grads-dtype bf16 and --accumulate-allreduce-grads-in-fp32 exclude each other",
+            "one of them",
+        );
+        let types = [
+            "main_grads_dtype",
+            "main_params_dtype",
+            "exp_avg_dtype",
+            "exp_avg_sq_dtype",
+        ];
+        let other = types
+            .into_iter()
+            .find(|name| self.word(name).is_some_and(|word| word != "fp32"));
+        if let Some(other) = other.filter(|_| !self.on("use_precision_aware_optimizer")) {
+            self.rule(
+                true,
+                format!(
+                    "{} other than fp32 needs the precision-aware optimizer",
+                    flag(other)
+                ),
+                "--use-precision-aware-optimizer",
+            );
+        }
+    }
+
+    fn graphs(&mut self) {
+        let graphs = self.on("external_cuda_graph")
+            || self.on("enable_cuda_graph")
+            || self
+                .word("cuda_graph_impl")
+                .is_some_and(|word| word != "none");
+        let whole = self.word("cuda_graph_impl") == Some("full_iteration")
+            || self.says("cuda_graph_scope", "full_iteration");
+        self.rule(
+            graphs && !whole && self.word("recompute_granularity") == Some("full"),
+            "full recomputation does not go with graphs of layers",
+            "--recompute-granularity selective",
+        );
+        self.rule(
+            graphs && whole && !self.on("no_check_for_nan_in_loss_and_grad"),
+            "a graph of the whole iteration leaves no place to look for NaN",
+            "--no-check-for-nan-in-loss-and-grad",
+        );
+        let says = |word: &str| {
+            self.says("cuda_graph_scope", word) || self.says("cuda_graph_modules", word)
+        };
+        let router = says("moe_router");
+        let alone = says("moe_preprocess") && !router;
+        let both = says("moe") && router;
+        self.rule(
+            alone,
+            "a graph of moe_preprocess needs moe_router beside it",
+            "both",
+        );
+        self.rule(
+            both,
+            "graphs of moe and of moe_router exclude each other",
+            "one of them",
+        );
+        let allocator = self
+            .settings
+            .variable("PYTORCH_CUDA_ALLOC_CONF")
+            .unwrap_or("");
+        let expands = allocator.contains("expandable_segments:True");
+        let registers = self.settings.variable("NCCL_GRAPH_REGISTER") != Some("0");
+        let main = self.target.version == Version::Main;
+        self.rule(
+            graphs && expands && registers && main,
+            "graphs over expandable segments need NCCL_GRAPH_REGISTER=0",
+            "NCCL_GRAPH_REGISTER=0",
+        );
+        self.rule(
+            graphs && expands && !main,
+            format!(
+                "Megatron-Core {} takes no graphs over expandable segments",
+                self.target.version.name()
+            ),
+            "PYTORCH_CUDA_ALLOC_CONF without expandable_segments:True",
+        );
+    }
+
+    fn environment(&mut self) {
+        let fsdp = self.on("use_megatron_fsdp") || self.on("use_torch_fsdp2");
+        let connections = self.settings.variable("CUDA_DEVICE_MAX_CONNECTIONS");
+        self.rule(
+            fsdp && connections == Some("1"),
+            "FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1",
+            "CUDA_DEVICE_MAX_CONNECTIONS=8",
+        );
+        self.rule(
+            self.on("use_megatron_fsdp") && self.word("ckpt_format") != Some("fsdp_dtensor"),
+            "Megatron-FSDP saves checkpoints of the format fsdp_dtensor alone",
+            "--ckpt-format fsdp_dtensor",
+        );
+        let tp = self.number("tensor_model_parallel_size", 1);
+        let cp = self.number("context_parallel_size", 1);
+        let arch = self.target.cluster.gpu.arch.strip_prefix("sm_");
+        let older = arch
+            .and_then(|arch| arch.parse().ok())
+            .is_some_and(|arch: u32| arch < 100);
+        let free = fsdp || self.on("overlap_moe_expert_parallel_comm");
+        self.rule(
+            (tp > 1 || cp > 1) && older && !free && connections != Some("1"),
+            format!(
+                "tensor or context parallelism on {} needs CUDA_DEVICE_MAX_CONNECTIONS=1, and it is {}",
+                self.target.cluster.gpu.name,
+                connections.unwrap_or("absent")
+            ),
+            "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        );
+        self.rule(
+            self.on("overlap_moe_expert_parallel_comm") && connections == Some("1"),
+            "--overlap-moe-expert-parallel-comm hides nothing under CUDA_DEVICE_MAX_CONNECTIONS=1",
+            "CUDA_DEVICE_MAX_CONNECTIONS=32",
+        );
+    }
+
+    fn training(&mut self) {
+        self.rule(
+            self.there("train_iters") && self.there("train_samples"),
+            "--train-iters and --train-samples exclude each other",
+            "one of them",
+        );
+        let tokens = self.number("seq_length", 0);
+        let longest = self.number("max_position_embeddings", u64::MAX);
+        self.rule(
+            tokens > longest,
+            format!("--seq-length {tokens} is above --max-position-embeddings {longest}"),
+            format!("--max-position-embeddings {tokens}"),
+        );
+    }
+}
+
+/// The known flag that an unknown one was most likely meant to be.
+pub(super) fn nearest_flag(name: &str) -> &'static str {
+    nearest(name, FLAGS.iter().map(|flag| flag.name)).unwrap_or_default()
+}

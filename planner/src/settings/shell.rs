@@ -1,0 +1,630 @@
+//! Command lines and shell scripts, read as far as settings go: assignments, arrays, `export`, variables that the file
+//! itself assigns, and the words of commands. Nothing is run. Of a branch both sides are read, one after the other.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::text::{Settings, Value, name};
+
+/// Variables of a launcher: they place ranks, and are no settings.
+const OF_LAUNCHERS: [&str; 9] = [
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+    "NNODES",
+    "PATH",
+    "PYTHONPATH",
+];
+
+/// A word of a command, with whether some of it was quoted: what is not is split where it holds blanks.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Word {
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Part {
+    /// Text as it is.
+    Plain(String),
+    /// Text in which variables count; whether it stands in double quotes.
+    Open(String, bool),
+    /// The beginning of an array.
+    Array(Vec<Word>),
+}
+
+pub(super) fn parse(text: &str) -> Settings {
+    let mut script = Script::default();
+    for command in commands(text) {
+        script.run(&command);
+    }
+    script.settings()
+}
+
+/// What a script has assigned and said so far.
+#[derive(Debug, Default)]
+struct Script {
+    variables: BTreeMap<String, Vec<String>>,
+    /// Names of variables that hold flags, in the order of their first assignment.
+    holders: Vec<String>,
+    env: Settings,
+    /// Flags of commands.
+    said: Settings,
+}
+
+impl Script {
+    fn run(&mut self, command: &[Word]) {
+        // What begins a branch or a loop is no command.
+        let opens = |word: &&Word| matches!(plain(word), Some("then" | "else" | "do" | "{"));
+        let begun = command.iter().take_while(opens).count();
+        let command = &command[begun..];
+        let mut words = command;
+        let mut prefix = Vec::new();
+        let exports = matches!(
+            words.first().and_then(plain),
+            Some("export" | "declare" | "local")
+        );
+        let exported = words.first().and_then(plain) == Some("export");
+        if exports {
+            words = &words[1..];
+        }
+        while let Some((variable, added, value)) = words.first().and_then(assignment) {
+            words = &words[1..];
+            let value = match value.parts.as_slice() {
+                [Part::Array(items)] => items.iter().flat_map(|item| self.expand(item)).collect(),
+                _ => vec![self.whole(&value)],
+            };
+            let mut all = if added {
+                self.variables.get(&variable).cloned().unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            let is_array = matches!(command_array(command), Some(true));
+            match all.last_mut() {
+                Some(last) if added && !is_array => last.push_str(&value.join(" ")),
+                _ => all.extend(value.clone()),
+            }
+            if value.iter().any(|word| word.contains("--")) && !self.holders.contains(&variable) {
+                self.holders.push(variable.clone());
+            }
+            prefix.push((variable.clone(), all.join(" ")));
+            self.variables.insert(variable, all);
+        }
+        if exports {
+            // `export A B` of variables assigned before.
+            for word in words {
+                if let Some(name) = plain(word).filter(|_| exported)
+                    && let Some(value) = self.variables.get(name)
+                {
+                    prefix.push((name.to_owned(), value.join(" ")));
+                }
+            }
+            if exported {
+                self.export(&prefix);
+            }
+            return;
+        }
+        if words.is_empty() {
+            return;
+        }
+        let words: Vec<String> = words.iter().flat_map(|word| self.expand(word)).collect();
+        let own = words.iter().position(|word| {
+            let ending = Path::new(word).extension();
+            ending.is_some_and(|ending| ending == "py")
+        });
+        let flags = match own {
+            Some(at) => &words[at + 1..],
+            None => words.as_slice(),
+        };
+        let begins = words.first().is_some_and(|word| word.starts_with("--"));
+        if own.is_none() && !begins {
+            return;
+        }
+        self.export(&prefix);
+        say(flags, &mut self.said);
+    }
+
+    fn export(&mut self, variables: &[(String, String)]) {
+        for (name, value) in variables {
+            let launcher = OF_LAUNCHERS.contains(&name.as_str()) || name.starts_with("SLURM_");
+            if !launcher && !value.contains("$(") && !value.contains('`') {
+                self.env.export(name, value);
+            }
+        }
+    }
+
+    /// Flags of commands; without any, those that variables hold which no other holds.
+    fn settings(mut self) -> Settings {
+        if self.said.flags.is_empty() {
+            let words: Vec<String> = self
+                .holders
+                .iter()
+                .flat_map(|name| self.variables[name].clone())
+                .flat_map(|words| {
+                    words
+                        .split_whitespace()
+                        .map(str::to_owned)
+                        .collect::<Vec<_>>()
+                })
+                .collect();
+            say(&words, &mut self.said);
+        }
+        self.said.env = self.env.env;
+        self.said
+    }
+
+    /// A word with its variables, split where they are not quoted.
+    fn expand(&self, word: &Word) -> Vec<String> {
+        if let [Part::Open(text, true)] = word.parts.as_slice()
+            && let Some(all) = self.array(text)
+        {
+            return all;
+        }
+        let mut words = vec![String::new()];
+        let mut any = false;
+        for part in &word.parts {
+            match part {
+                Part::Plain(text) => {
+                    any = true;
+                    words.last_mut().expect("never empty").push_str(text);
+                }
+                Part::Open(text, true) => {
+                    any = true;
+                    let text = self.substitute(text);
+                    words.last_mut().expect("never empty").push_str(&text);
+                }
+                Part::Open(text, false) => {
+                    let text = self.substitute(text);
+                    let mut pieces = text.split_whitespace();
+                    if let Some(first) = pieces.next() {
+                        any = true;
+                        if text.starts_with(char::is_whitespace)
+                            && !words[words.len() - 1].is_empty()
+                        {
+                            words.push(String::new());
+                        }
+                        words.last_mut().expect("never empty").push_str(first);
+                    }
+                    words.extend(pieces.map(str::to_owned));
+                }
+                Part::Array(_) => {}
+            }
+        }
+        if any { words } else { Vec::new() }
+    }
+
+    /// A word with its variables, as one.
+    fn whole(&self, word: &Word) -> String {
+        let parts = word.parts.iter().map(|part| match part {
+            Part::Plain(text) => text.clone(),
+            Part::Open(text, _) => self.substitute(text),
+            Part::Array(_) => String::new(),
+        });
+        parts.collect()
+    }
+
+    /// The items of `${NAME[@]}`, where the text is just that and the file assigns it.
+    fn array(&self, text: &str) -> Option<Vec<String>> {
+        let inner = text.strip_prefix("${")?.strip_suffix('}')?;
+        let name = inner.strip_suffix("[@]").or(inner.strip_suffix("[*]"))?;
+        self.variables.get(name).cloned()
+    }
+
+    /// A text with the variables that the file assigns, or for which it has a default; others stay as they are.
+    fn substitute(&self, text: &str) -> String {
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find('$') {
+            out.push_str(&rest[..at]);
+            let after = &rest[at + 1..];
+            let (reference, tail) = reference(after);
+            match reference.and_then(|reference| self.value(reference)) {
+                Some(value) => out.push_str(&value),
+                None => out.push_str(&rest[at..rest.len() - tail.len()]),
+            }
+            rest = tail;
+        }
+        out.push_str(rest);
+        out
+    }
+
+    fn value(&self, reference: &str) -> Option<String> {
+        let ends = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+        let end = reference.find(ends).unwrap_or(reference.len());
+        let (name, more) = reference.split_at(end);
+        let more = more
+            .strip_prefix("[@]")
+            .or(more.strip_prefix("[*]"))
+            .unwrap_or(more);
+        let own = self.variables.get(name).map(|words| words.join(" "));
+        let default = more
+            .strip_prefix(":-")
+            .or(more.strip_prefix(":="))
+            .or(more.strip_prefix('-'));
+        match (own, default) {
+            (Some(own), _) if !own.is_empty() => Some(own),
+            (_, Some(default)) => Some(self.substitute(default.trim_matches('"'))),
+            (own, None) if more.is_empty() => own,
+            _ => None,
+        }
+    }
+}
+
+/// Whether the first word of a command assigns an array.
+fn command_array(command: &[Word]) -> Option<bool> {
+    let assigned = command.iter().find_map(assignment)?;
+    Some(matches!(assigned.2.parts.as_slice(), [Part::Array(_)]))
+}
+
+/// The flags among words, each with the words up to the next.
+fn say(words: &[String], settings: &mut Settings) {
+    let mut at = 0;
+    while at < words.len() {
+        let Some(word) = words[at].strip_prefix("--").filter(|word| !word.is_empty()) else {
+            at += 1;
+            continue;
+        };
+        at += 1;
+        let (own, joined) = match word.split_once('=') {
+            Some((own, value)) => (own, Some(value.to_owned())),
+            None => (word, None),
+        };
+        let mut values: Vec<String> = joined.into_iter().collect();
+        while let Some(value) = words.get(at).filter(|word| !word.starts_with("--")) {
+            values.push(value.clone());
+            at += 1;
+        }
+        let value = if values.is_empty() {
+            Value::On
+        } else {
+            Value::Words(values)
+        };
+        settings.set(&name(own), value);
+    }
+}
+
+/// The word, where nothing in it is to be read.
+fn plain(word: &Word) -> Option<&str> {
+    match word.parts.as_slice() {
+        [Part::Open(text, false)] if !text.contains('$') => Some(text),
+        _ => None,
+    }
+}
+
+/// The variable of `NAME=VALUE` or `NAME+=VALUE`, whether it is added to, and the value.
+fn assignment(word: &Word) -> Option<(String, bool, Word)> {
+    let Some(Part::Open(first, false)) = word.parts.first() else {
+        return None;
+    };
+    let (name, value) = first.split_once('=')?;
+    let (name, added) = match name.strip_suffix('+') {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return None;
+    }
+    let mut parts = Vec::new();
+    if !value.is_empty() {
+        parts.push(Part::Open(value.to_owned(), false));
+    }
+    parts.extend_from_slice(&word.parts[1..]);
+    Some((name.to_owned(), added, Word { parts }))
+}
+
+/// What follows a dollar: `NAME` or what is in braces, and the rest.
+fn reference(after: &str) -> (Option<&str>, &str) {
+    if let Some(inner) = after.strip_prefix('{') {
+        let mut depth = 1;
+        for (at, found) in inner.char_indices() {
+            match found {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return (Some(&inner[..at]), &inner[at + 1..]);
+            }
+        }
+        return (None, "");
+    }
+    let ends = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let end = after.find(ends).unwrap_or(after.len());
+    if end == 0 {
+        return (None, after);
+    }
+    (Some(&after[..end]), &after[end..])
+}
+
+/// Commands of a script, word by word.
+fn commands(text: &str) -> Vec<Vec<Word>> {
+    let mut reader = Reader {
+        rest: text.chars().collect(),
+        at: 0,
+    };
+    let mut all = Vec::new();
+    while reader.at < reader.rest.len() {
+        let command = reader.command();
+        if !command.is_empty() {
+            all.push(command);
+        }
+    }
+    all
+}
+
+struct Reader {
+    rest: Vec<char>,
+    at: usize,
+}
+
+impl Reader {
+    fn peek(&self) -> Option<char> {
+        self.rest.get(self.at).copied()
+    }
+
+    /// Words up to the end of a command.
+    fn command(&mut self) -> Vec<Word> {
+        let mut words = Vec::new();
+        while let Some(found) = self.peek() {
+            match found {
+                '\n' | ';' | '&' | '|' => {
+                    self.at += 1;
+                    break;
+                }
+                ')' | '(' => self.at += 1,
+                '#' => self.skip_line(),
+                _ if found.is_whitespace() => self.at += 1,
+                '\\' if self.rest.get(self.at + 1) == Some(&'\n') => self.at += 2,
+                _ => words.push(self.word()),
+            }
+        }
+        words
+    }
+
+    fn skip_line(&mut self) {
+        while self.peek().is_some_and(|found| found != '\n') {
+            self.at += 1;
+        }
+    }
+
+    fn word(&mut self) -> Word {
+        let mut word = Word::default();
+        let mut open = String::new();
+        while let Some(found) = self.peek() {
+            match found {
+                '\'' => {
+                    close(&mut open, &mut word);
+                    self.at += 1;
+                    let text = self.until('\'');
+                    word.parts.push(Part::Plain(text));
+                }
+                '"' => {
+                    close(&mut open, &mut word);
+                    self.at += 1;
+                    let text = self.quoted();
+                    word.parts.push(Part::Open(text, true));
+                }
+                '\\' => {
+                    let next = self.rest.get(self.at + 1).copied();
+                    self.at += 2;
+                    match next {
+                        Some('\n') | None => {}
+                        Some(next) => {
+                            close(&mut open, &mut word);
+                            word.parts.push(Part::Plain(next.to_string()));
+                        }
+                    }
+                }
+                '$' if self.rest.get(self.at + 1) == Some(&'(') => {
+                    let text = self.bracketed('(', ')');
+                    open.push_str(&text);
+                }
+                '$' if self.rest.get(self.at + 1) == Some(&'{') => {
+                    let text = self.bracketed('{', '}');
+                    open.push_str(&text);
+                }
+                '(' if open.ends_with('=') && word.parts.is_empty() => {
+                    self.at += 1;
+                    let items = self.array();
+                    close(&mut open, &mut word);
+                    word.parts.push(Part::Array(items));
+                    break;
+                }
+                '\n' | ';' | '&' | '|' | '(' | ')' => break,
+                _ if found.is_whitespace() => break,
+                _ => {
+                    open.push(found);
+                    self.at += 1;
+                }
+            }
+        }
+        close(&mut open, &mut word);
+        word
+    }
+
+    /// The words of an array, to its parenthesis.
+    fn array(&mut self) -> Vec<Word> {
+        let mut words = Vec::new();
+        while let Some(found) = self.peek() {
+            match found {
+                ')' => {
+                    self.at += 1;
+                    break;
+                }
+                '#' => self.skip_line(),
+                '\\' if self.rest.get(self.at + 1) == Some(&'\n') => self.at += 2,
+                _ if found.is_whitespace() || ";&|(".contains(found) => self.at += 1,
+                _ => words.push(self.word()),
+            }
+        }
+        words
+    }
+
+    /// The text up to a mark, which is left behind.
+    fn until(&mut self, mark: char) -> String {
+        let mut text = String::new();
+        while let Some(found) = self.peek() {
+            self.at += 1;
+            if found == mark {
+                break;
+            }
+            text.push(found);
+        }
+        text
+    }
+
+    /// The text in double quotes.
+    fn quoted(&mut self) -> String {
+        let mut text = String::new();
+        while let Some(found) = self.peek() {
+            self.at += 1;
+            match found {
+                '"' => break,
+                '\\' => {
+                    let next = self.peek();
+                    self.at += 1;
+                    match next {
+                        Some('\n') | None => {}
+                        Some(next) => text.push(next),
+                    }
+                }
+                _ => text.push(found),
+            }
+        }
+        text
+    }
+
+    /// `$(..)` or `${..}`, with all that is in it.
+    fn bracketed(&mut self, open: char, close: char) -> String {
+        let mut text = String::from("$");
+        self.at += 1;
+        let mut depth = 0;
+        while let Some(found) = self.peek() {
+            self.at += 1;
+            text.push(found);
+            if found == open {
+                depth += 1;
+            } else if found == close {
+                depth -= 1;
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        text
+    }
+}
+
+fn close(open: &mut String, word: &mut Word) {
+    if !open.is_empty() {
+        word.parts.push(Part::Open(std::mem::take(open), false));
+    }
+}
+
+/// A word as it is written, in quotes where a shell would read something else.
+pub(super) fn written(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:+,=%@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    // A variable is the shell's to fill in.
+    if word.contains('$') && !word.contains(['"', '`', '\\']) {
+        return format!("\"{word}\"");
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(value: &[&str]) -> Value {
+        Value::Words(value.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn golden_scripts() {
+        let script = r#"#!/bin/bash
+#SBATCH --nodes=4
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # for overlap
+export NCCL_NVLS_ENABLE=0 OTHER="a b"
+export MASTER_ADDR=$(hostname)
+TP=2
+EP=${EP:-8}
+LAYERS="$((4))"
+MODEL_ARGS=(
+    --num-layers 32   # all of them
+    --moe-layer-freq '([0]*3+[1]*29)'
+    --swiglu
+)
+MODEL_ARGS+=(--hidden-size 4096)
+MOE="--num-experts 8 --moe-router-topk 2"
+MOE="$MOE --expert-model-parallel-size $EP"
+if [ "$X" = 1 ]; then MOE+=" --bf16"; fi
+NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
+    pretrain_gpt.py "${MODEL_ARGS[@]}" $MOE ${MORE_ARGS:-} \
+    --tensor-model-parallel-size ${TP} --load "${LOAD}/x" --lr=1e-4 \
+    --recompute-modules mlp "moe_act" > log 2>&1
+"#;
+        let read = parse(script);
+        assert_eq!(read.variable("CUDA_DEVICE_MAX_CONNECTIONS"), Some("1"));
+        assert_eq!(read.variable("OTHER"), Some("a b"));
+        assert_eq!(read.variable("NVTE_FUSED_ATTN"), Some("1"));
+        assert_eq!(read.variable("MASTER_ADDR"), None);
+        for (name, value) in [
+            ("num_layers", words(&["32"])),
+            ("moe_layer_freq", words(&["([0]*3+[1]*29)"])),
+            ("swiglu", Value::On),
+            ("hidden_size", words(&["4096"])),
+            ("num_experts", words(&["8"])),
+            ("expert_model_parallel_size", words(&["8"])),
+            ("bf16", Value::On),
+            ("tensor_model_parallel_size", words(&["2"])),
+            ("load", words(&["${LOAD}/x"])),
+            ("lr", words(&["1e-4"])),
+        ] {
+            assert_eq!(read.get(name), Some(&value), "{name}");
+        }
+        assert_eq!(read.get("nproc_per_node"), None);
+        let Some(Value::Words(modules)) = read.get("recompute_modules") else {
+            panic!("modules");
+        };
+        assert_eq!(modules[..2], ["mlp", "moe_act"]);
+    }
+
+    #[test]
+    fn bare_flags_and_arrays_without_a_command_are_settings() {
+        let read = parse("--num-layers 4 \\\n  --bf16 --lr -1\n");
+        assert_eq!(read.get("num_layers"), Some(&words(&["4"])));
+        assert_eq!(read.get("lr"), Some(&words(&["-1"])));
+        assert!(read.is_on("bf16"));
+        let read = parse("export A=1\nARGS=(\n  # why\n  --num-layers 4\n  --load \"$X\"\n)\n");
+        assert_eq!(read.get("num_layers"), Some(&words(&["4"])));
+        assert_eq!(read.get("load"), Some(&words(&["$X"])));
+        assert_eq!(read.variable("A"), Some("1"));
+    }
+
+    #[test]
+    fn law_words_are_read_as_they_are_written() {
+        for word in [
+            "1e-5",
+            "a b",
+            "it's",
+            "([0]*3+[1]*58)",
+            "Et*3|(tt|)*29mL",
+            "-1",
+            "${OUT}/t",
+            "x;y",
+            "a#b",
+            "\\",
+        ] {
+            let read = parse(&format!("--a {} --b", written(word)));
+            assert_eq!(read.get("a"), Some(&words(&[word])), "{word}");
+            assert!(read.is_on("b"), "{word}");
+        }
+    }
+}

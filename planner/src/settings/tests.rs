@@ -1,0 +1,666 @@
+//! Plans to settings and back, over drawn plans; and the recipes that Megatron-LM publishes.
+
+use moefold_profiles::pricing::Costs;
+use moefold_profiles::{Cluster, Dtype, Precision};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::*;
+use crate::choice::{
+    Module, Offload, OffloadModule, Optimizer, Recompute, ScheduleName, StackName,
+};
+use crate::layout::Batch;
+use crate::model::{Model, presets};
+use crate::options::SearchOptions;
+use crate::plan::{PLAN_VERSION, Plan, Request};
+use crate::search;
+use crate::stack::megatron::Declared;
+
+fn cluster(name: &str) -> Cluster {
+    moefold_profiles::presets::cluster(name).expect("a preset")
+}
+
+/// The best plan of a request; nothing where there is none.
+fn planned(model: &Model, cluster: &Cluster, gpus: u32, options: &SearchOptions) -> Option<Plan> {
+    let costs = Costs::for_cluster(cluster, &[]);
+    let found = search::plan(model, cluster, gpus, options, &costs, &Declared).ok()?;
+    Some(Plan {
+        version: PLAN_VERSION,
+        planned: found.plans.into_iter().next()?,
+        model: model.clone(),
+        cluster: cluster.clone(),
+        request: Request {
+            gpus,
+            batch: options.batch,
+            objective: options.objective,
+        },
+        profiles: Vec::new(),
+        alternatives: Vec::new(),
+    })
+}
+
+fn heading(plan: &Plan) -> Heading {
+    Heading {
+        lines: vec!["a plan".to_owned()],
+        name: "plan".to_owned(),
+        gpus: plan.request.gpus,
+        gpus_per_node: plan.cluster.gpus_per_node,
+        version: Version::Main,
+    }
+}
+
+fn target(plan: &Plan) -> Target<'_> {
+    Target {
+        version: Version::Main,
+        cluster: &plan.cluster,
+        gpus: plan.request.gpus,
+    }
+}
+
+/// The plan that a job is.
+fn plan_of(job: &Job, cluster: &Cluster) -> Option<Plan> {
+    planned(&job.model, cluster, job.gpus, &job.options)
+}
+
+/// What a request may be of.
+#[derive(Debug, Clone)]
+struct Drawn {
+    preset: usize,
+    cluster: &'static str,
+    gpus: u32,
+    precision: Precision,
+    choices: u32,
+    form: Form,
+}
+
+fn drawn() -> impl Strategy<Value = Drawn> {
+    let clusters = prop_oneof![Just("dgx-h100"), Just("gb200-nvl72"), Just("dgx-b200")];
+    let precisions = prop_oneof![
+        Just(Precision::Bf16),
+        Just(Precision::Bf16),
+        Just(Precision::Fp8),
+        Just(Precision::Fp8Blockwise),
+        Just(Precision::Mxfp8),
+        Just(Precision::Nvfp4),
+    ];
+    let forms = proptest::sample::select(Form::ALL.to_vec());
+    (
+        0..presets::all().len(),
+        clusters,
+        3_u32..8,
+        precisions,
+        any::<u32>(),
+        forms,
+    )
+        .prop_map(|(preset, cluster, power, precision, choices, form)| Drawn {
+            preset,
+            cluster,
+            gpus: 1 << power,
+            precision,
+            choices,
+            form,
+        })
+}
+
+/// A plan as drawn, of a Megatron that has all memory.
+fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
+    let model = presets::all()[drawn.preset].load().expect("a preset");
+    let mut cluster = cluster(drawn.cluster);
+    cluster.gpu.memory_gib = search::ENDLESS_GIB;
+    let bit = |at: u32| drawn.choices >> at & 1 == 1;
+    let batch = Batch {
+        seq_len: 4096,
+        global_batch: 512,
+    };
+    let mut options = SearchOptions::new(batch, StackName::Megatron);
+    options.precision = drawn.precision;
+    options.top = 1;
+    options.pins.mbs = Some(1);
+    options.pins.tp = Some(if bit(0) { 2 } else { 1 });
+    options.pins.cp = Some(if bit(1) && bit(2) { 2 } else { 1 });
+    options.pins.pp = Some(if bit(3) { 4 } else { 1 });
+    if bit(4) {
+        options.optimizer = Optimizer::AdamBf16Moments;
+    }
+    if bit(5) {
+        options.grad_dtype = Dtype::Bf16;
+    }
+    let sets = [
+        Recompute::None,
+        Recompute::Full,
+        Recompute::of(vec![Module::Layernorm, Module::CoreAttn]),
+    ];
+    options.recompute = Some(sets[(drawn.choices >> 6) as usize % 3].clone().into());
+    if bit(8) && bit(9) {
+        options.offload = Some(Offload::of([OffloadModule::AttnNorm]));
+    }
+    if bit(10) {
+        let words = ["none", "grad-reduce,p2p", "grad-reduce,param-gather,p2p"];
+        let chosen = words[(drawn.choices >> 11) as usize % 3];
+        options.overlap = Some(chosen.parse().expect("overlap"));
+    }
+    if bit(13) && bit(14) && model.num_moe_layers() > 0 {
+        options.capacity = Some(crate::choice::Capacity {
+            factor: 1.25,
+            drop_policy: crate::choice::DropPolicy::Position,
+            pad: false,
+        });
+    }
+    planned(&model, &cluster, drawn.gpus, &options)
+}
+
+/// Writes a plan, reads it back, prices what was read, and compares.
+fn round_trip(plan: &Plan, form: Form) -> Result<(), String> {
+    let job = Job::of_plan(plan);
+    let written = match write(&job, &plan.cluster, Version::Main, Rest::Placeholders) {
+        Ok(written) => written,
+        Err(refused) => {
+            // By name, and with what would work.
+            let named = |one: &Refusal| !one.what.is_empty() && !one.nearest.is_empty();
+            return if refused.iter().all(named) {
+                Ok(())
+            } else {
+                Err(format!("{refused:?}"))
+            };
+        }
+    };
+    assert!(!written.settings.is_on("moe_router_force_load_balancing"));
+    let text = text_of(form, &written, &heading(plan));
+    let ending = if form == Form::MegatronYaml {
+        "yaml"
+    } else {
+        "sh"
+    };
+    let read = parse(&format!("plan.{ending}"), &text).map_err(|error| error.to_string())?;
+    if sorted(&read) != sorted(&written.settings) {
+        return Err(format!("{text}\n{:?}", changes(&written.settings, &read)));
+    }
+    let said = reading::read(&read, &target(plan), None);
+    let said = said.map_err(|problems| format!("{text}\n{problems:?}"))?;
+    if !(said.broken.is_empty() && said.unknown.is_empty()) {
+        return Err(format!("{:?} {:?}", said.broken, said.unknown));
+    }
+    if !same_model(&said.job.model, &plan.model) {
+        return Err(format!("{:?}\n{:?}", said.job.model, plan.model));
+    }
+    let again = plan_of(&said.job, &plan.cluster).ok_or("what is read cannot be planned")?;
+    let (mut found, expected) = (again.planned, plan.planned.clone());
+    if found.predicted.step_s.to_bits() != expected.predicted.step_s.to_bits() {
+        return Err(format!(
+            "{} {}",
+            found.predicted.step_s, expected.predicted.step_s
+        ));
+    }
+    found.predicted = expected.predicted.clone();
+    if found != expected {
+        return Err(format!("{found:?}\n{expected:?}"));
+    }
+    Ok(())
+}
+
+fn law_of_round_trips(cases: u32) {
+    let exported = std::cell::Cell::new(0_u32);
+    let mut runner = TestRunner::new(Config {
+        cases,
+        ..Config::default()
+    });
+    runner
+        .run(&drawn(), |drawn| {
+            let Some(plan) = plan_drawn(&drawn) else {
+                return Ok(());
+            };
+            exported.set(exported.get() + 1);
+            round_trip(&plan, drawn.form).map_err(TestCaseError::fail)
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        exported.get() * 4 > cases,
+        "{} plans of {cases}",
+        exported.get()
+    );
+}
+
+#[test]
+fn law_a_plan_is_read_as_it_is_written() {
+    law_of_round_trips(60);
+}
+
+/// `cargo test -p moefold-planner settings -- --ignored`
+#[test]
+#[ignore = "takes minutes; a sample runs above"]
+fn law_every_plan_is_read_as_it_is_written() {
+    law_of_round_trips(1500);
+}
+
+/// The recipes, with where each runs.
+const RECIPES: [(&str, &str, u32, &str); 7] = [
+    (
+        "deepseek-v3-h100-bf16",
+        "dgx-h100",
+        1024,
+        include_str!("../../tests/fixtures/recipes/deepseek-v3-h100-bf16.yaml"),
+    ),
+    (
+        "deepseek-v3-h100-fp8",
+        "dgx-h100",
+        1024,
+        include_str!("../../tests/fixtures/recipes/deepseek-v3-h100-fp8.yaml"),
+    ),
+    (
+        "qwen3-30b-gb200-bf16",
+        "gb200-nvl72",
+        16,
+        include_str!("../../tests/fixtures/recipes/qwen3-30b-gb200-bf16.yaml"),
+    ),
+    (
+        "qwen3-30b-gb200-mxfp8-graphs",
+        "gb200-nvl72",
+        16,
+        include_str!("../../tests/fixtures/recipes/qwen3-30b-gb200-mxfp8-graphs.yaml"),
+    ),
+    (
+        "qwen3-30b-gb200-mxfp8-paged-stash",
+        "gb200-nvl72",
+        16,
+        include_str!("../../tests/fixtures/recipes/qwen3-30b-gb200-mxfp8-paged-stash.yaml"),
+    ),
+    (
+        "qwen3-30b-h100-bf16",
+        "dgx-h100",
+        32,
+        include_str!("../../tests/fixtures/recipes/qwen3-30b-h100-bf16.yaml"),
+    ),
+    (
+        "qwen3-30b-h100-fp8",
+        "dgx-h100",
+        32,
+        include_str!("../../tests/fixtures/recipes/qwen3-30b-h100-fp8.yaml"),
+    ),
+];
+
+fn recipe(name: &str) -> (Settings, Cluster, u32) {
+    let own = RECIPES.iter().find(|(own, ..)| *own == name);
+    let (_, on, gpus, text) = own.expect("a recipe");
+    let settings = parse("recipe.yaml", text).expect("a recipe reads");
+    (settings, cluster(on), *gpus)
+}
+
+fn reading_of(settings: &Settings, cluster: &Cluster, gpus: u32) -> Reading {
+    let target = Target {
+        version: Version::Main,
+        cluster,
+        gpus,
+    };
+    let read = reading::read(settings, &target, None);
+    read.unwrap_or_else(|problems| panic!("{problems:?}"))
+}
+
+#[test]
+fn law_a_recipe_comes_out_as_it_went_in() {
+    for (name, ..) in RECIPES {
+        let (settings, mut cluster, gpus) = recipe(name);
+        cluster.gpu.memory_gib = search::ENDLESS_GIB;
+        let reading = reading_of(&settings, &cluster, gpus);
+        assert!(reading.unknown.is_empty(), "{name}: {:?}", reading.unknown);
+        let preset = if name.starts_with("deepseek") {
+            "DeepSeek-V3"
+        } else {
+            "Qwen3-30B-A3B"
+        };
+        assert_eq!(reading.job.model.name, preset, "{name}");
+        let plan = plan_of(&reading.job, &cluster).unwrap_or_else(|| panic!("{name} has no plan"));
+        let target = target(&plan);
+        let put = onto(&settings, &reading, &Job::of_plan(&plan), &target);
+        let put = put.unwrap_or_else(|refused| panic!("{name}: {refused:?}"));
+        if name == "deepseek-v3-h100-bf16" {
+            // 61 layers are no multiple of 16 stages: only a layout can say which stage has what.
+            assert_eq!(reading.broken.len(), 1, "{:?}", reading.broken);
+            let rule = reading.broken[0].to_string();
+            assert!(
+                rule.contains("61 layers") && rule.contains("layout"),
+                "{rule}"
+            );
+            let changed = changes(&settings, &put.settings);
+            assert_eq!(changed.len(), 1, "{changed:?}");
+            assert_eq!(changed[0].name, "--pipeline-model-parallel-layout");
+            continue;
+        }
+        assert!(reading.broken.is_empty(), "{name}: {:?}", reading.broken);
+        assert_eq!(changes(&settings, &put.settings), [], "{name}");
+        assert_eq!(put.settings, settings, "{name}");
+        for form in Form::ALL {
+            let ending = if form == Form::MegatronYaml {
+                "yaml"
+            } else {
+                "sh"
+            };
+            let text = text_of(form, &put, &heading(&plan));
+            let read = parse(&format!("out.{ending}"), &text).expect("reads");
+            let mut expected = settings.clone();
+            if form != Form::MegatronYaml {
+                expected = expected.on_a_command_line();
+            }
+            assert_eq!(sorted(&read), sorted(&expected), "{name} {form:?}");
+            let again = reading_of(&read, &cluster, gpus);
+            assert_eq!(again.job, reading.job, "{name} {form:?}");
+        }
+    }
+}
+
+/// A command line has flags under headings, in another order.
+fn sorted(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    settings.flags.sort_by(|a, b| a.name.cmp(&b.name));
+    settings
+}
+
+#[test]
+fn golden_what_recipes_say() {
+    let (settings, cluster, gpus) = recipe("deepseek-v3-h100-fp8");
+    let reading = reading_of(&settings, &cluster, gpus);
+    let options = &reading.job.options;
+    assert_eq!(
+        options.pins.to_string(),
+        "tp=2,cp=1,pp=8,vpp=4,ep=64,etp=1,mbs=1"
+    );
+    assert_eq!(options.precision, Precision::Fp8Blockwise);
+    assert_eq!(options.optimizer, Optimizer::AdamBf16Moments);
+    assert_eq!(options.schedule, Some(ScheduleName::Interleaved));
+    assert_eq!(
+        options.dispatcher.map(crate::choice::Dispatcher::name),
+        Some("deepep")
+    );
+    let set = options.recompute.as_ref().map(ToString::to_string);
+    assert_eq!(set.as_deref(), Some("mla_up_proj+mlp"));
+    let stages = options.stages.as_ref().expect("a layout").stages();
+    let sizes: Vec<usize> = stages.iter().map(Vec::len).collect();
+    assert_eq!(sizes[..3], [3, 2, 2]);
+    assert_eq!(sizes[29..], [2, 0, 0]);
+    assert!(
+        reading
+            .notes
+            .iter()
+            .any(|note| note.contains("beside the head"))
+    );
+    let unpriced: Vec<&str> = reading
+        .unpriced
+        .iter()
+        .map(|(one, _)| one.name.as_str())
+        .collect();
+    for name in ["fp8_param_gather", "moe_router_force_load_balancing"] {
+        assert!(unpriced.contains(&name), "{name}: {unpriced:?}");
+    }
+    let kept: Vec<&str> = reading.kept.iter().map(|one| one.name.as_str()).collect();
+    for name in ["lr", "load", "mock_data", "finetune"] {
+        assert!(kept.contains(&name), "{name}: {kept:?}");
+    }
+}
+
+/// A recipe with one flag otherwise, and what is then said of it.
+fn said_of(name: &str, flag: &str, value: Option<Value>) -> String {
+    let (mut settings, cluster, gpus) = recipe(name);
+    settings.flags.retain(|setting| setting.name != flag);
+    if let Some(value) = value {
+        settings.set(flag, value);
+    }
+    let target = Target {
+        version: Version::Main,
+        cluster: &cluster,
+        gpus,
+    };
+    match reading::read(&settings, &target, None) {
+        Ok(reading) => format!("{:?} {:?}", reading.broken, reading.unknown),
+        Err(problems) => {
+            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            lines.join("\n")
+        }
+    }
+}
+
+/// A recipe, a flag, what it is set to (nothing takes it away, `on` is a switch), and what is then said.
+const WRONG: &[[&str; 4]] = &[
+    [
+        "qwen",
+        "num_layers",
+        "many",
+        "--num-layers: found `many`, expected a whole number",
+    ],
+    ["qwen", "num_layers", "$L", "`$L` holds a variable"],
+    ["qwen", "num_layers", "", "--num-layers is missing"],
+    [
+        "qwen",
+        "micro_batch_size",
+        "",
+        "--micro-batch-size is missing",
+    ],
+    ["qwen", "tokenizer_model", "mine", "--vocab-size is missing"],
+    [
+        "qwen",
+        "use_distributed_optimizer",
+        "",
+        "nearest: --use-distributed-optimizer",
+    ],
+    ["qwen", "moe_router_topk", "129", "at most the 128 experts"],
+    ["qwen", "optimizer", "muon", "--optimizer muon has no price"],
+    [
+        "qwen",
+        "cp_comm_type",
+        "a2a+p2p",
+        "--cp-comm-type a2a+p2p has no price",
+    ],
+    [
+        "qwen",
+        "window_size",
+        "128,0",
+        "the model that --window-size makes",
+    ],
+    [
+        "qwen",
+        "position_embedding_type",
+        "",
+        "--position-embedding-type rope",
+    ],
+    [
+        "qwen",
+        "tensor_paralel_size",
+        "2",
+        "tensor_model_parallel_size",
+    ],
+    [
+        "qwen",
+        "delay_wgrad_compute",
+        "on",
+        "needs --overlap-moe-expert-parallel-comm",
+    ],
+    [
+        "qwen",
+        "moe_pad_expert_input_to_capacity",
+        "on",
+        "needs a capacity",
+    ],
+    [
+        "qwen",
+        "recompute_granularity",
+        "full",
+        "--recompute-method uniform",
+    ],
+    [
+        "qwen",
+        "moe_router_enable_expert_bias",
+        "on",
+        "needs sigmoid scores",
+    ],
+    [
+        "qwen",
+        "seq_length",
+        "65536",
+        "is above --max-position-embeddings 40960",
+    ],
+    [
+        "qwen",
+        "bf16",
+        "",
+        "--moe-grouped-gemm multiplies bf16 alone",
+    ],
+    [
+        "qwen",
+        "use_megatron_fsdp",
+        "on",
+        "--data-parallel-sharding-strategy no_shard has no price",
+    ],
+    ["qwen", "fp8_param_gather", "on", "needs FP8"],
+    [
+        "deepseek",
+        "use_precision_aware_optimizer",
+        "",
+        "precision-aware optimizer",
+    ],
+    ["deepseek", "sequence_parallel", "", "--sequence-parallel"],
+    [
+        "deepseek",
+        "pipeline_model_parallel_layout",
+        "Et|tL",
+        "has 2 stages",
+    ],
+    [
+        "deepseek",
+        "pipeline_model_parallel_layout",
+        "Ex",
+        "the symbols E, t, m, L",
+    ],
+    ["deepseek", "moe_layer_freq", "[0]*3", "a list of 61"],
+    [
+        "deepseek",
+        "recompute_modules",
+        "mhc",
+        "recomputing mhc has no price",
+    ],
+    [
+        "deepseek",
+        "num_virtual_stages_per_pipeline_rank",
+        "4",
+        "say the same thing",
+    ],
+];
+
+#[test]
+fn what_is_wrong_is_said_by_its_flag() {
+    for [recipe, flag, value, expected] in WRONG {
+        let name = match *recipe {
+            "qwen" => "qwen3-30b-h100-bf16",
+            _ => "deepseek-v3-h100-fp8",
+        };
+        let value = match *value {
+            "" => None,
+            "on" => Some(Value::On),
+            word => Some(Value::word(&word)),
+        };
+        let found = said_of(name, flag, value);
+        assert!(found.contains(expected), "{flag}: {found} lacks {expected}");
+    }
+}
+
+#[test]
+fn releases_have_their_own_flags() {
+    let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+    let flags = |version| {
+        let target = Target {
+            version,
+            cluster: &cluster,
+            gpus,
+        };
+        broken(&settings, &target)
+    };
+    assert_eq!(flags(Version::V16), []);
+    let older = format!("{:?}", flags(Version::V14));
+    assert!(
+        older.contains("0.14 has no --moe-flex-dispatcher-backend"),
+        "{older}"
+    );
+
+    let reading = reading_of(&settings, &cluster, gpus);
+    let mut job = reading.job.clone();
+    job.options.dispatcher = Some(crate::choice::Dispatcher::Deepep);
+    let flags = |version| {
+        let written = write(&job, &cluster, version, Rest::Placeholders).expect("can be said");
+        (
+            written.settings.is_on("moe_enable_deepep"),
+            written.settings.get("moe_flex_dispatcher_backend").cloned(),
+        )
+    };
+    assert_eq!(flags(Version::V14), (true, None));
+    assert_eq!(flags(Version::V16), (false, Some(Value::word("deepep"))));
+    job.options.offload = Some(Offload::of([OffloadModule::AttnNorm]));
+    let refused = write(&job, &cluster, Version::V15, Rest::Placeholders).expect_err("too old");
+    let refused = format!("{refused:?}");
+    assert!(
+        refused.contains("0.15 has no --fine-grained-activation-offloading"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_megatron_cannot_say_is_refused_by_name() {
+    let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+    let job = reading_of(&settings, &cluster, gpus).job;
+    let refused = |edit: &dyn Fn(&mut Job)| {
+        let mut job = job.clone();
+        edit(&mut job);
+        let refused = write(&job, &cluster, Version::Main, Rest::Placeholders);
+        let all: Vec<String> = refused
+            .expect_err("refused")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        all.join("\n")
+    };
+    let by_layer = refused(&|job| job.options.recompute = Some("0-3=full".parse().expect("sets")));
+    assert!(
+        by_layer.contains("one set for all layers") && by_layer.contains("0-3=full"),
+        "{by_layer}"
+    );
+    let divided = refused(&|job| job.options.schedule = Some(ScheduleName::ZbH1));
+    assert!(divided.contains("no schedule zb-h1"), "{divided}");
+    for (preset, expected) in [
+        ("gpt-oss-20b", "sliding-window attention"),
+        ("Qwen3-Next-80B-A3B-Instruct", "gated DeltaNet"),
+        ("DeepSeek-V4-Flash", "hyper-connections"),
+        ("granite-3.1-1b-a400m-instruct", "constant multipliers"),
+        ("Kimi-K2-Instruct", "YaRN"),
+    ] {
+        let model = presets::load(preset).expect("a preset");
+        let found = refused(&|job| job.model = model.clone());
+        assert!(found.contains(expected), "{preset}: {found}");
+    }
+}
+
+#[test]
+fn a_plan_put_into_settings_changes_what_it_says_otherwise_and_nothing_else() {
+    let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+    let reading = reading_of(&settings, &cluster, gpus);
+    let mut job = reading.job.clone();
+    job.options.recompute = Some("layernorm".parse().expect("a set"));
+    job.options.dispatcher = Some(crate::choice::Dispatcher::Alltoall);
+    let target = Target {
+        version: Version::Main,
+        cluster: &cluster,
+        gpus,
+    };
+    let put = onto(&settings, &reading, &job, &target).expect("can be said");
+    let found: Vec<String> = changes(&settings, &put.settings)
+        .into_iter()
+        .map(|one| format!("{} {:?} {:?}", one.name, one.from, one.to))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            r#"--moe-token-dispatcher-type Some("flex") Some("alltoall")"#,
+            r#"--recompute-granularity None Some("selective")"#,
+            r#"--recompute-modules None Some("layernorm")"#,
+            r#"--moe-flex-dispatcher-backend Some("hybridep") None"#,
+        ]
+    );
+    assert_eq!(put.settings.get("lr"), settings.get("lr"));
+    let again = reading_of(&put.settings, &cluster, gpus);
+    assert_eq!(again.job, job);
+}

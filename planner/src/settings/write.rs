@@ -1,0 +1,568 @@
+//! [`write`]: a job as flags and environment for a release of Megatron-LM.
+
+use moefold_profiles::{Cluster, Dtype, Precision};
+
+use super::job::Job;
+use super::rules::{self, Target};
+use super::table::Facet;
+use super::text::Settings;
+use super::version::Version;
+use super::writer::{Refusal, Writer, Written};
+use super::{model, stages};
+use crate::choice::{
+    Dispatcher, DropPolicy, Masters, Module, Offload, OffloadModule, Optimizer, Recompute,
+    ScheduleName, StackName, Zero,
+};
+
+/// What Megatron-LM needs beside a plan, which says nothing of it: data, length and rates of training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// Artificial data, a short run and rates to be replaced, so that the settings run as they are.
+    Placeholders,
+    /// Nothing: other settings have it.
+    Absent,
+}
+
+/// Writes a job; what the release cannot say is refused, all of it at once.
+pub fn write(
+    job: &Job,
+    cluster: &Cluster,
+    version: Version,
+    rest: Rest,
+) -> Result<Written, Vec<Refusal>> {
+    let mut out = all(job, cluster, version, rest);
+    let target = Target {
+        version,
+        cluster,
+        gpus: job.gpus,
+    };
+    if out.refused.is_empty() {
+        // What is written keeps the rules that are read by.
+        for broken in rules::broken(&out.written.settings, &target) {
+            let (what, nearest) = broken.in_two();
+            out.refuse(what, nearest);
+        }
+    }
+    if out.refused.is_empty() {
+        Ok(out.written)
+    } else {
+        Err(out.refused)
+    }
+}
+
+/// Writes a job, whatever of it is refused.
+pub(super) fn all(job: &Job, cluster: &Cluster, version: Version, rest: Rest) -> Writer {
+    let mut out = Writer::new(version);
+    let options = &job.options;
+    model::write(&job.model, options.batch.seq_len, &mut out);
+    out.refused_of_model = out.refused.len();
+    write_vocabulary(job, rest, &mut out);
+    out.set("seq_length", &options.batch.seq_len);
+    out.set("micro_batch_size", &options.pins.mbs.unwrap_or(1));
+    out.set("global_batch_size", &options.batch.global_batch);
+    let microbatches = microbatches(job);
+    out.because(format!(
+        "{microbatches} microbatches a step on each replica"
+    ));
+    write_degrees(job, &mut out);
+    write_schedule(job, &mut out);
+    write_context(job, &mut out);
+    let experts = job.model.num_moe_layers() > 0;
+    if experts {
+        write_dispatch(job, cluster, &mut out);
+        write_capacity(job, &mut out);
+    }
+    write_kernels(job, experts, &mut out);
+    write_precision(job, &mut out);
+    write_optimizer(job, &mut out);
+    write_overlap(job, &mut out);
+    write_recompute(job, &mut out);
+    write_offload(job, &mut out);
+    write_environment(job, cluster, &mut out);
+    if rest == Rest::Placeholders {
+        write_placeholders(&mut out);
+    }
+    out
+}
+
+fn microbatches(job: &Job) -> u64 {
+    let pins = &job.options.pins;
+    let model = pins.tp.unwrap_or(1) * pins.cp.unwrap_or(1) * pins.pp.unwrap_or(1);
+    let replicas = u64::from(job.gpus / model.max(1)).max(1);
+    let each = replicas * u64::from(pins.mbs.unwrap_or(1));
+    job.options.batch.global_batch / each
+}
+
+fn write_vocabulary(job: &Job, rest: Rest, out: &mut Writer) {
+    let vocabulary = job.model.vocab_size;
+    let tp = u64::from(job.options.pins.tp.unwrap_or(1));
+    out.set("tokenizer_type", "NullTokenizer");
+    if rest == Rest::Placeholders {
+        out.because("replace it with --tokenizer-type HuggingFaceTokenizer --tokenizer-model NAME for data of your own");
+    }
+    out.set("vocab_size", &(vocabulary - 1));
+    out.because(format!(
+        "{vocabulary} with the end of a document, which the null tokenizer adds"
+    ));
+    if rest == Rest::Placeholders
+        && !vocabulary.is_multiple_of(128 * tp)
+        && vocabulary.is_multiple_of(tp)
+    {
+        let share = vocabulary / tp;
+        let by = (1..=7)
+            .map(|power| 1_u64 << power)
+            .filter(|by| share.is_multiple_of(*by));
+        out.set("make_vocab_size_divisible_by", &by.max().unwrap_or(1));
+        out.because("no row more than the model has");
+    }
+}
+
+fn write_degrees(job: &Job, out: &mut Writer) {
+    let pins = &job.options.pins;
+    let [tp, cp, pp] = [pins.tp, pins.cp, pins.pp].map(|pin| pin.unwrap_or(1));
+    let [ep, etp] = [pins.ep, pins.etp].map(|pin| pin.unwrap_or(1));
+    out.set("tensor_model_parallel_size", &tp);
+    if tp > 1 {
+        out.because(format!("attention and dense MLPs over {tp} ranks"));
+        out.on("sequence_parallel");
+        out.because(
+            "norms and residuals over the same ranks; experts need it under tensor parallelism",
+        );
+    }
+    out.set("pipeline_model_parallel_size", &pp);
+    if pp > 1 {
+        out.because(format!("{} layers over {pp} ranks", job.model.layers.len()));
+    }
+    out.set("context_parallel_size", &cp);
+    if cp > 1 {
+        let tokens = job.options.batch.seq_len / u64::from(cp);
+        out.because(format!("{tokens} tokens of a sequence on a rank"));
+    }
+    if let Some(moe) = job.model.moe() {
+        out.set("expert_model_parallel_size", &ep);
+        if ep > 1 {
+            let each = moe.experts / u64::from(ep);
+            out.because(format!(
+                "{} experts over {ep} ranks, {each} on each",
+                moe.experts
+            ));
+        }
+        out.set("expert_tensor_parallel_size", &etp);
+        if etp != tp {
+            out.because("not the tensor-parallel size, which it is where it is absent");
+        }
+    }
+}
+
+fn write_schedule(job: &Job, out: &mut Writer) {
+    match job.options.schedule {
+        None
+        | Some(
+            ScheduleName::None
+            | ScheduleName::OneFOneB
+            | ScheduleName::Interleaved
+            | ScheduleName::Combined,
+        ) => stages::write(job, out),
+        Some(schedule) => out.refuse(
+            format!("Megatron-Core has no schedule {}", schedule.name()),
+            "--schedule 1f1b or interleaved",
+        ),
+    }
+}
+
+fn write_context(job: &Job, out: &mut Writer) {
+    if job.options.pins.cp.unwrap_or(1) > 1 {
+        let comm = job.options.cp_comm;
+        out.set("cp_comm_type", &comm.name());
+        out.because(match comm.name() {
+            "p2p" => "keys around a ring, beside attention",
+            "a2a" => "heads against tokens",
+            _ => "all keys at once",
+        });
+    }
+}
+
+fn write_dispatch(job: &Job, cluster: &Cluster, out: &mut Writer) {
+    let domain = cluster.gpus_per_domain;
+    let backend = |out: &mut Writer, name: &'static str, why: &str| {
+        out.set("moe_token_dispatcher_type", "flex");
+        out.because("DeepEP and HybridEP are backends of it");
+        if name == "deepep" && out.version < Version::V16 {
+            out.on("moe_enable_deepep");
+        } else {
+            out.set("moe_flex_dispatcher_backend", &name);
+        }
+        out.because(why);
+    };
+    match job.options.dispatcher {
+        None | Some(Dispatcher::Alltoall) => {
+            out.set("moe_token_dispatcher_type", "alltoall");
+            out.because(
+                "rows to the ranks of their experts; the default gathers all tokens everywhere",
+            );
+        }
+        Some(Dispatcher::Allgather) => out.set("moe_token_dispatcher_type", "allgather"),
+        Some(Dispatcher::Deepep) => {
+            backend(out, "deepep", "a token once to each rank that needs it");
+        }
+        Some(Dispatcher::Hybridep) => backend(
+            out,
+            "hybridep",
+            &format!(
+                "a token once to each rank that needs it, and permuted on the way; domains of {domain}"
+            ),
+        ),
+    }
+}
+
+fn write_capacity(job: &Job, out: &mut Writer) {
+    let Some(capacity) = &job.options.capacity else {
+        return;
+    };
+    out.set(
+        "moe_expert_capacity_factor",
+        &format!("{:?}", capacity.factor),
+    );
+    out.because("tokens beyond it pass their experts by");
+    out.set("moe_token_drop_policy", &capacity.drop_policy.name());
+    out.because(match capacity.drop_policy {
+        DropPolicy::Probs => "those of the least probability",
+        DropPolicy::Position => "the last ones",
+    });
+    if capacity.pad {
+        out.on("moe_pad_expert_input_to_capacity");
+        out.because("as many rows for each expert, so that sizes are known beforehand");
+    }
+}
+
+fn write_kernels(job: &Job, experts: bool, out: &mut Writer) {
+    if experts {
+        out.on("moe_grouped_gemm");
+        out.because("the experts of a rank in one call; prices presume it");
+        out.on("moe_permute_fusion");
+        out.because("prices presume it");
+        out.set("moe_router_dtype", "fp32");
+        out.because("what DeepEP and HybridEP take, and what many experts need");
+        out.on("moe_router_fusion");
+        out.because("fewer launches; Transformer Engine 2.7 or newer");
+        let quantized = !matches!(job.options.precision, Precision::Fp32 | Precision::Bf16);
+        if quantized && job.options.dispatcher != Some(Dispatcher::Allgather) {
+            out.on(if out.version < Version::V16 {
+                "moe_router_padding_for_fp8"
+            } else {
+                "moe_router_padding_for_quantization"
+            });
+            out.because("rows of an expert as quantized products want them, without a copy");
+        }
+    }
+    out.on("cross_entropy_loss_fusion");
+    out.because("prices presume it");
+    out.set("cross_entropy_fusion_impl", "te");
+    out.because("prices presume it");
+}
+
+fn write_precision(job: &Job, out: &mut Writer) {
+    let precision = job.options.precision;
+    if precision != Precision::Fp32 {
+        out.on("bf16");
+        out.because("weights and activations; main gradients and masters are apart");
+    }
+    let recipe = match precision {
+        Precision::Fp32 | Precision::Bf16 => return,
+        Precision::Nvfp4 => {
+            out.set("fp4_format", "e2m1");
+            out.because("products in NVFP4");
+            out.set("fp4_recipe", "nvfp4");
+            return;
+        }
+        Precision::Fp8 => ("hybrid", "tensorwise", "one current scale a tensor"),
+        Precision::Fp8Delayed => ("hybrid", "delayed", "one scale a tensor, of steps before"),
+        Precision::Fp8Blockwise => (
+            "e4m3",
+            "blockwise",
+            "a scale for 128 values, and for 128 x 128 of weights",
+        ),
+        Precision::Mxfp8 => ("e4m3", "mxfp8", "a scale for 32 values"),
+    };
+    let (format, name, why) = recipe;
+    out.set("fp8_format", &format);
+    out.because("products in FP8");
+    out.set("fp8_recipe", &name);
+    out.because(why);
+}
+
+fn write_optimizer(job: &Job, out: &mut Writer) {
+    let options = &job.options;
+    out.on("use_distributed_optimizer");
+    out.because("masters and moments over the replicas");
+    match options.zero {
+        Zero::States => {}
+        Zero::Fsdp => {
+            out.on("use_megatron_fsdp");
+            out.because("weights and gradients over the replicas too");
+            out.set("data_parallel_sharding_strategy", "optim_grads_params");
+            out.because("all that can be divided");
+            out.set("ckpt_format", "fsdp_dtensor");
+            out.because("the one format that Megatron-FSDP saves");
+        }
+    }
+    if options.masters != Masters::default() {
+        out.refuse("`masters` remainder has no flag", "`masters` fp32");
+    }
+    if !options.optimizer_offload.is_none() {
+        let what = "`optimizer_offload_fraction` is priced as states that pass through the device, which no flag asks for";
+        out.refuse(what, "a plan without it");
+    }
+    let narrow = options.optimizer == Optimizer::AdamBf16Moments;
+    if narrow {
+        out.on("use_precision_aware_optimizer");
+        out.because("for types of state other than fp32");
+        out.set("exp_avg_dtype", "bf16");
+        out.because("half of the first moment");
+        out.set("exp_avg_sq_dtype", "bf16");
+        out.because("half of the second moment");
+    }
+    if options.masters == Masters::Remainder {
+        out.refuse(
+            "Megatron-LM has no flag for masters as remainders, which Transformer Engine decides about",
+            "--masters fp32",
+        );
+    }
+    if !options.optimizer_offload.is_none() {
+        out.on("optimizer_cpu_offload");
+        out.because("a share of masters and moments rests on the host");
+        out.set("optimizer_offload_fraction", &options.optimizer_offload.0);
+        out.because("that share");
+    }
+    if options.grad_dtype == Dtype::Bf16 {
+        if narrow {
+            out.set("main_grads_dtype", "bf16");
+        } else {
+            out.on("grad_reduce_in_bf16");
+        }
+        out.because("main gradients and their reduction at half the bytes");
+    }
+}
+
+fn write_overlap(job: &Job, out: &mut Writer) {
+    let overlap = job.options.overlap.unwrap_or_default();
+    if overlap.grad_reduce {
+        out.on("overlap_grad_reduce");
+        out.because("gradients are reduced under the last backward pass");
+    }
+    if overlap.param_gather {
+        out.on("overlap_param_gather");
+        out.because("weights are gathered under the first forward pass");
+    }
+    if !overlap.p2p {
+        out.on("no_overlap_p2p_communication");
+        out.because("messages between stages wait");
+    }
+    if overlap.shared_expert {
+        out.on("moe_shared_expert_overlap");
+        out.because("the shared expert computes while tokens travel");
+    }
+    if overlap.expert_alltoall {
+        out.on("overlap_moe_expert_parallel_comm");
+        out.because("tokens of one microbatch travel while another's pass computes");
+    }
+    if overlap.delay_wgrad {
+        out.on("delay_wgrad_compute");
+        out.because("gradients of weights run beside the next exchange");
+    }
+    if let Some(elements) = job.options.bucket_elements {
+        out.set("ddp_bucket_size", &elements);
+        out.because("buckets of gradients as planned");
+    }
+}
+
+fn write_recompute(job: &Job, out: &mut Writer) {
+    let Some(plan) = &job.options.recompute else {
+        return;
+    };
+    match plan.alike() {
+        None => out.refuse(
+            format!("--recompute-modules is one set for all layers, and the plan has {plan}"),
+            "one set, as `plan --stack megatron` searches them",
+        ),
+        Some(Recompute::None) => {}
+        Some(Recompute::Full) => {
+            out.set("recompute_granularity", "full");
+            out.because("whole layers run again in the backward pass");
+            out.set("recompute_method", "uniform");
+            out.set("recompute_num_layers", &1);
+            out.because("each from its own input");
+        }
+        Some(Recompute::Modules(modules)) => {
+            out.set("recompute_granularity", "selective");
+            out.because("the modules below run again in the backward pass");
+            out.list(
+                "recompute_modules",
+                modules.iter().copied().map(Module::name),
+            );
+        }
+    }
+}
+
+fn write_offload(job: &Job, out: &mut Writer) {
+    let offload = job.options.offload.unwrap_or(Offload::NONE);
+    if offload.is_none() {
+        return;
+    }
+    out.on("fine_grained_activation_offloading");
+    out.because("what these modules save rests on the host between the passes");
+    out.list(
+        "offload_modules",
+        offload.modules().map(OffloadModule::name),
+    );
+    if offload.covers(OffloadModule::AttnProj) && !offload.covers(OffloadModule::CoreAttn) {
+        out.refuse(
+            "Megatron-Core offloads attn_proj only beside core_attn",
+            "--offload core_attn,attn_proj",
+        );
+    }
+}
+
+/// The environment that belongs to the flags.
+fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
+    let options = &job.options;
+    let mut set = |name: &str, value: &str, why: &str| {
+        out.written.settings.export(name, value);
+        out.written.remarks.push((name.to_owned(), why.to_owned()));
+    };
+    let combines = options.overlap.unwrap_or_default().expert_alltoall;
+    let (connections, why) = match options.zero {
+        _ if combines => (
+            "32",
+            "exchanges of tokens beside compute, which 1 would hold up",
+        ),
+        Zero::Fsdp => ("8", "more than 1 under FSDP, which Megatron-LM checks"),
+        Zero::States => (
+            "1",
+            "collectives start in the order of their launch; checked under tensor or context parallelism before Blackwell",
+        ),
+    };
+    set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
+    set(
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "expandable_segments:True",
+        "no memory lost between blocks",
+    );
+    set(
+        "NCCL_NVLS_ENABLE",
+        "0",
+        "no buffers for reduction in switches",
+    );
+    set(
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "1",
+        "memory of collectives is let go of at once",
+    );
+    set(
+        "NVTE_FUSED_ATTN",
+        "1",
+        "fused attention, which prices presume",
+    );
+    set("NVTE_NORM_FWD_USE_CUDNN", "1", "faster norms");
+    set("NVTE_NORM_BWD_USE_CUDNN", "1", "faster norms");
+    if options.dispatcher == Some(Dispatcher::Hybridep) && job.model.num_moe_layers() > 0 {
+        let ep = options.pins.ep.unwrap_or(1) * options.pins.etp.unwrap_or(1);
+        let domain = cluster.gpus_per_domain;
+        let near = ep.min(domain).to_string();
+        set(
+            "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN",
+            &near,
+            "expert ranks of one NVLink domain",
+        );
+        let racks = domain > cluster.gpus_per_node;
+        set(
+            "USE_MNNVL",
+            if racks { "1" } else { "0" },
+            "whether a domain is of several nodes",
+        );
+    }
+}
+
+/// What a plan says nothing of.
+fn write_placeholders(out: &mut Writer) {
+    out.on("mock_data");
+    out.because("replace it with --data-path");
+    out.set("train_iters", &50);
+    out.because("replace it with the length of your training");
+    out.set("eval_iters", &0);
+    out.set("lr", "1e-4");
+    out.because("replace it with your rates");
+    out.set("min_lr", "1e-5");
+    out.set("lr_decay_style", "cosine");
+    out.set("weight_decay", "0.1");
+    out.set("clip_grad", "1.0");
+    out.set("adam_beta1", "0.9");
+    out.set("adam_beta2", "0.95");
+    out.set("log_interval", &1);
+    out.on("log_throughput");
+    out.on("no_create_attention_mask_in_dataloader");
+    out.because("attention is causal; a mask would be copied for nothing");
+    out.on("manual_gc");
+    out.because("all ranks collect garbage at the same step");
+    out.set("manual_gc_interval", &10);
+}
+
+/// Flags that may stand where they say nothing: Megatron-LM itself takes them back then.
+const IDLE: [&str; 1] = ["sequence_parallel"];
+
+/// The flags that `base` has, with what a plan changes of them: facets that mean the same in both keep the words of
+/// `base`, and what the plan says nothing of stays.
+pub(super) fn merged(base: &Settings, own: &Written, plan: &Written) -> Written {
+    let mut settings = Settings {
+        env: base.env.clone(),
+        flags: base.flags.clone(),
+    };
+    let mut remarks = Vec::new();
+    for facet in Facet::ALL {
+        let same = own.of_facet(facet).eq(plan.of_facet(facet));
+        if same {
+            continue;
+        }
+        let wanted: Vec<_> = plan.of_facet(facet).cloned().collect();
+        settings.flags.retain(|setting| {
+            let idle =
+                IDLE.contains(&setting.name.as_str()) && own.settings.get(&setting.name).is_none();
+            idle || super::writer::facet_of(&setting.name) != Some(facet)
+                || wanted.iter().any(|one| one.name == setting.name)
+        });
+        for one in wanted {
+            if let Some(remark) = plan.remark(&one.name) {
+                remarks.push((one.name.clone(), remark.to_owned()));
+            }
+            settings.set(&one.name, one.value);
+        }
+    }
+    for setting in &plan.settings.flags {
+        let free = super::writer::facet_of(&setting.name).is_none();
+        let differs = own.settings.get(&setting.name) != Some(&setting.value);
+        if free && differs {
+            settings.set(&setting.name, setting.value.clone());
+        }
+    }
+    for (name, value) in &plan.settings.env {
+        if own.settings.variable(name) != Some(value) {
+            settings.export(name, value);
+            if let Some(remark) = plan.remark(name) {
+                remarks.push((name.clone(), remark.to_owned()));
+            }
+        }
+    }
+    Written {
+        settings,
+        remarks,
+        notes: plan.notes.clone(),
+    }
+}
+
+/// What runs the plan that is written.
+pub fn note_on_stack(stack: StackName) -> Option<&'static str> {
+    (stack == StackName::Moefold).then_some(
+        "the plan is of the moefold stack: what it predicts is of moefold execute, not of Megatron-LM; plan with \
+         --stack megatron to predict that",
+    )
+}
