@@ -197,7 +197,11 @@ impl Case<'_> {
 
     /// The settings themselves, priced also where they do not fit.
     fn judge(&self) -> Result<Judged, Failure> {
-        let options = &self.reading.job.options;
+        // What is run already keeps no room but what it needs.
+        let options = &SearchOptions {
+            memory_headroom: 0.0,
+            ..self.reading.job.options.clone()
+        };
         let broken = self.reading.broken.iter().map(ToString::to_string);
         let mut broken: Vec<String> = broken.collect();
         let cluster = self.target.cluster;

@@ -66,6 +66,17 @@ pub(crate) fn run(args: &ExportArgs, output: Output) -> Result<(), Failure> {
     for note in &written.notes {
         output.note(note)?;
     }
+    let (gpus, node) = (plan.request.gpus, plan.cluster.gpus_per_node);
+    if matches!(args.to, Form::Torchrun | Form::Slurm) && gpus > node && !gpus.is_multiple_of(node)
+    {
+        return Err(Failure::Request(anyhow!(
+            "--to {}: the plan is for {gpus} GPUs, which are no whole nodes of {node}, and this starts as many on every \
+             node: plan for {} or {} GPUs, or write --to megatron-lm and start the ranks yourself",
+            args.to.name(),
+            gpus / node * node,
+            gpus.next_multiple_of(node),
+        )));
+    }
     let text = settings::text_of(args.to, &written, &heading(&plan, args.megatron));
     if let Some(path) = &args.out {
         write_atomically(path, |out| out.write_all(text.as_bytes())).map_err(Failure::runtime)?;
@@ -130,15 +141,21 @@ pub(crate) fn heading(plan: &Plan, version: Version) -> Heading {
         predicted.peak_gib,
         plan.cluster.gpu.memory_gib
     );
+    // Names are anyone's, and the settings may be run as a script.
+    let plain = |name: &str| name.replace(char::is_control, " ");
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     Heading {
         lines: vec![
             format!(
                 "{} on {} GPUs of {}: {layout},dp={}.",
-                plan.model.name, request.gpus, plan.cluster.name, planned.layout.dp
+                plain(&plan.model.name),
+                request.gpus,
+                plain(&plan.cluster.name),
+                planned.layout.dp
             ),
             expected,
         ],
-        name: plan.model.name.to_lowercase(),
+        name: (plan.model.name.to_lowercase()).replace(|c| !is_word(c), "-"),
         gpus: request.gpus,
         gpus_per_node: plan.cluster.gpus_per_node,
         version,

@@ -85,6 +85,16 @@ impl PlannedLayout {
                 names.join(" or "),
             ));
         }
+        let combines = self.overlap.unwrap_or_default().expert_alltoall;
+        if pipeline.schedule.combines() != combines {
+            let expected = if combines {
+                "combined, as expert-alltoall in overlap has it"
+            } else {
+                "another, or expert-alltoall in overlap"
+            };
+            let found = pipeline.schedule.name().to_owned();
+            return Err(place.contradiction("pipeline.schedule", found, expected.to_owned()));
+        }
         let stages = pipeline.stages.len();
         if stages != layout.stages() as usize {
             let expected = format!("{} stages (pp x vpp)", layout.stages());

@@ -130,8 +130,8 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     held + held.scale(stack.fragmentation()) + stack.common().context
 }
 
-/// What a pass costs on the device, and kernels launched.
-type Pass = [f64; 2];
+/// What a pass costs on the device, kernels launched, and seconds of it that another pass may hide.
+type Pass = [f64; 3];
 
 /// Both passes of a block.
 #[derive(Debug, Clone, Copy, Default)]
@@ -139,15 +139,17 @@ struct Passes([Pass; 2]);
 
 impl Passes {
     fn of(question: &Question<'_>, lowered: &Lowered) -> Self {
-        // Waiting and copies depend on what comes before and after; what is sent, another pass may hide.
+        // Waiting and copies depend on what comes before and after.
         let hides = question.stack.hides(question.overlap).expert_alltoall;
         let pass = |breakdown: Breakdown| {
-            let sent = hides.then_some(Category::EpComm);
-            let others = [Category::Waiting, Category::Offload]
-                .into_iter()
-                .chain(sent);
-            let device_s = breakdown.device() - others.map(|c| breakdown.get(c)).sum::<f64>();
-            [device_s, breakdown.launches()]
+            let others = [Category::Waiting, Category::Offload].map(|c| breakdown.get(c));
+            let device_s = breakdown.device() - others.iter().sum::<f64>();
+            let sent_s = if hides {
+                breakdown.get(Category::EpComm)
+            } else {
+                0.0
+            };
+            [device_s, breakdown.launches(), sent_s]
         };
         let of = |work| pass(price(work, question.costs, &question.stack, |_, _| {}));
         Self([of(&lowered.forward), of(&lowered.backward)])
@@ -158,7 +160,9 @@ impl Passes {
         let mut seconds = [0.0; 2];
         for (pass, (a, b)) in self.0.iter().zip(other.0).enumerate() {
             let (device_s, launches) = (a[0] + b[0], a[1] + b[1]);
-            seconds[pass] = device_s + question.stack.host_excess(launches, device_s);
+            // What is hidden goes from a pass whose launches were waited for, as it does where it is priced.
+            let whole_s = device_s + question.stack.host_excess(launches, device_s);
+            seconds[pass] = whole_s - a[2] - b[2];
         }
         [seconds[0], seconds[0] + seconds[1]]
     }
@@ -333,10 +337,13 @@ mod tests {
     /// time or memory than the floors of its layout.
     #[test]
     fn law_floors_are_below_what_they_bound() {
-        for (name, gpus, global_batch, every) in [
-            ("mixtral-8x7b", 16, 32, 3),
-            ("deepseek-v3", 256, 64, 97),
-            ("qwen3-next-80b-a3b", 32, 32, 17),
+        let combined = "grad-reduce,param-gather,p2p,expert-alltoall";
+        for (name, gpus, global_batch, every, overlap) in [
+            ("mixtral-8x7b", 16, 32, 3, None),
+            ("deepseek-v3", 256, 64, 97, None),
+            ("qwen3-next-80b-a3b", 32, 32, 17, None),
+            // Its launches take longer than its work where ep is small.
+            ("qwen3-30b-a3b", 16, 64, 7, Some(combined)),
         ] {
             let model = &presets::load(name).expect("a preset");
             let cluster = &moefold_profiles::presets::cluster("dgx-h200").expect("a preset");
@@ -346,6 +353,7 @@ mod tests {
             };
             let options = &SearchOptions {
                 top: 200,
+                overlap: overlap.map(|kinds| kinds.parse().expect("kinds")),
                 ..SearchOptions::new(batch, StackName::Megatron)
             };
             let costs = &Costs::for_cluster(cluster, &[]);
@@ -365,7 +373,7 @@ mod tests {
                         near(known.lightest_s, whole.lightest_s),
                         "{name} {layout:?}"
                     );
-                    let exact = model.mtp.is_empty();
+                    let exact = model.mtp.is_empty() && overlap.is_none();
                     assert!(
                         !exact || near(whole.all_s, known.all_s),
                         "{name} {layout:?}"

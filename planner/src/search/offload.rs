@@ -15,6 +15,10 @@ type Search<'a> = dyn Fn(Offload) -> Result<(Vec<Priced>, SearchRecord), PlanErr
 /// The sets that are tried of a model, nothing first.
 fn tried(model: &Model, options: &SearchOptions) -> Vec<Offload> {
     let mut sets = vec![Offload::NONE];
+    if options.overlap.unwrap_or_default().expert_alltoall {
+        // Combined passes go with no other.
+        return sets;
+    }
     let there = Offload::all(model);
     let (experts, attention) = (
         [OffloadModule::ExpertFc1, OffloadModule::MoeAct],

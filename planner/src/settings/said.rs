@@ -2,6 +2,7 @@
 
 use super::table;
 use super::text::{Settings, Value, flag};
+use crate::layout::MAX_GPUS;
 
 /// What is wrong with a flag, or what cannot be priced of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +133,7 @@ impl<'a> Said<'a> {
 
     /// The same, where it is of ranks.
     pub(super) fn degree(&mut self, name: &'static str) -> Option<u32> {
-        let number = self.number(name, u64::from(u32::MAX))?;
+        let number = self.number(name, u64::from(MAX_GPUS))?;
         u32::try_from(number).ok()
     }
 

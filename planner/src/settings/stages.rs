@@ -228,6 +228,9 @@ fn uneven(
     last: Option<u64>,
 ) -> Option<Vec<Vec<u32>>> {
     let (pp, vpp) = (u64::from(pp), u64::from(vpp));
+    if pp > layers {
+        return None;
+    }
     let ends = u64::from(first.is_some()) + u64::from(last.is_some());
     let rest = layers.checked_sub(first.unwrap_or(0) + last.unwrap_or(0))?;
     let others = pp.checked_sub(ends)?;

@@ -306,13 +306,6 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.because("the one format that Megatron-FSDP saves");
         }
     }
-    if options.masters != Masters::default() {
-        out.refuse("`masters` remainder has no flag", "`masters` fp32");
-    }
-    if !options.optimizer_offload.is_none() {
-        let what = "`optimizer_offload_fraction` is priced as states that pass through the device, which no flag asks for";
-        out.refuse(what, "a plan without it");
-    }
     let narrow = options.optimizer == Optimizer::AdamBf16Moments;
     if narrow {
         out.on("use_precision_aware_optimizer");
