@@ -117,6 +117,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
         &control,
         output,
     )?;
+    signals::over();
     if let Some(signal) = control.stopped() {
         return Err(stopped(signal, ran.as_ref(), &options, &plan));
     }

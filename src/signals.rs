@@ -44,6 +44,14 @@ pub(crate) fn catch() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether training is over, and a signal has nothing to wait for.
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// Training is over: what it leaves is written, whatever signal has come.
+pub(crate) fn over() {
+    OVER.store(true, Ordering::Relaxed);
+}
+
 /// Waits for a signal beside training. Says what happens then, and ends the process where that has not happened within
 /// so long.
 pub(crate) fn watch(within: Duration, say: impl Fn(&str) + Send + 'static) -> io::Result<()> {
@@ -56,12 +64,18 @@ pub(crate) fn watch(within: Duration, say: impl Fn(&str) + Send + 'static) -> io
                     signal => break signal,
                 }
             };
+            if OVER.load(Ordering::Relaxed) {
+                return;
+            }
             let (name, seconds) = (name(signal), within.as_secs());
             say(&format!(
                 "{name}: saving a checkpoint after this step, within {seconds} s (--stop-within); a second signal ends \
                  the run at once"
             ));
             thread::sleep(within);
+            if OVER.load(Ordering::Relaxed) {
+                return;
+            }
             let _ = writeln!(
                 io::stderr(),
                 "error: {name}: no checkpoint could be saved within {seconds} s (--stop-within); the last complete \

@@ -514,8 +514,10 @@ fn a_dry_run_needs_no_devices_data_or_weights() {
             "--gpus",
             "128",
         ];
+        // Masks of documents are for whole sequences.
+        let layout = ["--layout", "cp=1"];
         let choice = ["--stack", stack, "--precision", classes];
-        let (code, _, errors) = run(&mut program(&[&job[..], &choice, &made].concat()));
+        let (code, _, errors) = run(&mut program(&[&job[..], &choice, &layout, &made].concat()));
         assert_eq!(code, 0, "{errors}");
         if stack == "megatron" {
             let packed = ["execute", &plan, "--dry-run", "--eod-mask-loss"];

@@ -528,7 +528,8 @@ fn a_second_signal_ends_a_run_at_once_and_the_first_in_the_time_that_was_said() 
         }
         command
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string());
+            .env("MASTER_PORT", port.to_string())
+            .env("MOEFOLD_SECRET", "a secret of the tests");
         let child = Guarded::start(&mut command);
         await_catch(child.0.id(), 2);
         await_catch(child.0.id(), 15);

@@ -64,6 +64,8 @@ impl Claim {
         check_directory(dir, what)?;
         let claim = Self::new(dir, what)?;
         let beside = beside(dir);
+        // Left by one that was ended while it wrote, whose number this process has.
+        drop(fs::remove_dir_all(&beside));
         fs::create_dir(&beside).map_err(Error::io(&beside, "create"))?;
         let probed = probe(&beside, 1);
         // What cannot be removed is in nobody's way.

@@ -68,6 +68,7 @@ pub fn write_directory(
     fill: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let beside = beside(dir);
+    drop(fs::remove_dir_all(&beside));
     fs::create_dir_all(&beside).map_err(Error::io(&beside, "create"))?;
     let written = fill(&beside).and_then(|()| {
         let renamed = fs::rename(&beside, dir);

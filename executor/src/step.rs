@@ -703,8 +703,11 @@ impl Stepper {
     /// Whether a microbatch's backward pass is the last of a stage, and its gradients are whole after it; where
     /// passes are divided none is.
     fn is_last(&self, stage: Stage, microbatch: Microbatch) -> bool {
-        let of_stage =
-            |action: &&Action| matches!(action, Action::Backward(own, _) if *own == stage);
+        let of_stage = |action: &&Action| match action {
+            Action::Backward(own, _) => *own == stage,
+            Action::Combined { backward, .. } => backward.0 == stage,
+            _ => false,
+        };
         self.actions.iter().rfind(of_stage) == Some(&Action::Backward(stage, microbatch))
     }
 

@@ -157,7 +157,7 @@ pub fn run_in(
         Ok(((steps, checkpoints), records))
     };
     let terms = if world.is_apart() {
-        terms(plan, model, batch, options, data)?
+        terms(plan, model, batch, options, data, keep_weights)?
     } else {
         BTreeMap::new()
     };
@@ -259,6 +259,7 @@ fn terms(
     batch: &Batch,
     options: &TrainOptions,
     data: Data<'_>,
+    keep_weights: bool,
 ) -> Result<BTreeMap<String, String>, Error> {
     let fingerprint = Fingerprint::of(options, batch, data.training)?;
     let fingerprint = serde_json::to_value(fingerprint).expect("options are plain data");
@@ -289,6 +290,7 @@ fn terms(
         ("init".to_owned(), init),
         ("steps in all".to_owned(), options.steps.to_string()),
         ("device".to_owned(), options.device.name().to_owned()),
+        ("keeping weights".to_owned(), keep_weights.to_string()),
     ]);
     if let Some(validation) = validation.transpose()? {
         terms.insert("validation".to_owned(), validation);
@@ -348,10 +350,11 @@ fn train(
         if let Some(validation) = data.validation.filter(due) {
             record.validation = Some(trainer.evaluate(validation, batch, step)?);
         }
-        let stops = matches!(wish, Wish::Stop(_)) && step + 1 < options.steps;
+        let is_asked = matches!(wish, Wish::Stop(_));
+        let stops = is_asked && step + 1 < options.steps;
         let is_due = saver
             .as_deref()
-            .is_some_and(|saver| saver.is_due(step + 1) || stops);
+            .is_some_and(|saver| saver.is_due(step + 1) || is_asked);
         if let Some(saver) = saver.as_deref_mut() {
             saver.heard(said, &note)?;
             if is_due {

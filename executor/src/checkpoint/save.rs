@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use moefold_planner::model::Model;
 
-use super::write::{Snapshot, commit, prune, take_back};
+use super::write::{Snapshot, commit, not_shared, prune, take_back};
 use super::{CHECKPOINT_VERSION, FOLDER, Fingerprint, Index, Seal, ShardFile, Written};
 use super::{folder_of, partial, room};
 use crate::control::{FAILED, IDLE, Said, WRITTEN};
@@ -132,10 +132,13 @@ impl<'a> Saver<'a> {
             Ok(snapshot) => {
                 let (dir, rank) = (partial(&self.folder, step), self.rank.rank());
                 let give_up = Arc::clone(&give_up);
-                let folder = self.folder.clone();
+                let (folder, apart) = (self.folder.clone(), self.rank.is_apart());
                 At::Writing(in_background(rank, move || {
                     // The run directory itself is not made again where somebody has removed it.
                     match fs::create_dir(&folder) {
+                        Err(error) if apart && error.kind() == io::ErrorKind::NotFound => {
+                            return Err(not_shared(&folder, "its directory is not here"));
+                        }
                         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                             return Err(Error::io(&folder, "create")(error));
                         }
@@ -307,6 +310,8 @@ impl<'a> Saver<'a> {
                     if !attempt.is_extra {
                         return Err(error);
                     }
+                    // The others have written all of theirs, and believe it complete.
+                    drop(fs::remove_dir_all(partial(&self.folder, attempt.step)));
                     note(&format!(
                         "no checkpoint after {} steps: {error}",
                         attempt.step

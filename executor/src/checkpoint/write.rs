@@ -227,14 +227,19 @@ fn finish(
     })
 }
 
+/// What a rank finds that does not see rank 0's files, or the other way round.
+pub(super) fn not_shared(path: &Path, why: &str) -> Error {
+    Error::Request(format!(
+        "{}: {why}: ranks on several machines save to a run directory that all of them share",
+        path.display()
+    ))
+}
+
 /// Writes the index and gives the checkpoint its name; `apart` where the files come from other processes.
 pub(super) fn commit(folder: &Path, index: &Index, apart: bool) -> Result<(), Error> {
     let (dir, path) = (partial(folder, index.step), folder_of(folder, index.step));
     index.check_files(&dir).map_err(|flaw| match flaw {
-        Flaw::Incomplete { path, why } if apart => Error::Request(format!(
-            "{}: {why}: ranks on several machines save to a run directory that all of them share",
-            path.display()
-        )),
+        Flaw::Incomplete { path, why } if apart => not_shared(&path, &why),
         Flaw::Incomplete { path, why } => Error::io(path, "write")(io::Error::other(why)),
         Flaw::Other(error) => error,
     })?;

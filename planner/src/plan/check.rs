@@ -8,7 +8,7 @@ use moefold_profiles::Dtype;
 use serde_json::Value;
 
 use super::{LayoutRecord, PlanFileError, PlannedLayout, PlannedRouting, Predicted, Request};
-use crate::choice::{Overlap, RecomputePlan, StackName};
+use crate::choice::{Overlap, RecomputePlan, ScheduleName, StackName};
 use crate::layout::{Degrees, Layout};
 use crate::model::Model;
 use crate::options::SearchOptions;
@@ -85,16 +85,15 @@ impl PlannedLayout {
                 names.join(" or "),
             ));
         }
-        let combines = self.overlap.unwrap_or_default().expert_alltoall;
-        if pipeline.schedule.combines() != combines {
-            let expected = if combines {
-                "combined, as expert-alltoall in overlap has it"
-            } else {
-                "another, or expert-alltoall in overlap"
-            };
-            let found = pipeline.schedule.name().to_owned();
-            return Err(place.contradiction("pipeline.schedule", found, expected.to_owned()));
-        }
+        // What the schedule does not go with, after what is wrong whatever it is.
+        let schedule = Some(pipeline.schedule);
+        self.prove_under(
+            place,
+            model,
+            request,
+            (&self.layout, schedule),
+            &self.recompute,
+        )?;
         let stages = pipeline.stages.len();
         if stages != layout.stages() as usize {
             let expected = format!("{} stages (pp x vpp)", layout.stages());
@@ -161,7 +160,19 @@ impl PlannedLayout {
         found: &LayoutRecord,
         recompute: &RecomputePlan,
     ) -> Result<Layout, PlanFileError> {
+        self.prove_under(place, model, request, (found, None), recompute)
+    }
+
+    fn prove_under(
+        &self,
+        place: &Place<'_>,
+        model: &Model,
+        request: &Request,
+        (found, schedule): (&LayoutRecord, Option<ScheduleName>),
+        recompute: &RecomputePlan,
+    ) -> Result<Layout, PlanFileError> {
         let options = SearchOptions {
+            schedule,
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
             cp_comm: self.cp_comm(),

@@ -72,6 +72,8 @@ pub(in crate::data) fn write_documents(
         let name = path.file_name().and_then(OsStr::to_str);
         sums.extend(name.map(|name| (name.to_owned(), hash)));
     };
+    // Those of files that these replace: without sums nothing is checked, by others all would seem damaged.
+    drop(std::fs::remove_file(with_ending(prefix, SUMS)));
     let written = write_atomically(&bin_path, |out| {
         let mut hashed = Hashed::new(out);
         lengths = {
