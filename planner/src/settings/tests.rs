@@ -365,7 +365,9 @@ fn golden_what_recipes_say() {
     );
     assert_eq!(options.precision, Precision::Fp8Blockwise);
     assert_eq!(options.optimizer, Optimizer::AdamBf16Moments);
-    assert_eq!(options.schedule, Some(ScheduleName::Interleaved));
+    assert_eq!(options.schedule, Some(ScheduleName::Combined));
+    let overlap = options.overlap.expect("said");
+    assert!(overlap.expert_alltoall && overlap.delay_wgrad);
     assert_eq!(
         options.dispatcher.map(crate::choice::Dispatcher::name),
         Some("deepep")
