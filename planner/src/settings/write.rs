@@ -1,4 +1,4 @@
-//! [`write`]: a job as flags and environment for a release of Megatron-LM.
+//! [`write()`]: a job as flags and environment for a release of Megatron-LM.
 
 use moefold_profiles::{Cluster, Dtype, Precision};
 
