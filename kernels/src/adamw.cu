@@ -89,10 +89,11 @@ DEV void step(const GRAD* grad, MASTER* w, MOMENT* m, MOMENT* v, MODEL* model, u
   store_masters(w, i, masters);
   store_piece(m, i, first);
   store_piece(v, i, second);
-  if (!WRITES) return;
+#if WRITES
   UNROLL
   for (int e = 0; e < N; e++) masters[e] = weight_of(masters[e], model);
   store_piece(model, i, masters);
+#endif
 }
 
 KERNEL(THREADS, 4)
