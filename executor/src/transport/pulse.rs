@@ -23,7 +23,8 @@ const BEAT: [u8; 1] = [1];
 /// The end of a rank other than 0. It ends with what holds it.
 #[derive(Debug)]
 pub(super) struct Pulse {
-    connection: TcpStream,
+    /// Its own connection, and that of the calls, which its thread holds too: closed by whoever ends first.
+    connections: [TcpStream; 2],
     silence: Arc<OnceLock<String>>,
 }
 
@@ -35,7 +36,8 @@ impl Pulse {
         patience: Duration,
     ) -> io::Result<Self> {
         let silence = Arc::<OnceLock<String>>::default();
-        let (mut here, said) = (connection.try_clone()?, Arc::clone(&silence));
+        let connections = [connection.try_clone()?, calls.try_clone()?];
+        let (mut here, said) = (connection, Arc::clone(&silence));
         let beat = move || {
             while here.write_all(&BEAT).is_ok() {
                 match next(&mut here, patience) {
@@ -54,7 +56,7 @@ impl Pulse {
             .name("pulse".to_owned())
             .spawn(beat)?;
         Ok(Self {
-            connection,
+            connections,
             silence,
         })
     }
@@ -67,7 +69,9 @@ impl Pulse {
 
 impl Drop for Pulse {
     fn drop(&mut self) {
-        let _ = self.connection.shutdown(Shutdown::Both);
+        for connection in &self.connections {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
     }
 }
 
