@@ -41,7 +41,10 @@ pub(crate) fn free(folder: &Path) -> Option<u64> {
 pub fn check_new(dir: &Path, what: &str) -> Result<(), Error> {
     let found = match fs::read_dir(dir).map(|mut entries| entries.next()) {
         Ok(Some(_)) => "is not empty",
-        Err(_) if dir.exists() => "is no directory",
+        // What was not there may be made by another meanwhile.
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound && dir.exists() => {
+            "is no directory"
+        }
         Ok(None) | Err(_) => return Ok(()),
     };
     Err(Error::Request(format!(
