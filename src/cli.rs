@@ -288,7 +288,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "goes_on", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -317,6 +317,10 @@ pub(crate) struct ExecuteArgs {
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
+    /// Go on in the directory of --out from its newest checkpoint; without one, begin there as the other flags say.
+    /// The same command starts a run and takes it up again
+    #[arg(long = "continue", requires = "out")]
+    pub(crate) goes_on: bool,
     /// Write what every op and collective took as a profile directory too; the run directory is one
     #[arg(long, value_name = "DIR")]
     pub(crate) profile_out: Option<PathBuf>,

@@ -221,25 +221,32 @@ fn described(saved: &Written) -> String {
 
 /// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
 fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
-    let Some(path) = &args.resume else {
-        return Ok(match args.init.to_str() {
-            Some("random") => Init::Random,
-            _ => Init::HuggingFace(args.init.clone()),
-        });
-    };
-    let found = checkpoint::find(path).map_err(failure)?;
+    let (mut found, mut passed_over) = (None, Vec::new());
+    if let (true, Some(dir)) = (args.goes_on, &args.out) {
+        (found, passed_over) = checkpoint::newest(dir).map_err(failure)?;
+    }
+    if let (None, Some(path)) = (&found, &args.resume) {
+        let other = checkpoint::find(path).map_err(failure)?;
+        passed_over.extend(other.passed_over);
+        found = Some(other.resumed);
+    }
     if let Some(output) = output {
-        for why in &found.passed_over {
+        for why in &passed_over {
             output.note(why)?;
         }
-        let from = &found.resumed;
-        output.say(&format!(
-            "going on from {}, after {} steps",
-            from.checkpoint.display(),
-            from.step
-        ))?;
+        if let Some(from) = &found {
+            output.say(&format!(
+                "going on from {}, after {} steps",
+                from.checkpoint.display(),
+                from.step
+            ))?;
+        }
     }
-    Ok(Init::Resume(found.resumed))
+    Ok(match (found, args.init.to_str()) {
+        (Some(from), _) => Init::Resume(from),
+        (None, Some("random")) => Init::Random,
+        (None, _) => Init::HuggingFace(args.init.clone()),
+    })
 }
 
 /// What a run will write, held and tried before its first step.
@@ -251,6 +258,7 @@ struct Claims {
 impl Claims {
     fn of(args: &ExecuteArgs, plan: &Plan) -> Result<Self, Failure> {
         let run = match &args.out {
+            Some(dir) if args.goes_on => RunDir::claim_again(dir),
             Some(dir) => RunDir::claim(dir),
             None => Claim::numbered(Path::new("runs"), "run"),
         };
