@@ -36,6 +36,7 @@ use crate::dry_run;
 use crate::failure::{Failure, failure};
 use crate::launch::{self, OnSignal};
 use crate::output::Output;
+use crate::restart::{self, Restarts};
 use crate::signals;
 
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
@@ -65,11 +66,19 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             "nothing to train on: give --text FILE... or --data PREFIX... (PREFIX.bin, PREFIX.idx)"
         )));
     }
-    let plan = Plan::load(&args.plan).map_err(Failure::request)?;
-    let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
+    let plan = Plan::load(args.replanned.as_ref().unwrap_or(&args.plan));
+    let plan = plan.map_err(Failure::request)?;
+    let restarts = Restarts::of(args)?;
+    let chosen = device::choose(args.device, output)?;
+    let device = chosen.of_plan(&plan, args.launch, None)?;
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
-        Launch::Processes => return launch::processes(plan.request.gpus, OnSignal::Tell),
+        Launch::Processes => {
+            return match restarts {
+                Some(restarts) => restart::run(args, plan, &chosen, restarts, output),
+                None => launch::processes(plan.request.gpus, OnSignal::Tell),
+            };
+        }
         Launch::Env => World::process(launch::from_environment()?)
             .heartbeat(Duration::from_secs_f64(args.heartbeat_s))
             .listen()

@@ -4,6 +4,7 @@
 mod common {
     pub(crate) mod json;
     pub(crate) mod outcome;
+    pub(crate) mod plans;
     pub(crate) mod program;
     pub(crate) mod tiny;
 }
@@ -16,25 +17,11 @@ use std::time::{Duration, Instant};
 
 use common::json;
 use common::outcome::run;
+use common::plans::Bench;
 use common::program::program;
-use common::tiny::{Folder, tokens};
-
-/// A folder with plans for the tiny Mixtral.
-struct Bench(Folder);
+use common::tiny::tokens;
 
 impl Bench {
-    fn new(layouts: &[(&str, &str)]) -> Self {
-        let folder = Folder::new();
-        for (ranks, layout) in layouts {
-            folder.plan(&format!("{ranks}.json"), ranks, "8", layout, &[]);
-        }
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path(name)
-    }
-
     /// Training by the plan for so many ranks into a run directory.
     fn execute(&self, ranks: &str, out: &str, rest: &[&str]) -> Command {
         let (plan, out) = (self.path(&format!("{ranks}.json")), self.path(out));

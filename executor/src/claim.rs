@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::files::{beside, check_directory, check_new, free};
 
 /// What a probe is called.
-const PROBE: &str = ".moefold-probe";
+pub(crate) const PROBE: &str = ".moefold-probe";
 
 /// A directory that is held.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ mod log;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use moefold_kernels::Device;
 use moefold_planner::plan::Plan;
@@ -26,7 +26,7 @@ use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Profile, TensorClass};
 
 use crate::checkpoint;
-use crate::claim::Claim;
+use crate::claim::{Claim, PROBE};
 use crate::environment::{Environment, resident_peak};
 use crate::error::Error;
 use crate::files::{check_new, write_json};
@@ -70,6 +70,11 @@ impl RunDir {
             )));
         }
         Claim::again(dir, "a run goes on")
+    }
+
+    /// The file in `dir` of a plan for so many `ranks` that were left of a run.
+    pub fn plan_of(dir: &Path, ranks: u32) -> PathBuf {
+        dir.join(format!("plan-{ranks}-ranks.json"))
     }
 
     /// Begins a run in a directory that is held, and sees that it can be written to.
@@ -181,9 +186,17 @@ impl RunDir {
     }
 }
 
-/// Whether a run has begun in `dir`.
+/// Whether a run has begun in `dir`, however early it ended.
 fn is_of_run(dir: &Path) -> bool {
-    dir.join(STEPS_FILE).is_file() || dir.join(checkpoint::FOLDER).is_dir()
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| {
+            let planned = name
+                .strip_prefix("plan-")
+                .is_some_and(|rest| rest.ends_with("-ranks.json"));
+            planned || [STEPS_FILE, checkpoint::FOLDER, PROBE].contains(&name.as_str())
+        })
 }
 
 /// Bytes of the leading whole lines of steps before `first`; none where there is no file.
