@@ -70,7 +70,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     let plan = plan.map_err(Failure::request)?;
     let restarts = Restarts::of(args)?;
     let chosen = device::choose(args.device, output)?;
-    let device = chosen.of_plan(&plan, args.launch, None)?;
+    let device = chosen.of_plan(&plan, args.launch, None, args.save_every.is_some())?;
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => {

@@ -205,7 +205,7 @@ fn fewer(plan: &Plan, places: u32, device: &Chosen) -> Result<(Plan, Vec<String>
     for ranks in (1..=places).rev() {
         let found = plan::again(plan, ranks).map_err(|error| plan::refusal(*error));
         let found = found.and_then(|found| {
-            device.of_plan(&found, Launch::Processes, None)?;
+            device.of_plan(&found, Launch::Processes, None, true)?;
             Ok(found)
         });
         match found {

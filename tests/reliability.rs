@@ -489,6 +489,13 @@ fn a_plan_that_this_machine_has_no_memory_for_is_refused() {
             "{errors}"
         );
     }
+    let saving = ["--steps", "1", "--save-every", "1"];
+    let (code, _, errors) = run(&mut bench.execute("2", &saving));
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains("of it for copies that checkpoints are written from"),
+        "{errors}"
+    );
 }
 
 /// Waits until a process catches a signal.

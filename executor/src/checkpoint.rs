@@ -34,6 +34,7 @@ use crate::options::{BIAS_UPDATE_RATE, MTP_LOSS_SCALING_FACTOR, Resumed, TrainOp
 use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
+pub use room::bytes;
 pub(crate) use save::Saver;
 pub use write::Written;
 pub(crate) use write::{clear_way, discard_partial, write_initial};
