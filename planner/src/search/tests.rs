@@ -2,10 +2,13 @@
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{Cluster, Precision, TensorClass};
+use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
 use super::{ENDLESS_GIB, SearchResult, plan};
-use crate::choice::{Dispatcher, Module, Objective, Overlap, Recompute, StackName, Zero};
+use crate::choice::{
+    Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
+    Zero,
+};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{MEMORY_HEADROOM, PlanError, Routing, SearchOptions};
@@ -282,6 +285,120 @@ fn nothing_feasible_says_what_came_closest() {
     assert!(refused["memory"] > 0);
     assert!(least.as_ref().expect("a closest").peak_gib > 80.0);
     assert!(error.to_string().contains("GiB"), "{error}");
+}
+
+/// A request that nothing satisfies: model, cluster, GPUs, tokens a sequence, pinned degrees, room to leave.
+type Short = (
+    &'static str,
+    &'static str,
+    u32,
+    u64,
+    &'static str,
+    f64,
+    Option<Recompute>,
+);
+
+/// What is said to fit is planned when it is asked for, and what is said not to is not.
+#[test]
+fn oracle_changes_that_are_said_to_fit_do_and_others_do_not() {
+    let one = "tp=1,pp=1,ep=1,etp=1";
+    check_changes(&[
+        ("mixtral-8x7b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h100", 8, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h200", 8, 4096, "", 0.6, None),
+        (
+            "mixtral-8x22b",
+            "dgx-h100",
+            8,
+            4096,
+            "cp=1,mbs=1",
+            0.05,
+            None,
+        ),
+        ("mixtral-8x22b", "dgx-h200", 8, 8192, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 2, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 4096, one, 0.05, None),
+        (
+            "qwen3-30b-a3b",
+            "dgx-h100",
+            8,
+            65_536,
+            "cp=1",
+            0.05,
+            Some(Recompute::None),
+        ),
+        ("deepseek-v2-lite", "dgx-h100", 2, 4096, "", 0.05, None),
+    ]);
+}
+
+#[test]
+#[ignore = "takes minutes; smaller ones are above"]
+fn oracle_changes_of_large_requests_that_are_said_to_fit_do() {
+    check_changes(&[
+        ("mixtral-8x22b", "dgx-h100", 16, 4096, "", 0.05, None),
+        ("mixtral-8x22b", "dgx-h100", 24, 4096, "", 0.4, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 262_144, "cp=1", 0.05, None),
+        ("deepseek-v3", "dgx-h100", 128, 4096, "", 0.05, None),
+    ]);
+}
+
+fn check_changes(cases: &[Short]) {
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, on, gpus, seq_len, pins, headroom, recompute) in cases.iter().cloned() {
+        let model = presets::load(name).expect("a preset");
+        let cluster = cluster(on);
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let batch = Batch {
+            seq_len,
+            global_batch: 64,
+        };
+        let asked = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            recompute: recompute.map(Into::into),
+            memory_headroom: headroom,
+            top: 1,
+            ..SearchOptions::new(batch, StackName::Megatron)
+        };
+        let planned = |gpus, options: &SearchOptions| {
+            plan(&model, &cluster, gpus, options, &costs, &Declared).is_ok()
+        };
+        let what = format!("{name} on {gpus}, {pins}");
+        assert!(!planned(gpus, &asked), "{what}");
+        let shortage = super::closest(&model, &cluster, gpus, &asked, &costs, &Declared);
+        assert!(
+            !shortage.savers[0].fits && shortage.savers[0].change == "none",
+            "{what}"
+        );
+        for saver in &shortage.savers {
+            let mut options = asked.clone();
+            for change in saver.change.split(", ") {
+                match change {
+                    "none" => {}
+                    "`memory_headroom` 0" => options.memory_headroom = 0.0,
+                    "`recompute` auto" => options.recompute = None,
+                    "`offload` auto" => options.offload = None,
+                    "`optimizer_offload_fraction` 1" => {
+                        options.optimizer_offload = HostShare(1.0);
+                    }
+                    "`masters` remainder" => options.masters = Masters::Remainder,
+                    "`zero` fsdp" => options.zero = Zero::Fsdp,
+                    "`grad_dtype` bf16" => options.grad_dtype = Dtype::Bf16,
+                    "`optimizer` adam-bf16-moments" => {
+                        options.optimizer = Optimizer::AdamBf16Moments;
+                    }
+                    "without `layout`" => options.pins = "".parse().expect("degrees"),
+                    more => assert_eq!(more, format!("`gpus` {}", saver.gpus)),
+                }
+            }
+            let fits = planned(saver.gpus, &options);
+            assert_eq!(fits, saver.fits, "{what}: {saver:?}");
+            if saver.fits {
+                seen.insert(saver.change.split(' ').next().map(str::to_owned));
+            }
+        }
+    }
+    assert!(seen.len() >= 4, "{seen:?}");
 }
 
 /// Each layout asked for by itself is no better than what is found where it is open, however short its sequences
