@@ -346,7 +346,8 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     };
     let (capacity, mut weights) = (question.capacity(), Weights::new());
     let mut broken = Vec::new();
-    for degrees in space(question.model, gpus, &options.batch, &options.pins) {
+    let spaces = pins(options, gpus).into_iter();
+    for degrees in spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins)) {
         let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
         let schedules = question.schedules(degrees.pp, degrees.vpp).count().max(1);
         let each = dispatchers * schedules as u64;
@@ -370,6 +371,31 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         }
     }
     found
+}
+
+/// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
+/// among pipeline ranks.
+fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
+    let pins = options.pins;
+    let (Some(given), None) = (&options.stages, pins.vpp) else {
+        return vec![pins];
+    };
+    let stages = given.stages().len() as u32;
+    let divides = |pp: &u32| stages.is_multiple_of(*pp) && gpus.is_multiple_of(*pp);
+    let ranks = (1..=stages).filter(divides);
+    let divided = ranks.filter(|&pp| pins.pp.is_none_or(|pin| pin == pp));
+    let divided: Vec<PartialDegrees> = divided
+        .map(|pp| PartialDegrees {
+            pp: Some(pp),
+            vpp: Some(stages / pp),
+            ..pins
+        })
+        .collect();
+    if divided.is_empty() {
+        vec![pins]
+    } else {
+        divided
+    }
 }
 
 impl Candidates {

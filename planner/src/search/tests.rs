@@ -959,3 +959,39 @@ fn golden_fully_sharded_memory_and_traffic() {
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
 }
+
+/// More stages than layers leave the first and the last to the ends of the model, as Megatron-Core does where it
+/// counts these as layers; a layout that is given may leave any stage empty.
+#[test]
+fn golden_stages_without_layers() {
+    let model = presets::load("llama-3.1-405b").expect("a preset");
+    let mut cluster = cluster("gb200-nvl72");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let batch = Batch {
+        seq_len: 8192,
+        global_batch: 1536,
+    };
+    let mut options = SearchOptions {
+        precision: Precision::Mxfp8,
+        pins: "tp=4,cp=1,pp=16,vpp=8,mbs=1".parse().expect("degrees"),
+        recompute: Some(Recompute::None.into()),
+        grad_dtype: Dtype::Bf16,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    };
+    let found = run(&model, &cluster, 256, &options).plans.remove(0);
+    let sizes: Vec<usize> = found.pipeline.stages.iter().map(Vec::len).collect();
+    let mut expected = vec![1; 128];
+    (expected[0], expected[127]) = (0, 0);
+    assert_eq!(sizes, expected);
+    // Without pins too: stages of the given layout are divided among ranks.
+    options.pins = "tp=4,cp=1,pp=16,mbs=1".parse().expect("degrees");
+    options.stages = Some("E|(t|)*126L".parse().expect("a layout"));
+    let given = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!(given.pipeline.stages, found.pipeline.stages);
+    assert_eq!(given.predicted.step_s, found.predicted.step_s);
+    // Stages that do nothing are as good as none, but for messages.
+    options.stages = Some("E|(t|)*126(|)*16L".parse().expect("a layout"));
+    let empty = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!((empty.layout.vpp, empty.pipeline.stages.len()), (9, 144));
+    assert!(empty.predicted.step_s > found.predicted.step_s);
+}
