@@ -185,6 +185,9 @@ pub(crate) struct PlanArgs {
     /// What is best
     #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
     pub(crate) objective: Objective,
+    /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) why: Option<PartialDegrees>,
     /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
     /// the front of speed against memory that `compare` draws
     #[arg(long)]

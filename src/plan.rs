@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
-use moefold_planner::answer::{Answer, Candidate};
+use moefold_planner::answer::{Answer, Candidate, Why};
 use moefold_planner::choice::{Capacity, HostShare, Offload, StackName};
-use moefold_planner::layout::Batch;
+use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
@@ -44,9 +44,18 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             options.stack.name()
         ))?;
     }
-    let mut found = question.ask(&options)?;
+    let mut found = match question.ask(&options) {
+        Ok(found) => found,
+        Err(Failure::Infeasible(error)) => {
+            return Err(question.short_of_memory(&options, output, error)?);
+        }
+        Err(failure) => return Err(failure),
+    };
     if args.front {
         question.add_front(&mut found, &options)?;
+    }
+    if let Some(asked) = &args.why {
+        found.answer.why = Some(question.why(&options, asked, &found)?);
     }
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
@@ -153,9 +162,52 @@ impl<'a> Question<'a> {
                     objective: options.objective,
                 }),
                 profiles: self.profiles.iter().map(used).collect(),
+                why: None,
             },
             alternatives: result.alternatives,
         })
+    }
+
+    /// Says beside an error what would fit, in the answer where that is for programs.
+    fn short_of_memory(
+        &self,
+        options: &SearchOptions,
+        output: Output,
+        error: anyhow::Error,
+    ) -> Result<Failure, Failure> {
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
+        let mut shortage =
+            search::closest(model, cluster, self.gpus, options, costs, runtime.as_ref());
+        for saver in &mut shortage.savers {
+            saver.change = flags::in_words_of_flags(&saver.change);
+        }
+        if output.json {
+            output.answer(&shortage, String::new)?;
+        }
+        let table = moefold_reports::shortage_table(&shortage);
+        Ok(Failure::Infeasible(anyhow!(
+            "{error:#}\n\n{}",
+            table.trim_end()
+        )))
+    }
+
+    /// What became of a layout beside what was found.
+    fn why(
+        &self,
+        options: &SearchOptions,
+        asked: &PartialDegrees,
+        found: &Found,
+    ) -> Result<Why, Failure> {
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
+        let about = (asked, &found.answer.plans[..], self.gpus);
+        let why = search::why(model, cluster, options, costs, runtime.as_ref(), about);
+        let mut why = why.map_err(refusal)?;
+        for rule in &mut why.rules {
+            *rule = flags::in_words_of_flags(rule);
+        }
+        Ok(why)
     }
 
     /// Walks the front of speed against memory: from the winner on, the fastest layout that needs

@@ -10,6 +10,7 @@
 mod again;
 mod by_layer;
 mod candidate;
+mod closest;
 mod explain;
 mod floor;
 mod mix;
@@ -25,6 +26,7 @@ mod survey;
 mod tests;
 mod visit;
 mod walk;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,9 +34,9 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
-use crate::answer::{InsideDomain, SearchRecord};
+use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
 use crate::choice::{Objective, Offload, Recompute, ScheduleName};
-use crate::layout::{Illegal, Layout};
+use crate::layout::{Illegal, Layout, PartialDegrees};
 use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
@@ -54,7 +56,7 @@ use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
 
-use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, visit};
+use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -86,10 +88,18 @@ pub fn plan(
         };
         plan_under(model, cluster, gpus, options, costs, runtime)
     };
-    let (priced, mut search) = match options.offload {
-        Some(offload) => under(offload)?,
-        None => offload::best(model, options, &under)?,
+    let found = match options.offload {
+        Some(offload) => under(offload),
+        None => offload::best(model, options, &under),
     };
+    let (priced, mut search) = found.map_err(|mut error| {
+        if let PlanError::Infeasible { least, .. } = &mut error
+            && cluster.gpu.memory_gib < ENDLESS_GIB
+        {
+            *least = least_memory(model, cluster, gpus, options, costs, runtime).map(Box::new);
+        }
+        error
+    })?;
     search.told_apart = predict::told_apart(options.stack, costs, &priced);
     let objective = options.objective;
     let alternatives = priced[1..]
@@ -194,15 +204,27 @@ fn plan_under(
             space: search.space,
             refused: search.refused,
             examples,
-            least: (cluster.gpu.memory_gib < ENDLESS_GIB)
-                .then(|| least_memory(model, cluster, gpus, options, costs, runtime))
-                .flatten()
-                .map(Box::new),
+            least: None,
             capacity_gib: question.capacity().gib(),
             device_gib: cluster.gpu.memory_gib,
         });
     }
     Ok((priced, search))
+}
+
+/// The best plan, had a device memory without end.
+fn endless(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Option<PlannedLayout> {
+    let mut endless = cluster.clone();
+    endless.gpu.memory_gib = ENDLESS_GIB;
+    let found = plan(model, &endless, gpus, options, costs, runtime).ok()?;
+    found.plans.into_iter().next()
 }
 
 /// The layout that needs the least memory, had a device memory without end.
@@ -214,23 +236,79 @@ fn least_memory(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Option<LeastMemory> {
-    let mut endless = cluster.clone();
-    endless.gpu.memory_gib = ENDLESS_GIB;
+    let limit_gib = closest::limit_gib(cluster, options);
+    let plan = closest::least(gpus, options, limit_gib, &|gpus, options| {
+        endless(model, cluster, gpus, options, costs, runtime)
+    })?;
+    Some(LeastMemory {
+        layout: explain::degrees(&plan.layout),
+        recompute: plan.recompute,
+        peak_gib: plan.predicted.peak_gib,
+    })
+}
+
+/// What a request that nothing satisfies for want of memory needs at least, and what would fit. See [`Shortage`].
+pub fn closest(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+) -> Shortage {
+    closest::closest(model, cluster, gpus, options, &|gpus, options| {
+        endless(model, cluster, gpus, options, costs, runtime)
+    })
+}
+
+/// What became of the best layout of degrees that were asked about, beside `found`, the plans of a search with the
+/// same options. See [`Why`].
+///
+/// # Errors
+///
+/// What is wrong with the request whatever its degrees are.
+pub fn why(
+    model: &Model,
+    cluster: &Cluster,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    (asked, found, gpus): (&PartialDegrees, &[PlannedLayout], u32),
+) -> Result<Why, PlanError> {
     let options = SearchOptions {
-        objective: Objective::Memory,
-        memory_gib: None,
+        pins: *asked,
         top: 1,
         survey: false,
         ..options.clone()
     };
-    let found = plan_under(model, &endless, gpus, &options, costs, runtime);
-    let (plans, _) = found.ok()?;
-    let plan = &plans.first()?.plan;
-    Some(LeastMemory {
-        layout: explain::degrees(&plan.layout),
-        recompute: plan.recompute.clone(),
-        peak_gib: plan.predicted.peak_gib,
-    })
+    let own = plan(model, cluster, gpus, &options, costs, runtime).map(|mut result| {
+        let own = result.plans.remove(0);
+        let bounds = bounds(model, cluster, gpus, &options, costs, runtime, &own);
+        (own, bounds)
+    });
+    why::why(asked, own, found)
+}
+
+/// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by its
+/// best split under its best schedule.
+fn bounds(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    own: &PlannedLayout,
+) -> Option<[f64; 2]> {
+    let rules = Rules::of(model, options);
+    let question = question(model, cluster, gpus, options, costs, runtime, &rules).ok()?;
+    let degrees = own.layout.pinned().complete(gpus)?;
+    let layouts = [rules.layout(&degrees).ok()?];
+    let shapes = shapes(&layouts);
+    let occupancies = all_occupancies(&question, &layouts);
+    let units = units(&question, &layouts, &shapes, &occupancies);
+    let unit = units.first()?;
+    Some([unit.floor, split_bound_s(&question, unit)])
 }
 
 /// The tuples of degrees of a space, judged.
@@ -268,7 +346,8 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     };
     let (capacity, mut weights) = (question.capacity(), Weights::new());
     let mut broken = Vec::new();
-    for degrees in space(question.model, gpus, &options.batch, &options.pins) {
+    let spaces = pins(options, gpus).into_iter();
+    for degrees in spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins)) {
         let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
         let schedules = question.schedules(degrees.pp, degrees.vpp).count().max(1);
         let each = dispatchers * schedules as u64;
@@ -292,6 +371,31 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
         }
     }
     found
+}
+
+/// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
+/// among pipeline ranks.
+fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
+    let pins = options.pins;
+    let (Some(given), None) = (&options.stages, pins.vpp) else {
+        return vec![pins];
+    };
+    let stages = given.stages().len() as u32;
+    let divides = |pp: &u32| stages.is_multiple_of(*pp) && gpus.is_multiple_of(*pp);
+    let ranks = (1..=stages).filter(divides);
+    let divided = ranks.filter(|&pp| pins.pp.is_none_or(|pin| pin == pp));
+    let divided: Vec<PartialDegrees> = divided
+        .map(|pp| PartialDegrees {
+            pp: Some(pp),
+            vpp: Some(stages / pp),
+            ..pins
+        })
+        .collect();
+    if divided.is_empty() {
+        vec![pins]
+    } else {
+        divided
+    }
 }
 
 impl Candidates {

@@ -190,6 +190,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             survey: Some(survey()),
             inside_domain: None,
         },
+        why: None,
         model: Some(mixtral()),
         cluster: Some(h100()),
         request: Some(request(128)),

@@ -66,7 +66,7 @@ impl ShapeWork {
 /// before a backward pass of one through the ranks before it ([`crate::simulate::lower_bound`]). What is least over
 /// all shares then has all ranks end together: each has `1 - 1/m` of what the one before it has. Where backward
 /// passes are divided, only the forward pass is sure to come before. With several stages a rank, only the first is,
-/// which has a layer at least where stages were not given.
+/// which has a layer at least where stages were not given and there are no more of them than layers.
 pub(crate) fn floor_s(question: &Question<'_>, layout: &Layout, work: &ShapeWork) -> f64 {
     let (pp, microbatches) = (f64::from(layout.pp()), f64::from(layout.microbatches()));
     let layers = question.kind_of.len() as u32;
@@ -80,8 +80,8 @@ pub(crate) fn floor_s(question: &Question<'_>, layout: &Layout, work: &ShapeWork
     let filled = if layout.pp() == 1 || before <= 0.0 {
         share
     } else if layout.vpp() > 1 {
-        let given = question.options.stages.is_some();
-        let stage_s = if given { 0.0 } else { work.lightest_s };
+        let bare = question.options.stages.is_some() || layout.stages() > layers;
+        let stage_s = if bare { 0.0 } else { work.lightest_s };
         microbatches * work.all_s / pp + before * stage_s * (pp - 1.0) / 2.0
     } else {
         let kept = 1.0 - before / microbatches;

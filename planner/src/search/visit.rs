@@ -268,6 +268,21 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
     outcome
 }
 
+/// Seconds that no child of a unit takes less than: of all its schedules, splits and shapes under the choice of
+/// recompute sets that takes least.
+pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>) -> f64 {
+    let floors = vec![0.0; unit.shapes.first(question).len()];
+    let first = unit.shapes.first(question);
+    unit.schedules(question)
+        .filter_map(|scheduled| {
+            let splits = splits(question, unit, &floors, scheduled.0, f64::INFINITY);
+            let own = (first, 0..1);
+            let found = children(question, unit, scheduled, &splits, own, f64::INFINITY);
+            found.first().map(|child| child.bound_s)
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
 /// What trying the children of a unit takes.
 struct Trial<'q, 'a> {
     question: &'q Question<'q>,
