@@ -18,6 +18,7 @@ mod otherwise;
 mod predict;
 mod recompute;
 mod request;
+mod room;
 mod shape;
 mod sharded;
 mod survey;

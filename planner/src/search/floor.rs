@@ -11,6 +11,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
+use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{Dispatcher, ScheduleName};
 use crate::layout::Layout;
@@ -307,7 +308,11 @@ impl Attention {
 impl Shape {
     /// The work of one microbatch over all stages, without recomputation beyond that of the first choice.
     pub(crate) fn work(&self, question: &Question<'_>) -> ShapeWork {
-        let sets = &question.choices[0];
+        self.work_under(question, &question.choices[0])
+    }
+
+    /// The same under some recompute sets.
+    pub(crate) fn work_under(&self, question: &Question<'_>, sets: &Sets) -> ShapeWork {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
