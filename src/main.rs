@@ -27,6 +27,7 @@ mod profile;
 mod quickstart;
 mod signals;
 mod validate;
+mod watch;
 
 use std::any::Any;
 use std::io::{self, Write as _};

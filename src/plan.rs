@@ -1,5 +1,6 @@
 //! `moefold plan`: search, show, write the best plan.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -11,13 +12,14 @@ use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
-use moefold_planner::search;
+use moefold_planner::search::{self, Progress, Watch};
 use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::Output;
+use crate::watch::Watcher;
 
 /// Points of the front at most.
 const FRONT_STEPS: usize = 24;
@@ -30,7 +32,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
-    let question = Question::new(&model, &cluster, gpus, &profiles);
+    let watcher = Watcher::new(output, args.time_limit)?;
+    let watch = |progress: &Progress| watcher.look(progress);
+    let question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
     }
@@ -44,10 +48,15 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             options.stack.name()
         ))?;
     }
-    let mut found = question.ask(&options)?;
+    let mut found = match question.search(&options) {
+        Ok(found) => found,
+        Err(error) if matches!(*error, PlanError::Stopped) => return Err(watcher.found_nothing()),
+        Err(error) => return Err(refusal(*error)),
+    };
     if args.front {
         question.add_front(&mut found, &options)?;
     }
+    watcher.done();
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
     }
@@ -65,7 +74,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             }
         }
         text
-    })
+    })?;
+    watcher.end()
 }
 
 /// A profile directory with the name it was given by.
@@ -105,6 +115,8 @@ pub(crate) struct Question<'a> {
     gpus: u32,
     profiles: &'a [NamedProfile],
     costs: Costs,
+    /// Who is told how far a search is.
+    watch: Option<&'a Watch<'a>>,
 }
 
 impl<'a> Question<'a> {
@@ -120,6 +132,15 @@ impl<'a> Question<'a> {
             gpus,
             profiles,
             costs: Costs::for_cluster(cluster, &bare(profiles)),
+            watch: None,
+        }
+    }
+
+    /// The same, where somebody watches.
+    fn watched(self, watch: &'a Watch<'a>) -> Self {
+        Self {
+            watch: Some(watch),
+            ..self
         }
     }
 
@@ -133,8 +154,14 @@ impl<'a> Question<'a> {
         let started = Instant::now();
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
-            .map_err(Box::new)?;
+        let watch = |progress: &Progress| match self.watch {
+            Some(watch) => watch(progress),
+            None => ControlFlow::Continue(()),
+        };
+        let runtime = runtime.as_ref();
+        let result =
+            search::plan_watched(model, cluster, self.gpus, options, costs, runtime, &watch)
+                .map_err(Box::new)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();
         let used = |named: &NamedProfile| ProfileUsed {
@@ -170,10 +197,14 @@ impl<'a> Question<'a> {
                 survey: false,
                 ..options.clone()
             };
-            let next = match self.ask(&options) {
+            let next = match self.search(&options) {
+                // The best so far would be no point of the front.
+                Ok(next) if next.answer.search.unseen.is_some() => break,
                 Ok(next) => next,
-                Err(Failure::Infeasible(_)) => break,
-                Err(failure) => return Err(failure),
+                Err(error) => match *error {
+                    PlanError::Infeasible { .. } | PlanError::Stopped => break,
+                    error => return Err(refusal(error)),
+                },
             };
             let plan = &next.answer.plans[0];
             limit_gib = plan.predicted.peak_gib;

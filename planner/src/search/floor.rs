@@ -335,6 +335,7 @@ mod tests {
     use crate::options::SearchOptions;
     use crate::rules::Rules;
     use crate::search::shape::Shapes;
+    use crate::search::watch::unwatched;
     use crate::search::{candidates, plan, question};
     use crate::stack::megatron::Declared;
 
@@ -365,7 +366,9 @@ mod tests {
             let rules = &Rules::of(model, options);
             let question = question(model, cluster, gpus, options, costs, &Declared, rules);
             let question = &question.expect("legal");
-            let layouts = candidates(question, gpus, rules).layouts;
+            let layouts = candidates(question, gpus, rules, &unwatched)
+                .expect("unwatched")
+                .layouts;
             let works = Works::new(question, layouts.iter());
             for layout in layouts.iter().step_by(every) {
                 let known = works.of(question, layout);

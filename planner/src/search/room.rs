@@ -226,6 +226,7 @@ mod tests {
     use crate::search::candidate::StageSplit;
     use crate::search::shape::Shape;
     use crate::search::visit::peak;
+    use crate::search::watch::unwatched;
     use crate::search::{candidates, question};
     use crate::stack::megatron::Declared;
 
@@ -261,7 +262,9 @@ mod tests {
         let rules = &Rules::of(&model, options);
         let question = question(&model, cluster, 32, options, costs, &Declared, rules);
         let question = &question.expect("legal");
-        let layouts = candidates(question, 32, rules).layouts;
+        let layouts = candidates(question, 32, rules, &unwatched)
+            .expect("unwatched")
+            .layouts;
         let (mut seen, mut refused) = (0, 0);
         for layout in layouts.iter().step_by(13) {
             let shapes = Shape::under(question, layout, &question.sets);

@@ -42,6 +42,13 @@ pub(crate) struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
+    /// Candidates under its degrees.
+    pub(crate) fn children(&self, question: &Question<'_>) -> u64 {
+        let layout = self.layout;
+        let pipeline = [layout.pp(), layout.vpp()];
+        question.ways(pipeline, [layout.ep(), layout.etp()]) * question.legal_sets()
+    }
+
     /// Schedules that are tried, the usual one first, with their occupancies.
     pub(crate) fn schedules(
         &self,
