@@ -192,6 +192,9 @@ pub(crate) struct PlanArgs {
     /// the front of speed against memory that `compare` draws
     #[arg(long)]
     pub(crate) front: bool,
+    /// Stop searching after so long, with the best so far
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) time_limit: Option<f64>,
     /// How many plans to show
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) top: u32,
