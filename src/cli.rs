@@ -323,6 +323,19 @@ pub(crate) struct ExecuteArgs {
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) again: AgainArgs,
+    /// Write what every op and collective took as a profile directory too; the run directory is one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_out: Option<PathBuf>,
+    /// Write the final weights as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_hf: Option<PathBuf>,
+}
+
+/// How a run goes on by itself.
+#[derive(Debug, Args)]
+pub(crate) struct AgainArgs {
     /// Go on in the directory of --out from its newest checkpoint; without one, begin there as the other flags say.
     /// The same command starts a run and takes it up again
     #[arg(long = "continue", requires = "out")]
@@ -339,12 +352,6 @@ pub(crate) struct ExecuteArgs {
     /// The plan to run instead, which was made for the ranks that are left
     #[arg(long, value_name = "PLAN", hide = true)]
     pub(crate) replanned: Option<PathBuf>,
-    /// Write what every op and collective took as a profile directory too; the run directory is one
-    #[arg(long, value_name = "DIR")]
-    pub(crate) profile_out: Option<PathBuf>,
-    /// Write the final weights as a Hugging Face directory
-    #[arg(long, value_name = "DIR")]
-    pub(crate) save_hf: Option<PathBuf>,
 }
 
 /// What the documents of a sequence have of their own.

@@ -170,6 +170,8 @@ impl<'a> Room<'a> {
         let several = layout.vpp() > 1;
         // Given stages may be empty.
         let given = self.case.question.options.stages.is_some();
+        // The first may be, where there are more of them than layers; the last may be anyway.
+        let bare = layout.stages() as usize > self.case.question.kind_of.len();
         let ranks = self.occupancies.len();
         let stages = f64::from(layout.stages() > 1);
         let most_on = |(rank, occupancies): (usize, &Vec<Occupancy>)| -> u64 {
@@ -187,11 +189,15 @@ impl<'a> Room<'a> {
                     taken += live * (ends.saved[1] + self.message * stages);
                 }
                 if at.running == Running::Backward && !(several && given) {
-                    taken += if several { lightest } else { least.running };
-                    taken += if is_last {
-                        last.min(ends.running)
-                    } else {
-                        last
+                    // What runs may be an end of the model alone.
+                    let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
+                    if !first_bare && !last_bare {
+                        taken += if several { lightest } else { least.running };
+                    }
+                    taken += match (is_last, first_bare) {
+                        (true, _) => last.min(ends.running),
+                        (false, true) => 0.0,
+                        (false, false) => last,
                     };
                 }
                 let live = at.live.iter().copied().min().map_or(0.0, f64::from);
@@ -230,14 +236,17 @@ mod tests {
     use crate::search::{candidates, question};
     use crate::stack::megatron::Declared;
 
-    /// All cuts of so many layers into stages of one at least.
-    fn cuts(from: u32, layers: u32, stages: u32) -> Vec<Vec<Vec<u32>>> {
+    /// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
+    fn cuts(from: u32, layers: u32, stages: u32, [first, last]: [u32; 2]) -> Vec<Vec<Vec<u32>>> {
         if stages == 1 {
-            return vec![vec![(from..layers).collect()]];
+            let is_enough = from + last <= layers;
+            return is_enough
+                .then(|| vec![(from..layers).collect()])
+                .into_iter()
+                .collect();
         }
-        let first = from + 1..=layers - (stages - 1);
-        let each = first.flat_map(|to| {
-            let rest = cuts(to, layers, stages - 1).into_iter();
+        let each = (from + first..=layers).flat_map(|to| {
+            let rest = cuts(to, layers, stages - 1, [1, last]).into_iter();
             rest.map(move |rest| {
                 let first = std::iter::once((from..to).collect());
                 first.chain(rest).collect()
@@ -277,7 +286,9 @@ mod tests {
                     shape: &shapes[0],
                     schedule,
                 };
-                let cuts = cuts(0, 5, layout.stages()).into_iter();
+                let stages = layout.stages();
+                let ends = [u32::from(stages <= 5), u32::from(stages == 1)];
+                let cuts = cuts(0, 5, stages, ends).into_iter();
                 let splits: Vec<StageSplit> = cuts.map(|cut| StageSplit::new(case, cut)).collect();
                 for sets in question.choices.iter().step_by(5) {
                     let least = splits
