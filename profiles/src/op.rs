@@ -374,7 +374,54 @@ crate::named! {
     }
 }
 
+/// Elements beyond which nothing is that an op works on: sums of a few such numbers of elements, in bits, are numbers
+/// still.
+const MOST_ELEMENTS: u64 = 1 << 56;
+
+/// Whether something may have these sizes.
+pub(crate) fn is_shape(sizes: &[u64]) -> bool {
+    let mut sizes = sizes.iter();
+    let all = sizes.try_fold(1_u64, |all, &size| all.checked_mul(size.max(1)));
+    all.is_some_and(|all| all <= MOST_ELEMENTS)
+}
+
 impl Op {
+    /// What of a key from a file no op has, and what would do: sizes of nothing, but for rows and lengths, which an
+    /// expert without tokens has, and such as no memory holds. Arithmetic on the others does not wrap.
+    pub(crate) fn wrong(&self) -> Option<(String, String, &'static str)> {
+        let written = serde_json::to_value(self).expect("plain data");
+        let parts = written.as_object().expect("an op is written as an object");
+        let mut sizes: Vec<(&str, u64)> = parts
+            .iter()
+            .filter_map(|(name, size)| Some((name.as_str(), size.as_u64()?)))
+            .collect();
+        let may_be_none = |name: &str| matches!(name, "rows" | "len" | "groups");
+        if let Some((name, _)) = sizes
+            .iter()
+            .find(|(name, size)| *size == 0 && !may_be_none(name))
+        {
+            return Some(((*name).to_owned(), "0".to_owned(), "at least 1"));
+        }
+        // No operand has more dimensions.
+        let dimensions = if matches!(self, Self::Attention { .. }) {
+            4
+        } else {
+            3
+        };
+        sizes.sort_by_key(|(_, size)| std::cmp::Reverse(*size));
+        sizes.truncate(dimensions);
+        let numbers: Vec<u64> = sizes.iter().map(|(_, size)| *size).collect();
+        if is_shape(&numbers) {
+            return None;
+        }
+        let (name, size) = sizes[0];
+        Some((
+            name.to_owned(),
+            size.to_string(),
+            "sizes of what memory holds",
+        ))
+    }
+
     /// Which operation it is, whatever its shape.
     pub fn kind(&self) -> OpKind {
         match self {

@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::text::Event;
 use super::tree::Tree;
 use crate::dtype::Dtype;
-use crate::op::{Op, Pass, SweepKind};
+use crate::op::{Op, Pass, SweepKind, is_shape};
 
 /// An op's key.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -287,7 +287,8 @@ impl<'a, 'e> Call<'a, 'e> {
     /// Sizes of a tensor.
     fn dims(&self, index: usize) -> Option<Vec<u64>> {
         let dims = self.operand(index)?.as_array()?;
-        dims.iter().map(Value::as_u64).collect()
+        let dims: Vec<u64> = dims.iter().map(Value::as_u64).collect::<Option<_>>()?;
+        is_shape(&dims).then_some(dims)
     }
 
     fn len(&self, index: usize) -> Option<u64> {
@@ -448,7 +449,7 @@ impl<'a, 'e> Call<'a, 'e> {
         let [_, width] = self.rows(0)?;
         Some(Op::Sweep {
             kind: SweepKind::Gather,
-            len: self.len(2)? * width,
+            len: self.len(2)?.checked_mul(width)?,
             dtype: self.dtype(0)?,
         })
     }
