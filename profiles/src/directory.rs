@@ -38,9 +38,12 @@ pub enum Key {
 const SHORTEST_S: f64 = 1e-15;
 const LONGEST_S: f64 = 1e9;
 
+/// What is expected of a number of bytes.
+const BYTES: &str = "bytes that memory holds";
+
 impl Key {
     /// What of a key from a file nothing has, where in it, and what would do.
-    fn wrong(&self) -> Option<(String, String, &'static str)> {
+    fn wrong(&self) -> Option<(String, String, String)> {
         let no_size = |bytes: Bytes| (!is_shape(&[bytes.0])).then(|| bytes.0.to_string());
         match self {
             Self::Op(op) => {
@@ -54,18 +57,18 @@ impl Key {
                     ("ranks_per_domain", collective.ranks_per_domain),
                 ] {
                     if ranks == 0 {
-                        return Some((of(name), "0".to_owned(), "at least 1"));
+                        return Some((of(name), "0".to_owned(), "at least 1".to_owned()));
                     }
                 }
                 let found = no_size(collective.bytes)?;
-                Some((of("bytes"), found, "bytes that memory holds"))
+                Some((of("bytes"), found, BYTES.to_owned()))
             }
             Self::Host(cost) => {
                 let HostCost::Copy { bytes, .. } = cost else {
                     return None;
                 };
                 let found = no_size(*bytes)?;
-                Some(("host.bytes".to_owned(), found, "bytes that memory holds"))
+                Some(("host.bytes".to_owned(), found, BYTES.to_owned()))
             }
         }
     }
@@ -242,7 +245,7 @@ pub enum ProfileError {
         /// The value in the file.
         found: String,
         /// What would work.
-        expected: &'static str,
+        expected: String,
     },
     /// Measured on a device that the cluster does not have.
     #[error(
@@ -381,11 +384,11 @@ impl Profile {
     }
 
     pub(crate) fn validate(&self, path: &Path) -> Result<(), ProfileError> {
-        let invalid = |key: &str, found: String, expected| ProfileError::Invalid {
+        let invalid = |key: &str, found: String, expected: &str| ProfileError::Invalid {
             path: path.to_owned(),
             key: key.to_owned(),
             found,
-            expected,
+            expected: expected.to_owned(),
         };
         if self.version != PROFILE_VERSION {
             return Err(ProfileError::Version {
@@ -422,11 +425,8 @@ impl Profile {
         }
         for (index, sample) in self.samples.iter().enumerate() {
             if let Some((key, found, expected)) = sample.key.wrong() {
-                return Err(invalid(
-                    &format!("samples[{index}].key.{key}"),
-                    found,
-                    expected,
-                ));
+                let key = format!("samples[{index}].key.{key}");
+                return Err(invalid(&key, found, &expected));
             }
             timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
             let wrong = |seconds: &&f64| !(0.0..=LONGEST_S).contains(*seconds);
@@ -573,7 +573,7 @@ mod tests {
         check(&|text| text.replace("5e-6", "1e300"), "samples[1].seconds");
         check(
             &|text| text.replace("\"dim\": 4", "\"dim\": 0"),
-            "`samples[0].key.op.dim` is 0; expected at least 1",
+            "`samples[0].key.op.dim` is 0; expected 1 to ",
         );
         check(
             &|text| text.replace("\"dim\": 4", "\"dim\": 9223372036854775808"),

@@ -374,6 +374,9 @@ crate::named! {
     }
 }
 
+/// More heads than attention has in all its sequences.
+const MOST_HEADS: u64 = 1 << 20;
+
 /// Elements beyond which nothing is that an op works on: sums of a few such numbers of elements, in bits, are numbers
 /// still.
 const MOST_ELEMENTS: u64 = 1 << 56;
@@ -386,40 +389,51 @@ pub(crate) fn is_shape(sizes: &[u64]) -> bool {
 }
 
 impl Op {
-    /// What of a key from a file no op has, and what would do: sizes of nothing, but for rows and lengths, which an
-    /// expert without tokens has, and such as no memory holds. Arithmetic on the others does not wrap.
-    pub(crate) fn wrong(&self) -> Option<(String, String, &'static str)> {
+    /// What of a key from a file no op has, with what would do: sizes of nothing, but for rows and lengths, which an
+    /// expert without tokens has, and such as no model has. Prices make keys of all sizes between those of a
+    /// profile; arithmetic on them does not wrap either.
+    pub(crate) fn wrong(&self) -> Option<(String, String, String)> {
         let written = serde_json::to_value(self).expect("plain data");
         let parts = written.as_object().expect("an op is written as an object");
-        let mut sizes: Vec<(&str, u64)> = parts
-            .iter()
-            .filter_map(|(name, size)| Some((name.as_str(), size.as_u64()?)))
-            .collect();
-        let may_be_none = |name: &str| matches!(name, "rows" | "len" | "groups");
-        if let Some((name, _)) = sizes
-            .iter()
-            .find(|(name, size)| *size == 0 && !may_be_none(name))
-        {
-            return Some(((*name).to_owned(), "0".to_owned(), "at least 1"));
+        for (name, size) in parts {
+            let Some(size) = size.as_u64() else { continue };
+            let least = u64::from(!matches!(name.as_str(), "rows" | "len" | "groups"));
+            let most = self.most(name);
+            if !(least..=most).contains(&size) {
+                let expected = format!("{least} to {most}");
+                return Some((name.clone(), size.to_string(), expected));
+            }
         }
-        // No operand has more dimensions.
-        let dimensions = if matches!(self, Self::Attention { .. }) {
-            4
-        } else {
-            3
-        };
-        sizes.sort_by_key(|(_, size)| std::cmp::Reverse(*size));
-        sizes.truncate(dimensions);
-        let numbers: Vec<u64> = sizes.iter().map(|(_, size)| *size).collect();
-        if is_shape(&numbers) {
-            return None;
+        match *self {
+            Self::Attention { batch, heads, .. } if batch * heads > MOST_HEADS => {
+                let expected = format!("at most {MOST_HEADS} heads of all sequences");
+                Some(("heads".to_owned(), (batch * heads).to_string(), expected))
+            }
+            Self::Attention {
+                heads, kv_heads, ..
+            } if kv_heads > heads => {
+                let expected = format!("at most the {heads} heads of queries");
+                Some(("kv_heads".to_owned(), kv_heads.to_string(), expected))
+            }
+            _ => None,
         }
-        let (name, size) = sizes[0];
-        Some((
-            name.to_owned(),
-            size.to_string(),
-            "sizes of what memory holds",
-        ))
+    }
+
+    /// The most that a size may be.
+    fn most(&self, name: &str) -> u64 {
+        let is_grouped = matches!(self, Self::GroupedGemm { .. });
+        let is_latent = matches!(self, Self::LatentKv { .. });
+        match name {
+            "len" => 1 << 50,
+            "rows" if is_grouped => 1 << 28,
+            "n" | "k" if is_grouped => 1 << 21,
+            "groups" => 1 << 12,
+            "heads" if is_latent => 1 << 14,
+            "batch" | "heads" | "kv_heads" | "experts" | "topk" => MOST_HEADS,
+            "q_len" | "kv_len" => 1 << 24,
+            "qk_dim" | "v_dim" | "nope" | "rope" => 1 << 12,
+            _ => 1 << 30,
+        }
     }
 
     /// Which operation it is, whatever its shape.

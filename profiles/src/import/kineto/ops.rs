@@ -266,6 +266,13 @@ fn attention(name: &str) -> Option<Kernel> {
     })
 }
 
+/// The sizes of a tensor that there may be.
+fn sizes(dims: &Value) -> Option<Vec<u64>> {
+    let dims = dims.as_array()?.iter().map(Value::as_u64);
+    let dims: Vec<u64> = dims.collect::<Option<_>>()?;
+    is_shape(&dims).then_some(dims)
+}
+
 /// An op with its operands.
 struct Call<'a, 'e> {
     event: &'a Event<'e>,
@@ -286,9 +293,7 @@ impl<'a, 'e> Call<'a, 'e> {
 
     /// Sizes of a tensor.
     fn dims(&self, index: usize) -> Option<Vec<u64>> {
-        let dims = self.operand(index)?.as_array()?;
-        let dims: Vec<u64> = dims.iter().map(Value::as_u64).collect::<Option<_>>()?;
-        is_shape(&dims).then_some(dims)
+        sizes(self.operand(index)?)
     }
 
     fn len(&self, index: usize) -> Option<u64> {
@@ -457,10 +462,7 @@ impl<'a, 'e> Call<'a, 'e> {
     /// Elements of the tensors of a list, the first operand.
     fn listed(&self) -> Option<u64> {
         let list = self.operand(0)?.as_array()?;
-        let each = list.iter().map(|dims| {
-            let dims = dims.as_array()?;
-            dims.iter().map(Value::as_u64).product::<Option<u64>>()
-        });
-        each.sum::<Option<u64>>().filter(|&len| len > 0)
+        let add = |all: u64, dims: &Value| all.checked_add(sizes(dims)?.iter().product());
+        list.iter().try_fold(0, add).filter(|&len| len > 0)
     }
 }
