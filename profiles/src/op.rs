@@ -427,11 +427,10 @@ impl Op {
             "len" => 1 << 50,
             "rows" if is_grouped => 1 << 28,
             "n" | "k" if is_grouped => 1 << 21,
-            "groups" => 1 << 12,
             "heads" if is_latent => 1 << 14,
             "batch" | "heads" | "kv_heads" | "experts" | "topk" => MOST_HEADS,
             "q_len" | "kv_len" => 1 << 24,
-            "qk_dim" | "v_dim" | "nope" | "rope" => 1 << 12,
+            "groups" | "qk_dim" | "v_dim" | "nope" | "rope" => 1 << 12,
             _ => 1 << 30,
         }
     }
