@@ -284,6 +284,10 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
+    for threads in ["0", "1000000"] {
+        let found = format!("--threads: found {threads}, expected 1 to 1024");
+        refused(&["bench", "--threads", threads], 2, &[&found]);
+    }
 }
 
 #[test]
