@@ -693,12 +693,15 @@ pub(crate) struct BenchArgs {
     /// Tokens a sequence
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
-    /// Sequences a step, in one microbatch
+    /// Sequences a step
     #[arg(long, default_value_t = 4)]
     pub(crate) global_batch: u64,
-    /// Rank threads, which divide sequences and experts
+    /// Rank threads
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
+    /// Degrees to pin, e.g. tp=1,ep=4; the rest is what `plan` finds for this machine's cores
+    #[arg(long)]
+    pub(crate) layout: Option<PartialDegrees>,
     /// Where to run
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
