@@ -26,6 +26,7 @@ mod plan;
 mod profile;
 mod quickstart;
 mod signals;
+mod sizes;
 mod validate;
 mod watch;
 
