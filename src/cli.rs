@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Masters, Objective, Offload, Optimizer, Overlap, RecomputePlan,
+    CpComm, Dispatcher, DropPolicy, Masters, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
@@ -17,6 +17,7 @@ use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::flags::{self, Auto};
+use crate::sizes::Goal;
 
 /// Plan and run the training of Mixture-of-Experts language models.
 #[derive(Debug, Parser)]
@@ -182,9 +183,19 @@ pub(crate) struct PlanArgs {
     /// Percent of each device's memory that every plan leaves free
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MEMORY_HEADROOM)]
     pub(crate) memory_headroom: f64,
-    /// What is best
-    #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
-    pub(crate) objective: Objective,
+    /// What is best: cost and gpus try several numbers of GPUs up to --gpus, for the least cost of a token and for the
+    /// fewest GPUs that train --tokens by the --deadline
+    #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Goal::ALL, Goal::name))]
+    pub(crate) objective: Goal,
+    /// Tokens to train on, e.g. 15e12
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens: Option<f64>,
+    /// Days in which --tokens are to be trained
+    #[arg(long, value_name = "DAYS")]
+    pub(crate) deadline: Option<f64>,
+    /// What a GPU costs an hour, for --objective cost [default: what the cluster says]
+    #[arg(long, value_name = "USD")]
+    pub(crate) usd_per_gpu_hour: Option<f64>,
     /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
     #[arg(long, value_name = "LAYOUT")]
     pub(crate) why: Option<PartialDegrees>,

@@ -27,6 +27,7 @@ mod profile;
 mod quickstart;
 mod restart;
 mod signals;
+mod sizes;
 mod validate;
 mod watch;
 

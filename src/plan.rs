@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate, Why};
-use moefold_planner::choice::{Capacity, HostShare, Offload, StackName};
+use moefold_planner::choice::{Capacity, HostShare, Objective, Offload, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
@@ -19,6 +19,7 @@ use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::Output;
+use crate::sizes::{Goal, Wanted};
 use crate::watch::Watcher;
 
 /// Points of the front at most.
@@ -34,7 +35,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let profiles = load_profiles(&args.profile, &cluster)?;
     let watcher = Watcher::new(output, args.time_limit)?;
     let watch = |progress: &Progress| watcher.look(progress);
-    let question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
+    let wanted = Wanted::new(args, &cluster)?;
+    let mut question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
     }
@@ -48,18 +50,32 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             options.stack.name()
         ))?;
     }
-    let mut found = match question.search(&options) {
-        Ok(found) => found,
-        Err(error) if matches!(*error, PlanError::Stopped) => return Err(watcher.found_nothing()),
-        Err(error) => {
-            let failure = match refusal(*error) {
-                Failure::Infeasible(error) => question.short_of_memory(&options, output, error)?,
-                failure => failure,
-            };
-            watcher.done();
-            return Err(failure);
+    let mut found = if let Some(wanted) = wanted {
+        let sized = |gpus| {
+            let sized = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
+            sized.search(&options)
+        };
+        wanted.best(&cluster, gpus, &watcher, sized)?
+    } else {
+        match question.search(&options) {
+            Ok(found) => found,
+            Err(error) if matches!(*error, PlanError::Stopped) => {
+                return Err(watcher.found_nothing());
+            }
+            Err(error) => {
+                let failure = match refusal(*error) {
+                    Failure::Infeasible(error) => {
+                        question.short_of_memory(&options, output, error)?
+                    }
+                    failure => failure,
+                };
+                watcher.done();
+                return Err(failure);
+            }
         }
     };
+    let request = found.answer.request.as_ref();
+    question.gpus = request.map_or(gpus, |request| request.gpus);
     if args.front {
         question.add_front(&mut found, &options)?;
     }
@@ -194,6 +210,7 @@ impl<'a> Question<'a> {
                 }),
                 profiles: self.profiles.iter().map(used).collect(),
                 why: None,
+                sizes: Vec::new(),
             },
             alternatives: result.alternatives,
         })
@@ -404,7 +421,11 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.masters = args.masters;
     options.optimizer_offload = HostShare(args.optimizer_offload_fraction);
     options.grad_dtype = args.grad_dtype;
-    options.objective = args.objective;
+    options.objective = match args.objective {
+        Goal::Memory => Objective::Memory,
+        // On given GPUs the fastest is the cheapest.
+        Goal::Throughput | Goal::Cost | Goal::Gpus => Objective::Throughput,
+    };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;
     if args.routing != "balanced" {

@@ -55,6 +55,117 @@ fn mixtral<'a>(more: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
+/// Each number of GPUs comes to what a search of it alone does, and the best is the least of them.
+#[test]
+fn differential_numbers_of_gpus_are_searches_of_each() {
+    const QWEN: [&str; 11] = [
+        "plan",
+        "--model",
+        "qwen3-30b-a3b",
+        "--cluster",
+        "dgx-h100",
+        "--seq-len",
+        "4096",
+        "--global-batch",
+        "64",
+        "--layout",
+        "mbs=1,cp=1,vpp=1",
+    ];
+    let ask = |more: &[&str]| answer(&[&QWEN[..], &["--json"], more].concat());
+    let text = "--gpus 40 --objective cost --tokens 1e12 --usd-per-gpu-hour 2";
+    let found = ask(&text.split_whitespace().collect::<Vec<_>>());
+    let sizes = found["sizes"].as_array().expect("several");
+    assert!(sizes.len() > 2, "{sizes:?}");
+    let of = |size: &Value, key: &str| size[key].as_f64().expect("a number");
+    let mut least = f64::INFINITY;
+    for size in sizes {
+        let gpus = size["gpus"].to_string();
+        let alone = ask(&["--gpus", &gpus]);
+        let step_s = of(&alone["plans"][0]["predicted"], "step_s");
+        assert_eq!(of(size, "step_s"), step_s);
+        // 4096 * 64 tokens a step, in days of 86 400 s, at 2 dollars for 3600 s of a GPU.
+        let seconds = step_s * 1e12 / 262_144.0;
+        let usd = seconds * of(size, "gpus") * 2.0 / 3600.0;
+        assert!((of(size, "days") * 86_400.0 / seconds - 1.0).abs() < 1e-9);
+        assert!((of(size, "usd_per_trillion_tokens") / usd - 1.0).abs() < 1e-9);
+        least = least.min(of(size, "usd_per_trillion_tokens"));
+    }
+    let chosen = |found: &Value| {
+        let gpus = found["request"]["gpus"].as_f64();
+        let sizes = found["sizes"].as_array().expect("several");
+        let chosen = sizes.iter().find(|size| size["gpus"].as_f64() == gpus);
+        chosen.expect("among them").clone()
+    };
+    assert_eq!(of(&chosen(&found), "usd_per_trillion_tokens"), least);
+    // A deadline between two of them asks for the larger.
+    let [.., before, last] = &sizes[..] else {
+        unreachable!("more than two");
+    };
+    let deadline = (of(before, "days") + of(last, "days")) / 2.0;
+    let deadline = format!("--deadline={deadline}");
+    let in_time = ask(&[
+        "--gpus",
+        "40",
+        "--objective",
+        "gpus",
+        "--tokens",
+        "1e12",
+        &deadline,
+    ]);
+    assert_eq!(in_time["request"]["gpus"], last["gpus"]);
+    let too_late = [
+        &QWEN[..],
+        &[
+            "--gpus",
+            "40",
+            "--objective",
+            "gpus",
+            "--tokens",
+            "1e12",
+            "--deadline",
+            "0.1",
+        ],
+    ]
+    .concat();
+    refused(
+        &too_late,
+        3,
+        &["up to 40", "1e12 tokens in 0.1 days", "40 take"],
+    );
+}
+
+#[test]
+fn what_several_numbers_of_gpus_need_is_asked_for() {
+    for (more, parts) in [
+        (&["--objective", "gpus"][..], &["--tokens is missing"][..]),
+        (
+            &["--objective", "gpus", "--tokens", "1e12"],
+            &["--deadline is missing"],
+        ),
+        (
+            &["--objective", "cost", "--deadline", "3"],
+            &["--tokens is missing"],
+        ),
+        (
+            &["--tokens", "1e12"],
+            &["--tokens goes with --objective cost or gpus", "throughput"],
+        ),
+        (
+            &["--objective", "cost", "--tokens=-3"],
+            &["--tokens: found -3", "above 0"],
+        ),
+    ] {
+        refused(&mixtral(more), 2, parts);
+    }
+    let local = "plan --model tiny-mixtral --cluster local --gpus 4 --seq-len 64 --global-batch 8 --objective cost";
+    let local: Vec<&str> = local.split_whitespace().collect();
+    refused(
+        &local,
+        2,
+        &["has no `usd_per_gpu_hour`", "--usd-per-gpu-hour"],
+    );
+}
+
 #[test]
 fn a_search_has_as_long_as_it_is_given() {
     refused(

@@ -34,6 +34,9 @@ pub struct Answer {
     /// Profiles that prices came from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<ProfileUsed>,
+    /// What other numbers of GPUs come to, where several were tried; the plans are of `request.gpus`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<Size>,
     /// What became of a layout that was asked about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
@@ -101,6 +104,24 @@ pub enum Verdict {
     Slower,
 }
 
+/// What the fastest plan of a number of GPUs comes to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Size {
+    /// GPUs.
+    pub gpus: u32,
+    /// Seconds a step.
+    pub step_s: f64,
+    /// Tokens a second on all of them.
+    pub tokens_per_s: f64,
+    /// Days to train on as many tokens as were asked for, if any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub days: Option<f64>,
+    /// Dollars for training on 10^12 tokens, where a GPU has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usd_per_trillion_tokens: Option<f64>,
+}
+
 impl Answer {
     /// Refuses layouts that are not legal for what was asked, and predictions that are negative or
     /// no numbers, or do not add up, as a plan's file does; `path` is named in errors. An answer
@@ -113,6 +134,24 @@ impl Answer {
             match asked {
                 Some((model, request)) => plan.check(&place, model, request)?,
                 None => plan.check_predicted(&place)?,
+            }
+        }
+        for (index, size) in self.sizes.iter().enumerate() {
+            let prefix = &format!("sizes[{index}].");
+            let place = Place { path, prefix };
+            let optional = [
+                ("days", size.days),
+                ("usd_per_trillion_tokens", size.usd_per_trillion_tokens),
+            ];
+            let optional = optional
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, value?)));
+            let given = [("step_s", size.step_s), ("tokens_per_s", size.tokens_per_s)];
+            for (key, found) in given.into_iter().chain(optional) {
+                if !found.is_finite() || found < 0.0 {
+                    let expected = "a finite number of at least 0".to_owned();
+                    return Err(place.prediction(key, found.to_string(), expected));
+                }
             }
         }
         let inside = self.search.inside_domain.as_ref();

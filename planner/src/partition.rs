@@ -75,24 +75,7 @@ pub fn uniform(layers: u32, pp: u32, vpp: u32) -> Option<Vec<Vec<u32>>> {
 /// are fewer layers than stages that need one.
 pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
     let line = Line::new(weights, stages as usize)?;
-    let (layers, stages) = (line.layers(), line.stages);
-    let whole = line.weight(0, 0, layers).saturating_add(line.last);
-    let mut cuts = vec![0; stages + 1];
-    cuts[stages] = layers;
-    for stage in 1..stages {
-        let share = u128::from(whole) * stage as u128 / stages as u128;
-        // Layers for the stages behind must be left, and each before needs one.
-        let most = layers - (stages - 1 - stage) - line.needs(stages - 1);
-        let mut cut = cuts[stage - 1] + line.needs(stage - 1);
-        let middle = |at: usize| {
-            let before = u128::from(line.first) + u128::from(line.before[at]);
-            before + u128::from(line.before[at + 1] - line.before[at]) / 2
-        };
-        while cut < most && middle(cut) <= share {
-            cut += 1;
-        }
-        cuts[stage] = cut;
-    }
+    let cuts = line.in_one_pass();
     let held = cuts
         .windows(2)
         .map(|cut| (cut[0] as u32..cut[1] as u32).collect());
@@ -152,9 +135,38 @@ impl Line {
         }
     }
 
+    /// Cuts into stages of about equal weight.
+    fn in_one_pass(&self) -> Vec<usize> {
+        let (layers, stages) = (self.layers(), self.stages);
+        let whole = self.before[layers].saturating_add(self.first);
+        let whole = whole.saturating_add(self.last);
+        let mut cuts = vec![0; stages + 1];
+        cuts[stages] = layers;
+        for stage in 1..stages {
+            let share = u128::from(whole) * stage as u128 / stages as u128;
+            // Layers for the stages behind must be left, and each before needs one.
+            let most = layers - (stages - 1 - stage) - self.needs(stages - 1);
+            let mut cut = cuts[stage - 1] + self.needs(stage - 1);
+            let middle = |at: usize| {
+                let before = u128::from(self.first) + u128::from(self.before[at]);
+                before + u128::from(self.before[at + 1] - self.before[at]) / 2
+            };
+            while cut < most && middle(cut) <= share {
+                cut += 1;
+            }
+            cuts[stage] = cut;
+        }
+        cuts
+    }
+
     /// The cuts whose heaviest stage is least, and among those the sum of squares.
     fn least_heaviest_stage(&self) -> Vec<usize> {
-        let (least, _) = self.best(u64::MAX, |best, stage| best.max(u128::from(stage)));
+        // No heavier than any cut's.
+        let cuts = self.in_one_pass();
+        let stages = cuts.windows(2).enumerate();
+        let known = stages.map(|(stage, cut)| self.weight(stage, cut[0], cut[1]));
+        let known = known.max().unwrap_or(u64::MAX);
+        let (least, _) = self.best(known, |best, stage| best.max(u128::from(stage)));
         let squares = |sum: u128, stage: u64| sum.saturating_add(u128::from(stage).pow(2));
         let cap = u64::try_from(least).unwrap_or(u64::MAX);
         self.best(cap, squares).1
@@ -196,7 +208,7 @@ impl Line {
     }
 
     fn partition(&self, cuts: &[usize], pp: usize) -> Partition {
-        let balance = self.balance(cuts, pp, &mut Vec::new());
+        let balance = self.balance(cuts, pp);
         let stages = cuts
             .windows(2)
             .map(|cut| (cut[0] as u32..cut[1] as u32).collect());

@@ -11,6 +11,7 @@ use moefold_profiles::{Category, TensorClass};
 
 use crate::draw::color;
 use crate::format::{self, MemoryUnit, TimeUnit};
+use crate::sizes;
 use crate::subject::json_word;
 use crate::tables::Table;
 
@@ -60,6 +61,10 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             out.push('\n');
             out.push_str(&lost.text());
         }
+    }
+    if let Some(sizes) = sizes::table(answer) {
+        out.push('\n');
+        out.push_str(&sizes.text());
     }
     if let Some(why) = &answer.why {
         out.push('\n');
@@ -556,7 +561,7 @@ fn search(search: &SearchRecord) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moefold_planner::answer::InsideDomain;
+    use moefold_planner::answer::{InsideDomain, Size};
     use moefold_planner::plan::Outcome;
     use moefold_profiles::units::Seconds;
 
@@ -710,6 +715,22 @@ mod tests {
         let part =
             "the search was stopped, and 41 223 that it has not looked at could gain at most 2.0%";
         assert!(text.contains(part), "{text}");
+    }
+
+    #[test]
+    fn golden_sizes_have_a_row_each_and_what_is_known() {
+        let mut answer = sample::answer(1);
+        let size = |gpus: u32, step_s: f64| Size {
+            gpus,
+            step_s,
+            tokens_per_s: 1e6 / step_s,
+            days: Some(step_s * 10.0),
+            usd_per_trillion_tokens: None,
+        };
+        answer.sizes = vec![size(64, 20.0), size(128, 11.0)];
+        let text = plan_table(&answer, &[]);
+        let table = "\nGPUs  step (s)  tokens/s  days\n  64      20.0    50 000   200\n 128      11.0    90 909   110  #1\n";
+        assert!(text.contains(table), "{text}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod ops;
 mod plots;
 #[cfg(test)]
 mod sample;
+mod sizes;
 mod subject;
 pub mod tables;
 

@@ -170,6 +170,7 @@ pub(crate) fn answer(count: usize) -> Answer {
         .collect();
     Answer {
         plans,
+        sizes: Vec::new(),
         search: SearchRecord {
             unseen: None,
             told_apart: Some(0.06),

@@ -10,8 +10,6 @@ impl Line {
             line: self,
             pp,
             moves_left: usize::MAX,
-            moved: Vec::new(),
-            ranks: Vec::new(),
         };
         let (mut best, optimum) = search.descend(cuts);
         let mut best_cuts = optimum.clone();
@@ -42,82 +40,138 @@ impl Line {
         cuts[stage + 1] - cuts[stage] > self.needs(stage)
     }
 
-    /// Weighs cuts; `ranks` is scratch space and holds the weight of each rank afterwards.
-    pub(super) fn balance(&self, cuts: &[usize], pp: usize, ranks: &mut Vec<u64>) -> Balance {
-        ranks.clear();
-        ranks.resize(pp, 0);
-        let (mut max_stage, mut stages_there, mut rank) = (0, 0, 0);
-        for stage in 0..self.stages {
-            let weight = self.weight(stage, cuts[stage], cuts[stage + 1]);
-            ranks[rank] = ranks[rank].saturating_add(weight);
-            rank = if rank + 1 == pp { 0 } else { rank + 1 };
-            if weight > max_stage {
-                (max_stage, stages_there) = (weight, 0);
-            }
-            stages_there += usize::from(weight == max_stage);
+    /// Weighs cuts.
+    pub(super) fn balance(&self, cuts: &[usize], pp: usize) -> Balance {
+        self.loads(cuts, pp).balance()
+    }
+
+    fn loads(&self, cuts: &[usize], pp: usize) -> Loads {
+        let stages = 0..self.stages;
+        let weight = |stage| self.weight(stage, cuts[stage], cuts[stage + 1]);
+        let stages: Vec<u64> = stages.map(weight).collect();
+        let mut ranks = vec![0_u64; pp];
+        for (stage, &weight) in stages.iter().enumerate() {
+            let rank = &mut ranks[stage % pp];
+            *rank = rank.saturating_add(weight);
         }
-        let max_rank = ranks.iter().copied().max().unwrap_or(0);
+        Loads { stages, ranks }
+    }
+}
+
+/// What stages weigh, and the ranks that have them.
+struct Loads {
+    stages: Vec<u64>,
+    ranks: Vec<u64>,
+}
+
+impl Loads {
+    fn set(&mut self, stage: usize, weight: u64) {
+        let before = std::mem::replace(&mut self.stages[stage], weight);
+        if before != weight {
+            let pp = self.ranks.len();
+            let rank = &mut self.ranks[stage % pp];
+            *rank = rank.wrapping_add(weight).wrapping_sub(before);
+        }
+    }
+
+    fn heaviest(of: &[u64]) -> u64 {
+        of.iter().fold(0, |most, &weight| most.max(weight))
+    }
+
+    fn balance(&self) -> Balance {
+        let (max_rank, max_stage) = (Self::heaviest(&self.ranks), Self::heaviest(&self.stages));
+        let there = |of: &[u64], most| of.iter().filter(|&&weight| weight == most).count();
         Balance {
             pace: pace(max_rank, max_stage),
             max_rank,
-            ranks_there: ranks.iter().filter(|&&rank| rank == max_rank).count(),
+            ranks_there: there(&self.ranks, max_rank),
             max_stage,
-            stages_there,
+            stages_there: there(&self.stages, max_stage),
         }
+    }
+
+    /// The balance where it is better than another.
+    fn better_than(&self, other: Balance) -> Option<Balance> {
+        let (max_rank, max_stage) = (Self::heaviest(&self.ranks), Self::heaviest(&self.stages));
+        if (pace(max_rank, max_stage), max_rank) > (other.pace, other.max_rank) {
+            return None;
+        }
+        Some(self.balance()).filter(|balance| *balance < other)
     }
 }
 
 /// Moves that variations of a first optimum may try: about a millisecond's worth.
 const MOVES: usize = 1 << 12;
 
-/// A descent over single moves, with its scratch space.
+/// A descent over single moves.
 struct Descent<'a> {
     line: &'a Line,
     pp: usize,
     moves_left: usize,
-    moved: Vec<usize>,
-    ranks: Vec<u64>,
 }
 
 impl Descent<'_> {
     /// Moves layers between stages while the balance improves.
     fn descend(&mut self, mut cuts: Vec<usize>) -> (Balance, Vec<usize>) {
-        let mut balance = self.line.balance(&cuts, self.pp, &mut self.ranks);
+        let mut balance = self.line.balance(&cuts, self.pp);
         while let Some((better, source, target)) = self.better_move(&cuts, balance) {
             balance = better;
             shift(&mut cuts, source, target);
+            debug_assert_eq!(balance, self.line.balance(&cuts, self.pp));
         }
         (balance, cuts)
     }
 
-    /// The best single move off a heaviest rank or stage, if any is an improvement. The balance is
-    /// that of the cuts, and the ranks still hold their weights.
+    /// The best single move off a heaviest rank or stage, if any is an improvement. The balance is that of the cuts.
+    ///
+    /// From one target to the next only the weights of a few stages change: of the source, of both targets, and of
+    /// those between where layers differ.
     fn better_move(&mut self, cuts: &[usize], balance: Balance) -> Option<(Balance, usize, usize)> {
         let line = self.line;
-        line.balance(cuts, self.pp, &mut self.ranks);
+        let mut loads = line.loads(cuts, self.pp);
+        let plain = loads.stages.clone();
         let heavy: Vec<usize> = (0..line.stages)
             .filter(|&stage| {
-                let weight = line.weight(stage, cuts[stage], cuts[stage + 1]);
-                let heaviest = self.ranks[stage % self.pp] == balance.max_rank;
-                (heaviest || weight == balance.max_stage) && line.can_give(cuts, stage)
+                let heaviest = loads.ranks[stage % self.pp] == balance.max_rank;
+                (heaviest || plain[stage] == balance.max_stage) && line.can_give(cuts, stage)
             })
             .collect();
+        let weight = |stage: usize, from: usize, to: usize| line.weight(stage, from, to);
         let mut best = None;
         let mut least = balance;
         for source in heavy {
+            let (from, to) = (cuts[source], cuts[source + 1]);
+            loads.set(source, weight(source, from + 1, to));
+            for stage in 1..source {
+                loads.set(stage, weight(stage, cuts[stage] + 1, cuts[stage + 1] + 1));
+            }
             for target in (0..line.stages).filter(|&target| target != source) {
                 if self.moves_left == 0 {
                     return best;
                 }
                 self.moves_left -= 1;
-                self.moved.clear();
-                self.moved.extend_from_slice(cuts);
-                shift(&mut self.moved, source, target);
-                let moved = line.balance(&self.moved, self.pp, &mut self.ranks);
-                if moved < least {
-                    least = moved;
-                    best = Some((moved, source, target));
+                let (first, last) = (cuts[target], cuts[target + 1]);
+                if target < source {
+                    loads.set(target, weight(target, first, last + 1));
+                } else {
+                    if target == source + 1 {
+                        loads.set(source, weight(source, from, to - 1));
+                    }
+                    loads.set(target, weight(target, first - 1, last));
                 }
+                if let Some(better) = loads.better_than(least) {
+                    least = better;
+                    best = Some((better, source, target));
+                }
+                let passed = if target < source {
+                    plain[target]
+                } else {
+                    weight(target, first - 1, last - 1)
+                };
+                loads.set(target, passed);
+            }
+            for (stage, &weight) in plain.iter().enumerate().skip(source) {
+                loads.set(stage, weight);
             }
         }
         best

@@ -21,7 +21,7 @@ pub(crate) struct Room<'a> {
     /// By pipeline rank.
     occupancies: &'a [Vec<Occupancy>],
     /// What tensors may take of a device.
-    room: f64,
+    free: f64,
     /// What a message between stages takes.
     message: f64,
     /// State of a layer of each kind; the kinds that there are, the heaviest first.
@@ -99,11 +99,11 @@ impl<'a> Room<'a> {
         let overhead = overhead(case);
         let all = capacity.0.saturating_sub(overhead.0) as f64;
         // Bytes are rounded, here and where they are counted.
-        let room = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
+        let free = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
         Some(Self {
             case,
             occupancies,
-            room,
+            free,
             message: step.message.total() as f64,
             kinds,
             ends,
@@ -202,7 +202,7 @@ impl<'a> Room<'a> {
                 }
                 let live = at.live.iter().copied().min().map_or(0.0, f64::from);
                 let each = least.state + least.saved * live;
-                ((self.room - taken) / each).max(0.0) as u64
+                ((self.free - taken) / each).max(0.0) as u64
             };
             occupancies.iter().map(most_at).min().unwrap_or(u64::MAX)
         };
