@@ -47,7 +47,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let mut found = match question.ask(&options) {
         Ok(found) => found,
         Err(Failure::Infeasible(error)) => {
-            return Err(question.short_of_memory(&options, output, error)?);
+            return Err(question.short_of_memory(&options, output, &error)?);
         }
         Err(failure) => return Err(failure),
     };
@@ -173,7 +173,7 @@ impl<'a> Question<'a> {
         &self,
         options: &SearchOptions,
         output: Output,
-        error: anyhow::Error,
+        error: &anyhow::Error,
     ) -> Result<Failure, Failure> {
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
