@@ -2,10 +2,12 @@
 
 use anyhow::anyhow;
 use moefold_executor::bench::{BenchOptions, BenchResult, measure};
+use moefold_planner::choice::StackName;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::Model;
+use moefold_planner::options::SearchOptions;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Category, Dtype};
+use moefold_profiles::{Category, Dtype, presets as clusters};
 use moefold_reports::format;
 use moefold_reports::tables::Table;
 
@@ -13,12 +15,14 @@ use crate::cli::BenchArgs;
 use crate::device;
 use crate::failure::{Failure, failure};
 use crate::output::Output;
+use crate::plan::Question;
 
 pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
     for (flag, value) in [
         ("steps", u64::from(args.steps)),
         ("seq-len", args.seq_len),
         ("global-batch", args.global_batch),
+        ("ranks", u64::from(args.ranks)),
     ] {
         if value == 0 {
             return Err(Failure::Request(anyhow!(
@@ -27,16 +31,23 @@ pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
         }
     }
     let model = Model::resolve(&args.model).map_err(Failure::request)?;
+    let batch = Batch {
+        seq_len: args.seq_len,
+        global_batch: args.global_batch,
+    };
+    let asked = SearchOptions {
+        pins: args.layout.unwrap_or_default(),
+        top: 1,
+        ..SearchOptions::new(batch, StackName::Moefold)
+    };
+    let cluster = clusters::local(args.ranks);
+    let found = Question::new(&model, &cluster, args.ranks, &[]).ask(&asked)?;
     let options = BenchOptions {
-        batch: Batch {
-            seq_len: args.seq_len,
-            global_batch: args.global_batch,
-        },
-        ranks: args.ranks,
+        batch,
         device: device::choose(args.device, output)?.spec(Dtype::F32, args.threads),
         steps: u64::from(args.steps),
     };
-    let result = measure(&model, &options).map_err(failure)?;
+    let result = measure(&model, &found.answer.plans[0], &options).map_err(failure)?;
     output.answer(&result, || text(&result))
 }
 
@@ -44,7 +55,7 @@ fn text(result: &BenchResult) -> String {
     let [slow, fast] = result.tokens_per_s_quartiles;
     let mut text = format!(
         "{}, {:.1} million parameters, f32;\n\
-         {} sequences of {} tokens a step, {} steps on {} rank(s), {}\n\n\
+         {} sequences of {} tokens a step, {} steps on {} rank(s), {}, {}\n\n\
          tokens/s     {:.0} at the median step ({slow:.0} to {fast:.0} at the quartiles)\n\
          GFLOP/s      {:.1} of model work\n\
          step         {:.1} ms\n\
@@ -57,6 +68,7 @@ fn text(result: &BenchResult) -> String {
         result.steps,
         result.ranks,
         result.device,
+        format::layout(&result.layout),
         result.tokens_per_s,
         result.model_gflops,
         result.step_s * 1e3,

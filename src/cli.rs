@@ -291,7 +291,7 @@ pub(crate) struct ExecuteArgs {
     pub(crate) eval_iters: Option<u32>,
     /// Walk one rank's step without devices, data or weights: memory, collectives and a trace with
     /// predicted times
-    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
+    #[arg(long, conflicts_with_all = ["data", "text", "split", "valid_data", "verify_data", "eval_interval", "eval_iters", "init", "resume", "goes_on", "restarts", "save_every", "stop_within", "save_hf", "profile_out", "launch", "device"])]
     pub(crate) dry_run: bool,
     /// The rank that --dry-run walks [default: 0]
     #[arg(long, value_name = "R", requires = "dry_run")]
@@ -320,6 +320,22 @@ pub(crate) struct ExecuteArgs {
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
+    /// Go on in the directory of --out from its newest checkpoint; without one, begin there as the other flags say.
+    /// The same command starts a run and takes it up again
+    #[arg(long = "continue", requires = "out")]
+    pub(crate) goes_on: bool,
+    /// With --launch processes: start the ranks again from the newest checkpoint after one has died or hung, at most N
+    /// times
+    #[arg(long, value_name = "N", requires = "save_every", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) restarts: Option<u32>,
+    /// Plan again for the ranks that are left, and go on with them, once a rank has died DEATHS times at its place
+    /// without a checkpoint in between [default: 2; --elastic=1: with every death]
+    #[arg(long, value_name = "DEATHS", requires = "restarts", num_args = 0..=1, require_equals = true,
+        default_missing_value = "2", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) elastic: Option<u32>,
+    /// The plan to run instead, which was made for the ranks that are left
+    #[arg(long, value_name = "PLAN", hide = true)]
+    pub(crate) replanned: Option<PathBuf>,
     /// Write what every op and collective took as a profile directory too; the run directory is one
     #[arg(long, value_name = "DIR")]
     pub(crate) profile_out: Option<PathBuf>,
@@ -673,12 +689,15 @@ pub(crate) struct BenchArgs {
     /// Tokens a sequence
     #[arg(long, default_value_t = 256)]
     pub(crate) seq_len: u64,
-    /// Sequences a step, in one microbatch
+    /// Sequences a step
     #[arg(long, default_value_t = 4)]
     pub(crate) global_batch: u64,
-    /// Rank threads, which divide sequences and experts
+    /// Rank threads
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
+    /// Degrees to pin, e.g. tp=1,ep=4; the rest is what `plan` finds for this machine's cores
+    #[arg(long)]
+    pub(crate) layout: Option<PartialDegrees>,
     /// Where to run
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,

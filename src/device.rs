@@ -92,12 +92,14 @@ impl Gpu {
 impl Chosen {
     /// The device of a plan's ranks: what weights and activations are stored in follows from its
     /// precision, and what each reserves from what the planner says of its tensors. Refuses what
-    /// the devices have no room for, or are too few for.
+    /// the devices have no room for, or are too few for, and what the host has no room for; where a run `saves`
+    /// checkpoints, with the copies that they are written from.
     pub(crate) fn of_plan(
         &self,
         plan: &Plan,
         launch: Launch,
         threads_per_rank: Option<usize>,
+        saves: bool,
     ) -> Result<DeviceSpec, Failure> {
         let spec = self.spec(plan.planned.precision.activation(), threads_per_rank);
         support::check(&plan.planned, &plan.model, &spec).map_err(|refused| {
@@ -110,12 +112,13 @@ impl Chosen {
             Failure::Request(anyhow!("{refused}{hint}"))
         })?;
         if let (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) = (self, spec) {
-            return Ok(DeviceSpec::Cuda {
-                dtype,
-                reserve: Some(fit::check(plan, gpus, launch)?),
-            });
+            let reserve = Some(fit::check(plan, gpus, launch)?);
+            if saves {
+                host::check(plan, launch, [false, true])?;
+            }
+            return Ok(DeviceSpec::Cuda { dtype, reserve });
         }
-        host::check(plan, launch)?;
+        host::check(plan, launch, [true, saves])?;
         Ok(spec)
     }
 

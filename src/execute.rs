@@ -36,6 +36,7 @@ use crate::dry_run;
 use crate::failure::{Failure, failure};
 use crate::launch::{self, OnSignal};
 use crate::output::Output;
+use crate::restart::{self, Restarts};
 use crate::signals;
 
 /// Steps after warm-up whose spans go into `trace.json`: enough to see a pattern, few enough to open.
@@ -65,11 +66,19 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             "nothing to train on: give --text FILE... or --data PREFIX... (PREFIX.bin, PREFIX.idx)"
         )));
     }
-    let plan = Plan::load(&args.plan).map_err(Failure::request)?;
-    let device = device::choose(args.device, output)?.of_plan(&plan, args.launch, None)?;
+    let plan = Plan::load(args.replanned.as_ref().unwrap_or(&args.plan));
+    let plan = plan.map_err(Failure::request)?;
+    let restarts = Restarts::of(args)?;
+    let chosen = device::choose(args.device, output)?;
+    let device = chosen.of_plan(&plan, args.launch, None, args.save_every.is_some())?;
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
-        Launch::Processes => return launch::processes(plan.request.gpus, OnSignal::Tell),
+        Launch::Processes => {
+            return match restarts {
+                Some(restarts) => restart::run(args, plan, &chosen, restarts, output),
+                None => launch::processes(plan.request.gpus, OnSignal::Tell),
+            };
+        }
         Launch::Env => World::process(launch::from_environment()?)
             .heartbeat(Duration::from_secs_f64(args.heartbeat_s))
             .listen()
@@ -221,25 +230,32 @@ fn described(saved: &Written) -> String {
 
 /// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
 fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
-    let Some(path) = &args.resume else {
-        return Ok(match args.init.to_str() {
-            Some("random") => Init::Random,
-            _ => Init::HuggingFace(args.init.clone()),
-        });
-    };
-    let found = checkpoint::find(path).map_err(failure)?;
+    let (mut found, mut passed_over) = (None, Vec::new());
+    if let (true, Some(dir)) = (args.goes_on, &args.out) {
+        (found, passed_over) = checkpoint::newest(dir).map_err(failure)?;
+    }
+    if let (None, Some(path)) = (&found, &args.resume) {
+        let other = checkpoint::find(path).map_err(failure)?;
+        passed_over.extend(other.passed_over);
+        found = Some(other.resumed);
+    }
     if let Some(output) = output {
-        for why in &found.passed_over {
+        for why in &passed_over {
             output.note(why)?;
         }
-        let from = &found.resumed;
-        output.say(&format!(
-            "going on from {}, after {} steps",
-            from.checkpoint.display(),
-            from.step
-        ))?;
+        if let Some(from) = &found {
+            output.say(&format!(
+                "going on from {}, after {} steps",
+                from.checkpoint.display(),
+                from.step
+            ))?;
+        }
     }
-    Ok(Init::Resume(found.resumed))
+    Ok(match (found, args.init.to_str()) {
+        (Some(from), _) => Init::Resume(from),
+        (None, Some("random")) => Init::Random,
+        (None, _) => Init::HuggingFace(args.init.clone()),
+    })
 }
 
 /// What a run will write, held and tried before its first step.
@@ -251,6 +267,7 @@ struct Claims {
 impl Claims {
     fn of(args: &ExecuteArgs, plan: &Plan) -> Result<Self, Failure> {
         let run = match &args.out {
+            Some(dir) if args.goes_on => RunDir::claim_again(dir),
             Some(dir) => RunDir::claim(dir),
             None => Claim::numbered(Path::new("runs"), "run"),
         };

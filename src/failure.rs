@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use moefold_executor::Error;
+use moefold_executor::error::Blame;
 
 use crate::signals;
 
@@ -41,6 +42,12 @@ impl Failure {
             Self::Infeasible(_) => 3,
             Self::Signalled(signal, _) => signals::code(*signal) as u8,
         })
+    }
+
+    /// Whose failure it is, where it is one of ranks.
+    pub(crate) fn blame(&self) -> Blame {
+        let error = self.error().and_then(|error| error.downcast_ref::<Error>());
+        error.map_or(Blame::Own, Error::blame)
     }
 
     fn error(&self) -> Option<&anyhow::Error> {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 
+use moefold_executor::error::Blame;
 use moefold_executor::transport::{Launched, SECRET_VARIABLE, new_secret};
 
 use crate::cli::Launch;
@@ -82,8 +83,39 @@ pub(crate) fn processes(ranks: u32, on_signal: OnSignal) -> Result<(), Failure> 
     if on_signal == OnSignal::Tell {
         signals::catch()?;
     }
+    attempt(ranks, &[], None).map_err(|broken| broken.failure)
+}
+
+/// How processes came to no good end.
+pub(crate) struct Broken {
+    /// What a user hears.
+    pub(crate) failure: Failure,
+    /// The ranks that it is because of, as far as that is known.
+    pub(crate) culprits: Vec<u32>,
+    /// Whether the same command again would come to the same, or was not asked for.
+    pub(crate) is_final: bool,
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            culprits: Vec::new(),
+            is_final: true,
+        }
+    }
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Failure::from(error).into()
+    }
+}
+
+/// Runs this command on `ranks` processes, with `added` flags and the GPUs that are `shown`, else all.
+pub(crate) fn attempt(ranks: u32, added: &[OsString], shown: Option<&str>) -> Result<(), Broken> {
     let program = std::env::current_exe()?;
-    let arguments = with_env(std::env::args_os().skip(1));
+    let arguments = of_rank(std::env::args_os().skip(1), added);
     let port = free_port()?.to_string();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let secret = new_secret();
@@ -106,6 +138,9 @@ pub(crate) fn processes(ranks: u32, on_signal: OnSignal) -> Result<(), Failure> 
             .env(PARENT_VARIABLE, "1")
             .stdin(Stdio::piped())
             .stderr(Stdio::piped());
+        if let Some(shown) = shown {
+            command.env("CUDA_VISIBLE_DEVICES", shown);
+        }
         if rank > 0 {
             command.stdout(Stdio::null());
         }
@@ -115,7 +150,6 @@ pub(crate) fn processes(ranks: u32, on_signal: OnSignal) -> Result<(), Failure> 
             .map_err(Failure::Runtime)?;
         let errors = process.stderr.take().expect("it was piped");
         family.0.push(Member {
-            rank,
             errors: Some(thread::spawn(move || listen(errors, rank == 0))),
             process,
             ended: None,
@@ -124,22 +158,40 @@ pub(crate) fn processes(ranks: u32, on_signal: OnSignal) -> Result<(), Failure> 
     family.wait()
 }
 
-/// The arguments of a rank: `--launch env`, the rest as it is.
-fn with_env(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut replaced = Vec::new();
-    let mut is_value = false;
-    for argument in arguments {
+/// The arguments of a rank: `--launch env`, `added` flags in place of those of the same name, and none that are the
+/// parent's alone.
+fn of_rank(arguments: impl Iterator<Item = OsString>, added: &[OsString]) -> Vec<OsString> {
+    let is_added = |name: &str| added.iter().any(|flag| flag == name);
+    let mut kept = Vec::new();
+    let mut added_at = None;
+    let mut arguments = arguments.peekable();
+    while let Some(argument) = arguments.next() {
         let text = argument.to_string_lossy();
-        if is_value {
-            replaced.push("env".into());
-        } else if text.starts_with("--launch=") {
-            replaced.push("--launch=env".into());
-        } else {
-            replaced.push(argument.clone());
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (&*text, None),
+        };
+        match name {
+            "--launch" => {
+                kept.push("--launch=env".into());
+                drop(value.is_none().then(|| arguments.next()));
+            }
+            "--restarts" => drop(value.is_none().then(|| arguments.next())),
+            "--elastic" => {}
+            "--out" if is_added(name) => drop(value.is_none().then(|| arguments.next())),
+            "--continue" if is_added(name) => {}
+            _ => {
+                kept.push(argument.clone());
+                if added_at.is_none() && !name.starts_with('-') {
+                    added_at = Some(kept.len());
+                }
+            }
         }
-        is_value = !is_value && text == "--launch";
     }
-    replaced
+    // After the verb, where no list of values can take them.
+    let at = added_at.unwrap_or(kept.len());
+    kept.splice(at..at, added.iter().cloned());
+    kept
 }
 
 /// A port that nobody listened at a moment ago.
@@ -149,30 +201,69 @@ fn free_port() -> io::Result<u16> {
         .port())
 }
 
+/// What a rank says of its end.
+#[derive(Default)]
+struct Said {
+    /// The error that it ends with.
+    error: String,
+    blame: Option<Blame>,
+}
+
+/// Before the line of an error: who is to blame for it, said to the process that started this one.
+const BLAMED: &str = "blamed: ";
+
+/// Tells the parent, where there is one, who is to blame for what this process ends with.
+pub(crate) fn blame(failure: &Failure) {
+    if std::env::var_os(PARENT_VARIABLE).is_none() {
+        return;
+    }
+    let who = match failure.blame() {
+        Blame::Own => return,
+        Blame::Rank(rank) => rank.to_string(),
+        Blame::Others => "others".to_owned(),
+        Blame::Run => "run".to_owned(),
+    };
+    // Nothing is left to do when stderr is gone.
+    let _ = writeln!(io::stderr(), "{BLAMED}{who}");
+}
+
+/// The same read again.
+fn blamed(line: &str) -> Option<Blame> {
+    match line.strip_prefix(BLAMED)? {
+        "others" => Some(Blame::Others),
+        "run" => Some(Blame::Run),
+        rank => rank.parse().ok().map(Blame::Rank),
+    }
+}
+
 /// What a rank says on stderr; the parent says it again at once where `pass` asks for it, up to the
 /// error that it ends with.
-fn listen(errors: ChildStderr, pass: bool) -> String {
-    let mut said = String::new();
+fn listen(errors: ChildStderr, pass: bool) -> Said {
+    let mut said = Said::default();
     let mut ended = false;
     for line in BufReader::new(errors).lines().map_while(Result::ok) {
+        if !ended && let Some(blame) = blamed(&line) {
+            said.blame = Some(blame);
+            continue;
+        }
         ended |= line.starts_with("error: ");
         if pass && !ended {
             // Nothing is left to do when stderr is gone.
             let _ = writeln!(io::stderr(), "{line}");
         }
         if ended {
-            said.push_str(&line);
-            said.push('\n');
+            said.error.push_str(&line);
+            said.error.push('\n');
         }
     }
     said
 }
 
+/// A rank; its number is its place in the family.
 struct Member {
-    rank: u32,
     /// With its stdin, which stays open as long as it is not waited for.
     process: Child,
-    errors: Option<JoinHandle<String>>,
+    errors: Option<JoinHandle<Said>>,
     ended: Option<ExitStatus>,
 }
 
@@ -182,9 +273,8 @@ struct Family(Vec<Member>);
 
 impl Family {
     /// Waits for all; the error is that of the rank that failed on its own account.
-    fn wait(mut self) -> Result<(), Failure> {
+    fn wait(mut self) -> Result<(), Broken> {
         let mut until: Option<Instant> = None;
-        let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
         let mut is_told = false;
         loop {
             let signal = signals::told().load(Ordering::Relaxed);
@@ -198,10 +288,7 @@ impl Family {
             }
             for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
                 member.ended = member.process.try_wait()?;
-                if let Some(status) = member.ended
-                    && !status.success()
-                {
-                    failed.push((member.rank, status));
+                if member.ended.is_some_and(|status| !status.success()) {
                     until.get_or_insert_with(|| Instant::now() + GRACE);
                 }
             }
@@ -211,46 +298,129 @@ impl Family {
             }
             thread::sleep(PAUSE);
         }
+        let mut ends: Vec<End> = self.0.iter().map(|member| End::of(member.ended)).collect();
+        self.end();
+        let mut words = vec![String::new(); ends.len()];
+        for (member, (end, word)) in self.0.iter_mut().zip(ends.iter_mut().zip(&mut words)) {
+            let said = member.errors.take().map(JoinHandle::join);
+            let said = said.and_then(Result::ok).unwrap_or_default();
+            let error = said.error.trim().trim_start_matches("error: ");
+            error.clone_into(word);
+            if let End::Code(_, blame) = end {
+                *blame = said.blame.unwrap_or(*blame);
+            }
+        }
         // A rank that stops because of another exits with 1, and by then that other has failed too.
-        let order = |status: &ExitStatus| match status.code() {
-            None => 0,
-            Some(1) => 2,
-            Some(_) => 1,
+        let order = |end: &End| match end {
+            End::Signal(_) => 0,
+            End::Code(1, Blame::Own | Blame::Run) => 2,
+            End::Code(1, _) => 3,
+            End::Code(..) => 1,
+            End::Hung | End::Fine => 4,
         };
-        let first = failed
-            .iter()
-            .min_by_key(|(rank, status)| (order(status), *rank));
-        let Some(&(rank, status)) = first else {
+        let of = |rank: &usize| (order(&ends[*rank]), *rank);
+        let first = (0..ends.len())
+            .min_by_key(of)
+            .filter(|&rank| order(&ends[rank]) < 4);
+        let Some(rank) = first else {
             return Ok(());
         };
-        let said = self.0[rank as usize].errors.take().map(JoinHandle::join);
-        let said = said.and_then(Result::ok).unwrap_or_default();
-        let said = said.trim().trim_start_matches("error: ");
-        let error = match (status.signal(), status.code()) {
-            (Some(signal), _) => anyhow!("rank {rank} was ended by signal {signal}"),
-            (_, code) if said.is_empty() => {
-                anyhow!("rank {rank} ended with exit code {}", code.unwrap_or(-1))
+        let error = match ends[rank] {
+            End::Signal(signal) => anyhow!("rank {rank} was ended by signal {signal}"),
+            End::Code(code, _) if words[rank].is_empty() => {
+                anyhow!("rank {rank} ended with exit code {code}")
             }
-            _ => anyhow!("{said}"),
+            _ => anyhow!("{}", words[rank]),
         };
-        Err(match status.code() {
-            Some(2) => Failure::Request(error),
-            Some(3) => Failure::Infeasible(error),
-            code => match code.and_then(signals::of_code) {
+        let failure = match ends[rank] {
+            End::Code(2, _) => Failure::Request(error),
+            End::Code(3, _) => Failure::Infeasible(error),
+            End::Code(code, _) => match signals::of_code(code) {
                 Some(signal) => Failure::Signalled(signal, error),
                 None => Failure::Runtime(error),
             },
+            _ => Failure::Runtime(error),
+        };
+        let of_run = ends
+            .iter()
+            .any(|end| matches!(end, End::Code(_, Blame::Run)));
+        Err(Broken {
+            culprits: culprits(&ends),
+            // Rank 0 says what became of the run as the last it does.
+            is_final: of_run || !matches!(failure, Failure::Runtime(_)) || ends[0] == End::Fine,
+            failure,
         })
     }
+
+    /// Ends those that have not.
+    fn end(&mut self) {
+        for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
+            // One that has just ended by itself is as good.
+            let _ = member.process.kill();
+            member.ended = member.process.wait().ok();
+        }
+    }
+}
+
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Fine,
+    /// It did not, in time.
+    Hung,
+    Signal(i32),
+    Code(i32, Blame),
+}
+
+impl End {
+    /// What its status says, if it has ended.
+    fn of(status: Option<ExitStatus>) -> Self {
+        let Some(status) = status else {
+            return Self::Hung;
+        };
+        match (status.code(), status.signal()) {
+            (Some(0), _) => Self::Fine,
+            (Some(code), _) => Self::Code(code, Blame::Own),
+            (None, signal) => Self::Signal(signal.unwrap_or(0)),
+        }
+    }
+}
+
+/// The ranks that others ended because of: those that a signal ended, else those that others name, else those that failed
+/// on their own account, else those that did not end.
+fn culprits(ends: &[End]) -> Vec<u32> {
+    let ranks = |is: &dyn Fn(&End) -> bool| -> Vec<u32> {
+        let all = ends.iter().zip(0..);
+        all.filter(|(end, _)| is(end))
+            .map(|(_, rank)| rank)
+            .collect()
+    };
+    let named = || {
+        let names = |rank: u32| {
+            let mut ends = ends.iter();
+            ends.any(|end| matches!(end, End::Code(_, Blame::Rank(named)) if *named == rank))
+        };
+        // One that went because of another is named by those that it left.
+        let mut found = ranks(&|end| matches!(end, End::Hung | End::Code(_, Blame::Own)));
+        found.retain(|&rank| names(rank));
+        found
+    };
+    let groups: [&dyn Fn() -> Vec<u32>; 4] = [
+        &|| ranks(&|end| matches!(end, End::Signal(_))),
+        &named,
+        &|| ranks(&|end| matches!(end, End::Code(_, Blame::Own))),
+        &|| ranks(&|end| *end == End::Hung),
+    ];
+    let found = groups.iter().map(|group| group());
+    found
+        .into_iter()
+        .find(|found| !found.is_empty())
+        .unwrap_or_default()
 }
 
 impl Drop for Family {
     fn drop(&mut self) {
-        for member in self.0.iter_mut().filter(|member| member.ended.is_none()) {
-            // One that has just ended by itself is as good.
-            let _ = member.process.kill();
-            let _ = member.process.wait();
-        }
+        self.end();
     }
 }
 
@@ -260,17 +430,65 @@ mod tests {
 
     #[test]
     fn ranks_get_the_same_arguments_but_for_how_they_are_started() {
-        let check = |given: &[&str], expected: &[&str]| {
-            let replaced = with_env(given.iter().map(OsString::from));
+        let check = |given: &[&str], added: &[&str], expected: &[&str]| {
+            let added: Vec<OsString> = added.iter().map(OsString::from).collect();
+            let replaced = of_rank(given.iter().map(OsString::from), &added);
             assert_eq!(replaced, expected);
         };
         check(
             &["execute", "p", "--launch", "processes", "--out", "d"],
-            &["execute", "p", "--launch", "env", "--out", "d"],
+            &[],
+            &["execute", "p", "--launch=env", "--out", "d"],
         );
         check(
             &["-q", "execute", "--launch=processes", "p"],
+            &[],
             &["-q", "execute", "--launch=env", "p"],
         );
+        let given = "-q execute p --text a b --restarts 3 --elastic=1 --continue --launch processes --out=d";
+        check(
+            &given.split(' ').collect::<Vec<_>>(),
+            &["--out", "d", "--continue"],
+            &[
+                "-q",
+                "execute",
+                "--out",
+                "d",
+                "--continue",
+                "p",
+                "--text",
+                "a",
+                "b",
+                "--launch=env",
+            ],
+        );
+    }
+
+    #[test]
+    fn who_is_to_blame_is_told_from_who_goes_with_them() {
+        let of = |rank| End::Code(1, Blame::Rank(rank));
+        let (own, others) = (End::Code(1, Blame::Own), End::Code(1, Blame::Others));
+        for (ends, expected) in [
+            (&[of(1), End::Signal(9), of(0)][..], &[1][..]),
+            (&[of(1), End::Signal(9), End::Signal(6)], &[1, 2]),
+            // Rank 0 leaves because of a rank that hangs, and others because of rank 0.
+            (&[of(2), of(0), End::Hung], &[2]),
+            (&[End::Hung, End::Hung, of(1)], &[1]),
+            (&[of(1), own, of(0)], &[1]),
+            (&[own, own], &[0, 1]),
+            (&[others, End::Hung], &[1]),
+            (&[others, others], &[]),
+        ] {
+            assert_eq!(culprits(ends), expected, "{ends:?}");
+        }
+        for blame in [Blame::Rank(12), Blame::Others, Blame::Run] {
+            let word = match blame {
+                Blame::Rank(rank) => rank.to_string(),
+                Blame::Others => "others".to_owned(),
+                _ => "run".to_owned(),
+            };
+            assert_eq!(blamed(&format!("{BLAMED}{word}")), Some(blame));
+        }
+        assert_eq!(blamed("error: blamed"), None);
     }
 }

@@ -25,6 +25,7 @@ mod output;
 mod plan;
 mod profile;
 mod quickstart;
+mod restart;
 mod signals;
 mod validate;
 
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
             if matches!(failure, Failure::Reported) {
                 return failure.code();
             }
+            launch::blame(&failure);
             // Nothing is left to do when stderr is gone as well.
             let _ = writeln!(io::stderr(), "error: {failure}");
             failure.code()

@@ -6,13 +6,13 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
 use moefold_planner::answer::{Answer, Candidate, Why};
-use moefold_planner::choice::{Capacity, HostShare, StackName};
+use moefold_planner::choice::{Capacity, HostShare, Offload, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
 use moefold_planner::search;
-use moefold_profiles::{Cluster, Costs, Precision, Profile, presets};
+use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
@@ -243,6 +243,34 @@ impl<'a> Question<'a> {
         }
         Ok(())
     }
+}
+
+/// What was asked for in `plan`, asked again for so many `gpus` of its cluster: what was fixed stays (batch, precision,
+/// optimizer, what data parallelism divides, ...), what is searched where nothing is said is searched. Prices are the
+/// cluster's own, and loads of experts are balanced, as the plan does not hold what it was made from.
+pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
+    let (planned, request) = (&plan.planned, &plan.request);
+    let cluster = if plan.cluster.gpu.is_cpu() && plan.cluster.name.eq_ignore_ascii_case("local") {
+        presets::local(gpus)
+    } else {
+        plan.cluster.clone()
+    };
+    let options = SearchOptions {
+        precision: planned.precision,
+        cp_comm: planned.cp_comm(),
+        capacity: planned.capacity,
+        // Modules that a search has chosen are no less searched than the rest.
+        offload: (planned.offload == Offload::NONE).then_some(Offload::NONE),
+        optimizer: planned.optimizer,
+        masters: planned.masters.unwrap_or_default(),
+        optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
+        grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
+        zero: planned.zero.unwrap_or_default(),
+        objective: request.objective,
+        ..SearchOptions::new(request.batch, StackName::Moefold)
+    };
+    let found = Question::new(&plan.model, &cluster, gpus, &[]).search(&options)?;
+    Ok(found.best())
 }
 
 /// Loads profile directories and refuses those of another device.

@@ -4,6 +4,7 @@ mod common {
     pub(crate) mod child;
     pub(crate) mod json;
     pub(crate) mod outcome;
+    pub(crate) mod plans;
     pub(crate) mod program;
     pub(crate) mod tiny;
 }
@@ -20,11 +21,9 @@ use std::time::{Duration, Instant};
 use common::child::{Guarded, await_steps, children, signal, state};
 use common::json;
 use common::outcome::run;
+use common::plans::Bench;
 use common::program::program;
-use common::tiny::{Folder, fixture, tokens};
-
-/// A folder with plans for the tiny Mixtral.
-struct Bench(Folder);
+use common::tiny::{fixture, tokens};
 
 const ONE: (&str, &str) = ("1", "tp=1,ep=1,etp=1,mbs=2");
 const TWO: (&str, &str) = ("2", "tp=1,ep=2,etp=1,mbs=2");
@@ -34,18 +33,6 @@ const FOUR: (&str, &str) = ("4", "tp=2,ep=4,etp=1,mbs=1");
 const ENDLESS: [&str; 2] = ["--steps", "1000000"];
 
 impl Bench {
-    fn new(layouts: &[(&str, &str)]) -> Self {
-        let folder = Folder::new();
-        for (ranks, layout) in layouts {
-            folder.plan(&format!("{ranks}.json"), ranks, "8", layout, &[]);
-        }
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path(name)
-    }
-
     /// Training by the plan for so many ranks, in the bench's folder.
     fn execute(&self, ranks: &str, rest: &[&str]) -> Command {
         let (plan, data) = (self.path(&format!("{ranks}.json")), tokens());
@@ -502,6 +489,13 @@ fn a_plan_that_this_machine_has_no_memory_for_is_refused() {
             "{errors}"
         );
     }
+    let saving = ["--steps", "1", "--save-every", "1"];
+    let (code, _, errors) = run(&mut bench.execute("2", &saving));
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains("of it for copies that checkpoints are written from"),
+        "{errors}"
+    );
 }
 
 /// Waits until a process catches a signal.
@@ -560,6 +554,301 @@ fn a_second_signal_ends_a_run_at_once_and_the_first_in_the_time_that_was_said() 
     assert!((1..10).contains(&begun.elapsed().as_secs()));
 }
 
+/// A run that restarts, while it goes on.
+struct Restarting<'a> {
+    bench: &'a Bench,
+    out: &'a str,
+    child: Guarded,
+    /// The processes that are gone.
+    gone: Vec<u32>,
+}
+
+impl<'a> Restarting<'a> {
+    fn start(bench: &'a Bench, ranks: &str, out: &'a str, rest: &[&str]) -> Self {
+        let first = ["--launch", "processes", "--out", out];
+        let mut command = bench.execute(ranks, &[&first, rest].concat());
+        Self {
+            bench,
+            out,
+            child: Guarded::start(&mut command),
+            gone: Vec::new(),
+        }
+    }
+
+    /// The process of a rank, of those that are there now.
+    fn rank(&mut self, rank: u32) -> u32 {
+        let variable = format!("RANK={rank}");
+        let is_it = |&process: &u32| {
+            let all = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+            all.split(|&byte| byte == 0)
+                .any(|set| set == variable.as_bytes())
+        };
+        let mut found = None;
+        until("a rank", || {
+            let mut all = children(self.child.0.id());
+            all.retain(|process| !self.gone.contains(process));
+            found = all.into_iter().find(is_it);
+            found.is_some()
+        });
+        found.expect("it was waited for")
+    }
+
+    /// Steps of the newest checkpoint.
+    fn saved(&self) -> u64 {
+        self.bench
+            .checkpoints(self.out)
+            .0
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Waits until there is a checkpoint of more than so many steps.
+    fn await_saved(&mut self, more_than: u64) {
+        until("a newer checkpoint", || {
+            let ended = self.child.0.try_wait().expect("it is ours");
+            assert!(ended.is_none(), "it ended with {ended:?}");
+            self.saved() > more_than
+        });
+    }
+
+    /// Waits until a step is written.
+    fn await_step(&self) {
+        let steps = self.bench.path(&format!("{}/steps.jsonl", self.out));
+        let written = || fs::metadata(&steps).and_then(|file| file.modified()).ok();
+        let before = written();
+        until("a step", || written() > before);
+    }
+
+    /// Sends a signal to a rank, and waits until the ranks of this try are gone; gives the steps that they have saved.
+    fn strike(&mut self, how: &str, rank: u32) -> u64 {
+        let struck = self.rank(rank);
+        let all = children(self.child.0.id());
+        signal(how, struck);
+        until("the end of a try", || {
+            let runs = |&rank: &u32| state(rank).is_some_and(|(state, _)| state != 'Z');
+            !all.iter().any(runs)
+        });
+        self.gone.extend(all);
+        self.saved()
+    }
+
+    /// Asks for the end of the run, once it goes on beyond so many steps.
+    fn stop(mut self, beyond: u64) -> String {
+        self.await_saved(beyond);
+        signal("TERM", self.child.0.id());
+        let (code, _, errors) = self.child.ended();
+        assert_eq!(code, 143, "{errors}");
+        errors
+    }
+}
+
+/// Holds a run to one that nothing happened to: every step once, to the bit.
+fn equals_whole(bench: &Bench, ranks: &str, run_dir: &str) {
+    let steps = bench.steps(run_dir);
+    let whole = format!("{run_dir}-whole");
+    let count = steps.len().to_string();
+    let (code, _, errors) = run(&mut bench.execute(ranks, &["--out", &whole, "--steps", &count]));
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        steps == bench.steps(&whole),
+        "{run_dir} differs from {whole}"
+    );
+}
+
+#[test]
+fn oracle_a_run_whose_ranks_die_and_hang_goes_on_by_itself() {
+    let bench = Bench::new(&[TWO]);
+    let flags = ["--restarts", "4", "--save-every", "2", "--heartbeat-s", "2"];
+    let mut it = Restarting::start(&bench, "2", "run", &[&ENDLESS[..], &flags].concat());
+    let mut saved = 0;
+    for (how, rank) in [("KILL", 1), ("KILL", 0), ("STOP", 1)] {
+        it.await_saved(saved);
+        saved = it.strike(how, rank);
+    }
+    // A signal is no failure.
+    let errors = it.stop(saved);
+    for part in [
+        "note: rank 1 was ended by signal 9; restart 1 of 4 goes on after ",
+        "note: rank 0 was ended by signal 9; restart 2 of 4 goes on after ",
+        "because rank 1 failed: it has been silent for 2.0 s",
+        "; restart 3 of 4 goes on after ",
+        "error: SIGTERM: stopped after",
+    ] {
+        assert!(errors.contains(part), "{part:?} is not in: {errors}");
+    }
+    assert_eq!(errors.matches("restart ").count(), 3, "{errors}");
+    equals_whole(&bench, "2", "run");
+}
+
+#[test]
+fn restarts_end_with_their_number_and_where_nothing_comes_of_them() {
+    let bench = Bench::new(&[TWO]);
+    // Rank 1 dies more often than is allowed for; what is there can be taken up by hand.
+    let arguments = [&ENDLESS[..], &["--restarts", "1", "--save-every", "1"]].concat();
+    let mut it = Restarting::start(&bench, "2", "run", &arguments);
+    it.await_saved(0);
+    let saved = it.strike("KILL", 1);
+    it.await_saved(saved);
+    it.strike("KILL", 1);
+    let (code, _, errors) = it.child.ended();
+    assert_eq!(code, 1, "{errors}");
+    for part in [
+        "has been restarted 1 times (--restarts 1)",
+        "`--continue --out run` goes on",
+    ] {
+        assert!(errors.contains(part), "{part:?} is not in: {errors}");
+    }
+    let saved = bench
+        .checkpoints("run")
+        .0
+        .into_iter()
+        .max()
+        .expect("one is there");
+    let steps = (saved + 2).to_string();
+    let by_hand = ["--out", "run", "--continue", "--steps", &steps];
+    let (code, _, errors) = run(&mut bench.execute("2", &by_hand));
+    assert_eq!(code, 0, "{errors}");
+    equals_whole(&bench, "2", "run");
+
+    // No checkpoint comes between deaths.
+    let arguments = [&ENDLESS[..], &["--restarts", "9", "--save-every", "900000"]].concat();
+    let mut it = Restarting::start(&bench, "2", "idle", &arguments);
+    for _ in 0..3 {
+        it.rank(1);
+        it.await_step();
+        it.strike("KILL", 1);
+    }
+    let (code, _, errors) = it.child.ended();
+    assert_eq!(code, 1, "{errors}");
+    assert_eq!(
+        errors.matches("begins again, since no checkpoint").count(),
+        2,
+        "{errors}"
+    );
+    assert!(
+        errors.contains("3 tries in a row have completed no checkpoint"),
+        "{errors}"
+    );
+
+    // Numbers that are none would come again.
+    let diverging = [
+        "--lr",
+        "1e30",
+        "--steps",
+        "8",
+        "--restarts",
+        "3",
+        "--save-every",
+        "1",
+    ];
+    let (code, _, errors) = Restarting::start(&bench, "2", "diverging", &diverging)
+        .child
+        .ended();
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("diverged") && !errors.contains("restart"),
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+#[test]
+fn oracle_a_run_that_loses_ranks_goes_on_with_those_that_are_left() {
+    let bench = Bench::new(&[FOUR]);
+    let flags = ["--restarts", "2", "--elastic=1", "--save-every", "1"];
+    let mut it = Restarting::start(&bench, "4", "run", &[&ENDLESS[..], &flags].concat());
+    it.await_saved(0);
+    let saved = it.strike("KILL", 2);
+    let errors = it.stop(saved + 1);
+    let first = json::read(bench.path("run/env.json"))["resumed"]["step"]
+        .as_u64()
+        .expect("it goes on from one");
+    let said = format!("restart 1 of 2 goes on after {first} steps");
+    for part in [
+        "no plan for 3 ranks",
+        "rank 2 was ended by signal 9; of 4 places 3 are left, as rank 2 has died once there",
+        "planned again for 2 ranks, tp=",
+        &said,
+    ] {
+        assert!(errors.contains(part), "{part:?} is not in: {errors}");
+    }
+    // By hand: a plan for two, and the checkpoint of a run on four.
+    let (model, out) = (fixture("mixtral"), bench.path("2.json"));
+    let plan = [
+        "plan",
+        "--model",
+        &model,
+        "--cluster",
+        "local",
+        "--gpus",
+        "2",
+        "--seq-len",
+        "16",
+        "--global-batch",
+        "8",
+        "--out",
+        &out,
+    ];
+    let (code, _, errors) = run(&mut program(&plan));
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        json::read(&out) == json::read(bench.path("run/plan.json")),
+        "the same plan"
+    );
+    let steps = bench.steps("run");
+    let (first, all) = (first.to_string(), steps.len().to_string());
+    for (ranks, arguments) in [
+        (
+            "4",
+            ["--out", "four", "--steps", &first, "--save-every", &first].as_slice(),
+        ),
+        ("2", &["--out", "two", "--steps", &all, "--resume", "four"]),
+    ] {
+        let (code, _, errors) = run(&mut bench.execute(ranks, arguments));
+        assert_eq!(code, 0, "{errors}");
+    }
+    assert!(
+        steps == [bench.steps("four"), bench.steps("two")].concat(),
+        "to the bit"
+    );
+}
+
+#[test]
+fn restarts_that_make_no_sense_are_refused_by_the_flag() {
+    let bench = Bench::new(&[TWO]);
+    for (flags, expected) in [
+        ("--restarts 2", "--save-every"),
+        ("--elastic --save-every 1 --launch processes", "--restarts"),
+        (
+            "--restarts 2 --save-every 1",
+            "--restarts 2: ranks are threads of this process",
+        ),
+        (
+            "--restarts 2 --save-every 1 --launch env",
+            "torchrun --max-restarts 2",
+        ),
+        (
+            "--restarts 1 --save-every 1 --launch processes --elastic",
+            "give --restarts 2, or --elastic=1",
+        ),
+        (
+            "--restarts 0 --save-every 1 --launch processes",
+            "--restarts",
+        ),
+        ("--restarts 2 --dry-run", "--dry-run"),
+    ] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let (code, _, errors) = run(&mut bench.execute("2", &flags));
+        assert_eq!(code, 2, "{flags:?}: {errors}");
+        assert!(
+            errors.contains(expected),
+            "{expected:?} is not in: {errors}"
+        );
+    }
+    assert!(!Path::new(&bench.path("runs")).exists());
+}
+
 /// How a run is ended, and when.
 #[derive(Debug, Clone, Copy)]
 struct Blow {
@@ -608,6 +897,30 @@ impl Draws {
     }
 }
 
+/// Waits for the moment of a blow. What is looked for passes quickly; where it is not seen in time, any moment is as good.
+fn await_moment(bench: &Bench, out: &str, when: When) {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        let partial = fs::read_dir(bench.path(&format!("{out}/checkpoints")));
+        let partial = partial.into_iter().flatten().flatten().find_map(|entry| {
+            let name = entry.file_name().display().to_string();
+            name.strip_prefix("step-")?
+                .strip_suffix(".partial")?
+                .parse::<u64>()
+                .ok()
+        });
+        let newest = bench.checkpoints(out).0.into_iter().max().unwrap_or(0);
+        let falls = match when {
+            When::After(time) => begun.elapsed() >= time,
+            When::Writing => partial.is_some_and(|step| step > newest),
+            When::Pruning => partial.is_some_and(|step| step < newest),
+        };
+        if falls {
+            break;
+        }
+    }
+}
+
 /// Runs until the blow falls, going on from an earlier part.
 fn strike(bench: &Bench, ranks: &str, out: &str, from: Option<&str>, blow: Blow) {
     let every = blow.every.to_string();
@@ -622,27 +935,7 @@ fn strike(bench: &Bench, ranks: &str, out: &str, from: Option<&str>, blow: Blow)
         assert!(ended.is_none(), "{out} ended with {ended:?}");
         !saved().is_empty()
     });
-    // What is looked for passes quickly; where it is not seen in time, any moment is as good.
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
-        let partial = fs::read_dir(bench.path(&format!("{out}/checkpoints")));
-        let partial = partial.into_iter().flatten().flatten().find_map(|entry| {
-            let name = entry.file_name().display().to_string();
-            name.strip_prefix("step-")?
-                .strip_suffix(".partial")?
-                .parse::<u64>()
-                .ok()
-        });
-        let newest = saved().into_iter().max().unwrap_or(0);
-        let falls = match blow.when {
-            When::After(time) => begun.elapsed() >= time,
-            When::Writing => partial.is_some_and(|step| step > newest),
-            When::Pruning => partial.is_some_and(|step| step < newest),
-        };
-        if falls {
-            break;
-        }
-    }
+    await_moment(bench, out, blow.when);
     if blow.how == "KILL" {
         let ranks = children(child.0.id());
         child.kill();
@@ -735,5 +1028,44 @@ fn oracle_a_run_that_is_ended_a_hundred_times_goes_on_to_the_bit() {
     let bench = Bench::new(&[TWO, FOUR]);
     for (number, seed) in (seed()..seed() + 25).enumerate() {
         chain(&bench, &number.to_string(), seed, 4);
+    }
+}
+
+#[test]
+#[ignore = "eighty blows take minutes"]
+fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
+    let bench = Bench::new(&[TWO, FOUR]);
+    for (number, seed) in (seed()..seed() + 20).enumerate() {
+        let mut draws = Draws(seed);
+        let ranks = [2, 4][draws.below(2) as usize];
+        let (out, name) = (format!("again-{number}"), ranks.to_string());
+        let every = (1 + draws.below(3)).to_string();
+        let flags = [
+            "--restarts",
+            "4",
+            "--save-every",
+            &every,
+            "--heartbeat-s",
+            "2",
+        ];
+        let mut it = Restarting::start(&bench, &name, &out, &[&ENDLESS[..], &flags].concat());
+        let mut saved = 0;
+        for part in 0..4 {
+            let blow = draws.blow(true);
+            // Of a rank that is stopped, the others hear after a while.
+            let (how, rank) = (
+                ["KILL", "KILL", "KILL", "STOP"][draws.below(4) as usize],
+                draws.below(ranks),
+            );
+            eprintln!(
+                "MOEFOLD_SEED={seed}, part {part}: {how} to rank {rank}, {:?}",
+                blow.when
+            );
+            it.await_saved(saved);
+            await_moment(&bench, &out, blow.when);
+            saved = it.strike(how, rank as u32);
+        }
+        it.stop(saved);
+        equals_whole(&bench, &name, &out);
     }
 }

@@ -4,6 +4,7 @@
 mod common {
     pub(crate) mod json;
     pub(crate) mod outcome;
+    pub(crate) mod plans;
     pub(crate) mod program;
     pub(crate) mod tiny;
 }
@@ -16,25 +17,11 @@ use std::time::{Duration, Instant};
 
 use common::json;
 use common::outcome::run;
+use common::plans::Bench;
 use common::program::program;
-use common::tiny::{Folder, tokens};
-
-/// A folder with plans for the tiny Mixtral.
-struct Bench(Folder);
+use common::tiny::tokens;
 
 impl Bench {
-    fn new(layouts: &[(&str, &str)]) -> Self {
-        let folder = Folder::new();
-        for (ranks, layout) in layouts {
-            folder.plan(&format!("{ranks}.json"), ranks, "8", layout, &[]);
-        }
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path(name)
-    }
-
     /// Training by the plan for so many ranks into a run directory.
     fn execute(&self, ranks: &str, out: &str, rest: &[&str]) -> Command {
         let (plan, out) = (self.path(&format!("{ranks}.json")), self.path(out));
@@ -199,6 +186,104 @@ fn oracle_a_run_that_is_killed_again_and_again_equals_one_that_is_not() {
         }
     }
     assert_eq!(bench.losses("end").last(), whole.last());
+}
+
+#[test]
+fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
+    let bench = Bench::new(&[ONE]);
+    let go = |out: &str, rest: &[&str]| {
+        let (code, answer, errors) =
+            run(&mut bench.execute("1", out, &[&SCHEDULE[..4], rest].concat()));
+        assert_eq!(code, 0, "{errors}");
+        (answer, errors)
+    };
+    let until = |steps| {
+        [
+            "--lr-decay-steps",
+            "6",
+            "--continue",
+            "--save-every",
+            "2",
+            "--steps",
+            steps,
+        ]
+    };
+    go("whole", &until("6"));
+    let whole = bench.losses("whole");
+    go("run", &until("5"));
+    assert_eq!(bench.losses("run"), whole[..5]);
+    // As one that ended while it wrote a line and a checkpoint, and lost a file of the one before.
+    let path = |name: &str| bench.path(&format!("run/{name}"));
+    for name in ["checkpoints/step-5/rank-0.safetensors", "summary.json"] {
+        fs::remove_file(path(name)).expect("it is there");
+    }
+    fs::create_dir(path("checkpoints/step-6.partial")).expect("writable");
+    for file in ["steps.jsonl", "events.tfevents"] {
+        let mut bytes = fs::read(path(file)).expect("it is there");
+        bytes.truncate(bytes.len() - 7);
+        fs::write(path(file), bytes).expect("writable");
+    }
+    let (answer, errors) = go("run", &until("6"));
+    assert!(
+        answer.contains("going on from ") && answer.contains("after 4 steps"),
+        "{answer}"
+    );
+    assert!(errors.contains("step-5 is not complete"), "{errors}");
+    assert_eq!(bench.losses("run"), whole);
+    assert_eq!(
+        bench.checkpoints("run"),
+        ["step-4", "step-5.incomplete-1", "step-6"]
+    );
+    let events = |run: &str| {
+        fs::metadata(bench.path(&format!("{run}/events.tfevents")))
+            .expect("there")
+            .len()
+    };
+    assert_eq!(events("run"), events("whole"));
+    let summary = json::read(path("summary.json"));
+    assert_eq!(summary["steps"], 2);
+    let compared = [
+        "compare",
+        &path(""),
+        &bench.path("whole"),
+        "--out",
+        &bench.path("report"),
+    ];
+    let (code, _, errors) = run(&mut program(&compared));
+    assert_eq!(code, 0, "{errors}");
+    // Where nothing was saved it begins again.
+    go("early", &["--lr-decay-steps", "6", "--steps", "3"]);
+    go("early", &until("6"));
+    assert_eq!(bench.losses("early"), whole);
+
+    let refused = |out: &str, rest: &[&str], expected: &str| {
+        let (code, _, errors) = run(&mut bench.execute("1", out, rest));
+        assert_eq!(code, 2, "{errors}");
+        assert!(
+            errors.contains(expected),
+            "{expected:?} is not in: {errors}"
+        );
+    };
+    let again = [&SCHEDULE[..4], &until("6")].concat();
+    refused("run", &again, "step-6: 6 steps are done, of 6");
+    refused("run", &until("8")[2..], "lr_schedule was");
+    assert_eq!(
+        bench.losses("run"),
+        whole,
+        "what is refused changes nothing"
+    );
+    fs::create_dir(bench.path("other")).expect("writable");
+    fs::write(bench.path("other/file"), "").expect("writable");
+    refused("other", &["--continue"], "other: is no directory of a run");
+    let alone = [
+        "execute",
+        &bench.path("1.json"),
+        "--continue",
+        "--data",
+        &tokens(),
+    ];
+    let (code, _, errors) = run(&mut program(&alone));
+    assert!(code == 2 && errors.contains("--out"), "{errors}");
 }
 
 #[test]

@@ -1,15 +1,14 @@
-//! The throughput benchmark: a model trained on random tokens, without a plan.
+//! The throughput benchmark: a model trained on random tokens under some layout.
 //!
 //! A step is forward, backward, clipping and AdamW, nothing left out, in f32. What other frameworks do with the
-//! same configuration and batch is to be compared with it. Several ranks divide the batch (DP) and the experts
-//! (EP).
+//! same configuration and batch is to be compared with it.
 
 use std::collections::BTreeMap;
 
 use moefold_planner::layout::Batch;
+use moefold_planner::model::Model;
 use moefold_planner::model::count::{flops_per_token, params};
-use moefold_planner::model::{Layer, Model};
-use moefold_planner::plan::LayoutRecord;
+use moefold_planner::plan::{LayoutRecord, PlannedLayout};
 use moefold_profiles::statistics::median;
 use moefold_profiles::trace::TimeByCategory;
 use serde::Serialize;
@@ -22,7 +21,6 @@ use crate::moe::balance::Balancing;
 use crate::optimizer::AdamOptions;
 use crate::options::{Init, TrainOptions};
 use crate::train;
-use crate::unpriced::planned;
 
 /// Steps before the timed ones.
 const WARMUP_STEPS: u64 = 3;
@@ -30,10 +28,8 @@ const WARMUP_STEPS: u64 = 3;
 /// How to run it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BenchOptions {
-    /// Sequences of a step, all of them one microbatch, and their length.
+    /// Sequences of a step, and their length.
     pub batch: Batch,
-    /// Rank threads, which divide sequences and experts.
-    pub ranks: u32,
     /// What every rank computes on.
     pub device: DeviceSpec,
     /// Timed steps.
@@ -55,6 +51,8 @@ pub struct BenchResult {
     pub device: &'static str,
     /// Rank threads.
     pub ranks: u32,
+    /// How they divide the model and the sequences.
+    pub layout: LayoutRecord,
     /// Timed steps.
     pub steps: u64,
     /// Tokens a second at the median step.
@@ -75,37 +73,13 @@ pub struct BenchResult {
     pub final_loss: f64,
 }
 
-/// Trains a model and says how fast it went. Refuses a batch or experts that the ranks cannot divide, and what
-/// [`train::run`] refuses.
-pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Error> {
-    let (ranks, batch) = (options.ranks, &options.batch);
-    let experts = model
-        .layers
-        .iter()
-        .filter_map(Layer::moe)
-        .map(|moe| moe.experts);
-    for (what, size) in experts
-        .map(|n| ("experts", n))
-        .chain([("sequences", batch.global_batch)])
-    {
-        if ranks == 0 || !size.is_multiple_of(u64::from(ranks)) {
-            return Err(Error::Request(format!(
-                "{ranks} ranks cannot share {size} {what}; use a number that divides it"
-            )));
-        }
-    }
-    let layout = LayoutRecord {
-        tp: 1,
-        cp: 1,
-        dp: ranks,
-        pp: 1,
-        vpp: 1,
-        ep: ranks,
-        etp: 1,
-        edp: 1,
-        mbs: batch.global_batch as u32 / ranks,
-        microbatches: 1,
-    };
+/// Trains a model under a layout and says how fast it went. Refuses what [`train::run`] refuses.
+pub fn measure(
+    model: &Model,
+    plan: &PlannedLayout,
+    options: &BenchOptions,
+) -> Result<BenchResult, Error> {
+    let batch = &options.batch;
     let samples = Samples::random(model.vocab_size, batch, 16)?;
     let train = TrainOptions {
         steps: WARMUP_STEPS + options.steps.max(1),
@@ -119,8 +93,7 @@ pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Err
         traced_steps: 0..0,
         save: None,
     };
-    let plan = planned(model, layout);
-    let trained = train::run(&plan, model, batch, &train, &samples, &|_| ())?;
+    let trained = train::run(plan, model, batch, &train, &samples, &|_| ())?;
     let timed = &trained.steps[WARMUP_STEPS as usize..];
     let mut rates: Vec<f64> = timed.iter().map(|step| step.tokens_per_s).collect();
     rates.sort_by(f64::total_cmp);
@@ -134,7 +107,8 @@ pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Err
         seq_len: batch.seq_len,
         global_batch: batch.global_batch,
         device: options.device.name(),
-        ranks,
+        ranks: plan.layout.tp * plan.layout.cp * plan.layout.dp * plan.layout.pp,
+        layout: plan.layout,
         steps: timed.len() as u64,
         tokens_per_s,
         tokens_per_s_quartiles: [rates[rates.len() / 4], rates[(rates.len() - 1) * 3 / 4]],
@@ -154,48 +128,41 @@ pub fn measure(model: &Model, options: &BenchOptions) -> Result<BenchResult, Err
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// What an unoptimized build can run.
-    fn options(ranks: u32) -> BenchOptions {
-        BenchOptions {
-            batch: Batch {
-                seq_len: 16,
-                global_batch: 4,
-            },
-            ranks,
-            device: DeviceSpec::Cpu {
-                threads_per_rank: Some(1),
-            },
-            steps: 1,
-        }
-    }
-
-    #[test]
-    fn ranks_must_share_sequences_and_experts() {
-        let model = Model::resolve("tiny-mixtral").expect("a preset");
-        let text =
-            |options: &BenchOptions| measure(&model, options).expect_err("refused").to_string();
-        let refused = text(&options(3));
-        assert!(
-            refused.contains("3 ranks cannot share 8 experts"),
-            "{refused}"
-        );
-        let mut fewer = options(4);
-        fewer.batch.global_batch = 2;
-        let refused = text(&fewer);
-        assert!(
-            refused.contains("4 ranks cannot share 2 sequences"),
-            "{refused}"
-        );
-    }
+    use crate::unpriced::planned;
 
     #[test]
     fn differential_two_ranks_train_as_one_does() {
         let model = Model::resolve("tiny-mixtral").expect("a preset");
-        let run = |ranks| measure(&model, &options(ranks)).expect("runs");
+        // What an unoptimized build can run.
+        let options = BenchOptions {
+            batch: Batch {
+                seq_len: 16,
+                global_batch: 4,
+            },
+            device: DeviceSpec::Cpu {
+                threads_per_rank: Some(1),
+            },
+            steps: 1,
+        };
+        let run = |ranks| {
+            let layout = LayoutRecord {
+                tp: 1,
+                cp: 1,
+                dp: ranks,
+                pp: 1,
+                vpp: 1,
+                ep: ranks,
+                etp: 1,
+                edp: 1,
+                mbs: 4 / ranks,
+                microbatches: 1,
+            };
+            measure(&model, &planned(&model, layout), &options).expect("runs")
+        };
         let (one, two) = (run(1), run(2));
         assert!((one.final_loss - two.final_loss).abs() < 1e-5 * one.final_loss);
         assert!(one.tokens_per_s > 0.0 && one.busy_s["grouped_gemm"] > 0.0);
         assert!((one.time_s.total().0 - one.step_s).abs() < 1e-6 * one.step_s);
+        assert_eq!((one.ranks, two.ranks), (1, 2));
     }
 }

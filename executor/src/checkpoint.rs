@@ -34,9 +34,10 @@ use crate::options::{BIAS_UPDATE_RATE, MTP_LOSS_SCALING_FACTOR, Resumed, TrainOp
 use crate::weights::{GlobalTensor, Rectangle, State};
 
 pub use read::Checkpoint;
+pub use room::bytes;
 pub(crate) use save::Saver;
 pub use write::Written;
-pub(crate) use write::{discard_partial, write_initial};
+pub(crate) use write::{clear_way, discard_partial, write_initial};
 
 /// Version of the format of `checkpoint.json`.
 pub const CHECKPOINT_VERSION: u32 = 1;
@@ -48,7 +49,7 @@ pub const KEPT: usize = 2;
 const INDEX: &str = "checkpoint.json";
 
 /// Where a run's checkpoints are, in its directory.
-const FOLDER: &str = "checkpoints";
+pub(crate) const FOLDER: &str = "checkpoints";
 
 /// What a checkpoint is of, and what is in which of its files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -442,6 +443,31 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             ),
         ));
     }
+    let (newest, passed_over) = newest(path)?;
+    newest.map_or_else(
+        || {
+            let why = passed_over.join("; ");
+            let separator = if why.is_empty() { "" } else { ": " };
+            Err(Error::malformed(
+                folder,
+                format!("holds no complete checkpoint{separator}{why}"),
+            ))
+        },
+        |resumed| {
+            Ok(Found {
+                resumed,
+                passed_over: passed_over.clone(),
+            })
+        },
+    )
+}
+
+/// The newest complete checkpoint of the run in `run_dir`, where it has one, and why newer ones were passed over.
+pub fn newest(run_dir: &Path) -> Result<(Option<Resumed>, Vec<String>), Error> {
+    let folder = run_dir.join(FOLDER);
+    if !folder.is_dir() {
+        return Ok((None, Vec::new()));
+    }
     let mut passed_over = Vec::new();
     for (step, dir) in complete(&folder)?.into_iter().rev() {
         let looked = Index::look(&dir).and_then(|index| {
@@ -459,13 +485,8 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             }
             Ok(index) => {
                 index.check_seal(&dir)?;
-                return Ok(Found {
-                    resumed: Resumed {
-                        checkpoint: dir,
-                        step,
-                    },
-                    passed_over,
-                });
+                let checkpoint = dir;
+                return Ok((Some(Resumed { checkpoint, step }), passed_over));
             }
             Err(Flaw::Incomplete { path, why }) => {
                 let file = path.display();
@@ -474,12 +495,7 @@ pub fn find(path: &Path) -> Result<Found, Error> {
             Err(Flaw::Other(error)) => return Err(error),
         }
     }
-    let why = passed_over.join("; ");
-    let separator = if why.is_empty() { "" } else { ": " };
-    Err(Error::malformed(
-        folder,
-        format!("holds no complete checkpoint{separator}{why}"),
-    ))
+    Ok((None, passed_over))
 }
 
 /// The folders that checkpoints have once they are complete, with their steps, in order.

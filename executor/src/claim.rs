@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::files::{beside, check_directory, check_new, free};
 
 /// What a probe is called.
-const PROBE: &str = ".moefold-probe";
+pub(crate) const PROBE: &str = ".moefold-probe";
 
 /// A directory that is held.
 #[derive(Debug)]
@@ -24,15 +24,26 @@ pub struct Claim {
     held: File,
     /// Whether it was made to be held, and goes again where nothing is put into it.
     is_made: bool,
+    /// Whether there may be something in it, which whoever holds it goes on with.
+    is_again: bool,
 }
 
 impl Claim {
     /// Holds `dir`, which must not exist or be empty: `what` is written to it.
     pub fn new(dir: &Path, what: &str) -> Result<Self, Error> {
         check_new(dir, what)?;
+        Self::made(dir, what, false)
+    }
+
+    /// Holds `dir`, whatever is in it: `what` is written to it, where it was before.
+    pub fn again(dir: &Path, what: &str) -> Result<Self, Error> {
+        Self::made(dir, what, true)
+    }
+
+    fn made(dir: &Path, what: &str, is_again: bool) -> Result<Self, Error> {
         let is_made = !dir.exists();
         fs::create_dir_all(dir).map_err(Error::io(dir, "create"))?;
-        Self::hold(dir, is_made)?.ok_or_else(|| {
+        Self::hold(dir, is_made, is_again)?.ok_or_else(|| {
             Error::Request(format!(
                 "{}: another run writes to it, or it is named twice; {what} to a directory of its own: \
                  choose another",
@@ -48,7 +59,7 @@ impl Claim {
             let dir = folder.join(format!("{stem}-{number}"));
             match fs::create_dir(&dir) {
                 Ok(()) => {
-                    if let Some(claim) = Self::hold(&dir, true)? {
+                    if let Some(claim) = Self::hold(&dir, true, false)? {
                         return Ok(claim);
                     }
                 }
@@ -74,7 +85,7 @@ impl Claim {
     }
 
     /// None where another holds it, or has done so a moment ago.
-    fn hold(dir: &Path, is_made: bool) -> Result<Option<Self>, Error> {
+    fn hold(dir: &Path, is_made: bool, is_again: bool) -> Result<Option<Self>, Error> {
         let held = match File::open(dir) {
             Ok(held) => held,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -89,14 +100,26 @@ impl Claim {
             dir: dir.to_owned(),
             held,
             is_made,
+            is_again,
         };
-        let is_new = claim.is_there() && check_new(dir, "").is_ok();
-        Ok(is_new.then_some(claim))
+        let is_ours = claim.is_there() && (is_again || check_new(dir, "").is_ok());
+        Ok(is_ours.then_some(claim))
+    }
+
+    /// Lets go of it, for another process to hold. It stays, also where it was made to be held.
+    pub fn hand_on(mut self) -> PathBuf {
+        self.is_made = false;
+        self.dir.clone()
     }
 
     /// The directory, as it was named.
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+
+    /// Whether it was held for going on with what is in it.
+    pub(crate) fn is_again(&self) -> bool {
+        self.is_again
     }
 
     /// Whether the name still leads to it.
@@ -248,6 +271,26 @@ mod tests {
         fs::write(new.join("file"), "").expect("writable");
         drop(claim);
         assert!(new.join("file").exists());
+    }
+
+    #[test]
+    fn a_directory_with_something_in_it_is_held_again_by_one_at_a_time() {
+        let all = tempfile::tempdir().expect("writable");
+        let dir = all.path().join("run");
+        let claim = Claim::numbered(all.path(), "run").expect("is free");
+        assert_eq!(claim.hand_on(), all.path().join("run-1"));
+        assert!(all.path().join("run-1").is_dir(), "it stays");
+        fs::create_dir(&dir).expect("writable");
+        fs::write(dir.join("file"), "").expect("writable");
+        assert!(Claim::new(&dir, "a run is written").is_err());
+        let claim = Claim::again(&dir, "a run goes on").expect("nobody has it");
+        let text = Claim::again(&dir, "a run goes on")
+            .expect_err("is held")
+            .to_string();
+        assert!(text.contains("another run writes to it"), "{text}");
+        drop(claim);
+        assert!(dir.join("file").is_file());
+        Claim::again(&dir, "a run goes on").expect("nobody has it any more");
     }
 
     #[test]

@@ -186,6 +186,39 @@ impl Error {
     }
 }
 
+/// Whose failure it is that a rank ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// Its own.
+    Own,
+    /// That of another rank, with which it ends.
+    Rank(u32),
+    /// That of others, which it does not know.
+    Others,
+    /// That of the run: the same comes of the same steps, or its directory is gone.
+    Run,
+}
+
+impl Error {
+    /// Whose failure it is.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Rank { cause, .. } => cause.blame(),
+            Self::Transport(
+                TransportError::Deadline { missing, .. } | TransportError::Absent { missing, .. },
+            ) => missing
+                .first()
+                .map_or(Blame::Others, |&rank| Blame::Rank(rank)),
+            Self::Transport(TransportError::Stopped { failed_rank, .. }) => {
+                Blame::Rank(*failed_rank)
+            }
+            Self::Rendezvous(_) => Blame::Others,
+            Self::Diverged { .. } | Self::NotFinite { .. } | Self::Lost { .. } => Blame::Run,
+            _ => Blame::Own,
+        }
+    }
+}
+
 /// Everything in a plan that the executor does not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {

@@ -13,7 +13,9 @@ mod events;
 mod log;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
 
 use moefold_kernels::Device;
 use moefold_planner::plan::Plan;
@@ -23,10 +25,11 @@ use moefold_profiles::trace::{Category, Lane, TimeByCategory, Trace};
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, Profile, TensorClass};
 
-use crate::claim::Claim;
+use crate::checkpoint;
+use crate::claim::{Claim, PROBE};
 use crate::environment::{Environment, resident_peak};
 use crate::error::Error;
-use crate::files::write_json;
+use crate::files::{check_new, write_json};
 use crate::record::{Busy, StepTime};
 
 pub use events::Events;
@@ -35,6 +38,9 @@ use log::Log;
 
 /// Bytes that are tried beside what is written with the first step: steps and their events for some time.
 const MARGIN: u64 = 16 << 10;
+
+const STEPS_FILE: &str = "steps.jsonl";
+const SUMMARY_FILE: &str = "summary.json";
 
 /// A run directory being written.
 #[derive(Debug)]
@@ -54,10 +60,40 @@ impl RunDir {
         Claim::new(dir, "a run is written")
     }
 
+    /// Holds the directory of a run that has ended, for that run to go on in, or one that is new or empty.
+    pub fn claim_again(dir: &Path) -> Result<Claim, Error> {
+        if check_new(dir, "a run is written").is_err() && !is_of_run(dir) {
+            return Err(Error::Request(format!(
+                "{}: is no directory of a run, which has {STEPS_FILE} or checkpoints; a run goes on in its own, or \
+                 begins in one that is new or empty: choose another",
+                dir.display()
+            )));
+        }
+        Claim::again(dir, "a run goes on")
+    }
+
+    /// The file in `dir` of a plan for so many `ranks` that were left of a run.
+    pub fn plan_of(dir: &Path, ranks: u32) -> PathBuf {
+        dir.join(format!("plan-{ranks}-ranks.json"))
+    }
+
     /// Begins a run in a directory that is held, and sees that it can be written to.
+    ///
+    /// In one that is [held again](Self::claim_again) the run goes on with the step after the checkpoint that
+    /// `environment` names, else with the first. What is there of that step and later ones goes with the first step
+    /// that is written, and so does the summary. What was left of checkpoints that are not complete goes at once, and
+    /// those of later steps, of which files are missing, get another name.
     pub fn create(claim: Claim, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
         let path = claim.path();
-        let (steps, events) = (Log::new(path.join("steps.jsonl")), Events::of(path));
+        let steps = path.join(STEPS_FILE);
+        let (steps, events) = if claim.is_again() {
+            let first = environment.resumed.as_ref().map_or(0, |from| from.step);
+            let kept = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
+            checkpoint::clear_way(path, first)?;
+            (Log::after(steps, kept), Events::after(path, first)?)
+        } else {
+            (Log::new(steps), Events::of(path))
+        };
         let run = Self {
             plan: plan.clone(),
             environment: environment.clone(),
@@ -104,6 +140,15 @@ impl RunDir {
     /// Writes what precedes the steps.
     fn begin(&mut self) -> Result<(), Error> {
         if !self.is_begun {
+            if self.claim.is_again() {
+                let path = self.path().join(SUMMARY_FILE);
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(Error::io(&path, "remove")(error));
+                    }
+                    _ => {}
+                }
+            }
             write_json(&self.path().join("plan.json"), &self.plan)?;
             write_json(&self.path().join("env.json"), &self.environment)?;
             self.is_begun = true;
@@ -131,13 +176,49 @@ impl RunDir {
         let trace = write_json(&dir.join("trace.json"), &trace.chrome());
         begun.and(steps).and(profile).and(trace)?;
         // The last, as it says that the run is whole.
-        write_json(&dir.join("summary.json"), summary)
+        write_json(&dir.join(SUMMARY_FILE), summary)
     }
 
     /// Writes the steps that could not be written before.
     pub fn flush(&mut self) -> Result<(), Error> {
         let (steps, events) = (self.steps.flush(), self.events.flush());
         steps.and(events)
+    }
+}
+
+/// Whether a run has begun in `dir`, however early it ended.
+fn is_of_run(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| {
+            let planned = name
+                .strip_prefix("plan-")
+                .is_some_and(|rest| rest.ends_with("-ranks.json"));
+            planned || [STEPS_FILE, checkpoint::FOLDER, PROBE].contains(&name.as_str())
+        })
+}
+
+/// Bytes of the leading whole lines of steps before `first`; none where there is no file.
+fn kept_steps(path: &Path, first: u64) -> io::Result<u64> {
+    #[derive(serde::Deserialize)]
+    struct Numbered {
+        step: u64,
+    }
+    let mut file = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut kept = 0;
+    loop {
+        let mut line = Vec::new();
+        file.read_until(b'\n', &mut line)?;
+        let whole = line.strip_suffix(b"\n");
+        match whole.and_then(|line| serde_json::from_slice::<Numbered>(line).ok()) {
+            Some(Numbered { step }) if step < first => kept += line.len() as u64,
+            _ => return Ok(kept),
+        }
     }
 }
 

@@ -10,47 +10,40 @@
 //! nobody; what was sent stays until the next message of its direction, or until gradients are reduced, so
 //! that how much memory messages take does not depend on when they are received.
 
+mod counts;
+mod evaluate;
+mod tokens;
+
 use std::collections::BTreeMap;
 use std::pin::pin;
 
-use moefold_kernels::attention::{Documents, Sequences};
-use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::Rope;
-use moefold_kernels::{Dtype, Scalars, Tensor, TensorClass, elementwise};
+use moefold_kernels::{Scalars, Tensor, TensorClass};
 use moefold_planner::model::Model;
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
-use crate::data::{NONE, Packing};
+use crate::data::NONE;
 use crate::error::Error;
 use crate::later::WeightGradients;
 use crate::model::Unit;
-use crate::moe::balance::{Biases, between};
+use crate::moe::balance::Biases;
 use crate::moe::dispatch::Dispatching;
 use crate::moe::{Balance, Load, RoutingStats, ZLoss};
 use crate::optimizer::{Gathering, Pass, Reducing, ZeroAdam};
 use crate::rank::Context;
 use crate::rotary::Rotation;
-use crate::shares;
-use crate::stage::{StageModel, StageOutput, StageSaved, Tokens, Visitor};
+use crate::stage::{StageModel, StageOutput, StageSaved, Visitor};
 use crate::store::Store;
 use crate::transport::Pending;
 use crate::turns::{now, turn};
 
-/// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
-/// ranks take each its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostTokens {
-    /// Inputs.
-    pub ids: Vec<i32>,
-    /// What each should predict; negative where it has no loss.
-    pub targets: Vec<i32>,
-    /// Where the document of each begins in its sequence, where documents are apart.
-    pub starts: Option<Vec<i32>>,
-    /// What is each document's own.
-    pub packing: Packing,
-}
+use counts::{Counts, add_load, beyond};
+pub(crate) use counts::{keep_offsets, offsets, routers};
+use tokens::DeviceTokens;
+pub use tokens::HostTokens;
+pub(crate) use tokens::{rotations, upload};
 
 /// What a step did, the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,77 +125,9 @@ pub(crate) fn loss_at(number: usize) -> usize {
     }
 }
 
-/// Sends ids and targets of microbatches of `[sequences, seq_len]` tokens to the device, beside what it is
-/// doing, and with them those of each of `depths`, and what documents have of their own. `rope` has a row for every
-/// token; of a cut sequence not for every position, so that where these begin again there is a table of them.
-pub(crate) fn upload(
-    cx: &Context,
-    [sequences, seq_len]: [usize; 2],
-    depths: usize,
-    rope: &Rope,
-    rotation: &Rotation,
-    microbatches: &[HostTokens],
-) -> Vec<DeviceTokens> {
-    let own: Vec<usize> = shares::tokens(cx, [sequences, seq_len]).collect();
-    let tensor = |values: &[i32]| {
-        let values: Vec<i32> = own.iter().map(|&token| values[token]).collect();
-        let class = TensorClass::Activations;
-        cx.device.from_i32(class, &values, &[values.len()])
-    };
-    let tensors = |host: &HostTokens| [&host.ids, &host.targets].map(|values| tensor(values));
-    let tokens = cx.device.beside(Stream::Copies, || {
-        let whole = microbatches.iter().find_map(|host| host.positions(seq_len));
-        let whole = whole.map(|_| {
-            if cx.cp.is_solo() {
-                rope.clone()
-            } else {
-                rotation.table(&cx.device, &(0..seq_len as u32))
-            }
-        });
-        let upload = |host: &HostTokens| DeviceTokens {
-            own: tensors(host),
-            ahead: (1..=depths)
-                .map(|depth| tensors(&host.ahead(seq_len, depth)))
-                .collect(),
-            rope: (host.positions(seq_len).zip(whole.clone()))
-                .map(|(at, whole)| whole.at(tensor(&at))),
-            documents: host.documents().map(|starts| {
-                Documents::new(&cx.device, TensorClass::Activations, starts, sequences)
-            }),
-        };
-        microbatches.iter().map(upload).collect()
-    });
-    cx.device.join(Stream::Copies);
-    tokens
-}
-
 /// The sums of a step, zero, of a model with so many depths of multi-token prediction.
 pub(crate) fn sums(cx: &Context, depths: usize) -> Scalars {
     Scalars::zeros(&cx.device, TensorClass::Transient, DEPTHS + depths)
-}
-
-/// Where the routers of each of some microbatches leave their offsets `[microbatches, sum of E + 1]`, zero,
-/// where the host does not ask for them within a step; `routers` are all of the model.
-pub(crate) fn offsets(
-    cx: &Context,
-    dispatching: &Dispatching,
-    routers: &[(u32, usize)],
-    microbatches: usize,
-) -> Option<Tensor> {
-    let words: usize = routers.iter().map(|(_, experts)| experts + 1).sum();
-    (words > 0 && !dispatching.needs_counts(cx)).then(|| {
-        let dims = [microbatches, words];
-        cx.device.zeros(TensorClass::Activations, Dtype::I32, &dims)
-    })
-}
-
-/// Keeps the offsets of a router, where it left them on the device, until the end of the step.
-pub(crate) fn keep_offsets(cx: &Context, stats: &RoutingStats, place: &Tensor) {
-    if let Load::Offsets(offsets) = &stats.load {
-        cx.op(Category::RouterPermute, || {
-            elementwise::copy(offsets, place);
-        });
-    }
 }
 
 /// What the actions of one step have gathered so far.
@@ -232,21 +157,6 @@ struct Progress {
     reduced_stages: usize,
 }
 
-/// Where tokens have gone in a step so far.
-#[derive(Debug, Default)]
-struct Counts {
-    /// By MoE layer, in order.
-    load: Vec<Vec<u64>>,
-    /// See [`offsets`].
-    offsets: Option<Tensor>,
-    /// Tokens that each expert takes of a rank in a microbatch, by MoE layer; absent where it takes all.
-    limits: Vec<Option<usize>>,
-    /// Choices dropped, by MoE layer.
-    dropped: Vec<u64>,
-    /// By microbatch, tokens sent to each expert by the ranks that exchange tokens.
-    exchanged: Vec<Vec<Vec<u64>>>,
-}
-
 /// A pass of a microbatch: its stage, its tokens and the weight of one token's loss.
 #[derive(Clone, Copy)]
 struct PassOf<'a> {
@@ -254,17 +164,6 @@ struct PassOf<'a> {
     microbatch: Microbatch,
     tokens: &'a DeviceTokens,
     loss_scale: f32,
-}
-
-/// Ids and targets of one microbatch on the device, and those of each depth of multi-token prediction.
-#[derive(Debug)]
-pub(crate) struct DeviceTokens {
-    own: [Tensor; 2],
-    ahead: Vec<[Tensor; 2]>,
-    /// Rotations, where positions begin again with every document.
-    rope: Option<Rope>,
-    /// Where attention does.
-    documents: Option<Documents>,
 }
 
 /// Has weights there before they are used, and tells the optimizer of gradients that were added to.
@@ -301,62 +200,6 @@ impl Visitor for Weights<'_> {
             optimizer.whole(cx, store, self.reducing, unit)?;
         }
         Ok(())
-    }
-}
-
-impl HostTokens {
-    /// So many tokens, each the first of the vocabulary and each with a loss.
-    pub(crate) fn blank(tokens: usize, packing: Packing) -> Self {
-        Self {
-            ids: vec![0; tokens],
-            targets: vec![0; tokens],
-            starts: packing.resets().then(|| vec![0; tokens]),
-            packing,
-        }
-    }
-
-    /// What a depth of multi-token prediction embeds and should predict, from 1: at each token of a sequence of
-    /// `seq_len` the ids `depth` and `depth + 1` after it. Beyond the end any token is embedded, and none
-    /// predicted; nor is one where a token from this one on has no loss, so that no document is asked for the next.
-    fn ahead(&self, seq_len: usize, depth: usize) -> Self {
-        let (mut ids, mut targets) = (Vec::new(), Vec::new());
-        let sequences = self.ids.chunks(seq_len).zip(self.targets.chunks(seq_len));
-        for (own, next) in sequences {
-            for token in 0..next.len() {
-                let embedded = token + depth;
-                // What a token without a loss would predict is the next input.
-                let id = next.get(embedded - 1).copied().filter(|&id| id != NONE);
-                ids.push(id.or(own.get(embedded).copied()).unwrap_or(0));
-                let passed = next.get(token..=embedded).unwrap_or(&[NONE]);
-                let has_loss = !passed.contains(&NONE);
-                targets.push(if has_loss { next[embedded] } else { NONE });
-            }
-        }
-        Self {
-            ids,
-            targets,
-            starts: None,
-            packing: self.packing,
-        }
-    }
-
-    /// Positions of its tokens, of sequences of `seq_len`, where they begin again with every document.
-    fn positions(&self, seq_len: usize) -> Option<Vec<i32>> {
-        let starts = self.starts.as_ref()?;
-        let of_one = |starts: &[i32]| -> Vec<i32> {
-            (0..)
-                .zip(starts)
-                .map(|(token, start)| token - start)
-                .collect()
-        };
-        let reset = self.packing.reset_position_ids;
-        reset.then(|| starts.chunks(seq_len).flat_map(of_one).collect())
-    }
-
-    /// Where documents begin, where attention begins again with every one.
-    fn documents(&self) -> Option<&[i32]> {
-        let starts = self.starts.as_deref();
-        starts.filter(|_| self.packing.reset_attention_mask)
     }
 }
 
@@ -798,82 +641,6 @@ impl Stepper {
         Ok(outcome)
     }
 
-    /// The sum of token cross entropies of a global batch of which the rank has some microbatches, and how many
-    /// tokens have one, the same on every rank. It runs the forward passes of a step and leaves the state of training as it is. What a pass saves is
-    /// let go of before the next: at the same routing this takes no more memory than a step.
-    pub fn evaluate(&self, cx: &Context, microbatches: &[HostTokens]) -> Result<[f64; 2], Error> {
-        let counted = self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
-            self.forward(cx, progress, stage, microbatch)?;
-            progress.saved.clear();
-            Ok(())
-        })?;
-        cx.recorder.at_microbatch(None);
-        self.sum_over_ranks(cx)?;
-        let sums = cx.to_host("sums_to_host", || self.sums.read());
-        Ok([sums[LOSS], counted])
-    }
-
-    /// Runs the rank's stages forward and gives the routing of each MoE layer and microbatch, in the order of a
-    /// step: for tests.
-    pub fn routing(
-        &self,
-        cx: &Context,
-        microbatches: &[HostTokens],
-    ) -> Result<Vec<RoutingStats>, Error> {
-        let mut all = Vec::new();
-        self.forwards(cx, microbatches, &mut |progress, stage, microbatch| {
-            let tokens = &progress.tokens[microbatch.0 as usize];
-            let tokens = self.tokens(tokens, progress.loss_scale);
-            let input = progress.between.remove(&(stage, microbatch));
-            let routed = |_, stats: RoutingStats| {
-                let load = Load::Known(stats.load.read());
-                all.push(RoutingStats { load, ..stats });
-            };
-            let mut weights = Weights {
-                stepper: self,
-                gathering: &mut progress.gathering,
-                reducing: &mut progress.reducing,
-                is_last: false,
-            };
-            let built = &self.stages[&stage];
-            let pass = built.forward(cx, input, &tokens, &mut weights, routed);
-            let (output, _) = now(pass)?;
-            if let StageOutput::Hidden(output) = output {
-                progress.between.insert((stage, microbatch), output);
-            }
-            Ok(())
-        })?;
-        Ok(all)
-    }
-
-    /// Walks what of a step is forward, `pass` by pass. Gives the tokens of the global batch that have a loss.
-    fn forwards(
-        &self,
-        cx: &Context,
-        microbatches: &[HostTokens],
-        pass: &mut dyn FnMut(&mut Progress, Stage, Microbatch) -> Result<(), Error>,
-    ) -> Result<f64, Error> {
-        let mut progress = self.begin(cx, microbatches)?;
-        for &action in &self.actions {
-            match action {
-                Action::RecvActivation(..) | Action::SendActivation(..) => {
-                    self.accumulate(cx, &mut progress, action)?;
-                }
-                Action::Forward(stage, microbatch)
-                | Action::Combined {
-                    forward: (stage, microbatch),
-                    ..
-                } => {
-                    cx.recorder.at_microbatch(Some(microbatch.0));
-                    pass(&mut progress, stage, microbatch)?;
-                }
-                _ => {}
-            }
-        }
-        Self::settle(cx, &mut progress.sent)?;
-        Ok(progress.counted)
-    }
-
     fn forward(
         &self,
         cx: &Context,
@@ -966,45 +733,6 @@ impl Stepper {
         Ok((None, saved))
     }
 
-    /// Where the offsets of a router are among those of a microbatch, and how many.
-    fn place(&self, router: usize) -> [usize; 2] {
-        let words = |(_, experts): &(u32, usize)| experts + 1;
-        let before = self.routers[..router].iter().map(words).sum();
-        [before, words(&self.routers[router])]
-    }
-
-    /// Reads the offsets that routers have left on the device.
-    fn read_offsets(&self, cx: &Context, progress: &mut Progress) -> Result<(), Error> {
-        let counted = &mut progress.counts;
-        let Some(offsets) = counted.offsets.take() else {
-            return Ok(());
-        };
-        let all = cx.to_host("counts_to_host", || offsets.to_i32());
-        let microbatches = all.chunks_exact(offsets.width());
-        for (words, exchanged) in microbatches.zip(&mut counted.exchanged) {
-            for (router, load) in counted.load.iter_mut().enumerate() {
-                let [start, len] = self.place(router);
-                exchanged[router] = between(&words[start..start + len]);
-                add_load(load, &exchanged[router]);
-                let limit = counted.limits[router];
-                counted.dropped[router] += beyond(limit, &exchanged[router]);
-            }
-        }
-        if cx.tp_ep.is_solo() {
-            return Ok(());
-        }
-        let counts = counted.exchanged.iter_mut().flatten().flatten();
-        let mut counts: Vec<&mut u64> = counts.collect();
-        let mut sums: Vec<f64> = counts.iter().map(|count| **count as f64).collect();
-        cx.comm(Category::EpComm, "all_reduce", || {
-            cx.tp_ep.all_reduce_f64(&mut sums)
-        })?;
-        for (count, sum) in counts.iter_mut().zip(sums) {
-            **count = sum as u64;
-        }
-        Ok(())
-    }
-
     /// Makes the sums those of all ranks, where they are.
     fn sum_over_ranks(&self, cx: &Context) -> Result<(), Error> {
         if cx.world.is_solo() {
@@ -1067,53 +795,4 @@ impl Stepper {
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
         microbatches * (self.sequences * self.seq_len) as f64
     }
-
-    fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
-        let size = [self.sequences, self.seq_len];
-        let (rope, rotation) = (&self.rope, &self.rotation);
-        upload(cx, size, self.depths, rope, rotation, microbatches)
-    }
-
-    fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
-        let [ids, targets] = tokens.own.clone();
-        Tokens {
-            ids,
-            targets,
-            sequences: Sequences {
-                count: self.sequences,
-                documents: tokens.documents.as_ref(),
-            },
-            rope: tokens.rope.as_ref().unwrap_or(&self.rope),
-            loss_scale,
-            ahead: tokens.ahead.clone(),
-        }
-    }
-}
-
-/// Tokens beyond what experts take.
-fn beyond(limit: Option<usize>, load: &[u64]) -> u64 {
-    let beyond = |limit: usize| load.iter().map(move |n| n.saturating_sub(limit as u64));
-    limit.map_or(0, |limit| beyond(limit).sum())
-}
-
-fn add_load(sums: &mut [u64], load: &[u64]) {
-    sums.iter_mut()
-        .zip(load)
-        .for_each(|(sum, rows)| *sum += rows);
-}
-
-/// The MoE layers of a model with their experts, then those of multi-token prediction.
-pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
-    let layers = model.layers.iter().chain(&model.mtp);
-    (0..)
-        .zip(layers)
-        .filter_map(|(index, layer)| Some((index, layer.moe()?.experts as usize)))
-        .collect()
-}
-
-/// Rotations of the rank's tokens of `sequences` sequences, each from position 0.
-pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: usize) -> Rope {
-    let own = shares::tokens(cx, [sequences, seq_len]);
-    let positions = own.map(|token| (token % seq_len) as u32);
-    Rotation::or_unread(model).table(&cx.device, &positions)
 }

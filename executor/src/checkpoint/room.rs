@@ -2,12 +2,28 @@
 
 use std::path::Path;
 
+use moefold_planner::model::Model;
+
 use super::KEPT;
 use crate::error::Error;
 use crate::files::free;
+use crate::model::global_tensors;
+use crate::weights::{GlobalTensor, State};
 
 /// Bytes of a GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
+
+/// Bytes of a checkpoint, and of the copy in memory of the host that it is written from, over all ranks: masters and
+/// both moments in f32.
+pub fn bytes(model: &Model) -> u64 {
+    bytes_of(&global_tensors(model))
+}
+
+/// The same of a model's tensors.
+pub(super) fn bytes_of(tensors: &[GlobalTensor]) -> u64 {
+    let elements: usize = tensors.iter().map(GlobalTensor::len).sum();
+    (State::ALL.len() * elements * size_of::<f32>()) as u64
+}
 
 /// How many checkpoints of a run are on the disk at once: those that are kept, and one that is written
 /// before the oldest of them goes; fewer where the run ends earlier.

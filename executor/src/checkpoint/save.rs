@@ -25,7 +25,7 @@ use crate::model::global_tensors;
 use crate::options::TrainOptions;
 use crate::train::Trainer;
 use crate::transport::{Communicator, RankContext};
-use crate::weights::{GlobalTensor, State};
+use crate::weights::GlobalTensor;
 
 /// Saves the state of one rank, together with those of the others.
 pub(crate) struct Saver<'a> {
@@ -84,9 +84,7 @@ impl<'a> Saver<'a> {
         if let (0, Some(every)) = (rank.rank(), saving.every) {
             let first = options.init.resumed().map_or(0, |resumed| resumed.step);
             let count = room::at_once(first, options.steps, every);
-            let elements: usize = tensors.iter().map(GlobalTensor::len).sum();
-            let bytes = State::ALL.len() * elements * size_of::<f32>();
-            room::check(&folder, count, bytes as u64)?;
+            room::check(&folder, count, room::bytes_of(&tensors))?;
         }
         Ok(Some(Self {
             rank,

@@ -297,6 +297,23 @@ pub(crate) fn discard_partial(run_dir: &Path) {
     }
 }
 
+/// Prepares the checkpoints in `run_dir` for a run that goes on after `step` steps: what was being written goes, and what
+/// has the name of a later one, of which files are missing, gets another.
+pub(crate) fn clear_way(run_dir: &Path, step: u64) -> Result<(), Error> {
+    let folder = run_dir.join(FOLDER);
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    discard_partial(run_dir);
+    for (_, path) in complete(&folder)?.into_iter().filter(|(of, _)| *of > step) {
+        let name = |number: u32| path.with_extension(format!("incomplete-{number}"));
+        let aside = (1..).map(name).find(|path| !path.exists());
+        let aside = aside.expect("numbers do not run out");
+        fs::rename(&path, aside).map_err(Error::io(&path, "rename"))?;
+    }
+    Ok(())
+}
+
 /// What lies in a folder under the name of what is not complete.
 fn partials(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -9,6 +9,8 @@
 
 mod format;
 mod index;
+#[cfg(test)]
+mod megatron;
 mod write;
 
 use std::fs::File;

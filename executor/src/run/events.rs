@@ -5,6 +5,8 @@
 //! `tensorflow/core/lib/io/record_writer.h`). The data is a protocol buffer, an `Event`
 //! (`tensorflow/core/util/event.proto`): the first names the version of the format, the others hold scalars.
 
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
 use std::path::Path;
 
 use moefold_profiles::run::StepRecord;
@@ -24,6 +26,13 @@ impl Events {
     /// Those of a run in `dir`, which has none yet.
     pub fn of(dir: &Path) -> Self {
         Self(Log::new(dir.join(EVENTS_FILE)))
+    }
+
+    /// Those of a run that goes on in `dir` with step `first`: later ones go with the first that is written.
+    pub(super) fn after(dir: &Path, first: u64) -> Result<Self, Error> {
+        let path = dir.join(EVENTS_FILE);
+        let kept = kept(&path, first).map_err(Error::io(&path, "read"))?;
+        Ok(Self(Log::after(path, kept)))
     }
 
     /// Adds a step that ended at a time in seconds since 1970. It is in the file when this returns without an error,
@@ -91,6 +100,48 @@ fn record(data: &[u8]) -> Vec<u8> {
     record.extend(data);
     record.extend(masked(data));
     record
+}
+
+/// Bytes of the leading whole records that are of no step from `first` on; none where there is no file.
+fn kept(path: &Path, first: u64) -> io::Result<u64> {
+    let mut file = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut kept = 0;
+    loop {
+        let mut found = Vec::new();
+        (&mut file).take(12).read_to_end(&mut found)?;
+        let Some((length, sum)) = found.split_first_chunk::<8>() else {
+            return Ok(kept);
+        };
+        if sum != masked(length) {
+            return Ok(kept);
+        }
+        let length = u64::from_le_bytes(*length);
+        let mut data = Vec::new();
+        (&mut file).take(length).read_to_end(&mut data)?;
+        let mut sum = Vec::new();
+        (&mut file).take(4).read_to_end(&mut sum)?;
+        if sum != masked(&data) || step_of(&data).is_some_and(|step| step >= first) {
+            return Ok(kept);
+        }
+        kept += 16 + length;
+    }
+}
+
+/// The step of an event as [`scalars`] spells it; none of the one that names the version.
+fn step_of(event: &[u8]) -> Option<u64> {
+    let (_time, rest) = event.split_at_checked(9)?;
+    let (2_u8, digits) = (rest.first()? >> 3, &rest[1..]) else {
+        return None;
+    };
+    let end = digits.iter().position(|digit| digit & 0x80 == 0)?;
+    let step = digits[..=end].iter().enumerate();
+    Some(step.fold(0, |step, (at, digit)| {
+        step | u64::from(digit & 0x7f) << (7 * at).min(63)
+    }))
 }
 
 fn masked(data: &[u8]) -> [u8; 4] {
@@ -170,6 +221,38 @@ mod tests {
             .map(|digit| char::from_digit(u32::from(digit), 16).expect("four bits"))
             .collect();
         assert_eq!(hex, GOLDEN);
+    }
+
+    #[test]
+    fn events_go_on_after_those_of_steps_that_are_not_done_again() {
+        let line = r#"{"step": 0, "loss": 5.25, "grad_norm": 1.5, "lr": 0.1, "step_s": 0.5, "tokens_per_s": 64,
+            "peak_bytes": 1, "expert_load": []}"#;
+        let step: StepRecord = serde_json::from_str(line).expect("a step");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join(EVENTS_FILE);
+        let write = |mut events: Events, steps: std::ops::Range<u64>| {
+            for number in steps {
+                let step = StepRecord {
+                    step: number,
+                    ..step.clone()
+                };
+                events.step(&step, 1.5).expect("written");
+            }
+            std::fs::read(&path).expect("there")
+        };
+        let whole = write(Events::of(folder.path()), 0..140);
+        let expected = write(Events::after(folder.path(), 0).expect("reads"), 0..131);
+        assert!(whole.starts_with(&expected) && whole.len() > expected.len());
+        for (rest, first) in [
+            (&b""[..], 129),
+            (b"", 3),
+            (&whole[40..60], 131),
+            (&whole[..9], 129),
+        ] {
+            std::fs::write(&path, [&expected[..], rest].concat()).expect("writes");
+            let events = Events::after(folder.path(), first).expect("reads");
+            assert!(write(events, first..140) == whole, "from {first}");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(super) struct Log {
     /// Bytes of whole records in the file.
     written: u64,
     waiting: Vec<u8>,
+    /// Whether it may be there already, with as many bytes that stay as `written` says.
+    goes_on: bool,
 }
 
 impl Log {
@@ -28,6 +30,16 @@ impl Log {
             file: None,
             written: 0,
             waiting: Vec::new(),
+            goes_on: false,
+        }
+    }
+
+    /// One that goes on after its first `kept` bytes; the first flush cuts off the others.
+    pub(super) fn after(path: PathBuf, kept: u64) -> Self {
+        Self {
+            written: kept,
+            goes_on: true,
+            ..Self::new(path)
         }
     }
 
@@ -58,6 +70,18 @@ impl Log {
     }
 
     fn create(&self) -> Result<File, Error> {
+        if self.goes_on {
+            let mut open = OpenOptions::new();
+            let file = open
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&self.path);
+            let file = file.map_err(Error::io(&self.path, "create"))?;
+            file.set_len(self.written)
+                .map_err(Error::io(&self.path, "write"))?;
+            return Ok(file);
+        }
         let created = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -99,6 +123,24 @@ mod tests {
         log.file = Some(file);
         log.flush().expect("writes");
         assert_eq!(fs::read(&path).expect("there"), b"one\ntwo\nsix\n");
+    }
+
+    #[test]
+    fn a_log_that_goes_on_is_cut_with_its_first_record() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("log");
+        fs::write(&path, "one\ntwo\nth").expect("writes");
+        let mut log = Log::after(path.clone(), 4);
+        assert_eq!(fs::read(&path).expect("there"), b"one\ntwo\nth");
+        log.add(b"six\n");
+        log.flush().expect("writes");
+        assert_eq!(fs::read(&path).expect("there"), b"one\nsix\n");
+        fs::remove_file(&path).expect("removes");
+        let mut log = Log::after(path.clone(), 0);
+        assert!(log.is_empty());
+        log.add(b"new\n");
+        log.flush().expect("writes");
+        assert_eq!(fs::read(&path).expect("there"), b"new\n");
     }
 
     #[test]

@@ -1,0 +1,113 @@
+//! [`Counts`]: where the routers of a step have sent tokens.
+
+use moefold_kernels::{Dtype, Tensor, TensorClass, elementwise};
+use moefold_planner::model::Model;
+use moefold_profiles::trace::Category;
+
+use super::{Progress, Stepper};
+use crate::error::Error;
+use crate::moe::balance::between;
+use crate::moe::dispatch::Dispatching;
+use crate::moe::{Load, RoutingStats};
+use crate::rank::Context;
+
+/// Where tokens have gone in a step so far.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// By MoE layer, in order.
+    pub(super) load: Vec<Vec<u64>>,
+    /// See [`offsets`].
+    pub(super) offsets: Option<Tensor>,
+    /// Tokens that each expert takes of a rank in a microbatch, by MoE layer; absent where it takes all.
+    pub(super) limits: Vec<Option<usize>>,
+    /// Choices dropped, by MoE layer.
+    pub(super) dropped: Vec<u64>,
+    /// By microbatch, tokens sent to each expert by the ranks that exchange tokens.
+    pub(super) exchanged: Vec<Vec<Vec<u64>>>,
+}
+
+/// Where the routers of each of some microbatches leave their offsets `[microbatches, sum of E + 1]`, zero,
+/// where the host does not ask for them within a step; `routers` are all of the model.
+pub(crate) fn offsets(
+    cx: &Context,
+    dispatching: &Dispatching,
+    routers: &[(u32, usize)],
+    microbatches: usize,
+) -> Option<Tensor> {
+    let words: usize = routers.iter().map(|(_, experts)| experts + 1).sum();
+    (words > 0 && !dispatching.needs_counts(cx)).then(|| {
+        let dims = [microbatches, words];
+        cx.device.zeros(TensorClass::Activations, Dtype::I32, &dims)
+    })
+}
+
+/// Keeps the offsets of a router, where it left them on the device, until the end of the step.
+pub(crate) fn keep_offsets(cx: &Context, stats: &RoutingStats, place: &Tensor) {
+    if let Load::Offsets(offsets) = &stats.load {
+        cx.op(Category::RouterPermute, || {
+            elementwise::copy(offsets, place);
+        });
+    }
+}
+
+impl Stepper {
+    /// Where the offsets of a router are among those of a microbatch, and how many.
+    pub(super) fn place(&self, router: usize) -> [usize; 2] {
+        let words = |(_, experts): &(u32, usize)| experts + 1;
+        let before = self.routers[..router].iter().map(words).sum();
+        [before, words(&self.routers[router])]
+    }
+
+    /// Reads the offsets that routers have left on the device.
+    pub(super) fn read_offsets(&self, cx: &Context, progress: &mut Progress) -> Result<(), Error> {
+        let counted = &mut progress.counts;
+        let Some(offsets) = counted.offsets.take() else {
+            return Ok(());
+        };
+        let all = cx.to_host("counts_to_host", || offsets.to_i32());
+        let microbatches = all.chunks_exact(offsets.width());
+        for (words, exchanged) in microbatches.zip(&mut counted.exchanged) {
+            for (router, load) in counted.load.iter_mut().enumerate() {
+                let [start, len] = self.place(router);
+                exchanged[router] = between(&words[start..start + len]);
+                add_load(load, &exchanged[router]);
+                let limit = counted.limits[router];
+                counted.dropped[router] += beyond(limit, &exchanged[router]);
+            }
+        }
+        if cx.tp_ep.is_solo() {
+            return Ok(());
+        }
+        let counts = counted.exchanged.iter_mut().flatten().flatten();
+        let mut counts: Vec<&mut u64> = counts.collect();
+        let mut sums: Vec<f64> = counts.iter().map(|count| **count as f64).collect();
+        cx.comm(Category::EpComm, "all_reduce", || {
+            cx.tp_ep.all_reduce_f64(&mut sums)
+        })?;
+        for (count, sum) in counts.iter_mut().zip(sums) {
+            **count = sum as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Tokens beyond what experts take.
+pub(super) fn beyond(limit: Option<usize>, load: &[u64]) -> u64 {
+    let beyond = |limit: usize| load.iter().map(move |n| n.saturating_sub(limit as u64));
+    limit.map_or(0, |limit| beyond(limit).sum())
+}
+
+pub(super) fn add_load(sums: &mut [u64], load: &[u64]) {
+    sums.iter_mut()
+        .zip(load)
+        .for_each(|(sum, rows)| *sum += rows);
+}
+
+/// The MoE layers of a model with their experts, then those of multi-token prediction.
+pub(crate) fn routers(model: &Model) -> Vec<(u32, usize)> {
+    let layers = model.layers.iter().chain(&model.mtp);
+    (0..)
+        .zip(layers)
+        .filter_map(|(index, layer)| Some((index, layer.moe()?.experts as usize)))
+        .collect()
+}
