@@ -56,6 +56,25 @@ fn mixtral<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
+fn a_search_has_as_long_as_it_is_given() {
+    refused(
+        &mixtral(&["--time-limit", "1e-9"]),
+        1,
+        &["--time-limit 0.000000001", "no plan was found", "--layout"],
+    );
+    for wrong in ["0", "-1", "nan"] {
+        let limit = format!("--time-limit={wrong}");
+        refused(
+            &mixtral(&[&limit]),
+            2,
+            &["--time-limit", wrong, "expected seconds above 0"],
+        );
+    }
+    let found = answer(&mixtral(&["--time-limit", "1e6", "--json"]));
+    assert!(found["search"].get("unseen").is_none());
+}
+
+#[test]
 fn golden_groups_of_a_folded_layout() {
     let groups = answer(&[
         "groups",
@@ -265,6 +284,10 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
+    for threads in ["0", "1000000"] {
+        let found = format!("--threads: found {threads}, expected 1 to 1024");
+        refused(&["bench", "--threads", threads], 2, &[&found]);
+    }
 }
 
 #[test]

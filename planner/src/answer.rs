@@ -161,6 +161,9 @@ pub struct SearchRecord {
     pub pruned: u64,
     /// Candidates priced in full.
     pub priced: u64,
+    /// Candidates not looked at, where the search was stopped; absent where it came to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<u64>,
     /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
     pub elapsed_s: f64,
     /// Whether the first plan is proven best among the candidates, under the cost model: each was
@@ -170,7 +173,8 @@ pub struct SearchRecord {
     pub optimal: bool,
     /// What the first plan's layout could still gain, at most, if every layer chose its recompute
     /// set by itself (a linear relaxation) and, where its split is not proven best, from any other
-    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known.
+    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known. Where the search was
+    /// stopped, also what it has not looked at.
     pub gap: f64,
     /// By how much of its step time, at least, the second plan must be slower than the first to be told
     /// apart from it; absent of a single plan. See [`crate::plan::Predicted::step_s_low`] for how sure

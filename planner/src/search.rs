@@ -19,6 +19,7 @@ mod otherwise;
 mod predict;
 mod recompute;
 mod request;
+mod room;
 mod shape;
 mod sharded;
 mod survey;
@@ -26,6 +27,7 @@ mod survey;
 mod tests;
 mod visit;
 mod walk;
+mod watch;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +57,10 @@ use request::check_request;
 use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
+pub use watch::{Progress, Watch};
 
 use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
+use watch::unwatched;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -81,12 +85,26 @@ pub fn plan(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
+    plan_watched(model, cluster, gpus, options, costs, runtime, &unwatched)
+}
+
+/// The same, where somebody watches. Stopped before its end it has the best of what it has seen, and where that is
+/// nothing [`PlanError::Stopped`].
+pub fn plan_watched(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    watch: &Watch<'_>,
+) -> Result<SearchResult, PlanError> {
     let under = |offload| {
         let options = &SearchOptions {
             offload: Some(offload),
             ..options.clone()
         };
-        plan_under(model, cluster, gpus, options, costs, runtime)
+        plan_under(model, cluster, gpus, options, costs, runtime, watch)
     };
     let found = match options.offload {
         Some(offload) => under(offload),
@@ -96,7 +114,8 @@ pub fn plan(
         if let PlanError::Infeasible { least, .. } = &mut error
             && cluster.gpu.memory_gib < ENDLESS_GIB
         {
-            *least = least_memory(model, cluster, gpus, options, costs, runtime).map(Box::new);
+            *least =
+                least_memory(model, cluster, gpus, options, costs, runtime, watch).map(Box::new);
         }
         error
     })?;
@@ -122,6 +141,7 @@ fn plan_under(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let known = options.routing.is_some();
     let known = known.then(|| costs.clone().with_known_loads());
@@ -134,7 +154,7 @@ fn plan_under(
         refusals,
         too_large,
         all_illegal,
-    } = candidates(&question, gpus, &rules);
+    } = candidates(&question, gpus, &rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
     let sentences = refusals
@@ -155,21 +175,24 @@ fn plan_under(
     units.sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
-    let ranking = rank(
-        &question,
-        &units.iter().collect::<Vec<_>>(),
-        options.top,
-        &mut tally,
-    );
+    let ordered: Vec<&Unit<'_>> = units.iter().collect();
+    let Ranked { ranking, unseen } = rank(&question, &ordered, options.top, &mut tally, watch);
+    if unseen.is_some() && ranking.is_empty() {
+        return Err(PlanError::Stopped);
+    }
     let inside_domain = ranking
         .first()
         .filter(|best| !experts_inside_domain(&question, best.unit.layout))
-        .map(|_| inside_domain(&question, &units));
+        .and_then(|_| inside_domain(&question, &units, watch));
 
     if tally.memory + too_large > 0 {
         refused.insert("memory".to_owned(), tally.memory + too_large);
     }
-    let gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    let mut gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    if let (Some(left), Some(best)) = (unseen, ranking.first()) {
+        gap = gap.max(1.0 - left.floor / best.score(options.objective));
+    }
+    let unseen = unseen.map(|left| left.children);
     let priced: Vec<Priced> = ranking
         .iter()
         .map(|found| {
@@ -187,16 +210,18 @@ fn plan_under(
         memory_limit_gib: (question.capacity() < cluster.gpu.memory())
             .then(|| question.capacity().gib()),
         space: total,
-        pruned: total - refused.values().sum::<u64>() - tally.priced,
+        pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),
+        unseen,
         refused,
         priced: tally.priced,
         elapsed_s: 0.0,
-        optimal: ranking
-            .first()
-            .is_some_and(|best| best.split_is_exact(&question)),
+        optimal: unseen.is_none()
+            && ranking
+                .first()
+                .is_some_and(|best| best.split_is_exact(&question)),
         gap,
         feasible: tally.feasible,
-        survey: options.survey.then(|| survey(&question, &units)),
+        survey: (options.survey && unseen.is_none()).then(|| survey(&question, &units)),
         inside_domain,
     };
     if ranking.is_empty() {
@@ -212,7 +237,7 @@ fn plan_under(
     Ok((priced, search))
 }
 
-/// The best plan, had a device memory without end.
+/// The best plan, had a device memory without end; none where the search was stopped.
 fn endless(
     model: &Model,
     cluster: &Cluster,
@@ -220,11 +245,13 @@ fn endless(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Option<PlannedLayout> {
     let mut endless = cluster.clone();
     endless.gpu.memory_gib = ENDLESS_GIB;
-    let found = plan(model, &endless, gpus, options, costs, runtime).ok()?;
-    found.plans.into_iter().next()
+    let found = plan_watched(model, &endless, gpus, options, costs, runtime, watch).ok()?;
+    let is_whole = found.search.unseen.is_none();
+    found.plans.into_iter().next().filter(|_| is_whole)
 }
 
 /// The layout that needs the least memory, had a device memory without end.
@@ -235,10 +262,11 @@ fn least_memory(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Option<LeastMemory> {
     let limit_gib = closest::limit_gib(cluster, options);
     let plan = closest::least(gpus, options, limit_gib, &|gpus, options| {
-        endless(model, cluster, gpus, options, costs, runtime)
+        endless(model, cluster, gpus, options, costs, runtime, watch)
     })?;
     Some(LeastMemory {
         layout: explain::degrees(&plan.layout),
@@ -255,9 +283,10 @@ pub fn closest(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Shortage {
     closest::closest(model, cluster, gpus, options, &|gpus, options| {
-        endless(model, cluster, gpus, options, costs, runtime)
+        endless(model, cluster, gpus, options, costs, runtime, watch)
     })
 }
 
@@ -335,7 +364,15 @@ struct Refusal {
     example: String,
 }
 
-fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
+/// Tuples that are judged between two looks at the watch.
+const JUDGED: usize = 1 << 14;
+
+fn candidates(
+    question: &Question<'_>,
+    gpus: u32,
+    rules: &Rules,
+    watch: &Watch<'_>,
+) -> Result<Candidates, PlanError> {
     let options = question.options;
     let mut found = Candidates {
         layouts: Vec::new(),
@@ -347,13 +384,18 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     let (capacity, mut weights) = (question.capacity(), Weights::new());
     let mut broken = Vec::new();
     let spaces = pins(options, gpus).into_iter();
-    for degrees in spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins)) {
-        let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
-        let schedules = question.schedules(degrees.pp, degrees.vpp).count().max(1);
-        let each = dispatchers * schedules as u64;
-        let by_layer = usize::from(question.by_layer);
-        let sets = question.choices.len() + by_layer + question.illegal_sets.len();
-        let sets = sets as u64;
+    let tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
+    let sets = question.legal_sets() + question.illegal_sets.len() as u64;
+    for (number, degrees) in tuples.enumerate() {
+        let making = Progress {
+            seen: 0,
+            layouts: 0,
+            best_s: None,
+        };
+        if number % JUDGED == 0 && watch(&making).is_break() {
+            return Err(PlanError::Stopped);
+        }
+        let each = question.ways([degrees.pp, degrees.vpp], [degrees.ep, degrees.etp]);
         found.space += each * sets;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
@@ -362,7 +404,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
                     found.refuse(illegal.reason(), each, illegal);
                 }
                 if held(question, &layout, &mut weights) > capacity {
-                    found.too_large += each * (sets - question.illegal_sets.len() as u64);
+                    found.too_large += each * question.legal_sets();
                 } else {
                     found.layouts.push(layout);
                 }
@@ -370,7 +412,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
             None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
         }
     }
-    found
+    Ok(found)
 }
 
 /// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
@@ -412,21 +454,53 @@ impl Candidates {
     }
 }
 
-/// The best of some units, which come in the order of their floors.
+/// The best of some units, best first.
+struct Ranked<'a> {
+    ranking: Vec<Found<'a>>,
+    /// What was not looked at, where the search was stopped.
+    unseen: Option<Unseen>,
+}
+
+/// What a search has left.
+#[derive(Debug, Clone, Copy)]
+struct Unseen {
+    /// Candidates that no bound rules out.
+    children: u64,
+    /// None of them scores less.
+    floor: f64,
+}
+
+/// Ranks units, which come in the order of their floors.
 fn rank<'a>(
     question: &Question<'_>,
     units: &[&'a Unit<'a>],
     top: usize,
     tally: &mut Tally,
-) -> Vec<Found<'a>> {
+    watch: &Watch<'_>,
+) -> Ranked<'a> {
     let objective = question.options.objective;
     let mut ranking: Vec<Found<'a>> = Vec::new();
-    for batch in units.chunks(BATCH) {
+    let mut unseen = None;
+    for (number, batch) in units.chunks(BATCH).enumerate() {
         let limit = match ranking.get(top - 1) {
             Some(last) => last.score(objective),
             None => f64::INFINITY,
         };
         if batch[0].floor >= limit {
+            break;
+        }
+        let progress = Progress {
+            seen: (number * BATCH) as u64,
+            layouts: units.len() as u64,
+            best_s: ranking.first().map(|best| best.step_s),
+        };
+        if watch(&progress).is_break() {
+            let left = units[number * BATCH..].iter();
+            let left = left.filter(|unit| unit.floor < limit);
+            unseen = Some(Unseen {
+                children: left.map(|unit| unit.children(question)).sum(),
+                floor: batch[0].floor,
+            });
             break;
         }
         let outcomes: Vec<Outcome<'a>> = batch
@@ -444,24 +518,29 @@ fn rank<'a>(
         });
         ranking.truncate(top);
     }
-    ranking
+    Ranked { ranking, unseen }
 }
 
 fn experts_inside_domain(question: &Question<'_>, layout: &Layout) -> bool {
     placement(layout, GroupKind::TpEp, question.cluster).inside_domain()
 }
 
-/// What keeping the experts inside one NVLink domain would come to, priced as everything else.
-fn inside_domain(question: &Question<'_>, units: &[Unit<'_>]) -> InsideDomain {
+/// What keeping the experts inside one NVLink domain would come to, priced as everything else; nothing where the
+/// search is stopped before.
+fn inside_domain(
+    question: &Question<'_>,
+    units: &[Unit<'_>],
+    watch: &Watch<'_>,
+) -> Option<InsideDomain> {
     let near: Vec<&Unit<'_>> = units
         .iter()
         .filter(|unit| experts_inside_domain(question, unit.layout))
         .collect();
-    let best = rank(question, &near, 1, &mut Tally::default());
-    InsideDomain {
+    let Ranked { ranking, unseen } = rank(question, &near, 1, &mut Tally::default(), watch);
+    unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: question.cluster.gpus_per_domain,
-        best: best.first().map(|found| found.candidate(question)),
-    }
+        best: ranking.first().map(|found| found.candidate(question)),
+    })
 }
 
 /// Checks what was asked against what stack and cluster can do, and gathers what a search shares.

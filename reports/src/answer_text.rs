@@ -532,7 +532,7 @@ fn search(search: &SearchRecord) -> String {
             &mut out,
             &format!(
                 "#1 is the best of those priced; {} under the cost model.",
-                crate::findings::other_splits(search.gap)
+                crate::findings::left_open(search)
             ),
         );
     }
@@ -704,6 +704,11 @@ mod tests {
         (answer.search.optimal, answer.search.gap) = (false, 0.02);
         let text = plan_table(&answer, &[]);
         let part = "another split of its layers into stages could gain at most 2.0%";
+        assert!(text.contains(part), "{text}");
+        answer.search.unseen = Some(41_223);
+        let text = plan_table(&answer, &[]);
+        let part =
+            "the search was stopped, and 41 223 that it has not looked at could gain at most 2.0%";
         assert!(text.contains(part), "{text}");
     }
 

@@ -171,6 +171,7 @@ pub(crate) fn answer(count: usize) -> Answer {
     Answer {
         plans,
         search: SearchRecord {
+            unseen: None,
             told_apart: Some(0.06),
             memory_limit_gib: None,
             space: 18_432,

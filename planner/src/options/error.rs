@@ -8,6 +8,9 @@ use crate::layout::{Illegal, PartialDegrees};
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
+    /// The search was stopped before it found a plan.
+    #[error("the search was stopped before it found a plan")]
+    Stopped,
     /// An option with a value that means nothing.
     #[error("`{option}`: found `{value}`, expected {expected}")]
     Value {

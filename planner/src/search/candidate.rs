@@ -1393,7 +1393,7 @@ pub(crate) fn message(case: Case<'_>) -> Option<Collective> {
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
-fn overhead(case: Case<'_>) -> Bytes {
+pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     let Case {
         question,
         layout,

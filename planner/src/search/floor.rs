@@ -11,6 +11,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
+use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{Dispatcher, ScheduleName};
 use crate::layout::Layout;
@@ -307,7 +308,11 @@ impl Attention {
 impl Shape {
     /// The work of one microbatch over all stages, without recomputation beyond that of the first choice.
     pub(crate) fn work(&self, question: &Question<'_>) -> ShapeWork {
-        let sets = &question.choices[0];
+        self.work_under(question, &question.choices[0])
+    }
+
+    /// The same under some recompute sets.
+    pub(crate) fn work_under(&self, question: &Question<'_>, sets: &Sets) -> ShapeWork {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
@@ -330,6 +335,7 @@ mod tests {
     use crate::options::SearchOptions;
     use crate::rules::Rules;
     use crate::search::shape::Shapes;
+    use crate::search::watch::unwatched;
     use crate::search::{candidates, plan, question};
     use crate::stack::megatron::Declared;
 
@@ -360,7 +366,9 @@ mod tests {
             let rules = &Rules::of(model, options);
             let question = question(model, cluster, gpus, options, costs, &Declared, rules);
             let question = &question.expect("legal");
-            let layouts = candidates(question, gpus, rules).layouts;
+            let layouts = candidates(question, gpus, rules, &unwatched)
+                .expect("unwatched")
+                .layouts;
             let works = Works::new(question, layouts.iter());
             for layout in layouts.iter().step_by(every) {
                 let known = works.of(question, layout);

@@ -1,12 +1,14 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
-use super::{ENDLESS_GIB, SearchResult, plan};
+use super::{ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
 use crate::choice::{
     Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
     Zero,
@@ -59,6 +61,60 @@ fn law_every_candidate_is_refused_pruned_or_priced() {
     let refused: u64 = search.refused.values().sum();
     assert_eq!(search.space, refused + search.pruned + search.priced);
     assert!(search.pruned > 0 && search.priced > 0);
+}
+
+/// A search that is stopped after any number of looks has the best of what it saw, and bounds what it did not see.
+#[test]
+fn law_a_stopped_search_bounds_what_it_has_not_seen() {
+    let (model, cluster, mut options) = small();
+    let costs = &Costs::for_cluster(&cluster, &[]);
+    for objective in [Objective::Throughput, Objective::Memory] {
+        options.objective = objective;
+        let score = |found: &SearchResult| match objective {
+            Objective::Memory => found.plans[0].predicted.peak_gib,
+            Objective::Throughput => found.plans[0].predicted.step_s,
+        };
+        let whole = run(&model, &cluster, 16, &options);
+        let (mut stopped, mut nothing, mut ended) = (0, 0, false);
+        for looks in 0..1000 {
+            let left = AtomicU32::new(looks);
+            let watch = |progress: &Progress| {
+                assert!(progress.seen <= progress.layouts);
+                match left.load(Ordering::Relaxed) {
+                    0 => ControlFlow::Break(()),
+                    some => {
+                        left.store(some - 1, Ordering::Relaxed);
+                        ControlFlow::Continue(())
+                    }
+                }
+            };
+            let found = plan_watched(&model, &cluster, 16, &options, costs, &Declared, &watch);
+            let found = match found {
+                Err(error) => {
+                    assert!(matches!(error, PlanError::Stopped), "{error}");
+                    nothing += 1;
+                    continue;
+                }
+                Ok(found) => found,
+            };
+            let search = &found.search;
+            let refused: u64 = search.refused.values().sum();
+            let Some(unseen) = search.unseen else {
+                // All that is left to stop is what keeping experts in a domain would come to.
+                assert_eq!((&found.plans, search.gap), (&whole.plans, whole.search.gap));
+                ended = true;
+                break;
+            };
+            assert_eq!(
+                search.space,
+                refused + search.pruned + search.priced + unseen
+            );
+            assert!(unseen > 0 && !search.optimal);
+            assert!(score(&whole) >= score(&found) * (1.0 - search.gap) * (1.0 - 1e-9));
+            stopped += 1;
+        }
+        assert!(stopped > 0 && nothing > 0 && ended, "{stopped} {nothing}");
+    }
 }
 
 /// Nothing is pruned when more plans are wanted than there are layouts.
@@ -367,7 +423,15 @@ fn check_changes(cases: &[Short]) {
         };
         let what = format!("{name} on {gpus}, {pins}");
         assert!(!planned(gpus, &asked), "{what}");
-        let shortage = super::closest(&model, &cluster, gpus, &asked, &costs, &Declared);
+        let shortage = super::closest(
+            &model,
+            &cluster,
+            gpus,
+            &asked,
+            &costs,
+            &Declared,
+            &super::unwatched,
+        );
         assert!(
             !shortage.savers[0].fits && shortage.savers[0].change == "none",
             "{what}"
