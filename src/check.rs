@@ -215,11 +215,14 @@ impl Case<'_> {
                     let refusal = |error: Box<PlanError>| crate::plan::refusal(*error);
                     Some((found.map_err(refusal)?, false))
                 }
-                error @ (PlanError::Layout { .. } | PlanError::NoneLegal { .. }) => {
-                    broken.extend(in_flags(error));
+                error => {
+                    let Some(rules) = error.rules() else {
+                        let message = format!("{:#}", anyhow::Error::from(error));
+                        return Err(Failure::Request(anyhow!(in_flags(&message))));
+                    };
+                    broken.extend(rules.iter().map(|rule| in_flags(rule)));
                     None
                 }
-                error => return Err(crate::plan::refusal(error)),
             },
         };
         let priced = found.map(|(found, fits)| {
@@ -303,29 +306,69 @@ impl Case<'_> {
     }
 }
 
-/// Rules of layouts, each a line, with the options that they name as flags of Megatron-LM.
-fn in_flags(error: PlanError) -> Vec<String> {
-    let sentences: Vec<String> = match error {
-        PlanError::Layout { broken, nearest } => {
-            let nearest = nearest.map(|nearest| format!("the nearest legal degrees are {nearest}"));
-            broken
-                .iter()
-                .map(ToString::to_string)
-                .chain(nearest)
-                .collect()
-        }
-        PlanError::NoneLegal {
-            examples, nearest, ..
-        } => {
-            let nearest = nearest.map(|nearest| format!("the nearest legal degrees are {nearest}"));
-            examples.into_values().chain(nearest).collect()
-        }
-        other => vec![other.to_string()],
-    };
-    sentences
-        .iter()
-        .map(|sentence| flags::in_words_of_flags(sentence))
-        .collect()
+/// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
+const OPTIONS: [(&str, &str); 24] = [
+    (
+        "`overlap` grad-reduce,param-gather",
+        "--overlap-grad-reduce and --overlap-param-gather",
+    ),
+    (
+        "`overlap` expert-alltoall,delay-wgrad",
+        "--overlap-moe-expert-parallel-comm and --delay-wgrad-compute",
+    ),
+    ("param-gather in `overlap`", "--overlap-param-gather"),
+    ("shared-expert in `overlap`", "--moe-shared-expert-overlap"),
+    (
+        "expert-alltoall in `overlap`",
+        "--overlap-moe-expert-parallel-comm",
+    ),
+    ("delay-wgrad in `overlap`", "--delay-wgrad-compute"),
+    (
+        "p2p overlap (Megatron-Core), which `overlap` leaves out",
+        "overlapped messages, which --no-overlap-p2p-communication turns off",
+    ),
+    (
+        "or p2p in `overlap`",
+        "or without --no-overlap-p2p-communication",
+    ),
+    (", which `overlap` leaves out", ""),
+    ("`overlap`", "the overlap"),
+    ("`seq_len`", "--seq-length"),
+    ("`global_batch`", "--global-batch-size"),
+    ("`dispatcher`", "--moe-token-dispatcher-type"),
+    ("`recompute`", "--recompute-modules"),
+    ("`offload`", "--offload-modules"),
+    ("`pipeline_layout`", "--pipeline-model-parallel-layout"),
+    ("`expert_capacity_factor`", "--moe-expert-capacity-factor"),
+    (
+        "`pad_expert_input_to_capacity`",
+        "--moe-pad-expert-input-to-capacity",
+    ),
+    ("`token_drop_policy`", "--moe-token-drop-policy"),
+    (
+        "`zero` fsdp",
+        "--data-parallel-sharding-strategy optim_grads_params",
+    ),
+    ("`zero` 1", "--data-parallel-sharding-strategy optim"),
+    ("`grad_dtype`", "--main-grads-dtype"),
+    (
+        "needs grad-reduce beside",
+        "needs --overlap-grad-reduce beside",
+    ),
+    (
+        "needs expert-alltoall beside",
+        "needs --overlap-moe-expert-parallel-comm beside",
+    ),
+];
+
+/// A sentence of the planner with the options that it names as flags of Megatron-LM.
+fn in_flags(sentence: &str) -> String {
+    let own = OPTIONS.iter();
+    let named = own.fold(sentence.to_owned(), |sentence, (option, flag)| {
+        sentence.replace(option, flag)
+    });
+    // The others are called the same.
+    flags::in_words_of_flags(&named)
 }
 
 fn unpriced(reading: &Reading) -> Vec<Unpriced<'_>> {

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             Err(error) => {
                 let failure = match refusal(*error) {
                     Failure::Infeasible(error) => {
-                        question.short_of_memory(&options, output, error)?
+                        question.short_of_memory(&options, output, &error)?
                     }
                     failure => failure,
                 };
@@ -221,7 +221,7 @@ impl<'a> Question<'a> {
         &self,
         options: &SearchOptions,
         output: Output,
-        error: anyhow::Error,
+        error: &anyhow::Error,
     ) -> Result<Failure, Failure> {
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);

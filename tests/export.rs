@@ -129,6 +129,14 @@ fn what_is_exported_is_checked_as_it_was_planned_and_what_beats_it_can_be_put_in
     let (code, said, _) = moefold(folder, &format!("check edited.sh {on}"));
     assert_eq!(code, 2, "{said}");
     assert!(said.contains("the nearest legal degrees are"), "{said}");
+    // Rules that the planner has of its options are in Megatron-LM's words.
+    edited("--overlap-grad-reduce", "");
+    let (code, said, _) = moefold(folder, &format!("check edited.sh {on}"));
+    assert_eq!(code, 2, "{said}");
+    assert!(
+        said.contains("--overlap-param-gather needs") && !said.contains("--overlap "),
+        "{said}"
+    );
     edited("--micro-batch-size 1", "--micro-batch-size 16");
     let (code, said, errors) = moefold(folder, &format!("check edited.sh {on}"));
     assert_eq!(code, 3, "{said}{errors}");

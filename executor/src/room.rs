@@ -30,7 +30,7 @@ const ROUNDING: Bytes = Bytes(2 * MIB);
 ///
 /// Refuses a layout that is not legal.
 pub fn room(planned: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Bytes, Error> {
-    let layout = prove(&planned.layout, model, batch)?;
+    let layout = prove(planned, model, batch)?;
     let memory = &planned.predicted.memory_gib;
     let tensors =
         Bytes(((memory.total() - memory[TensorClass::Overhead]) * GIB as f64).ceil() as u64);

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
-use moefold_planner::plan::{LayoutRecord, PlannedLayout};
+use moefold_planner::plan::PlannedLayout;
 use moefold_profiles::run::{RunSummary, StepRecord};
 use moefold_profiles::trace::{Origin, Trace};
 
@@ -109,7 +109,7 @@ pub fn run_in(
 ) -> Result<Option<Trained>, Error> {
     support::check(plan, model, &options.device)?;
     support::check_packing(plan, data.training.packing())?;
-    let layout = prove(&plan.layout, model, batch)?;
+    let layout = prove(plan, model, batch)?;
     if world.ranks() != layout.gpus() {
         return Err(Error::Request(format!(
             "the plan is for {} ranks, and {} were started: start as many processes as the plan has \
@@ -395,7 +395,8 @@ fn train(
 }
 
 /// The layout of a plan, proven for its model and batch.
-pub(crate) fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Result<Layout, Error> {
+pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Result<Layout, Error> {
+    let record = &plan.layout;
     let degrees = Degrees {
         gpus: record.tp * record.cp * record.pp * record.dp,
         tp: record.tp,
@@ -406,7 +407,8 @@ pub(crate) fn prove(record: &LayoutRecord, model: &Model, batch: &Batch) -> Resu
         etp: record.etp,
         mbs: record.mbs,
     };
-    Layout::new(&degrees, model, batch).map_err(|broken| {
+    let stages = plan.pipeline.stages.len();
+    Layout::of_stages(&degrees, stages, model, batch).map_err(|broken| {
         let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Error::Request(format!(
             "the plan's layout is not legal: {}",

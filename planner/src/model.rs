@@ -4,7 +4,7 @@
 //! of such a file. Layers are listed one by one, since real models mix kinds of layer. Parameter
 //! and FLOP counts are in [`count`]; the models this program knows by name are in [`presets`].
 
-mod bounds;
+pub(crate) mod bounds;
 pub mod count;
 mod describe;
 mod error;

@@ -287,6 +287,30 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A layout that was found of a model on so many ranks of a cluster, as a plan: priced by no profile, and beside
+    /// no other.
+    pub fn of(
+        planned: PlannedLayout,
+        model: &Model,
+        cluster: &Cluster,
+        gpus: u32,
+        options: &SearchOptions,
+    ) -> Self {
+        Self {
+            version: PLAN_VERSION,
+            planned,
+            model: model.clone(),
+            cluster: cluster.clone(),
+            request: Request {
+                gpus,
+                batch: options.batch,
+                objective: options.objective,
+            },
+            profiles: Vec::new(),
+            alternatives: Vec::new(),
+        }
+    }
+
     /// What it fixes beside its degrees and stages.
     pub fn options(&self) -> SearchOptions {
         let planned = &self.planned;

@@ -94,7 +94,7 @@ pub fn dry_run(
 ) -> Result<Walked, Error> {
     let (planned, model, cluster) = (&plan.planned, &plan.model, &plan.cluster);
     let batch = &plan.request.batch;
-    let layout = prove(&planned.layout, model, batch)?;
+    let layout = prove(planned, model, batch)?;
     let dtype = planned.precision.activation();
     let (device, spec) = match properties(cluster) {
         None => (Device::meta_cpu(), DeviceSpec::CPU),

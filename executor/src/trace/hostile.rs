@@ -3,11 +3,11 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 
-use moefold_planner::choice::{Objective, StackName};
+use moefold_planner::choice::StackName;
 use moefold_planner::layout::Batch;
 use moefold_planner::model::presets;
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
+use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::{Costs, Precision, presets as clusters};
 use serde_json::{Value, json};
@@ -32,19 +32,8 @@ fn plan(name: &str) -> Value {
     let costs = Costs::for_cluster(&cluster, &[]);
     let traced = Traced::new(&model, &cluster);
     let found = search::plan(&model, &cluster, 4, &options, &costs, &traced);
-    let plan = Plan {
-        version: PLAN_VERSION,
-        planned: found.expect("feasible").plans.swap_remove(0),
-        model: model.clone(),
-        cluster: cluster.clone(),
-        request: Request {
-            gpus: 4,
-            batch,
-            objective: Objective::Throughput,
-        },
-        profiles: Vec::new(),
-        alternatives: Vec::new(),
-    };
+    let planned = found.expect("feasible").plans.swap_remove(0);
+    let plan = Plan::of(planned, &model, &cluster, 4, &options);
     serde_json::to_value(plan).expect("plain data")
 }
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use moefold_kernels::meta::Choices;
 use moefold_planner::choice::{
-    Dispatcher, Objective, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+    Dispatcher, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::mesh;
 use moefold_planner::model::{Mixer, Model, presets};
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{PLAN_VERSION, Plan, PlannedLayout, Request};
+use moefold_planner::plan::{Plan, PlannedLayout};
 use moefold_planner::rules;
 use moefold_planner::runtime::Runtime;
 use moefold_planner::search;
@@ -124,19 +124,8 @@ fn planned_and_walked(
         StackName::Megatron => &Declared,
     };
     let found = search::plan(model, cluster, gpus, &options, &costs, runtime);
-    let plan = Plan {
-        version: PLAN_VERSION,
-        planned: found.expect("feasible").plans.swap_remove(0),
-        model: model.clone(),
-        cluster: cluster.clone(),
-        request: Request {
-            gpus,
-            batch: options.batch,
-            objective: Objective::Throughput,
-        },
-        profiles: Vec::new(),
-        alternatives: Vec::new(),
-    };
+    let planned = found.expect("feasible").plans.swap_remove(0);
+    let plan = Plan::of(planned, model, cluster, gpus, &options);
     let walked = match options.stack {
         StackName::Moefold => {
             let (balancing, packing) = (Balancing::default(), Packing::default());

@@ -11,7 +11,7 @@ use moefold_planner::choice::{
 use moefold_planner::layout::Batch;
 use moefold_planner::model::presets as models;
 use moefold_planner::options::SearchOptions;
-use moefold_planner::plan::{PLAN_VERSION, Plan, Request};
+use moefold_planner::plan::Plan;
 use moefold_planner::search;
 use moefold_profiles::{Costs, Precision, presets};
 use rand::seq::IndexedRandom as _;
@@ -130,19 +130,7 @@ fn check(requests: u32) -> usize {
             continue;
         };
         for planned in found.plans {
-            let plan = Plan {
-                version: PLAN_VERSION,
-                planned,
-                model: model.clone(),
-                cluster: cluster.clone(),
-                request: Request {
-                    gpus,
-                    batch: options.batch,
-                    objective: options.objective,
-                },
-                profiles: Vec::new(),
-                alternatives: Vec::new(),
-            };
+            let plan = Plan::of(planned, &model, &cluster, gpus, &options);
             let device = if cluster.gpu.is_cpu() {
                 DeviceSpec::CPU
             } else {

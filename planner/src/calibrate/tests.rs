@@ -5,11 +5,11 @@ use std::convert::Infallible;
 use moefold_profiles::{Costs, presets};
 
 use super::*;
-use crate::choice::{Objective, Recompute, StackName};
+use crate::choice::{Recompute, StackName};
 use crate::layout::Batch;
 use crate::model::{self, Model};
 use crate::options::SearchOptions;
-use crate::plan::{PLAN_VERSION, Plan, Request};
+use crate::plan::Plan;
 use crate::search;
 use crate::stack::megatron::Declared;
 
@@ -153,19 +153,7 @@ fn plan(model: &Model, degrees: &str, costs: &Costs) -> Plan {
         ..SearchOptions::new(batch, StackName::Megatron)
     };
     let found = search::plan(model, &cluster, 64, &options, costs, &Declared).expect("fits");
-    Plan {
-        version: PLAN_VERSION,
-        planned: found.plans[0].clone(),
-        model: model.clone(),
-        cluster,
-        request: Request {
-            gpus: 64,
-            batch,
-            objective: Objective::Throughput,
-        },
-        profiles: Vec::new(),
-        alternatives: Vec::new(),
-    }
+    Plan::of(found.plans[0].clone(), model, &cluster, 64, &options)
 }
 
 #[test]

@@ -12,17 +12,17 @@ use super::{
 };
 
 /// Widths of tensors and heads.
-pub(super) const WIDTH: RangeInclusive<u64> = 1..=262_144;
+pub(crate) const WIDTH: RangeInclusive<u64> = 1..=262_144;
 /// Counts of heads.
-pub(super) const HEADS: RangeInclusive<u64> = 1..=16_384;
+pub(crate) const HEADS: RangeInclusive<u64> = 1..=16_384;
 /// Counts of experts.
-pub(super) const EXPERTS: RangeInclusive<u64> = 1..=16_384;
+pub(crate) const EXPERTS: RangeInclusive<u64> = 1..=16_384;
 /// Counts of layers.
-pub(super) const LAYERS: RangeInclusive<u64> = 1..=1_024;
+pub(crate) const LAYERS: RangeInclusive<u64> = 1..=1_024;
 /// Vocabularies.
-pub(super) const VOCAB: RangeInclusive<u64> = 1..=16_777_216;
+pub(crate) const VOCAB: RangeInclusive<u64> = 1..=16_777_216;
 /// Positions and windows.
-pub(super) const POSITIONS: RangeInclusive<u64> = 1..=1_099_511_627_776;
+pub(crate) const POSITIONS: RangeInclusive<u64> = 1..=1_099_511_627_776;
 /// Widths that are sums of others: of projections of all heads, of shared experts.
 const SUM: RangeInclusive<u64> = 1..=67_108_864;
 /// Parameters that no other term has, and those of a model.

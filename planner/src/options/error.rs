@@ -73,6 +73,24 @@ pub enum PlanError {
     },
 }
 
+impl PlanError {
+    /// The rules that a request breaks, a sentence each, and the nearest legal degrees; nothing where something else
+    /// is wrong.
+    pub fn rules(&self) -> Option<Vec<String>> {
+        let (mut sentences, nearest): (Vec<String>, _) = match self {
+            Self::Layout { broken, nearest } => {
+                (broken.iter().map(ToString::to_string).collect(), nearest)
+            }
+            Self::NoneLegal {
+                examples, nearest, ..
+            } => (examples.values().cloned().collect(), nearest),
+            _ => return None,
+        };
+        sentences.extend(nearest.as_ref().map(nearest_text));
+        Some(sentences)
+    }
+}
+
 /// The candidate that comes closest to fitting.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LeastMemory {
@@ -87,12 +105,16 @@ pub struct LeastMemory {
 /// Sentences after a colon: one goes on in its line, more have a line each.
 fn lines(sentences: impl Iterator<Item = String>, nearest: Option<&PartialDegrees>) -> String {
     let mut sentences: Vec<String> = sentences.collect();
-    sentences.extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
+    sentences.extend(nearest.map(nearest_text));
     let before = if sentences.len() == 1 { " " } else { "\n  " };
     sentences
         .iter()
         .flat_map(|sentence| [before, sentence])
         .collect()
+}
+
+fn nearest_text(nearest: &PartialDegrees) -> String {
+    format!("the nearest legal degrees are {nearest}")
 }
 
 fn counted(reason: &str, count: u64, examples: &BTreeMap<String, String>) -> String {

@@ -171,8 +171,13 @@ impl PlannedLayout {
         (found, schedule): (&LayoutRecord, Option<ScheduleName>),
         recompute: &RecomputePlan,
     ) -> Result<Layout, PlanFileError> {
+        // Where some stages are empty, they were given.
+        let stages = u64::from(found.pp) * u64::from(found.vpp);
+        let given = stages > model.layers.len() as u64 + 2;
+        let stages = given.then(|| self.pipeline.stages.clone().into());
         let options = SearchOptions {
             schedule,
+            stages,
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
             cp_comm: self.cp_comm(),

@@ -177,7 +177,8 @@ impl Plan {
     /// The layout, its degrees proven legal again.
     pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
         let degrees = self.planned.layout.degrees(self.request.gpus);
-        Layout::new(&degrees, &self.model, &self.request.batch)
+        let stages = self.planned.pipeline.stages.len();
+        Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)
     }
 
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {
@@ -206,11 +207,10 @@ mod tests {
     use moefold_profiles::pricing::Costs;
 
     use super::*;
-    use crate::choice::{Objective, Overlap, StackName};
+    use crate::choice::{Overlap, StackName};
     use crate::layout::Batch;
     use crate::model::presets;
     use crate::options::SearchOptions;
-    use crate::plan::Request;
 
     fn plan() -> Plan {
         let model = presets::load("mixtral-8x7b").expect("a preset");
@@ -227,17 +227,8 @@ mod tests {
         let found =
             crate::search::plan(&model, &cluster, 32, &options, &costs, &Declared).expect("fits");
         Plan {
-            version: PLAN_VERSION,
-            planned: found.plans[0].clone(),
-            model,
-            cluster,
-            request: Request {
-                gpus: 32,
-                batch,
-                objective: Objective::Throughput,
-            },
-            profiles: Vec::new(),
             alternatives: found.alternatives,
+            ..Plan::of(found.plans[0].clone(), &model, &cluster, 32, &options)
         }
     }
 

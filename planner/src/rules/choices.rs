@@ -59,6 +59,11 @@ impl Choices {
         }
     }
 
+    /// Has the layers of so many stages given.
+    pub(super) fn give_stages(&mut self, stages: usize) {
+        self.stages = Some(stages as u64);
+    }
+
     /// Whether each stage's layers were given.
     pub(super) fn gives_stages(&self) -> bool {
         self.stages.is_some()

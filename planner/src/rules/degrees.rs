@@ -335,4 +335,16 @@ impl Layout {
     pub fn new(degrees: &Degrees, model: &Model, batch: &Batch) -> Result<Self, Vec<Illegal>> {
         Rules::new(model, batch).layout(degrees)
     }
+
+    /// The same where the layers of so many stages are given: any of them may be empty.
+    pub fn of_stages(
+        degrees: &Degrees,
+        stages: usize,
+        model: &Model,
+        batch: &Batch,
+    ) -> Result<Self, Vec<Illegal>> {
+        let mut rules = Rules::new(model, batch);
+        rules.choices.give_stages(stages);
+        rules.layout(degrees)
+    }
 }

@@ -135,7 +135,9 @@ pub(super) fn closest(
     .collect();
     let changed = |of: &[Change<'_>]| {
         let mut changed = options.clone();
-        of.iter().for_each(|(_, change)| change(&mut changed));
+        for (_, change) in of {
+            change(&mut changed);
+        }
         changed
     };
     let mut savers: Vec<Saver> = saver("none".to_owned(), gpus, options)
@@ -165,25 +167,29 @@ pub(super) fn closest(
             }
         }
     }
-    // Devices that there are.
-    let there = cluster.num_gpus.unwrap_or(MAX_GPUS).min(MAX_GPUS);
-    for times in MORE_GPUS {
-        let Some(more) = gpus.checked_mul(times).filter(|&more| more <= there) else {
-            break;
-        };
-        // Some numbers of ranks divide no batch.
-        let Some(saver) = saver(format!("`gpus` {more}"), more, options) else {
-            continue;
-        };
-        let fits = saver.fits;
-        savers.push(saver);
-        if fits {
-            break;
-        }
-    }
+    savers.extend(more_gpus(cluster, gpus, &|more| {
+        saver(format!("`gpus` {more}"), more, options)
+    }));
     Shortage {
         device_gib: cluster.gpu.memory_gib,
         limit_gib: limit_gib(cluster, options),
         savers,
     }
+}
+
+/// What a request needs at least with more GPUs, of those that there are, until it fits.
+fn more_gpus(cluster: &Cluster, gpus: u32, saver: &dyn Fn(u32) -> Option<Saver>) -> Vec<Saver> {
+    let there = cluster.num_gpus.unwrap_or(MAX_GPUS).min(MAX_GPUS);
+    let mut found = Vec::new();
+    for times in MORE_GPUS {
+        let Some(more) = gpus.checked_mul(times).filter(|&more| more <= there) else {
+            break;
+        };
+        // Some numbers of ranks divide no batch.
+        found.extend(saver(more));
+        if found.last().is_some_and(|last: &Saver| last.fits) {
+            break;
+        }
+    }
+    found
 }

@@ -1,6 +1,7 @@
 //! Tests of the search: laws, published layouts, refusals.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use moefold_profiles::pricing::Costs;
@@ -15,7 +16,7 @@ use crate::choice::{
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{MEMORY_HEADROOM, PlanError, Routing, SearchOptions};
-use crate::plan::{PlannedLayout, PlannedRouting};
+use crate::plan::{Plan, PlannedLayout, PlannedRouting};
 use crate::stack::megatron::Declared;
 
 fn cluster(name: &str) -> Cluster {
@@ -682,8 +683,6 @@ fn launches_reads_and_overhead_are_priced_as_measured() {
 fn law_a_walk_peaks_where_its_plan_does() {
     use moefold_profiles::units::{Bytes, GIB};
 
-    use crate::plan::{PLAN_VERSION, Plan, Request};
-
     let combined = "expert-alltoall,delay-wgrad,p2p,grad-reduce,param-gather";
     for (name, gpus, pins, offload, overlap) in [
         ("mixtral-8x7b", 16, "pp=1,ep=8", "none", combined),
@@ -723,19 +722,7 @@ fn law_a_walk_peaks_where_its_plan_does() {
         assert_eq!(planned.pipeline.schedule.combines(), !overlap.is_empty());
         assert_eq!(planned.offload.is_none(), offload == "none");
         assert_eq!(planned.predicted.host_gib > Some(0.0), offload != "none");
-        let plan = Plan {
-            version: PLAN_VERSION,
-            planned,
-            model,
-            cluster,
-            request: Request {
-                gpus,
-                batch,
-                objective: options.objective,
-            },
-            profiles: Vec::new(),
-            alternatives: Vec::new(),
-        };
+        let plan = Plan::of(planned, &model, &cluster, gpus, &options);
         let layout = plan.layout().expect("legal");
         let costs = Costs::for_cluster(&plan.cluster, &[]);
         let ranks_of_a_stage = gpus / layout.pp();
@@ -1059,4 +1046,8 @@ fn golden_stages_without_layers() {
     let empty = run(&model, &cluster, 256, &options).plans.remove(0);
     assert_eq!((empty.layout.vpp, empty.pipeline.stages.len()), (9, 144));
     assert!(empty.predicted.step_s > found.predicted.step_s);
+    let plan = Plan::of(empty, &model, &cluster, 256, &options);
+    let text = serde_json::to_string(&plan).expect("plain data");
+    let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+    assert_eq!(read.layout().expect("legal").stages(), 144);
 }

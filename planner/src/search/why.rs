@@ -30,20 +30,6 @@ pub(super) fn why(
     };
     let (own, bounds) = match own {
         Ok(own) => own,
-        Err(PlanError::Layout { broken, nearest }) => {
-            why.rules = broken.iter().map(ToString::to_string).collect();
-            why.rules
-                .extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
-            return Ok(why);
-        }
-        Err(PlanError::NoneLegal {
-            examples, nearest, ..
-        }) => {
-            why.rules = examples.into_values().collect();
-            why.rules
-                .extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
-            return Ok(why);
-        }
         Err(PlanError::Infeasible {
             least,
             capacity_gib,
@@ -59,7 +45,10 @@ pub(super) fn why(
             why.rules.extend(needs);
             return Ok(why);
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            why.rules = error.rules().ok_or(error)?;
+            return Ok(why);
+        }
     };
     let place = found.iter().position(|plan| plan.layout == own.layout);
     why.verdict = match place {

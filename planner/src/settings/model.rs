@@ -5,20 +5,21 @@
 
 use crate::model::{
     Activation, Feature, Ffn, Gqa, Layer, Llama3, Mixer, Mla, Mlp, Model, Moe, Norm, NormKind,
-    QkNorm, RopeScaling, Router, RouterGroups, Scalars, Score, SharedExpert, Yarn, features,
-    presets,
+    QkNorm, RopeScaling, Router, RouterGroups, Scalars, Score, SharedExpert, Yarn, bounds,
+    features, presets,
 };
 
 use super::pattern;
 use super::said::Said;
 use super::writer::Writer;
 
-/// Largest sizes that are read: no product of a few of them overflows a count.
-const WIDTH: u64 = 262_144;
-const HEADS: u64 = 16_384;
-const LAYERS: u64 = 1_024;
-const POSITIONS: u64 = 1 << 40;
-const VOCABULARY: u64 = 16_777_216;
+/// Largest sizes that are read.
+const WIDTH: u64 = *bounds::WIDTH.end();
+const HEADS: u64 = *bounds::HEADS.end();
+const EXPERTS: u64 = *bounds::EXPERTS.end();
+const LAYERS: u64 = *bounds::LAYERS.end();
+const POSITIONS: u64 = *bounds::POSITIONS.end();
+const VOCABULARY: u64 = *bounds::VOCAB.end();
 
 /// What Megatron-LM's rotary scaling of Llama 3 has no flags for (`rotary_pos_embedding.py`).
 const LLAMA3: Llama3 = Llama3 {
@@ -600,10 +601,10 @@ fn read_scaling(said: &mut Said<'_>, latent: bool) -> Option<RopeScaling> {
 
 /// The experts, where there are any; an error was said.
 fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result<Option<Moe>, ()> {
-    let Some(experts) = said.number("num_experts", HEADS) else {
+    let Some(experts) = said.number("num_experts", EXPERTS) else {
         return Ok(None);
     };
-    let topk = said.number("moe_router_topk", HEADS).unwrap_or(2);
+    let topk = said.number("moe_router_topk", EXPERTS).unwrap_or(2);
     if topk > experts {
         let expected = format!("at most the {experts} experts");
         said.wrong("moe_router_topk", &topk.to_string(), &expected);
@@ -621,8 +622,8 @@ fn read_moe(said: &mut Said<'_>, width: u64, mlp: &dyn Fn(u64) -> Mlp) -> Result
         (false, true) => (Score::SoftmaxThenTopk, false),
         (false, false) => (Score::SoftmaxThenTopk, true),
     };
-    let groups = said.number("moe_router_num_groups", HEADS);
-    let kept = said.number("moe_router_group_topk", HEADS);
+    let groups = said.number("moe_router_num_groups", EXPERTS);
+    let kept = said.number("moe_router_group_topk", EXPERTS);
     let groups = match (groups, kept) {
         (Some(groups), Some(kept)) => {
             if !experts.is_multiple_of(groups) || kept > groups {

@@ -12,7 +12,7 @@ use crate::choice::{
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::SearchOptions;
-use crate::plan::{PLAN_VERSION, Plan, Request};
+use crate::plan::Plan;
 use crate::search;
 use crate::stack::megatron::Declared;
 
@@ -24,19 +24,8 @@ fn cluster(name: &str) -> Cluster {
 fn planned(model: &Model, cluster: &Cluster, gpus: u32, options: &SearchOptions) -> Option<Plan> {
     let costs = Costs::for_cluster(cluster, &[]);
     let found = search::plan(model, cluster, gpus, options, &costs, &Declared).ok()?;
-    Some(Plan {
-        version: PLAN_VERSION,
-        planned: found.plans.into_iter().next()?,
-        model: model.clone(),
-        cluster: cluster.clone(),
-        request: Request {
-            gpus,
-            batch: options.batch,
-            objective: options.objective,
-        },
-        profiles: Vec::new(),
-        alternatives: Vec::new(),
-    })
+    let planned = found.plans.into_iter().next()?;
+    Some(Plan::of(planned, model, cluster, gpus, options))
 }
 
 fn heading(plan: &Plan) -> Heading {
