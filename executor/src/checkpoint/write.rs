@@ -307,7 +307,7 @@ pub(crate) fn clear_way(run_dir: &Path, step: u64) -> Result<(), Error> {
     discard_partial(run_dir);
     for (_, path) in complete(&folder)?.into_iter().filter(|(of, _)| *of > step) {
         let name = |number: u32| path.with_extension(format!("incomplete-{number}"));
-        let aside = (1..).map(name).find(|path| !path.exists());
+        let aside = (1..=u32::MAX).map(name).find(|path| !path.exists());
         let aside = aside.expect("numbers do not run out");
         fs::rename(&path, aside).map_err(Error::io(&path, "rename"))?;
     }
