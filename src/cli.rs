@@ -185,10 +185,16 @@ pub(crate) struct PlanArgs {
     /// What is best
     #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
     pub(crate) objective: Objective,
+    /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) why: Option<PartialDegrees>,
     /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
     /// the front of speed against memory that `compare` draws
     #[arg(long)]
     pub(crate) front: bool,
+    /// Stop searching after so long, with the best so far
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) time_limit: Option<f64>,
     /// How many plans to show
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) top: u32,
@@ -317,6 +323,19 @@ pub(crate) struct ExecuteArgs {
     /// Go on from a checkpoint, or from the newest of a run directory, under the same layout or another
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     pub(crate) resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) again: AgainArgs,
+    /// Write what every op and collective took as a profile directory too; the run directory is one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) profile_out: Option<PathBuf>,
+    /// Write the final weights as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_hf: Option<PathBuf>,
+}
+
+/// How a run goes on by itself.
+#[derive(Debug, Args)]
+pub(crate) struct AgainArgs {
     /// Go on in the directory of --out from its newest checkpoint; without one, begin there as the other flags say.
     /// The same command starts a run and takes it up again
     #[arg(long = "continue", requires = "out")]
@@ -333,12 +352,6 @@ pub(crate) struct ExecuteArgs {
     /// The plan to run instead, which was made for the ranks that are left
     #[arg(long, value_name = "PLAN", hide = true)]
     pub(crate) replanned: Option<PathBuf>,
-    /// Write what every op and collective took as a profile directory too; the run directory is one
-    #[arg(long, value_name = "DIR")]
-    pub(crate) profile_out: Option<PathBuf>,
-    /// Write the final weights as a Hugging Face directory
-    #[arg(long, value_name = "DIR")]
-    pub(crate) save_hf: Option<PathBuf>,
 }
 
 /// What the documents of a sequence have of their own.

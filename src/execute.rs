@@ -66,7 +66,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
             "nothing to train on: give --text FILE... or --data PREFIX... (PREFIX.bin, PREFIX.idx)"
         )));
     }
-    let plan = Plan::load(args.replanned.as_ref().unwrap_or(&args.plan));
+    let plan = Plan::load(args.again.replanned.as_ref().unwrap_or(&args.plan));
     let plan = plan.map_err(Failure::request)?;
     let restarts = Restarts::of(args)?;
     let chosen = device::choose(args.device, output)?;
@@ -231,7 +231,7 @@ fn described(saved: &Written) -> String {
 /// What a run begins with, as the flags say; the choice of a checkpoint is shown on `output`.
 fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
     let (mut found, mut passed_over) = (None, Vec::new());
-    if let (true, Some(dir)) = (args.goes_on, &args.out) {
+    if let (true, Some(dir)) = (args.again.goes_on, &args.out) {
         (found, passed_over) = checkpoint::newest(dir).map_err(failure)?;
     }
     if let (None, Some(path)) = (&found, &args.resume) {
@@ -267,7 +267,7 @@ struct Claims {
 impl Claims {
     fn of(args: &ExecuteArgs, plan: &Plan) -> Result<Self, Failure> {
         let run = match &args.out {
-            Some(dir) if args.goes_on => RunDir::claim_again(dir),
+            Some(dir) if args.again.goes_on => RunDir::claim_again(dir),
             Some(dir) => RunDir::claim(dir),
             None => Claim::numbered(Path::new("runs"), "run"),
         };

@@ -160,11 +160,10 @@ pub(crate) fn attempt(ranks: u32, added: &[OsString], shown: Option<&str>) -> Re
 
 /// The arguments of a rank: `--launch env`, `added` flags in place of those of the same name, and none that are the
 /// parent's alone.
-fn of_rank(arguments: impl Iterator<Item = OsString>, added: &[OsString]) -> Vec<OsString> {
+fn of_rank(mut arguments: impl Iterator<Item = OsString>, added: &[OsString]) -> Vec<OsString> {
     let is_added = |name: &str| added.iter().any(|flag| flag == name);
     let mut kept = Vec::new();
     let mut added_at = None;
-    let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
         let text = argument.to_string_lossy();
         let (name, value) = match text.split_once('=') {
@@ -172,10 +171,11 @@ fn of_rank(arguments: impl Iterator<Item = OsString>, added: &[OsString]) -> Vec
             None => (&*text, None),
         };
         match name {
-            "--launch" => {
-                kept.push("--launch=env".into());
-                drop(value.is_none().then(|| arguments.next()));
+            "--launch" if value.is_none() => {
+                kept.extend(["--launch".into(), "env".into()]);
+                drop(arguments.next());
             }
+            "--launch" => kept.push("--launch=env".into()),
             "--restarts" => drop(value.is_none().then(|| arguments.next())),
             "--elastic" => {}
             "--out" if is_added(name) => drop(value.is_none().then(|| arguments.next())),
@@ -438,7 +438,7 @@ mod tests {
         check(
             &["execute", "p", "--launch", "processes", "--out", "d"],
             &[],
-            &["execute", "p", "--launch=env", "--out", "d"],
+            &["execute", "p", "--launch", "env", "--out", "d"],
         );
         check(
             &["-q", "execute", "--launch=processes", "p"],
@@ -459,7 +459,8 @@ mod tests {
                 "--text",
                 "a",
                 "b",
-                "--launch=env",
+                "--launch",
+                "env",
             ],
         );
     }

@@ -28,6 +28,7 @@ mod quickstart;
 mod restart;
 mod signals;
 mod validate;
+mod watch;
 
 use std::any::Any;
 use std::io::{self, Write as _};

@@ -38,7 +38,7 @@ pub(crate) struct Restarts {
 impl Restarts {
     /// What the flags say; refuses what makes no sense under `--launch`.
     pub(crate) fn of(args: &ExecuteArgs) -> Result<Option<Self>, Failure> {
-        let Some(count) = args.restarts else {
+        let Some(count) = args.again.restarts else {
             return Ok(None);
         };
         let refuse = |what: String| Err(Failure::Request(anyhow!(what)));
@@ -56,7 +56,7 @@ impl Restarts {
                 ));
             }
         }
-        match args.elastic {
+        match args.again.elastic {
             Some(deaths) if deaths > count => refuse(format!(
                 "--elastic: a place is lost when its rank has died {deaths} times in a row, and --restarts {count} is \
                  fewer: give --restarts {deaths}, or --elastic={count}"
@@ -76,12 +76,11 @@ pub(crate) fn run(
 ) -> Result<(), Failure> {
     signals::catch()?;
     // The first try chooses no directory that the next would not know.
-    let (dir, is_new) = match &args.out {
-        Some(dir) => (dir.clone(), false),
-        None => {
-            let claim = Claim::numbered(Path::new("runs"), "run").map_err(failure)?;
-            (claim.hand_on(), true)
-        }
+    let (dir, is_new) = if let Some(dir) = &args.out {
+        (dir.clone(), false)
+    } else {
+        let claim = Claim::numbered(Path::new("runs"), "run").map_err(failure)?;
+        (claim.hand_on(), true)
     };
     let ran = in_directory(&dir, args, plan, device, restarts, output);
     if is_new {
@@ -104,7 +103,7 @@ fn in_directory(
     let mut replanned: Option<PathBuf> = None;
     loop {
         let mut added: Vec<OsString> = vec!["--out".into(), dir.into()];
-        if args.goes_on || tries.done > 0 {
+        if args.again.goes_on || tries.done > 0 {
             added.push("--continue".into());
         }
         if let Some(path) = &replanned {
@@ -215,9 +214,10 @@ fn fewer(plan: &Plan, places: u32, device: &Chosen) -> Result<(Plan, Vec<String>
     }
     Err(Failure::Infeasible(anyhow!(
         "ranks have died, and there is no plan for those that are left: {}",
-        match passed_over.is_empty() {
-            true => "none is".to_owned(),
-            false => passed_over.join("; "),
+        if passed_over.is_empty() {
+            "none is".to_owned()
+        } else {
+            passed_over.join("; ")
         }
     )))
 }

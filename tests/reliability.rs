@@ -605,9 +605,9 @@ impl<'a> Restarting<'a> {
 
     /// Waits until there is a checkpoint of more than so many steps.
     fn await_saved(&mut self, more_than: u64) {
-        until("a newer checkpoint", || {
+        until(&format!("a newer checkpoint of {}", self.out), || {
             let ended = self.child.0.try_wait().expect("it is ours");
-            assert!(ended.is_none(), "it ended with {ended:?}");
+            assert!(ended.is_none(), "{} ended with {ended:?}", self.out);
             self.saved() > more_than
         });
     }
@@ -625,7 +625,7 @@ impl<'a> Restarting<'a> {
         let struck = self.rank(rank);
         let all = children(self.child.0.id());
         signal(how, struck);
-        until("the end of a try", || {
+        until(&format!("the end of a try of {}", self.out), || {
             let runs = |&rank: &u32| state(rank).is_some_and(|(state, _)| state != 'Z');
             !all.iter().any(runs)
         });
@@ -638,7 +638,7 @@ impl<'a> Restarting<'a> {
         self.await_saved(beyond);
         signal("TERM", self.child.0.id());
         let (code, _, errors) = self.child.ended();
-        assert_eq!(code, 143, "{errors}");
+        assert_eq!(code, 143, "{}: {errors}", self.out);
         errors
     }
 }
@@ -1035,10 +1035,11 @@ fn oracle_a_run_that_is_ended_a_hundred_times_goes_on_to_the_bit() {
 #[ignore = "eighty blows take minutes"]
 fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
     let bench = Bench::new(&[TWO, FOUR]);
-    for (number, seed) in (seed()..seed() + 20).enumerate() {
+    for seed in seed()..seed() + 20 {
         let mut draws = Draws(seed);
         let ranks = [2, 4][draws.below(2) as usize];
-        let (out, name) = (format!("again-{number}"), ranks.to_string());
+        // What fails names it.
+        let (out, name) = (format!("MOEFOLD_SEED={seed}"), ranks.to_string());
         let every = (1 + draws.below(3)).to_string();
         let flags = [
             "--restarts",
@@ -1050,16 +1051,12 @@ fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
         ];
         let mut it = Restarting::start(&bench, &name, &out, &[&ENDLESS[..], &flags].concat());
         let mut saved = 0;
-        for part in 0..4 {
+        for _ in 0..4 {
             let blow = draws.blow(true);
             // Of a rank that is stopped, the others hear after a while.
             let (how, rank) = (
                 ["KILL", "KILL", "KILL", "STOP"][draws.below(4) as usize],
                 draws.below(ranks),
-            );
-            eprintln!(
-                "MOEFOLD_SEED={seed}, part {part}: {how} to rank {rank}, {:?}",
-                blow.when
             );
             it.await_saved(saved);
             await_moment(&bench, &out, blow.when);
