@@ -17,6 +17,9 @@ use crate::failure::{Failure, failure};
 use crate::output::Output;
 use crate::plan::Question;
 
+/// More threads of a rank than any machine has cores for.
+const MOST_THREADS: usize = 1024;
+
 pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
     for (flag, value) in [
         ("steps", u64::from(args.steps)),
@@ -29,6 +32,16 @@ pub(crate) fn run(args: &BenchArgs, output: Output) -> Result<(), Failure> {
                 "--{flag}: found 0, expected at least 1"
             )));
         }
+    }
+    if let Some(threads) = args
+        .threads
+        .filter(|threads| !(1..=MOST_THREADS).contains(threads))
+    {
+        return Err(Failure::Request(anyhow!(
+            "--threads: found {threads}, expected 1 to {MOST_THREADS}; without it the {} cores of this machine are \
+             shared out",
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        )));
     }
     let model = Model::resolve(&args.model).map_err(Failure::request)?;
     let batch = Batch {

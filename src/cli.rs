@@ -185,10 +185,16 @@ pub(crate) struct PlanArgs {
     /// What is best
     #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Objective::ALL, Objective::name))]
     pub(crate) objective: Objective,
+    /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) why: Option<PartialDegrees>,
     /// Search under tighter memory limits too, so that the answer holds the fastest layout for each:
     /// the front of speed against memory that `compare` draws
     #[arg(long)]
     pub(crate) front: bool,
+    /// Stop searching after so long, with the best so far
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) time_limit: Option<f64>,
     /// How many plans to show
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) top: u32,

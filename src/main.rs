@@ -28,6 +28,7 @@ mod quickstart;
 mod restart;
 mod signals;
 mod validate;
+mod watch;
 
 use std::any::Any;
 use std::io::{self, Write as _};
@@ -35,6 +36,7 @@ use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use moefold_executor::data::LIBRARY;
 use moefold_kernels::DeviceError;
 
 use crate::cli::{Cli, DataVerb, Verb};
@@ -74,8 +76,12 @@ fn unwound(payload: Box<dyn Any + Send>) -> Failure {
     }
 }
 
-/// A panic is a defect of this program: one line says where, and no page of frames follows.
+/// A panic is a defect of this program, unless a library meets a file that it does not expect: one line says where, and
+/// no page of frames follows.
 fn report_panic(panic: &PanicHookInfo<'_>) {
+    if std::thread::current().name() == Some(LIBRARY) {
+        return;
+    }
     let place = panic
         .location()
         .map_or_else(String::new, ToString::to_string);

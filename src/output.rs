@@ -1,12 +1,16 @@
 //! What a command says: text for a person, or one JSON document, on stdout; progress on stderr.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::Failure;
+
+/// Between two pictures of work that goes on.
+const TICK: Duration = Duration::from_millis(200);
 
 /// Where a command's answer goes.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +68,16 @@ impl Output {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}")
             .expect("the template is valid");
         bar.set_style(style);
+        bar
+    }
+
+    /// A line on stderr about work of no known length, which moves while it lasts; hidden unless stderr is a terminal.
+    pub(crate) fn spinner(self, what: &'static str) -> ProgressBar {
+        if self.quiet || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new_spinner().with_message(what);
+        bar.enable_steady_tick(TICK);
         bar
     }
 }

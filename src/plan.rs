@@ -1,23 +1,25 @@
 //! `moefold plan`: search, show, write the best plan.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
-use moefold_planner::answer::{Answer, Candidate};
+use moefold_planner::answer::{Answer, Candidate, Why};
 use moefold_planner::choice::{Capacity, HostShare, Offload, StackName};
-use moefold_planner::layout::Batch;
+use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
-use moefold_planner::search;
+use moefold_planner::search::{self, Progress, Watch};
 use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::Output;
+use crate::watch::Watcher;
 
 /// Points of the front at most.
 const FRONT_STEPS: usize = 24;
@@ -30,7 +32,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     // Only the machine-readable answer has room for every layout.
     options.survey = output.json;
     let profiles = load_profiles(&args.profile, &cluster)?;
-    let question = Question::new(&model, &cluster, gpus, &profiles);
+    let watcher = Watcher::new(output, args.time_limit)?;
+    let watch = |progress: &Progress| watcher.look(progress);
+    let question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
     }
@@ -44,10 +48,25 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             options.stack.name()
         ))?;
     }
-    let mut found = question.ask(&options)?;
+    let mut found = match question.search(&options) {
+        Ok(found) => found,
+        Err(error) if matches!(*error, PlanError::Stopped) => return Err(watcher.found_nothing()),
+        Err(error) => {
+            let failure = match refusal(*error) {
+                Failure::Infeasible(error) => question.short_of_memory(&options, output, error)?,
+                failure => failure,
+            };
+            watcher.done();
+            return Err(failure);
+        }
+    };
     if args.front {
         question.add_front(&mut found, &options)?;
     }
+    if let Some(asked) = &args.why {
+        found.answer.why = Some(question.why(&options, asked, &found)?);
+    }
+    watcher.done();
     if let Some(path) = &args.out {
         found.best().save(path).map_err(Failure::runtime)?;
     }
@@ -65,7 +84,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             }
         }
         text
-    })
+    })?;
+    watcher.end()
 }
 
 /// A profile directory with the name it was given by.
@@ -105,6 +125,8 @@ pub(crate) struct Question<'a> {
     gpus: u32,
     profiles: &'a [NamedProfile],
     costs: Costs,
+    /// Who is told how far a search is.
+    watch: Option<&'a Watch<'a>>,
 }
 
 impl<'a> Question<'a> {
@@ -120,7 +142,22 @@ impl<'a> Question<'a> {
             gpus,
             profiles,
             costs: Costs::for_cluster(cluster, &bare(profiles)),
+            watch: None,
         }
+    }
+
+    /// The same, where somebody watches.
+    fn watched(self, watch: &'a Watch<'a>) -> Self {
+        Self {
+            watch: Some(watch),
+            ..self
+        }
+    }
+
+    /// Tells whoever watches.
+    fn look(&self, progress: &Progress) -> ControlFlow<()> {
+        self.watch
+            .map_or(ControlFlow::Continue(()), |watch| watch(progress))
     }
 
     /// Searches, and says how long that took.
@@ -133,8 +170,11 @@ impl<'a> Question<'a> {
         let started = Instant::now();
         let runtime = trace::runtime(options.stack, self.model, self.cluster);
         let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let result = search::plan(model, cluster, self.gpus, options, costs, runtime.as_ref())
-            .map_err(Box::new)?;
+        let watch = |progress: &Progress| self.look(progress);
+        let runtime = runtime.as_ref();
+        let result =
+            search::plan_watched(model, cluster, self.gpus, options, costs, runtime, &watch)
+                .map_err(Box::new)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();
         let used = |named: &NamedProfile| ProfileUsed {
@@ -153,9 +193,53 @@ impl<'a> Question<'a> {
                     objective: options.objective,
                 }),
                 profiles: self.profiles.iter().map(used).collect(),
+                why: None,
             },
             alternatives: result.alternatives,
         })
+    }
+
+    /// Says beside an error what would fit, in the answer where that is for programs.
+    fn short_of_memory(
+        &self,
+        options: &SearchOptions,
+        output: Output,
+        error: anyhow::Error,
+    ) -> Result<Failure, Failure> {
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
+        let watch = |progress: &Progress| self.look(progress);
+        let (gpus, runtime) = (self.gpus, runtime.as_ref());
+        let mut shortage = search::closest(model, cluster, gpus, options, costs, runtime, &watch);
+        for saver in &mut shortage.savers {
+            saver.change = flags::in_words_of_flags(&saver.change);
+        }
+        if output.json {
+            output.answer(&shortage, String::new)?;
+        }
+        let table = moefold_reports::shortage_table(&shortage);
+        Ok(Failure::Infeasible(anyhow!(
+            "{error:#}\n\n{}",
+            table.trim_end()
+        )))
+    }
+
+    /// What became of a layout beside what was found.
+    fn why(
+        &self,
+        options: &SearchOptions,
+        asked: &PartialDegrees,
+        found: &Found,
+    ) -> Result<Why, Failure> {
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
+        let about = (asked, &found.answer.plans[..], self.gpus);
+        let why = search::why(model, cluster, options, costs, runtime.as_ref(), about);
+        let mut why = why.map_err(refusal)?;
+        for rule in &mut why.rules {
+            *rule = flags::in_words_of_flags(rule);
+        }
+        Ok(why)
     }
 
     /// Walks the front of speed against memory: from the winner on, the fastest layout that needs
@@ -170,10 +254,14 @@ impl<'a> Question<'a> {
                 survey: false,
                 ..options.clone()
             };
-            let next = match self.ask(&options) {
+            let next = match self.search(&options) {
+                // The best so far would be no point of the front.
+                Ok(next) if next.answer.search.unseen.is_some() => break,
                 Ok(next) => next,
-                Err(Failure::Infeasible(_)) => break,
-                Err(failure) => return Err(failure),
+                Err(error) => match *error {
+                    PlanError::Infeasible { .. } | PlanError::Stopped => break,
+                    error => return Err(refusal(error)),
+                },
             };
             let plan = &next.answer.plans[0];
             limit_gib = plan.predicted.peak_gib;

@@ -56,6 +56,25 @@ fn mixtral<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
+fn a_search_has_as_long_as_it_is_given() {
+    refused(
+        &mixtral(&["--time-limit", "1e-9"]),
+        1,
+        &["--time-limit 0.000000001", "no plan was found", "--layout"],
+    );
+    for wrong in ["0", "-1", "nan"] {
+        let limit = format!("--time-limit={wrong}");
+        refused(
+            &mixtral(&[&limit]),
+            2,
+            &["--time-limit", wrong, "expected seconds above 0"],
+        );
+    }
+    let found = answer(&mixtral(&["--time-limit", "1e6", "--json"]));
+    assert!(found["search"].get("unseen").is_none());
+}
+
+#[test]
 fn golden_groups_of_a_folded_layout() {
     let groups = answer(&[
         "groups",
@@ -265,6 +284,10 @@ fn bad_requests_are_refused_with_what_would_work() {
     );
     refused(&["plan", "--model", "mixtral-8x7b"], 2, &["--cluster"]);
     refused(&["execute", "plan.json"], 2, &["--text", "--data"]);
+    for threads in ["0", "1000000"] {
+        let found = format!("--threads: found {threads}, expected 1 to 1024");
+        refused(&["bench", "--threads", threads], 2, &[&found]);
+    }
 }
 
 #[test]
@@ -347,21 +370,67 @@ fn every_rule_that_a_request_breaks_is_said_at_once() {
 }
 
 #[test]
+fn why_says_what_became_of_a_layout() {
+    let why = |layout: &str| {
+        let answer = answer(&mixtral(&["--json", "--why", layout]));
+        let [step, first] = ["why", "plans"].map(|key| answer[key].clone());
+        (
+            step,
+            first[0]["predicted"]["step_s"].as_f64().expect("a number"),
+        )
+    };
+    let (slower, first_s) = why("TP4 PP8x7 | EP8 | mbs 1");
+    assert_eq!(slower["verdict"], "slower", "{slower}");
+    let step_s = slower["best"]["step_s"].as_f64().expect("a number");
+    let bound = |name: &str| slower["bounds"][name].as_f64().expect("a number");
+    let (work_s, split_s) = (bound("work_s"), bound("split_s"));
+    assert!(first_s < step_s && work_s <= split_s && split_s <= step_s);
+    let more = slower["more_s"].as_object().expect("a table");
+    let sum: f64 = more
+        .values()
+        .map(|more| more.as_f64().expect("a number"))
+        .sum();
+    assert!((sum - (step_s - first_s)).abs() < 1e-9);
+    let (refused, _) = why("tp=3");
+    assert_eq!(refused["verdict"], "refused");
+    assert!(
+        refused["rules"][0]
+            .as_str()
+            .expect("words")
+            .contains("tp x cp x pp = 3")
+    );
+    let (large, _) = why("tp=1,pp=1,ep=1,etp=1");
+    assert_eq!(large["verdict"], "memory");
+}
+
+#[test]
 fn nothing_feasible_is_an_answer_of_its_own() {
     let arguments = [
         "plan",
         "--model",
-        "deepseek-v3",
+        "mixtral-8x7b",
         "--cluster",
         "dgx-h100",
         "--gpus",
-        "8",
+        "4",
         "--seq-len",
         "4096",
         "--global-batch",
         "64",
     ];
-    refused(&arguments, 3, &["GiB"]);
+    let parts = [
+        "GiB",
+        "--zero fsdp",
+        "The smallest of these changes that fits: --optimizer-offload-fraction 1. By more ranks alone: --gpus 12.",
+    ];
+    refused(&arguments, 3, &parts);
+    let arguments: Vec<&str> = arguments.into_iter().chain(["--json"]).collect();
+    let (code, answer, _) = run(&mut program(&arguments));
+    assert_eq!(code, 3);
+    let savers = json::document(&answer)["savers"].clone();
+    let savers = savers.as_array().expect("a list");
+    assert!(savers.len() > 4 && savers[0]["fits"] == false);
+    assert_eq!(savers.last().expect("some")["fits"], true, "{savers:?}");
 }
 
 #[test]

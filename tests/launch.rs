@@ -1,5 +1,5 @@
 //! `--launch processes` and `--launch env` from the outside: the same training as on rank threads, every
-//! way in which processes fail to be a run, and profiles of them.
+//! way in which processes fail to be a run, and profiles of them. Besides, what a signal does to a search.
 
 mod common {
     pub(crate) mod child;
@@ -438,4 +438,37 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
         errors.contains("--ranks 4: 2 ranks were started"),
         "{errors}"
     );
+}
+
+/// The first SIGINT ends a search, with the best that it has found.
+#[test]
+fn a_search_that_is_interrupted_answers_with_the_best_so_far() {
+    let arguments = "plan --model deepseek-v3 --cluster dgx-h100 --gpus 256 --seq-len 4096 --global-batch 2048 --front \
+                     --json";
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    // A machine may be slow; a search of twenty limits is slower.
+    for seconds in [2, 4, 8, 16] {
+        let mut command = program(&arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = Guarded::start(&mut command);
+        thread::sleep(Duration::from_secs(seconds));
+        signal("INT", child.0.id());
+        let (code, stdout, stderr) = child.ended();
+        assert_eq!(code, 130, "{stderr}");
+        if stdout.is_empty() {
+            assert!(
+                stderr.contains("SIGINT: stopped before a plan was found"),
+                "{stderr}"
+            );
+            continue;
+        }
+        assert!(
+            stderr.contains("SIGINT: the search was stopped; the answer is the best so far"),
+            "{stderr}"
+        );
+        let answer = json::document(&stdout);
+        assert!(answer["plans"][0]["predicted"]["step_s"].as_f64() > Some(0.0));
+        return;
+    }
+    panic!("nothing was found in 16 s");
 }

@@ -27,7 +27,7 @@ pub use packing::Packing;
 pub use prepare::{Preparation, Prepared};
 pub use split::{Share, Split};
 pub use stream::TokenStream;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{LIBRARY, Tokenizer};
 
 use moefold_planner::layout::Batch;
 use rand::{Rng as _, SeedableRng as _};

@@ -23,6 +23,7 @@ use crate::event::Event;
 use crate::meta::Routing;
 use crate::observe::Observer;
 use crate::parallel::Cpu;
+use crate::sizes;
 use crate::tensor::Tensor;
 
 /// Whose memory a tensor is in.
@@ -533,7 +534,7 @@ impl Device {
         // A CPU computes nothing in bf16, and stores it.
         let stored = matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32);
         assert!(stored, "{self:?} stores no {dtype}");
-        let len: usize = dims.iter().product();
+        let len = sizes::elements("empty", dims);
         let bytes = dtype.bytes(len as u64).0 as usize;
         let storage = self.storage(side, bytes);
         let storage = storage.unwrap_or_else(|error| error.raise());

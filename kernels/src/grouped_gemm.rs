@@ -12,6 +12,7 @@ use moefold_profiles::{Dtype, Op, Pass};
 use crate::buffer::with;
 use crate::device::{Backend, Device, TensorClass};
 use crate::gemm::Trans;
+use crate::sizes;
 use crate::tensor::{Tensor, expect_dims};
 
 /// Which rows belong to which expert.
@@ -36,7 +37,7 @@ impl Rows<'_> {
                     "grouped_gemm::{op}: {} counts for {experts} experts",
                     counts.len()
                 );
-                let rows: usize = counts.iter().sum();
+                let rows = sizes::sum("grouped_gemm", counts.iter().copied());
                 assert!(
                     rows == x.num_rows(),
                     "grouped_gemm::{op}: counts of {rows} rows for {x:?}"

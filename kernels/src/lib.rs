@@ -24,6 +24,7 @@ mod parallel;
 mod pool;
 mod product;
 mod simd;
+mod sizes;
 #[cfg(test)]
 mod testing;
 mod total;

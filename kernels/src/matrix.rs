@@ -11,6 +11,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::sizes;
+
 /// A shared view of `rows x cols` elements of a slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
@@ -41,7 +43,8 @@ unsafe impl Send for MatrixMut<'_> {}
 impl<'a> Matrix<'a> {
     /// A row-major slice as a matrix.
     pub(crate) fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
-        assert_eq!(data.len(), rows * cols, "a matrix is its whole slice");
+        let len = sizes::elements("matrix", &[rows, cols]);
+        assert_eq!(data.len(), len, "a matrix is its whole slice");
         Self {
             base: data.as_ptr(),
             rows,
@@ -119,7 +122,8 @@ impl<'a> Matrix<'a> {
 impl<'a> MatrixMut<'a> {
     /// A row-major slice as a matrix.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
-        assert_eq!(data.len(), rows * cols, "a matrix is its whole slice");
+        let len = sizes::elements("matrix", &[rows, cols]);
+        assert_eq!(data.len(), len, "a matrix is its whole slice");
         Self {
             base: data.as_mut_ptr(),
             rows,

@@ -13,6 +13,7 @@ use moefold_profiles::{Op, SweepKind};
 use crate::buffer::with;
 use crate::device::Backend;
 use crate::elementwise::sweep;
+use crate::sizes;
 use crate::tensor::{Tensor, expect_dims};
 
 pub(crate) use cuda::programs;
@@ -33,7 +34,7 @@ pub fn merge(part: &Tensor, part_lse: &Tensor, at: usize, o: &Tensor, lse: &Tens
         panic!("{OP}: {part:?} into {o:?}, expected [tokens, heads, width] both")
     };
     assert!(
-        at + tokens <= all,
+        sizes::sum(OP, [at, tokens]) <= all,
         "{OP}: {tokens} queries from {at} on are not among {all}"
     );
     expect_dims(OP, "o", o, &[all, heads, width]);

@@ -20,6 +20,7 @@ use moefold_profiles::{Dtype, Op, Pass, SweepKind};
 use crate::buffer::{Output, with};
 use crate::device::{Backend, TensorClass};
 use crate::meta::Choices;
+use crate::sizes;
 use crate::tensor::{Tensor, expect_dims};
 
 /// Experts that a GPU sorts by: their counts lie in the shared memory of a block.
@@ -187,7 +188,7 @@ pub fn map_of(ids: &Tensor, experts: Range<usize>, room: Room) -> RowMap {
     let rows = match room {
         Room::Slots => tokens * slots,
         Room::Rows(rows) => rows,
-        Room::Each(each) => each * experts.len(),
+        Room::Each(each) => sizes::elements("permute::map", &[each, experts.len()]),
     };
     let map = RowMap {
         row_of: new(tokens * slots),

@@ -13,6 +13,7 @@ use moefold_profiles::{Dtype, Op, SweepKind};
 
 use crate::buffer::with;
 use crate::device::{Backend, TensorClass};
+use crate::sizes;
 use crate::tensor::{Tensor, expect_dims};
 
 /// The cost-table key of copies of `len` elements.
@@ -51,14 +52,11 @@ pub fn gather(x: &Tensor, index: &Tensor) -> Tensor {
 /// # Panics
 /// When a chunk is not inside x.
 pub fn gather_chunks(x: &Tensor, chunks: &[Range<usize>]) -> Tensor {
-    let _op = x.device().begin(|| {
-        key(
-            SweepKind::Chunks,
-            chunks.iter().map(ExactSizeIterator::len).sum::<usize>() * x.width(),
-            x.dtype(),
-        )
-    });
-    let rows = chunks.iter().map(ExactSizeIterator::len).sum();
+    let lengths = chunks.iter().map(ExactSizeIterator::len);
+    let rows = sizes::sum("rows::gather_chunks", lengths);
+    let _op = x
+        .device()
+        .begin(|| key(SweepKind::Chunks, rows * x.width(), x.dtype()));
     let mut dims = x.dims().to_vec();
     dims[0] = rows;
     let y = x.device().empty(x.class(), x.dtype(), &dims);
@@ -101,7 +99,8 @@ pub fn scatter_chunks(y: &Tensor, chunks: &[Range<usize>]) -> Tensor {
 fn partition(y: &Tensor, chunks: &[Range<usize>]) -> bool {
     let rows = y.dims()[0];
     if y.device().is_meta() {
-        return chunks.iter().map(ExactSizeIterator::len).sum::<usize>() == rows;
+        let lengths = chunks.iter().map(ExactSizeIterator::len);
+        return sizes::sum("rows::scatter_chunks", lengths) == rows;
     }
     let mut sorted: Vec<&Range<usize>> = chunks.iter().filter(|c| !c.is_empty()).collect();
     sorted.sort_by_key(|chunk| chunk.start);

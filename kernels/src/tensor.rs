@@ -14,6 +14,7 @@ use crate::bf16;
 use crate::buffer::{Buffer, with};
 use crate::cuda::platform::Address;
 use crate::device::{Backend, Device, TensorClass};
+use crate::sizes;
 
 const MAX_DIMS: usize = 4;
 
@@ -95,11 +96,11 @@ impl Tensor {
     /// When it would reach beyond this view.
     #[must_use]
     pub fn view(&self, offset: usize, dims: &[usize]) -> Self {
-        let len: usize = dims.iter().product();
+        let len = sizes::elements("view", dims);
         assert!(
-            offset + len <= self.len(),
+            offset.checked_add(len).is_some_and(|end| end <= self.len()),
             "view: elements {offset}..{} are not inside {self:?}",
-            offset + len
+            offset.saturating_add(len)
         );
         let (packed, rank) = pack(dims);
         Self {
@@ -117,7 +118,7 @@ impl Tensor {
     /// When the number of elements differs.
     #[must_use]
     pub fn reshape(&self, dims: &[usize]) -> Self {
-        let len: usize = dims.iter().product();
+        let len = sizes::elements("reshape", dims);
         assert!(
             len == self.len(),
             "reshape: {dims:?} has {len} elements, {self:?} has {}",

@@ -10,7 +10,7 @@ use std::path::Path;
 use moefold_profiles::Cluster;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{RecomputePlan, ScheduleName};
+use crate::choice::{Offload, RecomputePlan, ScheduleName};
 use crate::model::Model;
 use crate::plan::{LayoutRecord, Place, PlanFileError, PlannedLayout, ProfileUsed, Request};
 
@@ -34,6 +34,71 @@ pub struct Answer {
     /// Profiles that prices came from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<ProfileUsed>,
+    /// What became of a layout that was asked about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Why>,
+}
+
+/// What became of a layout in a search.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Why {
+    /// The degrees that were asked about.
+    pub asked: String,
+    /// What became of them.
+    pub verdict: Verdict,
+    /// Rules that they break, or what they need; empty where they can be planned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<String>,
+    /// The best plan of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Candidate>,
+    /// What is known of that layout before it is priced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bounds: Option<Bounds>,
+    /// What it takes more of than the first plan, by category, of the rank of each that ends last; they sum to the
+    /// difference of the steps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub more_s: BTreeMap<String, f64>,
+}
+
+/// Times that no plan of a layout beats. A search looks no further at what cannot enter its ranking.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    /// By the work of its layers, divided as well as whole layers allow, seconds.
+    pub work_s: f64,
+    /// By its best split under its best schedule, without any recomputation that is not asked for, seconds.
+    pub split_s: f64,
+    /// The first of them that is no better than the last plan shown; absent where it was priced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ruled_out: Option<RuledOut>,
+}
+
+/// Which bound rules a layout out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuledOut {
+    /// That of its work.
+    Work,
+    /// That of its splits.
+    Split,
+}
+
+/// What became of a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It breaks rules.
+    Refused,
+    /// It does not fit.
+    Memory,
+    /// It is the first plan.
+    First,
+    /// It is another of the plans shown.
+    Shown,
+    /// It is behind all of these.
+    Slower,
 }
 
 impl Answer {
@@ -96,6 +161,9 @@ pub struct SearchRecord {
     pub pruned: u64,
     /// Candidates priced in full.
     pub priced: u64,
+    /// Candidates not looked at, where the search was stopped; absent where it came to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<u64>,
     /// Wall seconds of the search; the caller's clock, 0 where the output must not depend on it.
     pub elapsed_s: f64,
     /// Whether the first plan is proven best among the candidates, under the cost model: each was
@@ -105,7 +173,8 @@ pub struct SearchRecord {
     pub optimal: bool,
     /// What the first plan's layout could still gain, at most, if every layer chose its recompute
     /// set by itself (a linear relaxation) and, where its split is not proven best, from any other
-    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known.
+    /// split; as a fraction of its step time. 0 where memory is the objective: no bound is known. Where the search was
+    /// stopped, also what it has not looked at.
     pub gap: f64,
     /// By how much of its step time, at least, the second plan must be slower than the first to be told
     /// apart from it; absent of a single plan. See [`crate::plan::Predicted::step_s_low`] for how sure
@@ -124,6 +193,46 @@ pub struct SearchRecord {
     /// Where the first plan's experts reach past one NVLink domain: what keeping them inside costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside_domain: Option<InsideDomain>,
+}
+
+/// Why nothing fits, and what would: what `plan --json` prints then.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shortage {
+    /// Memory of a device, GiB.
+    pub device_gib: f64,
+    /// What a plan may fill of it, GiB.
+    pub limit_gib: f64,
+    /// The request as it is, and with one change each: savers of memory first, then more GPUs until it fits.
+    pub savers: Vec<Saver>,
+}
+
+impl Shortage {
+    /// The first change that fits: they are in order of what they ask for.
+    pub fn smallest(&self) -> Option<&Saver> {
+        self.savers.iter().find(|saver| saver.fits)
+    }
+}
+
+/// What a request needs at least after one change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Saver {
+    /// The option that changes, or `none`.
+    pub change: String,
+    /// Ranks.
+    pub gpus: u32,
+    /// Degrees that need the least memory found.
+    pub layout: LayoutRecord,
+    /// What they compute again.
+    pub recompute: RecomputePlan,
+    /// What rests on the host; absent where nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
+    /// That memory of the fullest rank, GiB.
+    pub peak_gib: f64,
+    /// Whether it fits.
+    pub fits: bool,
 }
 
 /// Every legal layout worth trying, once: at the fastest recompute set that fits, under a split

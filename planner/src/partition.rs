@@ -18,7 +18,10 @@ pub struct Weights<'a> {
     pub first: u64,
     /// What the last stage carries besides: norm, head, multi-token prediction.
     pub last: u64,
-    /// Whether the last stage may hold no layer at all. No other stage may.
+    /// Whether the first stage may hold no layer at all, as under Megatron-Core's
+    /// `account_for_embedding_in_pipeline_split`.
+    pub first_may_be_bare: bool,
+    /// Whether the last stage may, as under `account_for_loss_in_pipeline_split`. No other stage may.
     pub last_may_be_bare: bool,
 }
 
@@ -79,8 +82,8 @@ pub fn proportional(weights: &Weights, stages: u32) -> Option<Vec<Vec<u32>>> {
     for stage in 1..stages {
         let share = u128::from(whole) * stage as u128 / stages as u128;
         // Layers for the stages behind must be left, and each before needs one.
-        let most = layers - (stages - 1 - stage) - line.last_needs;
-        let mut cut = cuts[stage - 1] + 1;
+        let most = layers - (stages - 1 - stage) - line.needs(stages - 1);
+        let mut cut = cuts[stage - 1] + line.needs(stage - 1);
         let middle = |at: usize| {
             let before = u128::from(line.first) + u128::from(line.before[at]);
             before + u128::from(line.before[at + 1] - line.before[at]) / 2
@@ -103,8 +106,8 @@ struct Line {
     first: u64,
     last: u64,
     stages: usize,
-    /// Layers the last stage holds at least.
-    last_needs: usize,
+    /// Layers that the first and the last stage hold at least.
+    ends_need: [usize; 2],
 }
 
 impl Line {
@@ -113,14 +116,16 @@ impl Line {
         for &layer in weights.layers {
             before.push(layer.saturating_add(before[before.len() - 1]));
         }
-        let last_needs = usize::from(!weights.last_may_be_bare || stages == 1);
-        (weights.layers.len() + 1 >= stages + last_needs).then_some(Self {
+        let ends = [weights.first_may_be_bare, weights.last_may_be_bare];
+        let line = Self {
             before,
             first: weights.first,
             last: weights.last,
             stages,
-            last_needs,
-        })
+            ends_need: ends.map(|may_be_bare| usize::from(!may_be_bare || stages == 1)),
+        };
+        let needed: usize = (0..stages).map(|stage| line.needs(stage)).sum();
+        (weights.layers.len() >= needed).then_some(line)
     }
 
     fn layers(&self) -> usize {
@@ -139,10 +144,11 @@ impl Line {
     }
 
     fn needs(&self, stage: usize) -> usize {
-        if stage + 1 == self.stages {
-            self.last_needs
-        } else {
-            1
+        let [first, last] = self.ends_need;
+        match stage {
+            0 => first,
+            stage if stage + 1 == self.stages => last,
+            _ => 1,
         }
     }
 

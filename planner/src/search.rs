@@ -10,6 +10,7 @@
 mod again;
 mod by_layer;
 mod candidate;
+mod closest;
 mod explain;
 mod floor;
 mod mix;
@@ -18,6 +19,7 @@ mod otherwise;
 mod predict;
 mod recompute;
 mod request;
+mod room;
 mod shape;
 mod sharded;
 mod survey;
@@ -25,6 +27,8 @@ mod survey;
 mod tests;
 mod visit;
 mod walk;
+mod watch;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,9 +36,9 @@ use moefold_profiles::Cluster;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
-use crate::answer::{InsideDomain, SearchRecord};
+use crate::answer::{InsideDomain, SearchRecord, Shortage, Why};
 use crate::choice::{Objective, Offload, Recompute, ScheduleName};
-use crate::layout::{Illegal, Layout};
+use crate::layout::{Illegal, Layout, PartialDegrees};
 use crate::memory;
 use crate::mesh::{GroupKind, placement};
 use crate::model::Model;
@@ -53,8 +57,10 @@ use request::check_request;
 use shape::{Assumption, Question, Shapes, shape_key};
 use survey::survey;
 pub use walk::{starts, walk};
+pub use watch::{Progress, Watch};
 
-use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, visit};
+use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
+use watch::unwatched;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -79,17 +85,40 @@ pub fn plan(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
+    plan_watched(model, cluster, gpus, options, costs, runtime, &unwatched)
+}
+
+/// The same, where somebody watches. Stopped before its end it has the best of what it has seen, and where that is
+/// nothing [`PlanError::Stopped`].
+pub fn plan_watched(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    watch: &Watch<'_>,
+) -> Result<SearchResult, PlanError> {
     let under = |offload| {
         let options = &SearchOptions {
             offload: Some(offload),
             ..options.clone()
         };
-        plan_under(model, cluster, gpus, options, costs, runtime)
+        plan_under(model, cluster, gpus, options, costs, runtime, watch)
     };
-    let (priced, mut search) = match options.offload {
-        Some(offload) => under(offload)?,
-        None => offload::best(model, options, &under)?,
+    let found = match options.offload {
+        Some(offload) => under(offload),
+        None => offload::best(model, options, &under),
     };
+    let (priced, mut search) = found.map_err(|mut error| {
+        if let PlanError::Infeasible { least, .. } = &mut error
+            && cluster.gpu.memory_gib < ENDLESS_GIB
+        {
+            *least =
+                least_memory(model, cluster, gpus, options, costs, runtime, watch).map(Box::new);
+        }
+        error
+    })?;
     search.told_apart = predict::told_apart(options.stack, costs, &priced);
     let objective = options.objective;
     let alternatives = priced[1..]
@@ -112,6 +141,7 @@ fn plan_under(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
     let known = options.routing.is_some();
     let known = known.then(|| costs.clone().with_known_loads());
@@ -124,7 +154,7 @@ fn plan_under(
         refusals,
         too_large,
         all_illegal,
-    } = candidates(&question, gpus, &rules);
+    } = candidates(&question, gpus, &rules, watch)?;
     let counts = refusals.iter().map(|r| (r.reason.to_owned(), r.count));
     let mut refused: BTreeMap<String, u64> = counts.collect();
     let sentences = refusals
@@ -145,21 +175,24 @@ fn plan_under(
     units.sort_unstable_by(|a, b| a.floor.total_cmp(&b.floor).then(a.layout.cmp(b.layout)));
 
     let mut tally = Tally::default();
-    let ranking = rank(
-        &question,
-        &units.iter().collect::<Vec<_>>(),
-        options.top,
-        &mut tally,
-    );
+    let ordered: Vec<&Unit<'_>> = units.iter().collect();
+    let Ranked { ranking, unseen } = rank(&question, &ordered, options.top, &mut tally, watch);
+    if unseen.is_some() && ranking.is_empty() {
+        return Err(PlanError::Stopped);
+    }
     let inside_domain = ranking
         .first()
         .filter(|best| !experts_inside_domain(&question, best.unit.layout))
-        .map(|_| inside_domain(&question, &units));
+        .and_then(|_| inside_domain(&question, &units, watch));
 
     if tally.memory + too_large > 0 {
         refused.insert("memory".to_owned(), tally.memory + too_large);
     }
-    let gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    let mut gap = ranking.first().map_or(0.0, |best| best.gap(&question));
+    if let (Some(left), Some(best)) = (unseen, ranking.first()) {
+        gap = gap.max(1.0 - left.floor / best.score(options.objective));
+    }
+    let unseen = unseen.map(|left| left.children);
     let priced: Vec<Priced> = ranking
         .iter()
         .map(|found| {
@@ -177,16 +210,18 @@ fn plan_under(
         memory_limit_gib: (question.capacity() < cluster.gpu.memory())
             .then(|| question.capacity().gib()),
         space: total,
-        pruned: total - refused.values().sum::<u64>() - tally.priced,
+        pruned: total - refused.values().sum::<u64>() - tally.priced - unseen.unwrap_or(0),
+        unseen,
         refused,
         priced: tally.priced,
         elapsed_s: 0.0,
-        optimal: ranking
-            .first()
-            .is_some_and(|best| best.split_is_exact(&question)),
+        optimal: unseen.is_none()
+            && ranking
+                .first()
+                .is_some_and(|best| best.split_is_exact(&question)),
         gap,
         feasible: tally.feasible,
-        survey: options.survey.then(|| survey(&question, &units)),
+        survey: (options.survey && unseen.is_none()).then(|| survey(&question, &units)),
         inside_domain,
     };
     if ranking.is_empty() {
@@ -194,15 +229,29 @@ fn plan_under(
             space: search.space,
             refused: search.refused,
             examples,
-            least: (cluster.gpu.memory_gib < ENDLESS_GIB)
-                .then(|| least_memory(model, cluster, gpus, options, costs, runtime))
-                .flatten()
-                .map(Box::new),
+            least: None,
             capacity_gib: question.capacity().gib(),
             device_gib: cluster.gpu.memory_gib,
         });
     }
     Ok((priced, search))
+}
+
+/// The best plan, had a device memory without end; none where the search was stopped.
+fn endless(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    watch: &Watch<'_>,
+) -> Option<PlannedLayout> {
+    let mut endless = cluster.clone();
+    endless.gpu.memory_gib = ENDLESS_GIB;
+    let found = plan_watched(model, &endless, gpus, options, costs, runtime, watch).ok()?;
+    let is_whole = found.search.unseen.is_none();
+    found.plans.into_iter().next().filter(|_| is_whole)
 }
 
 /// The layout that needs the least memory, had a device memory without end.
@@ -213,24 +262,82 @@ fn least_memory(
     options: &SearchOptions,
     costs: &Costs,
     runtime: &dyn Runtime,
+    watch: &Watch<'_>,
 ) -> Option<LeastMemory> {
-    let mut endless = cluster.clone();
-    endless.gpu.memory_gib = ENDLESS_GIB;
+    let limit_gib = closest::limit_gib(cluster, options);
+    let plan = closest::least(gpus, options, limit_gib, &|gpus, options| {
+        endless(model, cluster, gpus, options, costs, runtime, watch)
+    })?;
+    Some(LeastMemory {
+        layout: explain::degrees(&plan.layout),
+        recompute: plan.recompute,
+        peak_gib: plan.predicted.peak_gib,
+    })
+}
+
+/// What a request that nothing satisfies for want of memory needs at least, and what would fit. See [`Shortage`].
+pub fn closest(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    watch: &Watch<'_>,
+) -> Shortage {
+    closest::closest(model, cluster, gpus, options, &|gpus, options| {
+        endless(model, cluster, gpus, options, costs, runtime, watch)
+    })
+}
+
+/// What became of the best layout of degrees that were asked about, beside `found`, the plans of a search with the
+/// same options. See [`Why`].
+///
+/// # Errors
+///
+/// What is wrong with the request whatever its degrees are.
+pub fn why(
+    model: &Model,
+    cluster: &Cluster,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    (asked, found, gpus): (&PartialDegrees, &[PlannedLayout], u32),
+) -> Result<Why, PlanError> {
     let options = SearchOptions {
-        objective: Objective::Memory,
-        memory_gib: None,
+        pins: *asked,
         top: 1,
         survey: false,
         ..options.clone()
     };
-    let found = plan_under(model, &endless, gpus, &options, costs, runtime);
-    let (plans, _) = found.ok()?;
-    let plan = &plans.first()?.plan;
-    Some(LeastMemory {
-        layout: explain::degrees(&plan.layout),
-        recompute: plan.recompute.clone(),
-        peak_gib: plan.predicted.peak_gib,
-    })
+    let own = plan(model, cluster, gpus, &options, costs, runtime).map(|mut result| {
+        let own = result.plans.remove(0);
+        let bounds = bounds(model, cluster, gpus, &options, costs, runtime, &own);
+        (own, bounds)
+    });
+    why::why(asked, own, found)
+}
+
+/// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by its
+/// best split under its best schedule.
+fn bounds(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    costs: &Costs,
+    runtime: &dyn Runtime,
+    own: &PlannedLayout,
+) -> Option<[f64; 2]> {
+    let rules = Rules::of(model, options);
+    let question = question(model, cluster, gpus, options, costs, runtime, &rules).ok()?;
+    let degrees = own.layout.pinned().complete(gpus)?;
+    let layouts = [rules.layout(&degrees).ok()?];
+    let shapes = shapes(&layouts);
+    let occupancies = all_occupancies(&question, &layouts);
+    let units = units(&question, &layouts, &shapes, &occupancies);
+    let unit = units.first()?;
+    Some([unit.floor, split_bound_s(&question, unit)])
 }
 
 /// The tuples of degrees of a space, judged.
@@ -257,7 +364,15 @@ struct Refusal {
     example: String,
 }
 
-fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
+/// Tuples that are judged between two looks at the watch.
+const JUDGED: usize = 1 << 14;
+
+fn candidates(
+    question: &Question<'_>,
+    gpus: u32,
+    rules: &Rules,
+    watch: &Watch<'_>,
+) -> Result<Candidates, PlanError> {
     let options = question.options;
     let mut found = Candidates {
         layouts: Vec::new(),
@@ -268,13 +383,19 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
     };
     let (capacity, mut weights) = (question.capacity(), Weights::new());
     let mut broken = Vec::new();
-    for degrees in space(question.model, gpus, &options.batch, &options.pins) {
-        let dispatchers = question.dispatchers_for(degrees.ep, degrees.etp).len() as u64;
-        let schedules = question.schedules(degrees.pp, degrees.vpp).count().max(1);
-        let each = dispatchers * schedules as u64;
-        let by_layer = usize::from(question.by_layer);
-        let sets = question.choices.len() + by_layer + question.illegal_sets.len();
-        let sets = sets as u64;
+    let spaces = pins(options, gpus).into_iter();
+    let tuples = spaces.flat_map(|pins| space(question.model, gpus, &options.batch, &pins));
+    let sets = question.legal_sets() + question.illegal_sets.len() as u64;
+    for (number, degrees) in tuples.enumerate() {
+        let making = Progress {
+            seen: 0,
+            layouts: 0,
+            best_s: None,
+        };
+        if number % JUDGED == 0 && watch(&making).is_break() {
+            return Err(PlanError::Stopped);
+        }
+        let each = question.ways([degrees.pp, degrees.vpp], [degrees.ep, degrees.etp]);
         found.space += each * sets;
         match rules.judge(&degrees, true, &mut broken) {
             Some(layout) => {
@@ -283,7 +404,7 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
                     found.refuse(illegal.reason(), each, illegal);
                 }
                 if held(question, &layout, &mut weights) > capacity {
-                    found.too_large += each * (sets - question.illegal_sets.len() as u64);
+                    found.too_large += each * question.legal_sets();
                 } else {
                     found.layouts.push(layout);
                 }
@@ -291,7 +412,32 @@ fn candidates(question: &Question<'_>, gpus: u32, rules: &Rules) -> Candidates {
             None => found.refuse(broken[0].reason(), each * sets, &broken[0]),
         }
     }
-    found
+    Ok(found)
+}
+
+/// What is pinned of each space that is looked at: one, or where stages are given one for each division of them
+/// among pipeline ranks.
+fn pins(options: &SearchOptions, gpus: u32) -> Vec<PartialDegrees> {
+    let pins = options.pins;
+    let (Some(given), None) = (&options.stages, pins.vpp) else {
+        return vec![pins];
+    };
+    let stages = given.stages().len() as u32;
+    let divides = |pp: &u32| stages.is_multiple_of(*pp) && gpus.is_multiple_of(*pp);
+    let ranks = (1..=stages).filter(divides);
+    let divided = ranks.filter(|&pp| pins.pp.is_none_or(|pin| pin == pp));
+    let divided: Vec<PartialDegrees> = divided
+        .map(|pp| PartialDegrees {
+            pp: Some(pp),
+            vpp: Some(stages / pp),
+            ..pins
+        })
+        .collect();
+    if divided.is_empty() {
+        vec![pins]
+    } else {
+        divided
+    }
 }
 
 impl Candidates {
@@ -308,21 +454,53 @@ impl Candidates {
     }
 }
 
-/// The best of some units, which come in the order of their floors.
+/// The best of some units, best first.
+struct Ranked<'a> {
+    ranking: Vec<Found<'a>>,
+    /// What was not looked at, where the search was stopped.
+    unseen: Option<Unseen>,
+}
+
+/// What a search has left.
+#[derive(Debug, Clone, Copy)]
+struct Unseen {
+    /// Candidates that no bound rules out.
+    children: u64,
+    /// None of them scores less.
+    floor: f64,
+}
+
+/// Ranks units, which come in the order of their floors.
 fn rank<'a>(
     question: &Question<'_>,
     units: &[&'a Unit<'a>],
     top: usize,
     tally: &mut Tally,
-) -> Vec<Found<'a>> {
+    watch: &Watch<'_>,
+) -> Ranked<'a> {
     let objective = question.options.objective;
     let mut ranking: Vec<Found<'a>> = Vec::new();
-    for batch in units.chunks(BATCH) {
+    let mut unseen = None;
+    for (number, batch) in units.chunks(BATCH).enumerate() {
         let limit = match ranking.get(top - 1) {
             Some(last) => last.score(objective),
             None => f64::INFINITY,
         };
         if batch[0].floor >= limit {
+            break;
+        }
+        let progress = Progress {
+            seen: (number * BATCH) as u64,
+            layouts: units.len() as u64,
+            best_s: ranking.first().map(|best| best.step_s),
+        };
+        if watch(&progress).is_break() {
+            let left = units[number * BATCH..].iter();
+            let left = left.filter(|unit| unit.floor < limit);
+            unseen = Some(Unseen {
+                children: left.map(|unit| unit.children(question)).sum(),
+                floor: batch[0].floor,
+            });
             break;
         }
         let outcomes: Vec<Outcome<'a>> = batch
@@ -340,24 +518,29 @@ fn rank<'a>(
         });
         ranking.truncate(top);
     }
-    ranking
+    Ranked { ranking, unseen }
 }
 
 fn experts_inside_domain(question: &Question<'_>, layout: &Layout) -> bool {
     placement(layout, GroupKind::TpEp, question.cluster).inside_domain()
 }
 
-/// What keeping the experts inside one NVLink domain would come to, priced as everything else.
-fn inside_domain(question: &Question<'_>, units: &[Unit<'_>]) -> InsideDomain {
+/// What keeping the experts inside one NVLink domain would come to, priced as everything else; nothing where the
+/// search is stopped before.
+fn inside_domain(
+    question: &Question<'_>,
+    units: &[Unit<'_>],
+    watch: &Watch<'_>,
+) -> Option<InsideDomain> {
     let near: Vec<&Unit<'_>> = units
         .iter()
         .filter(|unit| experts_inside_domain(question, unit.layout))
         .collect();
-    let best = rank(question, &near, 1, &mut Tally::default());
-    InsideDomain {
+    let Ranked { ranking, unseen } = rank(question, &near, 1, &mut Tally::default(), watch);
+    unseen.is_none().then(|| InsideDomain {
         gpus_per_domain: question.cluster.gpus_per_domain,
-        best: best.first().map(|found| found.candidate(question)),
-    }
+        best: ranking.first().map(|found| found.candidate(question)),
+    })
 }
 
 /// Checks what was asked against what stack and cluster can do, and gathers what a search shares.

@@ -86,6 +86,9 @@ pub struct FittedStep {
     pub left_out_s: Option<f64>,
 }
 
+/// Factors and seconds beyond which none is.
+const MOST: f64 = 1e12;
+
 impl Calibration {
     /// The factors.
     pub fn factors(&self) -> Factors {
@@ -132,7 +135,7 @@ impl Calibration {
             .map(|(key, seconds)| (format!("steps[{index}].{key}"), seconds))
         });
         let residual = [("residual_sigma".to_owned(), self.residual_sigma)];
-        let wrong = |(_, number): &(String, f64)| !(number.is_finite() && *number > 0.0);
+        let wrong = |(_, number): &(String, f64)| !(*number > 0.0 && *number <= MOST);
         let all = factors.chain(sigmas).chain(steps).chain(residual);
         let variances = (0..3).map(|i| (format!("covariance[{i}]"), self.covariance[i][i]));
         all.chain(variances).find(wrong)

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::collective::Collective;
 use crate::files::write_atomically;
 use crate::host::HostCost;
-use crate::op::Op;
+use crate::op::{Op, is_shape};
 use crate::units::{Bytes, Seconds};
 
 /// Version of the format of `profile.json`.
@@ -34,7 +34,45 @@ pub enum Key {
     Host(HostCost),
 }
 
+/// Times that are none: less than light takes for a micrometre, more than 30 years.
+const SHORTEST_S: f64 = 1e-15;
+const LONGEST_S: f64 = 1e9;
+
+/// What is expected of a number of bytes.
+const BYTES: &str = "bytes that memory holds";
+
 impl Key {
+    /// What of a key from a file nothing has, where in it, and what would do.
+    fn wrong(&self) -> Option<(String, String, String)> {
+        let no_size = |bytes: Bytes| (!is_shape(&[bytes.0])).then(|| bytes.0.to_string());
+        match self {
+            Self::Op(op) => {
+                let (name, found, expected) = op.wrong()?;
+                Some((format!("op.{name}"), found, expected))
+            }
+            Self::Collective(collective) => {
+                let of = |name: &str| format!("collective.{name}");
+                for (name, ranks) in [
+                    ("ranks", collective.ranks),
+                    ("ranks_per_domain", collective.ranks_per_domain),
+                ] {
+                    if ranks == 0 {
+                        return Some((of(name), "0".to_owned(), "at least 1".to_owned()));
+                    }
+                }
+                let found = no_size(collective.bytes)?;
+                Some((of("bytes"), found, BYTES.to_owned()))
+            }
+            Self::Host(cost) => {
+                let HostCost::Copy { bytes, .. } = cost else {
+                    return None;
+                };
+                let found = no_size(*bytes)?;
+                Some(("host.bytes".to_owned(), found, BYTES.to_owned()))
+            }
+        }
+    }
+
     /// The name in tables and traces.
     pub fn stem(&self) -> &'static str {
         match self {
@@ -207,7 +245,7 @@ pub enum ProfileError {
         /// The value in the file.
         found: String,
         /// What would work.
-        expected: &'static str,
+        expected: String,
     },
     /// Measured on a device that the cluster does not have.
     #[error(
@@ -345,12 +383,12 @@ impl Profile {
         text
     }
 
-    fn validate(&self, path: &Path) -> Result<(), ProfileError> {
-        let invalid = |key: &str, found: String, expected| ProfileError::Invalid {
+    pub(crate) fn validate(&self, path: &Path) -> Result<(), ProfileError> {
+        let invalid = |key: &str, found: String, expected: &str| ProfileError::Invalid {
             path: path.to_owned(),
             key: key.to_owned(),
             found,
-            expected,
+            expected: expected.to_owned(),
         };
         if self.version != PROFILE_VERSION {
             return Err(ProfileError::Version {
@@ -368,9 +406,13 @@ impl Profile {
             if seconds.is_empty() {
                 return Err(invalid(key, "empty".into(), "at least one timing"));
             }
-            let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds > 0.0);
+            let wrong = |seconds: &&f64| !(SHORTEST_S..=LONGEST_S).contains(*seconds);
             match seconds.iter().find(wrong) {
-                Some(seconds) => Err(invalid(key, seconds.to_string(), "seconds above 0")),
+                Some(seconds) => Err(invalid(
+                    key,
+                    seconds.to_string(),
+                    "seconds from 1e-15 to 1e9",
+                )),
                 None => Ok(()),
             }
         };
@@ -382,11 +424,15 @@ impl Profile {
             return Err(invalid(&key, found.to_string(), "a number above 0"));
         }
         for (index, sample) in self.samples.iter().enumerate() {
+            if let Some((key, found, expected)) = sample.key.wrong() {
+                let key = format!("samples[{index}].key.{key}");
+                return Err(invalid(&key, found, &expected));
+            }
             timings(&format!("samples[{index}].seconds"), &sample.seconds)?;
-            let wrong = |seconds: &&f64| !(seconds.is_finite() && **seconds >= 0.0);
+            let wrong = |seconds: &&f64| !(0.0..=LONGEST_S).contains(*seconds);
             if let Some(seconds) = sample.waits.iter().flatten().find(wrong) {
                 let key = format!("samples[{index}].waits");
-                return Err(invalid(&key, seconds.to_string(), "seconds of 0 or more"));
+                return Err(invalid(&key, seconds.to_string(), "seconds from 0 to 1e9"));
             }
         }
         Ok(())
@@ -523,6 +569,24 @@ mod tests {
             "`cores` is 0",
         );
         check(&|text| text.replace("5e-6", "-5e-6"), "samples[1].seconds");
+        check(&|text| text.replace("5e-6", "5e-324"), "samples[1].seconds");
+        check(&|text| text.replace("5e-6", "1e300"), "samples[1].seconds");
+        check(
+            &|text| text.replace("\"dim\": 4", "\"dim\": 0"),
+            "`samples[0].key.op.dim` is 0; expected 1 to ",
+        );
+        check(
+            &|text| text.replace("\"dim\": 4", "\"dim\": 9223372036854775808"),
+            "`samples[0].key.op.dim` is 9223372036854775808",
+        );
+        check(
+            &|text| text.replace("\"ranks\": 4,", "\"ranks\": 0,"),
+            "`samples[1].key.collective.ranks` is 0",
+        );
+        check(
+            &|text| text.replace("\"bytes\": 1024", "\"bytes\": 18446744073709551615"),
+            "`samples[1].key.collective.bytes`",
+        );
         check(&|text| text.replace("0.625", "-0.625"), "`steps.seconds`");
         check(
             &|text| text.replace("\"factor\": 1.5", "\"factor\": -1.5"),

@@ -48,12 +48,15 @@ pub fn import(path: &Path, options: &Options<'_>) -> Result<Imported, ImportErro
         text: &text,
         device: options.device,
     };
-    match format {
+    let imported = match format {
         Format::Kineto => kineto::read(&file),
         Format::NcclTests => nccl::read(&file),
         Format::MegatronLog => megatron::read(&file),
         Format::Simumax => simumax::read(&file),
-    }
+    }?;
+    // Numbers that are legal one by one may make times that are none.
+    imported.profile.validate(path)?;
+    Ok(imported)
 }
 
 /// The format that a text is in.

@@ -374,7 +374,67 @@ crate::named! {
     }
 }
 
+/// More heads than attention has in all its sequences.
+const MOST_HEADS: u64 = 1 << 20;
+
+/// Elements beyond which nothing is that an op works on: sums of a few such numbers of elements, in bits, are numbers
+/// still.
+const MOST_ELEMENTS: u64 = 1 << 56;
+
+/// Whether something may have these sizes.
+pub(crate) fn is_shape(sizes: &[u64]) -> bool {
+    let mut sizes = sizes.iter();
+    let all = sizes.try_fold(1_u64, |all, &size| all.checked_mul(size.max(1)));
+    all.is_some_and(|all| all <= MOST_ELEMENTS)
+}
+
 impl Op {
+    /// What of a key from a file no op has, with what would do: sizes of nothing, but for rows and lengths, which an
+    /// expert without tokens has, and such as no model has. Prices make keys of all sizes between those of a
+    /// profile; arithmetic on them does not wrap either.
+    pub(crate) fn wrong(&self) -> Option<(String, String, String)> {
+        let written = serde_json::to_value(self).expect("plain data");
+        let parts = written.as_object().expect("an op is written as an object");
+        for (name, size) in parts {
+            let Some(size) = size.as_u64() else { continue };
+            let least = u64::from(!matches!(name.as_str(), "rows" | "len" | "groups"));
+            let most = self.most(name);
+            if !(least..=most).contains(&size) {
+                let expected = format!("{least} to {most}");
+                return Some((name.clone(), size.to_string(), expected));
+            }
+        }
+        match *self {
+            Self::Attention { batch, heads, .. } if batch * heads > MOST_HEADS => {
+                let expected = format!("at most {MOST_HEADS} heads of all sequences");
+                Some(("heads".to_owned(), (batch * heads).to_string(), expected))
+            }
+            Self::Attention {
+                heads, kv_heads, ..
+            } if kv_heads > heads => {
+                let expected = format!("at most the {heads} heads of queries");
+                Some(("kv_heads".to_owned(), kv_heads.to_string(), expected))
+            }
+            _ => None,
+        }
+    }
+
+    /// The most that a size may be.
+    fn most(&self, name: &str) -> u64 {
+        let is_grouped = matches!(self, Self::GroupedGemm { .. });
+        let is_latent = matches!(self, Self::LatentKv { .. });
+        match name {
+            "len" => 1 << 50,
+            "rows" if is_grouped => 1 << 28,
+            "n" | "k" if is_grouped => 1 << 21,
+            "heads" if is_latent => 1 << 14,
+            "batch" | "heads" | "kv_heads" | "experts" | "topk" => MOST_HEADS,
+            "q_len" | "kv_len" => 1 << 24,
+            "groups" | "qk_dim" | "v_dim" | "nope" | "rope" => 1 << 12,
+            _ => 1 << 30,
+        }
+    }
+
     /// Which operation it is, whatever its shape.
     pub fn kind(&self) -> OpKind {
         match self {

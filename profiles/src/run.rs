@@ -97,14 +97,32 @@ pub struct FullestMicrobatch {
 }
 
 impl StepRecord {
-    /// The records of a file `steps.jsonl`, in order; a line that is none ends as an error with its number,
-    /// from 1, and what is wrong.
+    /// The records of a file `steps.jsonl`, in order; a line that is none, or not of the step after that of the
+    /// line before it, ends as an error with its number, from 1, and what is wrong. The first is of any step, as
+    /// a run may go on where another ended.
     pub fn lines(text: &str) -> impl Iterator<Item = Result<Self, (usize, String)>> {
         let lines = text.lines().enumerate();
         let some = lines.filter(|(_, line)| !line.trim().is_empty());
-        some.map(|(i, line)| {
+        let mut before = None;
+        some.map(move |(i, line)| {
             // The parser counts lines from the one it was given.
-            serde_json::from_str(line).map_err(|error| (i + 1, without_position(&error)))
+            let record: Self =
+                serde_json::from_str(line).map_err(|error| (i + 1, without_position(&error)))?;
+            let expected = before
+                .replace(record.step)
+                .map(|step: u64| step.checked_add(1));
+            match expected {
+                Some(expected) if expected != Some(record.step) => {
+                    let expected =
+                        expected.map_or("none".to_owned(), |step| format!("step {step}"));
+                    let wrong = format!(
+                        "found step {}, expected {expected}: every step has one line, in order",
+                        record.step
+                    );
+                    Err((i + 1, wrong))
+                }
+                _ => Ok(record),
+            }
         })
     }
 }
@@ -261,6 +279,38 @@ mod tests {
             serde_json::from_str::<StepRecord>(&line).expect("parses"),
             step()
         );
+    }
+
+    #[test]
+    fn steps_that_are_missing_repeated_or_negative_are_refused_by_line() {
+        let line = |step: &str| {
+            let line = serde_json::to_string(&self::step()).expect("serializes");
+            line.replace("\"step\":3", &format!("\"step\":{step}"))
+        };
+        let read = |steps: &[&str]| {
+            let lines: Vec<String> = steps.iter().map(|step| line(step)).collect();
+            StepRecord::lines(&lines.join("\n"))
+                .map(|record| record.map(|record| record.step))
+                .collect::<Result<Vec<u64>, _>>()
+        };
+        assert_eq!(read(&["7", "8", "9"]), Ok(vec![7, 8, 9]));
+        for (steps, number, found) in [
+            (&["0", "2"][..], 2, "found step 2, expected step 1"),
+            (&["0", "1", "1"], 3, "found step 1, expected step 2"),
+            (&["4", "3"], 2, "found step 3, expected step 5"),
+            (&["0", "-1"], 2, "integer `-1`"),
+            (
+                &["18446744073709551615", "0"],
+                2,
+                "found step 0, expected none",
+            ),
+        ] {
+            let (at, problem) = read(steps).expect_err("refused");
+            assert!(
+                at == number && problem.contains(found),
+                "{steps:?}: line {at}: {problem}"
+            );
+        }
     }
 
     #[test]

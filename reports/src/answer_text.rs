@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use moefold_planner::answer::{Answer, SearchRecord};
+use moefold_planner::answer::{Answer, RuledOut, SearchRecord, Shortage, Verdict, Why};
 use moefold_planner::plan::{Alternative, PlannedLayout, PlannedRouting};
 use moefold_profiles::{Category, TensorClass};
 
@@ -61,8 +61,110 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             out.push_str(&lost.text());
         }
     }
+    if let Some(why) = &answer.why {
+        out.push('\n');
+        out.push_str(&became(answer, why));
+    }
     out.push('\n');
     out.push_str(&search(&answer.search));
+    out
+}
+
+/// What became of a layout that was asked about.
+fn became(answer: &Answer, why: &Why) -> String {
+    let mut out = String::new();
+    let asked = &why.asked;
+    let (Some(best), Some(first)) = (&why.best, answer.plans.first()) else {
+        let what = match why.verdict {
+            Verdict::Memory => "does not fit",
+            _ => "is refused",
+        };
+        line(&mut out, &format!("{asked} {what}:"));
+        for rule in &why.rules {
+            line(&mut out, &format!("  {rule}"));
+        }
+        return out;
+    };
+    let own = format!(
+        "{asked} is at best {} with recompute {}, {} a step and {} at its peak",
+        format::layout(&best.layout),
+        format::recompute(&best.recompute),
+        format::seconds(best.step_s),
+        format::gib(best.peak_gib)
+    );
+    if why.verdict == Verdict::First {
+        line(&mut out, &format!("{own}: it is #1."));
+        return out;
+    }
+    let slower = format::signed_percent(best.step_s / first.predicted.step_s - 1.0);
+    line(&mut out, &format!("{own}: {slower} against #1."));
+    if let (Some(bounds), Verdict::Slower, Some(last)) =
+        (&why.bounds, why.verdict, answer.plans.last())
+    {
+        let (bound, least_s) = match bounds.ruled_out {
+            Some(RuledOut::Work) => ("the work of its layers rules it out", bounds.work_s),
+            Some(RuledOut::Split) => ("the time of its best split rules it out", bounds.split_s),
+            None => ("it was priced", bounds.split_s),
+        };
+        let text = format!(
+            "It takes {} at least, and the last plan shown takes {}: {bound}.",
+            format::seconds(least_s),
+            format::seconds(last.predicted.step_s)
+        );
+        line(&mut out, &text);
+    }
+    let mut table = Table::new(["category".to_owned(), ">against #1 (s)".to_owned()]);
+    for category in Category::ALL {
+        if let Some(more_s) = why.more_s.get(category.name()) {
+            table.row([
+                color::category_label(category).to_owned(),
+                format!("{more_s:+.4}"),
+            ]);
+        }
+    }
+    table.row([
+        "step".to_owned(),
+        format!("{:+.4}", best.step_s - first.predicted.step_s),
+    ]);
+    out.push_str(&table.text());
+    out
+}
+
+/// What a request that nothing satisfies needs at least, change by change, and the smallest that fits.
+pub fn shortage_table(shortage: &Shortage) -> String {
+    let mut table = Table::new([
+        "change".to_owned(),
+        ">least memory (GiB)".to_owned(),
+        "fits".to_owned(),
+        "layout".to_owned(),
+        "recompute".to_owned(),
+    ]);
+    for saver in &shortage.savers {
+        table.row([
+            saver.change.clone(),
+            format!("{:.1}", saver.peak_gib),
+            if saver.fits { "yes" } else { "no" }.to_owned(),
+            format::layout(&saver.layout),
+            format::recompute(&saver.recompute),
+        ]);
+    }
+    let mut out = table.text();
+    out.push('\n');
+    let smallest = match shortage.smallest() {
+        Some(saver) => {
+            let more = shortage.savers.last().filter(|more| more.fits);
+            let more = more.filter(|more| more.change != saver.change);
+            let more = more.map(|more| format!(" By more ranks alone: {}.", more.change));
+            format!(
+                "The smallest of these changes that fits: {}.{}",
+                saver.change,
+                more.unwrap_or_default()
+            )
+        }
+        None => "None of these changes fits by itself; a shorter sequence or a smaller model may."
+            .to_owned(),
+    };
+    line(&mut out, &smallest);
     out
 }
 
@@ -430,7 +532,7 @@ fn search(search: &SearchRecord) -> String {
             &mut out,
             &format!(
                 "#1 is the best of those priced; {} under the cost model.",
-                crate::findings::other_splits(search.gap)
+                crate::findings::left_open(search)
             ),
         );
     }
@@ -602,6 +704,11 @@ mod tests {
         (answer.search.optimal, answer.search.gap) = (false, 0.02);
         let text = plan_table(&answer, &[]);
         let part = "another split of its layers into stages could gain at most 2.0%";
+        assert!(text.contains(part), "{text}");
+        answer.search.unseen = Some(41_223);
+        let text = plan_table(&answer, &[]);
+        let part =
+            "the search was stopped, and 41 223 that it has not looked at could gain at most 2.0%";
         assert!(text.contains(part), "{text}");
     }
 

@@ -526,6 +526,32 @@ mod tests {
             text.contains("steps.jsonl") && text.contains("line 2"),
             "{text}"
         );
+        let run = sample::write_run(&at("gap"), &plan, 1.0, 4);
+        let steps = read(run.join("steps.jsonl"));
+        let lines: Vec<&str> = steps.lines().collect();
+        let with = |lines: &[&str]| {
+            std::fs::write(run.join("steps.jsonl"), lines.join("\n")).expect("written");
+            refusal(&run)
+        };
+        for (text, wrong) in [
+            (
+                with(&[lines[0], lines[2], lines[3]]),
+                "line 2: found step 2, expected step 1",
+            ),
+            (
+                with(&[lines[0], lines[1], lines[1]]),
+                "line 3: found step 1, expected step 2",
+            ),
+            (
+                with(&lines[..3]),
+                "found 3 steps, expected the 4 that summary.json says ran",
+            ),
+        ] {
+            assert!(
+                text.contains("steps.jsonl: ") && text.contains(wrong),
+                "{text}"
+            );
+        }
         let nothing = compare(&[], &at("out")).expect_err("refused").to_string();
         assert!(nothing.contains("nothing to compare"), "{nothing}");
     }

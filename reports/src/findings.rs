@@ -1,6 +1,7 @@
 //! What a comparison says, in sentences: who wins and by how much, where the time goes, how good the
 //! predictions were.
 
+use moefold_planner::answer::SearchRecord;
 use moefold_planner::plan::PlannedRouting;
 use moefold_profiles::Category;
 use moefold_profiles::trace::TimeByCategory;
@@ -383,7 +384,7 @@ fn confidence(subject: &Subject) -> String {
     )
 }
 
-fn search_of(name: &str, search: &moefold_planner::answer::SearchRecord) -> String {
+fn search_of(name: &str, search: &SearchRecord) -> String {
     let refused: u64 = search.refused.values().sum();
     let mut text = format!(
         "The search of {name} looked at {} layouts: {} refused, {} ruled out by a bound, {} priced",
@@ -397,19 +398,24 @@ fn search_of(name: &str, search: &moefold_planner::answer::SearchRecord) -> Stri
     } else {
         text = format!(
             "{text}; its first plan is the best of those priced, {} under the cost model.",
-            other_splits(search.gap)
+            left_open(search)
         );
     }
     text
 }
 
-/// What is left to gain where the first plan's split is not proven best.
-pub(crate) fn other_splits(gap: f64) -> String {
-    if gap > 0.0 {
-        let gap = format::percent(gap);
-        format!("another split of its layers into stages could gain at most {gap}")
-    } else {
-        "other splits of its layers into stages were not tried".to_owned()
+/// What is left to gain where the first plan is not proven best.
+pub(crate) fn left_open(search: &SearchRecord) -> String {
+    let gap = format::percent(search.gap);
+    match search.unseen {
+        Some(unseen) => format!(
+            "the search was stopped, and {} that it has not looked at could gain at most {gap}",
+            format::grouped(unseen)
+        ),
+        None if search.gap > 0.0 => {
+            format!("another split of its layers into stages could gain at most {gap}")
+        }
+        None => "other splits of its layers into stages were not tried".to_owned(),
     }
 }
 

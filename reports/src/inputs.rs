@@ -97,12 +97,20 @@ fn read_directory(path: &Path) -> Result<Content, ReportError> {
     } else {
         BTreeMap::new()
     };
-    Ok(Content::Run(Box::new(Run {
+    let run = Run {
         plan: read_plan(&plan_file)?,
         steps: read_steps(&here("steps.jsonl"))?,
         summary: read_summary(&here("summary.json"))?,
         env,
-    })))
+    };
+    let (lines, ran) = (run.steps.len() as u64, run.summary.steps);
+    if lines < ran {
+        return Err(ReportError::Format {
+            path: here("steps.jsonl"),
+            what: format!("found {lines} steps, expected the {ran} that summary.json says ran"),
+        });
+    }
+    Ok(Content::Run(Box::new(run)))
 }
 
 /// The keys that tell the kinds of file apart.

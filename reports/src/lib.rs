@@ -23,7 +23,7 @@ mod sample;
 mod subject;
 pub mod tables;
 
-pub use answer_text::plan_table;
+pub use answer_text::{plan_table, shortage_table};
 pub use compare::{Written, compare};
 pub use error::ReportError;
 pub use held::peak_text;

@@ -171,6 +171,7 @@ pub(crate) fn answer(count: usize) -> Answer {
     Answer {
         plans,
         search: SearchRecord {
+            unseen: None,
             told_apart: Some(0.06),
             memory_limit_gib: None,
             space: 18_432,
@@ -190,6 +191,7 @@ pub(crate) fn answer(count: usize) -> Answer {
             survey: Some(survey()),
             inside_domain: None,
         },
+        why: None,
         model: Some(mixtral()),
         cluster: Some(h100()),
         request: Some(request(128)),

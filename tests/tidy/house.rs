@@ -41,6 +41,11 @@ pub(crate) const CRATES: &[Crate] = &[
         tests_know: &[],
     },
     Crate {
+        name: "hostile",
+        knows: &["profiles", "planner", "executor", "reports"],
+        tests_know: &[],
+    },
+    Crate {
         name: "moefold",
         knows: &[
             "profiles",

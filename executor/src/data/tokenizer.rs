@@ -2,12 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::thread::{self, ScopedJoinHandle};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tiktoken_rs::{CoreBPE, O200K_BASE_PAT_STR};
 
 use crate::error::Error;
+
+/// The thread that a library reads a file in which panics at files that it does not expect: such a panic is an answer,
+/// not a defect to report.
+pub const LIBRARY: &str = "tokenizers";
 
 /// From text to token ids.
 pub enum Tokenizer {
@@ -83,14 +88,46 @@ impl Tokenizer {
         };
         match self {
             Self::Byte => Ok(text.iter().map(|&byte| u32::from(byte)).collect()),
-            Self::Tiktoken(encoding, _) => Ok(encoding.encode_ordinary(utf8(text)?)),
+            Self::Tiktoken(encoding, _) => {
+                let text = utf8(text)?;
+                check_blanks(text)?;
+                Ok(encoding.encode_ordinary(text))
+            }
             Self::HuggingFace(tokenizer) => {
-                let encoding = tokenizer.encode_fast(utf8(text)?, false);
+                let text = utf8(text)?;
+                check_blanks(text)?;
+                let encoding = tokenizer.encode_fast(text, false);
                 let encoding = encoding.map_err(|error| format!("cannot be tokenized: {error}"))?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
     }
+}
+
+/// Blanks that may follow one another. What splits text looks ahead at the end of every run of them, and the
+/// library that does it gives up after a million places to go back to (`fancy-regex`, `MAX_STACK`).
+const MOST_BLANKS: usize = 500_000;
+
+/// Refuses text with too many blanks in a row.
+fn check_blanks(text: &str) -> Result<(), String> {
+    if text.len() <= MOST_BLANKS {
+        return Ok(());
+    }
+    let mut run = 0;
+    for (at, character) in text.char_indices() {
+        run = if character.is_whitespace() {
+            run + 1
+        } else {
+            0
+        };
+        if run > MOST_BLANKS {
+            return Err(format!(
+                "holds more than {MOST_BLANKS} blanks in a row, up to byte {at}; expected fewer (`byte` reads \
+                 anything)"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn compiled_in(name: &str, encoding: Option<CoreBPE>, vocab_size: u64) -> Result<Tokenizer, Error> {
@@ -100,14 +137,25 @@ fn compiled_in(name: &str, encoding: Option<CoreBPE>, vocab_size: u64) -> Result
 }
 
 fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
-    std::fs::metadata(path).map_err(Error::io(path, "open"))?;
-    match tokenizers::Tokenizer::from_file(path) {
-        Ok(tokenizer) => Ok(Tokenizer::HuggingFace(Box::new(tokenizer))),
-        Err(error) => Err(Error::malformed(
-            path,
-            format!("is not a Hugging Face tokenizer: {error}"),
-        )),
-    }
+    let text = std::fs::read(path).map_err(Error::io(path, "open"))?;
+    let refuse =
+        |why: String| Error::malformed(path, format!("is not a Hugging Face tokenizer: {why}"));
+    // The library panics at some of what it does not expect: a thread of its own ends, and says why.
+    let read = || tokenizers::Tokenizer::from_bytes(&text).map_err(|error| error.to_string());
+    let read = thread::scope(|scope| {
+        let own = thread::Builder::new().name(LIBRARY.to_owned());
+        own.spawn_scoped(scope, read).map(ScopedJoinHandle::join)
+    });
+    let tokenizer = match read.map_err(|error| refuse(error.to_string()))? {
+        Ok(tokenizer) => tokenizer.map_err(refuse)?,
+        Err(payload) => {
+            let said = payload.downcast_ref::<String>().cloned();
+            return Err(refuse(
+                said.unwrap_or_else(|| "the library that reads it fails".to_owned()),
+            ));
+        }
+    };
+    Ok(Tokenizer::HuggingFace(Box::new(tokenizer)))
 }
 
 /// Reads a `.tiktoken` file: a line for each token, its bytes in base 64 and its rank. The file does not say
@@ -115,6 +163,7 @@ fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
 fn tiktoken(path: &Path) -> Result<Tokenizer, Error> {
     let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
     let mut encoder: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    let mut ranks = HashMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let refuse = || {
             Error::malformed(
@@ -126,7 +175,18 @@ fn tiktoken(path: &Path) -> Result<Tokenizer, Error> {
         let token = STANDARD.decode(token);
         let token = token.map_err(|_| refuse())?;
         let rank: u32 = rank.trim().parse().map_err(|_| refuse())?;
-        encoder.insert(token, rank);
+        if let Some(other) = ranks.insert(rank, number) {
+            return Err(Error::malformed(
+                path,
+                format!(
+                    "line {number}: found rank {rank}, which line {other} has; expected one of its own"
+                ),
+            ));
+        }
+        if encoder.insert(token, rank).is_some() {
+            let reason = format!("line {number}: found {line:?}, whose token an earlier line has");
+            return Err(Error::malformed(path, reason));
+        }
     }
     // A byte that no pair begins with must still be a token.
     if let Some(byte) = (0..=u8::MAX).find(|&byte| !encoder.contains_key(&[byte][..])) {
@@ -178,6 +238,22 @@ mod tests {
     }
 
     #[test]
+    fn blanks_without_end_are_refused_before_the_library_gives_up() {
+        let tokenizer = Tokenizer::named("o200k").expect("compiled in");
+        let run = |count: usize| tokenizer.encode(format!("a{}b", " ".repeat(count)).as_bytes());
+        assert!(run(MOST_BLANKS).is_ok());
+        for count in [MOST_BLANKS + 1, 1_100_000] {
+            let refused = run(count).expect_err("too many");
+            assert!(
+                refused.contains("more than 500000 blanks in a row, up to byte 500001"),
+                "{refused}"
+            );
+        }
+        // Words may be as long as they like.
+        assert!(tokenizer.encode("A".repeat(1_100_000).as_bytes()).is_ok());
+    }
+
+    #[test]
     fn a_tiktoken_file_is_read() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("small.tiktoken");
@@ -199,6 +275,23 @@ mod tests {
             .expect_err("a byte is missing")
             .to_string();
         assert!(refused.contains("no token of the byte 0"), "{refused}");
+        for (at, line, expected) in [
+            (
+                256,
+                format!("{} 255", encode(b"to")),
+                "line 257: found rank 255, which line 256 has",
+            ),
+            (
+                257,
+                format!("{} 301", encode(b"to")),
+                "whose token an earlier line has",
+            ),
+        ] {
+            let mut twice = lines.clone();
+            twice[at] = line;
+            let refused = load(&twice).expect_err("twice").to_string();
+            assert!(refused.contains(expected), "{refused}");
+        }
         lines[3] = "!! 3".to_owned();
         let refused = load(&lines).expect_err("no base 64").to_string();
         assert!(refused.contains("line 4: found \"!! 3\""), "{refused}");
@@ -219,10 +312,15 @@ mod tests {
             tokenizer.encode(b"to be or not to bee"),
             Ok(vec![1, 2, 3, 4, 1, 0])
         );
-        std::fs::write(&path, "{}").expect("writes");
-        let refused = Tokenizer::named(path.to_str().expect("UTF-8 path")).expect_err("refused");
-        let text = refused.to_string();
-        assert!(text.contains("is not a Hugging Face tokenizer"), "{text}");
+        // The others make the library panic: the end inside a decoder, a merge shorter than its prefix.
+        let short = r#"{"added_tokens": [], "model": {"type": "BPE", "continuing_subword_prefix": "xx",
+            "vocab": {"t": 0, "e": 1}, "merges": [["t", "e"]]}}"#;
+        for text in ["{}", "{\"added_tokens\":[],\"decoder\":", short] {
+            std::fs::write(&path, text).expect("writes");
+            let refused = Tokenizer::named(path.to_str().expect("UTF-8 path"));
+            let text = refused.expect_err("refused").to_string();
+            assert!(text.contains("is not a Hugging Face tokenizer"), "{text}");
+        }
     }
 
     #[test]

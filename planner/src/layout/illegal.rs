@@ -147,9 +147,9 @@ pub enum Illegal {
         microbatches: u32,
         pp: u32,
     },
-    /// More stages than layers.
-    #[error("{layers} layers cannot fill pp x vpp = {pp} x {vpp} = {} stages; nearest: pp x vpp = {layers} or less",
-        product(&[*pp, *vpp]))]
+    /// More stages than layers and the ends of the model.
+    #[error("{layers} layers, the embedding and the head cannot fill pp x vpp = {pp} x {vpp} = {} stages; nearest: pp x vpp = {} or less, or `pipeline_layout`, which may leave stages empty",
+        product(&[*pp, *vpp]), layers.saturating_add(2))]
     EmptyStages { layers: u64, pp: u32, vpp: u32 },
     /// Two interleaved ranks exchange messages only while they compute.
     #[error(

@@ -1,7 +1,8 @@
 //! [`PartialDegrees`]: the degrees a person pins, the rest left open.
 //!
-//! Written `tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1`, any subset in any order. Here only the spelling
-//! is judged; whether the degrees are legal is [`crate::rules::Rules`]' business.
+//! Written `tp=2,cp=1,pp=8,vpp=4,ep=8,etp=1,mbs=1`, any subset in any order; or as answers print layouts,
+//! `TP2 PP8x4 DP8 | EP8 | mbs 1`, where degrees of 1 are left out. Here only the spelling is judged; whether the
+//! degrees are legal is [`crate::rules::Rules`]' business.
 
 use std::fmt;
 use std::str::FromStr;
@@ -175,6 +176,64 @@ impl PartialDegrees {
         broken
     }
 
+    /// Reads a layout as answers print it. Replicas follow from the other degrees, and a microbatch that is not
+    /// said is open.
+    fn printed(text: &str) -> Result<Self, ParseDegreesError> {
+        let mut degrees = Self::default();
+        let separates = |c: char| c.is_whitespace() || matches!(c, '|' | ',');
+        let mut words = text.split(separates).filter(|word| !word.is_empty());
+        while let Some(word) = words.next() {
+            let digit = word.find(|c: char| c.is_ascii_digit());
+            let (key, value) = word.split_at(digit.unwrap_or(word.len()));
+            match (key, value) {
+                // A job of one rank.
+                ("", "1") if text.contains("rank") => {}
+                ("rank", "") => {}
+                (key, "") => degrees.set(key, words.next().unwrap_or_default(), word)?,
+                (key, value) => match value.split_once(['x', 'X']) {
+                    Some((pp, vpp)) if key.eq_ignore_ascii_case("pp") => {
+                        degrees.set(key, pp, word)?;
+                        degrees.set("vpp", vpp, word)?;
+                    }
+                    _ => degrees.set(key, value, word)?,
+                },
+            }
+        }
+        let left_out = degrees.slots().into_iter();
+        let left_out = left_out.filter(|(name, _)| !matches!(*name, "mbs" | "dp" | "edp"));
+        for (_, slot) in left_out {
+            slot.get_or_insert(1);
+        }
+        Ok(degrees)
+    }
+
+    /// Sets a degree, which stands in `part`.
+    fn set(&mut self, key: &str, value: &str, part: &str) -> Result<(), ParseDegreesError> {
+        let mut slots = self.slots();
+        let Some((name, slot)) = slots
+            .iter_mut()
+            .find(|(name, _)| name.eq_ignore_ascii_case(key))
+        else {
+            return Err(ParseDegreesError::UnknownKey {
+                key: key.into(),
+                part: part.into(),
+                nearest: nearest_key(key, slots.map(|(name, _)| name)),
+            });
+        };
+        let number = value.parse().map_err(|_| ParseDegreesError::NotANumber {
+            key: name,
+            value: value.into(),
+        })?;
+        match slot.replace(number) {
+            Some(first) => Err(ParseDegreesError::Twice {
+                key: name,
+                first,
+                second: number,
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn slots(&mut self) -> [(&'static str, &mut Option<u32>); 9] {
         [
             ("tp", &mut self.tp),
@@ -194,6 +253,9 @@ impl FromStr for PartialDegrees {
     type Err = ParseDegreesError;
 
     fn from_str(text: &str) -> Result<Self, ParseDegreesError> {
+        if !text.contains('=') && text.contains(|c: char| c.is_ascii_digit()) {
+            return Self::printed(text);
+        }
         let mut degrees = Self::default();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let (key, value) = part
@@ -201,28 +263,7 @@ impl FromStr for PartialDegrees {
                 .map(|(key, value)| (key.trim(), value.trim()))
                 .filter(|(_, value)| !value.is_empty())
                 .ok_or_else(|| ParseDegreesError::NoValue { part: part.into() })?;
-            let mut slots = degrees.slots();
-            let Some((name, slot)) = slots
-                .iter_mut()
-                .find(|(name, _)| name.eq_ignore_ascii_case(key))
-            else {
-                return Err(ParseDegreesError::UnknownKey {
-                    key: key.into(),
-                    part: part.into(),
-                    nearest: nearest_key(key, slots.map(|(name, _)| name)),
-                });
-            };
-            let number = value.parse().map_err(|_| ParseDegreesError::NotANumber {
-                key: name,
-                value: value.into(),
-            })?;
-            if let Some(first) = slot.replace(number) {
-                return Err(ParseDegreesError::Twice {
-                    key: name,
-                    first,
-                    second: number,
-                });
-            }
+            degrees.set(key, value, part)?;
         }
         Ok(degrees)
     }
@@ -279,6 +320,36 @@ mod tests {
             PartialDegrees::exactly(&complete).complete(64),
             Some(complete)
         );
+    }
+
+    #[test]
+    fn layouts_are_read_as_they_are_printed() {
+        for (printed, expected) in [
+            (
+                "TP2 PP8x7 DP8 | EP8 EDP2 | mbs 1",
+                "tp=2,cp=1,pp=8,vpp=7,ep=8,etp=1,mbs=1,dp=8,edp=2",
+            ),
+            (
+                "TP2 PP8x7 DP8 | EP8",
+                "tp=2,cp=1,pp=8,vpp=7,ep=8,etp=1,dp=8",
+            ),
+            ("1 rank | mbs 4", "tp=1,cp=1,pp=1,vpp=1,ep=1,etp=1,mbs=4"),
+            ("CP2 | ETP2 EP4", "tp=1,cp=2,pp=1,vpp=1,ep=4,etp=2"),
+            (
+                "TP1 PP8 VPP4 EP64 MBS1",
+                "tp=1,cp=1,pp=8,vpp=4,ep=64,etp=1,mbs=1",
+            ),
+        ] {
+            let read: PartialDegrees = printed.parse().expect("parses");
+            let expected: PartialDegrees = expected.parse().expect("parses");
+            assert_eq!(read, expected, "{printed}");
+        }
+        let message = |text: &str| text.parse::<PartialDegrees>().unwrap_err().to_string();
+        assert!(message("TPP2 EP8").contains("unknown degree `TPP` in `TPP2`; nearest: `tp`"));
+        assert!(message("TP2 TP4").contains("tp is given twice, as 2 and as 4"));
+        assert!(message("PP8xx").contains("`x` is not a value of vpp"));
+        assert!(message("TP2 mbs").contains("`` is not a value of mbs"));
+        assert!(message("2 EP8").contains("unknown degree ``"));
     }
 
     #[test]

@@ -8,6 +8,9 @@ use crate::layout::{Illegal, PartialDegrees};
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
+    /// The search was stopped before it found a plan.
+    #[error("the search was stopped before it found a plan")]
+    Stopped,
     /// An option with a value that means nothing.
     #[error("`{option}`: found `{value}`, expected {expected}")]
     Value {
@@ -112,8 +115,8 @@ fn infeasible_text(
     let counts = counts.join("; ");
     match least {
         Some(least) => format!(
-            "the least memory of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
-             GiB{}; more GPUs, a shorter sequence or a smaller model would fit (refused: {counts})",
+            "the least memory found of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
+             GiB{} (refused: {counts})",
             least.peak_gib,
             least.layout,
             if capacity_gib < device_gib {

@@ -55,6 +55,7 @@ fn oracle_heaviest_stage_is_least() {
             layers: &layers,
             first: random(&mut seed, 20),
             last: random(&mut seed, 40),
+            first_may_be_bare: case % 3 == 0,
             last_may_be_bare: case % 2 == 0,
         };
         for pp in 1..=num_layers.min(6) {
@@ -77,14 +78,18 @@ fn oracle_equal_layers_are_balanced_best() {
         let layers = vec![10; num_layers];
         for (first, last) in [(0, 0), (3, 14), (25, 0), (0, 31), (7, 7)] {
             for (pp, vpp) in [(2, 2), (2, 3), (3, 2), (4, 2), (2, 4)] {
-                if pp * vpp > num_layers {
-                    continue;
-                }
-                for last_may_be_bare in [false, true] {
+                for (first_may_be_bare, last_may_be_bare) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    let ends = usize::from(first_may_be_bare) + usize::from(last_may_be_bare);
+                    if pp * vpp > num_layers + ends {
+                        continue;
+                    }
                     let weights = Weights {
                         layers: &layers,
                         first,
                         last,
+                        first_may_be_bare,
                         last_may_be_bare,
                     };
                     let cut = partition(&weights, pp as u32, vpp as u32).expect("enough");
@@ -112,6 +117,7 @@ fn differential_unequal_layers_come_close() {
             layers: &layers,
             first: random(&mut seed, 5),
             last: random(&mut seed, 25),
+            first_may_be_bare: false,
             last_may_be_bare: false,
         };
         for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
@@ -142,6 +148,7 @@ fn golden_small_cuts() {
             layers,
             first,
             last,
+            first_may_be_bare: false,
             last_may_be_bare: false,
         };
         let cut = partition(&weights, pp, vpp).expect("enough layers");
@@ -162,26 +169,44 @@ fn golden_small_cuts() {
 
 #[test]
 fn too_few_layers_are_refused() {
-    let weights = |layers, last_may_be_bare| Weights {
+    let weights = |layers, [first_may_be_bare, last_may_be_bare]: [bool; 2]| Weights {
         layers,
         first: 1,
         last: 1,
+        first_may_be_bare,
         last_may_be_bare,
     };
-    assert!(partition(&weights(&[1; 3], false), 4, 1).is_none());
-    assert!(partition(&weights(&[1; 3], true), 4, 1).is_some());
-    assert!(partition(&weights(&[], true), 1, 1).is_none());
+    for (ends, most) in [
+        ([false, false], 3),
+        ([false, true], 4),
+        ([true, false], 4),
+        ([true, true], 5),
+    ] {
+        for stages in 1..8 {
+            let weights = weights(&[1; 3], ends);
+            let found = [
+                partition(&weights, stages, 1).is_some(),
+                partition(&weights, 1, stages).is_some(),
+                proportional(&weights, stages).is_some(),
+            ];
+            assert_eq!(found, [stages <= most; 3], "{ends:?} {stages}");
+        }
+    }
+    let both = partition(&weights(&[1; 3], [true; 2]), 5, 1).expect("ends are bare");
+    assert_eq!(both.stages, [vec![], vec![0], vec![1], vec![2], vec![]]);
+    assert!(partition(&weights(&[], [true; 2]), 1, 1).is_none());
 }
 
 #[test]
 fn law_a_proportional_cut_holds_every_layer_and_is_near_the_best() {
     for layers in 1..14_usize {
-        for stages in 1..=layers as u32 + 1 {
+        for stages in 1..=layers as u32 + 2 {
             let line: Vec<u64> = (0..layers).map(|i| 10 + (i as u64 * 7) % 4).collect();
             let weights = Weights {
                 layers: &line,
                 first: 3,
                 last: 8,
+                first_may_be_bare: stages as usize > layers,
                 last_may_be_bare: true,
             };
             let best = partition(&weights, stages, 1);
@@ -191,7 +216,8 @@ fn law_a_proportional_cut_holds_every_layer_and_is_near_the_best() {
                 continue;
             };
             assert_eq!(cut.len(), stages as usize);
-            assert!(cut[..cut.len() - 1].iter().all(|held| !held.is_empty()));
+            let middle = usize::from(stages as usize > layers)..cut.len() - 1;
+            assert!(middle.is_empty() || cut[middle].iter().all(|held| !held.is_empty()));
             let held: Vec<u32> = cut.concat();
             assert!(held.into_iter().eq(0..layers as u32), "{cut:?}");
             let weight = |(stage, held): (usize, &Vec<u32>)| -> u64 {

@@ -298,7 +298,7 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
 
 /// As many layers on every rank, where they divide.
 fn even(line: &Line<'_>, model: &Model, pins: &PartialDegrees) -> Result<PipelineLayout, RowError> {
-    let stages = (pins.pp.unwrap_or(1) * pins.vpp.unwrap_or(1)) as usize;
+    let stages = pins.pp.unwrap_or(1) as usize * pins.vpp.unwrap_or(1) as usize;
     let layers: Vec<u32> = (0..model.layers.len() as u32).collect();
     if !layers.len().is_multiple_of(stages) {
         let number = layers.len();
@@ -317,7 +317,7 @@ fn step_s(
     gpus: u32,
     batch: Batch,
 ) -> Result<Option<f64>, RowError> {
-    let tokens_per_gpu = (batch.seq_len * batch.global_batch) as f64 / f64::from(gpus);
+    let tokens_per_gpu = batch.seq_len as f64 * batch.global_batch as f64 / f64::from(gpus);
     let step = line.quantity("step_ms")?.map(|ms| ms / 1e3);
     let rate = line.quantity("tokens_per_s_per_gpu")?;
     let flops = line.quantity("tflops_per_gpu")?;

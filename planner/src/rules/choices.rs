@@ -59,6 +59,11 @@ impl Choices {
         }
     }
 
+    /// Whether each stage's layers were given.
+    pub(super) fn gives_stages(&self) -> bool {
+        self.stages.is_some()
+    }
+
     /// Adds what some degrees break.
     pub(super) fn check(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
         let (tp, cp) = (d.tp, d.cp);

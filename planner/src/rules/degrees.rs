@@ -296,12 +296,17 @@ impl Rules {
         Some(microbatches as u32)
     }
 
+    /// Megatron-Core counts the embedding and the head as layers where it is asked to
+    /// (`account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`, `get_num_layers_to_build`
+    /// in `transformer_block.py`), so the first and the last stage may have no other; and a layout that is given may
+    /// leave any stage empty (`validate_layer_layout` in `pipeline_parallel_layer_layout.py` counts layers alone, and
+    /// a block without layers passes on what it gets).
     fn check_pipeline(&self, d: &Degrees, microbatches: Option<u32>, broken: &mut Vec<Illegal>) {
         let (pp, vpp) = (d.pp, d.vpp);
         if pp == 0 || vpp == 0 {
             return;
         }
-        if product(&[pp, vpp]) > self.layers {
+        if product(&[pp, vpp]) > self.layers + 2 && !self.choices.gives_stages() {
             broken.push(Illegal::EmptyStages {
                 layers: self.layers,
                 pp,

@@ -118,13 +118,14 @@ fn grids(
     found
 }
 
-/// For each reachable size of the largest stage, the least virtual stages a rank that reach it.
+/// For each reachable size of the largest stage, the least virtual stages a rank that reach it. The embedding and the
+/// head may have stages of their own.
 fn virtual_stages(layers: u32, pp: u32) -> Vec<u32> {
     if pp == 1 {
         return vec![1];
     }
     let largest = |vpp: u32| layers.div_ceil(pp.saturating_mul(vpp));
-    let most = (layers / pp.max(1)).max(1);
+    let most = (layers.saturating_add(2) / pp.max(1)).max(1);
     (1..=most)
         .filter(|&vpp| vpp == 1 || largest(vpp) < largest(vpp - 1))
         .collect()

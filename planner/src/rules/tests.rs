@@ -116,7 +116,12 @@ fn each_rule_has_its_message() {
         128,
         BATCH,
         "empty_stages",
-        &["56 layers", "64 x 1 = 64", "56 or less"],
+        &[
+            "56 layers",
+            "64 x 1 = 64",
+            "58 or less",
+            "`pipeline_layout`",
+        ],
     );
     check("tp=0", 128, BATCH, "zero", &["tp is 0"]);
     check("", 128, odd(0), "zero", &["global batch is 0"]);

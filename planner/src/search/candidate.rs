@@ -193,7 +193,7 @@ pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
         return vec![StageSplit::new(case, given.stages().to_vec())];
     }
     let layers = layer_weights(question, shape);
-    let weights = weights(question, &layers, shape);
+    let weights = weights(case, &layers);
     let mut splits = Vec::with_capacity(2);
     splits.extend(partition::uniform(
         layers.len() as u32,
@@ -225,9 +225,8 @@ pub(crate) fn likely_split(case: Case<'_>) -> Option<StageSplit> {
         given.stages().to_vec()
     } else {
         let layers = layer_weights(question, shape);
-        partition::uniform(layers.len() as u32, layout.pp(), layout.vpp()).or_else(|| {
-            partition::proportional(&weights(question, &layers, shape), layout.stages())
-        })?
+        partition::uniform(layers.len() as u32, layout.pp(), layout.vpp())
+            .or_else(|| partition::proportional(&weights(case, &layers), layout.stages()))?
     };
     Some(StageSplit::new(case, stages))
 }
@@ -243,12 +242,21 @@ fn layer_weights(question: &Question<'_>, shape: &Shape) -> Vec<u64> {
         .collect()
 }
 
-fn weights<'l>(question: &Question<'_>, layers: &'l [u64], shape: &Shape) -> Weights<'l> {
+/// Stages of a layout weigh so much. The embedding has a stage of its own where there are more stages than layers
+/// alone: Megatron-Core lets it in any, and it is the lightest end.
+fn weights<'l>(case: Case<'_>, layers: &'l [u64]) -> Weights<'l> {
+    let Case {
+        question,
+        layout,
+        shape,
+        ..
+    } = case;
     let set = question.choices[0].of_ends();
     Weights {
         layers,
         first: nanoseconds(shape.embedding.both_s(set)),
         last: nanoseconds(shape.head.both_s(set)),
+        first_may_be_bare: layout.stages() as usize > layers.len(),
         last_may_be_bare: true,
     }
 }
@@ -1385,7 +1393,7 @@ pub(crate) fn message(case: Case<'_>) -> Option<Collective> {
 }
 
 /// Context, communicators of the groups that have more than one rank, and dispatcher buffers.
-fn overhead(case: Case<'_>) -> Bytes {
+pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     let Case {
         question,
         layout,

@@ -11,6 +11,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use rayon::prelude::*;
 
+use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{Dispatcher, ScheduleName};
 use crate::layout::Layout;
@@ -66,7 +67,7 @@ impl ShapeWork {
 /// before a backward pass of one through the ranks before it ([`crate::simulate::lower_bound`]). What is least over
 /// all shares then has all ranks end together: each has `1 - 1/m` of what the one before it has. Where backward
 /// passes are divided, only the forward pass is sure to come before. With several stages a rank, only the first is,
-/// which has a layer at least where stages were not given.
+/// which has a layer at least where stages were not given and there are no more of them than layers.
 pub(crate) fn floor_s(question: &Question<'_>, layout: &Layout, work: &ShapeWork) -> f64 {
     let (pp, microbatches) = (f64::from(layout.pp()), f64::from(layout.microbatches()));
     let layers = question.kind_of.len() as u32;
@@ -80,8 +81,8 @@ pub(crate) fn floor_s(question: &Question<'_>, layout: &Layout, work: &ShapeWork
     let filled = if layout.pp() == 1 || before <= 0.0 {
         share
     } else if layout.vpp() > 1 {
-        let given = question.options.stages.is_some();
-        let stage_s = if given { 0.0 } else { work.lightest_s };
+        let bare = question.options.stages.is_some() || layout.stages() > layers;
+        let stage_s = if bare { 0.0 } else { work.lightest_s };
         microbatches * work.all_s / pp + before * stage_s * (pp - 1.0) / 2.0
     } else {
         let kept = 1.0 - before / microbatches;
@@ -307,7 +308,11 @@ impl Attention {
 impl Shape {
     /// The work of one microbatch over all stages, without recomputation beyond that of the first choice.
     pub(crate) fn work(&self, question: &Question<'_>) -> ShapeWork {
-        let sets = &question.choices[0];
+        self.work_under(question, &question.choices[0])
+    }
+
+    /// The same under some recompute sets.
+    pub(crate) fn work_under(&self, question: &Question<'_>, sets: &Sets) -> ShapeWork {
         let layers = (0..).zip(&question.kind_of);
         let layers = layers.map(|(layer, &kind)| {
             let kind = &self.kinds[kind];
@@ -330,6 +335,7 @@ mod tests {
     use crate::options::SearchOptions;
     use crate::rules::Rules;
     use crate::search::shape::Shapes;
+    use crate::search::watch::unwatched;
     use crate::search::{candidates, plan, question};
     use crate::stack::megatron::Declared;
 
@@ -360,7 +366,9 @@ mod tests {
             let rules = &Rules::of(model, options);
             let question = question(model, cluster, gpus, options, costs, &Declared, rules);
             let question = &question.expect("legal");
-            let layouts = candidates(question, gpus, rules).layouts;
+            let layouts = candidates(question, gpus, rules, &unwatched)
+                .expect("unwatched")
+                .layouts;
             let works = Works::new(question, layouts.iter());
             for layout in layouts.iter().step_by(every) {
                 let known = works.of(question, layout);

@@ -56,6 +56,16 @@ pub(super) fn best(
                 infeasible = Some(error);
                 continue;
             }
+            Err(PlanError::Stopped) if record.is_some() => {
+                // What was never begun may be of any speed.
+                record = record.map(|record| SearchRecord {
+                    unseen: Some(record.unseen.unwrap_or(0)),
+                    optimal: false,
+                    gap: 1.0,
+                    ..record
+                });
+                break;
+            }
             Err(error) => return Err(error),
         };
         all.extend(priced);
@@ -101,6 +111,10 @@ fn added(before: SearchRecord, searched: SearchRecord) -> SearchRecord {
         space: before.space + searched.space,
         pruned: before.pruned + searched.pruned,
         priced: before.priced + searched.priced,
+        unseen: match (before.unseen, searched.unseen) {
+            (None, None) => None,
+            (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
+        },
         optimal: before.optimal && searched.optimal,
         gap: before.gap.max(searched.gap),
         refused,

@@ -71,6 +71,11 @@ pub(crate) fn planned(
         .gpu
         .peak(mfu_dtype(question))
         .map_or(f64::INFINITY, |peak| peak.0);
+    let mfu = flops_per_s / peak;
+    assert!(
+        mfu <= 1.0 || !is_bounded(question),
+        "an MFU of {mfu} of {layout:?}: prices are faster than the device"
+    );
     let worst = memory
         .iter()
         .copied()
@@ -107,7 +112,7 @@ pub(crate) fn planned(
             step_s_high: Some(step_s * interval.high),
             tokens_per_s_per_gpu: tokens / step_s / gpus,
             model_tflops_per_gpu: flops_per_s / 1e12,
-            mfu: flops_per_s / peak,
+            mfu,
             peak_gib: worst.total().gib(),
             memory_gib: worst.map(Bytes::gib),
             host_gib: (!offload.is_none() || !options.optimizer_offload.is_none())
@@ -203,6 +208,14 @@ fn time_by_category(
     time.add(Category::Offload, Seconds(end.streamed_s));
     time.add(Category::Waiting, Seconds(end.waiting_s));
     time
+}
+
+/// Whether nothing but the device bounds what work there is and how fast: prices of a profile and factors of a
+/// calibration are the user's, and of tokens that a capacity drops the model FLOPs count all.
+fn is_bounded(question: &Question<'_>) -> bool {
+    let costs = question.costs;
+    let ours = costs.samples_spread().is_none() && costs.calibration().is_none();
+    ours && question.expert_capacity().is_none()
 }
 
 /// The dtype whose peak the model FLOP/s are compared with.

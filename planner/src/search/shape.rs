@@ -651,6 +651,17 @@ impl<'a> Question<'a> {
         self
     }
 
+    /// Choices of recompute sets that no rule refuses.
+    pub(crate) fn legal_sets(&self) -> u64 {
+        self.choices.len() as u64 + u64::from(self.by_layer)
+    }
+
+    /// Dispatchers times schedules of pipelines and experts of some degrees.
+    pub(crate) fn ways(&self, [pp, vpp]: [u32; 2], [ep, etp]: [u32; 2]) -> u64 {
+        let schedules = self.schedules(pp, vpp).count().max(1);
+        self.dispatchers_for(ep, etp).len() as u64 * schedules as u64
+    }
+
     /// Dispatchers that differ: without an exchange all are one.
     pub(crate) fn dispatchers_for(&self, ep: u32, etp: u32) -> &[Dispatcher] {
         let all = &self.dispatchers;

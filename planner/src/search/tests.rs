@@ -1,11 +1,17 @@
 //! Tests of the search: laws, published layouts, refusals.
 
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{Cluster, Precision, TensorClass};
+use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
-use super::{ENDLESS_GIB, SearchResult, plan};
-use crate::choice::{Dispatcher, Module, Objective, Overlap, Recompute, StackName, Zero};
+use super::{ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
+use crate::choice::{
+    Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
+    Zero,
+};
 use crate::layout::Batch;
 use crate::model::{Model, presets};
 use crate::options::{MEMORY_HEADROOM, PlanError, Routing, SearchOptions};
@@ -54,6 +60,60 @@ fn law_every_candidate_is_refused_pruned_or_priced() {
     let refused: u64 = search.refused.values().sum();
     assert_eq!(search.space, refused + search.pruned + search.priced);
     assert!(search.pruned > 0 && search.priced > 0);
+}
+
+/// A search that is stopped after any number of looks has the best of what it saw, and bounds what it did not see.
+#[test]
+fn law_a_stopped_search_bounds_what_it_has_not_seen() {
+    let (model, cluster, mut options) = small();
+    let costs = &Costs::for_cluster(&cluster, &[]);
+    for objective in [Objective::Throughput, Objective::Memory] {
+        options.objective = objective;
+        let score = |found: &SearchResult| match objective {
+            Objective::Memory => found.plans[0].predicted.peak_gib,
+            Objective::Throughput => found.plans[0].predicted.step_s,
+        };
+        let whole = run(&model, &cluster, 16, &options);
+        let (mut stopped, mut nothing, mut ended) = (0, 0, false);
+        for looks in 0..1000 {
+            let left = AtomicU32::new(looks);
+            let watch = |progress: &Progress| {
+                assert!(progress.seen <= progress.layouts);
+                match left.load(Ordering::Relaxed) {
+                    0 => ControlFlow::Break(()),
+                    some => {
+                        left.store(some - 1, Ordering::Relaxed);
+                        ControlFlow::Continue(())
+                    }
+                }
+            };
+            let found = plan_watched(&model, &cluster, 16, &options, costs, &Declared, &watch);
+            let found = match found {
+                Err(error) => {
+                    assert!(matches!(error, PlanError::Stopped), "{error}");
+                    nothing += 1;
+                    continue;
+                }
+                Ok(found) => found,
+            };
+            let search = &found.search;
+            let refused: u64 = search.refused.values().sum();
+            let Some(unseen) = search.unseen else {
+                // All that is left to stop is what keeping experts in a domain would come to.
+                assert_eq!((&found.plans, search.gap), (&whole.plans, whole.search.gap));
+                ended = true;
+                break;
+            };
+            assert_eq!(
+                search.space,
+                refused + search.pruned + search.priced + unseen
+            );
+            assert!(unseen > 0 && !search.optimal);
+            assert!(score(&whole) >= score(&found) * (1.0 - search.gap) * (1.0 - 1e-9));
+            stopped += 1;
+        }
+        assert!(stopped > 0 && nothing > 0 && ended, "{stopped} {nothing}");
+    }
 }
 
 /// Nothing is pruned when more plans are wanted than there are layouts.
@@ -282,6 +342,128 @@ fn nothing_feasible_says_what_came_closest() {
     assert!(refused["memory"] > 0);
     assert!(least.as_ref().expect("a closest").peak_gib > 80.0);
     assert!(error.to_string().contains("GiB"), "{error}");
+}
+
+/// A request that nothing satisfies: model, cluster, GPUs, tokens a sequence, pinned degrees, room to leave.
+type Short = (
+    &'static str,
+    &'static str,
+    u32,
+    u64,
+    &'static str,
+    f64,
+    Option<Recompute>,
+);
+
+/// What is said to fit is planned when it is asked for, and what is said not to is not.
+#[test]
+fn oracle_changes_that_are_said_to_fit_do_and_others_do_not() {
+    let one = "tp=1,pp=1,ep=1,etp=1";
+    check_changes(&[
+        ("mixtral-8x7b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h100", 8, 4096, "", 0.05, None),
+        ("mixtral-8x7b", "dgx-h200", 8, 4096, "", 0.6, None),
+        (
+            "mixtral-8x22b",
+            "dgx-h100",
+            8,
+            4096,
+            "cp=1,mbs=1",
+            0.05,
+            None,
+        ),
+        ("mixtral-8x22b", "dgx-h200", 8, 8192, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 2, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 4, 4096, "", 0.05, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 4096, one, 0.05, None),
+        (
+            "qwen3-30b-a3b",
+            "dgx-h100",
+            8,
+            65_536,
+            "cp=1",
+            0.05,
+            Some(Recompute::None),
+        ),
+        ("deepseek-v2-lite", "dgx-h100", 2, 4096, "", 0.05, None),
+    ]);
+}
+
+#[test]
+#[ignore = "takes minutes; smaller ones are above"]
+fn oracle_changes_of_large_requests_that_are_said_to_fit_do() {
+    check_changes(&[
+        ("mixtral-8x22b", "dgx-h100", 16, 4096, "", 0.05, None),
+        ("mixtral-8x22b", "dgx-h100", 24, 4096, "", 0.4, None),
+        ("qwen3-30b-a3b", "dgx-h100", 8, 262_144, "cp=1", 0.05, None),
+        ("deepseek-v3", "dgx-h100", 128, 4096, "", 0.05, None),
+    ]);
+}
+
+fn check_changes(cases: &[Short]) {
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, on, gpus, seq_len, pins, headroom, recompute) in cases.iter().cloned() {
+        let model = presets::load(name).expect("a preset");
+        let cluster = cluster(on);
+        let costs = Costs::for_cluster(&cluster, &[]);
+        let batch = Batch {
+            seq_len,
+            global_batch: 64,
+        };
+        let asked = SearchOptions {
+            pins: pins.parse().expect("degrees"),
+            recompute: recompute.map(Into::into),
+            memory_headroom: headroom,
+            top: 1,
+            ..SearchOptions::new(batch, StackName::Megatron)
+        };
+        let planned = |gpus, options: &SearchOptions| {
+            plan(&model, &cluster, gpus, options, &costs, &Declared).is_ok()
+        };
+        let what = format!("{name} on {gpus}, {pins}");
+        assert!(!planned(gpus, &asked), "{what}");
+        let shortage = super::closest(
+            &model,
+            &cluster,
+            gpus,
+            &asked,
+            &costs,
+            &Declared,
+            &super::unwatched,
+        );
+        assert!(
+            !shortage.savers[0].fits && shortage.savers[0].change == "none",
+            "{what}"
+        );
+        for saver in &shortage.savers {
+            let mut options = asked.clone();
+            for change in saver.change.split(", ") {
+                match change {
+                    "none" => {}
+                    "`memory_headroom` 0" => options.memory_headroom = 0.0,
+                    "`recompute` auto" => options.recompute = None,
+                    "`offload` auto" => options.offload = None,
+                    "`optimizer_offload_fraction` 1" => {
+                        options.optimizer_offload = HostShare(1.0);
+                    }
+                    "`masters` remainder" => options.masters = Masters::Remainder,
+                    "`zero` fsdp" => options.zero = Zero::Fsdp,
+                    "`grad_dtype` bf16" => options.grad_dtype = Dtype::Bf16,
+                    "`optimizer` adam-bf16-moments" => {
+                        options.optimizer = Optimizer::AdamBf16Moments;
+                    }
+                    "without `layout`" => options.pins = "".parse().expect("degrees"),
+                    more => assert_eq!(more, format!("`gpus` {}", saver.gpus)),
+                }
+            }
+            let fits = planned(saver.gpus, &options);
+            assert_eq!(fits, saver.fits, "{what}: {saver:?}");
+            if saver.fits {
+                seen.insert(saver.change.split(' ').next().map(str::to_owned));
+            }
+        }
+    }
+    assert!(seen.len() >= 4, "{seen:?}");
 }
 
 /// Each layout asked for by itself is no better than what is found where it is open, however short its sequences
@@ -841,4 +1023,40 @@ fn golden_fully_sharded_memory_and_traffic() {
     );
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
+}
+
+/// More stages than layers leave the first and the last to the ends of the model, as Megatron-Core does where it
+/// counts these as layers; a layout that is given may leave any stage empty.
+#[test]
+fn golden_stages_without_layers() {
+    let model = presets::load("llama-3.1-405b").expect("a preset");
+    let mut cluster = cluster("gb200-nvl72");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let batch = Batch {
+        seq_len: 8192,
+        global_batch: 1536,
+    };
+    let mut options = SearchOptions {
+        precision: Precision::Mxfp8,
+        pins: "tp=4,cp=1,pp=16,vpp=8,mbs=1".parse().expect("degrees"),
+        recompute: Some(Recompute::None.into()),
+        grad_dtype: Dtype::Bf16,
+        ..SearchOptions::new(batch, StackName::Megatron)
+    };
+    let found = run(&model, &cluster, 256, &options).plans.remove(0);
+    let sizes: Vec<usize> = found.pipeline.stages.iter().map(Vec::len).collect();
+    let mut expected = vec![1; 128];
+    (expected[0], expected[127]) = (0, 0);
+    assert_eq!(sizes, expected);
+    // Without pins too: stages of the given layout are divided among ranks.
+    options.pins = "tp=4,cp=1,pp=16,mbs=1".parse().expect("degrees");
+    options.stages = Some("E|(t|)*126L".parse().expect("a layout"));
+    let given = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!(given.pipeline.stages, found.pipeline.stages);
+    assert_eq!(given.predicted.step_s, found.predicted.step_s);
+    // Stages that do nothing are as good as none, but for messages.
+    options.stages = Some("E|(t|)*126(|)*16L".parse().expect("a layout"));
+    let empty = run(&model, &cluster, 256, &options).plans.remove(0);
+    assert_eq!((empty.layout.vpp, empty.pipeline.stages.len()), (9, 144));
+    assert!(empty.predicted.step_s > found.predicted.step_s);
 }

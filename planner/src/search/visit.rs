@@ -10,6 +10,7 @@ use super::candidate::{self, Case, StageSplit};
 use super::floor::floor_s;
 use super::predict::Choice;
 use super::recompute::Sets;
+use super::room::{Of, Room};
 use super::shape::{Question, Shape, Shapes};
 use crate::answer::Candidate;
 use crate::choice::{Objective, ScheduleName};
@@ -41,6 +42,13 @@ pub(crate) struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
+    /// Candidates under its degrees.
+    pub(crate) fn children(&self, question: &Question<'_>) -> u64 {
+        let layout = self.layout;
+        let pipeline = [layout.pp(), layout.vpp()];
+        question.ways(pipeline, [layout.ep(), layout.etp()]) * question.legal_sets()
+    }
+
     /// Schedules that are tried, the usual one first, with their occupancies.
     pub(crate) fn schedules(
         &self,
@@ -163,19 +171,22 @@ struct Child {
     split: usize,
 }
 
+/// By shape and choice of recompute sets, whether the layers may fit, cut in any way, where that is known before they
+/// are; the last choice of each is one by layer.
+type Fits = [Vec<bool>];
+
 /// Splits under each shape that may still win.
 fn splits(
     question: &Question<'_>,
     unit: &Unit<'_>,
-    floors: &[f64],
+    fits: &Fits,
     schedule: ScheduleName,
-    limit: f64,
 ) -> Vec<Vec<StageSplit>> {
     let shapes = unit.shapes.first(question).iter();
     shapes
-        .zip(floors)
-        .map(|(shape, &floor)| {
-            if floor < limit {
+        .zip(fits)
+        .map(|(shape, fits)| {
+            if fits.contains(&true) {
                 candidate::splits(Case {
                     question,
                     layout: unit.layout,
@@ -195,6 +206,7 @@ fn children(
     unit: &Unit<'_>,
     (schedule, occupancies): (ScheduleName, &[Vec<Occupancy>]),
     splits: &[Vec<StageSplit>],
+    fits: Option<&Fits>,
     (shapes, choices): (&[Shape], Range<usize>),
     limit: f64,
 ) -> Vec<Child> {
@@ -203,6 +215,9 @@ fn children(
     for (shape_index, (shape, splits)) in shapes.iter().zip(splits).enumerate() {
         for (split_index, split) in splits.iter().enumerate() {
             for choice in choices.clone() {
+                if fits.is_some_and(|fits| !fits[shape_index][choice]) {
+                    continue;
+                }
                 let case = Case {
                     question,
                     layout: unit.layout,
@@ -260,12 +275,31 @@ pub(crate) fn visit<'a>(question: &Question<'_>, unit: &'a Unit<'a>, limit: f64)
         state: BTreeMap::new(),
     };
     for schedule in unit.schedules(question) {
-        trial.under(schedule, &mut outcome);
+        let fits = trial.fitting(schedule, trial.beaten(&outcome));
+        if fits.iter().any(|shape| shape.contains(&true)) {
+            trial.under(schedule, &fits, &mut outcome);
+        }
     }
     let state = trial.state.values();
     outcome.priced = state.clone().filter(|&&priced| priced).count() as u64;
     outcome.memory = state.filter(|&&priced| !priced).count() as u64;
     outcome
+}
+
+/// Seconds that no child of a unit takes less than: of all its schedules, splits and shapes under the choice of
+/// recompute sets that takes least.
+pub(crate) fn split_bound_s(question: &Question<'_>, unit: &Unit<'_>) -> f64 {
+    let first = unit.shapes.first(question);
+    let fits = vec![vec![true]; first.len()];
+    unit.schedules(question)
+        .filter_map(|scheduled| {
+            let splits = splits(question, unit, &fits, scheduled.0);
+            let own = (first, 0..1);
+            let limit = f64::INFINITY;
+            let found = children(question, unit, scheduled, &splits, None, own, limit);
+            found.first().map(|child| child.bound_s)
+        })
+        .fold(f64::INFINITY, f64::min)
 }
 
 /// What trying the children of a unit takes.
@@ -295,11 +329,75 @@ impl<'a> Trial<'_, 'a> {
         best.map_or(self.limit, |best| best.score(objective).min(self.limit))
     }
 
-    /// Tries the children under one schedule. Where it divides backward passes, their memory is asked for when a
-    /// bound does not rule them out.
+    /// Which children under a schedule may fit and score less than what is beaten, whatever the split into stages.
+    /// Those that do not fit are counted.
+    fn fitting<'s>(
+        &'s mut self,
+        (name, occupancies): (ScheduleName, &'s [Vec<Occupancy>]),
+        beaten: f64,
+    ) -> Vec<Vec<bool>> {
+        let (question, unit): (&'s Question<'_>, &'s Unit<'_>) = (self.question, self.unit);
+        let by_time = question.options.objective != Objective::Memory;
+        let all = question.capacity();
+        // What has to be less than the best takes less.
+        let capacity = if by_time {
+            all
+        } else {
+            all.min(Bytes((beaten * GIB as f64) as u64))
+        };
+        let choices = question.choices.len();
+        let room = |shape: &'s Shape| {
+            let case = Case {
+                question,
+                layout: unit.layout,
+                shape,
+                schedule: name,
+            };
+            Room::new(case, occupancies, capacity)
+        };
+        let of_shape = |(index, first): (usize, &'s Shape)| {
+            if by_time && self.floors[index] >= beaten {
+                return vec![false; choices + 1];
+            }
+            let may_hold = |room: Room<'_>| room.may_hold(Of::Choice(&question.choices[0]));
+            if room(first).is_none_or(may_hold) {
+                return vec![true; choices + 1];
+            }
+            let shape = &unit.shapes.all(question)[index];
+            let room = room(shape).expect("there was one of the first choice");
+            if choices == 1 || !room.may_hold(Of::Any) {
+                if capacity == all {
+                    let children = 0..choices + usize::from(question.by_layer);
+                    let state = &mut self.state;
+                    state.extend(children.map(|choice| ((name, index, choice), false)));
+                }
+                return vec![false; choices + 1];
+            }
+            let each = question.choices.iter().enumerate();
+            let each = each.map(|(choice, sets)| {
+                if !room.may_hold(Of::Choice(sets)) {
+                    if capacity == all {
+                        self.state.insert((name, index, choice), false);
+                    }
+                    return false;
+                }
+                !by_time || {
+                    let work = shape.work_under(question, sets);
+                    floor_s(question, unit.layout, &work) < beaten
+                }
+            });
+            each.chain([true]).collect()
+        };
+        let shapes = unit.shapes.first(question).iter();
+        shapes.enumerate().map(of_shape).collect()
+    }
+
+    /// Tries the children under one schedule that may fit. Where it divides backward passes, their memory is asked for
+    /// when a bound does not rule them out.
     fn under(
         &mut self,
         (name, occupancies): (ScheduleName, &'a [Vec<Occupancy>]),
+        fits: &Fits,
         outcome: &mut Outcome<'a>,
     ) {
         let (question, unit) = (self.question, self.unit);
@@ -308,28 +406,30 @@ impl<'a> Trial<'_, 'a> {
             occupancies,
             simulator: None,
         };
-        let splits = splits(question, unit, &self.floors, name, self.beaten(outcome));
-        let children = |from: (&[Shape], Range<usize>), limit| {
-            children(question, unit, (name, occupancies), &splits, from, limit)
+        let splits = splits(question, unit, fits, name);
+        let children = |fits: Option<&Fits>, from: (&[Shape], Range<usize>), limit| {
+            let schedule = (name, occupancies);
+            children(question, unit, schedule, &splits, fits, from, limit)
         };
         let held = |all| unit.shapes.held_under(question, name, all);
         let first = (unit.shapes.first(question), 0..1);
-        let tried = children(first.clone(), self.beaten(outcome));
+        let tried = children(Some(fits), first.clone(), self.beaten(outcome));
         if !tried.is_empty() {
             self.run(&mut schedule, held(false), &splits, tried, outcome);
         }
         let beaten = self.beaten(outcome);
-        let open = !children(first, beaten).is_empty();
+        let open = !children(None, first, beaten).is_empty();
         let choices = question.choices.len();
         if open && choices > 1 {
-            let tried = children((unit.shapes.all(question), 1..choices), beaten);
+            let others = (unit.shapes.all(question), 1..choices);
+            let tried = children(Some(fits), others, beaten);
             if !tried.is_empty() {
                 self.run(&mut schedule, held(true), &splits, tried, outcome);
             }
             if question.by_layer {
                 let shapes = held(true);
                 let by_layer = (shapes, choices..choices + 1);
-                let tried = children(by_layer, self.beaten(outcome));
+                let tried = children(Some(fits), by_layer, self.beaten(outcome));
                 self.run(&mut schedule, shapes, &splits, tried, outcome);
             }
         }
@@ -373,6 +473,11 @@ impl<'a> Trial<'_, 'a> {
             };
             let memory = split.memory(case, &sets, schedule.occupancies);
             let peak = peak(&memory);
+            debug_assert!(
+                Room::new(case, schedule.occupancies, peak)
+                    .is_none_or(|room| room.may_hold(Of::Choice(&sets))),
+                "{layout:?} {place:?} has no room for {peak:?}"
+            );
             let on_host = split.on_host(case, &sets, schedule.occupancies);
             if peak > capacity || !question.host_holds(peak, on_host) {
                 self.state.entry(place).or_insert(false);

@@ -1,6 +1,7 @@
 //! Command lines and shell scripts, read as far as settings go: assignments, arrays, `export`, variables that the file
 //! itself assigns, and the words of commands. Nothing is run. Of a branch both sides are read, one after the other.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -52,7 +53,17 @@ struct Script {
     env: Settings,
     /// Flags of commands.
     said: Settings,
+    /// Bytes that variables have stood for so far.
+    spent: Cell<usize>,
+    /// Defaults inside of which a variable stands.
+    depth: Cell<usize>,
 }
+
+/// Bytes that variables of a script may stand for in all: one that holds itself twice, line after line, has no end.
+const MOST_BYTES: usize = 16 << 20;
+
+/// Defaults that may stand in one another.
+const MOST_DEPTH: usize = 64;
 
 impl Script {
     fn run(&mut self, command: &[Word]) {
@@ -209,10 +220,19 @@ impl Script {
     fn array(&self, text: &str) -> Option<Vec<String>> {
         let inner = text.strip_prefix("${")?.strip_suffix('}')?;
         let name = inner.strip_suffix("[@]").or(inner.strip_suffix("[*]"))?;
-        self.variables.get(name).cloned()
+        let words = self.variables.get(name)?;
+        let bytes = words.iter().map(|word| word.len() + size_of::<String>());
+        self.has_room(bytes.sum()).then(|| words.clone())
     }
 
-    /// A text with the variables that the file assigns, or for which it has a default; others stay as they are.
+    /// Whether variables may stand for so many bytes more.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.spent.set(self.spent.get().saturating_add(bytes));
+        self.spent.get() <= MOST_BYTES
+    }
+
+    /// A text with the variables that the file assigns, or for which it has a default; others stay as they are, and
+    /// so do all from where they would stand for too much.
     fn substitute(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -238,14 +258,25 @@ impl Script {
             .strip_prefix("[@]")
             .or(more.strip_prefix("[*]"))
             .unwrap_or(more);
-        let own = self.variables.get(name).map(|words| words.join(" "));
+        let words = self.variables.get(name);
+        let bytes = words.into_iter().flatten().map(|word| word.len() + 1);
+        if !self.has_room(bytes.sum()) {
+            return None;
+        }
+        let own = words.map(|words| words.join(" "));
         let default = more
             .strip_prefix(":-")
             .or(more.strip_prefix(":="))
             .or(more.strip_prefix('-'));
         match (own, default) {
             (Some(own), _) if !own.is_empty() => Some(own),
-            (_, Some(default)) => Some(self.substitute(default.trim_matches('"'))),
+            (_, Some(_)) if self.depth.get() >= MOST_DEPTH => None,
+            (_, Some(default)) => {
+                self.depth.set(self.depth.get() + 1);
+                let found = self.substitute(default.trim_matches('"'));
+                self.depth.set(self.depth.get() - 1);
+                Some(found)
+            }
             (own, None) if more.is_empty() => own,
             _ => None,
         }
@@ -594,6 +625,27 @@ NVTE_FUSED_ATTN=1 torchrun --nproc-per-node 8 --nnodes $NODES \
             panic!("modules");
         };
         assert_eq!(modules[..2], ["mlp", "moe_act"]);
+    }
+
+    #[test]
+    fn variables_that_hold_themselves_twice_come_to_an_end() {
+        let lines = |line: &str| format!("A=--bf16\n{}$A --lr 1\n", line.repeat(60));
+        for script in [
+            lines("A=\"$A $A\"\n"),
+            lines("A=(\"${A[@]}\" \"${A[@]}\")\n"),
+            lines("B=\"$A$A$A\"\nA=\"$B$B\"\n"),
+        ] {
+            let said = format!("{:?}", parse(&script));
+            assert!(said.len() < 8 * MOST_BYTES, "{} bytes", said.len());
+        }
+        let deep = format!(
+            "A={}1{}\n--lr $A\n",
+            "${B:-".repeat(20_000),
+            "}".repeat(20_000)
+        );
+        assert!(parse(&deep).get("lr").is_some());
+        let some = "A=${B:-${C:-${D:-1e-4}}}\n--lr $A\n";
+        assert_eq!(parse(some).get("lr"), Some(&words(&["1e-4"])));
     }
 
     #[test]

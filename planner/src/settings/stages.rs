@@ -112,8 +112,11 @@ pub(super) fn read(
     let mut vpp = said
         .degree("num_virtual_stages_per_pipeline_rank")
         .unwrap_or(1);
+    // Megatron-LM's `validate_args` counts the ends among the layers of a rank where they are accounted for.
+    let embedding = u64::from(said.on("account_for_embedding_in_pipeline_split"));
+    let head = u64::from(said.on("account_for_loss_in_pipeline_split"));
     if let Some(each) = said.number("num_layers_per_virtual_pipeline_stage", layers) {
-        let share = layers / u64::from(pp.max(1));
+        let share = (layers + embedding + head) / u64::from(pp.max(1));
         if share == 0 || !share.is_multiple_of(each) {
             said.illegal(
                 format!("--num-layers-per-virtual-pipeline-stage {each} does not divide the {share} layers of a rank"),
@@ -128,8 +131,6 @@ pub(super) fn read(
     }
     let first = said.number("decoder_first_pipeline_num_layers", layers);
     let last = said.number("decoder_last_pipeline_num_layers", layers);
-    let embedding = u64::from(said.on("account_for_embedding_in_pipeline_split"));
-    let head = u64::from(said.on("account_for_loss_in_pipeline_split"));
     let stages = if first.is_some() || last.is_some() {
         uneven(layers, pp, vpp, first, last)
     } else if embedding + head > 0 {

@@ -636,6 +636,35 @@ fn what_megatron_cannot_say_is_refused_by_name() {
     }
 }
 
+/// 94 layers with both ends among them, as Qwen3-235B-A22B is trained (`examples/moe_recipes` of Megatron-LM).
+#[test]
+fn golden_ends_that_count_as_layers() {
+    let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+    let model = presets::load("Qwen3-235B-A22B").expect("a preset");
+    for (each, vpp, sizes) in [("3", 4, [2, 3, 2]), ("1", 12, [0, 1, 0])] {
+        let mut settings = settings.clone();
+        let words = |value: &str| Value::Words(vec![value.to_owned()]);
+        settings.set("num_layers", words("94"));
+        settings.set("pipeline_model_parallel_size", words("8"));
+        settings.set("num_layers_per_virtual_pipeline_stage", words(each));
+        settings.set("account_for_embedding_in_pipeline_split", Value::On);
+        settings.set("account_for_loss_in_pipeline_split", Value::On);
+        let target = Target {
+            version: Version::Main,
+            cluster: &cluster,
+            gpus: 8 * gpus,
+        };
+        let read = reading::read(&settings, &target, Some(&model));
+        let options = read.expect("reads").job.options;
+        assert_eq!(options.pins.vpp, Some(vpp));
+        let stages = options.stages.expect("given");
+        let found: Vec<usize> = stages.stages().iter().map(Vec::len).collect();
+        let last = found.len() - 1;
+        assert_eq!(found.len(), 8 * vpp as usize);
+        assert_eq!([found[0], found[1], found[last]], sizes);
+    }
+}
+
 #[test]
 fn a_plan_put_into_settings_changes_what_it_says_otherwise_and_nothing_else() {
     let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");

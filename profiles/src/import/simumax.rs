@@ -152,6 +152,9 @@ enum Named {
     Unknown(&'static str),
 }
 
+/// More than any size of an operand.
+const MOST: u64 = 1 << 28;
+
 impl<'a> Shape<'a> {
     /// Reads `b=1, m=4096, layout=TN`.
     fn parse(file: &'a File<'a>, place: &'a str, words: &'a str) -> Result<Self, ImportError> {
@@ -175,9 +178,11 @@ impl<'a> Shape<'a> {
 
     fn size(&self, name: &str) -> Result<u64, ImportError> {
         let word = self.word(name)?;
-        word.parse().map_err(|_| {
+        let size = word.parse().ok().filter(|size| (1..=MOST).contains(size));
+        size.ok_or_else(|| {
             let found = format!("`{name}={word}`");
-            self.file.malformed(self.place, found, "a whole number")
+            let expected = format!("a whole number from 1 to {MOST}");
+            self.file.malformed(self.place, found, expected)
         })
     }
 

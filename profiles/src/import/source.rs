@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use crate::directory::{Profile, Sample};
+use crate::directory::{Profile, ProfileError, Sample};
 use crate::presets;
 
 crate::named! {
@@ -65,6 +65,9 @@ pub enum ImportError {
         /// The presets.
         known: String,
     },
+    /// What the file says makes times that are none.
+    #[error("{0}, as this file would make it")]
+    Profile(#[from] ProfileError),
     /// The caller named an unknown device.
     #[error(transparent)]
     Device(#[from] presets::ClusterError),

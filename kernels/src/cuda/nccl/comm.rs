@@ -17,6 +17,7 @@ use super::{Code, Config, IN_PROGRESS, Nccl, Progress, Raw, RawStream, Reduce, U
 use crate::cuda::error::DeviceError;
 use crate::cuda::{Cuda, Stream};
 use crate::device::{Backend, Device};
+use crate::sizes;
 use crate::tensor::Tensor;
 
 /// `NCCL_SPLIT_NOCOLOR`: takes part in a split and is in no group of it.
@@ -217,7 +218,8 @@ impl Comm {
 
     /// `dst` becomes this member's shard of the sum of all `src`, which are `size` times as long.
     pub fn reduce_scatter(&self, src: &Tensor, dst: &Tensor) -> Result<Progress, DeviceError> {
-        assert_eq!(src.len(), dst.len() * self.size, "reduce_scatter: lengths");
+        let all = sizes::elements("reduce_scatter", &[dst.len(), self.size]);
+        assert_eq!(src.len(), all, "reduce_scatter: lengths");
         self.run("ncclReduceScatter", src, dst, |functions, stream| {
             let (from, to) = (src_of(src), dst_of(dst));
             let sum = Reduce::Sum as c_uint;
@@ -238,7 +240,8 @@ impl Comm {
 
     /// `dst` becomes all members' `src`, in their order.
     pub fn all_gather(&self, src: &Tensor, dst: &Tensor) -> Result<Progress, DeviceError> {
-        assert_eq!(src.len() * self.size, dst.len(), "all_gather: lengths");
+        let all = sizes::elements("all_gather", &[src.len(), self.size]);
+        assert_eq!(all, dst.len(), "all_gather: lengths");
         self.run("ncclAllGather", src, dst, |functions, stream| {
             let (from, to) = (src_of(src), dst_of(dst));
             // SAFETY: as above.

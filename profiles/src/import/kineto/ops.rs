@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::text::Event;
 use super::tree::Tree;
 use crate::dtype::Dtype;
-use crate::op::{Op, Pass, SweepKind};
+use crate::op::{Op, Pass, SweepKind, is_shape};
 
 /// An op's key.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -266,6 +266,13 @@ fn attention(name: &str) -> Option<Kernel> {
     })
 }
 
+/// The sizes of a tensor that there may be.
+fn sizes(dims: &Value) -> Option<Vec<u64>> {
+    let dims = dims.as_array()?.iter().map(Value::as_u64);
+    let dims: Vec<u64> = dims.collect::<Option<_>>()?;
+    is_shape(&dims).then_some(dims)
+}
+
 /// An op with its operands.
 struct Call<'a, 'e> {
     event: &'a Event<'e>,
@@ -286,8 +293,7 @@ impl<'a, 'e> Call<'a, 'e> {
 
     /// Sizes of a tensor.
     fn dims(&self, index: usize) -> Option<Vec<u64>> {
-        let dims = self.operand(index)?.as_array()?;
-        dims.iter().map(Value::as_u64).collect()
+        sizes(self.operand(index)?)
     }
 
     fn len(&self, index: usize) -> Option<u64> {
@@ -448,7 +454,7 @@ impl<'a, 'e> Call<'a, 'e> {
         let [_, width] = self.rows(0)?;
         Some(Op::Sweep {
             kind: SweepKind::Gather,
-            len: self.len(2)? * width,
+            len: self.len(2)?.checked_mul(width)?,
             dtype: self.dtype(0)?,
         })
     }
@@ -456,10 +462,7 @@ impl<'a, 'e> Call<'a, 'e> {
     /// Elements of the tensors of a list, the first operand.
     fn listed(&self) -> Option<u64> {
         let list = self.operand(0)?.as_array()?;
-        let each = list.iter().map(|dims| {
-            let dims = dims.as_array()?;
-            dims.iter().map(Value::as_u64).product::<Option<u64>>()
-        });
-        each.sum::<Option<u64>>().filter(|&len| len > 0)
+        let add = |all: u64, dims: &Value| all.checked_add(sizes(dims)?.iter().product());
+        list.iter().try_fold(0, add).filter(|&len| len > 0)
     }
 }

@@ -1,0 +1,189 @@
+//! [`closest`]: where nothing fits, what each way to save memory needs at least, and what would fit.
+//!
+//! Least memory is looked for among microbatches of one sequence that compute all layers again, where neither was
+//! fixed. Where that is near what there is, or goes with nothing else that was fixed, the whole space is searched.
+
+use moefold_profiles::{Cluster, Dtype};
+
+use crate::answer::{Saver, Shortage};
+use crate::choice::{HostShare, Masters, Objective, Offload, Optimizer, Recompute, Zero};
+use crate::layout::{MAX_GPUS, PartialDegrees};
+use crate::model::Model;
+use crate::options::SearchOptions;
+use crate::plan::PlannedLayout;
+
+/// Times as many GPUs as were asked for that are tried, in order.
+const MORE_GPUS: [u32; 11] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+
+/// Memory over what there is, from which on no other choice is looked for: other sets of what is computed again
+/// save less than this of it.
+const NEAR: f64 = 1.25;
+
+/// The best plan for so many ranks, had a device memory without end.
+pub(super) type Endless<'a> = dyn Fn(u32, &SearchOptions) -> Option<PlannedLayout> + 'a;
+
+/// The plan of a request that needs the least memory, had a device memory without end. The whole space is searched
+/// where that is up to `NEAR` times `limit_gib`, and more.
+pub(super) fn least(
+    gpus: u32,
+    options: &SearchOptions,
+    limit_gib: f64,
+    endless: &Endless<'_>,
+) -> Option<PlannedLayout> {
+    let open = SearchOptions {
+        objective: Objective::Memory,
+        memory_gib: None,
+        top: 1,
+        survey: false,
+        ..options.clone()
+    };
+    let mut sparing = open.clone();
+    sparing.pins.mbs = sparing.pins.mbs.or(Some(1));
+    sparing
+        .recompute
+        .get_or_insert_with(|| Recompute::Full.into());
+    let first = endless(gpus, &sparing);
+    let settled = |plan: &PlannedLayout| {
+        let share = plan.predicted.peak_gib / limit_gib;
+        share <= 1.0 || share > NEAR
+    };
+    if sparing == open || first.as_ref().is_some_and(settled) {
+        return first;
+    }
+    let second = endless(gpus, &open);
+    first
+        .into_iter()
+        .chain(second)
+        .min_by(|a, b| a.predicted.peak_gib.total_cmp(&b.predicted.peak_gib))
+}
+
+/// A change of a request: the option in words, and what it does.
+type Change<'a> = (&'static str, &'a dyn Fn(&mut SearchOptions));
+
+/// Memory that a plan may fill, GiB.
+pub(super) fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
+    let limit_gib = cluster.gpu.memory_gib * (1.0 - options.memory_headroom);
+    options
+        .memory_gib
+        .map_or(limit_gib, |gib| gib.min(limit_gib))
+}
+
+/// What a request that nothing satisfies for want of memory needs at least: as it is, with each saver by itself,
+/// with those that leave all numbers as they are together, and with more GPUs until it fits. Savers that the stack
+/// refuses are left out.
+pub(super) fn closest(
+    model: &Model,
+    cluster: &Cluster,
+    gpus: u32,
+    options: &SearchOptions,
+    endless: &Endless<'_>,
+) -> Shortage {
+    let saver = |change: String, gpus: u32, options: &SearchOptions| -> Option<Saver> {
+        let limit_gib = limit_gib(cluster, options);
+        let plan = least(gpus, options, limit_gib, endless)?;
+        let peak_gib = plan.predicted.peak_gib;
+        Some(Saver {
+            change,
+            gpus,
+            layout: plan.layout,
+            recompute: plan.recompute,
+            offload: (!plan.offload.is_none()).then_some(plan.offload),
+            peak_gib,
+            fits: peak_gib <= limit_gib,
+        })
+    };
+    let headroom: Change<'_> = ("`memory_headroom` 0", &|options| {
+        options.memory_headroom = 0.0;
+    });
+    let recompute: Change<'_> = ("`recompute` auto", &|options| options.recompute = None);
+    // What is computed again has nothing to leave.
+    let offload: Change<'_> = ("`offload` auto", &|options| {
+        options.offload = Some(Offload::all(model));
+        options
+            .recompute
+            .get_or_insert_with(|| Recompute::None.into());
+    });
+    let states: Change<'_> = ("`optimizer_offload_fraction` 1", &|options| {
+        options.optimizer_offload = HostShare(1.0);
+    });
+    let fsdp: Change<'_> = ("`zero` fsdp", &|options| options.zero = Zero::Fsdp);
+    let masters: Change<'_> = ("`masters` remainder", &|options| {
+        options.masters = Masters::Remainder;
+    });
+    let grads: Change<'_> = ("`grad_dtype` bf16", &|options| {
+        options.grad_dtype = Dtype::Bf16;
+    });
+    let moments: Change<'_> = ("`optimizer` adam-bf16-moments", &|options| {
+        options.optimizer = Optimizer::AdamBf16Moments;
+    });
+    let layout: Change<'_> = ("without `layout`", &|options| {
+        options.pins = PartialDegrees::default();
+    });
+    let changes: Vec<Change<'_>> = [
+        (options.memory_headroom > 0.0, headroom),
+        (options.recompute.is_some(), recompute),
+        (options.offload == Some(Offload::NONE), offload),
+        (options.optimizer_offload.0 < 1.0, states),
+        (options.masters != Masters::Remainder, masters),
+        (options.zero != Zero::Fsdp, fsdp),
+        (options.grad_dtype == Dtype::F32, grads),
+        (options.optimizer == Optimizer::Adam, moments),
+        (options.pins != PartialDegrees::default(), layout),
+    ]
+    .into_iter()
+    .filter_map(|(open, change)| open.then_some(change))
+    .collect();
+    let changed = |of: &[Change<'_>]| {
+        let mut changed = options.clone();
+        of.iter().for_each(|(_, change)| change(&mut changed));
+        changed
+    };
+    let mut savers: Vec<Saver> = saver("none".to_owned(), gpus, options)
+        .into_iter()
+        .collect();
+    for change in &changes {
+        let found = saver(change.0.to_owned(), gpus, &changed(&[*change]));
+        let found = found.map(|found| match savers.first() {
+            // Nothing has to leave where it may.
+            Some(none) if change.0 == offload.0 && none.peak_gib < found.peak_gib => Saver {
+                change: found.change,
+                ..none.clone()
+            },
+            _ => found,
+        });
+        // Room that is kept free saves nothing.
+        savers.extend(found.filter(|found| change.0 != headroom.0 || found.fits));
+    }
+    if !savers.iter().any(|saver| saver.fits) {
+        // Those that leave all numbers as they are, together.
+        for together in [[states, masters, offload], [states, masters, fsdp]] {
+            let there = |change: &Change<'_>| changes.iter().any(|(name, _)| *name == change.0);
+            let together: Vec<Change<'_>> = together.into_iter().filter(there).collect();
+            if together.len() > 1 {
+                let names: Vec<&str> = together.iter().map(|(name, _)| *name).collect();
+                savers.extend(saver(names.join(", "), gpus, &changed(&together)));
+            }
+        }
+    }
+    // Devices that there are.
+    let there = cluster.num_gpus.unwrap_or(MAX_GPUS).min(MAX_GPUS);
+    for times in MORE_GPUS {
+        let Some(more) = gpus.checked_mul(times).filter(|&more| more <= there) else {
+            break;
+        };
+        // Some numbers of ranks divide no batch.
+        let Some(saver) = saver(format!("`gpus` {more}"), more, options) else {
+            continue;
+        };
+        let fits = saver.fits;
+        savers.push(saver);
+        if fits {
+            break;
+        }
+    }
+    Shortage {
+        device_gib: cluster.gpu.memory_gib,
+        limit_gib: limit_gib(cluster, options),
+        savers,
+    }
+}

@@ -1,0 +1,312 @@
+//! [`Room`]: how many layers the ranks of a pipeline have room for, whatever the split into stages.
+//!
+//! Most layouts that would be fast do not fit, and cutting a model into their stages only shows that. But a rank that
+//! holds `n` layers holds their state, what each of them saves of every microbatch that is alive, and what the
+//! backward pass of one of them works in. So each rank has room for so many, and where these are fewer than the
+//! model has, no split fits. Counted so: the heaviest kind of layer alone, the two heaviest, and so on, all as the lightest
+//! among them. What units of buckets, messages in the middle of a pipeline and buffers of weights take is left out.
+
+use moefold_profiles::units::Bytes;
+
+use super::candidate::{Case, overhead};
+use super::recompute::Sets;
+use super::shape::Kind;
+use crate::memory::Occupancy;
+use crate::runtime::{Running, StageMemory};
+use crate::shard::Shard;
+
+/// A floor of the memory of a layout, ready for every choice of recompute sets.
+pub(crate) struct Room<'a> {
+    case: Case<'a>,
+    /// By pipeline rank.
+    occupancies: &'a [Vec<Occupancy>],
+    /// What tensors may take of a device.
+    room: f64,
+    /// What a message between stages takes.
+    message: f64,
+    /// State of a layer of each kind; the kinds that there are, the heaviest first.
+    kinds: Vec<(&'a Kind, f64, u32)>,
+    /// State of the embedding and of the head.
+    ends: [f64; 2],
+}
+
+/// What layers take at least.
+#[derive(Debug, Clone, Copy)]
+struct Least {
+    state: f64,
+    saved: f64,
+    /// What the backward pass of a stage with one of them works in.
+    running: f64,
+    layers: u32,
+}
+
+/// What is asked of each kind of layer: one of its recompute sets, or the least of some.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Of<'s> {
+    /// A choice of recompute sets.
+    Choice(&'s Sets),
+    /// Any choice, each layer by itself.
+    Any,
+}
+
+impl<'a> Room<'a> {
+    /// That of a case, whose shape knows the memory of whole backward passes, where a rank may fill so much of its
+    /// device. Nothing where weights rest divided: their buffers are most of it.
+    pub(crate) fn new(
+        case: Case<'a>,
+        occupancies: &'a [Vec<Occupancy>],
+        capacity: Bytes,
+    ) -> Option<Self> {
+        let (question, layout, shape) = (case.question, case.layout, case.shape);
+        if question.shards_weights() {
+            return None;
+        }
+        let options = question.options;
+        let kept = (options.optimizer, options.masters);
+        let bytes = question
+            .stack
+            .state(options.precision, kept, options.grad_dtype);
+        // Some of what is divided may rest on the host.
+        let sharded = if options.optimizer_offload.is_none() {
+            bytes.sharded
+        } else {
+            0.0
+        };
+        let shards = [layout.dp() * layout.cp(), layout.edp()].map(f64::from);
+        let state = |shard: Shard| {
+            let families = [shard.dense(), shard.experts].map(|count| count as f64);
+            let each = families.iter().zip(shards);
+            each.map(|(count, shards)| count * (bytes.weight + bytes.gradient + sharded / shards))
+                .sum::<f64>()
+        };
+        let mut layers = vec![0; shape.kinds.len()];
+        for &kind in &question.kind_of {
+            layers[kind] += 1;
+        }
+        let each = shape.kinds.iter().zip(layers);
+        let each = each.filter(|(_, layers)| *layers > 0);
+        let mut kinds: Vec<(&Kind, f64, u32)> = each
+            .map(|(kind, layers)| (kind, state(kind.memory[0].shard), layers))
+            .collect();
+        kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory[0].shard));
+        if question.model.tied_embeddings && layout.pp() == 1 {
+            // One matrix.
+            ends[0] = 0.0;
+        }
+        let setting = question.setting(layout, shape.dispatcher, &shape.local, &shape.groups);
+        let step = question.runtime.step(&setting, layout.microbatches());
+        let overhead = overhead(case);
+        let all = capacity.0.saturating_sub(overhead.0) as f64;
+        // Bytes are rounded, here and where they are counted.
+        let room = all / (1.0 + question.stack.fragmentation()) * (1.0 + 1e-9) + 4096.0;
+        Some(Self {
+            case,
+            occupancies,
+            room,
+            message: step.message.total() as f64,
+            kinds,
+            ends,
+        })
+    }
+
+    /// Whether the layers may fit under some recompute sets; if not, no split of them does.
+    pub(crate) fn may_hold(&self, of: Of<'_>) -> bool {
+        let least = |kind: &Kind, own: &dyn Fn(&StageMemory) -> f64| {
+            let each = kind.memory.iter().map(own);
+            match of {
+                Of::Choice(Sets::Every(set)) => own(&kind.memory[*set]),
+                Of::Choice(Sets::Each(_)) | Of::Any => each.fold(f64::INFINITY, f64::min),
+            }
+        };
+        let saved = |memory: &StageMemory| memory.passes.saved.total() as f64;
+        // A whole backward pass alone.
+        let whole = !self.case.schedule.divides_backward() && !self.case.schedule.combines();
+        let in_order = whole && self.case.question.offload().is_none();
+        let passes = |memory: &StageMemory| {
+            let bytes = memory.passes.running(Running::Backward).total();
+            if in_order { bytes.max(0) as f64 } else { 0.0 }
+        };
+        let works = |memory: &StageMemory| {
+            let bytes = memory.sets.backward.0;
+            if whole { bytes as f64 } else { 0.0 }
+        };
+        // Any kind may be the last of a stage.
+        let (embedding, head) = (&self.case.shape.embedding, &self.case.shape.head);
+        let kinds = || self.kinds.iter().map(|(kind, ..)| *kind);
+        let last = kinds().map(|kind| least(kind, &passes));
+        let last = last.fold(f64::INFINITY, f64::min);
+        let lightest = kinds().map(|kind| least(kind, &works));
+        let lightest = lightest.fold(f64::INFINITY, f64::min);
+        let ends = Ends {
+            saved: [least(embedding, &saved), least(head, &saved)],
+            running: least(head, &passes),
+        };
+        let mut sum: Option<Least> = None;
+        for (kind, state, layers) in &self.kinds {
+            let own = Least {
+                state: *state,
+                saved: least(kind, &saved),
+                running: least(kind, &works),
+                layers: *layers,
+            };
+            let all = sum.map_or(own, |sum| Least {
+                state: sum.state.min(own.state),
+                saved: sum.saved.min(own.saved),
+                running: sum.running.min(own.running),
+                layers: sum.layers + own.layers,
+            });
+            sum = Some(all);
+            if self.places(&all, &ends, [last, lightest]) < u64::from(all.layers) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// For how many such layers all ranks have room.
+    fn places(&self, least: &Least, ends: &Ends, [last, lightest]: [f64; 2]) -> u64 {
+        let layout = self.case.layout;
+        let several = layout.vpp() > 1;
+        // Given stages may be empty.
+        let given = self.case.question.options.stages.is_some();
+        // The first may be, where there are more of them than layers; the last may be anyway.
+        let bare = layout.stages() as usize > self.case.question.kind_of.len();
+        let ranks = self.occupancies.len();
+        let stages = f64::from(layout.stages() > 1);
+        let most_on = |(rank, occupancies): (usize, &Vec<Occupancy>)| -> u64 {
+            let (is_first, is_last) = (rank == 0, rank + 1 == ranks);
+            let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
+            let most_at = |at: &Occupancy| {
+                let mut taken = state + self.message * f64::from(at.sent);
+                if is_first {
+                    // What the first stage sends is not kept.
+                    let live = f64::from(at.live[0]);
+                    taken += live * (ends.saved[0] - self.message * stages);
+                }
+                if is_last {
+                    let live = at.live.last().map_or(0.0, |&live| f64::from(live));
+                    taken += live * (ends.saved[1] + self.message * stages);
+                }
+                if at.running == Running::Backward && !(several && given) {
+                    // What runs may be an end of the model alone.
+                    let (first_bare, last_bare) = (several && is_first && bare, several && is_last);
+                    if !first_bare && !last_bare {
+                        taken += if several { lightest } else { least.running };
+                    }
+                    taken += match (is_last, first_bare) {
+                        (true, _) => last.min(ends.running),
+                        (false, true) => 0.0,
+                        (false, false) => last,
+                    };
+                }
+                let live = at.live.iter().copied().min().map_or(0.0, f64::from);
+                let each = least.state + least.saved * live;
+                ((self.room - taken) / each).max(0.0) as u64
+            };
+            occupancies.iter().map(most_at).min().unwrap_or(u64::MAX)
+        };
+        let each = self.occupancies.iter().enumerate().map(most_on);
+        each.fold(0, u64::saturating_add)
+    }
+}
+
+/// What the ends of the model take at least.
+struct Ends {
+    saved: [f64; 2],
+    /// What the backward pass of the head works in, in stacks that say in what order.
+    running: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use moefold_profiles::pricing::Costs;
+
+    use super::*;
+    use crate::choice::StackName;
+    use crate::layout::Batch;
+    use crate::model::presets;
+    use crate::options::SearchOptions;
+    use crate::rules::Rules;
+    use crate::schedule::Schedule;
+    use crate::search::candidate::StageSplit;
+    use crate::search::shape::Shape;
+    use crate::search::visit::peak;
+    use crate::search::watch::unwatched;
+    use crate::search::{candidates, question};
+    use crate::stack::megatron::Declared;
+
+    /// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
+    fn cuts(from: u32, layers: u32, stages: u32, [first, last]: [u32; 2]) -> Vec<Vec<Vec<u32>>> {
+        if stages == 1 {
+            let is_enough = from + last <= layers;
+            return is_enough
+                .then(|| vec![(from..layers).collect()])
+                .into_iter()
+                .collect();
+        }
+        let each = (from + first..=layers).flat_map(|to| {
+            let rest = cuts(to, layers, stages - 1, [1, last]).into_iter();
+            rest.map(move |rest| {
+                let first = std::iter::once((from..to).collect());
+                first.chain(rest).collect()
+            })
+        });
+        each.collect()
+    }
+
+    /// Of all splits of a layout the one of least memory has room, and with a fifth less of it few would.
+    #[test]
+    fn law_what_fits_has_room() {
+        let mut model = presets::load("deepseek-v3").expect("a preset");
+        model.layers.drain(7..);
+        model.layers.drain(..2);
+        let cluster = &moefold_profiles::presets::cluster("dgx-h200").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let options = &SearchOptions::new(batch, StackName::Megatron);
+        let costs = &Costs::for_cluster(cluster, &[]);
+        let rules = &Rules::of(&model, options);
+        let question = question(&model, cluster, 32, options, costs, &Declared, rules);
+        let question = &question.expect("legal");
+        let layouts = candidates(question, 32, rules, &unwatched)
+            .expect("unwatched")
+            .layouts;
+        let (mut seen, mut refused) = (0, 0);
+        for layout in layouts.iter().step_by(13) {
+            let shapes = Shape::under(question, layout, &question.sets);
+            for schedule in question.schedules(layout.pp(), layout.vpp()) {
+                let actions = Schedule::of(layout, schedule);
+                let occupancies = &crate::memory::occupancies(&actions, layout.pp(), layout.vpp());
+                let case = Case {
+                    question,
+                    layout,
+                    shape: &shapes[0],
+                    schedule,
+                };
+                let stages = layout.stages();
+                let ends = [u32::from(stages <= 5), u32::from(stages == 1)];
+                let cuts = cuts(0, 5, stages, ends).into_iter();
+                let splits: Vec<StageSplit> = cuts.map(|cut| StageSplit::new(case, cut)).collect();
+                for sets in question.choices.iter().step_by(5) {
+                    let least = splits
+                        .iter()
+                        .map(|split| peak(&split.memory(case, sets, occupancies)))
+                        .min()
+                        .expect("a cut");
+                    let holds = |capacity| {
+                        let room = Room::new(case, occupancies, capacity).expect("whole weights");
+                        assert!(room.may_hold(Of::Any) || !room.may_hold(Of::Choice(sets)));
+                        room.may_hold(Of::Choice(sets))
+                    };
+                    assert!(holds(least), "{layout:?} {sets:?} {least:?}");
+                    seen += 1;
+                    refused += u32::from(!holds(least.scale(0.8)));
+                }
+            }
+        }
+        assert!(seen > 500 && refused * 10 > seen * 9, "{refused} of {seen}");
+    }
+}

@@ -1,0 +1,97 @@
+//! [`why`]: what became of one layout in a search, against its first plan.
+
+use std::collections::BTreeMap;
+
+use moefold_profiles::trace::Category;
+
+use crate::answer::{Bounds, Candidate, RuledOut, Verdict, Why};
+use crate::layout::PartialDegrees;
+use crate::options::PlanError;
+use crate::plan::PlannedLayout;
+
+/// What became of the best plan of some degrees beside `found`, the plans of a search with the same options. The
+/// plan comes with what its layout cannot take less than, in seconds: by its work, and by its best split.
+///
+/// # Errors
+///
+/// What is wrong with the request whatever its degrees are.
+pub(super) fn why(
+    asked: &PartialDegrees,
+    own: Result<(PlannedLayout, Option<[f64; 2]>), PlanError>,
+    found: &[PlannedLayout],
+) -> Result<Why, PlanError> {
+    let mut why = Why {
+        asked: asked.to_string(),
+        verdict: Verdict::Refused,
+        rules: Vec::new(),
+        best: None,
+        bounds: None,
+        more_s: BTreeMap::new(),
+    };
+    let (own, bounds) = match own {
+        Ok(own) => own,
+        Err(PlanError::Layout { broken, nearest }) => {
+            why.rules = broken.iter().map(ToString::to_string).collect();
+            why.rules
+                .extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
+            return Ok(why);
+        }
+        Err(PlanError::NoneLegal {
+            examples, nearest, ..
+        }) => {
+            why.rules = examples.into_values().collect();
+            why.rules
+                .extend(nearest.map(|nearest| format!("the nearest legal degrees are {nearest}")));
+            return Ok(why);
+        }
+        Err(PlanError::Infeasible {
+            least,
+            capacity_gib,
+            ..
+        }) => {
+            why.verdict = Verdict::Memory;
+            let needs = least.map(|least| {
+                format!(
+                    "it needs {:.1} GiB at least ({} with recompute {}), and a plan may fill {capacity_gib:.1}",
+                    least.peak_gib, least.layout, least.recompute
+                )
+            });
+            why.rules.extend(needs);
+            return Ok(why);
+        }
+        Err(error) => return Err(error),
+    };
+    let place = found.iter().position(|plan| plan.layout == own.layout);
+    why.verdict = match place {
+        Some(0) => Verdict::First,
+        Some(_) => Verdict::Shown,
+        None => Verdict::Slower,
+    };
+    if let Some(first) = found.first() {
+        for category in Category::ALL {
+            let of = |plan: &PlannedLayout| plan.predicted.time_s.get(category).0;
+            let more_s = of(&own) - of(first);
+            if more_s != 0.0 {
+                why.more_s.insert(category.name().to_owned(), more_s);
+            }
+        }
+    }
+    let last_s = found.last().map(|last| last.predicted.step_s);
+    why.bounds = bounds.map(|[work_s, split_s]| Bounds {
+        work_s,
+        split_s,
+        ruled_out: match last_s.filter(|_| place.is_none()) {
+            Some(last_s) if work_s >= last_s => Some(RuledOut::Work),
+            Some(last_s) if split_s >= last_s => Some(RuledOut::Split),
+            _ => None,
+        },
+    });
+    why.best = Some(Candidate {
+        layout: own.layout,
+        recompute: own.recompute,
+        schedule: own.pipeline.schedule.chosen(),
+        step_s: own.predicted.step_s,
+        peak_gib: own.predicted.peak_gib,
+    });
+    Ok(why)
+}

@@ -1,0 +1,228 @@
+//! What the executor reads.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use moefold_executor::checkpoint::{self, Checkpoint, Index};
+use moefold_executor::convert::Conversion;
+use moefold_executor::data::{
+    Indexed, Order as DataOrder, Packing, Preparation, Samples, TokenStream, Tokenizer,
+};
+use moefold_executor::model::global_tensors;
+use moefold_executor::transport;
+use moefold_executor::weights::{GlobalTensor, HuggingFace};
+use moefold_planner::model::{Model, presets};
+use serde_json::Value;
+
+use crate::target::{Target, file, put, said, stretch};
+
+pub(super) const TARGETS: [Target; 14] = [
+    Target::new("checkpoint", "index of a checkpoint", |place, input| {
+        put(place, "checkpoint.json", input);
+        let _ = checkpoint::find(place);
+        let _ = Index::load(place).map(|index| index.bytes());
+        said(Checkpoint::open(place, &MODEL))?;
+        said(Conversion::open(place, None))
+    })
+    .prepare(|place| {
+        for rank in ["rank-0", "rank-1"] {
+            let header = file(&format!(
+                "tests/hostile/corpus/safetensors-header/{rank}.json"
+            ));
+            framed(place, &format!("{rank}.safetensors"), &header);
+        }
+    }),
+    Target::new("safetensors", "file of weights", |place, input| {
+        put(place, "model.safetensors", input);
+        read_all(place)
+    }),
+    Target::new(
+        "safetensors-header",
+        "header of a file of weights",
+        |place, input| {
+            framed(place, "model.safetensors", input);
+            read_all(place)
+        },
+    ),
+    Target::new(
+        "shard-index",
+        "index of files of weights",
+        |place, input| {
+            put(place, "model.safetensors.index.json", input);
+            said(HuggingFace::open(place, &EXPECTED))
+        },
+    )
+    .prepare(|place| {
+        for name in ["a.safetensors", "b.safetensors"] {
+            put(place, name, &file("tests/hostile/corpus/safetensors/small"));
+        }
+    }),
+    Target::new("idx", "index of a dataset", |place, input| {
+        put(place, "tokens.idx", input);
+        dataset(place)
+    })
+    .also(&["tests/fixtures/mixtral/tokens.idx"])
+    .prepare(|place| {
+        drop(put(
+            place,
+            "tokens.bin",
+            &file("tests/fixtures/mixtral/tokens.bin"),
+        ))
+    }),
+    Target::new("bin", "tokens of a dataset", |place, input| {
+        put(place, "tokens.bin", input);
+        dataset(place)
+    })
+    .also(&["tests/fixtures/mixtral/tokens.bin"])
+    .prepare(|place| {
+        drop(put(
+            place,
+            "tokens.idx",
+            &file("tests/fixtures/mixtral/tokens.idx"),
+        ))
+    }),
+    Target::new("sums", "checksums of a dataset", |place, input| {
+        put(place, "tokens.blake3", input);
+        dataset(place)
+    })
+    .prepare(|place| {
+        for name in ["tokens.idx", "tokens.bin"] {
+            put(
+                place,
+                name,
+                &file(&format!("tests/fixtures/mixtral/{name}")),
+            );
+        }
+    }),
+    Target::new(
+        "jsonl",
+        "lines of text, which are prepared",
+        |place, input| prepared(place, "text.jsonl", input),
+    ),
+    Target::new(
+        "gz",
+        "compressed text, which is prepared",
+        |place, input| prepared(place, "text.jsonl.gz", input),
+    ),
+    Target::new("tiktoken", "tokens of a tokenizer", |place, input| {
+        let path = put(place, "file.tiktoken", input);
+        Tokenizer::named(path.to_str().expect("a plain path"))
+            .map_err(|error| error.to_string())
+            .and_then(encoded)
+    }),
+    Target::new("tokenizer", "tokenizer.json", |place, input| {
+        let path = put(place, "tokenizer.json", input);
+        Tokenizer::named(path.to_str().expect("a plain path"))
+            .map_err(|error| error.to_string())
+            .and_then(encoded)
+    }),
+    Target::new("text", "text for o200k", |_, input| {
+        said(O200K.encode(input))
+    })
+    .prepare(|_| {
+        LazyLock::force(&O200K);
+    }),
+    Target::new("frames", "what a process says to rank 0", |_, input| {
+        answered(input)
+    }),
+    Target::new(
+        "requests",
+        "requests of a rank, a line each, which are put into frames",
+        |_, input| {
+            let mut sent = Vec::new();
+            for line in input.split(|byte| *byte == b'\n') {
+                let request: Option<Value> = serde_json::from_slice(line).ok();
+                let bytes = request
+                    .as_ref()
+                    .and_then(|request| request["Post"]["post"]["bytes"].as_u64());
+                let body = vec![0; bytes.unwrap_or(0).min(1 << 20) as usize];
+                sent.extend((line.len() as u64).to_le_bytes());
+                sent.extend((body.len() as u64).to_le_bytes());
+                sent.extend(line);
+                sent.extend(body);
+            }
+            answered(&sent)
+        },
+    ),
+];
+
+/// The model of the checkpoint in the corpus.
+static MODEL: LazyLock<Model> = LazyLock::new(|| presets::load("tiny-mixtral").expect("a preset"));
+/// Tensors of a model so small that a file of it is an input.
+static EXPECTED: LazyLock<Vec<GlobalTensor>> = LazyLock::new(|| {
+    let text = String::from_utf8(file("tests/hostile/corpus/config/minute.json"));
+    let model = moefold_planner::model::hf::parse("minute", &text.expect("UTF-8"));
+    global_tensors(&model.expect("a model"))
+});
+static O200K: LazyLock<Tokenizer> =
+    LazyLock::new(|| Tokenizer::named("o200k").expect("compiled in"));
+
+const TEXT: &str =
+    "To be, or not to be:  that is the question\n\n1234567 \u{e9}\u{301} \u{4f60}\u{597d}\t\r\n x";
+
+/// A file of weights with this header; its values take no room.
+fn framed(place: &Path, name: &str, header: &[u8]) {
+    let parsed: Option<Value> = serde_json::from_slice(header).ok();
+    let ends = parsed.iter().flat_map(|header| {
+        let tensors = header.as_object().into_iter().flat_map(|all| all.values());
+        tensors.filter_map(|tensor| tensor["data_offsets"][1].as_u64())
+    });
+    let end = ends.max().unwrap_or(0);
+    // As its writer does.
+    let mut header = header.to_vec();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let path = put(
+        place,
+        name,
+        &[&(header.len() as u64).to_le_bytes()[..], &header].concat(),
+    );
+    let length = end.checked_add(8 + header.len() as u64);
+    if let Some(length) = length.filter(|length| *length < 1 << 42) {
+        stretch(&path, length);
+    }
+}
+
+fn read_all(place: &Path) -> Result<(), String> {
+    let folder = HuggingFace::open(place, &EXPECTED).map_err(|error| error.to_string())?;
+    let mut tensors = EXPECTED.iter();
+    tensors.try_for_each(|tensor| said(folder.read(&tensor.whole())))
+}
+
+fn encoded(tokenizer: Tokenizer) -> Result<(), String> {
+    tokenizer.vocab_size();
+    said(tokenizer.encode(TEXT.as_bytes()))
+}
+
+fn answered(sent: &[u8]) -> Result<(), String> {
+    match transport::answered(sent) {
+        0 => Err("no request is answered".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+fn dataset(place: &Path) -> Result<(), String> {
+    let prefix = place.join("tokens");
+    let data = Indexed::open(&prefix).map_err(|error| error.to_string())?;
+    let _ = data.verify();
+    let all = data.num_tokens();
+    let _ = data.ids(0..all.min(1000));
+    let stream = TokenStream::indexed(&prefix).expect("it was opened before");
+    let samples = Samples::new(stream, 8, 128, DataOrder::Shuffled { seed: 1 });
+    let samples = samples.map_err(|error| error.to_string())?.packed(Packing {
+        reset_position_ids: true,
+        ..Packing::default()
+    });
+    let _ = samples.fingerprint();
+    said(samples.get(samples.len() - 1))
+}
+
+fn prepared(place: &Path, name: &str, input: &[u8]) -> Result<(), String> {
+    let inputs = [put(place, name, input)];
+    let preparation = Preparation {
+        inputs: &inputs,
+        key: "text",
+        tokenizer: &Tokenizer::Byte,
+        eod: Some(0),
+    };
+    said(preparation.write(&place.join("set"), &|_| {}))
+}
