@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Masters, Offload, Optimizer, Overlap, RecomputePlan,
+    CpComm, Dispatcher, DropPolicy, Graphs, Masters, Offload, Optimizer, Overlap, RecomputePlan,
     ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
@@ -157,6 +157,10 @@ pub(crate) struct PlanArgs {
     /// shared-expert, expert-alltoall and delay-wgrad, comma separated; auto is the first three, on a CPU none
     #[arg(long, default_value = "auto", value_parser = flags::or_auto::<Overlap>)]
     pub(crate) overlap: Auto<Overlap>,
+    /// What CUDA graphs launch at once (megatron): none, full_iteration, or modules of layers, of attn, mamba, mlp, moe,
+    /// moe_router and moe_preprocess, comma separated
+    #[arg(long, default_value = "none")]
+    pub(crate) cuda_graph: Graphs,
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,

@@ -415,6 +415,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.stages.clone_from(&args.pipeline_layout);
     options.schedule = args.schedule.0;
     options.overlap = args.overlap.0;
+    options.graphs = args.cuda_graph;
     options.zero = args.zero;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;

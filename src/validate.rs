@@ -110,11 +110,15 @@ fn sums(validation: &Validation) -> Table {
         ">worst",
         "furthest off",
     ]);
-    for group in validation.groups.iter().chain([&validation.all]) {
+    let all = validation.groups.iter().chain(&validation.by_graphs);
+    for group in all.chain([&validation.all]) {
         let step = |of: fn(&Errors) -> f64| percent(group.step.as_ref().map(of));
         let memory = |of: fn(&Errors) -> f64| percent(group.memory.as_ref().map(of));
         table.row([
-            group.source.clone(),
+            group.cuda_graph.map_or_else(
+                || group.source.clone(),
+                |graphs| format!("CUDA graphs: {graphs}"),
+            ),
             group.gpu.clone(),
             group.precision.clone(),
             group.rows.to_string(),

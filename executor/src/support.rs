@@ -124,6 +124,10 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
+            plan.cuda_graph.is_some(),
+            "CUDA graphs are not implemented, use cuda_graph \"none\"".to_owned(),
+        ),
+        (
             plan.capacity.is_some_and(|capacity| capacity.pad)
                 && plan.dispatcher == Dispatcher::Allgather,
             "padding to capacity under dispatcher \"allgather\" is not implemented, use \"alltoall\""

@@ -34,6 +34,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         optimizer_offload_fraction: None,
         zero: None,
         overlap: None,
+        cuda_graph: None,
         bucket_elements: None,
         stack: StackName::Moefold,
         predicted: Predicted {

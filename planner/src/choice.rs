@@ -2,6 +2,7 @@
 //!
 //! Words of the search, of plans and of the rules, below all three. Nothing is decided here.
 
+mod graphs;
 mod host_share;
 mod offload;
 mod recompute;
@@ -11,6 +12,7 @@ use std::str::FromStr;
 use moefold_profiles::Dtype;
 use serde::{Deserialize, Serialize};
 
+pub use graphs::{GraphModule, Graphs};
 pub use host_share::{HostShare, in_flight};
 pub use offload::{Offload, OffloadModule};
 pub use recompute::{Module, Recompute, RecomputePlan};

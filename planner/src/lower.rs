@@ -12,9 +12,10 @@ pub mod ends;
 pub mod ffn;
 pub mod keys;
 
+use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass};
+use moefold_profiles::{Collective, CollectiveKind, Dtype, Op, Pass, Precision};
 
 use crate::mesh::Placement;
 use crate::model::Layer;
@@ -80,6 +81,11 @@ impl<'a> Writer<'a> {
         self.part = part;
     }
 
+    /// Whether the work that follows belongs to a part.
+    pub(crate) fn is_at(&self, part: Part) -> bool {
+        self.part == part
+    }
+
     fn work(&self, task: Task, category: Category) -> Work {
         Work {
             task,
@@ -107,10 +113,40 @@ impl<'a> Writer<'a> {
         self.backward(op(Pass::Backward));
     }
 
-    /// A linear layer from width `k` to `n` over `m` rows: product, dgrad, wgrad.
+    /// A linear layer from width `k` to `n` over `m` rows: product, dgrad, wgrad. Its input and the gradient of its
+    /// output are quantized where the recipe multiplies narrower numbers.
     pub(crate) fn linear(&mut self, m: u64, n: u64, k: u64) {
+        self.quantize(true, m * k);
+        self.linear_of_norm(m, n, k);
+    }
+
+    /// [`Self::linear`] behind a norm in one module, which writes its output quantized (Transformer Engine,
+    /// `LayerNormLinear`).
+    pub(crate) fn linear_of_norm(&mut self, m: u64, n: u64, k: u64) {
         let dtype = self.setting.precision.compute();
         self.linear_in(m, n, k, dtype);
+        self.quantize(false, m * n);
+    }
+
+    /// Quantizes a tensor of so many elements in the forward or backward pass, where the recipe does: it is read as
+    /// bf16, and two copies of half the bytes are written, one for the product along rows and one along columns: in
+    /// bytes a copy in bf16. Scales of a whole tensor need its largest element before.
+    pub(crate) fn quantize(&mut self, forward: bool, len: u64) {
+        let precision = self.setting.precision;
+        if precision.compute().bits() >= self.wide.bits() {
+            return;
+        }
+        let dtype = self.wide;
+        let sweep = |kind| Op::Sweep { kind, len, dtype };
+        let scan = (precision == Precision::Fp8 || precision == Precision::Nvfp4)
+            .then(|| sweep(SweepKind::Sum));
+        for op in scan.into_iter().chain([sweep(SweepKind::Copy)]) {
+            if forward {
+                self.forward(op);
+            } else {
+                self.backward(op);
+            }
+        }
     }
 
     /// [`Self::linear`] in a given type.

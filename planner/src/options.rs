@@ -11,8 +11,8 @@ mod routing;
 use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
-    RecomputePlan, ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
+    Overlap, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -61,6 +61,8 @@ pub struct SearchOptions {
     pub zero: Zero,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
+    /// What CUDA graphs launch at once.
+    pub graphs: Graphs,
     /// Elements that a bucket of gradients has at least; `None` is the stack's.
     pub bucket_elements: Option<u64>,
     /// How tokens were routed; balanced where absent.
@@ -101,6 +103,7 @@ impl SearchOptions {
             grad_dtype: Dtype::F32,
             zero: Zero::default(),
             overlap: None,
+            graphs: Graphs::NONE,
             bucket_elements: None,
             routing: None,
             objective: Objective::Throughput,

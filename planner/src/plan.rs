@@ -14,8 +14,8 @@ use moefold_profiles::{ByClass, Cluster, Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, HostShare, Masters, Objective, Offload, Optimizer, Overlap,
-    RecomputePlan, ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
+    Overlap, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, Layout, PartialDegrees};
 use crate::model::Model;
@@ -67,6 +67,9 @@ pub struct PlannedLayout {
     /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,
+    /// What CUDA graphs launch at once; absent where nothing is a graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_graph: Option<Graphs>,
     /// Elements that a bucket of gradients has at least: see [`crate::bucket`]. Absent where each family of
     /// parameters is one bucket, and of stacks that divide nothing by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,6 +331,7 @@ impl Plan {
             routing: planned.routing(),
             zero: planned.zero.unwrap_or_default(),
             overlap: Some(planned.overlap(&self.cluster)),
+            graphs: planned.cuda_graph.unwrap_or_default(),
             bucket_elements: planned.bucket_elements,
             schedule: Some(planned.pipeline.schedule),
             ..SearchOptions::new(self.request.batch, planned.stack)

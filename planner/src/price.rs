@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds};
-use moefold_profiles::{CollectiveKind, Cost, Op, Source};
+use moefold_profiles::{CollectiveKind, Cost, Pass, Source};
 
+use crate::choice::GraphModule;
 use crate::runtime::{Lowered, Part, Task, Work};
 use crate::stack::Stack;
+use crate::stack::host::{Issue, Queues};
 
 const CATEGORIES: usize = Category::ALL.len();
 
@@ -20,7 +22,8 @@ const CATEGORIES: usize = Category::ALL.len();
 pub struct Breakdown {
     by_category: [f64; CATEGORIES],
     by_source: [f64; Source::ALL.len()],
-    launches: f64,
+    /// Seconds that the host takes to issue it, and that the device waits for that.
+    host_s: [f64; 2],
     /// Seconds in which the rank meets no others, where all of it is.
     apart: f64,
 }
@@ -40,7 +43,9 @@ impl Breakdown {
         for (mine, theirs) in self.by_source.iter_mut().zip(other.by_source) {
             *mine += theirs;
         }
-        self.launches += other.launches;
+        for (mine, theirs) in self.host_s.iter_mut().zip(other.host_s) {
+            *mine += theirs;
+        }
         self.apart += other.apart;
     }
 
@@ -50,9 +55,9 @@ impl Breakdown {
         self.apart
     }
 
-    /// Kernels launched.
-    pub fn launches(&self) -> f64 {
-        self.launches
+    /// Seconds that the host takes to issue it.
+    pub fn issued_s(&self) -> f64 {
+        self.host_s[0]
     }
 
     /// Time on the device.
@@ -60,10 +65,14 @@ impl Breakdown {
         self.by_category.iter().sum()
     }
 
-    /// What the host adds: launches that take longer than the work they launch, or where nothing hides them
-    /// all.
+    /// What the host adds: of Megatron-Core what its queue and the device's give, piece by piece; of this project's
+    /// executor, which asks for ops far ahead, what all of it takes longer than the device, and where nothing hides it
+    /// all of it.
     pub fn host_excess(&self, stack: &Stack) -> f64 {
-        stack.host_excess(self.launches, self.device())
+        match stack {
+            Stack::Megatron(_) => self.host_s[1],
+            Stack::Moefold(_) => stack.host_excess(self.host_s[0], self.device()),
+        }
     }
 
     /// Time of one category.
@@ -97,22 +106,25 @@ impl LayerBreakdown {
     pub fn new(lowered: &Lowered, costs: &Costs, stack: &Stack) -> Self {
         let again = lowered.again.iter().map(|again| {
             let mut breakdown = Breakdown::default();
+            let mut host = Host::new(&again.work, stack);
             // Communication beside the core is hidden again when the core runs again.
             for work in again
                 .work
                 .iter()
                 .filter(|work| work.beside != Some(Part::Core))
             {
-                breakdown.add(Category::Recompute, cost_of(work, costs));
-                breakdown.launches += launches(work, stack);
+                let cost = cost_of(work, costs);
+                breakdown.add(Category::Recompute, cost);
+                host.issues(work, cost);
             }
+            breakdown.host_s = host.seconds(false);
             (again.sets, breakdown)
         });
         let mut weight = Breakdown::default();
         let backward = price(&lowered.backward, costs, stack, |work, cost| {
             if work.of_weights {
                 weight.add(work.category, cost);
-                weight.launches += launches(work, stack);
+                weight.host_s[0] += launches(work) * stack.common().launch.0;
             }
         });
         Self {
@@ -163,7 +175,9 @@ pub fn price(
     let mut breakdown = Breakdown::default();
     let (mut core, mut shared) = (Hidden::default(), Hidden::default());
     let mut drift = Drift::default();
+    let mut host = Host::new(list, stack);
     let mut transfers = Transfers::default();
+    let backward = is_backward(list);
     // Blocks of attention follow one another, all alike.
     let mut last: Option<(&Task, Cost)> = None;
     for work in list {
@@ -174,15 +188,19 @@ pub fn price(
         last = Some((&work.task, cost));
         if let Task::Transfer { leaves, .. } = work.task {
             each(work, cost);
+            host.issues(
+                work,
+                Cost {
+                    time: Seconds::ZERO,
+                    ..cost
+                },
+            );
             transfers.add(cost, leaves, breakdown.device());
             continue;
         }
         drift.add(work, cost, costs);
         each(work, cost);
-        breakdown.launches += launches(work, stack);
-        if let Task::Op(op) = &work.task {
-            breakdown.launches += stack.more_launches(op);
-        }
+        host.issues(work, cost);
         breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
         match work.beside {
             Some(Part::Shared) => {
@@ -225,7 +243,15 @@ pub fn price(
     }
     breakdown.by_category[Category::Waiting as usize] += drift.waited_s();
     breakdown.apart += drift.unmet_s();
+    breakdown.host_s = host.seconds(backward);
     breakdown
+}
+
+/// Whether a list is of a backward pass; those of declared work stand in the order of the forward pass.
+fn is_backward(list: &[Work]) -> bool {
+    list.iter().any(|work| {
+        matches!(work.task, Task::Op(op) if op.pass().is_some_and(|pass| pass != Pass::Forward))
+    })
 }
 
 /// Communication beside ops, of which only the excess shows.
@@ -331,10 +357,52 @@ impl Drift {
     }
 }
 
-/// Kernels launched.
-fn launches(work: &Work, stack: &Stack) -> f64 {
+/// What the host does for a list of work.
+struct Host<'a> {
+    stack: &'a Stack,
+    mixer: GraphModule,
+    queues: Queues,
+    issued_s: f64,
+}
+
+impl<'a> Host<'a> {
+    fn new(list: &[Work], stack: &'a Stack) -> Self {
+        Self {
+            stack,
+            mixer: Issue::mixer(list),
+            queues: Queues::default(),
+            issued_s: 0.0,
+        }
+    }
+
+    fn issues(&mut self, work: &Work, cost: Cost) {
+        match self.stack {
+            Stack::Megatron(stack) => {
+                let reads = matches!(work.task, Task::HostRead) && stack.issue.reads();
+                let read_s = reads.then_some(stack.common.sync.0);
+                let device_s = if work.beside.is_none() {
+                    cost.time.0
+                } else {
+                    0.0
+                };
+                let issued_s = stack.issue.seconds(work, self.mixer);
+                self.issued_s += issued_s;
+                self.queues.push(issued_s, device_s, read_s);
+            }
+            Stack::Moefold(stack) => self.issued_s += launches(work) * stack.common.launch.0,
+        }
+    }
+
+    /// What it takes, and what the device waits for it.
+    fn seconds(&self, backward: bool) -> [f64; 2] {
+        [self.issued_s, self.queues.waits_s(backward)]
+    }
+}
+
+/// Kernels that this project's executor launches.
+fn launches(work: &Work) -> f64 {
     match &work.task {
-        Task::Op(op) => stack.launches(op),
+        Task::Op(_) => 1.0,
         Task::HostRead | Task::Transfer { .. } => 0.0,
         // Round a ring.
         Task::Collective(ring) if work.beside == Some(Part::Core) => {
@@ -344,13 +412,11 @@ fn launches(work: &Work, stack: &Stack) -> f64 {
     }
 }
 
-/// Seconds that the device idles while the host waits for it. Dropless routing reads the counts back before
-/// it can size the exchange; Megatron-Core's declarations name no reads, so half of one is either pass's.
+/// Seconds that the device idles while the host of this project's executor waits for it; of Megatron-Core that
+/// is in what its queue gives.
 fn host_wait(work: &Work, stack: &Stack) -> f64 {
-    let sync = stack.common().sync.0;
     match (&work.task, stack) {
-        (Task::HostRead, _) => sync,
-        (Task::Op(Op::Router { .. }), Stack::Megatron(_)) => sync / 2.0,
+        (Task::HostRead, Stack::Moefold(stack)) => stack.common.sync.0,
         _ => 0.0,
     }
 }
@@ -467,6 +533,7 @@ mod tests {
             shared_beside: false,
             sharded: false,
             offload: crate::choice::Offload::NONE,
+            graphs: crate::choice::Graphs::NONE,
         };
         let costs = Costs::for_cluster(&cluster, &[]);
         let sets = [
@@ -519,6 +586,7 @@ mod tests {
                 shared_beside,
                 sharded: false,
                 offload: crate::choice::Offload::NONE,
+                graphs: crate::choice::Graphs::NONE,
             };
             let piece = Piece::Layer(&model.layers[1]);
             let [apart, beside] =

@@ -33,6 +33,7 @@ mod why;
 use std::collections::{BTreeMap, BTreeSet};
 
 use moefold_profiles::Cluster;
+use moefold_profiles::Precision;
 use moefold_profiles::pricing::Costs;
 use rayon::prelude::*;
 
@@ -146,6 +147,9 @@ fn plan_under(
     let known = options.routing.is_some();
     let known = known.then(|| costs.clone().with_known_loads());
     let costs = known.as_ref().unwrap_or(costs);
+    let whole = matches!(options.precision, Precision::Fp8 | Precision::Fp8Delayed);
+    let whole = whole.then(|| costs.clone().with_scales_of_tensors());
+    let costs = whole.as_ref().unwrap_or(costs);
     let rules = Rules::of(model, options);
     let question = question(model, cluster, gpus, options, costs, runtime, &rules)?;
     let Candidates {
@@ -553,7 +557,7 @@ fn question<'a>(
     runtime: &'a dyn Runtime,
     rules: &Rules,
 ) -> Result<Question<'a>, PlanError> {
-    let stack = Stack::on(options.stack, cluster, costs.host());
+    let stack = Stack::on(options.stack, cluster, costs.host()).under(options.graphs);
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if let Some(reason) = runtime.refuses(model, options.precision) {
         return unable(format!("`stack` {}", stack.name().name()), reason);

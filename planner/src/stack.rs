@@ -5,13 +5,16 @@
 //! allocates for a piece of the model is its [`crate::runtime::Runtime`]'s to say. Constants are physics or
 //! cited measurements, none is per model.
 
+pub mod host;
 pub mod megatron;
 
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
-use moefold_profiles::{Cluster, Dtype, HostTimes, Op, Precision};
+use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
-use crate::choice::{Dispatcher, Masters, Optimizer, Overlap, ScheduleName, StackName};
+use crate::choice::{Dispatcher, Graphs, Masters, Optimizer, Overlap, ScheduleName, StackName};
 use crate::memory::StateBytes;
+
+use host::{Host, Issue};
 
 /// A runtime.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,8 +49,8 @@ pub struct Common {
 pub struct Megatron {
     /// See [`Common`].
     pub common: Common,
-    /// Kernels of one router beyond its product: scores, top-k, maps, losses, both passes.
-    pub router_kernels: u32,
+    /// What its host does to have work done.
+    pub issue: Issue,
     /// Workspaces of matrix libraries that the framework's allocator holds.
     pub workspace: Bytes,
     /// Memory the allocator reserves beyond what is allocated, as a share of that.
@@ -86,15 +89,30 @@ impl Stack {
         let mut stack = match Self::of(name) {
             Self::Moefold(stack) if !cluster.gpu.is_cpu() => Self::Moefold(stack.on_gpu(host)),
             Self::Moefold(stack) => Self::Moefold(stack.measured(host)),
-            stack @ Self::Megatron(_) => stack,
+            Self::Megatron(stack) => Self::Megatron(Megatron {
+                issue: Issue::new(Host::of(cluster), Graphs::NONE),
+                ..stack
+            }),
         };
         if let Some(factor) = host.factor {
+            if let Self::Megatron(stack) = &mut stack {
+                stack.issue = stack.issue.times(factor);
+            }
             let (Self::Megatron(Megatron { common, .. }) | Self::Moefold(Moefold { common, .. })) =
                 &mut stack;
             common.launch = Seconds(common.launch.0 * factor);
             common.sync = Seconds(common.sync.0 * factor);
         }
         stack
+    }
+
+    /// The same where some work is launched as CUDA graphs; of this project's executor none is.
+    #[must_use]
+    pub fn under(mut self, graphs: Graphs) -> Self {
+        if let Self::Megatron(stack) = &mut self {
+            stack.issue = stack.issue.under(graphs);
+        }
+        self
     }
 
     /// Which.
@@ -191,6 +209,15 @@ impl Stack {
         matches!(self, Self::Megatron(_))
     }
 
+    /// Share of the device that exchanges of tokens take from compute beside them. DeepEP on 20 multiprocessors slows
+    /// products by a fifth while it runs (arXiv 2603.07685, section 4.2); this project's executor measures its own.
+    pub fn taken_by_exchanges(&self) -> f64 {
+        match self {
+            Self::Megatron(_) => 0.2,
+            Self::Moefold(_) => 0.0,
+        }
+    }
+
     /// Workspaces that its allocator holds throughout.
     pub fn workspace(&self) -> Bytes {
         match self {
@@ -207,28 +234,11 @@ impl Stack {
         }
     }
 
-    /// What the host adds to `device_s` seconds of work in so many launches, seconds.
-    pub fn host_excess(&self, launches: f64, device_s: f64) -> f64 {
-        let host_s = launches * self.common().launch.0;
+    /// What the host adds to `device_s` seconds of work that it takes `host_s` to issue, at least.
+    pub fn host_excess(&self, host_s: f64, device_s: f64) -> f64 {
         match self {
             Self::Moefold(Moefold { queues: false, .. }) => host_s,
             Self::Megatron(_) | Self::Moefold(_) => (host_s - device_s).max(0.0),
-        }
-    }
-
-    /// Kernels that an op is: one, but for the experts' products where there is no kernel for them all.
-    pub fn launches(&self, op: &Op) -> f64 {
-        match (self, op) {
-            (Self::Megatron(_), Op::GroupedGemm { groups, .. }) => *groups as f64,
-            _ => 1.0,
-        }
-    }
-
-    /// Kernels that come with an op besides, on average over both passes: those of a router.
-    pub fn more_launches(&self, op: &Op) -> f64 {
-        match (self, op) {
-            (Self::Megatron(stack), Op::Router { .. }) => f64::from(stack.router_kernels) / 2.0,
-            _ => 0.0,
         }
     }
 
@@ -347,8 +357,7 @@ impl Megatron {
                     Precision::Nvfp4,
                 ],
             },
-            // Fused router and auxiliary loss: 31 kernels a layer, 72 unfused (same guide).
-            router_kernels: 31,
+            issue: Issue::new(Host::X86, Graphs::NONE),
             // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
             workspace: Bytes(64 * MIB),
             // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;

@@ -299,7 +299,7 @@ impl<'a> Player<'a> {
                 op, category, at, ..
             } => {
                 self.ops += 1;
-                self.host += launch * (self.stack.launches(op) + self.stack.more_launches(op));
+                self.host += launch;
                 let start = self.compute.max(self.host);
                 self.compute = start + self.costs.op(op).time.0;
                 let span = (Lane::Compute, op.stem(), *category, *at);

@@ -12,8 +12,8 @@
 //! | everything else | bytes over 0.8 of the memory bandwidth plus 3 us; gathers at 0.5, softmax of the vocabulary at 0.4 |
 //! | collectives | NCCL curves in a domain, NICs across ([`network`]) |
 //!
-//! fp8 prices are those of block-scaled recipes (blockwise, MXFP8); quantization passes are not in
-//! them. Launch overhead belongs to the software stack and is not here. Two laws hold: more work of a
+//! fp8 prices are those of block-scaled recipes (blockwise, MXFP8; see
+//! [`Costs::with_scales_of_tensors`] for others); quantization passes are ops of their own, not in them. Launch overhead belongs to the software stack and is not here. Two laws hold: more work of a
 //! family is never cheaper, and more bandwidth is never slower.
 
 mod attention;
@@ -57,6 +57,9 @@ pub struct Costs {
     /// Ranks for each core, where ranks take turns on cores.
     turns: f64,
     loads_are_known: bool,
+    /// Time of shipped narrow products over that of block-scaled ones.
+    scaled_alike: f64,
+    hopper: bool,
 }
 
 /// Prices without a profile.
@@ -111,6 +114,8 @@ impl Costs {
             notes,
             turns,
             loads_are_known: false,
+            scaled_alike: 1.0,
+            hopper: cluster.gpu.arch == "sm_90",
         };
         match calibration {
             None => own,
@@ -187,8 +192,10 @@ impl Costs {
             return cost;
         }
         let (time, source) = self.shipped.op(op);
+        let narrow =
+            matches!(op, Op::Gemm { .. } | Op::GroupedGemm { .. }) && op.dtype().bits() < 16;
         Cost {
-            time: Seconds(time),
+            time: Seconds(time * if narrow { self.scaled_alike } else { 1.0 }),
             source,
         }
     }
@@ -214,6 +221,17 @@ impl Costs {
     pub fn with_known_loads(self) -> Self {
         Self {
             loads_are_known: true,
+            ..self
+        }
+    }
+
+    /// The same for a recipe with one scale for a whole tensor. Shipped prices of fp8 are those of scaled blocks, which
+    /// Hopper multiplies at a lower rate: its largest products reach 1271 TFLOP/s, and 1507 without
+    /// (ai-dynamo/aiconfigurator@095f58a51c4c, `fp8_block` and `fp8` of its H100). Blackwell scales blocks as it multiplies.
+    #[must_use]
+    pub fn with_scales_of_tensors(self) -> Self {
+        Self {
+            scaled_alike: if self.hopper { 1271.0 / 1507.0 } else { 1.0 },
             ..self
         }
     }

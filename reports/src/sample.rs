@@ -78,6 +78,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         optimizer_offload_fraction: None,
         zero: None,
         overlap: None,
+        cuda_graph: None,
         bucket_elements: None,
         stack: StackName::Megatron,
         predicted: Predicted {

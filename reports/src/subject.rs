@@ -351,6 +351,7 @@ impl Comparison {
         let cp_comm = varies(s, |s| s.planned.cp_comm());
         let offload = varies(s, |s| s.planned.offload);
         let overlap = varies(s, |s| s.planned.overlap);
+        let graphs = varies(s, |s| s.planned.cuda_graph);
         let zero = varies(s, |s| s.planned.zero);
         let optimizer = varies(s, |s| s.planned.optimizer);
         let masters = varies(s, |s| s.planned.masters);
@@ -378,6 +379,10 @@ impl Comparison {
                 (schedule, json_word(&planned.pipeline.schedule)),
                 (dispatcher, json_word(&planned.dispatcher)),
                 (offload, format!("offload {}", planned.offload)),
+                (
+                    graphs,
+                    format!("CUDA graphs {}", planned.cuda_graph.unwrap_or_default()),
+                ),
                 (
                     overlap,
                     planned.overlap.map_or_else(

@@ -189,8 +189,8 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
     assert!(near(found.compute, truth.compute), "{:?}", found.compute);
     assert!(near(found.network, truth.network), "{:?}", found.network);
     assert!(!found.compute.is_undetermined() && !found.network.is_undetermined());
-    // Launches hide behind a device that is this busy.
-    assert!(found.host.is_undetermined(), "{:?}", found.host);
+    // After each read of counts the device waits for what the host launches next.
+    assert!(near(found.host, truth.host), "{:?}", found.host);
     // Priced with the calibration, a plan says so and is off by little.
     let profile = moefold_profiles::Profile {
         calibration: Some(found),

@@ -25,7 +25,9 @@
 
 use super::PartialDegrees;
 use super::nearest::{Nearest, divisors, multiples, product};
-use crate::choice::{CpComm, Dispatcher, Module, Offload, OffloadModule, ScheduleName, StackName};
+use crate::choice::{
+    CpComm, Dispatcher, Graphs, Module, Offload, OffloadModule, ScheduleName, StackName,
+};
 use moefold_profiles::Precision;
 
 /// The most ranks a job may have: far above any machine, and small enough that listing them all is
@@ -305,6 +307,13 @@ pub enum Illegal {
         "`schedule` combined hides the exchange of tokens, which `overlap` leaves out; nearest: expert-alltoall in `overlap`, or `schedule` auto"
     )]
     CombinedSchedule,
+    /// What CUDA graphs do not go with.
+    #[error("`cuda_graph` {graphs} does not go with {with}; nearest: {nearest}")]
+    Graphs {
+        graphs: Graphs,
+        with: &'static str,
+        nearest: &'static str,
+    },
     /// No rank sends tokens to another.
     #[error(
         "expert-alltoall in `overlap` hides the exchange of tokens, and ep = 1 has none; nearest: ep = 2, or `overlap` without it"
@@ -408,6 +417,7 @@ impl Illegal {
             Self::SharedAgain => "shared_expert_recomputed",
             Self::Combined { .. } => "expert_alltoall",
             Self::CombinedSchedule => "combined_without_overlap",
+            Self::Graphs { .. } => "cuda_graph",
             Self::CombinedAlone => "expert_alltoall_without_ep",
             Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
             Self::DelayedAlone => "delay_wgrad_alone",

@@ -135,7 +135,7 @@ fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
     let projected = heads * if gqa.output_gate { 2 } else { 1 } + 2 * kv_heads;
     work.at(Category::Attention, Part::Projection);
     work.enter_tp(hidden);
-    work.linear(local.tokens, projected * gqa.head_dim, hidden);
+    work.linear_of_norm(local.tokens, projected * gqa.head_dim, hidden);
     if gqa.qk_norm != QkNorm::None {
         work.norm(local.tokens * (heads + kv_heads), gqa.head_dim);
     }
@@ -179,8 +179,8 @@ fn lower_mla(work: &mut Writer<'_>, mla: &Mla) {
     work.enter_tp(query_input + kv_rank + rope);
 
     work.at(Category::Attention, Part::UpProjection);
-    work.linear(local.tokens, heads * (nope + rope), query_input);
-    work.linear(local.tokens, heads * (nope + v), kv_rank);
+    work.linear_of_norm(local.tokens, heads * (nope + rope), query_input);
+    work.linear_of_norm(local.tokens, heads * (nope + v), kv_rank);
     work.rope(local.tokens * heads, rope);
     // The rotated part is concatenated to every key head: the keys are written once more.
     work.rope(local.tokens * heads, nope + rope);
@@ -292,15 +292,18 @@ fn lower_linear(work: &mut Writer<'_>, linear: &LinearMixer) {
     let (in_proj, out_proj) = (linear.in_proj / local.tp, linear.out_proj / local.tp);
     work.at(Category::Attention, Part::Projection);
     work.enter_tp(hidden);
-    work.linear(local.tokens, in_proj, hidden);
+    work.linear_of_norm(local.tokens, in_proj, hidden);
     work.at(Category::Attention, Part::Core);
     let dtype = work.wide;
-    // Convolution, recurrence and gate each pass over the projected values once.
+    // Convolution, recurrence and gate each pass over the projected values once. States of a chunk of 128 tokens are
+    // f32 and touched four times: written, passed on, read (mamba_ssm, `ssd_combined.py`).
+    let states = linear.heads.div_ceil(local.tp) * linear.key_dim * linear.value_dim;
+    let states = states * 4 * 2 / 128;
     work.both(|pass| Op::LinearAttention {
         rows: local.tokens,
         heads: linear.heads.div_ceil(local.tp),
         state: linear.key_dim * linear.value_dim,
-        width: 3 * in_proj + 2 * out_proj,
+        width: 3 * in_proj + 2 * out_proj + states,
         pass,
         dtype,
     });
@@ -346,6 +349,7 @@ mod tests {
             shared_beside: false,
             sharded: false,
             offload: crate::choice::Offload::NONE,
+            graphs: crate::choice::Graphs::NONE,
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward]

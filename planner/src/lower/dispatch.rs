@@ -20,6 +20,10 @@ pub(crate) fn lower_rows(work: &mut Writer<'_>) {
     let sent = local.sent_rows;
     let received = local.expert_rows / local.etp;
     work.at(Category::RouterPermute, Part::Dispatch);
+    // How many rows go where sizes all that follows; rows padded to a capacity are known before.
+    if !work.setting.capacity.is_some_and(|capacity| capacity.pad) {
+        work.push(true, Task::HostRead, Category::Host, None);
+    }
 
     let permute = |rows| {
         move |pass| Op::Permute {

@@ -4,7 +4,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op, Pass};
 
 use super::{Writer, dispatch};
-use crate::choice::Dispatcher;
+use crate::choice::{Dispatcher, GraphModule};
 use crate::model::{Ffn, Mlp, Moe};
 use crate::runtime::Part;
 
@@ -44,7 +44,12 @@ fn lower_up(work: &mut Writer<'_>, mlp: &Mlp) {
     let local = *work.setting.local;
     let hidden = work.setting.model.hidden;
     work.enter_tp(hidden);
-    work.linear(local.tokens, fc1_width(mlp) / local.tp, hidden);
+    let (m, n) = (local.tokens, fc1_width(mlp) / local.tp);
+    if work.is_at(Part::Shared) {
+        work.linear(m, n, hidden);
+    } else {
+        work.linear_of_norm(m, n, hidden);
+    }
     let (dim, dtype) = (mlp.width / local.tp, work.wide);
     work.both(|pass| Op::Swiglu {
         rows: local.tokens,
@@ -95,8 +100,9 @@ fn lower_moe(work: &mut Writer<'_>, moe: &Moe) {
     dispatch::lower_rows(work);
     // Dispatch and combine forward; the backward of each is the other.
     dispatch::lower_exchange(work, moe, None);
-    dispatch::lower_exchange(work, moe, None);
     lower_experts(work, moe);
+    work.at(Category::RouterPermute, Part::Dispatch);
+    dispatch::lower_exchange(work, moe, None);
 }
 
 fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
@@ -120,7 +126,16 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     }
 
     work.at(Category::Experts, Part::Experts);
-    grouped_linear(work, rows, fc1_width(&moe.expert) / local.etp, hidden);
+    // Static shapes need the fused experts, whose products and activation quantize as they write.
+    let fused = work.setting.graphs.covers(GraphModule::Moe)
+        && !work.setting.capacity.is_some_and(|capacity| capacity.pad);
+    let inner = fc1_width(&moe.expert) / local.etp;
+    work.quantize(true, rows * hidden);
+    grouped_linear(work, rows, inner, hidden);
+    if !fused {
+        work.quantize(false, rows * inner);
+        work.quantize(true, rows * width);
+    }
     work.at(Category::Experts, Part::ExpertActivation);
     let dtype = work.wide;
     work.both(|pass| Op::Swiglu {
@@ -131,6 +146,7 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     });
     work.at(Category::Experts, Part::Experts);
     grouped_linear(work, rows, hidden, width);
+    work.quantize(false, rows * hidden);
 }
 
 fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
@@ -187,6 +203,7 @@ mod tests {
             shared_beside: false,
             sharded: false,
             offload: crate::choice::Offload::NONE,
+            graphs: crate::choice::Graphs::NONE,
         };
         let work = layer(&setting, &model.layers[0]).forward;
         let sent = work.iter().filter_map(|work| match work.task {
@@ -203,6 +220,9 @@ mod tests {
         assert_eq!(gathered, [(AllGather, 8), (AllGather, 8)]);
         let sent = exchanges(Dispatcher::Alltoall);
         let own = [(AllGather, 2), (ReduceScatter, 2)];
-        assert_eq!(sent, [[(AllToAll, 4), (AllToAll, 4)], own].concat());
+        assert_eq!(
+            sent,
+            [&[(AllToAll, 4)][..], &own, &[(AllToAll, 4)]].concat()
+        );
     }
 }

@@ -61,6 +61,7 @@ pub fn keys(job: &Job<'_>, layout: &Layout) -> Vec<Key> {
         shared_beside: false,
         sharded: false,
         offload: crate::choice::Offload::NONE,
+        graphs: crate::choice::Graphs::NONE,
     };
     let mut found = Vec::new();
     let mut seen: Vec<&Layer> = Vec::new();

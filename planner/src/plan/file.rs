@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "version",
     "layout",
     "pipeline",
@@ -31,6 +31,7 @@ const KEYS: [&str; 23] = [
     "optimizer_offload_fraction",
     "zero",
     "overlap",
+    "cuda_graph",
     "bucket_elements",
     "stack",
     "predicted",

@@ -12,6 +12,21 @@ use crate::plan::Predicted;
 /// Rows named as the worst of a group.
 const WORST: usize = 3;
 
+/// Uses of CUDA graphs.
+const GRAPHS: [&str; 3] = ["none", "modules", "full_iteration"];
+
+/// That of a row.
+fn graphs(row: &Row) -> &'static str {
+    let graphs = row.options.graphs;
+    if graphs.is_none() {
+        GRAPHS[0]
+    } else if graphs.is_whole() {
+        GRAPHS[2]
+    } else {
+        GRAPHS[1]
+    }
+}
+
 /// Differences of shares below which two layouts are all but one.
 const ALIKE: f64 = 0.02;
 
@@ -22,6 +37,8 @@ pub struct Validation {
     pub all: Group,
     /// Rows of one source, GPU and precision.
     pub groups: Vec<Group>,
+    /// Rows of one use of CUDA graphs: none, of modules, of whole iterations.
+    pub by_graphs: Vec<Group>,
     /// Every row.
     pub rows: Vec<Verdict>,
 }
@@ -35,6 +52,9 @@ pub struct Group {
     pub gpu: String,
     /// In which precision.
     pub precision: String,
+    /// What CUDA graphs launch, of groups by that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda_graph: Option<&'static str>,
     /// How many rows.
     pub rows: usize,
     /// Errors of step time; rows of which only the order counts are left out.
@@ -95,6 +115,8 @@ pub struct Verdict {
     pub precision: String,
     /// Degrees that the source states.
     pub layout: String,
+    /// What CUDA graphs launch: nothing, modules or whole iterations.
+    pub cuda_graph: &'static str,
     /// Whether only its order counts.
     pub order_only: bool,
     /// Measured seconds a step.
@@ -156,6 +178,7 @@ impl Judged<'_> {
             gpus: row.gpus,
             precision: row.options.precision.name().to_owned(),
             layout: row.options.pins.to_string(),
+            cuda_graph: graphs(row),
             order_only: row.order_only,
             measured_step_s: row.step_s,
             predicted_step_s: predicted,
@@ -234,7 +257,16 @@ pub fn judge(rows: &[Row], priced: &[Priced], misses: &[Miss]) -> Validation {
         let group = groups.entry([source, gpu, precision]).or_default();
         group.push(*one);
     }
+    let by_graphs = GRAPHS.into_iter().filter_map(|word| {
+        let own = judged.iter().filter(|one| graphs(one.row) == word);
+        let own: Vec<Judged<'_>> = own.copied().collect();
+        (!own.is_empty()).then(|| Group {
+            cuda_graph: Some(word),
+            ..group(["all", "all", "all"].map(str::to_owned), &own)
+        })
+    });
     Validation {
+        by_graphs: by_graphs.collect(),
         all: group(["all", "all", "all"].map(str::to_owned), &judged),
         groups: groups
             .into_iter()
@@ -274,6 +306,7 @@ fn group([source, gpu, precision]: [String; 3], rows: &[Judged<'_>]) -> Group {
         source,
         gpu,
         precision,
+        cuda_graph: None,
         rows: rows.len(),
         step: errors(&steps),
         memory: errors(&memory),

@@ -4,7 +4,7 @@ use moefold_profiles::{Cluster, Dtype, Precision, presets};
 
 use super::csv::Line;
 use super::error::RowError;
-use crate::choice::{Dispatcher, Optimizer, Overlap, RecomputePlan, StackName};
+use crate::choice::{Dispatcher, Graphs, Optimizer, Overlap, RecomputePlan, StackName};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::{Mixer, Model, count};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -142,7 +142,7 @@ pub(super) const REQUIRED: [&str; 7] = [
 ];
 
 /// All columns there are.
-pub(super) const COLUMNS: [&str; 31] = [
+pub(super) const COLUMNS: [&str; 32] = [
     "id",
     "source",
     "release",
@@ -166,6 +166,7 @@ pub(super) const COLUMNS: [&str; 31] = [
     "optimizer",
     "grad_dtype",
     "overlap",
+    "cuda_graph",
     "outcome",
     "step_ms",
     "tokens_per_s_per_gpu",
@@ -287,6 +288,9 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
         recompute: line.meaning("recompute", str::parse::<RecomputePlan>)?,
         overlap: line.meaning("overlap", str::parse::<Overlap>)?,
         stages,
+        graphs: line
+            .meaning("cuda_graph", str::parse::<Graphs>)?
+            .unwrap_or_default(),
         optimizer: optimizer.unwrap_or(defaults.optimizer),
         grad_dtype: grad_dtype.unwrap_or(defaults.grad_dtype),
         top: 1,

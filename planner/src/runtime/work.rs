@@ -6,7 +6,7 @@ use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{Cluster, Collective, Op, Precision};
 
-use crate::choice::{Capacity, CpComm, Dispatcher, Offload};
+use crate::choice::{Capacity, CpComm, Dispatcher, Graphs, Offload};
 use crate::layout::Layout;
 use crate::local::Local;
 use crate::mesh::{GroupKind, Placement, placement};
@@ -202,4 +202,6 @@ pub struct Setting<'a> {
     pub sharded: bool,
     /// Whose saved tensors leave for the host.
     pub offload: Offload,
+    /// What CUDA graphs launch at once.
+    pub graphs: Graphs,
 }

@@ -13,7 +13,7 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::{ScheduleName, in_flight};
+use crate::choice::{ScheduleName, StackName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -492,14 +492,35 @@ impl StageSplit {
         let slots: Vec<[Vec<Slot>; 2]> = stages
             .map(|stage| [false, true].map(|backward| slots(stage, backward)))
             .collect();
-        let less = |forward: &[Slot], backward: &[Slot]| {
+        // Exchanges take multiprocessors from what runs beside them, and no pass is shorter than the host takes for it.
+        let left = 1.0 - question.stack.taken_by_exchanges();
+        let issued: Vec<[f64; 2]> = (0..self.stages.len())
+            .map(|stage| {
+                let mut sum = [0.0; 2];
+                if question.stack.name() == StackName::Megatron {
+                    for (kind, set, count) in self.each_under(shape, stage, sets) {
+                        let passes = [kind.breakdown.forward, kind.breakdown.backward_under(set)];
+                        for (sum, pass) in sum.iter_mut().zip(passes) {
+                            *sum += pass.issued_s() * f64::from(count);
+                        }
+                    }
+                }
+                sum
+            })
+            .collect();
+        let less = |forward: &[Slot], backward: &[Slot], issued_s: f64| {
             let apart = all(forward) + all(backward);
-            Seconds((apart - seconds(forward, backward, delays)).max(0.0)).to_span()
+            let hidden = left * (apart - seconds(forward, backward, delays));
+            Seconds(hidden.min(apart - issued_s).max(0.0)).to_span()
         };
         let pp = layout.pp() as usize;
         let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
             let own = self.own(layout, stage % pp);
-            own.map(|other| less(forward, &slots[other][1])).collect()
+            own.map(|other| {
+                let issued_s = issued[stage][0] + issued[other][1];
+                less(forward, &slots[other][1], issued_s)
+            })
+            .collect()
         });
         let most = |[forward, backward]: &[Vec<Slot>; 2]| {
             let sent = forward.iter().chain(backward);
@@ -509,7 +530,8 @@ impl StageSplit {
             together: together.collect(),
             alone: slots
                 .iter()
-                .map(|[_, backward]| less(&[], backward))
+                .zip(&issued)
+                .map(|([_, backward], issued)| less(&[], backward, issued[1]))
                 .collect(),
             most: slots.iter().map(most).collect(),
         })

@@ -131,7 +131,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     held + held.scale(stack.fragmentation()) + stack.common().context
 }
 
-/// What a pass costs on the device, kernels launched, and seconds of it that another pass may hide.
+/// What a pass costs on the device, what the host takes to issue it, and seconds of it that another pass may hide.
 type Pass = [f64; 3];
 
 /// Both passes of a block.
@@ -150,7 +150,7 @@ impl Passes {
             } else {
                 0.0
             };
-            [device_s, breakdown.launches(), sent_s]
+            [device_s, breakdown.issued_s(), sent_s]
         };
         let of = |work| pass(price(work, question.costs, &question.stack, |_, _| {}));
         Self([of(&lowered.forward), of(&lowered.backward)])
@@ -160,9 +160,9 @@ impl Passes {
     fn with(self, other: Self, question: &Question<'_>) -> [f64; 2] {
         let mut seconds = [0.0; 2];
         for (pass, (a, b)) in self.0.iter().zip(other.0).enumerate() {
-            let (device_s, launches) = (a[0] + b[0], a[1] + b[1]);
+            let (device_s, host_s) = (a[0] + b[0], a[1] + b[1]);
             // What is hidden goes from a pass whose launches were waited for, as it does where it is priced.
-            let whole_s = device_s + question.stack.host_excess(launches, device_s);
+            let whole_s = device_s + question.stack.host_excess(host_s, device_s);
             seconds[pass] = whole_s - a[2] - b[2];
         }
         [seconds[0], seconds[0] + seconds[1]]
@@ -338,6 +338,7 @@ mod tests {
     use crate::search::watch::unwatched;
     use crate::search::{candidates, plan, question};
     use crate::stack::megatron::Declared;
+    use moefold_profiles::calibration::Factors;
 
     /// Layouts whose work is known beforehand take no less, and where nothing waits no more; and no plan takes less
     /// time or memory than the floors of its layout.
@@ -362,7 +363,12 @@ mod tests {
                 overlap: overlap.map(|kinds| kinds.parse().expect("kinds")),
                 ..SearchOptions::new(batch, StackName::Megatron)
             };
-            let costs = &Costs::for_cluster(cluster, &[]);
+            // Of a block by itself the floor knows how long the host is, not where the device waits for it.
+            let host = if overlap.is_none() { 1e-9 } else { 1.0 };
+            let costs = &Costs::for_cluster(cluster, &[]).times(Factors {
+                host,
+                ..Factors::default()
+            });
             let rules = &Rules::of(model, options);
             let question = question(model, cluster, gpus, options, costs, &Declared, rules);
             let question = &question.expect("legal");

@@ -104,6 +104,7 @@ pub(crate) fn planned(
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
+        cuda_graph: (!options.graphs.is_none()).then_some(options.graphs),
         bucket_elements: question.bucket_elements(layout),
         stack: options.stack,
         predicted: Predicted {

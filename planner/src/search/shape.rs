@@ -498,6 +498,7 @@ impl<'a> Question<'a> {
             shared_beside: self.overlap.shared_expert,
             sharded: self.shards_weights() && layout.dp() * layout.cp() > 1,
             offload: self.offload(),
+            graphs: self.options.graphs,
         }
     }
 

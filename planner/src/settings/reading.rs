@@ -11,8 +11,8 @@ use super::text::{Setting, Settings, Value, flag};
 use super::version::Version;
 use super::{model, stages};
 use crate::choice::{
-    Capacity, CpComm, Dispatcher, DropPolicy, HostShare, Module, Offload, OffloadModule, Optimizer,
-    Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, DropPolicy, GraphModule, Graphs, HostShare, Module, Offload,
+    OffloadModule, Optimizer, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::Model;
@@ -132,6 +132,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
     let offload = offload(said);
     let cp_comm = cp_comm(said);
+    let graphs = graphs(said);
     kernels(said, has_experts);
     if said.on("use_tp_pp_dp_mapping") {
         said.unable(
@@ -157,6 +158,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         },
         dispatcher,
         cp_comm,
+        graphs,
         capacity,
         recompute: Some(recompute),
         schedule: Some(if overlap.expert_alltoall {
@@ -399,6 +401,45 @@ fn offload(said: &mut Said<'_>) -> Offload {
         }
     }
     Offload::of(modules)
+}
+
+fn graphs(said: &mut Said<'_>) -> Graphs {
+    let [none, modules, local, whole] = [0, 1, 2, 3];
+    let kind = said.one_of(
+        "cuda_graph_impl",
+        &[
+            ("none", none),
+            ("transformer_engine", modules),
+            ("local", local),
+            ("full_iteration", whole),
+        ],
+    );
+    let [new, old] = ["cuda_graph_modules", "cuda_graph_scope"]
+        .map(|name| said.words(name).unwrap_or_default().to_vec());
+    let words = [new, old].concat();
+    match kind {
+        None | Some(0) => return Graphs::NONE,
+        Some(3) => return Graphs::FULL_ITERATION,
+        _ if words.iter().any(|word| word == "full_iteration") => return Graphs::FULL_ITERATION,
+        _ => {}
+    }
+    let mut found = Vec::new();
+    for word in words {
+        let mut all = GraphModule::ALL.into_iter();
+        if let Some(module) = all.find(|module| module.name() == word) {
+            found.push(module);
+        } else {
+            let known = GraphModule::ALL.map(GraphModule::name).join(", ");
+            said.unable(format!("a graph of {word}"), known);
+        }
+    }
+    if found.is_empty() {
+        said.unable(
+            "graphs of whole layers",
+            "--cuda-graph-modules, or --cuda-graph-impl full_iteration",
+        );
+    }
+    Graphs::of(found)
 }
 
 fn cp_comm(said: &mut Said<'_>) -> CpComm {

@@ -412,12 +412,12 @@ impl<'a> Rules<'a> {
             "a graph of the whole iteration leaves no place to look for NaN",
             "--no-check-for-nan-in-loss-and-grad",
         );
-        let says = |word: &str| {
-            self.says("cuda_graph_scope", word) || self.says("cuda_graph_modules", word)
-        };
-        let router = says("moe_router");
-        let alone = says("moe_preprocess") && !router;
-        let both = says("moe") && router;
+        let [router, preprocess, moe, mlp, attn] =
+            ["moe_router", "moe_preprocess", "moe", "mlp", "attn"].map(|word| {
+                self.says("cuda_graph_scope", word) || self.says("cuda_graph_modules", word)
+            });
+        let alone = preprocess && !router;
+        let both = moe && router;
         self.rule(
             alone,
             "a graph of moe_preprocess needs moe_router beside it",
@@ -427,6 +427,35 @@ impl<'a> Rules<'a> {
             both,
             "graphs of moe and of moe_router exclude each other",
             "one of them",
+        );
+        self.rule(
+            moe && !self.on("moe_pad_expert_input_to_capacity"),
+            "a graph of moe needs experts that get as many rows each",
+            "--moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity, or --cuda-graph-modules moe_router moe_preprocess",
+        );
+        self.rule(
+            graphs && self.on("overlap_moe_expert_parallel_comm") && (moe || mlp),
+            "--overlap-moe-expert-parallel-comm does not go with graphs of moe or mlp",
+            "--cuda-graph-modules attn moe_router moe_preprocess",
+        );
+        self.rule(
+            graphs && self.number("cpu_offloading_num_layers", 0) > 0,
+            "--cpu-offloading-num-layers does not go with graphs",
+            "--fine-grained-activation-offloading",
+        );
+        let offloads = self.on("fine_grained_activation_offloading");
+        self.rule(
+            graphs && offloads && (whole || !(attn && router)),
+            "--fine-grained-activation-offloading goes with graphs of both attn and moe_router alone",
+            "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router",
+        );
+        let experts = self.there("num_experts");
+        let bounded = self.there("moe_expert_rank_capacity_factor")
+            || self.on("moe_pad_expert_input_to_capacity");
+        self.rule(
+            graphs && whole && experts && !bounded,
+            "a graph of the whole iteration needs experts whose rows are bounded",
+            "--moe-expert-rank-capacity-factor 1.5 with HybridEP, or --moe-pad-expert-input-to-capacity",
         );
         let allocator = self
             .settings

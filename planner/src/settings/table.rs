@@ -6,8 +6,8 @@
 
 use super::version::Version;
 use Facet::{
-    Batch, Capacity, Context, Degrees, Dispatch, Kernels, Model, Offload, Optimizer, Overlap,
-    Precision, Recompute, Stages, Vocabulary,
+    Batch, Capacity, Context, Degrees, Dispatch, Graphs, Kernels, Model, Offload, Optimizer,
+    Overlap, Precision, Recompute, Stages, Vocabulary,
 };
 use Role::{Kept, Read, Unpriced};
 use Version::{Main, V14, V15, V16};
@@ -39,6 +39,8 @@ pub enum Facet {
     Optimizer,
     /// What runs beside compute.
     Overlap,
+    /// What CUDA graphs launch at once.
+    Graphs,
     /// What runs again in backward passes.
     Recompute,
     /// What rests on the host.
@@ -47,9 +49,9 @@ pub enum Facet {
 
 impl Facet {
     /// All of them, in the order in which they are written.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Model, Vocabulary, Batch, Degrees, Stages, Context, Dispatch, Capacity, Kernels, Precision,
-        Optimizer, Overlap, Recompute, Offload,
+        Optimizer, Overlap, Graphs, Recompute, Offload,
     ];
 
     /// In words, for headings.
@@ -67,6 +69,7 @@ impl Facet {
             Precision => "precision",
             Optimizer => "optimizer and its state",
             Overlap => "communication beside compute",
+            Graphs => "CUDA graphs",
             Recompute => "recomputation",
             Offload => "offload",
         }
@@ -371,24 +374,9 @@ pub const FLAGS: &[Flag] = &[
         V14,
         Unpriced("interleaves other groups of microbatches"),
     ),
-    flag(
-        "cuda_graph_impl",
-        "none",
-        V15,
-        Unpriced("launches kernels as graphs"),
-    ),
-    flag(
-        "cuda_graph_modules",
-        "",
-        Main,
-        Unpriced("says what is a graph"),
-    ),
-    flag(
-        "cuda_graph_scope",
-        "",
-        V14,
-        Unpriced("says what is a graph; cuda_graph_modules on main"),
-    ),
+    flag("cuda_graph_impl", "none", V15, Read(Graphs)),
+    flag("cuda_graph_modules", "", Main, Read(Graphs)),
+    flag("cuda_graph_scope", "", V14, Read(Graphs)),
     flag(
         "cuda_graph_warmup_steps",
         "3",

@@ -10,8 +10,8 @@ use super::version::Version;
 use super::writer::{Refusal, Writer, Written};
 use super::{model, stages};
 use crate::choice::{
-    Dispatcher, DropPolicy, Masters, Module, Offload, OffloadModule, Optimizer, Recompute,
-    ScheduleName, StackName, Zero,
+    Dispatcher, DropPolicy, GraphModule, Masters, Module, Offload, OffloadModule, Optimizer,
+    Recompute, ScheduleName, StackName, Zero,
 };
 
 /// What Megatron-LM needs beside a plan, which says nothing of it: data, length and rates of training.
@@ -76,9 +76,10 @@ pub(super) fn all(job: &Job, cluster: &Cluster, version: Version, rest: Rest) ->
     write_precision(job, &mut out);
     write_optimizer(job, &mut out);
     write_overlap(job, &mut out);
+    write_graphs(job, version, &mut out);
     write_recompute(job, &mut out);
     write_offload(job, &mut out);
-    write_environment(job, cluster, &mut out);
+    write_environment(job, cluster, version, &mut out);
     if rest == Rest::Placeholders {
         write_placeholders(&mut out);
     }
@@ -369,6 +370,64 @@ fn write_overlap(job: &Job, out: &mut Writer) {
     }
 }
 
+fn write_graphs(job: &Job, version: Version, out: &mut Writer) {
+    let graphs = job.options.graphs;
+    if graphs.is_none() {
+        return;
+    }
+    if version < Version::V15 {
+        out.refuse(
+            format!(
+                "Megatron-Core {} has no --cuda-graph-impl, and the plan has cuda_graph {graphs}",
+                version.name()
+            ),
+            "--megatron 0.15",
+        );
+        return;
+    }
+    let main = version == Version::Main;
+    let experts = job.model.num_moe_layers() > 0;
+    let pads = job.options.capacity.is_some_and(|capacity| capacity.pad);
+    if graphs.is_whole() {
+        out.set(
+            "cuda_graph_impl",
+            if main { "full_iteration" } else { "local" },
+        );
+        out.because("all passes of a step are launched at once");
+        if !main {
+            out.list("cuda_graph_scope", ["full_iteration"].into_iter());
+        }
+        out.on("no_check_for_nan_in_loss_and_grad");
+        out.because("nothing looks into the graph");
+        if experts && !pads && !main {
+            out.refuse(
+                format!(
+                    "Megatron-Core {} bounds no rows of experts, which a graph of the whole iteration needs",
+                    version.name()
+                ),
+                "--megatron main",
+            );
+        }
+        if experts && !pads && main {
+            out.set("moe_expert_rank_capacity_factor", &1.5);
+            out.because("rows of a rank's experts are bounded, so that shapes stay");
+            out.on("moe_paged_stash");
+            out.on("use_transformer_engine_op_fuser");
+        }
+    } else {
+        out.set("cuda_graph_impl", "transformer_engine");
+        out.because("the modules below are launched at once");
+        let modules = if main {
+            "cuda_graph_modules"
+        } else {
+            "cuda_graph_scope"
+        };
+        out.list(modules, graphs.modules().map(GraphModule::name));
+    }
+    out.on("te_rng_tracker");
+    out.because("random states that graphs can take");
+}
+
 fn write_recompute(job: &Job, out: &mut Writer) {
     let Some(plan) = &job.options.recompute else {
         return;
@@ -417,7 +476,7 @@ fn write_offload(job: &Job, out: &mut Writer) {
 }
 
 /// The environment that belongs to the flags.
-fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
+fn write_environment(job: &Job, cluster: &Cluster, version: Version, out: &mut Writer) {
     let options = &job.options;
     let mut set = |name: &str, value: &str, why: &str| {
         out.written.settings.export(name, value);
@@ -436,11 +495,21 @@ fn write_environment(job: &Job, cluster: &Cluster, out: &mut Writer) {
         ),
     };
     set("CUDA_DEVICE_MAX_CONNECTIONS", connections, why);
-    set(
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "expandable_segments:True",
-        "no memory lost between blocks",
-    );
+    let graphs = !options.graphs.is_none();
+    if !graphs || version == Version::Main {
+        set(
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True",
+            "no memory lost between blocks",
+        );
+    }
+    if graphs {
+        set(
+            "NCCL_GRAPH_REGISTER",
+            "0",
+            "graphs register no buffers of collectives, which such segments forbid",
+        );
+    }
     set(
         "NCCL_NVLS_ENABLE",
         "0",

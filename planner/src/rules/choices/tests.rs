@@ -31,6 +31,7 @@ fn options(words: &str) -> SearchOptions {
             "overlap" => options.overlap = Some(word.parse().expect("kinds")),
             "precision" => options.precision = named(&Precision::ALL, Precision::name, word),
             "recompute" => options.recompute = Some(word.parse().expect("a set")),
+            "cuda_graph" => options.graphs = word.parse().expect("graphs"),
             "offload" => options.offload = Some(word.parse().expect("modules")),
             "dispatcher" => {
                 options.dispatcher = Some(named(&Dispatcher::ALL, Dispatcher::name, word));
@@ -157,6 +158,19 @@ fn each_rule_of_a_choice_has_its_message() {
             "`cp_comm_type` p2p",
         ],
     );
+    for (choices, parts) in [
+        (
+            "cuda_graph moe_preprocess",
+            ["moe_preprocess without", "both"],
+        ),
+        (
+            "cuda_graph moe,moe_router",
+            ["beside moe_router", "one of them"],
+        ),
+        ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
+    ] {
+        check("", choices, "cuda_graph", &parts);
+    }
     check(
         "",
         "stack moefold precision fp8",
