@@ -263,7 +263,12 @@ fn law_every_key_is_in_the_formats() {
     check("plan.json", &["plan.md", MODEL], &read("plan.json"));
     let wide = run(
         "moefold plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --seq-len 4096 \
-         --global-batch 16 --layout tp=1,cp=1,pp=1,ep=16,etp=1,mbs=1 --json",
+         --global-batch 16 --layout tp=1,cp=1,pp=1,ep=16,etp=1,mbs=1 \
+         --why tp=1,cp=1,pp=1,ep=8,etp=1,mbs=1 --json",
+    );
+    assert!(
+        wide.contains("more_s"),
+        "it says what another takes more of"
     );
     assert!(wide.contains("inside_domain"), "experts leave their domain");
     check("plan --json", &["answer.md", "plan.md", MODEL], &wide);

@@ -120,7 +120,18 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
 /// Nothing is pruned when more plans are wanted than there are layouts.
 #[test]
 fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
-    check_pruning(None);
+    check_pruning(None, 32);
+}
+
+/// Nor where there are more stages than layers.
+#[test]
+fn oracle_pruning_leaves_the_ranking_of_stages_without_layers() {
+    let plans = check_pruning(None, 6);
+    let empty = |plan: &PlannedLayout| plan.pipeline.stages.iter().any(Vec::is_empty);
+    let more = |plan: &PlannedLayout| plan.pipeline.stages.len() > 6;
+    assert!(plans.iter().filter(|plan| more(plan)).all(empty));
+    assert!(plans.iter().filter(|plan| more(plan)).count() > 4);
+    assert!(plans.iter().any(|plan| more(plan) && plan.layout.vpp > 1));
 }
 
 /// Nor where passes are combined, and more recomputation may hide more.
@@ -128,12 +139,13 @@ fn oracle_pruning_leaves_the_ranking_of_the_whole_space() {
 fn oracle_pruning_leaves_the_ranking_of_combined_passes() {
     let kinds = "grad-reduce,param-gather,p2p,expert-alltoall";
     for kinds in [kinds.to_owned(), format!("{kinds},delay-wgrad")] {
-        check_pruning(Some(kinds.parse().expect("kinds")));
+        check_pruning(Some(kinds.parse().expect("kinds")), 32);
     }
 }
 
-fn check_pruning(overlap: Option<Overlap>) {
-    let (model, cluster, mut options) = small();
+fn check_pruning(overlap: Option<Overlap>, layers: usize) -> Vec<PlannedLayout> {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(layers);
     options.overlap = overlap;
     options.pins = "mbs=1,cp=1".parse().expect("degrees");
     let few = run(&model, &cluster, 16, &options);
@@ -157,6 +169,7 @@ fn check_pruning(overlap: Option<Overlap>) {
             assert!(found.plans[0].predicted.step_s >= best.predicted.step_s);
         }
     }
+    all.plans
 }
 
 /// One look at each layout tells those that fit as the whole search does, and changes nothing else.
