@@ -107,7 +107,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         }
         text
     })?;
-    watcher.end()
+    Watcher::end()
 }
 
 /// A profile directory with the name it was given by.

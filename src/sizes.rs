@@ -206,7 +206,7 @@ fn tried(gpus_per_node: u32, most: u32) -> Vec<u32> {
         .filter_map(|n| n.checked_mul(gpus_per_node));
     let below = each
         .flatten()
-        .filter(|&gpus| gpus < gpus_per_node && gpus_per_node % gpus == 0);
+        .filter(|&gpus| gpus < gpus_per_node && gpus_per_node.is_multiple_of(gpus));
     let mut all: Vec<u32> = below
         .chain(nodes)
         .chain([most])
