@@ -16,8 +16,7 @@ use moefold_planner::settings::{self, Version};
 use moefold_profiles::import::Format;
 use moefold_profiles::{Dtype, Precision};
 
-use crate::flags::{self, Auto};
-use crate::sizes::Goal;
+use crate::flags::{self, Auto, Goal};
 
 /// Plan and run the training of Mixture-of-Experts language models.
 #[derive(Debug, Parser)]

@@ -36,6 +36,33 @@ pub(crate) fn one_or_auto<T: Copy + Send + Sync>(
     })
 }
 
+/// What `--objective` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// Tokens a second.
+    Throughput,
+    /// Least peak memory.
+    Memory,
+    /// Least dollars a token.
+    Cost,
+    /// Fewest GPUs that train so many tokens in time.
+    Gpus,
+}
+
+impl Goal {
+    pub(crate) const ALL: [Self; 4] = [Self::Throughput, Self::Memory, Self::Cost, Self::Gpus];
+
+    /// The word of the flag.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Throughput => "throughput",
+            Self::Memory => "memory",
+            Self::Cost => "cost",
+            Self::Gpus => "gpus",
+        }
+    }
+}
+
 /// Types of main gradients, by the words of Megatron-Core.
 pub(crate) const GRAD_DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 

@@ -17,9 +17,9 @@ use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::flags;
+use crate::flags::{self, Goal};
 use crate::output::Output;
-use crate::sizes::{Goal, Wanted};
+use crate::sizes::{Best, NoSize, Wanted};
 use crate::watch::Watcher;
 
 /// Points of the front at most.
@@ -55,7 +55,25 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
             let sized = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
             sized.search(&options)
         };
-        wanted.best(&cluster, gpus, &watcher, sized)?
+        let step_s = |found: &Found| found.answer.plans[0].predicted.step_s;
+        let best = wanted.best(&cluster, gpus, &watcher, sized, step_s);
+        let Best {
+            mut found,
+            sizes,
+            stopped,
+        } = best.map_err(|none| match none {
+            NoSize::Stopped => watcher.found_nothing(),
+            NoSize::Refused(error) => refusal(*error),
+            NoSize::TooLate(error) => Failure::Infeasible(error),
+        })?;
+        found.answer.sizes = sizes;
+        if stopped {
+            // Numbers of GPUs that were not searched may be better.
+            let search = &mut found.answer.search;
+            search.unseen = Some(search.unseen.unwrap_or(0));
+            search.optimal = false;
+        }
+        found
     } else {
         match question.search(&options) {
             Ok(found) => found,
@@ -101,7 +119,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         }
         text
     })?;
-    watcher.end()
+    Watcher::end()
 }
 
 /// A profile directory with the name it was given by.

@@ -11,35 +11,8 @@ use moefold_profiles::Cluster;
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::plan::{Found, refusal};
+use crate::flags::Goal;
 use crate::watch::Watcher;
-
-/// What `--objective` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Goal {
-    /// Tokens a second.
-    Throughput,
-    /// Least peak memory.
-    Memory,
-    /// Least dollars a token.
-    Cost,
-    /// Fewest GPUs that train so many tokens in time.
-    Gpus,
-}
-
-impl Goal {
-    pub(crate) const ALL: [Self; 4] = [Self::Throughput, Self::Memory, Self::Cost, Self::Gpus];
-
-    /// The word of the flag.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Throughput => "throughput",
-            Self::Memory => "memory",
-            Self::Cost => "cost",
-            Self::Gpus => "gpus",
-        }
-    }
-}
 
 /// What plans of several sizes are held to.
 #[derive(Debug, Clone, Copy)]
@@ -111,8 +84,7 @@ impl Wanted {
     }
 
     /// What the fastest plan of a number of GPUs comes to.
-    fn size(&self, found: &Found, gpus: u32) -> Size {
-        let step_s = found.answer.plans[0].predicted.step_s;
+    fn size(&self, gpus: u32, step_s: f64) -> Size {
         let a_step = self.batch.seq_len as f64 * self.batch.global_batch as f64;
         let tokens_per_s = a_step / step_s;
         let of = |usd: f64| usd / 3600.0 * f64::from(gpus) * 1e12 / tokens_per_s;
@@ -132,16 +104,18 @@ impl Wanted {
         }
     }
 
-    /// The answer of the best number of GPUs, of at most so many; it says what the others come to.
-    pub(crate) fn best(
+    /// The best number of GPUs, of at most so many. `search` finds what is fastest on a number of them, which has steps of
+    /// `step_s`.
+    pub(crate) fn best<T>(
         &self,
         cluster: &Cluster,
         most: u32,
         watcher: &Watcher,
-        search: impl Fn(u32) -> Result<Found, Box<PlanError>>,
-    ) -> Result<Found, Failure> {
+        search: impl Fn(u32) -> Result<T, Box<PlanError>>,
+        step_s: impl Fn(&T) -> f64,
+    ) -> Result<Best<T>, NoSize> {
         let mut sizes: Vec<Size> = Vec::new();
-        let mut best: Option<(f64, Found)> = None;
+        let mut best: Option<(f64, T)> = None;
         let mut refused = None;
         let mut stopped = false;
         for gpus in tried(cluster.gpus_per_node, most) {
@@ -156,7 +130,7 @@ impl Wanted {
                     continue;
                 }
             };
-            let size = self.size(&found, gpus);
+            let size = self.size(gpus, step_s(&found));
             let score = match size.usd_per_trillion_tokens.filter(|_| self.by_cost) {
                 Some(usd) => usd,
                 None => f64::from(gpus),
@@ -176,36 +150,50 @@ impl Wanted {
                 break;
             }
         }
-        let Some((_, mut found)) = best else {
-            return Err(match (sizes.is_empty(), stopped, refused) {
-                (_, true, _) => watcher.found_nothing(),
-                (true, _, Some(error)) => refusal(*error),
-                _ => self.too_late(&sizes, most),
-            });
-        };
-        found.answer.sizes = sizes;
-        if stopped {
-            // Numbers of GPUs that were not searched may be better by any measure.
-            let search = &mut found.answer.search;
-            search.unseen = Some(search.unseen.unwrap_or(0));
-            search.optimal = false;
+        match (best, refused) {
+            (Some((_, found)), _) => Ok(Best {
+                found,
+                sizes,
+                stopped,
+            }),
+            _ if stopped => Err(NoSize::Stopped),
+            (None, Some(error)) if sizes.is_empty() => Err(NoSize::Refused(error)),
+            _ => Err(NoSize::TooLate(self.too_late(&sizes, most))),
         }
-        Ok(found)
     }
 
-    fn too_late(&self, sizes: &[Size], most: u32) -> Failure {
+    fn too_late(&self, sizes: &[Size], most: u32) -> anyhow::Error {
         let days = |size: &Size| size.days.unwrap_or(f64::INFINITY);
         let nearest = sizes.iter().min_by(|a, b| days(a).total_cmp(&days(b)));
         let nearest = nearest.map_or(String::new(), |size| {
             format!("; {} take {:.1} days", size.gpus, days(size))
         });
-        Failure::Infeasible(anyhow!(
+        anyhow!(
             "no number of GPUs up to {most} that was tried trains {:e} tokens in {} days{nearest}; more --gpus, a later \
              --deadline or a larger --global-batch may",
             self.tokens.unwrap_or_default(),
             self.deadline_days.unwrap_or_default()
-        ))
+        )
     }
+}
+
+/// What was found on the best number of GPUs.
+pub(crate) struct Best<T> {
+    pub(crate) found: T,
+    /// What each number comes to.
+    pub(crate) sizes: Vec<Size>,
+    /// Whether numbers are left that were not searched.
+    pub(crate) stopped: bool,
+}
+
+/// Why no number of GPUs is best.
+pub(crate) enum NoSize {
+    /// The search was stopped before.
+    Stopped,
+    /// None has a plan; of the most the reason.
+    Refused(Box<PlanError>),
+    /// None meets the deadline.
+    TooLate(anyhow::Error),
 }
 
 /// Numbers of GPUs that are tried, the fewest first.
@@ -218,7 +206,7 @@ fn tried(gpus_per_node: u32, most: u32) -> Vec<u32> {
         .filter_map(|n| n.checked_mul(gpus_per_node));
     let below = each
         .flatten()
-        .filter(|&gpus| gpus < gpus_per_node && gpus_per_node % gpus == 0);
+        .filter(|&gpus| gpus < gpus_per_node && gpus_per_node.is_multiple_of(gpus));
     let mut all: Vec<u32> = below
         .chain(nodes)
         .chain([most])

@@ -86,7 +86,7 @@ impl Watcher {
     }
 
     /// After the answer: a failure where a signal has stopped the search.
-    pub(crate) fn end(&self) -> Result<(), Failure> {
+    pub(crate) fn end() -> Result<(), Failure> {
         match signals::told().load(Ordering::Relaxed) {
             0 => Ok(()),
             signal => {
