@@ -201,5 +201,6 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
     let (low, high) = (again.predicted.step_s_low, again.predicted.step_s_high);
     let (low, high) = low.zip(high).expect("a prediction has an interval");
     assert!((low..=high).contains(&steps[0].step_s), "{low} {high}");
-    assert!(high / low < 1.2, "{low} {high}");
+    // Three factors from four steps: what each misses of the one that is left out counts.
+    assert!(high / low < 1.5, "{low} {high}");
 }

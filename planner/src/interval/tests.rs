@@ -116,7 +116,8 @@ fn law_less_known_prices_widen_an_interval() {
     // What a profile measures does not take published misses away.
     let shipped = width(&shares[3], None, StackName::Megatron);
     for shares in shares {
-        assert!(width(&shares, Some(0.05), StackName::Megatron) >= shipped);
+        let wide = width(&shares, Some(0.05), StackName::Megatron);
+        assert!(wide >= shipped * (1.0 - 1e-12));
     }
 }
 

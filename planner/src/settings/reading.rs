@@ -414,6 +414,9 @@ fn graphs(said: &mut Said<'_>) -> Graphs {
             ("full_iteration", whole),
         ],
     );
+    // Before 0.15 one of two switches said it.
+    let older = ["external_cuda_graph", "enable_cuda_graph"].map(|name| said.on(name));
+    let kind = kind.or(older.contains(&true).then_some(modules));
     let [new, old] = ["cuda_graph_modules", "cuda_graph_scope"]
         .map(|name| said.words(name).unwrap_or_default().to_vec());
     let words = [new, old].concat();

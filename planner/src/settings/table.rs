@@ -383,18 +383,8 @@ pub const FLAGS: &[Flag] = &[
         V14,
         Unpriced("captures graphs later"),
     ),
-    flag(
-        "external_cuda_graph",
-        "",
-        V14,
-        Unpriced("launches kernels as graphs; cuda_graph_impl since 0.15"),
-    ),
-    flag(
-        "enable_cuda_graph",
-        "",
-        V14,
-        Unpriced("launches kernels as graphs; cuda_graph_impl since 0.15"),
-    ),
+    flag("external_cuda_graph", "", V14, Read(Graphs)),
+    flag("enable_cuda_graph", "", V14, Read(Graphs)),
     flag("te_rng_tracker", "", V14, Unpriced("goes with graphs")),
     flag(
         "moe_flex_dispatcher_num_sms",

@@ -218,6 +218,7 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Category::{Attention, Experts, RouterPermute};
 
     /// By hand, in seconds: what the host takes for a piece, what the device does, and a read before it.
     #[test]
@@ -252,7 +253,6 @@ mod tests {
             let issue = Issue::new(Host::X86, words.parse().expect("graphs"));
             issue.seconds(&work(part, category), GraphModule::Attn)
         };
-        use Category::{Attention, Experts, RouterPermute};
         assert!(seconds("none", Part::Core, Attention) > 0.0);
         assert_eq!(seconds("attn", Part::Core, Attention), 0.0);
         assert!(seconds("mamba", Part::Core, Attention) > 0.0);

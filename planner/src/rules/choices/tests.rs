@@ -164,7 +164,7 @@ fn each_rule_of_a_choice_has_its_message() {
             ["moe_preprocess without", "both"],
         ),
         (
-            "cuda_graph moe,moe_router",
+            "pad 1.0 cuda_graph moe,moe_router",
             ["beside moe_router", "one of them"],
         ),
         ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
