@@ -17,6 +17,7 @@ mod tokens;
 use std::collections::BTreeMap;
 use std::pin::pin;
 
+use moefold_kernels::attention::Sequences;
 use moefold_kernels::rope::Rope;
 use moefold_kernels::{Scalars, Tensor, TensorClass};
 use moefold_planner::model::Model;
@@ -34,12 +35,12 @@ use crate::moe::{Balance, Load, RoutingStats, ZLoss};
 use crate::optimizer::{Gathering, Pass, Reducing, ZeroAdam};
 use crate::rank::Context;
 use crate::rotary::Rotation;
-use crate::stage::{StageModel, StageOutput, StageSaved, Visitor};
+use crate::stage::{StageModel, StageOutput, StageSaved, Tokens, Visitor};
 use crate::store::Store;
 use crate::transport::Pending;
 use crate::turns::{now, turn};
 
-use counts::{Counts, add_load, beyond};
+use counts::{Counts, add_load, beyond, place};
 pub(crate) use counts::{keep_offsets, offsets, routers};
 use tokens::DeviceTokens;
 pub use tokens::HostTokens;
@@ -290,7 +291,7 @@ impl Stepper {
         for &action in self.actions.iter().filter(|&&a| a != Action::OptimizerStep) {
             self.accumulate(cx, &mut progress, action)?;
         }
-        self.read_offsets(cx, &mut progress)?;
+        progress.counts.read_offsets(cx, &self.routers)?;
         Ok(progress.counts.load)
     }
 
@@ -684,7 +685,7 @@ impl Stepper {
             let router = self.routers.iter().position(|(routed, _)| *routed == layer);
             let router = router.expect("a MoE layer of the model");
             if let Some(offsets) = &offsets {
-                let [start, words] = self.place(router);
+                let [start, words] = place(&self.routers, router);
                 keep_offsets(cx, &stats, &offsets.view(start, &[words]));
             }
             limits[router] = stats.limit;
@@ -753,7 +754,7 @@ impl Stepper {
     /// What all ranks are to know of the step, from sums over all of them.
     fn outcome(&self, cx: &Context, progress: &mut Progress) -> Result<StepOutcome, Error> {
         let sums = cx.to_host("sums_to_host", || self.sums.read());
-        self.read_offsets(cx, progress)?;
+        progress.counts.read_offsets(cx, &self.routers)?;
         let counts = progress
             .counts
             .load
@@ -794,5 +795,26 @@ impl Stepper {
     fn tokens_of_batch(&self, cx: &Context) -> f64 {
         let microbatches = f64::from(cx.layout.microbatches() * cx.layout.dp());
         microbatches * (self.sequences * self.seq_len) as f64
+    }
+
+    fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
+        let size = [self.sequences, self.seq_len];
+        let (rope, rotation) = (&self.rope, &self.rotation);
+        upload(cx, size, self.depths, rope, rotation, microbatches)
+    }
+
+    fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
+        let [ids, targets] = tokens.own.clone();
+        Tokens {
+            ids,
+            targets,
+            sequences: Sequences {
+                count: self.sequences,
+                documents: tokens.documents.as_ref(),
+            },
+            rope: tokens.rope.as_ref().unwrap_or(&self.rope),
+            loss_scale,
+            ahead: tokens.ahead.clone(),
+        }
     }
 }

@@ -402,13 +402,12 @@ impl<'a> Host<'a> {
 /// Kernels that this project's executor launches.
 fn launches(work: &Work) -> f64 {
     match &work.task {
-        Task::Op(_) => 1.0,
         Task::HostRead | Task::Transfer { .. } => 0.0,
         // Round a ring.
         Task::Collective(ring) if work.beside == Some(Part::Core) => {
             f64::from(ring.ranks.saturating_sub(1))
         }
-        Task::Collective(_) | Task::Exchange { .. } => 1.0,
+        Task::Op(_) | Task::Collective(_) | Task::Exchange { .. } => 1.0,
     }
 }
 

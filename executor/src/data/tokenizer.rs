@@ -96,7 +96,11 @@ impl Tokenizer {
             Self::HuggingFace(tokenizer) => {
                 let text = utf8(text)?;
                 check_blanks(text)?;
-                let encoding = tokenizer.encode_fast(text, false);
+                let encode = || {
+                    let encoding = tokenizer.encode_fast(text, false);
+                    encoding.map_err(|error| error.to_string())
+                };
+                let encoding = of_library(encode);
                 let encoding = encoding.map_err(|error| format!("cannot be tokenized: {error}"))?;
                 Ok(encoding.get_ids().to_vec())
             }
@@ -140,22 +144,23 @@ fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
     let text = std::fs::read(path).map_err(Error::io(path, "open"))?;
     let refuse =
         |why: String| Error::malformed(path, format!("is not a Hugging Face tokenizer: {why}"));
-    // The library panics at some of what it does not expect: a thread of its own ends, and says why.
     let read = || tokenizers::Tokenizer::from_bytes(&text).map_err(|error| error.to_string());
-    let read = thread::scope(|scope| {
-        let own = thread::Builder::new().name(LIBRARY.to_owned());
-        own.spawn_scoped(scope, read).map(ScopedJoinHandle::join)
-    });
-    let tokenizer = match read.map_err(|error| refuse(error.to_string()))? {
-        Ok(tokenizer) => tokenizer.map_err(refuse)?,
-        Err(payload) => {
-            let said = payload.downcast_ref::<String>().cloned();
-            return Err(refuse(
-                said.unwrap_or_else(|| "the library that reads it fails".to_owned()),
-            ));
-        }
-    };
+    let tokenizer = of_library(read).map_err(refuse)?;
     Ok(Tokenizer::HuggingFace(Box::new(tokenizer)))
+}
+
+/// What a library answers that panics at some of what it does not expect: a thread of its own ends then, and says why.
+fn of_library<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    let ended = thread::scope(|scope| {
+        let own = thread::Builder::new().name(LIBRARY.to_owned());
+        own.spawn_scoped(scope, work).map(ScopedJoinHandle::join)
+    });
+    ended
+        .map_err(|error| error.to_string())?
+        .unwrap_or_else(|payload| {
+            let said = payload.downcast_ref::<String>().cloned();
+            Err(said.unwrap_or_else(|| "the library that reads it fails".to_owned()))
+        })
 }
 
 /// Reads a `.tiktoken` file: a line for each token, its bytes in base 64 and its rank. The file does not say

@@ -4,7 +4,6 @@ use moefold_kernels::{Dtype, Tensor, TensorClass, elementwise};
 use moefold_planner::model::Model;
 use moefold_profiles::trace::Category;
 
-use super::{Progress, Stepper};
 use crate::error::Error;
 use crate::moe::balance::between;
 use crate::moe::dispatch::Dispatching;
@@ -50,35 +49,38 @@ pub(crate) fn keep_offsets(cx: &Context, stats: &RoutingStats, place: &Tensor) {
     }
 }
 
-impl Stepper {
-    /// Where the offsets of a router are among those of a microbatch, and how many.
-    pub(super) fn place(&self, router: usize) -> [usize; 2] {
-        let words = |(_, experts): &(u32, usize)| experts + 1;
-        let before = self.routers[..router].iter().map(words).sum();
-        [before, words(&self.routers[router])]
-    }
+/// Where the offsets of a router are among those of a microbatch, and how many; `routers` are all of the model.
+pub(super) fn place(routers: &[(u32, usize)], router: usize) -> [usize; 2] {
+    let words = |(_, experts): &(u32, usize)| experts + 1;
+    let before = routers[..router].iter().map(words).sum();
+    [before, words(&routers[router])]
+}
 
+impl Counts {
     /// Reads the offsets that routers have left on the device.
-    pub(super) fn read_offsets(&self, cx: &Context, progress: &mut Progress) -> Result<(), Error> {
-        let counted = &mut progress.counts;
-        let Some(offsets) = counted.offsets.take() else {
+    pub(super) fn read_offsets(
+        &mut self,
+        cx: &Context,
+        routers: &[(u32, usize)],
+    ) -> Result<(), Error> {
+        let Some(offsets) = self.offsets.take() else {
             return Ok(());
         };
         let all = cx.to_host("counts_to_host", || offsets.to_i32());
         let microbatches = all.chunks_exact(offsets.width());
-        for (words, exchanged) in microbatches.zip(&mut counted.exchanged) {
-            for (router, load) in counted.load.iter_mut().enumerate() {
-                let [start, len] = self.place(router);
+        for (words, exchanged) in microbatches.zip(&mut self.exchanged) {
+            for (router, load) in self.load.iter_mut().enumerate() {
+                let [start, len] = place(routers, router);
                 exchanged[router] = between(&words[start..start + len]);
                 add_load(load, &exchanged[router]);
-                let limit = counted.limits[router];
-                counted.dropped[router] += beyond(limit, &exchanged[router]);
+                let limit = self.limits[router];
+                self.dropped[router] += beyond(limit, &exchanged[router]);
             }
         }
         if cx.tp_ep.is_solo() {
             return Ok(());
         }
-        let counts = counted.exchanged.iter_mut().flatten().flatten();
+        let counts = self.exchanged.iter_mut().flatten().flatten();
         let mut counts: Vec<&mut u64> = counts.collect();
         let mut sums: Vec<f64> = counts.iter().map(|count| **count as f64).collect();
         cx.comm(Category::EpComm, "all_reduce", || {

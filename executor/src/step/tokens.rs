@@ -1,17 +1,15 @@
 //! [`HostTokens`] and [`DeviceTokens`]: the tokens of a microbatch, where they should lead and where documents begin.
 
-use moefold_kernels::attention::{Documents, Sequences};
+use moefold_kernels::attention::Documents;
 use moefold_kernels::cuda::Stream;
 use moefold_kernels::rope::Rope;
 use moefold_kernels::{Tensor, TensorClass};
 use moefold_planner::model::Model;
 
-use super::Stepper;
 use crate::data::{NONE, Packing};
 use crate::rank::Context;
 use crate::rotary::Rotation;
 use crate::shares;
-use crate::stage::Tokens;
 
 /// The host's copy of one microbatch of a rank: `sequences * seq_len` tokens each, of which context-parallel
 /// ranks take each its own.
@@ -143,27 +141,4 @@ pub(crate) fn rotations(cx: &Context, model: &Model, seq_len: usize, sequences: 
     let own = shares::tokens(cx, [sequences, seq_len]);
     let positions = own.map(|token| (token % seq_len) as u32);
     Rotation::or_unread(model).table(&cx.device, &positions)
-}
-
-impl Stepper {
-    pub(super) fn upload(&self, cx: &Context, microbatches: &[HostTokens]) -> Vec<DeviceTokens> {
-        let size = [self.sequences, self.seq_len];
-        let (rope, rotation) = (&self.rope, &self.rotation);
-        upload(cx, size, self.depths, rope, rotation, microbatches)
-    }
-
-    pub(super) fn tokens<'a>(&'a self, tokens: &'a DeviceTokens, loss_scale: f32) -> Tokens<'a> {
-        let [ids, targets] = tokens.own.clone();
-        Tokens {
-            ids,
-            targets,
-            sequences: Sequences {
-                count: self.sequences,
-                documents: tokens.documents.as_ref(),
-            },
-            rope: tokens.rope.as_ref().unwrap_or(&self.rope),
-            loss_scale,
-            ahead: tokens.ahead.clone(),
-        }
-    }
 }

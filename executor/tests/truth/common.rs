@@ -137,9 +137,12 @@ impl Fixture {
     /// none, or where a rank has several the first, and one between where that is not enough.
     pub(crate) fn stages(&self, layout: &Layout) -> Vec<Vec<u32>> {
         let (layers, stages) = (self.model.layers.len() as u32, layout.stages());
-        let cut = |stage: u32| match stages > layers && layout.vpp() > 1 {
-            true => layers * stage / stages,
-            false => (layers * stage).div_ceil(stages),
+        let cut = |stage: u32| {
+            if stages > layers && layout.vpp() > 1 {
+                layers * stage / stages
+            } else {
+                (layers * stage).div_ceil(stages)
+            }
         };
         (0..stages)
             .map(|stage| (cut(stage)..cut(stage + 1)).collect())

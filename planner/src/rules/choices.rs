@@ -178,27 +178,7 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
     {
         broken.push(Illegal::DividedBackward { schedule, with });
     }
-    if let Some(capacity) = &options.capacity {
-        let factor = capacity.factor;
-        if !has_experts {
-            broken.push(Illegal::CapacityAlone);
-        }
-        if !(factor.is_finite() && factor > 0.0) {
-            broken.push(Illegal::CapacityFactor {
-                factor: factor.to_string(),
-            });
-        }
-        if let Some(dispatcher) = options.dispatcher
-            && has_experts
-            && capacity.pad
-            && !stack.pads_under(dispatcher)
-        {
-            broken.push(Illegal::PaddedDispatcher {
-                stack: name,
-                dispatcher,
-            });
-        }
-    }
+    check_capacity(model, options, stack, &mut broken);
     if let Some(stages) = &options.stages {
         check_stages(stages, model, &mut broken);
     }
@@ -245,6 +225,38 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         _ => {}
     }
     broken
+}
+
+/// What is wrong with a limit on the rows of experts.
+fn check_capacity(
+    model: &Model,
+    options: &SearchOptions,
+    stack: &Stack,
+    broken: &mut Vec<Illegal>,
+) {
+    let Some(capacity) = &options.capacity else {
+        return;
+    };
+    let has_experts = model.num_moe_layers() > 0;
+    let factor = capacity.factor;
+    if !has_experts {
+        broken.push(Illegal::CapacityAlone);
+    }
+    if !(factor.is_finite() && factor > 0.0) {
+        broken.push(Illegal::CapacityFactor {
+            factor: factor.to_string(),
+        });
+    }
+    if let Some(dispatcher) = options.dispatcher
+        && has_experts
+        && capacity.pad
+        && !stack.pads_under(dispatcher)
+    {
+        broken.push(Illegal::PaddedDispatcher {
+            stack: stack.name(),
+            dispatcher,
+        });
+    }
 }
 
 /// What combined passes do not go with, whatever the degrees are (Megatron-Core's `transformer_config.py`,

@@ -291,7 +291,7 @@ impl Corpus {
             1 => {
                 input[at] = *[0, 1, 0x7f, 0x80, 0xff, b'0', b'9', b' ']
                     .choose(random)
-                    .expect("some")
+                    .expect("some");
             }
             2 => drop(input.drain(at..at + length)),
             3 => input.truncate(at),
@@ -352,19 +352,16 @@ impl Corpus {
 
 impl Seed {
     fn new(bytes: Vec<u8>) -> Self {
-        let json = match serde_json::from_slice(&bytes) {
-            Ok(value @ (Value::Object(_) | Value::Array(_))) => Some(vec![value]),
-            _ => {
-                let text = std::str::from_utf8(&bytes).unwrap_or_default();
-                let lines = text.lines().map(|line| match serde_json::from_str(line) {
-                    Ok(value @ (Value::Object(_) | Value::Array(_))) => Some(value),
-                    _ => None,
-                });
-                lines
-                    .collect::<Option<Vec<_>>>()
-                    .filter(|all| !all.is_empty())
-            }
+        let nested = |text: &[u8]| {
+            let value: Option<Value> = serde_json::from_slice(text).ok();
+            value.filter(|value| value.is_object() || value.is_array())
         };
+        let json = nested(&bytes).map(|value| vec![value]).or_else(|| {
+            let text = std::str::from_utf8(&bytes).unwrap_or_default();
+            let lines = text.lines().map(|line| nested(line.as_bytes()));
+            let all: Option<Vec<Value>> = lines.collect();
+            all.filter(|all| !all.is_empty())
+        });
         Self { bytes, json }
     }
 }

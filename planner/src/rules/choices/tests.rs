@@ -158,19 +158,6 @@ fn each_rule_of_a_choice_has_its_message() {
             "`cp_comm_type` p2p",
         ],
     );
-    for (choices, parts) in [
-        (
-            "cuda_graph moe_preprocess",
-            ["moe_preprocess without", "both"],
-        ),
-        (
-            "pad 1.0 cuda_graph moe,moe_router",
-            ["beside moe_router", "one of them"],
-        ),
-        ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
-    ] {
-        check("", choices, "cuda_graph", &parts);
-    }
     check(
         "",
         "stack moefold precision fp8",
@@ -246,6 +233,24 @@ fn each_rule_of_a_choice_has_its_message() {
         "pipeline_layout_depths",
         &["1 MTP", "has 0", "no m"],
     );
+}
+
+/// Of what is captured as a graph.
+#[test]
+fn each_rule_of_graphs_has_its_message() {
+    for (choices, parts) in [
+        (
+            "cuda_graph moe_preprocess",
+            ["moe_preprocess without", "both"],
+        ),
+        (
+            "pad 1.0 cuda_graph moe,moe_router",
+            ["beside moe_router", "one of them"],
+        ),
+        ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
+    ] {
+        check("", choices, "cuda_graph", &parts);
+    }
 }
 
 /// Of what data parallelism divides and runs beside compute.

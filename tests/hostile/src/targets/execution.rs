@@ -67,7 +67,7 @@ pub(super) const TARGETS: [Target; 14] = [
             place,
             "tokens.bin",
             &file("tests/fixtures/mixtral/tokens.bin"),
-        ))
+        ));
     }),
     Target::new("bin", "tokens of a dataset", |place, input| {
         put(place, "tokens.bin", input);
@@ -79,7 +79,7 @@ pub(super) const TARGETS: [Target; 14] = [
             place,
             "tokens.idx",
             &file("tests/fixtures/mixtral/tokens.idx"),
-        ))
+        ));
     }),
     Target::new("sums", "checksums of a dataset", |place, input| {
         put(place, "tokens.blake3", input);
@@ -108,13 +108,13 @@ pub(super) const TARGETS: [Target; 14] = [
         let path = put(place, "file.tiktoken", input);
         Tokenizer::named(path.to_str().expect("a plain path"))
             .map_err(|error| error.to_string())
-            .and_then(encoded)
+            .and_then(|tokenizer| encoded(&tokenizer))
     }),
     Target::new("tokenizer", "tokenizer.json", |place, input| {
         let path = put(place, "tokenizer.json", input);
         Tokenizer::named(path.to_str().expect("a plain path"))
             .map_err(|error| error.to_string())
-            .and_then(encoded)
+            .and_then(|tokenizer| encoded(&tokenizer))
     }),
     Target::new("text", "text for o200k", |_, input| {
         said(O200K.encode(input))
@@ -188,7 +188,7 @@ fn read_all(place: &Path) -> Result<(), String> {
     tensors.try_for_each(|tensor| said(folder.read(&tensor.whole())))
 }
 
-fn encoded(tokenizer: Tokenizer) -> Result<(), String> {
+fn encoded(tokenizer: &Tokenizer) -> Result<(), String> {
     tokenizer.vocab_size();
     said(tokenizer.encode(TEXT.as_bytes()))
 }
