@@ -233,6 +233,10 @@ fn init(args: &ExecuteArgs, output: Option<Output>) -> Result<Init, Failure> {
     let (mut found, mut passed_over) = (None, Vec::new());
     if let (true, Some(dir)) = (args.again.goes_on, &args.out) {
         (found, passed_over) = checkpoint::newest(dir).map_err(failure)?;
+        if found.is_none() && !passed_over.is_empty() {
+            // They have lost files: to begin again would throw the run away.
+            checkpoint::find(dir).map_err(failure)?;
+        }
     }
     if let (None, Some(path)) = (&found, &args.resume) {
         let other = checkpoint::find(path).map_err(failure)?;

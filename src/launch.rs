@@ -479,6 +479,7 @@ mod tests {
             (&[own, own], &[0, 1]),
             (&[others, End::Hung], &[1]),
             (&[others, others], &[]),
+            (&[others, of(0)], &[]),
         ] {
             assert_eq!(culprits(ends), expected, "{ends:?}");
         }

@@ -37,7 +37,7 @@ use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
-use moefold_executor::data::LIBRARY;
+use moefold_executor::data::in_library;
 use moefold_kernels::DeviceError;
 
 use crate::cli::{Cli, DataVerb, Verb};
@@ -80,7 +80,7 @@ fn unwound(payload: Box<dyn Any + Send>) -> Failure {
 /// A panic is a defect of this program, unless a library meets a file that it does not expect: one line says where, and
 /// no page of frames follows.
 fn report_panic(panic: &PanicHookInfo<'_>) {
-    if std::thread::current().name() == Some(LIBRARY) {
+    if in_library() {
         return;
     }
     let place = panic

@@ -87,7 +87,11 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
                     }
                     failure => failure,
                 };
+                if watcher.is_stopped() {
+                    output.note("stopped: changes are missing from the table")?;
+                }
                 watcher.done();
+                Watcher::end()?;
                 return Err(failure);
             }
         }

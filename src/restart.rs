@@ -77,6 +77,10 @@ pub(crate) fn run(
     signals::catch()?;
     // The first try chooses no directory that the next would not know.
     let (dir, is_new) = if let Some(dir) = &args.out {
+        if !args.again.goes_on {
+            // Later tries go on with what is there: none of it may be another run's.
+            drop(RunDir::claim(dir).map_err(failure)?);
+        }
         (dir.clone(), false)
     } else {
         let claim = Claim::numbered(Path::new("runs"), "run").map_err(failure)?;

@@ -446,13 +446,17 @@ fn a_search_that_is_interrupted_answers_with_the_best_so_far() {
     let arguments = "plan --model deepseek-v3 --cluster dgx-h100 --gpus 256 --seq-len 4096 --global-batch 2048 --front";
     let arguments: Vec<&str> = arguments.split_whitespace().collect();
     // A machine may be slow; a search of twenty limits is slower.
-    for seconds in [2, 4, 8, 16] {
+    for seconds in [2.0, 4.0, 8.0, 16.0, 1.0, 0.5] {
         let mut command = program(&arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = Guarded::start(&mut command);
-        thread::sleep(Duration::from_secs(seconds));
+        thread::sleep(Duration::from_secs_f64(seconds));
         signal("INT", child.0.id());
         let (code, stdout, stderr) = child.ended();
+        if code == 0 {
+            // It was over before.
+            continue;
+        }
         assert_eq!(code, 130, "{stderr}");
         if stdout.is_empty() {
             assert!(
@@ -468,5 +472,5 @@ fn a_search_that_is_interrupted_answers_with_the_best_so_far() {
         assert!(stdout.contains("Looked at"), "{stdout}");
         return;
     }
-    panic!("nothing was found in 16 s");
+    panic!("no search was under way with a plan found");
 }

@@ -659,7 +659,7 @@ fn equals_whole(bench: &Bench, ranks: &str, run_dir: &str) {
 #[test]
 fn oracle_a_run_whose_ranks_die_and_hang_goes_on_by_itself() {
     let bench = Bench::new(&[TWO]);
-    let flags = ["--restarts", "4", "--save-every", "2", "--heartbeat-s", "2"];
+    let flags = ["--restarts", "9", "--save-every", "2", "--heartbeat-s", "5"];
     let mut it = Restarting::start(&bench, "2", "run", &[&ENDLESS[..], &flags].concat());
     let mut saved = 0;
     for (how, rank) in [("KILL", 1), ("KILL", 0), ("STOP", 1)] {
@@ -669,10 +669,10 @@ fn oracle_a_run_whose_ranks_die_and_hang_goes_on_by_itself() {
     // A signal is no failure.
     let errors = it.stop(saved);
     for part in [
-        "note: rank 1 was ended by signal 9; restart 1 of 4 goes on after ",
-        "note: rank 0 was ended by signal 9; restart 2 of 4 goes on after ",
-        "because rank 1 failed: it has been silent for 2.0 s",
-        "; restart 3 of 4 goes on after ",
+        "note: rank 1 was ended by signal 9; restart 1 of 9 goes on after ",
+        "note: rank 0 was ended by signal 9; restart 2 of 9 goes on after ",
+        "because rank 1 failed: it has been silent for 5.0 s",
+        "; restart 3 of 9 goes on after ",
         "error: SIGTERM: stopped after",
     ] {
         assert!(errors.contains(part), "{part:?} is not in: {errors}");

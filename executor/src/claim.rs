@@ -2,7 +2,8 @@
 //!
 //! It is held by a lock of the directory itself (`flock(2)`), which the system lets go of with the process, however
 //! that ends. Nothing is left in the directory, so one of a run that took no step is as good as new. The lock is of
-//! one machine; between machines that share a file system a run's `steps.jsonl` is created by one of them alone.
+//! one machine; between machines that share a file system a run's `steps.jsonl` is created by one of them alone, unless the
+//! run goes on in its own directory.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};

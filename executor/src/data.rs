@@ -27,7 +27,7 @@ pub use packing::Packing;
 pub use prepare::{Preparation, Prepared};
 pub use split::{Share, Split};
 pub use stream::TokenStream;
-pub use tokenizer::{LIBRARY, Tokenizer};
+pub use tokenizer::{Tokenizer, in_library};
 
 use moefold_planner::layout::Batch;
 use rand::{Rng as _, SeedableRng as _};

@@ -212,7 +212,10 @@ impl Error {
             Self::Transport(TransportError::Stopped { failed_rank, .. }) => {
                 Blame::Rank(*failed_rank)
             }
-            Self::Rendezvous(_) => Blame::Others,
+            // All ranks of a machine write to its disks: such a failure is at no place.
+            Self::Rendezvous(_) | Self::Save { .. } | Self::Io { .. } | Self::Profile(_) => {
+                Blame::Others
+            }
             Self::Diverged { .. } | Self::NotFinite { .. } | Self::Lost { .. } => Blame::Run,
             _ => Blame::Own,
         }

@@ -88,8 +88,14 @@ impl RunDir {
         let steps = path.join(STEPS_FILE);
         let (steps, events) = if claim.is_again() {
             let first = environment.resumed.as_ref().map_or(0, |from| from.step);
-            let kept = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
+            let (mut kept, next) = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
             checkpoint::clear_way(path, first)?;
+            if next.is_some_and(|next| next != first) {
+                // Steps are missing, which no reader takes for a run: what is there stays apart.
+                let apart = path.join(format!("{STEPS_FILE}.before-{first}"));
+                fs::rename(&steps, apart).map_err(Error::io(&steps, "rename"))?;
+                kept = 0;
+            }
             (Log::after(steps, kept), Events::after(path, first)?)
         } else {
             (Log::new(steps), Events::of(path))
@@ -127,8 +133,9 @@ impl RunDir {
             .map_err(|error| Error::malformed(self.path(), error.to_string()))?;
         line.push(b'\n');
         self.steps.add(&line);
-        let begun = self.begin();
+        // First the file that one run alone can make, and by which its directory is known.
         let steps = self.steps.flush();
+        let begun = self.begin();
         let events = self.events.step(record, time_s);
         // The one after which there is nothing to try comes first.
         let failed = [begun, steps, events].into_iter().filter_map(Result::err);
@@ -199,25 +206,29 @@ fn is_of_run(dir: &Path) -> bool {
         })
 }
 
-/// Bytes of the leading whole lines of steps before `first`; none where there is no file.
-fn kept_steps(path: &Path, first: u64) -> io::Result<u64> {
+/// Bytes of the leading whole lines of steps before `first` that follow one another, and the step after them; none
+/// where there is no file.
+fn kept_steps(path: &Path, first: u64) -> io::Result<(u64, Option<u64>)> {
     #[derive(serde::Deserialize)]
     struct Numbered {
         step: u64,
     }
     let mut file = match File::open(path) {
         Ok(file) => BufReader::new(file),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, None)),
         Err(error) => return Err(error),
     };
-    let mut kept = 0;
+    let (mut kept, mut next) = (0, None);
     loop {
         let mut line = Vec::new();
         file.read_until(b'\n', &mut line)?;
         let whole = line.strip_suffix(b"\n");
         match whole.and_then(|line| serde_json::from_slice::<Numbered>(line).ok()) {
-            Some(Numbered { step }) if step < first => kept += line.len() as u64,
-            _ => return Ok(kept),
+            Some(Numbered { step }) if step < first && next.is_none_or(|next| next == step) => {
+                kept += line.len() as u64;
+                next = Some(step + 1);
+            }
+            _ => return Ok((kept, next)),
         }
     }
 }

@@ -73,7 +73,7 @@ pub struct Bounds {
     pub work_s: f64,
     /// By its best split under its best schedule, without any recomputation that is not asked for, seconds.
     pub split_s: f64,
-    /// The first of them that is no better than the last plan shown; absent where it was priced.
+    /// The first of them that is no better than the last plan shown; absent where neither is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ruled_out: Option<RuledOut>,
 }

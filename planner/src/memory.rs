@@ -196,19 +196,6 @@ pub fn at_worst_instant(
     rank + beside.fold(worst, Level::add).bytes()
 }
 
-/// What is alive at most while passes of a rank's stages run, where no order of what two take and give is known: as
-/// much as both.
-pub fn running(stages: &[StageMemory], occupancy: &Occupancy) -> Level {
-    let stage = &stages[occupancy.chunk];
-    match occupancy.running {
-        Running::Combined { backward } => {
-            let forward = stage.passes.saved + stage.running(Running::Forward);
-            forward + stages[backward].running(Running::Backward)
-        }
-        one => stage.running(one),
-    }
-}
-
 /// The most bytes that a rank has in memory of its host: what its microbatches have left there.
 pub fn on_host(stages: &[StageMemory], occupancies: &[Occupancy]) -> Bytes {
     let at = |occupancy: &Occupancy| -> i64 {
@@ -270,7 +257,7 @@ mod tests {
                     &occupancies,
                     Level::default(),
                     Level::default(),
-                    |at| running(&stages, at),
+                    |at| stages[at.chunk].running(at.running),
                 );
                 let peak = schedule.peak_live(rank, kept).bytes;
                 assert_eq!(
@@ -314,7 +301,7 @@ mod tests {
                     alive = left;
                 }
                 let none = Level::default();
-                let of_one = |at: &Occupancy| running(&[stage], at);
+                let of_one = |at: &Occupancy| stage.running(at.running);
                 let worst = at_worst_instant(ByClass::default(), &[stage], own, none, none, of_one);
                 assert_eq!(worst.total(), Bytes(peak), "{pp} {microbatches} {rank}");
             }

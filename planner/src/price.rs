@@ -99,26 +99,43 @@ pub struct LayerBreakdown {
     /// Of the forward pass, done again, with the recompute sets that it is done again under, as bits; all of
     /// it is [`Category::Recompute`].
     again: Vec<(u64, Breakdown)>,
+    /// By recompute set, what the device waits for the host in all that is done again under it.
+    again_waits_s: Vec<f64>,
 }
 
 impl LayerBreakdown {
     /// Prices a lowered layer.
     pub fn new(lowered: &Lowered, costs: &Costs, stack: &Stack) -> Self {
-        let again = lowered.again.iter().map(|again| {
-            let mut breakdown = Breakdown::default();
-            let mut host = Host::new(&again.work, stack);
-            // Communication beside the core is hidden again when the core runs again.
-            for work in again
-                .work
-                .iter()
-                .filter(|work| work.beside != Some(Part::Core))
-            {
-                let cost = cost_of(work, costs);
-                breakdown.add(Category::Recompute, cost);
+        let priced: Vec<(u64, Vec<(&Work, Cost)>)> = (lowered.again.iter())
+            .map(|again| {
+                // Communication beside the core is hidden again when the core runs again.
+                let all = again.work.iter();
+                let seen = all.filter(|work| work.beside != Some(Part::Core));
+                let priced = seen.map(|work| (work, cost_of(work, costs)));
+                (again.sets, priced.collect())
+            })
+            .collect();
+        let host = |all: &mut dyn Iterator<Item = &(&Work, Cost)>| {
+            let mut host = Host::new(&lowered.forward, stack);
+            for &(work, cost) in all {
                 host.issues(work, cost);
             }
-            breakdown.host_s = host.seconds(false);
-            (again.sets, breakdown)
+            host.seconds(false)
+        };
+        let again = priced.iter().map(|(sets, all)| {
+            let mut breakdown = Breakdown::default();
+            for &(_, cost) in all {
+                breakdown.add(Category::Recompute, cost);
+            }
+            let [issued_s, _] = host(&mut all.iter());
+            breakdown.host_s = [issued_s, 0.0];
+            (*sets, breakdown)
+        });
+        let any = priced.iter().fold(0, |any, (sets, _)| any | sets);
+        let waits_s = (0..u64::BITS - any.leading_zeros()).map(|set| {
+            let under = priced.iter().filter(|(sets, _)| sets >> set & 1 == 1);
+            let [_, waits_s] = host(&mut under.flat_map(|(_, all)| all));
+            waits_s
         });
         let mut weight = Breakdown::default();
         let backward = price(&lowered.backward, costs, stack, |work, cost| {
@@ -132,6 +149,7 @@ impl LayerBreakdown {
             backward,
             weight,
             again: again.collect(),
+            again_waits_s: waits_s.collect(),
         }
     }
 
@@ -143,6 +161,7 @@ impl LayerBreakdown {
                 breakdown.merge(again);
             }
         }
+        breakdown.host_s[1] += self.again_waits_s.get(set).unwrap_or(&0.0);
         breakdown
     }
 }

@@ -30,6 +30,7 @@ mod walk;
 mod watch;
 mod why;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use moefold_profiles::Cluster;
@@ -134,6 +135,18 @@ pub fn plan_watched(
     })
 }
 
+/// What prices are of what is asked: loads that are known, and products whose scale is of whole tensors.
+fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
+    let mut costs = Cow::Borrowed(costs);
+    if options.routing.is_some() {
+        costs = Cow::Owned(costs.into_owned().with_known_loads());
+    }
+    if matches!(options.precision, Precision::Fp8 | Precision::Fp8Delayed) {
+        costs = Cow::Owned(costs.into_owned().with_scales_of_tensors());
+    }
+    costs
+}
+
 /// Plans under one choice of what leaves for the host, best first.
 fn plan_under(
     model: &Model,
@@ -144,12 +157,7 @@ fn plan_under(
     runtime: &dyn Runtime,
     watch: &Watch<'_>,
 ) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
-    let known = options.routing.is_some();
-    let known = known.then(|| costs.clone().with_known_loads());
-    let costs = known.as_ref().unwrap_or(costs);
-    let whole = matches!(options.precision, Precision::Fp8 | Precision::Fp8Delayed);
-    let whole = whole.then(|| costs.clone().with_scales_of_tensors());
-    let costs = whole.as_ref().unwrap_or(costs);
+    let costs = &*prices(costs, options);
     let rules = Rules::of(model, options);
     let question = question(model, cluster, gpus, options, costs, runtime, &rules)?;
     let Candidates {
@@ -322,8 +330,8 @@ pub fn why(
     why::why(asked, own, found)
 }
 
-/// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by its
-/// best split under its best schedule.
+/// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by the
+/// best split that it tries under its best schedule. None where a search looks for the least memory.
 fn bounds(
     model: &Model,
     cluster: &Cluster,
@@ -333,6 +341,10 @@ fn bounds(
     runtime: &dyn Runtime,
     own: &PlannedLayout,
 ) -> Option<[f64; 2]> {
+    if options.objective == Objective::Memory {
+        return None;
+    }
+    let costs = &*prices(costs, options);
     let rules = Rules::of(model, options);
     let question = question(model, cluster, gpus, options, costs, runtime, &rules).ok()?;
     let degrees = own.layout.pinned().complete(gpus)?;
@@ -557,7 +569,8 @@ fn question<'a>(
     runtime: &'a dyn Runtime,
     rules: &Rules,
 ) -> Result<Question<'a>, PlanError> {
-    let stack = Stack::on(options.stack, cluster, costs.host()).under(options.graphs);
+    let stack =
+        Stack::on(options.stack, cluster, costs.host()).under(options.graphs, options.overlap);
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
     if let Some(reason) = runtime.refuses(model, options.precision) {
         return unable(format!("`stack` {}", stack.name().name()), reason);

@@ -108,9 +108,10 @@ impl Stack {
 
     /// The same where some work is launched as CUDA graphs; of this project's executor none is.
     #[must_use]
-    pub fn under(mut self, graphs: Graphs) -> Self {
+    pub fn under(mut self, graphs: Graphs, overlap: Option<Overlap>) -> Self {
         if let Self::Megatron(stack) = &mut self {
-            stack.issue = stack.issue.under(graphs);
+            let is_shared_beside = overlap.is_some_and(|overlap| overlap.shared_expert);
+            stack.issue = stack.issue.under(graphs, is_shared_beside);
         }
         self
     }

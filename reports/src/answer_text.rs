@@ -109,7 +109,7 @@ fn became(answer: &Answer, why: &Why) -> String {
         let (bound, least_s) = match bounds.ruled_out {
             Some(RuledOut::Work) => ("the work of its layers rules it out", bounds.work_s),
             Some(RuledOut::Split) => ("the time of its best split rules it out", bounds.split_s),
-            None => ("it was priced", bounds.split_s),
+            None => ("no bound rules it out", bounds.split_s),
         };
         let text = format!(
             "It takes {} at least, and the last plan shown takes {}: {bound}.",

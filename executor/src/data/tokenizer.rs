@@ -1,8 +1,9 @@
 //! Tokenizers for plain text: bytes, the byte-pair encodings of tiktoken, or any Hugging Face `tokenizer.json`.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::thread::{self, ScopedJoinHandle};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,9 +11,14 @@ use tiktoken_rs::{CoreBPE, O200K_BASE_PAT_STR};
 
 use crate::error::Error;
 
-/// The thread that a library reads a file in which panics at files that it does not expect: such a panic is an answer,
-/// not a defect to report.
-pub const LIBRARY: &str = "tokenizers";
+thread_local! {
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a library that panics at what it does not expect, and is answered for.
+pub fn in_library() -> bool {
+    WITHIN.get()
+}
 
 /// From text to token ids.
 pub enum Tokenizer {
@@ -149,18 +155,17 @@ fn hugging_face(path: &Path) -> Result<Tokenizer, Error> {
     Ok(Tokenizer::HuggingFace(Box::new(tokenizer)))
 }
 
-/// What a library answers that panics at some of what it does not expect: a thread of its own ends then, and says why.
-fn of_library<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
-    let ended = thread::scope(|scope| {
-        let own = thread::Builder::new().name(LIBRARY.to_owned());
-        own.spawn_scoped(scope, work).map(ScopedJoinHandle::join)
-    });
-    ended
-        .map_err(|error| error.to_string())?
-        .unwrap_or_else(|payload| {
-            let said = payload.downcast_ref::<String>().cloned();
-            Err(said.unwrap_or_else(|| "the library that reads it fails".to_owned()))
-        })
+/// What a library answers that panics at some of what it does not expect: such a panic is an answer, not a defect to
+/// report ([`in_library`]).
+fn of_library<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    WITHIN.set(true);
+    let ended = panic::catch_unwind(AssertUnwindSafe(work));
+    WITHIN.set(false);
+    ended.unwrap_or_else(|payload| {
+        let said = payload.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+        Err(said.unwrap_or_else(|| "the library that reads it fails".to_owned()))
+    })
 }
 
 /// Reads a `.tiktoken` file: a line for each token, its bytes in base 64 and its rank. The file does not say

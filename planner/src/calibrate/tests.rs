@@ -165,6 +165,8 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
         "tp=4,cp=1,pp=2,vpp=1,ep=4,etp=1,mbs=1",
         "tp=8,cp=1,pp=4,vpp=2,ep=2,etp=4,mbs=1",
         "tp=2,cp=2,pp=2,vpp=1,ep=8,etp=2,mbs=1",
+        "tp=1,cp=1,pp=8,vpp=1,ep=8,etp=1,mbs=1",
+        "tp=8,cp=1,pp=2,vpp=1,ep=8,etp=1,mbs=1",
     ]
     .map(|degrees| plan(&model, degrees, &costs));
     let time = |plan: &Plan, factors| {
@@ -175,7 +177,7 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
         let same = time(plan, Factors::default());
         assert!((same / plan.planned.predicted.step_s - 1.0).abs() < 1e-9);
     }
-    let truth = machine(1.25, 1.6, 1.0);
+    let truth = machine(1.25, 1.6, 1.5);
     let steps: Vec<Measured> = plans
         .iter()
         .map(|plan| Measured {
@@ -191,6 +193,7 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
     assert!(!found.compute.is_undetermined() && !found.network.is_undetermined());
     // After each read of counts the device waits for what the host launches next.
     assert!(near(found.host, truth.host), "{:?}", found.host);
+    assert!(!found.host.is_undetermined(), "{:?}", found.host);
     // Priced with the calibration, a plan says so and is off by little.
     let profile = moefold_profiles::Profile {
         calibration: Some(found),
@@ -201,6 +204,5 @@ fn a_slower_cluster_is_recovered_from_steps_of_plans() {
     let (low, high) = (again.predicted.step_s_low, again.predicted.step_s_high);
     let (low, high) = low.zip(high).expect("a prediction has an interval");
     assert!((low..=high).contains(&steps[0].step_s), "{low} {high}");
-    // Three factors from four steps: what each misses of the one that is left out counts.
-    assert!(high / low < 1.5, "{low} {high}");
+    assert!(high / low < 1.2, "{low} {high}");
 }

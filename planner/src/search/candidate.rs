@@ -1,6 +1,7 @@
 //! [`StageSplit`]: one layout under one dispatcher and one split into stages, ready for every choice of
 //! recompute sets: durations of its stages, bound, simulated step, memory.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -20,7 +21,7 @@ use crate::memory::{self, Occupancy};
 use crate::mesh::{GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::partition::{self, Weights};
-use crate::runtime::{Level, Running, Slot, StageMemory, Stretch, highest, seconds};
+use crate::runtime::{Height as _, Level, Running, Slot, StageMemory, Stretch, highest, seconds};
 use crate::shard::{self, Shard};
 use crate::simulate::{Hidden, StageTimes, lower_bound};
 
@@ -352,7 +353,7 @@ impl StageSplit {
     /// The layers of a stage in order, with their kinds.
     fn layers(&self, stage: usize) -> impl Iterator<Item = (u32, usize)> {
         let runs = self.runs[stage].iter();
-        let kinds = runs.flat_map(|&(kind, count)| std::iter::repeat_n(kind, count as usize));
+        let kinds = runs.flat_map(|&(kind, count)| repeat_n(kind, count as usize));
         self.stages[stage].iter().copied().zip(kinds)
     }
 
@@ -837,9 +838,14 @@ impl StageSplit {
             .map(|rank| {
                 let own = self.own_memory((layout, shape), rank, sets);
                 let stretches = self.own_stretches(case, rank, sets);
-                let running = |at: &Occupancy| match &stretches {
-                    Some(stretches) => self.running(case, rank, &own, stretches, at),
-                    None => memory::running(&own, at),
+                let running = |at: &Occupancy| match (&stretches, at.running) {
+                    (Some(stretches), _) => self.running(case, rank, &own, stretches, at),
+                    (None, Running::Combined { backward }) => self.layer_by_layer(
+                        case,
+                        [at.chunk, backward].map(|chunk| chunk * pp + rank),
+                        sets,
+                    ),
+                    (None, one) => own[at.chunk].running(one),
                 };
                 let mut held = memory::at_worst_instant(
                     self.held[rank],
@@ -902,7 +908,44 @@ impl StageSplit {
                 messages + highest(&stretches[at.chunk][0], &stretches[backward][1])
             }
             Running::Backward => returned(at.chunk) + highest(&[], &stretches[at.chunk][1]),
-            Running::Forward | Running::Weight => memory::running(own, at),
+            Running::Forward | Running::Weight => own[at.chunk].running(at.running),
+        }
+    }
+
+    /// What is alive at most while the forward pass of a stage and the backward pass of another take turns layer by layer,
+    /// above what is kept. Megatron-Core lets go of what a layer has saved after its backward pass, and of that of the
+    /// last when both passes are over (`TransformerModelChunkSchedulePlan.run` in
+    /// `megatron/core/models/common/model_chunk_schedule_plan.py`).
+    fn layer_by_layer(
+        &self,
+        case: Case<'_>,
+        [forward, backward]: [usize; 2],
+        sets: &Sets,
+    ) -> Level {
+        let layers = |stage: usize| -> Vec<StageMemory> {
+            let each = self.each_under(case.shape, stage, sets).into_iter();
+            each.flat_map(|(kind, set, count)| repeat_n(kind.memory[set], count as usize))
+                .collect()
+        };
+        let mut coming = layers(forward).into_iter();
+        let mut going = layers(backward).into_iter().rev();
+        let received = u32::from(forward > 0) + u32::from(backward + 1 < self.stages.len());
+        let mut level = self.message * i64::from(received);
+        let mut peak = level;
+        loop {
+            let (comes, goes) = (coming.next(), going.next());
+            if comes.is_none() && goes.is_none() {
+                return peak;
+            }
+            let saved = comes.map_or(Level::default(), |layer| layer.passes.saved);
+            let run = [(comes, Running::Forward), (goes, Running::Backward)];
+            let run = run
+                .map(|(layer, pass)| layer.map_or(Level::default(), |layer| layer.running(pass)));
+            level = level + saved;
+            peak = peak.higher(level + run[0] + run[1]);
+            if let Some(layer) = goes.filter(|_| going.len() > 0) {
+                level = level - layer.passes.saved;
+            }
         }
     }
 

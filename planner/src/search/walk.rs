@@ -11,9 +11,9 @@ use moefold_profiles::units::{Bytes, GIB, Instant, Seconds};
 use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClass};
 
 use super::candidate::{Case, StageSplit};
-use super::question;
 use super::recompute::Sets;
 use super::shape::{Kind, Shape};
+use super::{prices, question};
 use crate::choice::Zero;
 use crate::layout::Layout;
 use crate::mesh::{self, Placement};
@@ -36,6 +36,7 @@ fn of_plan<T>(
 ) -> Result<T, PlanError> {
     let planned = &plan.planned;
     let options = plan.options();
+    let costs = &*prices(costs, &options);
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
     let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;

@@ -46,6 +46,8 @@ impl Host {
 pub struct Issue {
     operator_s: f64,
     graphs: Graphs,
+    /// Whether the shared expert runs beside the exchange of tokens, and so apart from the router.
+    is_shared_beside: bool,
 }
 
 impl Issue {
@@ -54,6 +56,7 @@ impl Issue {
         Self {
             operator_s: host.operator().0,
             graphs,
+            is_shared_beside: false,
         }
     }
 
@@ -66,10 +69,14 @@ impl Issue {
         }
     }
 
-    /// The same under other graphs.
+    /// The same under other graphs, with the shared expert beside the exchange of tokens or not.
     #[must_use]
-    pub fn under(self, graphs: Graphs) -> Self {
-        Self { graphs, ..self }
+    pub fn under(self, graphs: Graphs, is_shared_beside: bool) -> Self {
+        Self {
+            graphs,
+            is_shared_beside,
+            ..self
+        }
     }
 
     /// Whether the host waits for the device where it reads the counts of rows: what is one graph reads none.
@@ -90,10 +97,12 @@ impl Issue {
         if self.graphs.is_whole() {
             return true;
         }
+        let moe = covers(GraphModule::Moe);
+        let router = covers(GraphModule::MoeRouter) || moe;
         match (work.part, work.category) {
-            (Some(Part::Norm | Part::Residual), Category::RouterPermute) => {
-                work.part == Some(Part::Norm) && covers(GraphModule::MoeRouter)
-            }
+            (Some(Part::Norm), Category::RouterPermute) | (Some(Part::Router), _) => router,
+            (Some(Part::Residual), Category::RouterPermute)
+            | (Some(Part::Dispatch | Part::Experts | Part::ExpertActivation), _) => moe,
             (Some(Part::Norm | Part::Residual | Part::Mlp), Category::Dense) => {
                 covers(GraphModule::Mlp)
             }
@@ -108,11 +117,7 @@ impl Issue {
                 ),
                 _,
             ) => covers(mixer),
-            (Some(Part::Router), _) => covers(GraphModule::MoeRouter),
-            (Some(Part::Shared), _) => covers(GraphModule::MoeRouter) && work.beside.is_none(),
-            (Some(Part::Dispatch | Part::Experts | Part::ExpertActivation), _) => {
-                covers(GraphModule::Moe)
-            }
+            (Some(Part::Shared), _) => moe || (router && !self.is_shared_beside),
             _ => false,
         }
     }
@@ -217,7 +222,7 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Category::{Attention, Experts, RouterPermute};
+    use Category::{Attention, Dense, Experts, RouterPermute};
 
     /// By hand, in seconds: what the host takes for a piece, what the device does, and a read before it.
     #[test]
@@ -257,6 +262,12 @@ mod tests {
         assert!(seconds("mamba", Part::Core, Attention) > 0.0);
         assert_eq!(seconds("moe_router", Part::Norm, RouterPermute), 0.0);
         assert!(seconds("moe_router", Part::Experts, Experts) > 0.0);
+        assert_eq!(seconds("moe", Part::Router, RouterPermute), 0.0);
+        assert_eq!(seconds("moe", Part::Experts, Experts), 0.0);
+        assert_eq!(seconds("moe_router", Part::Shared, Dense), 0.0);
+        let beside = Issue::new(Host::X86, "moe_router".parse().expect("graphs"));
+        let beside = beside.under("moe_router".parse().expect("graphs"), true);
+        assert!(beside.seconds(&work(Part::Shared, Dense), GraphModule::Attn) > 0.0);
         assert_eq!(seconds("full_iteration", Part::Experts, Experts), 0.0);
     }
 }
