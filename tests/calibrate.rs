@@ -86,11 +86,7 @@ fn measured_steps_make_a_profile_that_the_next_plan_reads() {
     let factor = |name: &str| calibration[name]["factor"].as_f64().expect("a factor");
     assert!((factor("compute") - 1.2).abs() < 0.08, "{found}");
     let open = found["undetermined"].as_array().expect("a list");
-    assert_eq!(
-        open,
-        &[Value::from("host")],
-        "launches hide behind these devices"
-    );
+    assert!(open.is_empty(), "reads of counts show the host: {open:?}");
     for step in calibration["steps"].as_array().expect("steps") {
         let of = |key: &str| step[key].as_f64().expect("seconds");
         assert!(
@@ -107,10 +103,7 @@ fn measured_steps_make_a_profile_that_the_next_plan_reads() {
         );
     }
     let text = said(folder, &arguments);
-    assert!(
-        text.contains("undetermined by these measurements"),
-        "{text}"
-    );
+    assert!(!text.contains("undetermined"), "{text}");
 
     let again = plan(folder, "again.json", LAYOUTS[0], &["--profile", "machine"]);
     assert!(
@@ -122,7 +115,7 @@ fn measured_steps_make_a_profile_that_the_next_plan_reads() {
         "it is surer now"
     );
     // A plan is said to be of other prices when it was.
-    let (_, _, notes) = run(program(&[
+    let (_, text, notes) = run(program(&[
         "calibrate",
         "--plan",
         "again.json",
@@ -133,6 +126,10 @@ fn measured_steps_make_a_profile_that_the_next_plan_reads() {
     ])
     .current_dir(folder));
     assert!(notes.contains("priced at"), "{notes}");
+    assert!(
+        text.contains("undetermined by these measurements"),
+        "{text}"
+    );
 }
 
 /// The flags of a calibration by one step.
