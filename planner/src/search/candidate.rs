@@ -913,8 +913,8 @@ impl StageSplit {
     }
 
     /// What is alive at most while the forward pass of a stage and the backward pass of another take turns layer by layer,
-    /// above what is kept. Megatron-Core lets go of what a layer has saved after its backward pass, and of that of the
-    /// last when both passes are over (`TransformerModelChunkSchedulePlan.run` in
+    /// above what is kept; each has what it works in all along. Megatron-Core lets go of what a layer has saved after its
+    /// backward pass, and of that of the last when both passes are over (`TransformerModelChunkSchedulePlan.run` in
     /// `megatron/core/models/common/model_chunk_schedule_plan.py`).
     fn layer_by_layer(
         &self,
@@ -922,31 +922,30 @@ impl StageSplit {
         [forward, backward]: [usize; 2],
         sets: &Sets,
     ) -> Level {
-        let layers = |stage: usize| -> Vec<StageMemory> {
+        let layers = |stage: usize| -> Vec<Level> {
             let each = self.each_under(case.shape, stage, sets).into_iter();
-            each.flat_map(|(kind, set, count)| repeat_n(kind.memory[set], count as usize))
+            let saved = |kind: &Kind, set: usize| kind.memory[set].passes.saved;
+            each.flat_map(|(kind, set, count)| repeat_n(saved(kind, set), count as usize))
                 .collect()
         };
-        let mut coming = layers(forward).into_iter();
-        let mut going = layers(backward).into_iter().rev();
+        let works = |stage, pass| self.stage_memory(case.shape, stage, sets).running(pass);
         let received = u32::from(forward > 0) + u32::from(backward + 1 < self.stages.len());
-        let mut level = self.message * i64::from(received);
+        let mut level = self.message * i64::from(received)
+            + works(forward, Running::Forward)
+            + works(backward, Running::Backward);
+        let (mut coming, mut going) = (
+            layers(forward).into_iter(),
+            layers(backward).into_iter().rev(),
+        );
         let mut peak = level;
-        loop {
-            let (comes, goes) = (coming.next(), going.next());
-            if comes.is_none() && goes.is_none() {
-                return peak;
-            }
-            let saved = comes.map_or(Level::default(), |layer| layer.passes.saved);
-            let run = [(comes, Running::Forward), (goes, Running::Backward)];
-            let run = run
-                .map(|(layer, pass)| layer.map_or(Level::default(), |layer| layer.running(pass)));
-            level = level + saved;
-            peak = peak.higher(level + run[0] + run[1]);
-            if let Some(layer) = goes.filter(|_| going.len() > 0) {
-                level = level - layer.passes.saved;
+        while coming.len() + going.len() > 0 {
+            level = level + coming.next().unwrap_or_default();
+            peak = peak.higher(level);
+            if let Some(saved) = going.next().filter(|_| going.len() > 0) {
+                level = level - saved;
             }
         }
+        peak
     }
 
     /// The stages of a pipeline rank, whole.

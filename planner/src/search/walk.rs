@@ -232,14 +232,14 @@ impl Walker<'_> {
                 }
                 Action::Combined { forward, backward } => {
                     let before = std::mem::take(&mut self.events);
-                    let gone = saved.remove(&backward).unwrap_or_default();
-                    self.backward(backward.0, backward.1.0, gone);
+                    let gone: Vec<Vec<Allocation>> = saved.remove(&backward).unwrap_or_default();
+                    self.backward(backward.0, backward.1.0, gone.clone());
                     let second = self.paused();
                     let kept = self.forward(forward.0, forward.1.0);
-                    saved.insert(forward, kept);
                     let first = self.paused();
                     self.events = before;
-                    self.take_turns(second, first);
+                    self.take_turns(second, first, [&kept, &gone]);
+                    saved.insert(forward, kept);
                 }
                 Action::BackwardInput(..) | Action::BackwardWeight(..) => {
                     unreachable!("stacks that declare their work divide no backward pass")
@@ -278,17 +278,41 @@ impl Walker<'_> {
         parts
     }
 
-    /// Writes parts of two passes in turns. What is declared tells no order of memory: both are taken to have all they
-    /// need at once.
-    fn take_turns(&mut self, mut first: Vec<Vec<Event>>, mut second: Vec<Vec<Event>>) {
-        let (mut given, mut all) = (Vec::new(), first.iter_mut().chain(&mut second));
-        for part in &mut all {
+    /// Writes parts of two passes in turns. Both have what they work in at once; of what layers save, that of one comes
+    /// as that of another goes, all but the last that goes, as [`StageSplit`] counts it.
+    fn take_turns(
+        &mut self,
+        mut first: Vec<Vec<Event>>,
+        mut second: Vec<Vec<Event>>,
+        [kept, gone]: [&[Vec<Allocation>]; 2],
+    ) {
+        let (mut taken, mut given) = (Vec::new(), Vec::new());
+        for part in first.iter_mut().chain(&mut second) {
             for event in std::mem::take(part) {
-                match event {
-                    Event::Allocated(_) => self.events.push(event),
-                    Event::Freed(_) => given.push(event),
+                match &event {
+                    Event::Allocated(own) if !kept.iter().flatten().any(|one| one.id == own.id) => {
+                        taken.push(event);
+                    }
+                    Event::Freed(own) if !gone.iter().flatten().any(|one| one.id == own.id) => {
+                        given.push(event);
+                    }
+                    Event::Allocated(_) | Event::Freed(_) => {}
                     _ => part.push(event),
                 }
+            }
+        }
+        self.events.append(&mut taken);
+        let (mut kept, mut gone) = (kept.iter(), gone.iter().rev());
+        let mut last = None;
+        while kept.len() + gone.len() > 0 {
+            let comes = kept.next().into_iter().flatten().cloned();
+            self.events.extend(comes.map(Event::Allocated));
+            let goes = gone.next();
+            if goes.is_some() && gone.len() == 0 {
+                last = goes;
+            } else {
+                let goes = goes.into_iter().flatten().cloned();
+                self.events.extend(goes.map(Event::Freed));
             }
         }
         let (mut first, mut second) = (first.into_iter(), second.into_iter());
@@ -296,7 +320,9 @@ impl Walker<'_> {
             self.events.extend(first.next().into_iter().flatten());
             self.events.extend(second.next().into_iter().flatten());
         }
-        self.events.extend(given);
+        let last = last.into_iter().flatten().cloned();
+        self.events.extend(last.map(Event::Freed));
+        self.events.append(&mut given);
     }
 
     /// The work of a pass of one layer, which may be one of two that take turns: pauses are where the ranks wait for
