@@ -11,8 +11,8 @@
     reason = "calls compiled kernels and abandons their fibers; see the module documentation"
 )]
 
-use std::cell::RefCell;
 use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corosensei::stack::{DefaultStack, Stack};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -26,9 +26,11 @@ use crate::random::Random;
 /// Bytes of a fiber's stack: accumulators and arrays of one thread, many times over.
 const STACK_BYTES: usize = 256 << 10;
 
-thread_local! {
-    /// Stacks for reuse.
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+/// Stacks for reuse, by whatever thread launches next: to map one costs more than most fibers run.
+static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
+
+fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
+    STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Fiber = Coroutine<(), (), (), DefaultStack>;
@@ -63,7 +65,7 @@ fn run_block(
     let yielders: *mut *const Yielder<(), ()> = yielders.as_mut_ptr();
     let mut fibers: Vec<Option<Fiber>> = Vec::with_capacity(machine.threads.len());
     for number in 0..machine.threads.len() {
-        let stack = STACKS.with_borrow_mut(Vec::pop);
+        let stack = stacks().pop();
         let stack =
             stack.unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a stack"));
         machine.threads[number].stack = stack.limit().get() as u64..stack.base().get() as u64;
@@ -89,7 +91,7 @@ fn run_block(
         };
         if let CoroutineResult::Return(()) = running.resume(()) {
             let stack = fiber.take().expect("it just ran").into_stack();
-            STACKS.with_borrow_mut(|stacks| stacks.push(stack));
+            stacks().push(stack);
             // SAFETY: as above.
             let machine = unsafe { &mut *machine };
             if let Err(fault) = machine.exit() {
@@ -100,7 +102,7 @@ fn run_block(
     for mut fiber in fibers.into_iter().flatten() {
         // SAFETY: see the module documentation.
         unsafe { fiber.force_reset() };
-        STACKS.with_borrow_mut(|stacks| stacks.push(fiber.into_stack()));
+        stacks().push(fiber.into_stack());
     }
     // SAFETY: no fiber is left.
     let machine = unsafe { &mut *machine };
