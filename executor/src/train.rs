@@ -11,6 +11,7 @@ mod trainer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
@@ -124,6 +125,7 @@ pub fn run_in(
         folder.verify()?;
     }
     let collector = Collector::new();
+    let changed = AtomicBool::new(false);
     let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
         let stretch = options.device.stretch(rank.local_ranks());
@@ -134,7 +136,14 @@ pub fn run_in(
         if let Some(saved) = weights.saved() {
             saved.verify(&cx.world)?;
         }
-        let mut saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
+        let mut saver = Saver::of(
+            rank,
+            &cx.world,
+            options,
+            model,
+            fingerprint.as_ref(),
+            &changed,
+        )?;
         let mut trainer =
             Trainer::new(cx, model, stages, batch.seq_len, &savers, options, &weights)?;
         let (steps, record) = train(
@@ -162,7 +171,7 @@ pub fn run_in(
         BTreeMap::new()
     };
     let ran = world.agreeing(terms).run(rank).inspect_err(|_| {
-        if let (Some(saving), true) = (&options.save, world.has_first()) {
+        if let (Some(saving), true) = (&options.save, changed.load(Ordering::Relaxed)) {
             checkpoint::discard_partial(&saving.run_dir);
         }
     });
@@ -338,6 +347,10 @@ fn train(
             saver.settle(&note)?;
         }
         let outcome = outcome?;
+        if let (true, Some(saver)) = (records.is_empty(), saver.as_deref()) {
+            // What ends the step is said after this, so no rank saves yet.
+            saver.clear_way(step)?;
+        }
         let mut time = recorder.end_step();
         sampler.take(step, &mut time);
         let says = [
