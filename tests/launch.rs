@@ -32,7 +32,7 @@ struct Bench(Folder);
 impl Bench {
     fn new(ranks: u32, layout: &str) -> Self {
         let folder = Folder::new();
-        folder.plan("plan.json", &ranks.to_string(), "24", layout, &[]);
+        folder.plan("plan.json", &ranks.to_string(), "24", Some(layout), &[]);
         Self(folder)
     }
 
@@ -417,9 +417,13 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
     assert!(!measured.shared_device);
 
     let rest = ["--profile", &out];
-    bench
-        .0
-        .plan("again.json", "2", "24", "tp=1,ep=2,etp=1,mbs=1", &rest);
+    bench.0.plan(
+        "again.json",
+        "2",
+        "24",
+        Some("tp=1,ep=2,etp=1,mbs=1"),
+        &rest,
+    );
     let planned = fs::read_to_string(bench.path("again.json")).expect("written");
     assert!(planned.contains(&measured.hash()), "it names its source");
 
