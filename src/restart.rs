@@ -16,7 +16,7 @@ use moefold_executor::run::RunDir;
 use moefold_planner::plan::Plan;
 
 use crate::cli::{ExecuteArgs, Launch};
-use crate::device::Chosen;
+use crate::device::{Chosen, Copies};
 use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
@@ -147,7 +147,7 @@ fn in_directory(
         let mut said = format!("{}; {number}", broken.failure);
         if let Next::Fewer(lost) = what {
             let left = tries.places.len() as u32;
-            let found = fewer(&plan, left, device);
+            let found = fewer(&plan, left, device, Copies::of(args));
             let (found, passed_over) = found.map_err(|why| {
                 Failure::Infeasible(anyhow!(
                     "{}; there is no plan for the ranks that are left: {why}{}",
@@ -211,12 +211,17 @@ fn listed(ranks: &[u32]) -> String {
 
 /// What was planned, planned again for at most `places` ranks: the most for which there is a plan that this machine can
 /// run. Beside it, why more are not. Fails with that where no number does.
-fn fewer(plan: &Plan, places: u32, device: &Chosen) -> Result<(Plan, Vec<String>), String> {
+fn fewer(
+    plan: &Plan,
+    places: u32,
+    device: &Chosen,
+    copies: Copies,
+) -> Result<(Plan, Vec<String>), String> {
     let mut passed_over = Vec::new();
     for ranks in (1..=places).rev() {
         let found = plan::again(plan, ranks).map_err(|error| plan::refusal(*error));
         let found = found.and_then(|found| {
-            device.of_plan(&found, Launch::Processes, None, true)?;
+            device.of_plan(&found, Launch::Processes, None, copies)?;
             Ok(found)
         });
         match found {
