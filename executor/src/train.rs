@@ -166,7 +166,7 @@ pub fn run_in(
         Ok(((steps, checkpoints), records))
     };
     let terms = if world.is_apart() {
-        terms(plan, model, batch, options, data, keep_weights)?
+        terms(plan, model, batch, options, data, &weights, keep_weights)?
     } else {
         BTreeMap::new()
     };
@@ -268,6 +268,7 @@ fn terms(
     batch: &Batch,
     options: &TrainOptions,
     data: Data<'_>,
+    weights: &Source,
     keep_weights: bool,
 ) -> Result<BTreeMap<String, String>, Error> {
     let fingerprint = Fingerprint::of(options, batch, data.training)?;
@@ -278,11 +279,6 @@ fn terms(
         .map(|(name, said)| (name.clone(), said.to_string()))
         .collect();
     let plan = serde_json::to_vec(&(plan, model)).expect("a plan is plain data");
-    let init = match &options.init {
-        Init::Random => format!("random, seed {}", options.seed),
-        Init::HuggingFace(_) => "a Hugging Face folder".to_owned(),
-        Init::Resume(from) => format!("a checkpoint after {} steps", from.step),
-    };
     let validation = data.validation.map(|validation| {
         let samples = validation.samples.fingerprint()?;
         Ok::<_, Error>(format!(
@@ -296,7 +292,7 @@ fn terms(
             "plan".to_owned(),
             blake3::hash(&plan).to_hex()[..16].to_owned(),
         ),
-        ("init".to_owned(), init),
+        ("init".to_owned(), weights.described()?),
         ("steps in all".to_owned(), options.steps.to_string()),
         ("device".to_owned(), options.device.name().to_owned()),
         ("keeping weights".to_owned(), keep_weights.to_string()),
