@@ -14,7 +14,7 @@ mod partial;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
-pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
+pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
 pub use partial::{ParseDegreesError, PartialDegrees};
 
 /// Parallel degrees as someone wrote them, legal or not.
