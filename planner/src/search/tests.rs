@@ -8,7 +8,7 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
-use super::{ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
+use super::{Asked, ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
 use crate::choice::{
     Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
     Zero,
@@ -88,7 +88,9 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
                     }
                 }
             };
-            let found = plan_watched(&model, &cluster, 16, &options, costs, &Declared, &watch);
+            let asked = Asked::new(&model, &cluster, 16, &options, costs, &Declared);
+            let watch = &watch;
+            let found = plan_watched(&Asked { watch, ..asked });
             let found = match found {
                 Err(error) => {
                     assert!(matches!(error, PlanError::Stopped), "{error}");
@@ -437,16 +439,12 @@ fn check_changes(cases: &[Short]) {
             plan(&model, &cluster, gpus, options, &costs, &Declared).is_ok()
         };
         let what = format!("{name} on {gpus}, {pins}");
-        assert!(!planned(gpus, &asked), "{what}");
-        let shortage = super::closest(
-            &model,
-            &cluster,
-            gpus,
-            &asked,
-            &costs,
-            &Declared,
-            &super::unwatched,
-        );
+        let all = Asked::new(&model, &cluster, gpus, &asked, &costs, &Declared);
+        let least = match plan_watched(&all) {
+            Err(PlanError::Infeasible { least, .. }) => least,
+            other => panic!("{what}: {other:?}"),
+        };
+        let shortage = super::closest(&all, least.as_deref());
         assert!(
             !shortage.savers[0].fits && shortage.savers[0].change == "none",
             "{what}"
