@@ -12,7 +12,7 @@ use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
-use moefold_planner::search::{self, Asked, Progress, SearchResult, Watch};
+use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let profiles = load_profiles(&args.profile, &cluster)?;
     let watcher = Watcher::new(output, args.time_limit)?;
     let watch = |progress: &Progress| watcher.look(progress);
-    let wanted = Wanted::new(args, &cluster)?;
+    let wanted = Wanted::new(args, (&model, &cluster), &options)?;
     let mut question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
@@ -75,7 +75,11 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         }
         found
     } else {
-        match question.search(&options) {
+        let lengths = match args.objective {
+            Goal::SeqLen => question.lengths(&mut options).map(Some),
+            _ => Ok(None),
+        };
+        match lengths.and_then(|lengths| question.longest(&options, lengths)) {
             Ok(found) => found,
             Err(error) if matches!(*error, PlanError::Stopped) => {
                 return Err(watcher.found_nothing());
@@ -255,9 +259,36 @@ impl<'a> Question<'a> {
                 profiles: self.profiles.iter().map(used).collect(),
                 why: None,
                 sizes: Vec::new(),
+                lengths: Vec::new(),
             },
             alternatives: result.alternatives,
         })
+    }
+
+    /// Looks for the longest sequence that fits, and has the options ask for it.
+    fn lengths(&self, options: &mut SearchOptions) -> Result<Lengths, Box<PlanError>> {
+        let lengths = self.asking(options, search::longest).map_err(Box::new)?;
+        options.batch.seq_len = lengths.longest();
+        Ok(lengths)
+    }
+
+    /// Searches, and says what other lengths come to where they were looked at.
+    fn longest(
+        &self,
+        options: &SearchOptions,
+        lengths: Option<Lengths>,
+    ) -> Result<Found, Box<PlanError>> {
+        let mut found = self.search(options)?;
+        if let Some(Lengths { tried, stopped }) = lengths {
+            let search = &mut found.answer.search;
+            if stopped {
+                // Longer ones may fit.
+                search.unseen = Some(search.unseen.unwrap_or(0));
+                search.optimal = false;
+            }
+            found.answer.lengths = tried;
+        }
+        Ok(found)
     }
 
     /// Says beside an error what would fit, in the answer where that is for programs.
@@ -464,7 +495,9 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.objective = match args.objective {
         Goal::Memory => Objective::Memory,
         // On given GPUs the fastest is the cheapest.
-        Goal::Throughput | Goal::Cost | Goal::Gpus => Objective::Throughput,
+        Goal::Throughput | Goal::Cost | Goal::Gpus | Goal::Goodput | Goal::SeqLen => {
+            Objective::Throughput
+        }
     };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;

@@ -13,6 +13,7 @@ mod candidate;
 mod closest;
 mod explain;
 mod floor;
+mod longest;
 mod mix;
 mod offload;
 mod otherwise;
@@ -52,6 +53,8 @@ use crate::schedule::Schedule;
 use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
+pub use longest::{Lengths, longest};
+
 use floor::{Weights, Works, floor_s, held};
 use predict::Priced;
 use recompute::Sets;
