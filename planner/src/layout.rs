@@ -10,12 +10,14 @@ mod grids;
 mod illegal;
 pub(crate) mod nearest;
 mod partial;
+mod record;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
 pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
 pub use partial::{ParseDegreesError, PartialDegrees};
+pub use record::LayoutRecord;
 
 /// Parallel degrees as someone wrote them, legal or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
