@@ -12,7 +12,7 @@ use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, hf, presets as models};
 use moefold_planner::options::{PipelineLayout, PlanError, SearchOptions};
 use moefold_planner::plan::{PLAN_VERSION, Plan, PlannedLayout, Request};
-use moefold_planner::search::{self, Progress};
+use moefold_planner::search::{self, Asked, Progress};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -29,15 +29,15 @@ pub(super) const TARGET: Target = Target::new(
         let Ok(Value::Object(asked)) = serde_json::from_slice(input) else {
             return Err("no object".to_owned());
         };
-        searched(&Asked(asked))
+        searched(&Flags(asked))
     },
 )
 .one_of(25);
 
 /// A request: values of flags by their names, with underscores.
-struct Asked(Map<String, Value>);
+struct Flags(Map<String, Value>);
 
-impl Asked {
+impl Flags {
     fn get<T: DeserializeOwned>(&self, flag: &str) -> Result<Option<T>, String> {
         match self.0.get(flag) {
             None | Some(Value::Null) => Ok(None),
@@ -134,17 +134,17 @@ fn priced(name: &str, gpus: u32) -> Result<(Cluster, Arc<Costs>), String> {
     Ok(found)
 }
 
-fn searched(asked: &Asked) -> Result<(), String> {
-    let model = asked.model()?;
-    let gpus: u32 = asked.need("gpus")?;
+fn searched(flags: &Flags) -> Result<(), String> {
+    let model = flags.model()?;
+    let gpus: u32 = flags.need("gpus")?;
     if gpus == 0 {
         return Err("no GPUs".to_owned());
     }
-    let (cluster, costs) = priced(&asked.need::<String>("cluster")?, gpus)?;
+    let (cluster, costs) = priced(&flags.need::<String>("cluster")?, gpus)?;
     if let Some(there) = cluster.num_gpus.filter(|there| *there < gpus) {
         return Err(format!("{there} GPUs are there"));
     }
-    let options = asked.options(&cluster)?;
+    let options = flags.options(&cluster)?;
     let began = Instant::now();
     let watch = |_: &Progress| {
         if began.elapsed() > LIMIT {
@@ -154,22 +154,23 @@ fn searched(asked: &Asked) -> Result<(), String> {
         }
     };
     let runtime = trace::runtime(options.stack, &model, &cluster);
-    let runtime = runtime.as_ref();
-    let found = search::plan_watched(&model, &cluster, gpus, &options, &costs, runtime, &watch);
-    let plans = match found {
+    let asked = Asked {
+        watch: &watch,
+        ..Asked::new(&model, &cluster, gpus, &options, &costs, runtime.as_ref())
+    };
+    let plans = match search::plan_watched(&asked) {
         Ok(found) => found.plans,
         Err(error) => {
-            if matches!(error, PlanError::Infeasible { .. }) {
+            if let PlanError::Infeasible { least, .. } = &error {
                 // As the command line says beside such an error.
-                search::closest(&model, &cluster, gpus, &options, &costs, runtime, &watch);
+                search::closest(&asked, least.as_deref());
             }
             return Err(error.to_string());
         }
     };
-    if let Some(why) = asked.word::<PartialDegrees>("why")? {
+    if let Some(why) = flags.word::<PartialDegrees>("why")? {
         // One that makes no sense is refused.
-        let about = (&why, &plans[..], gpus);
-        let _ = search::why(&model, &cluster, &options, &costs, runtime, about);
+        let _ = search::why(&asked, &why, &plans);
     }
     for planned in plans {
         judge(planned, &model, &cluster, gpus, &options);
