@@ -155,21 +155,23 @@ fn searched(asked: &Asked) -> Result<(), String> {
     };
     let runtime = trace::runtime(options.stack, &model, &cluster);
     let runtime = runtime.as_ref();
-    let found = search::plan_watched(&model, &cluster, gpus, &options, &costs, runtime, &watch);
-    let plans = match found {
+    let question = search::Asked {
+        watch: &watch,
+        ..search::Asked::new(&model, &cluster, gpus, &options, &costs, runtime)
+    };
+    let plans = match search::plan_watched(&question) {
         Ok(found) => found.plans,
         Err(error) => {
-            if matches!(error, PlanError::Infeasible { .. }) {
+            if let PlanError::Infeasible { least, .. } = &error {
                 // As the command line says beside such an error.
-                search::closest(&model, &cluster, gpus, &options, &costs, runtime, &watch);
+                search::closest(&question, least.as_deref());
             }
             return Err(error.to_string());
         }
     };
     if let Some(why) = asked.word::<PartialDegrees>("why")? {
         // One that makes no sense is refused.
-        let about = (&why, &plans[..], gpus);
-        let _ = search::why(&model, &cluster, &options, &costs, runtime, about);
+        let _ = search::why(&question, &why, &plans);
     }
     for planned in plans {
         judge(planned, &model, &cluster, gpus, &options);
