@@ -416,8 +416,10 @@ pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Resul
         etp: record.etp,
         mbs: record.mbs,
     };
-    let stages = plan.pipeline.stages.len();
-    Layout::of_stages(&degrees, stages, model, batch).map_err(|broken| {
+    let pipeline = &plan.pipeline;
+    let layout = Layout::of_stages(&degrees, pipeline.stages.len(), model, batch);
+    let layout = layout.map(|layout| layout.under(pipeline.schedule));
+    layout.map_err(|broken| {
         let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Error::Request(format!(
             "the plan's layout is not legal: {}",

@@ -400,9 +400,9 @@ impl Answer {
 
 /// Final norm and head, and the depths of multi-token prediction: each has its projection whole, and where the
 /// first stage is on another rank they have a copy of the embedding.
-fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
+fn head_with_depths(model: &Model, local: &Local, parts_ends: bool) -> Counts {
     let mut counts = shard::head(model, local);
-    if pp > 1 && !model.mtp.is_empty() && !model.tied_embeddings {
+    if parts_ends && !model.mtp.is_empty() && !model.tied_embeddings {
         counts += shard::embedding(model, local);
     }
     let depths = shard::mtp(model, local);
@@ -580,7 +580,8 @@ impl Runtime for Traced<'_> {
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
-        self.memory_at(setting.into(), setting.layout.pp(), piece, sets)
+        let parts_ends = setting.layout.places().parts_ends();
+        self.memory_at(setting.into(), parts_ends, piece, sets)
     }
 
     fn divided_memory(
@@ -593,7 +594,8 @@ impl Runtime for Traced<'_> {
             of_weights: OfWeights::After,
             ..setting.into()
         };
-        self.memory_at(site, setting.layout.pp(), piece, sets)
+        let parts_ends = setting.layout.places().parts_ends();
+        self.memory_at(site, parts_ends, piece, sets)
     }
 
     fn stretches(
@@ -667,7 +669,7 @@ impl Traced<'_> {
     fn memory_at(
         &self,
         site: Site<'_>,
-        pp: u32,
+        parts_ends: bool,
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
@@ -676,7 +678,7 @@ impl Traced<'_> {
             shard: match piece {
                 Piece::Embedding => shard::embedding(model, local),
                 Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => head_with_depths(model, local, pp),
+                Piece::Head => head_with_depths(model, local, parts_ends),
             },
             ..StageMemory::default()
         };

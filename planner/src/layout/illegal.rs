@@ -219,13 +219,13 @@ pub enum Illegal {
         known: &'static [Dispatcher],
     },
     /// A schedule the stack has not.
-    #[error("the {} stack has no `schedule` {}; it has none, 1f1b, interleaved; nearest: 1f1b, or `stack` moefold", stack.name(), schedule.name())]
+    #[error("the {} stack has no `schedule` {}; it has none, 1f1b, interleaved; nearest: {}, or `stack` moefold", stack.name(), schedule.name(), undivided(*schedule).name())]
     StackSchedule {
         stack: StackName,
         schedule: ScheduleName,
     },
     /// A schedule that leaves gradients of weights for later, beside what hides under them.
-    #[error("`schedule` {} divides backward passes, in which {with} has no price; nearest: 1f1b, or a plan without {with}", schedule.name())]
+    #[error("`schedule` {} divides backward passes, in which {with} has no price; nearest: {}, or a plan without {with}", schedule.name(), undivided(*schedule).name())]
     DividedBackward {
         schedule: ScheduleName,
         with: &'static str,
@@ -488,6 +488,15 @@ fn names<T: Copy>(list: &[T], name: fn(T) -> &'static str) -> String {
 }
 
 /// Degrees that make as many stages as were given: the nearest pp that divides them, and its vpp.
+/// The schedule of the same degrees that runs backward passes whole.
+fn undivided(schedule: ScheduleName) -> ScheduleName {
+    if schedule.is_vee() {
+        ScheduleName::Interleaved
+    } else {
+        ScheduleName::OneFOneB
+    }
+}
+
 fn degrees_of_stages(given: u64, pp: u32) -> String {
     let pp = u64::from(pp);
     if pp != 0 && given.is_multiple_of(pp) {

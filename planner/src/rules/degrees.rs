@@ -138,7 +138,11 @@ impl Rules {
         let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), first, broken);
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
-                Some(Layout::proven(degrees, replicas, microbatches))
+                let layout = Layout::proven(degrees, replicas, microbatches);
+                Some(match self.choices.schedule() {
+                    Some(schedule) => layout.under(schedule),
+                    None => layout,
+                })
             }
             _ => None,
         }

@@ -12,7 +12,7 @@ use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::{Model, hf, presets as models};
 use moefold_planner::options::{PipelineLayout, PlanError, SearchOptions};
 use moefold_planner::plan::{PLAN_VERSION, Plan, PlannedLayout, Request};
-use moefold_planner::search::{self, Asked, Progress};
+use moefold_planner::search::{self, Progress};
 use moefold_profiles::{Cluster, Costs, Precision, presets};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -29,15 +29,15 @@ pub(super) const TARGET: Target = Target::new(
         let Ok(Value::Object(asked)) = serde_json::from_slice(input) else {
             return Err("no object".to_owned());
         };
-        searched(&Flags(asked))
+        searched(&Asked(asked))
     },
 )
 .one_of(25);
 
 /// A request: values of flags by their names, with underscores.
-struct Flags(Map<String, Value>);
+struct Asked(Map<String, Value>);
 
-impl Flags {
+impl Asked {
     fn get<T: DeserializeOwned>(&self, flag: &str) -> Result<Option<T>, String> {
         match self.0.get(flag) {
             None | Some(Value::Null) => Ok(None),
@@ -134,17 +134,17 @@ fn priced(name: &str, gpus: u32) -> Result<(Cluster, Arc<Costs>), String> {
     Ok(found)
 }
 
-fn searched(flags: &Flags) -> Result<(), String> {
-    let model = flags.model()?;
-    let gpus: u32 = flags.need("gpus")?;
+fn searched(asked: &Asked) -> Result<(), String> {
+    let model = asked.model()?;
+    let gpus: u32 = asked.need("gpus")?;
     if gpus == 0 {
         return Err("no GPUs".to_owned());
     }
-    let (cluster, costs) = priced(&flags.need::<String>("cluster")?, gpus)?;
+    let (cluster, costs) = priced(&asked.need::<String>("cluster")?, gpus)?;
     if let Some(there) = cluster.num_gpus.filter(|there| *there < gpus) {
         return Err(format!("{there} GPUs are there"));
     }
-    let options = flags.options(&cluster)?;
+    let options = asked.options(&cluster)?;
     let began = Instant::now();
     let watch = |_: &Progress| {
         if began.elapsed() > LIMIT {
@@ -154,23 +154,24 @@ fn searched(flags: &Flags) -> Result<(), String> {
         }
     };
     let runtime = trace::runtime(options.stack, &model, &cluster);
-    let asked = Asked {
+    let runtime = runtime.as_ref();
+    let question = search::Asked {
         watch: &watch,
-        ..Asked::new(&model, &cluster, gpus, &options, &costs, runtime.as_ref())
+        ..search::Asked::new(&model, &cluster, gpus, &options, &costs, runtime)
     };
-    let plans = match search::plan_watched(&asked) {
+    let plans = match search::plan_watched(&question) {
         Ok(found) => found.plans,
         Err(error) => {
             if let PlanError::Infeasible { least, .. } = &error {
                 // As the command line says beside such an error.
-                search::closest(&asked, least.as_deref());
+                search::closest(&question, least.as_deref());
             }
             return Err(error.to_string());
         }
     };
-    if let Some(why) = flags.word::<PartialDegrees>("why")? {
+    if let Some(why) = asked.word::<PartialDegrees>("why")? {
         // One that makes no sense is refused.
-        let _ = search::why(&asked, &why, &plans);
+        let _ = search::why(&question, &why, &plans);
     }
     for planned in plans {
         judge(planned, &model, &cluster, gpus, &options);
