@@ -42,7 +42,7 @@ pub(crate) const CRATES: &[Crate] = &[
     },
     Crate {
         name: "hostile",
-        knows: &["profiles", "planner", "executor", "reports"],
+        knows: &["profiles", "kernels", "planner", "executor", "reports"],
         tests_know: &[],
     },
     Crate {
