@@ -11,6 +11,7 @@ mod illegal;
 pub(crate) mod nearest;
 mod partial;
 mod places;
+mod record;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,7 @@ pub(crate) use grids::grids;
 pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
 pub use partial::{ParseDegreesError, PartialDegrees};
 pub use places::Places;
+pub use record::LayoutRecord;
 
 use crate::choice::ScheduleName;
 

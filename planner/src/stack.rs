@@ -282,6 +282,24 @@ impl Stack {
         }
     }
 
+    /// Bytes of a checkpoint for each parameter. Megatron-Core saves weights, and of the optimizer f32 masters and both
+    /// moments (`megatron/core/optimizer/distrib_optimizer.py`, `sharded_state_dict`); this project's executor saves
+    /// masters and moments in f32.
+    pub fn saved(&self, precision: Precision, optimizer: Optimizer) -> f64 {
+        let masters = Dtype::F32.bits() as f64 / 8.0;
+        match self {
+            Self::Megatron(_) => {
+                let weights = if precision == Precision::Fp32 {
+                    0.0
+                } else {
+                    2.0
+                };
+                weights + masters + 2.0 * optimizer.moments().bits() as f64 / 8.0
+            }
+            Self::Moefold(_) => 3.0 * masters,
+        }
+    }
+
     /// Buffers that stay for one weight of each shape a rank's layers have. Transformer Engine adds
     /// weight gradients into the main gradients itself and hands autograd an unused bf16 tensor,
     /// cached by shape (`get_dummy_wgrad`).

@@ -10,11 +10,11 @@ use crate::model::{Ffn, Mixer, Model};
 use crate::options::SearchOptions;
 
 /// The longest sequence that is planned, several times the longest that was trained on.
-const MOST_POSITIONS: u64 = 1 << 26;
+pub(crate) const MOST_POSITIONS: u64 = 1 << 26;
 /// The most sequences of a step.
 const MOST_SEQUENCES: u64 = 1 << 22;
 /// The most tokens of a step, a hundred times those of the largest runs.
-const MOST_TOKENS: u64 = 1 << 34;
+pub(crate) const MOST_TOKENS: u64 = 1 << 34;
 
 /// The sizes of a model and a batch that degrees must divide.
 #[derive(Debug, Clone)]

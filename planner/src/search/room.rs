@@ -233,7 +233,7 @@ mod tests {
     use crate::search::shape::Shape;
     use crate::search::visit::peak;
     use crate::search::watch::unwatched;
-    use crate::search::{candidates, question};
+    use crate::search::{Asked, candidates, question};
     use crate::stack::megatron::Declared;
 
     /// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
@@ -269,7 +269,8 @@ mod tests {
         let options = &SearchOptions::new(batch, StackName::Megatron);
         let costs = &Costs::for_cluster(cluster, &[]);
         let rules = &Rules::of(&model, options);
-        let question = question(&model, cluster, 32, options, costs, &Declared, rules);
+        let asked = Asked::new(&model, cluster, 32, options, costs, &Declared);
+        let question = question(&asked, rules);
         let question = &question.expect("legal");
         let layouts = candidates(question, 32, rules, &unwatched)
             .expect("unwatched")
