@@ -16,7 +16,7 @@ mod record;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
-pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
+pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
 pub use partial::{ParseDegreesError, PartialDegrees};
 pub use places::Places;
 pub use record::LayoutRecord;

@@ -1,8 +1,8 @@
 //! `moefold validate --tuned`: layouts that experts tuned, beside what a search finds in their place.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::Context as _;
 use moefold_planner::published::{self, Tuned};
 use moefold_reports::format;
 use moefold_reports::tables::Table;
@@ -19,8 +19,8 @@ const AS_GOOD: f64 = 0.05;
 /// What `--json` prints.
 #[derive(Serialize)]
 struct TunedJson {
-    /// Rows that cannot be planned.
-    refused: Vec<String>,
+    /// Rows that cannot be compared, and why.
+    refused: BTreeMap<String, String>,
     rows: Vec<Tuned>,
 }
 
@@ -31,16 +31,15 @@ pub(super) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
     };
     let bar = output.progress(rows.len() as u64, "searching");
     let mut answer = TunedJson {
-        refused: Vec::new(),
+        refused: BTreeMap::new(),
         rows: Vec::new(),
     };
     for row in &rows {
-        let searched = published::tuned(row)
-            .with_context(|| format!("{}: nothing is found in its place", row.id))
-            .map_err(Failure::Infeasible)?;
-        match searched {
-            Some(tuned) => answer.rows.push(tuned),
-            None => answer.refused.push(row.id.clone()),
+        match published::tuned(row) {
+            Ok(tuned) => answer.rows.push(tuned),
+            Err(why) => {
+                answer.refused.insert(row.id.clone(), why);
+            }
         }
         bar.inc(1);
     }
@@ -116,9 +115,8 @@ fn text(answer: &TunedJson) -> String {
         answer.rows.len(),
         100.0 * AS_GOOD
     );
-    if !answer.refused.is_empty() {
-        writeln!(text, "Cannot be planned: {}", answer.refused.join(", "))
-            .expect("a string takes any text");
+    for (id, why) in &answer.refused {
+        writeln!(text, "{id}: {why}").expect("a string takes any text");
     }
     text
 }

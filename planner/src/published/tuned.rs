@@ -10,7 +10,7 @@ use super::price::{Priced, price};
 use super::row::Row;
 use crate::choice::RecomputePlan;
 use crate::layout::PartialDegrees;
-use crate::options::{PlanError, SearchOptions};
+use crate::options::SearchOptions;
 use crate::plan::{LayoutRecord, PlannedLayout};
 use crate::search;
 use crate::stack::megatron::Declared;
@@ -89,15 +89,16 @@ pub fn tuned_rows(mut rows: Vec<Row>) -> Vec<Row> {
     rows
 }
 
-/// A row beside what a search finds for its question. None where the row itself cannot be planned.
+/// A row beside what a search finds for its question.
 ///
 /// # Errors
 ///
-/// Why the search finds nothing.
-pub fn tuned(row: &Row) -> Result<Option<Tuned>, PlanError> {
+/// Why the row itself cannot be planned, or nothing is found in its place.
+pub fn tuned(row: &Row) -> Result<Tuned, String> {
     let priced = price(row, &[]);
-    let Some(own) = priced.plan() else {
-        return Ok(None);
+    let own = match &priced {
+        Priced::Fits(own) | Priced::TooLarge(own) => own,
+        Priced::Refused(why) => return Err(why.clone()),
     };
     let options = SearchOptions {
         pins: PartialDegrees::default(),
@@ -113,22 +114,23 @@ pub fn tuned(row: &Row) -> Result<Option<Tuned>, PlanError> {
         &options,
         &costs,
         &Declared,
-    )?;
+    )
+    .map_err(|error| format!("nothing is found in its place: {error}"))?;
     let found = &found.plans[0];
     let more_s = Category::ALL.into_iter().map(|category| {
         let of = |plan: &PlannedLayout| plan.predicted.time_s.get(category).0;
         (category.name(), of(own) - of(found))
     });
-    Ok(Some(Tuned {
+    Ok(Tuned {
         id: row.id.clone(),
         model: row.subject.clone(),
         gpu: row.cluster.gpu.name.clone(),
         gpus: row.gpus,
         precision: row.options.precision.to_string(),
         measured_step_s: row.step_s,
-        tuned: own.into(),
+        tuned: own.as_ref().into(),
         fits: matches!(priced, Priced::Fits(_)),
         found: found.into(),
         more_s: more_s.filter(|(_, more_s)| *more_s != 0.0).collect(),
-    }))
+    })
 }
