@@ -262,6 +262,12 @@ fn weights<'l>(case: Case<'_>, layers: &'l [u64]) -> Weights<'l> {
     }
 }
 
+/// The stages of a pipeline rank.
+pub(crate) fn own(layout: &Layout, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+    let own = layout.places().of_rank(rank as u32);
+    own.map(|stage| stage as usize)
+}
+
 impl StageSplit {
     pub(crate) fn new(case: Case<'_>, stages: Vec<Vec<u32>>) -> Self {
         let Case {
@@ -403,7 +409,7 @@ impl StageSplit {
         self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
         let mut arrives = 0.0;
         for rank in 0..pp {
-            let own = self.own(layout, rank);
+            let own = own(layout, rank);
             let end = &self.ends[rank];
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
             // divided only after it; weights are gathered from the start, under what precedes their first use.
@@ -516,7 +522,7 @@ impl StageSplit {
         };
         let places = layout.places();
         let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
-            let own = self.own(layout, places.rank_of(stage as u32) as usize);
+            let own = own(layout, places.rank_of(stage as u32) as usize);
             own.map(|other| {
                 let issued_s = issued[stage][0] + issued[other][1];
                 less(forward, &slots[other][1], issued_s)
@@ -605,7 +611,7 @@ impl StageSplit {
     /// of recompute sets.
     fn passes_by_unit(&self, case: Case<'_>, rank: usize) -> Vec<[f64; 2]> {
         let sets = &case.question.choices[0];
-        let stages = self.own(case.layout, rank);
+        let stages = own(case.layout, rank);
         let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
         let mut passes: Vec<[f64; 2]> = kinds
             .flat_map(|(kind, set, count)| {
@@ -886,7 +892,7 @@ impl StageSplit {
             }
             Some(both)
         };
-        self.own(case.layout, rank).map(of_stage).collect()
+        own(case.layout, rank).map(of_stage).collect()
     }
 
     /// What is alive at most while passes of a rank run, above what is kept: see [`memory::at_worst_instant`].
@@ -962,7 +968,7 @@ impl StageSplit {
             let memory = self.stage_memory(shape, stage, sets);
             memory.between(self.message, stage > 0, sent)
         };
-        self.own(layout, rank).map(whole).collect()
+        own(layout, rank).map(whole).collect()
     }
 
     /// The most bytes that a rank has in memory of its host.
@@ -1016,7 +1022,7 @@ impl StageSplit {
         };
         let mut sets = vec![0; question.kind_of.len()];
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case.layout, rank);
+            let own = own(case.layout, rank);
             let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
             let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
@@ -1042,7 +1048,7 @@ impl StageSplit {
         let mut times = self.times(case, plain);
         let mut fits = true;
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case.layout, rank);
+            let own = own(case.layout, rank);
             let memory = self.own_memory((layout, shape), rank, plain);
             let rooms = self.rooms(case, rank, occupancies);
             let mut more_s = 0.0_f64;
@@ -1077,19 +1083,9 @@ impl StageSplit {
         (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
     }
 
-    /// The stages of a pipeline rank.
-    pub(crate) fn own(
-        &self,
-        layout: &Layout,
-        rank: usize,
-    ) -> impl Iterator<Item = usize> + Clone + use<> {
-        let own = layout.places().of_rank(rank as u32);
-        own.map(|stage| stage as usize)
-    }
-
     /// Bytes that the stages of a rank may take at some instants.
     fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
-        let own = self.own(case.layout, rank);
+        let own = own(case.layout, rank);
         let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
         let beside: i64 = kinds
             .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
@@ -1126,7 +1122,7 @@ impl StageSplit {
             // What gradients of weights need at least, whatever runs again.
             let mut least = vec![0.0; occupancies.len()];
             let mut ends_s = 0.0;
-            for stage in self.own(layout, rank) {
+            for stage in own(layout, rank) {
                 let chunk = layout.places().chunk_of(stage as u32) as usize;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
@@ -1189,7 +1185,7 @@ impl StageSplit {
     fn buffers(&self, case: Case<'_>, rank: usize) -> Bytes {
         let question = case.question;
         let mut kinds = 0_u64;
-        for stage in self.own(case.layout, rank) {
+        for stage in own(case.layout, rank) {
             for (kind, &count) in self.counts[stage].iter().enumerate() {
                 if count > 0 {
                     kinds |= 1 << question.distinct[kind].weights.min(63);
@@ -1235,7 +1231,7 @@ impl StageSplit {
         // A matrix of both ends of a pipeline.
         let late = layout.places().parts_ends() && question.embeds_twice();
         let mut units = Vec::new();
-        for stage in self.own(layout, rank) {
+        for stage in own(layout, rank) {
             units.extend((stage == 0).then(|| Unit {
                 alone: alone[0],
                 ..of(&shape.embedding, late)
@@ -1285,7 +1281,7 @@ impl StageSplit {
             ..
         } = case;
         let mut shard = Shard::default();
-        for stage in self.own(layout, rank) {
+        for stage in own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
                 shard += of(&kind.memory[0]) * u64::from(count);
             }

@@ -5,7 +5,7 @@ use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
 
-use super::candidate::{Case, StageSplit, message};
+use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
 use crate::choice::{Masters, Overlap, ScheduleName, StackName, Zero};
@@ -232,7 +232,7 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 /// One microbatch's work on a pipeline rank, both passes.
 fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
-    for stage in choice.split.own(choice.layout, rank) {
+    for stage in own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let again = kind.breakdown.backward_under(set);
             for _ in 0..count {
@@ -248,7 +248,7 @@ fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
 fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem {
     let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
-    for stage in choice.split.own(choice.layout, rank) {
+    for stage in own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let times = f64::from(count) * microbatches;
             let lowered = question.lowered(choice.layout, choice.shape, kind, set);
@@ -270,7 +270,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
             let stage = stage as u32;
             u32::from(places.is_received(stage)) + u32::from(places.is_sent(stage))
         };
-        let boundaries: u32 = choice.split.own(choice.layout, rank).map(boundaries).sum();
+        let boundaries: u32 = own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;
         total.add(question.costs.collective(&message).time.0, calls);
