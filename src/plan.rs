@@ -389,6 +389,7 @@ pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
         optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
         grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
         zero: planned.zero.unwrap_or_default(),
+        instances: planned.optimizer_instances.unwrap_or(1),
         objective: request.objective,
         ..SearchOptions::new(request.batch, StackName::Moefold)
     };
@@ -487,6 +488,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.overlap = args.overlap.0;
     options.graphs = args.cuda_graph;
     options.zero = args.zero;
+    options.instances = args.num_distributed_optimizer_instances;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
     options.masters = args.masters;

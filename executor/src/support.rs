@@ -141,6 +141,13 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
+            plan.optimizer_instances.is_some(),
+            format!(
+                "instances of the optimizer are not implemented, found optimizer_instances {}, leave it out",
+                plan.optimizer_instances.unwrap_or(1)
+            ),
+        ),
+        (
             plan.precision.compute() != device.dtype(),
             precision(plan.precision, device),
         ),
@@ -277,6 +284,15 @@ mod tests {
         for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
             assert!(text.contains(part), "{text} lacks {part}");
         }
+    }
+
+    #[test]
+    fn instances_of_the_optimizer_are_refused_by_name() {
+        let mut plan = plan();
+        plan.optimizer_instances = Some(2);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        assert!(refused.to_string().contains("optimizer_instances 2"));
     }
 
     #[test]

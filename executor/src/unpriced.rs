@@ -35,6 +35,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         zero: None,
         overlap: None,
         cuda_graph: None,
+        optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Moefold,
         predicted: Predicted {

@@ -59,6 +59,8 @@ pub struct SearchOptions {
     pub grad_dtype: Dtype,
     /// What data parallelism divides.
     pub zero: Zero,
+    /// Parts of the replicas, each of which divides that by itself.
+    pub instances: u32,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
     /// What CUDA graphs launch at once.
@@ -102,6 +104,7 @@ impl SearchOptions {
             optimizer_offload: HostShare::default(),
             grad_dtype: Dtype::F32,
             zero: Zero::default(),
+            instances: 1,
             overlap: None,
             graphs: Graphs::NONE,
             bucket_elements: None,

@@ -66,6 +66,10 @@ pub struct PlannedLayout {
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,
+    /// Parts of the replicas, each of which divides that by itself (Megatron's
+    /// `--num-distributed-optimizer-instances`); absent where that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_instances: Option<u32>,
     /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,
@@ -279,6 +283,7 @@ impl Plan {
             offload: Some(planned.offload),
             routing: planned.routing(),
             zero: planned.zero.unwrap_or_default(),
+            instances: planned.optimizer_instances.unwrap_or(1),
             overlap: Some(planned.overlap(&self.cluster)),
             graphs: planned.cuda_graph.unwrap_or_default(),
             bucket_elements: planned.bucket_elements,

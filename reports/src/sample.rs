@@ -79,6 +79,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         zero: None,
         overlap: None,
         cuda_graph: None,
+        optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Megatron,
         predicted: Predicted {

@@ -339,6 +339,21 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// Replicas that cannot be cut into as many parts.
+    #[error(
+        "`num_distributed_optimizer_instances` {instances} does not divide the {replicas} replicas of {what} (Megatron-Core cuts those of dense parameters, dp * cp, and of experts, edp, alike); nearest: {nearest}"
+    )]
+    Instances {
+        instances: u32,
+        replicas: u32,
+        what: &'static str,
+        nearest: u32,
+    },
+    /// A stack that divides over all replicas.
+    #[error(
+        "`num_distributed_optimizer_instances` {instances}: stack moefold divides over all replicas; nearest: 1, or `stack` megatron"
+    )]
+    StackInstances { instances: u32 },
     /// A share that is none.
     #[error(
         "`optimizer_offload_fraction` {share} is no share of the optimizer's state; nearest: 0, where all rests on the device, to 1"
@@ -423,6 +438,8 @@ impl Illegal {
             Self::DelayedAlone => "delay_wgrad_alone",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
+            Self::Instances { .. } => "optimizer_instances",
+            Self::StackInstances { .. } => "stack_optimizer_instances",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",

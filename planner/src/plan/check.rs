@@ -189,6 +189,7 @@ impl PlannedLayout {
             masters: self.masters.unwrap_or_default(),
             optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             zero: self.zero.unwrap_or_default(),
+            instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),

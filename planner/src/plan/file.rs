@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "version",
     "layout",
     "pipeline",
@@ -30,6 +30,7 @@ const KEYS: [&str; 24] = [
     "masters",
     "optimizer_offload_fraction",
     "zero",
+    "optimizer_instances",
     "overlap",
     "cuda_graph",
     "bucket_elements",

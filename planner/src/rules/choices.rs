@@ -29,6 +29,8 @@ pub(super) struct Choices {
     without_p2p: bool,
     /// Whether layers are gathered in every microbatch.
     gathers_layers: bool,
+    /// Parts that replicas are cut into.
+    instances: u32,
     /// The stack, where forward and backward passes of two microbatches run as one.
     combines: Option<StackName>,
     /// Rules that the choices break among themselves.
@@ -53,6 +55,7 @@ impl Choices {
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             gathers_layers: options.zero == Zero::Fsdp,
+            instances: options.instances,
             combines: (options.overlap.unwrap_or_default().expert_alltoall)
                 .then_some(options.stack),
             broken: broken(model, options, &stack),
@@ -94,6 +97,9 @@ impl Choices {
         if self.gathers_layers && pp > 1 {
             broken.push(Illegal::ShardedStages { pp });
         }
+        if self.instances > 1 {
+            self.check_instances(d, broken);
+        }
         if let Some(given) = self.stages
             && given != u64::from(pp) * u64::from(vpp)
         {
@@ -104,6 +110,38 @@ impl Choices {
             broken.push(Illegal::Schedule { schedule, pp, vpp });
         }
         broken.extend(self.broken.iter().cloned());
+    }
+}
+
+impl Choices {
+    /// Whether the replicas of some degrees can be cut as is asked (Megatron-Core's `parallel_state.py`). Those of experts
+    /// count where there are experts or not, as there.
+    fn check_instances(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        let families = [
+            ("dense parameters", [d.tp, d.pp, 1]),
+            ("experts", [d.etp, d.ep, d.pp]),
+        ];
+        for (what, degrees) in families {
+            let each = degrees.iter().map(|&degree| u64::from(degree)).product();
+            let gpus = u64::from(d.gpus);
+            if each == 0 || !gpus.is_multiple_of(each) {
+                // Which is refused by itself.
+                continue;
+            }
+            let replicas = (gpus / each) as u32;
+            let divides = |parts: &u32| replicas.is_multiple_of(*parts);
+            if !divides(&self.instances) {
+                broken.push(Illegal::Instances {
+                    instances: self.instances,
+                    replicas,
+                    what,
+                    nearest: (1..=self.instances.min(replicas))
+                        .rev()
+                        .find(divides)
+                        .unwrap_or(1),
+                });
+            }
+        }
     }
 }
 
@@ -208,6 +246,11 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
+    if options.instances > 1 && name == StackName::Moefold {
+        broken.push(Illegal::StackInstances {
+            instances: options.instances,
+        });
+    }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
         Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {

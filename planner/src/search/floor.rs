@@ -114,7 +114,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         });
     let pp = u64::from(layout.pp());
     let mean = [whole.dense() / pp, whole.experts / pp];
-    let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+    let shards = question.shards(layout);
     let (options, stack) = (question.options, &question.stack);
     let kept = (options.optimizer, options.masters);
     let mut bytes = stack.state(options.precision, kept, options.grad_dtype);

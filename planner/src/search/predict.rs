@@ -101,6 +101,7 @@ pub(crate) fn planned(
         optimizer_offload_fraction: Some(options.optimizer_offload)
             .filter(|share| !share.is_none()),
         zero: (options.zero != Zero::default()).then_some(options.zero),
+        optimizer_instances: (options.instances > 1).then_some(options.instances),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
@@ -292,7 +293,8 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     } else {
         (1.0, vec![1.0; work.gather.len()])
     };
-    let once = std::iter::repeat(1.0).zip(&work.exposed);
+    let once = work.exposed.iter().chain(&work.across);
+    let once = std::iter::repeat(1.0).zip(once);
     let reduced = std::iter::repeat(reductions).zip(&work.reduce);
     for (calls, collective) in gathers
         .into_iter()

@@ -496,7 +496,7 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
-            sharded: self.shards_weights() && layout.dp() * layout.cp() > 1,
+            sharded: self.shards_weights() && self.shards(layout)[0] > 1,
             offload: self.offload(),
             graphs: self.options.graphs,
         }
@@ -567,6 +567,12 @@ impl<'a> Question<'a> {
     /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
     pub(crate) fn shards_weights(&self) -> bool {
         self.options.zero == Zero::Fsdp
+    }
+
+    /// Ranks over which dense parameters, and experts, divide what is divided of them: replicas of one instance.
+    pub(crate) fn shards(&self, layout: &Layout) -> [u64; 2] {
+        let replicas = [layout.dp() * layout.cp(), layout.edp()];
+        replicas.map(|replicas| u64::from(replicas / self.options.instances.max(1)).max(1))
     }
 
     /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.

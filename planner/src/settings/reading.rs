@@ -112,7 +112,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let global_batch = said.number("global_batch_size", 1 << 40);
     let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
     let precision = precision(said);
-    let (optimizer, grad_dtype, zero) = optimizer(said);
+    let (optimizer, grad_dtype, zero, instances) = optimizer(said);
     let fraction = said.real("optimizer_offload_fraction", [0.0, 1.0]);
     let optimizer_offload = HostShare(if said.on("optimizer_cpu_offload") {
         fraction.unwrap_or(1.0)
@@ -172,6 +172,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         optimizer_offload,
         grad_dtype,
         zero,
+        instances,
         overlap: Some(overlap),
         top: 1,
         ..SearchOptions::new(batch, StackName::Megatron)
@@ -205,20 +206,11 @@ fn precision(said: &mut Said<'_>) -> Precision {
 }
 
 /// The optimizer, the type of main gradients, and what replicas share.
-fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
+fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
     if let Some(other) = said.word("optimizer").filter(|word| *word != "adam") {
         said.unable(format!("--optimizer {other}"), "--optimizer adam");
     }
-    if said
-        .degree("num_distributed_optimizer_instances")
-        .unwrap_or(1)
-        > 1
-    {
-        said.unable(
-            "an optimizer divided over a part of the replicas",
-            "--num-distributed-optimizer-instances 1",
-        );
-    }
+    let instances = said.degree("num_distributed_optimizer_instances");
     let types = [("fp32", Dtype::F32), ("bf16", Dtype::Bf16)];
     let mut narrow = |name| match said.word(name) {
         Some(other @ ("fp16" | "fp8")) => {
@@ -266,7 +258,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
     };
     if fsdp && outer != "no_shard" {
         said.unable(
-            "shards over two levels of replicas",
+            "states of the optimizer over two levels of replicas",
             "--outer-dp-sharding-strategy no_shard",
         );
     }
@@ -279,7 +271,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
             "--use-distributed-optimizer",
         );
     }
-    (optimizer, grads, zero)
+    (optimizer, grads, zero, instances.unwrap_or(1))
 }
 
 fn dispatcher(said: &mut Said<'_>, version: Version) -> Option<Dispatcher> {

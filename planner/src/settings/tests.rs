@@ -135,6 +135,9 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
             pad: false,
         });
     }
+    if bit(15) && bit(16) {
+        options.instances = 2;
+    }
     planned(&model, &cluster, drawn.gpus, &options)
 }
 

@@ -307,6 +307,10 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.because("the one format that Megatron-FSDP saves");
         }
     }
+    if options.instances > 1 {
+        out.set("num_distributed_optimizer_instances", &options.instances);
+        out.because("replicas divide in so many parts, each by itself");
+    }
     let narrow = options.optimizer == Optimizer::AdamBf16Moments;
     if narrow {
         out.on("use_precision_aware_optimizer");

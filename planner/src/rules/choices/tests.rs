@@ -51,6 +51,9 @@ fn options(words: &str) -> SearchOptions {
             "optimizer_offload_fraction" => {
                 options.optimizer_offload = HostShare(word.parse().expect("a number"));
             }
+            "num_distributed_optimizer_instances" => {
+                options.instances = word.parse().expect("a number");
+            }
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
@@ -274,6 +277,23 @@ fn each_rule_of_replicas_has_its_message() {
         "fsdp_over_pp",
         &["pp is 2", "nearest: pp = 1"],
     );
+    for (degrees, instances, parts) in [
+        (
+            "tp=8,pp=8",
+            4,
+            ["2 replicas of dense parameters", "nearest: 2"],
+        ),
+        ("ep=8,etp=8", 4, ["2 replicas of experts", "nearest: 2"]),
+    ] {
+        let words = format!("num_distributed_optimizer_instances {instances}");
+        check(degrees, &words, "optimizer_instances", &parts);
+    }
+    check(
+        "",
+        "num_distributed_optimizer_instances 2 stack moefold",
+        "stack_optimizer_instances",
+        &["nearest: 1", "`stack` megatron"],
+    );
     for (words, expected) in [
         ("ddp_bucket_size 7", "megatron"),
         (
@@ -341,6 +361,11 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8,vpp=7", "overlap none"),
         ("tp=2,ep=8", "zero fsdp"),
         ("tp=2,ep=8", "zero fsdp stack moefold"),
+        (
+            "tp=2,ep=4",
+            "zero fsdp num_distributed_optimizer_instances 4",
+        ),
+        ("pp=2,ep=4", "num_distributed_optimizer_instances 2"),
         ("", "precision fp8 recompute moe_act"),
         ("", "precision fp8-delayed recompute full"),
         ("", "precision fp8-delayed recompute moe,layernorm"),
