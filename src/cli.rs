@@ -132,6 +132,10 @@ pub(crate) struct PlanArgs {
     /// How attention reaches the keys of other context-parallel ranks
     #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
     pub(crate) cp_comm_type: CpComm,
+    /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
+    /// heads as share an NVLink domain and divide them]
+    #[arg(long, num_args = 2, value_names = ["RANKS", "RANKS"])]
+    pub(crate) hierarchical_context_parallel_sizes: Vec<u32>,
     /// Let each expert take so many times its even share of the tokens of a rank, and drop the rest
     #[arg(long, value_name = "FACTOR")]
     pub(crate) expert_capacity_factor: Option<f64>,

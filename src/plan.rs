@@ -476,6 +476,16 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
     options.cp_comm = args.cp_comm_type;
+    if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
+        for size in [inside, outside] {
+            if size == 0 {
+                return Err(Failure::Request(anyhow!(
+                    "--hierarchical-context-parallel-sizes: found {inside} {outside}, expected two numbers of at least 1"
+                )));
+            }
+        }
+        options.cp_sizes = Some([inside, outside]);
+    }
     options.capacity = args.expert_capacity_factor.map(|factor| Capacity {
         factor,
         drop_policy: args.token_drop_policy,

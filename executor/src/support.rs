@@ -141,6 +141,11 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
+            plan.layout.cp > 1 && plan.cp_comm() == CpComm::Hierarchical,
+            "context parallelism in levels is not implemented, found cp_comm_type \"a2a+p2p\", use \"a2a\" or \"p2p\""
+                .to_owned(),
+        ),
+        (
             plan.optimizer_instances.is_some(),
             format!(
                 "instances of the optimizer are not implemented, found optimizer_instances {}, leave it out",
@@ -284,6 +289,16 @@ mod tests {
         for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
             assert!(text.contains(part), "{text} lacks {part}");
         }
+    }
+
+    #[test]
+    fn levels_of_context_parallel_ranks_are_refused_by_name() {
+        let mut plan = plan();
+        plan.layout.cp = 2;
+        plan.cp_comm_type = Some(CpComm::Hierarchical);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        assert!(refused.to_string().contains("\"a2a+p2p\", use"));
     }
 
     #[test]

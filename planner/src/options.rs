@@ -39,6 +39,9 @@ pub struct SearchOptions {
     pub dispatcher: Option<Dispatcher>,
     /// How attention reaches the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
+    /// Of [`CpComm::Hierarchical`] the ranks that exchange heads, and the ranks of a ring; `None` exchanges inside NVLink
+    /// domains, as far as heads divide.
+    pub cp_sizes: Option<[u32; 2]>,
     /// How many tokens an expert takes; `None` drops nothing.
     pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
@@ -94,6 +97,7 @@ impl SearchOptions {
             pins: PartialDegrees::default(),
             dispatcher: None,
             cp_comm: CpComm::default(),
+            cp_sizes: None,
             capacity: None,
             recompute: None,
             schedule: None,

@@ -43,6 +43,9 @@ pub struct PlannedLayout {
     /// files, which mean `p2p`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cp_comm_type: Option<CpComm>,
+    /// Of `a2a+p2p` the ranks that exchange heads, and the ranks of a ring; absent of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hierarchical_context_parallel_sizes: Option<[u32; 2]>,
     /// How many tokens an expert takes; absent where nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,
@@ -278,6 +281,7 @@ impl Plan {
             grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
             dispatcher: Some(planned.dispatcher),
             cp_comm: planned.cp_comm(),
+            cp_sizes: planned.hierarchical_context_parallel_sizes,
             capacity: planned.capacity,
             recompute: Some(planned.recompute.clone()),
             offload: Some(planned.offload),

@@ -68,6 +68,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         },
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
+        hierarchical_context_parallel_sizes: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::NONE,

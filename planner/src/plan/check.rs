@@ -181,6 +181,7 @@ impl PlannedLayout {
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
             cp_comm: self.cp_comm(),
+            cp_sizes: self.hierarchical_context_parallel_sizes,
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),

@@ -15,12 +15,13 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 26] = [
     "version",
     "layout",
     "pipeline",
     "dispatcher",
     "cp_comm_type",
+    "hierarchical_context_parallel_sizes",
     "capacity",
     "recompute",
     "offload",

@@ -21,6 +21,8 @@ pub(super) struct Choices {
     uncut: Option<CpComm>,
     /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
     exchanged_heads: Vec<u64>,
+    /// Ranks of each level of a hierarchy, and heads that those of the first exchange, where they were given.
+    hierarchy: Option<([u32; 2], Vec<u64>)>,
     /// Stages that were given.
     stages: Option<u64>,
     /// The schedule that was given.
@@ -43,13 +45,14 @@ impl Choices {
         let stages = options.stages.as_ref();
         Self {
             uncut: (stack.name() == StackName::Moefold
-                && options.cp_comm != CpComm::A2a
+                && matches!(options.cp_comm, CpComm::P2p | CpComm::Allgather)
                 && has_windows(model))
             .then_some(options.cp_comm),
             exchanged_heads: match options.cp_comm {
                 CpComm::A2a => heads(model),
-                CpComm::P2p | CpComm::Allgather => Vec::new(),
+                CpComm::P2p | CpComm::Allgather | CpComm::Hierarchical => Vec::new(),
             },
+            hierarchy: options.cp_sizes.map(|sizes| (sizes, heads(model))),
             stages: stages.map(|given| given.stages().len() as u64),
             schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
@@ -83,6 +86,17 @@ impl Choices {
             && cp > 1
         {
             broken.push(Illegal::HeadsOverCp { heads, tp, cp });
+        }
+        if let Some((sizes, heads)) = self.hierarchy.as_ref().filter(|_| cp > 1) {
+            let [inside, outside] = *sizes;
+            if u64::from(inside) * u64::from(outside) != u64::from(cp) {
+                broken.push(Illegal::HierarchySizes { sizes: *sizes, cp });
+            }
+            let over = u64::from(tp) * u64::from(inside);
+            let uneven = |heads: &&u64| over > 0 && !heads.is_multiple_of(over);
+            if let Some(&heads) = heads.iter().find(uneven).filter(|_| inside > 1) {
+                broken.push(Illegal::HeadsOverLevel { heads, tp, inside });
+            }
         }
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
@@ -165,7 +179,7 @@ fn has_windows(model: &Model) -> bool {
 }
 
 /// The numbers of heads of a model's attention, of queries and of keys.
-fn heads(model: &Model) -> Vec<u64> {
+pub(crate) fn heads(model: &Model) -> Vec<u64> {
     let layers = model.layers.iter().chain(&model.mtp);
     let of_layer = |layer: &Layer| match &layer.mixer {
         Some(Mixer::Gqa(gqa)) => vec![gqa.heads, gqa.kv_heads],
@@ -246,6 +260,13 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
+    let cp_comm = options.cp_comm;
+    if cp_comm == CpComm::Hierarchical && name == StackName::Moefold {
+        broken.push(Illegal::StackHierarchy);
+    }
+    if options.cp_sizes.is_some() && cp_comm != CpComm::Hierarchical {
+        broken.push(Illegal::HierarchyAlone { cp_comm });
+    }
     if options.instances > 1 && name == StackName::Moefold {
         broken.push(Illegal::StackInstances {
             instances: options.instances,

@@ -14,7 +14,7 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::{ScheduleName, StackName, in_flight};
+use crate::choice::{CpComm, ScheduleName, StackName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -1499,7 +1499,14 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
     } else {
         0
     };
+    let levels = shape.groups.cp_levels(question.options.cp_comm);
+    let levels = if question.options.cp_comm == CpComm::Hierarchical {
+        levels.iter().filter(|level| level.ranks > 1).count() as u64
+    } else {
+        0
+    };
     let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
+        + levels
         + instances
         + stack.pipeline_communicators(layout.pp(), layout.vpp());
     let ep = placement(layout, GroupKind::Ep, question.cluster);

@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Masters, Overlap, ScheduleName, StackName, Zero};
+use crate::choice::{CpComm, Masters, Overlap, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -91,6 +91,12 @@ pub(crate) fn planned(
         },
         dispatcher: choice.shape.dispatcher,
         cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        hierarchical_context_parallel_sizes: (layout.cp() > 1
+            && options.cp_comm == CpComm::Hierarchical)
+            .then(|| {
+                let inside = choice.shape.groups.cp_inside;
+                [inside, layout.cp() / inside]
+            }),
         capacity: question.expert_capacity(),
         recompute: recompute.clone(),
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),

@@ -10,8 +10,8 @@ use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
 use super::{Asked, ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
 use crate::choice::{
-    Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
-    Zero,
+    CpComm, Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute,
+    StackName, Zero,
 };
 use crate::layout::Batch;
 use crate::model::{Model, presets};
@@ -1041,6 +1041,66 @@ fn golden_fully_sharded_memory_and_traffic() {
     );
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
+}
+
+/// Heads are exchanged inside nodes as far as they divide, and across them keys go around; the levels of a plan are those of
+/// its groups, cut one by one.
+#[test]
+fn levels_of_context_parallel_ranks_are_those_of_nodes() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |cp_comm, cp_sizes, pins: &str| {
+        let options = SearchOptions {
+            cp_comm,
+            cp_sizes,
+            pins: pins.parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 1 << 20,
+                    global_batch: 64,
+                },
+                StackName::Megatron,
+            )
+        };
+        let found = run(&model, &cluster, 64, &options).plans.swap_remove(0);
+        Plan::of(found, &model, &cluster, 64, &options)
+    };
+    let pins = |tp: u32, cp: u32| format!("tp={tp},cp={cp},pp=1,ep=8,etp=1,mbs=1");
+    for ([tp, cp], sizes) in [
+        ([1, 16], [8, 2]),
+        ([2, 32], [4, 8]),
+        ([4, 16], [2, 8]),
+        ([1, 4], [4, 1]),
+    ] {
+        let found = plan(CpComm::Hierarchical, None, &pins(tp, cp));
+        let own = found.planned.hierarchical_context_parallel_sizes;
+        assert_eq!(own, Some(sizes), "{tp} {cp}");
+        let layout = found.layout().expect("legal");
+        let mut groups = crate::runtime::LayerGroups::new(&layout, &cluster);
+        groups.cp_inside = sizes[0];
+        let cut = crate::mesh::cut(&layout, crate::mesh::GroupKind::Cp, sizes[1], &cluster);
+        assert_eq!(groups.cp_levels(CpComm::Hierarchical), cut, "{tp} {cp}");
+        // Said, they are the same plan.
+        let said = plan(CpComm::Hierarchical, own, &pins(tp, cp));
+        assert_eq!(said.planned, found.planned);
+        let text = serde_json::to_string(&found).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read.options().cp_sizes, own);
+    }
+    // The ring of eight neighbours and two nodes sends all keys over the network; in levels an eighth of them.
+    let step_s = |plan: &Plan| plan.planned.predicted.step_s;
+    let ring = plan(CpComm::P2p, None, &pins(1, 64));
+    let levels = plan(CpComm::Hierarchical, None, &pins(1, 64));
+    assert!(step_s(&levels) < step_s(&ring));
+    // One level alone is a ring.
+    let alone = plan(CpComm::Hierarchical, Some([1, 64]), &pins(1, 64));
+    assert_eq!(
+        alone.planned.predicted.time_s,
+        ring.planned.predicted.time_s
+    );
 }
 
 /// Replicas in eight instances, each a node: what is divided over eight ranks and gathered there, and reduced over nodes

@@ -132,6 +132,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
     let offload = offload(said);
     let cp_comm = cp_comm(said);
+    let cp_sizes = cp_sizes(said, cp_comm);
     let graphs = graphs(said);
     kernels(said, has_experts);
     if said.on("use_tp_pp_dp_mapping") {
@@ -158,6 +159,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         },
         dispatcher,
         cp_comm,
+        cp_sizes,
         graphs,
         capacity,
         recompute: Some(recompute),
@@ -451,6 +453,30 @@ fn cp_comm(said: &mut Said<'_>) -> CpComm {
         );
         CpComm::default()
     })
+}
+
+/// The levels of a hierarchy, which Megatron-LM has to be told.
+fn cp_sizes(said: &mut Said<'_>, cp_comm: CpComm) -> Option<[u32; 2]> {
+    const NAME: &str = "hierarchical_context_parallel_sizes";
+    let words = said.words(NAME).unwrap_or_default();
+    let sizes: Option<Vec<u32>> = words.iter().map(|word| word.parse().ok()).collect();
+    match sizes.as_deref() {
+        Some([inside, outside]) if *inside > 0 && *outside > 0 => {
+            (cp_comm == CpComm::Hierarchical).then_some([*inside, *outside])
+        }
+        _ => {
+            let what = match words {
+                [] if cp_comm == CpComm::Hierarchical => {
+                    format!("--cp-comm-type {} without levels", cp_comm.name())
+                }
+                [] => return None,
+                words => format!("{} {}", flag(NAME), words.join(" ")),
+            };
+            let nearest = "--hierarchical-context-parallel-sizes with two numbers, ranks that exchange heads and of a ring";
+            said.unable(what, nearest);
+            None
+        }
+    }
 }
 
 fn kernels(said: &mut Said<'_>, experts: bool) {

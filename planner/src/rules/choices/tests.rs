@@ -51,6 +51,11 @@ fn options(words: &str) -> SearchOptions {
             "optimizer_offload_fraction" => {
                 options.optimizer_offload = HostShare(word.parse().expect("a number"));
             }
+            "hierarchical_context_parallel_sizes" => {
+                let (inside, outside) = word.split_once('x').expect("two");
+                let sizes = [inside, outside].map(|size| size.parse().expect("a number"));
+                options.cp_sizes = Some(sizes);
+            }
             "num_distributed_optimizer_instances" => {
                 options.instances = word.parse().expect("a number");
             }
@@ -253,6 +258,52 @@ fn each_rule_of_graphs_has_its_message() {
         ("cuda_graph full_iteration", ["nothing bounds", "hybridep"]),
     ] {
         check("", choices, "cuda_graph", &parts);
+    }
+}
+
+/// Of context parallelism in levels.
+#[test]
+fn each_rule_of_levels_has_its_message() {
+    const LEVELS: &str = "hierarchical_context_parallel_sizes";
+    for (degrees, words, reason, parts) in [
+        (
+            "cp=8",
+            "cp_comm_type a2a+p2p hierarchical_context_parallel_sizes 2x2",
+            "cp_hierarchy_sizes",
+            [
+                "are 4 context-parallel ranks, and cp is 8",
+                "nearest: cp = 4",
+            ],
+        ),
+        (
+            "cp=8,tp=4",
+            "cp_comm_type a2a+p2p hierarchical_context_parallel_sizes 4x2",
+            "heads_over_cp_level",
+            ["8 heads", "4 x 4"],
+        ),
+        (
+            "cp=8",
+            "cp_comm_type a2a hierarchical_context_parallel_sizes 4x2",
+            "cp_hierarchy_alone",
+            ["and there is a2a", "a2a+p2p"],
+        ),
+        (
+            "",
+            "cp_comm_type a2a+p2p stack moefold",
+            "stack_cp_hierarchy",
+            ["`cp_comm_type` a2a or p2p", "`stack` megatron"],
+        ),
+    ] {
+        check(degrees, words, reason, &parts);
+    }
+    let fits = format!("cp_comm_type a2a+p2p {LEVELS} 4x2");
+    for (degrees, words) in [
+        ("cp=8,tp=2", fits.as_str()),
+        ("cp=8,tp=16", "cp_comm_type a2a+p2p"),
+        ("tp=2", "cp_comm_type a2a+p2p"),
+    ] {
+        let broken = broken("mixtral-8x22b", degrees, words);
+        assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");
     }
 }
 
