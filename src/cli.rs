@@ -191,6 +191,10 @@ pub(crate) struct PlanArgs {
     /// expert
     #[arg(long, default_value = "balanced")]
     pub(crate) routing: String,
+    /// Say also how experts are best placed on the ranks of #1 under --routing, each rank holding so many more than its
+    /// share: 0 moves experts, more holds busy ones several times
+    #[arg(long, value_name = "COPIES")]
+    pub(crate) place_experts: Option<u32>,
     /// Percent of each device's memory that every plan leaves free
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MEMORY_HEADROOM)]
     pub(crate) memory_headroom: f64,

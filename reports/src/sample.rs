@@ -175,6 +175,7 @@ pub(crate) fn answer(count: usize) -> Answer {
         plans,
         sizes: Vec::new(),
         lengths: Vec::new(),
+        experts: None,
         search: SearchRecord {
             unseen: None,
             told_apart: Some(0.06),
