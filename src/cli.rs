@@ -618,6 +618,10 @@ pub(crate) struct ValidateArgs {
     /// trained and planned again. Leave the machine alone meanwhile
     #[arg(long, conflicts_with_all = ["file", "calibration"])]
     pub(crate) here: bool,
+    /// Search in place of each layout, and say by what the two differ: of FILE all, else those that their
+    /// authors tuned by measuring
+    #[arg(long, conflicts_with_all = ["here", "calibration"])]
+    pub(crate) tuned: bool,
     /// How often each layout is tried
     #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES")]
     pub(crate) repeat: u32,

@@ -575,10 +575,14 @@ fn schedules_are_refused_by_name() {
     refused(&of("zb-h2", &[]), 2, &["--schedule", "zb-h2", "zb-h1"]);
     let megatron = ["megatron", "zb-h1", "1f1b", "--stack"];
     refused(&of("zb-h1", &[]), 2, &megatron);
+    let megatron = ["megatron", "v-min", "interleaved", "--stack"];
+    refused(&of("v-min", &[]), 2, &megatron);
     let ours = ["--stack", "moefold", "--layout"];
     for (schedule, layout) in [
         ("zb-h1", "pp=8,vpp=7"),
         ("zb-h1", "pp=1"),
+        ("v-half", "pp=8,vpp=1"),
+        ("zb-v", "pp=1"),
         ("none", "pp=2"),
         ("interleaved", "vpp=1"),
     ] {

@@ -126,7 +126,7 @@ impl PlannedLayout {
 pub struct Pipeline {
     /// Which schedule.
     pub schedule: ScheduleName,
-    /// For each stage (chunk by chunk: stage `s` is chunk `s / pp` of rank `s % pp`) the decoder
+    /// For each stage (chunk by chunk: [`crate::layout::Places`] says on which rank) the decoder
     /// layers it holds. The embedding is on the first stage, norm, head and MTP on the last.
     pub stages: Vec<Vec<u32>>,
 }

@@ -680,7 +680,7 @@ fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {
     work.into_par_iter()
         .map(|(name, key)| {
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
-            ((name, key), memory::occupancies(&schedule, key[0], key[1]))
+            ((name, key), memory::occupancies(&schedule))
         })
         .collect::<Vec<_>>()
         .into_iter()

@@ -12,6 +12,7 @@ use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
 use crate::choice::{Dispatcher, Graphs, Masters, Optimizer, Overlap, ScheduleName, StackName};
+use crate::layout::Places;
 use crate::memory::StateBytes;
 
 use host::{Host, Issue};
@@ -180,13 +181,18 @@ impl Stack {
 
     /// Communicators that a rank has for its pipeline, at most. This project's executor has one for each
     /// neighbour and direction of messages, as a send lasts until it is received and is to hold up no other,
-    /// and one of both ends.
-    pub fn pipeline_communicators(&self, pp: u32, vpp: u32) -> u64 {
-        match (self, pp, vpp) {
-            (_, 1, _) => 0,
-            (Self::Megatron(_), ..) => 1,
-            (Self::Moefold(_), 2, 1) => 3,
-            (Self::Moefold(_), ..) => 5,
+    /// and one of both ends where they are on two ranks.
+    pub fn pipeline_communicators(&self, places: Places) -> u64 {
+        // Of each direction, on the rank that has most.
+        let lines = match (places.pp(), places.vpp()) {
+            (1, _) => return 0,
+            (2, 1) => 1,
+            (pp, _) if !places.parts_ends() => 2 * (pp.min(3) - 1),
+            _ => 2,
+        };
+        match self {
+            Self::Megatron(_) => 1,
+            Self::Moefold(_) => u64::from(2 * lines) + u64::from(places.parts_ends()),
         }
     }
 
