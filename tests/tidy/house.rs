@@ -104,6 +104,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ),
     ("interval", &["choice", "plan"]),
     ("goodput", &[]),
+    ("experts", &[]),
     ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),
     ("simulate", &["schedule"]),
