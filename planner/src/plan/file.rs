@@ -15,12 +15,13 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 26] = [
     "version",
     "layout",
     "pipeline",
     "dispatcher",
     "cp_comm_type",
+    "hierarchical_context_parallel_sizes",
     "capacity",
     "recompute",
     "offload",
@@ -30,6 +31,7 @@ const KEYS: [&str; 24] = [
     "masters",
     "optimizer_offload_fraction",
     "zero",
+    "optimizer_instances",
     "overlap",
     "cuda_graph",
     "bucket_elements",

@@ -14,11 +14,11 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::{ScheduleName, StackName, in_flight};
+use crate::choice::{CpComm, ScheduleName, StackName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
-use crate::mesh::{GroupKind, Placement, placement};
+use crate::mesh::{self, GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::partition::{self, Weights};
 use crate::runtime::{Height as _, Level, Running, Slot, StageMemory, Stretch, highest, seconds};
@@ -173,6 +173,8 @@ pub(crate) struct RankEnd {
     pub(crate) work: StepWork,
     /// Gradient reductions and weight gathers, each by itself; reductions nothing hides; norm and update.
     reduce_s: Vec<f64>,
+    /// Reductions over instances of the optimizer.
+    across_s: f64,
     gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
@@ -417,6 +419,7 @@ impl StageSplit {
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
             let (reduce_s, gather_s): (f64, f64) =
                 (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
+            let reduce_s = reduce_s + end.across_s;
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = stack.hides(question.overlap);
             let by_unit = by_bucket || question.shards_weights();
@@ -440,8 +443,12 @@ impl StageSplit {
                 self.times.last_backward[rank] += span(backward);
             }
             let reduce = match (overlap.grad_reduce, by_bucket) {
-                // What is reduced and gathered in every microbatch is not again at the end.
-                _ if question.shards_weights() => self.waits.reduce,
+                // What is reduced and gathered in every microbatch is not again at the end, but over instances, under
+                // the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
+                (beside, _) if question.shards_weights() => {
+                    let hidden = if beside { last_backward } else { 0.0 };
+                    self.waits.reduce + (end.across_s - hidden).max(0.0)
+                }
                 (false, _) => reduce_s,
                 _ if case.schedule.divides_backward() => reduce_s,
                 (true, false) => reduce_s - last_backward,
@@ -457,7 +464,8 @@ impl StageSplit {
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
             let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
-            let share = end.work.reduce.iter().chain(&end.work.exposed).next();
+            let reduced = end.work.reduce.iter().chain(&end.work.across);
+            let share = reduced.chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
@@ -564,10 +572,10 @@ impl StageSplit {
         let keeps = question.stack.keeps_units();
         let held = weights.held();
         let held = [&held.dense, &held.experts];
-        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let shards = question.shards(layout);
         let mut parts = Vec::new();
         let mut prices = end.gather_s.iter().zip(&end.reduce_s);
-        for family in (0..2).filter(|&family| several(layout)[family]) {
+        for family in (0..2).filter(|&family| shards[family] > 1) {
             let buffers = [turns.weights, turns.grads]
                 .map(|turns| weights.in_turns(family, held[family], turns).0);
             for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
@@ -779,7 +787,7 @@ impl StageSplit {
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         let pp = layout.pp() as usize;
-        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let shards = question.shards(layout);
         let share = options.optimizer_offload;
         let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
         self.streamed = (0..pp)
@@ -1299,9 +1307,18 @@ impl StageSplit {
         } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
+        let instances = question.options.instances;
+        let replicas = if instances > 1 {
+            let cut = |kind| mesh::cut(layout, kind, instances, question.cluster);
+            let [[dp_cp, dense], [edp, experts]] = [GroupKind::DpCp, GroupKind::Edp].map(cut);
+            (dp_cp, edp, Some([dense, experts]))
+        } else {
+            (of(GroupKind::DpCp), of(GroupKind::Edp), None)
+        };
         let groups = StepGroups {
-            dp_cp: of(GroupKind::DpCp),
-            edp: of(GroupKind::Edp),
+            dp_cp: replicas.0,
+            edp: replicas.1,
+            across: replicas.2,
             tp: of(GroupKind::Tp),
         };
         let shared = question.embeds_twice() && layout.places().parts_ends();
@@ -1419,6 +1436,7 @@ fn rank_end(
     RankEnd {
         streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
+        across_s: seconds(&work.across).iter().sum(),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),
         update_s: work
@@ -1471,7 +1489,23 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
         layout.etp(),
         layout.edp(),
     ];
+    // Instances of the optimizer have groups of their own, inside and across.
+    let instances = question.options.instances;
+    let inside = question.shards(layout).map(|shards| shards > 1);
+    let instances = if instances > 1 {
+        2 + inside.into_iter().filter(|several| *several).count() as u64
+    } else {
+        0
+    };
+    let levels = shape.groups.cp_levels(question.options.cp_comm);
+    let levels = if question.options.cp_comm == CpComm::Hierarchical {
+        levels.iter().filter(|level| level.ranks > 1).count() as u64
+    } else {
+        0
+    };
     let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
+        + levels
+        + instances
         + stack.pipeline_communicators(layout.places());
     let ep = placement(layout, GroupKind::Ep, question.cluster);
     let staging = stack.staging(

@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Masters, Overlap, ScheduleName, StackName, Zero};
+use crate::choice::{CpComm, Masters, Overlap, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -91,6 +91,12 @@ pub(crate) fn planned(
         },
         dispatcher: choice.shape.dispatcher,
         cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        hierarchical_context_parallel_sizes: (layout.cp() > 1
+            && options.cp_comm == CpComm::Hierarchical)
+            .then(|| {
+                let inside = choice.shape.groups.cp_inside;
+                [inside, layout.cp() / inside]
+            }),
         capacity: question.expert_capacity(),
         recompute: recompute.clone(),
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
@@ -101,6 +107,7 @@ pub(crate) fn planned(
         optimizer_offload_fraction: Some(options.optimizer_offload)
             .filter(|share| !share.is_none()),
         zero: (options.zero != Zero::default()).then_some(options.zero),
+        optimizer_instances: (options.instances > 1).then_some(options.instances),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
@@ -295,7 +302,8 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     } else {
         (1.0, vec![1.0; work.gather.len()])
     };
-    let once = std::iter::repeat(1.0).zip(&work.exposed);
+    let once = work.exposed.iter().chain(&work.across);
+    let once = std::iter::repeat(1.0).zip(once);
     let reduced = std::iter::repeat(reductions).zip(&work.reduce);
     for (calls, collective) in gathers
         .into_iter()
