@@ -351,6 +351,7 @@ const OPTIONS: [(&str, &str); 24] = [
     ),
     ("`zero` 1", "--data-parallel-sharding-strategy optim"),
     ("`grad_dtype`", "--main-grads-dtype"),
+    ("`primary_weights` fp8", "--fp8-param-gather"),
     (
         "needs grad-reduce beside",
         "needs --overlap-grad-reduce beside",

@@ -156,6 +156,18 @@ impl Masters {
 }
 
 moefold_profiles::named! {
+    /// What the weights are that layers multiply with, where a recipe multiplies in FP8.
+    #[derive(Default)]
+    pub enum PrimaryWeights {
+        /// Weights in the type of activations; FP8 copies of them beside.
+        #[default]
+        Wide = "wide",
+        /// FP8 alone, written from the masters (Megatron-LM's `--fp8-param-gather`).
+        Fp8 = "fp8",
+    }
+}
+
+moefold_profiles::named! {
     /// What data parallelism divides over the ranks that replicate a parameter, by the flag `--zero`.
     #[derive(Default)]
     pub enum Zero {

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "version",
     "layout",
     "pipeline",
@@ -28,6 +28,7 @@ const KEYS: [&str; 24] = [
     "optimizer",
     "grad_dtype",
     "masters",
+    "primary_weights",
     "optimizer_offload_fraction",
     "zero",
     "overlap",

@@ -5,8 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, Recompute,
-    RecomputePlan, ScheduleName, StackName, Zero,
+    CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, PrimaryWeights,
+    Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -478,6 +478,14 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
     if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
+    }
+    if options.primary_weights == PrimaryWeights::Fp8 {
+        let precision = options.precision;
+        if precision.compute() != moefold_profiles::Dtype::Fp8 {
+            broken.push(Illegal::PrimaryWeights { precision });
+        } else if options.masters == Masters::Remainder {
+            broken.push(Illegal::RemainderOfFp8);
+        }
     }
 }
 
