@@ -56,6 +56,8 @@ pub struct Megatron {
     /// Whether products with one scale a tensor want a transposed copy of FP8 weights: up to Hopper, whose FP8 products
     /// have one layout of operands (Transformer Engine, `is_non_tn_fp8_gemm_supported`).
     pub transposes: bool,
+    /// Whether tensor-parallel collectives run beside the products that they feed and follow.
+    pub tp_beside: bool,
     /// Workspaces of matrix libraries that the framework's allocator holds.
     pub workspace: Bytes,
     /// Memory the allocator reserves beyond what is allocated, as a share of that.
@@ -118,6 +120,7 @@ impl Stack {
         if let Self::Megatron(stack) = &mut self {
             let is_shared_beside = overlap.is_some_and(|overlap| overlap.shared_expert);
             stack.issue = stack.issue.under(graphs, is_shared_beside);
+            stack.tp_beside = overlap.is_some_and(|overlap| overlap.tp);
         }
         self
     }
@@ -375,6 +378,7 @@ impl Megatron {
             },
             issue: Issue::new(Host::X86, Graphs::NONE),
             transposes: true,
+            tp_beside: false,
             // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
             workspace: Bytes(64 * MIB),
             // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;

@@ -329,6 +329,9 @@ pub enum Illegal {
         "delay-wgrad in `overlap` needs expert-alltoall beside it (Megatron-Core); nearest: `overlap` expert-alltoall,delay-wgrad"
     )]
     DelayedAlone,
+    /// Tensor-parallel collectives beside products, which this project's executor does not run so.
+    #[error("tp in `overlap` needs `stack` megatron; nearest: `overlap` without tp")]
+    TensorBeside,
     /// Full sharding in buckets of so many elements.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
@@ -431,6 +434,7 @@ impl Illegal {
             Self::CombinedAlone => "expert_alltoall_without_ep",
             Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
             Self::DelayedAlone => "delay_wgrad_alone",
+            Self::TensorBeside => "tp_beside",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::BucketsAlone { .. } => "buckets_without_overlap",

@@ -263,8 +263,8 @@ mod tests {
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
             }),
-            ("found `tp`, expected none, or some of", |plan| {
-                plan["overlap"] = "tp".into();
+            ("found `dp`, expected none, or some of", |plan| {
+                plan["overlap"] = "dp".into();
             }),
             (
                 "`ddp_bucket_size` 7 (`bucket_elements` of a plan) divides nothing",

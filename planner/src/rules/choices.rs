@@ -266,6 +266,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
     if overlap.delay_wgrad && !overlap.expert_alltoall {
         broken.push(Illegal::DelayedAlone);
     }
+    if overlap.tp && options.stack != StackName::Megatron {
+        broken.push(Illegal::TensorBeside);
+    }
     let named = options.schedule.map(ScheduleName::combines);
     if !overlap.expert_alltoall {
         if named == Some(true) {

@@ -134,6 +134,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         shared_expert: said.on("moe_shared_expert_overlap"),
         expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
         delay_wgrad: said.on("delay_wgrad_compute"),
+        tp: said.on("tp_comm_overlap"),
     };
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);

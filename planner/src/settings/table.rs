@@ -339,12 +339,7 @@ pub const FLAGS: &[Flag] = &[
         Main,
         Unpriced("hides the backward exchange of tokens"),
     ),
-    flag(
-        "tp_comm_overlap",
-        "",
-        V14,
-        Unpriced("hides tensor-parallel collectives under their products"),
-    ),
+    flag("tp_comm_overlap", "", V14, Read(Overlap)),
     flag(
         "tp_comm_overlap_cfg",
         "",

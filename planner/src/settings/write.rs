@@ -372,6 +372,10 @@ fn write_overlap(job: &Job, out: &mut Writer) {
         out.on("delay_wgrad_compute");
         out.because("gradients of weights run beside the next exchange");
     }
+    if overlap.tp {
+        out.on("tp_comm_overlap");
+        out.because("tensor-parallel collectives run beside their products");
+    }
     if let Some(elements) = job.options.bucket_elements {
         out.set("ddp_bucket_size", &elements);
         out.because("buckets of gradients as planned");

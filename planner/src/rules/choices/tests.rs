@@ -413,6 +413,12 @@ fn each_rule_of_combined_passes_has_its_message() {
         &["nearest: `overlap` expert-alltoall,delay-wgrad"],
     );
     check(
+        "tp=2",
+        "stack moefold overlap tp",
+        "tp_beside",
+        &["`stack` megatron", "`overlap` without tp"],
+    );
+    check(
         "ep=8",
         "schedule combined",
         "combined_without_overlap",
