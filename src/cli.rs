@@ -189,8 +189,9 @@ pub(crate) struct PlanArgs {
     /// Percent of each device's memory that every plan leaves free
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MEMORY_HEADROOM)]
     pub(crate) memory_headroom: f64,
-    /// What is best: cost and gpus try several numbers of GPUs up to --gpus, for the least cost of a token and for the
-    /// fewest GPUs that train --tokens by the --deadline
+    /// What is best: cost, gpus and goodput try several numbers of GPUs up to --gpus, for the least cost of a token, the
+    /// fewest GPUs that train --tokens by the --deadline, and the most tokens a second that failures leave; seq-len is
+    /// the longest sequence that fits, --seq-len at least
     #[arg(long, default_value = "throughput", value_parser = flags::one_of(&Goal::ALL, Goal::name))]
     pub(crate) objective: Goal,
     /// Tokens to train on, e.g. 15e12
@@ -202,6 +203,19 @@ pub(crate) struct PlanArgs {
     /// What a GPU costs an hour, for --objective cost [default: what the cluster says]
     #[arg(long, value_name = "USD")]
     pub(crate) usd_per_gpu_hour: Option<f64>,
+    /// Hours between two failures of one GPU with its share of the node and the network, on average: a job of as many
+    /// GPUs fails as many times as often
+    #[arg(long, value_name = "HOURS")]
+    pub(crate) gpu_mtbf: Option<f64>,
+    /// What a job writes to its storage a second, all ranks together, GB: how long a checkpoint takes
+    #[arg(long, value_name = "GB", conflicts_with = "save_time")]
+    pub(crate) storage_gb_per_s: Option<f64>,
+    /// For how many seconds a checkpoint holds training up, instead of --storage-gb-per-s
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) save_time: Option<f64>,
+    /// Seconds from a failure until training goes on from the last checkpoint
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) restart_time: Option<f64>,
     /// Say also what became of a layout: refused by which rules, ruled out by which bound, or slower than #1 by what
     #[arg(long, value_name = "LAYOUT")]
     pub(crate) why: Option<PartialDegrees>,
@@ -595,6 +609,10 @@ pub(crate) struct ValidateArgs {
     /// trained and planned again. Leave the machine alone meanwhile
     #[arg(long, conflicts_with_all = ["file", "calibration"])]
     pub(crate) here: bool,
+    /// Search in place of each layout, and say by what the two differ: of FILE all, else those that their
+    /// authors tuned by measuring
+    #[arg(long, conflicts_with_all = ["here", "calibration"])]
+    pub(crate) tuned: bool,
     /// How often each layout is tried
     #[arg(long, default_value_t = 5, requires = "here", value_name = "TIMES")]
     pub(crate) repeat: u32,

@@ -17,6 +17,8 @@ use crate::output::Output;
 mod fit;
 mod host;
 
+pub(crate) use host::Copies;
+
 /// What `--device` came to.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Chosen {
@@ -92,14 +94,14 @@ impl Gpu {
 impl Chosen {
     /// The device of a plan's ranks: what weights and activations are stored in follows from its
     /// precision, and what each reserves from what the planner says of its tensors. Refuses what
-    /// the devices have no room for, or are too few for, and what the host has no room for; where a run `saves`
-    /// checkpoints, with the copies that they are written from.
+    /// the devices have no room for, or are too few for, and what the host has no room for, with the `copies` of a
+    /// run.
     pub(crate) fn of_plan(
         &self,
         plan: &Plan,
         launch: Launch,
         threads_per_rank: Option<usize>,
-        saves: bool,
+        copies: Copies,
     ) -> Result<DeviceSpec, Failure> {
         let spec = self.spec(plan.planned.precision.activation(), threads_per_rank);
         support::check(&plan.planned, &plan.model, &spec).map_err(|refused| {
@@ -113,12 +115,10 @@ impl Chosen {
         })?;
         if let (Self::Cuda(gpus), DeviceSpec::Cuda { dtype, .. }) = (self, spec) {
             let reserve = Some(fit::check(plan, gpus, launch)?);
-            if saves {
-                host::check(plan, launch, [false, true])?;
-            }
+            host::check(plan, launch, false, copies)?;
             return Ok(DeviceSpec::Cuda { dtype, reserve });
         }
-        host::check(plan, launch, [true, saves])?;
+        host::check(plan, launch, true, copies)?;
         Ok(spec)
     }
 

@@ -31,7 +31,7 @@ use moefold_profiles::run::{RunSummary, StepRecord};
 use serde::Serialize;
 
 use crate::cli::{ExecuteArgs, Launch, LrSchedule, PackingArgs, TrainArgs, WsdDecay};
-use crate::device;
+use crate::device::{self, Copies};
 use crate::dry_run;
 use crate::failure::{Failure, failure};
 use crate::launch::{self, OnSignal};
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &ExecuteArgs, output: Output) -> Result<(), Failure> {
     let plan = plan.map_err(Failure::request)?;
     let restarts = Restarts::of(args)?;
     let chosen = device::choose(args.device, output)?;
-    let device = chosen.of_plan(&plan, args.launch, None, args.save_every.is_some())?;
+    let device = chosen.of_plan(&plan, args.launch, None, Copies::of(args))?;
     let world = match args.launch {
         Launch::Threads => World::threads(plan.request.gpus),
         Launch::Processes => {

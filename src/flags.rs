@@ -47,10 +47,21 @@ pub(crate) enum Goal {
     Cost,
     /// Fewest GPUs that train so many tokens in time.
     Gpus,
+    /// Tokens a second that last, under failures.
+    Goodput,
+    /// The longest sequence that fits.
+    SeqLen,
 }
 
 impl Goal {
-    pub(crate) const ALL: [Self; 4] = [Self::Throughput, Self::Memory, Self::Cost, Self::Gpus];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Throughput,
+        Self::Memory,
+        Self::Cost,
+        Self::Gpus,
+        Self::Goodput,
+        Self::SeqLen,
+    ];
 
     /// The word of the flag.
     pub(crate) fn name(self) -> &'static str {
@@ -59,6 +70,8 @@ impl Goal {
             Self::Memory => "memory",
             Self::Cost => "cost",
             Self::Gpus => "gpus",
+            Self::Goodput => "goodput",
+            Self::SeqLen => "seq-len",
         }
     }
 }

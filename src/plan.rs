@@ -10,9 +10,9 @@ use moefold_planner::answer::{Answer, Candidate, Why};
 use moefold_planner::choice::{Capacity, HostShare, Objective, Offload, StackName};
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
-use moefold_planner::options::{PlanError, Routing, SearchOptions};
+use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
 use moefold_planner::plan::{Alternative, PLAN_VERSION, Plan, ProfileUsed, Request};
-use moefold_planner::search::{self, Progress, Watch};
+use moefold_planner::search::{self, Asked, Lengths, Progress, SearchResult, Watch};
 use moefold_profiles::{Cluster, Costs, Dtype, Precision, Profile, presets};
 
 use crate::cli::PlanArgs;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     let profiles = load_profiles(&args.profile, &cluster)?;
     let watcher = Watcher::new(output, args.time_limit)?;
     let watch = |progress: &Progress| watcher.look(progress);
-    let wanted = Wanted::new(args, &cluster)?;
+    let wanted = Wanted::new(args, (&model, &cluster), &options)?;
     let mut question = Question::new(&model, &cluster, gpus, &profiles).watched(&watch);
     for note in question.costs.notes() {
         output.note(note)?;
@@ -75,15 +75,23 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
         }
         found
     } else {
-        match question.search(&options) {
+        let lengths = match args.objective {
+            Goal::SeqLen => question.lengths(&mut options).map(Some),
+            _ => Ok(None),
+        };
+        match lengths.and_then(|lengths| question.longest(&options, lengths)) {
             Ok(found) => found,
             Err(error) if matches!(*error, PlanError::Stopped) => {
                 return Err(watcher.found_nothing());
             }
             Err(error) => {
+                let least = match &*error {
+                    PlanError::Infeasible { least, .. } => least.clone(),
+                    _ => None,
+                };
                 let failure = match refusal(*error) {
                     Failure::Infeasible(error) => {
-                        question.short_of_memory(&options, output, &error)?
+                        question.short_of_memory(&options, output, least.as_deref(), &error)?
                     }
                     failure => failure,
                 };
@@ -203,16 +211,34 @@ impl<'a> Question<'a> {
         self.search(options).map_err(|error| refusal(*error))
     }
 
+    /// What is asked of the planner.
+    fn asking<T>(&self, options: &SearchOptions, ask: impl FnOnce(&Asked<'_>) -> T) -> T {
+        let runtime = trace::runtime(options.stack, self.model, self.cluster);
+        let watch = |progress: &Progress| self.look(progress);
+        ask(&Asked {
+            model: self.model,
+            cluster: self.cluster,
+            gpus: self.gpus,
+            options,
+            costs: &self.costs,
+            runtime: runtime.as_ref(),
+            watch: &watch,
+        })
+    }
+
     /// The same, refused in the planner's own words.
     pub(crate) fn search(&self, options: &SearchOptions) -> Result<Found, Box<PlanError>> {
+        self.found(options, search::plan_watched)
+    }
+
+    /// What one of the planner's searches finds.
+    fn found(
+        &self,
+        options: &SearchOptions,
+        search: impl FnOnce(&Asked<'_>) -> Result<SearchResult, PlanError>,
+    ) -> Result<Found, Box<PlanError>> {
         let started = Instant::now();
-        let runtime = trace::runtime(options.stack, self.model, self.cluster);
-        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let watch = |progress: &Progress| self.look(progress);
-        let runtime = runtime.as_ref();
-        let result =
-            search::plan_watched(model, cluster, self.gpus, options, costs, runtime, &watch)
-                .map_err(Box::new)?;
+        let result = self.asking(options, search).map_err(Box::new)?;
         let mut search = result.search;
         search.elapsed_s = started.elapsed().as_secs_f64();
         let used = |named: &NamedProfile| ProfileUsed {
@@ -233,9 +259,36 @@ impl<'a> Question<'a> {
                 profiles: self.profiles.iter().map(used).collect(),
                 why: None,
                 sizes: Vec::new(),
+                lengths: Vec::new(),
             },
             alternatives: result.alternatives,
         })
+    }
+
+    /// Looks for the longest sequence that fits, and has the options ask for it.
+    fn lengths(&self, options: &mut SearchOptions) -> Result<Lengths, Box<PlanError>> {
+        let lengths = self.asking(options, search::longest).map_err(Box::new)?;
+        options.batch.seq_len = lengths.longest();
+        Ok(lengths)
+    }
+
+    /// Searches, and says what other lengths come to where they were looked at.
+    fn longest(
+        &self,
+        options: &SearchOptions,
+        lengths: Option<Lengths>,
+    ) -> Result<Found, Box<PlanError>> {
+        let mut found = self.search(options)?;
+        if let Some(Lengths { tried, stopped }) = lengths {
+            let search = &mut found.answer.search;
+            if stopped {
+                // Longer ones may fit.
+                search.unseen = Some(search.unseen.unwrap_or(0));
+                search.optimal = false;
+            }
+            found.answer.lengths = tried;
+        }
+        Ok(found)
     }
 
     /// Says beside an error what would fit, in the answer where that is for programs.
@@ -243,13 +296,10 @@ impl<'a> Question<'a> {
         &self,
         options: &SearchOptions,
         output: Output,
+        least: Option<&LeastMemory>,
         error: &anyhow::Error,
     ) -> Result<Failure, Failure> {
-        let runtime = trace::runtime(options.stack, self.model, self.cluster);
-        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let watch = |progress: &Progress| self.look(progress);
-        let (gpus, runtime) = (self.gpus, runtime.as_ref());
-        let mut shortage = search::closest(model, cluster, gpus, options, costs, runtime, &watch);
+        let mut shortage = self.asking(options, |asked| search::closest(asked, least));
         for saver in &mut shortage.savers {
             saver.change = flags::in_words_of_flags(&saver.change);
         }
@@ -270,10 +320,8 @@ impl<'a> Question<'a> {
         asked: &PartialDegrees,
         found: &Found,
     ) -> Result<Why, Failure> {
-        let runtime = trace::runtime(options.stack, self.model, self.cluster);
-        let (model, cluster, costs) = (self.model, self.cluster, &self.costs);
-        let about = (asked, &found.answer.plans[..], self.gpus);
-        let why = search::why(model, cluster, options, costs, runtime.as_ref(), about);
+        let plans = &found.answer.plans;
+        let why = self.asking(options, |all| search::why(all, asked, plans));
         let mut why = why.map_err(refusal)?;
         for rule in &mut why.rules {
             *rule = flags::in_words_of_flags(rule);
@@ -293,7 +341,7 @@ impl<'a> Question<'a> {
                 survey: false,
                 ..options.clone()
             };
-            let next = match self.search(&options) {
+            let next = match self.found(&options, search::plan_briefly) {
                 // The best so far would be no point of the front.
                 Ok(next) if next.answer.search.unseen.is_some() => break,
                 Ok(next) => next,
@@ -448,7 +496,9 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.objective = match args.objective {
         Goal::Memory => Objective::Memory,
         // On given GPUs the fastest is the cheapest.
-        Goal::Throughput | Goal::Cost | Goal::Gpus => Objective::Throughput,
+        Goal::Throughput | Goal::Cost | Goal::Gpus | Goal::Goodput | Goal::SeqLen => {
+            Objective::Throughput
+        }
     };
     options.memory_headroom = args.memory_headroom / 100.0;
     options.top = args.top as usize;

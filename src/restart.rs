@@ -16,7 +16,7 @@ use moefold_executor::run::RunDir;
 use moefold_planner::plan::Plan;
 
 use crate::cli::{ExecuteArgs, Launch};
-use crate::device::Chosen;
+use crate::device::{Chosen, Copies};
 use crate::failure::{Failure, failure};
 use crate::launch;
 use crate::output::Output;
@@ -146,7 +146,15 @@ fn in_directory(
         let number = format!("restart {} of {}", tries.done, restarts.count);
         let mut said = format!("{}; {number}", broken.failure);
         if let Next::Fewer(lost) = what {
-            let (found, passed_over) = fewer(&plan, tries.places.len() as u32, device)?;
+            let left = tries.places.len() as u32;
+            let found = fewer(&plan, left, device, Copies::of(args));
+            let (found, passed_over) = found.map_err(|why| {
+                Failure::Infeasible(anyhow!(
+                    "{}; there is no plan for the ranks that are left: {why}{}",
+                    broken.failure,
+                    by_hand(dir, saved.is_some())
+                ))
+            })?;
             plan = found;
             std::fs::create_dir_all(dir)?;
             let path = RunDir::plan_of(dir, plan.request.gpus);
@@ -202,28 +210,29 @@ fn listed(ranks: &[u32]) -> String {
 }
 
 /// What was planned, planned again for at most `places` ranks: the most for which there is a plan that this machine can
-/// run. Beside it, why more are not.
-fn fewer(plan: &Plan, places: u32, device: &Chosen) -> Result<(Plan, Vec<String>), Failure> {
+/// run. Beside it, why more are not. Fails with that where no number does.
+fn fewer(
+    plan: &Plan,
+    places: u32,
+    device: &Chosen,
+    copies: Copies,
+) -> Result<(Plan, Vec<String>), String> {
     let mut passed_over = Vec::new();
     for ranks in (1..=places).rev() {
         let found = plan::again(plan, ranks).map_err(|error| plan::refusal(*error));
         let found = found.and_then(|found| {
-            device.of_plan(&found, Launch::Processes, None, true)?;
+            device.of_plan(&found, Launch::Processes, None, copies)?;
             Ok(found)
         });
         match found {
             Ok(found) => return Ok((found, passed_over)),
-            Err(why) => passed_over.push(format!("no plan for {ranks} ranks: {why}")),
+            Err(why) => passed_over.push(format!(
+                "no plan for {ranks} rank{}: {why}",
+                if ranks == 1 { "" } else { "s" }
+            )),
         }
     }
-    Err(Failure::Infeasible(anyhow!(
-        "ranks have died, and there is no plan for those that are left: {}",
-        if passed_over.is_empty() {
-            "none is".to_owned()
-        } else {
-            passed_over.join("; ")
-        }
-    )))
+    Err(passed_over.join("; "))
 }
 
 /// `CUDA_VISIBLE_DEVICES` for ranks at `places`, where it was `shown` to all.

@@ -1,7 +1,8 @@
 //! `moefold validate`: predictions beside measurements, in sums and row by row; beside those of this machine
-//! ([`here`]).
+//! ([`here`]), or beside what a search finds in their place ([`tuned`]).
 
 mod here;
+mod tuned;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -18,6 +19,9 @@ use crate::output::Output;
 pub(crate) fn run(args: &ValidateArgs, output: Output) -> Result<(), Failure> {
     if args.here {
         return here::run(args, output);
+    }
+    if args.tuned {
+        return tuned::run(args, output);
     }
     // Intervals come from published rows, whoever's rows are judged.
     let shipped = published::shipped_rows();

@@ -293,6 +293,36 @@ fn validate_shows_published_rows_and_a_users_own() {
     );
     let text = said(folder, &["validate", "own.csv", "-v"]);
     assert!(text.contains("-10.0%"), "{text}");
+
+    // A layout that somebody tuned, and another that is worse: what is found in their place is at least as fast.
+    let own = "id,model,cluster,gpus,precision,seq_len,global_batch,tp,cp,pp,vpp,ep,etp,mbs,recompute,step_ms\n\
+               one,mixtral-8x7b,dgx-h100,64,bf16,4096,256,1,1,4,8,8,1,1,none,4000\n\
+               two,mixtral-8x7b,dgx-h100,64,bf16,4096,256,8,1,4,1,8,1,1,full,9000\n";
+    fs::write(folder.join("tuned.csv"), own).expect("written");
+    let found = answer(folder, &["validate", "tuned.csv", "--tuned"]);
+    let rows = found["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let [tuned, best] =
+            ["tuned", "found"].map(|of| row[of]["step_s"].as_f64().expect("seconds"));
+        assert!(best <= tuned, "{row}");
+        let more: f64 = row["more_s"]
+            .as_object()
+            .expect("categories")
+            .values()
+            .filter_map(Value::as_f64)
+            .sum();
+        assert!((tuned - best - more).abs() < 1e-6 * tuned, "{row}");
+    }
+    assert_eq!(rows[0]["found"], rows[1]["found"], "one question");
+    let text = said(folder, &["validate", "tuned.csv", "--tuned"]);
+    for part in [
+        "TP8 PP4 DP2",
+        "recompute +",
+        "predicted within 5% of what is found",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
     fs::write(folder.join("bad.csv"), "id,model\none,mixtral\n").expect("written");
     refused(folder, &["validate", "bad.csv"], &["bad.csv", "`cluster`"]);
     refused(folder, &["validate", "none.csv"], &["none.csv"]);

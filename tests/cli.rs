@@ -142,7 +142,50 @@ fn what_several_numbers_of_gpus_need_is_asked_for() {
         ),
         (
             &["--tokens", "1e12"],
-            &["--tokens goes with --objective cost or gpus", "throughput"],
+            &[
+                "--tokens goes with --objective cost, gpus or goodput",
+                "throughput",
+            ],
+        ),
+        (
+            &["--objective", "goodput"],
+            &["--gpu-mtbf is missing", "--gpu-mtbf 50000"],
+        ),
+        (
+            &["--objective", "goodput", "--gpu-mtbf", "50000"],
+            &["--storage-gb-per-s is missing", "--save-time"],
+        ),
+        (
+            &[
+                "--objective",
+                "goodput",
+                "--gpu-mtbf",
+                "50000",
+                "--save-time",
+                "0",
+            ],
+            &["--restart-time is missing", "--restart-time 600"],
+        ),
+        (
+            &[
+                "--objective",
+                "gpus",
+                "--tokens",
+                "1e12",
+                "--deadline",
+                "9",
+                "--restart-time",
+                "9",
+            ],
+            &["--gpu-mtbf is missing"],
+        ),
+        (
+            &["--objective", "seq-len", "--gpu-mtbf", "50000"],
+            &["--gpu-mtbf goes with", "found --objective seq-len"],
+        ),
+        (
+            &["--objective", "goodput", "--gpu-mtbf", "0"],
+            &["--gpu-mtbf: found 0, expected a number above 0"],
         ),
         (
             &["--objective", "cost", "--tokens=-3"],
@@ -158,6 +201,74 @@ fn what_several_numbers_of_gpus_need_is_asked_for() {
         2,
         &["has no `usd_per_gpu_hour`", "--usd-per-gpu-hour"],
     );
+}
+
+/// What failures leave is Daly's model of the fastest plan of each number of GPUs, saved as often as is best.
+#[test]
+fn differential_goodput_is_what_failures_leave_of_each_number_of_gpus() {
+    let flags = "--layout tp=2,mbs=1,cp=1 --objective goodput --tokens 1e12 --json --top 1 --gpu-mtbf 3000 \
+                 --storage-gb-per-s 20 --restart-time 900";
+    let found = answer(&mixtral(&flags.split_whitespace().collect::<Vec<_>>()));
+    let sizes = found["sizes"].as_array().expect("several");
+    assert!(sizes.len() > 1, "{sizes:?}");
+    let of = |value: &Value, key: &str| value[key].as_f64().expect("a number");
+    let mut best = (0.0, &Value::Null);
+    for size in sizes {
+        let (gpus, step_s) = (of(size, "gpus"), of(size, "step_s"));
+        let own = &size["failures"];
+        let between = 3000.0 * 3600.0 / gpus;
+        assert!((of(own, "mtbf_hours") * 3600.0 / between - 1.0).abs() < 1e-9);
+        // 140.6e9 parameters of bf16 weights, f32 masters and moments: 14 bytes each, at 20 GB/s.
+        let save = of(own, "save_s");
+        assert!(
+            (save / (140.6e9 * 14.0 / 20e9) - 1.0).abs() < 1e-3,
+            "{save}"
+        );
+        let goodput = |steps: f64| {
+            let time = steps * step_s;
+            let lost = (900.0 / between).exp() * (((time + save) / between).exp() - 1.0);
+            time / between / lost
+        };
+        let steps = of(own, "save_every_steps");
+        assert!((of(own, "goodput") / goodput(steps) - 1.0).abs() < 1e-9);
+        assert!(goodput(steps) >= goodput(steps + 1.0));
+        assert!(steps == 1.0 || goodput(steps) >= goodput(steps - 1.0));
+        let lasting = of(size, "tokens_per_s") * goodput(steps);
+        assert!((of(size, "days") * 86_400.0 * lasting / 1e12 - 1.0).abs() < 1e-9);
+        if lasting > best.0 {
+            best = (lasting, &size["gpus"]);
+        }
+    }
+    assert_eq!(&found["request"]["gpus"], best.1);
+}
+
+/// The plans of the longest sequence are those of a search at that length, and one more step of the grid does not fit.
+#[test]
+fn differential_the_longest_sequence_is_planned() {
+    let flags = "--layout tp=8,pp=8,cp=2,ep=8,etp=1,vpp=1,mbs=1 --recompute full --top 1 --json";
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let at = |seq_len: &str, more: &[&str]| {
+        let asked =
+            "plan --model mixtral-8x22b --cluster dgx-h100 --gpus 128 --global-batch 8 --seq-len";
+        let mut arguments: Vec<&str> = asked.split_whitespace().collect();
+        arguments.push(seq_len);
+        arguments.extend(flags.iter().chain(more));
+        run(&mut program(&arguments))
+    };
+    let (code, found, errors) = at("4000", &["--objective", "seq-len"]);
+    assert_eq!(code, 0, "{errors}");
+    let found = json::document(&found);
+    let longest = found["request"]["seq_len"].as_u64().expect("a length");
+    let lengths = found["lengths"].as_array().expect("several");
+    assert_eq!(lengths[0]["seq_len"], 4000);
+    assert!(longest > 100_000 && longest % 32 == 0, "{longest}");
+    let (code, alone, _) = at(&longest.to_string(), &[]);
+    assert_eq!(code, 0);
+    assert_eq!(json::document(&alone)["plans"], found["plans"]);
+    let (code, ..) = at(&(longest + 32).to_string(), &[]);
+    assert_eq!(code, 3);
+    let (code, _, errors) = at("67000000", &["--objective", "seq-len"]);
+    assert_eq!(code, 3, "{errors}");
 }
 
 #[test]
@@ -403,10 +514,14 @@ fn schedules_are_refused_by_name() {
     refused(&of("zb-h2", &[]), 2, &["--schedule", "zb-h2", "zb-h1"]);
     let megatron = ["megatron", "zb-h1", "1f1b", "--stack"];
     refused(&of("zb-h1", &[]), 2, &megatron);
+    let megatron = ["megatron", "v-min", "interleaved", "--stack"];
+    refused(&of("v-min", &[]), 2, &megatron);
     let ours = ["--stack", "moefold", "--layout"];
     for (schedule, layout) in [
         ("zb-h1", "pp=8,vpp=7"),
         ("zb-h1", "pp=1"),
+        ("v-half", "pp=8,vpp=1"),
+        ("zb-v", "pp=1"),
         ("none", "pp=2"),
         ("interleaved", "vpp=1"),
     ] {

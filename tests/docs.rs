@@ -313,6 +313,12 @@ fn law_every_key_is_in_the_formats() {
     let converted = run("moefold convert one --out weights --json");
     check("convert", &["answers.md"], &converted);
     check("validate", &["answers.md"], &run("moefold validate --json"));
+    let own = "id,model,cluster,gpus,precision,seq_len,global_batch,tp,ep,mbs,step_ms\n\
+               one,mixtral-8x7b,dgx-h100,64,bf16,4096,256,1,8,1,4000\n\
+               two,mixtral-8x7b,dgx-h100,64,bf16,4096,256,3,8,1,4000\n";
+    fs::write(folder.path().join("own.csv"), own).expect("written");
+    let tuned = run("moefold validate own.csv --tuned --json");
+    check("validate --tuned", &["answers.md", "plan.md"], &tuned);
     run(
         "moefold plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --seq-len 4096 --global-batch 64 --out gpu.json",
     );

@@ -32,7 +32,7 @@ impl Bench {
 
     fn with(layout: &str, more: &[&str]) -> Self {
         let folder = Folder::new();
-        folder.plan("plan.json", "4", "24", layout, more);
+        folder.plan("plan.json", "4", "24", Some(layout), more);
         Self(folder)
     }
 
@@ -616,7 +616,7 @@ fn a_plan_with_the_routing_of_a_run_says_its_peak_and_runs() {
     let layout = "tp=2,ep=4,etp=1,mbs=1";
     bench
         .0
-        .plan("routed.json", "4", "24", layout, &["--routing", &out]);
+        .plan("routed.json", "4", "24", Some(layout), &["--routing", &out]);
     let predicted = |name: &str| json::read(bench.path(name))["predicted"].clone();
     let (even, routed) = (predicted("plan.json"), predicted("routed.json"));
     assert_eq!(even["routing"]["assumed"], "balanced");
@@ -695,8 +695,10 @@ fn a_plan_that_offloads_runs_as_it_says() {
         "--schedule",
         "1f1b",
     ];
-    bench.0.plan("away.json", "4", "24", layout, &modules);
-    bench.0.plan("plan.json", "4", "24", layout, &modules[2..]);
+    bench.0.plan("away.json", "4", "24", Some(layout), &modules);
+    bench
+        .0
+        .plan("plan.json", "4", "24", Some(layout), &modules[2..]);
     let plan = json::read(bench.path("away.json"));
     let expected = ["core_attn", "mlp_norm", "moe_act"].map(Value::from);
     assert_eq!(plan["offload"], Value::from(expected.to_vec()));

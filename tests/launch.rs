@@ -20,7 +20,7 @@ use common::child::{Guarded, await_steps, children, signal, state};
 use common::json;
 use common::outcome::run;
 use common::program::program;
-use common::tiny::{Folder, tokens};
+use common::tiny::{Folder, fixture, tokens};
 use moefold_profiles::CollectiveKind as Kind;
 use moefold_profiles::directory::{Key, Profile, Sample};
 use moefold_profiles::run::RunSummary;
@@ -32,7 +32,7 @@ struct Bench(Folder);
 impl Bench {
     fn new(ranks: u32, layout: &str) -> Self {
         let folder = Folder::new();
-        folder.plan("plan.json", &ranks.to_string(), "24", layout, &[]);
+        folder.plan("plan.json", &ranks.to_string(), "24", Some(layout), &[]);
         Self(folder)
     }
 
@@ -265,6 +265,62 @@ fn a_rank_that_fails_before_the_ranks_meet_is_not_waited_for() {
 }
 
 #[test]
+fn ranks_that_begin_with_other_weights_or_checkpoints_are_told_apart() {
+    let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
+    let (one, other) = (fixture("mixtral"), bench.path("other"));
+    fs::create_dir(&other).expect("writable");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(format!("{one}/{name}"), format!("{other}/{name}")).expect("copies");
+    }
+    // Trained on, a little.
+    let path = format!("{other}/model.safetensors");
+    let mut bytes = fs::read(&path).expect("there");
+    let header = bytes
+        .first_chunk()
+        .map(|length| u64::from_le_bytes(*length));
+    let values = 8 + header.expect("a header") as usize;
+    bytes[values..]
+        .iter_mut()
+        .step_by(4)
+        .for_each(|low| *low ^= 1);
+    fs::write(&path, bytes).expect("writable");
+    for (name, init) in [("from-one", &one), ("from-random", &"random".to_owned())] {
+        let out = bench.path(name);
+        let flags = [
+            "--steps",
+            "1",
+            "--save-every",
+            "1",
+            "--init",
+            init,
+            "--out",
+            &out,
+        ];
+        let (code, _, errors) = run(&mut bench.execute(&flags));
+        assert_eq!(code, 0, "{errors}");
+    }
+    let saved = ["from-one", "from-random"].map(|name| bench.path(name));
+    for (flag, [first, second]) in [
+        ("--init", [&one, &other]),
+        ("--resume", [&saved[0], &saved[1]]),
+    ] {
+        let (port, out) = (port(), bench.path("run"));
+        let start = |rank, from: &str| {
+            let flags = ["--out", &out, "--steps", "2", flag, from];
+            Guarded::start(&mut bench.rank(rank, 2, port, &flags))
+        };
+        for ended in [start(0, first), start(1, second)] {
+            let (code, _, errors) = ended.ended();
+            assert_eq!(code, 1, "{flag}: {errors}");
+            assert!(
+                errors.contains("rank 1 would train otherwise than rank 0: init is "),
+                "{flag}: {errors}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_would_train_otherwise_ends_the_run_before_it_begins() {
     let bench = Bench::new(2, "tp=1,ep=2,etp=1,mbs=1");
     let run_dir = bench.path("run");
@@ -417,9 +473,13 @@ fn processes_are_profiled_and_the_profile_prices_their_plans() {
     assert!(!measured.shared_device);
 
     let rest = ["--profile", &out];
-    bench
-        .0
-        .plan("again.json", "2", "24", "tp=1,ep=2,etp=1,mbs=1", &rest);
+    bench.0.plan(
+        "again.json",
+        "2",
+        "24",
+        Some("tp=1,ep=2,etp=1,mbs=1"),
+        &rest,
+    );
     let planned = fs::read_to_string(bench.path("again.json")).expect("written");
     assert!(planned.contains(&measured.hash()), "it names its source");
 

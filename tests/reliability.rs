@@ -2,10 +2,12 @@
 
 mod common {
     pub(crate) mod child;
+    pub(crate) mod draws;
     pub(crate) mod json;
     pub(crate) mod outcome;
     pub(crate) mod plans;
     pub(crate) mod program;
+    pub(crate) mod runs;
     pub(crate) mod tiny;
 }
 
@@ -19,57 +21,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::child::{Guarded, await_steps, children, signal, state};
+use common::draws::{Draws, When, await_moment, seed};
 use common::json;
 use common::outcome::run;
 use common::plans::Bench;
 use common::program::program;
-use common::tiny::{fixture, tokens};
+use common::runs::{ENDLESS, FOUR, TWO, until};
+use common::tiny::fixture;
 
 const ONE: (&str, &str) = ("1", "tp=1,ep=1,etp=1,mbs=2");
-const TWO: (&str, &str) = ("2", "tp=1,ep=2,etp=1,mbs=2");
-const FOUR: (&str, &str) = ("4", "tp=2,ep=4,etp=1,mbs=1");
-
-/// More steps than any test waits for.
-const ENDLESS: [&str; 2] = ["--steps", "1000000"];
-
-impl Bench {
-    /// Training by the plan for so many ranks, in the bench's folder.
-    fn execute(&self, ranks: &str, rest: &[&str]) -> Command {
-        let (plan, data) = (self.path(&format!("{ranks}.json")), tokens());
-        let first = ["execute", &plan, "--data", &data, "--device", "cpu"];
-        let mut command = program(&[&first, rest].concat());
-        command.current_dir(self.0.0.path());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    /// Number, loss and gradient norm of the steps of a run.
-    fn steps(&self, run: &str) -> Vec<(u64, f64, f64)> {
-        let steps = self.0.steps(run).into_iter();
-        steps
-            .map(|step| (step.step, step.loss, step.grad_norm))
-            .collect()
-    }
-
-    /// The steps of the complete checkpoints of a run, and whether there is anything else.
-    fn checkpoints(&self, run: &str) -> (Vec<u64>, bool) {
-        let folder = self.path(&format!("{run}/checkpoints"));
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = entries.map(|entry| entry.file_name().display().to_string());
-        let (mut complete, mut more) = (Vec::new(), false);
-        for name in names {
-            match name
-                .strip_prefix("step-")
-                .and_then(|step| step.parse().ok())
-            {
-                Some(step) => complete.push(step),
-                None => more = true,
-            }
-        }
-        complete.sort_unstable();
-        (complete, more)
-    }
-}
 
 /// The same with a write beyond the largest file allowed an error, not a signal.
 fn unsignalled(command: &Command, limit: &str) -> Command {
@@ -83,18 +43,6 @@ fn unsignalled(command: &Command, limit: &str) -> Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     shell
-}
-
-/// Waits until something is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(
-            begun.elapsed() < Duration::from_mins(1),
-            "waited for {what}"
-        );
-        thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]
@@ -554,304 +502,6 @@ fn a_second_signal_ends_a_run_at_once_and_the_first_in_the_time_that_was_said() 
     assert!((1..10).contains(&begun.elapsed().as_secs()));
 }
 
-/// A run that restarts, while it goes on.
-struct Restarting<'a> {
-    bench: &'a Bench,
-    out: &'a str,
-    child: Guarded,
-    /// The processes that are gone.
-    gone: Vec<u32>,
-}
-
-impl<'a> Restarting<'a> {
-    fn start(bench: &'a Bench, ranks: &str, out: &'a str, rest: &[&str]) -> Self {
-        let first = ["--launch", "processes", "--out", out];
-        let mut command = bench.execute(ranks, &[&first, rest].concat());
-        Self {
-            bench,
-            out,
-            child: Guarded::start(&mut command),
-            gone: Vec::new(),
-        }
-    }
-
-    /// The process of a rank, of those that are there now.
-    fn rank(&mut self, rank: u32) -> u32 {
-        let variable = format!("RANK={rank}");
-        let is_it = |&process: &u32| {
-            let all = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-            all.split(|&byte| byte == 0)
-                .any(|set| set == variable.as_bytes())
-        };
-        let mut found = None;
-        until("a rank", || {
-            let mut all = children(self.child.0.id());
-            all.retain(|process| !self.gone.contains(process));
-            found = all.into_iter().find(is_it);
-            found.is_some()
-        });
-        found.expect("it was waited for")
-    }
-
-    /// Steps of the newest checkpoint.
-    fn saved(&self) -> u64 {
-        self.bench
-            .checkpoints(self.out)
-            .0
-            .into_iter()
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// Waits until there is a checkpoint of more than so many steps.
-    fn await_saved(&mut self, more_than: u64) {
-        until(&format!("a newer checkpoint of {}", self.out), || {
-            let ended = self.child.0.try_wait().expect("it is ours");
-            assert!(ended.is_none(), "{} ended with {ended:?}", self.out);
-            self.saved() > more_than
-        });
-    }
-
-    /// Waits until a step is written.
-    fn await_step(&self) {
-        let steps = self.bench.path(&format!("{}/steps.jsonl", self.out));
-        let written = || fs::metadata(&steps).and_then(|file| file.modified()).ok();
-        let before = written();
-        until("a step", || written() > before);
-    }
-
-    /// Sends a signal to a rank, and waits until the ranks of this try are gone; gives the steps that they have saved.
-    fn strike(&mut self, how: &str, rank: u32) -> u64 {
-        let struck = self.rank(rank);
-        let all = children(self.child.0.id());
-        signal(how, struck);
-        until(&format!("the end of a try of {}", self.out), || {
-            let runs = |&rank: &u32| state(rank).is_some_and(|(state, _)| state != 'Z');
-            !all.iter().any(runs)
-        });
-        self.gone.extend(all);
-        self.saved()
-    }
-
-    /// Asks for the end of the run, once it goes on beyond so many steps.
-    fn stop(mut self, beyond: u64) -> String {
-        self.await_saved(beyond);
-        signal("TERM", self.child.0.id());
-        let (code, _, errors) = self.child.ended();
-        assert_eq!(code, 143, "{}: {errors}", self.out);
-        errors
-    }
-}
-
-/// Holds a run to one that nothing happened to: every step once, to the bit.
-fn equals_whole(bench: &Bench, ranks: &str, run_dir: &str) {
-    let steps = bench.steps(run_dir);
-    let whole = format!("{run_dir}-whole");
-    let count = steps.len().to_string();
-    let (code, _, errors) = run(&mut bench.execute(ranks, &["--out", &whole, "--steps", &count]));
-    assert_eq!(code, 0, "{errors}");
-    assert!(
-        steps == bench.steps(&whole),
-        "{run_dir} differs from {whole}"
-    );
-}
-
-#[test]
-fn oracle_a_run_whose_ranks_die_and_hang_goes_on_by_itself() {
-    let bench = Bench::new(&[TWO]);
-    let flags = ["--restarts", "9", "--save-every", "2", "--heartbeat-s", "5"];
-    let mut it = Restarting::start(&bench, "2", "run", &[&ENDLESS[..], &flags].concat());
-    let mut saved = 0;
-    for (how, rank) in [("KILL", 1), ("KILL", 0), ("STOP", 1)] {
-        it.await_saved(saved);
-        saved = it.strike(how, rank);
-    }
-    // A signal is no failure.
-    let errors = it.stop(saved);
-    for part in [
-        "note: rank 1 was ended by signal 9; restart 1 of 9 goes on after ",
-        "note: rank 0 was ended by signal 9; restart 2 of 9 goes on after ",
-        "because rank 1 failed: it has been silent for 5.0 s",
-        "; restart 3 of 9 goes on after ",
-        "error: SIGTERM: stopped after",
-    ] {
-        assert!(errors.contains(part), "{part:?} is not in: {errors}");
-    }
-    assert_eq!(errors.matches("restart ").count(), 3, "{errors}");
-    equals_whole(&bench, "2", "run");
-}
-
-#[test]
-fn restarts_end_with_their_number_and_where_nothing_comes_of_them() {
-    let bench = Bench::new(&[TWO]);
-    // Rank 1 dies more often than is allowed for; what is there can be taken up by hand.
-    let arguments = [&ENDLESS[..], &["--restarts", "1", "--save-every", "1"]].concat();
-    let mut it = Restarting::start(&bench, "2", "run", &arguments);
-    it.await_saved(0);
-    let saved = it.strike("KILL", 1);
-    it.await_saved(saved);
-    it.strike("KILL", 1);
-    let (code, _, errors) = it.child.ended();
-    assert_eq!(code, 1, "{errors}");
-    for part in [
-        "has been restarted 1 times (--restarts 1)",
-        "`--continue --out run` goes on",
-    ] {
-        assert!(errors.contains(part), "{part:?} is not in: {errors}");
-    }
-    let saved = bench
-        .checkpoints("run")
-        .0
-        .into_iter()
-        .max()
-        .expect("one is there");
-    let steps = (saved + 2).to_string();
-    let by_hand = ["--out", "run", "--continue", "--steps", &steps];
-    let (code, _, errors) = run(&mut bench.execute("2", &by_hand));
-    assert_eq!(code, 0, "{errors}");
-    equals_whole(&bench, "2", "run");
-
-    // No checkpoint comes between deaths.
-    let arguments = [&ENDLESS[..], &["--restarts", "9", "--save-every", "900000"]].concat();
-    let mut it = Restarting::start(&bench, "2", "idle", &arguments);
-    for _ in 0..3 {
-        it.rank(1);
-        it.await_step();
-        it.strike("KILL", 1);
-    }
-    let (code, _, errors) = it.child.ended();
-    assert_eq!(code, 1, "{errors}");
-    assert_eq!(
-        errors.matches("begins again, since no checkpoint").count(),
-        2,
-        "{errors}"
-    );
-    assert!(
-        errors.contains("3 tries in a row have completed no checkpoint"),
-        "{errors}"
-    );
-
-    // Numbers that are none would come again.
-    let diverging = [
-        "--lr",
-        "1e30",
-        "--steps",
-        "8",
-        "--restarts",
-        "3",
-        "--save-every",
-        "1",
-    ];
-    let (code, _, errors) = Restarting::start(&bench, "2", "diverging", &diverging)
-        .child
-        .ended();
-    assert_eq!(code, 1, "{errors}");
-    assert!(
-        errors.contains("diverged") && !errors.contains("restart"),
-        "{errors}"
-    );
-    assert_eq!(errors.lines().count(), 1, "{errors}");
-}
-
-#[test]
-fn oracle_a_run_that_loses_ranks_goes_on_with_those_that_are_left() {
-    // Weights that rest divided allow no pipeline: three ranks cannot share eight sequences and four heads.
-    let bench = Bench::new(&[]);
-    let sharded = ["--zero", "fsdp"];
-    bench.0.plan("4.json", FOUR.0, "8", FOUR.1, &sharded);
-    let flags = ["--restarts", "2", "--elastic=1", "--save-every", "1"];
-    let mut it = Restarting::start(&bench, "4", "run", &[&ENDLESS[..], &flags].concat());
-    it.await_saved(0);
-    let saved = it.strike("KILL", 2);
-    let errors = it.stop(saved + 1);
-    let first = json::read(bench.path("run/env.json"))["resumed"]["step"]
-        .as_u64()
-        .expect("it goes on from one");
-    let said = format!("restart 1 of 2 goes on after {first} steps");
-    for part in [
-        "no plan for 3 ranks",
-        "rank 2 was ended by signal 9; of 4 places 3 are left, as rank 2 has died once there",
-        "planned again for 2 ranks, tp=",
-        &said,
-    ] {
-        assert!(errors.contains(part), "{part:?} is not in: {errors}");
-    }
-    // By hand: a plan for two, and the checkpoint of a run on four.
-    let (model, out) = (fixture("mixtral"), bench.path("2.json"));
-    let plan = [
-        "plan",
-        "--model",
-        &model,
-        "--cluster",
-        "local",
-        "--gpus",
-        "2",
-        "--seq-len",
-        "16",
-        "--global-batch",
-        "8",
-        "--out",
-        &out,
-    ];
-    let (code, _, errors) = run(&mut program(&[&plan[..], &sharded].concat()));
-    assert_eq!(code, 0, "{errors}");
-    assert!(
-        json::read(&out) == json::read(bench.path("run/plan.json")),
-        "the same plan"
-    );
-    let steps = bench.steps("run");
-    let (first, all) = (first.to_string(), steps.len().to_string());
-    for (ranks, arguments) in [
-        (
-            "4",
-            ["--out", "four", "--steps", &first, "--save-every", &first].as_slice(),
-        ),
-        ("2", &["--out", "two", "--steps", &all, "--resume", "four"]),
-    ] {
-        let (code, _, errors) = run(&mut bench.execute(ranks, arguments));
-        assert_eq!(code, 0, "{errors}");
-    }
-    assert!(
-        steps == [bench.steps("four"), bench.steps("two")].concat(),
-        "to the bit"
-    );
-}
-
-#[test]
-fn restarts_that_make_no_sense_are_refused_by_the_flag() {
-    let bench = Bench::new(&[TWO]);
-    for (flags, expected) in [
-        ("--restarts 2", "--save-every"),
-        ("--elastic --save-every 1 --launch processes", "--restarts"),
-        (
-            "--restarts 2 --save-every 1",
-            "--restarts 2: ranks are threads of this process",
-        ),
-        (
-            "--restarts 2 --save-every 1 --launch env",
-            "torchrun --max-restarts 2",
-        ),
-        (
-            "--restarts 1 --save-every 1 --launch processes --elastic",
-            "give --restarts 2, or --elastic=1",
-        ),
-        (
-            "--restarts 0 --save-every 1 --launch processes",
-            "--restarts",
-        ),
-        ("--restarts 2 --dry-run", "--dry-run"),
-    ] {
-        let flags: Vec<&str> = flags.split(' ').collect();
-        let (code, _, errors) = run(&mut bench.execute("2", &flags));
-        assert_eq!(code, 2, "{flags:?}: {errors}");
-        assert!(
-            errors.contains(expected),
-            "{expected:?} is not in: {errors}"
-        );
-    }
-    assert!(!Path::new(&bench.path("runs")).exists());
-}
-
 /// How a run is ended, and when.
 #[derive(Debug, Clone, Copy)]
 struct Blow {
@@ -864,62 +514,13 @@ struct Blow {
     when: When,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum When {
-    /// So long after the first checkpoint.
-    After(Duration),
-    /// While a checkpoint is written.
-    Writing,
-    /// While one that is not kept is removed.
-    Pruning,
-}
-
-/// Numbers that look random (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators").
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-
-    fn blow(&mut self, apart: bool) -> Blow {
-        Blow {
-            how: ["KILL", "KILL", "TERM", "INT"][self.below(4) as usize],
+impl Blow {
+    fn drawn(draws: &mut Draws, apart: bool) -> Self {
+        Self {
+            how: ["KILL", "KILL", "TERM", "INT"][draws.below(4) as usize],
             apart,
-            every: 1 + self.below(3),
-            when: match self.below(3) {
-                0 => When::After(Duration::from_millis(self.below(150))),
-                1 => When::Writing,
-                _ => When::Pruning,
-            },
-        }
-    }
-}
-
-/// Waits for the moment of a blow. What is looked for passes quickly; where it is not seen in time, any moment is as good.
-fn await_moment(bench: &Bench, out: &str, when: When) {
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
-        let partial = fs::read_dir(bench.path(&format!("{out}/checkpoints")));
-        let partial = partial.into_iter().flatten().flatten().find_map(|entry| {
-            let name = entry.file_name().display().to_string();
-            name.strip_prefix("step-")?
-                .strip_suffix(".partial")?
-                .parse::<u64>()
-                .ok()
-        });
-        let newest = bench.checkpoints(out).0.into_iter().max().unwrap_or(0);
-        let falls = match when {
-            When::After(time) => begun.elapsed() >= time,
-            When::Writing => partial.is_some_and(|step| step > newest),
-            When::Pruning => partial.is_some_and(|step| step < newest),
-        };
-        if falls {
-            break;
+            every: 1 + draws.below(3),
+            when: draws.moment(),
         }
     }
 }
@@ -967,7 +568,7 @@ fn chain(bench: &Bench, name: &str, seed: u64, blows: usize) {
     let mut parts: Vec<String> = Vec::new();
     let mut begins = 0;
     for number in 0..blows {
-        let blow = draws.blow(apart);
+        let blow = Blow::drawn(&mut draws, apart);
         let context = format!("MOEFOLD_SEED={seed}, part {number}, {blow:?}");
         let out = format!("{name}-{number}");
         strike(bench, ranks, &out, parts.last().map(String::as_str), blow);
@@ -1012,11 +613,6 @@ fn chain(bench: &Bench, name: &str, seed: u64, blows: usize) {
     }
 }
 
-fn seed() -> u64 {
-    let given = std::env::var("MOEFOLD_SEED").ok();
-    given.and_then(|seed| seed.parse().ok()).unwrap_or(1)
-}
-
 #[test]
 fn oracle_a_run_that_is_ended_anyhow_goes_on_to_the_bit() {
     let bench = Bench::new(&[TWO, FOUR]);
@@ -1031,41 +627,5 @@ fn oracle_a_run_that_is_ended_a_hundred_times_goes_on_to_the_bit() {
     let bench = Bench::new(&[TWO, FOUR]);
     for (number, seed) in (seed()..seed() + 25).enumerate() {
         chain(&bench, &number.to_string(), seed, 4);
-    }
-}
-
-#[test]
-#[ignore = "eighty blows take minutes"]
-fn oracle_a_run_that_restarts_again_and_again_equals_one_that_does_not() {
-    let bench = Bench::new(&[TWO, FOUR]);
-    for seed in seed()..seed() + 20 {
-        let mut draws = Draws(seed);
-        let ranks = [2, 4][draws.below(2) as usize];
-        // What fails names it.
-        let (out, name) = (format!("MOEFOLD_SEED={seed}"), ranks.to_string());
-        let every = (1 + draws.below(3)).to_string();
-        let flags = [
-            "--restarts",
-            "4",
-            "--save-every",
-            &every,
-            "--heartbeat-s",
-            "2",
-        ];
-        let mut it = Restarting::start(&bench, &name, &out, &[&ENDLESS[..], &flags].concat());
-        let mut saved = 0;
-        for _ in 0..4 {
-            let blow = draws.blow(true);
-            // Of a rank that is stopped, the others hear after a while.
-            let (how, rank) = (
-                ["KILL", "KILL", "KILL", "STOP"][draws.below(4) as usize],
-                draws.below(ranks),
-            );
-            it.await_saved(saved);
-            await_moment(&bench, &out, blow.when);
-            saved = it.strike(how, rank as u32);
-        }
-        it.stop(saved);
-        equals_whole(&bench, &name, &out);
     }
 }

@@ -9,8 +9,9 @@ mod common {
     pub(crate) mod tiny;
 }
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -188,6 +189,20 @@ fn oracle_a_run_that_is_killed_again_and_again_equals_one_that_is_not() {
     assert_eq!(bench.losses("end").last(), whole.last());
 }
 
+/// Every file and folder in a folder, by path.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            all.append(&mut contents(&path));
+        }
+        let bytes = fs::read(&path).ok();
+        all.insert(path, bytes);
+    }
+    all
+}
+
 #[test]
 fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
     let bench = Bench::new(&[ONE]);
@@ -223,6 +238,30 @@ fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
         bytes.truncate(bytes.len() - 7);
         fs::write(path(file), bytes).expect("writable");
     }
+    let refused = |out: &str, rest: &[&str], expected: &str| {
+        let (code, _, errors) = run(&mut bench.execute("1", out, rest));
+        assert_eq!(code, 2, "{errors}");
+        assert!(
+            errors.contains(expected),
+            "{expected:?} is not in: {errors}"
+        );
+    };
+    // What is refused changes nothing: not of flags, nor of what is found once ranks have begun.
+    let before = contents(Path::new(&path("")));
+    refused("run", &until("8")[2..], "lr_schedule was");
+    let shard = path("checkpoints/step-4/rank-0.safetensors");
+    let whole_shard = fs::read(&shard).expect("it is there");
+    let mut bytes = whole_shard.clone();
+    let half = bytes.len() / 2;
+    bytes[half] ^= 1;
+    fs::write(&shard, bytes).expect("writable");
+    refused(
+        "run",
+        &[&SCHEDULE[..4], &until("6")].concat(),
+        "does not hold what was written",
+    );
+    fs::write(&shard, whole_shard).expect("writable");
+    assert!(contents(Path::new(&path(""))) == before);
     let (answer, errors) = go("run", &until("6"));
     assert!(
         answer.contains("going on from ") && answer.contains("after 4 steps"),
@@ -256,14 +295,6 @@ fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
     go("early", &until("6"));
     assert_eq!(bench.losses("early"), whole);
 
-    let refused = |out: &str, rest: &[&str], expected: &str| {
-        let (code, _, errors) = run(&mut bench.execute("1", out, rest));
-        assert_eq!(code, 2, "{errors}");
-        assert!(
-            errors.contains(expected),
-            "{expected:?} is not in: {errors}"
-        );
-    };
     let again = [&SCHEDULE[..4], &until("6")].concat();
     refused("run", &again, "step-6: 6 steps are done, of 6");
     refused("run", &until("8")[2..], "lr_schedule was");

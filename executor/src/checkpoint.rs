@@ -37,7 +37,7 @@ pub use read::Checkpoint;
 pub use room::bytes;
 pub(crate) use save::Saver;
 pub use write::Written;
-pub(crate) use write::{clear_way, discard_partial, write_initial};
+pub(crate) use write::{discard_partial, write_initial};
 
 /// Version of the format of `checkpoint.json`.
 pub const CHECKPOINT_VERSION: u32 = 1;

@@ -10,7 +10,6 @@ use moefold_kernels::{Device, Dtype, Tensor, TensorClass};
 use moefold_planner::choice::CpComm;
 use moefold_planner::layout::Layout;
 use moefold_planner::mesh::{self, Coordinates, GroupKind};
-use moefold_planner::schedule;
 use moefold_profiles::trace::Category;
 
 use crate::later::{Later, WeightGradients};
@@ -71,7 +70,7 @@ pub(crate) enum Wanted {
     Group(GroupKind),
     /// For messages from pipeline ranks to those with the next stages, or back.
     Messages { back: bool },
-    /// Of the first and the last pipeline rank.
+    /// Of the first and the last pipeline rank, where the ends of the model are on both.
     Ends,
 }
 
@@ -110,7 +109,7 @@ impl Wanted {
         let Self::Messages { back } = self else {
             return None;
         };
-        let pairs = schedule::neighbours(layout).into_iter();
+        let pairs = layout.places().lines().into_iter();
         let pairs = pairs.map(|pair| pair.map(|member| member as usize));
         Some(
             pairs

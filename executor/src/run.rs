@@ -81,22 +81,21 @@ impl RunDir {
     ///
     /// In one that is [held again](Self::claim_again) the run goes on with the step after the checkpoint that
     /// `environment` names, else with the first. What is there of that step and later ones goes with the first step
-    /// that is written, and so does the summary. What was left of checkpoints that are not complete goes at once, and
-    /// those of later steps, of which files are missing, get another name.
+    /// that is written, and so does the summary. Until then nothing is changed.
     pub fn create(claim: Claim, plan: &Plan, environment: &Environment) -> Result<Self, Error> {
         let path = claim.path();
         let steps = path.join(STEPS_FILE);
         let (steps, events) = if claim.is_again() {
             let first = environment.resumed.as_ref().map_or(0, |from| from.step);
-            let (mut kept, next) = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
-            checkpoint::clear_way(path, first)?;
-            if next.is_some_and(|next| next != first) {
-                // Steps are missing, which no reader takes for a run: what is there stays apart.
+            let (kept, next) = kept_steps(&steps, first).map_err(Error::io(&steps, "read"))?;
+            // Where steps are missing, which no reader takes for a run, what is there stays apart.
+            let log = if next.is_some_and(|next| next != first) {
                 let apart = path.join(format!("{STEPS_FILE}.before-{first}"));
-                fs::rename(&steps, apart).map_err(Error::io(&steps, "rename"))?;
-                kept = 0;
-            }
-            (Log::after(steps, kept), Events::after(path, first)?)
+                Log::beside(steps, apart)
+            } else {
+                Log::after(steps, kept)
+            };
+            (log, Events::after(path, first)?)
         } else {
             (Log::new(steps), Events::of(path))
         };

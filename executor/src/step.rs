@@ -7,7 +7,7 @@
 //! step only those that decide what is sent come to the host.
 //!
 //! Between stages of different ranks the residual stream and its gradient are messages. A send waits for
-//! nobody; what was sent stays until the next message of its direction, or until gradients are reduced, so
+//! nobody; what was sent stays until the next message of its direction to the same rank, or until gradients are reduced, so
 //! that how much memory messages take does not depend on when they are received.
 
 mod counts;
@@ -102,7 +102,7 @@ pub struct Stepper {
 }
 
 /// Which way a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Direction {
     /// The residual stream, to the next stage.
     Forward,
@@ -139,8 +139,8 @@ struct Progress {
     left: BTreeMap<(Stage, Microbatch), WeightGradients>,
     /// The residual stream or its gradient, between a message and a pass.
     between: BTreeMap<(Stage, Microbatch), Tensor>,
-    /// The last message that was sent, by direction.
-    sent: [Option<(Pending, Tensor)>; 2],
+    /// The last message that was sent, by direction and the pipeline rank that it went to.
+    sent: BTreeMap<(Direction, usize), (Pending, Tensor)>,
     /// Weights on their way.
     gathering: Gathering,
     /// Gradients on their way.
@@ -394,7 +394,7 @@ impl Stepper {
             }
             Action::ReduceGradients(_) => {
                 cx.recorder.at_microbatch(None);
-                Self::settle(cx, &mut progress.sent)?;
+                Self::settle(cx, std::mem::take(&mut progress.sent))?;
                 // The flat buffers hold all stages of the rank, so the last one reduces them.
                 progress.reduced_stages += 1;
                 if progress.reduced_stages == self.stages.len() {
@@ -440,7 +440,8 @@ impl Stepper {
         } else {
             now(pass)?
         };
-        progress.between.extend(dx.map(|dx| (place, dx)));
+        let there = Self::passed_on(cx, Direction::Backward, place);
+        progress.between.extend(dx.map(|dx| (there, dx)));
         Ok(())
     }
 
@@ -495,10 +496,12 @@ impl Stepper {
         }
         if let Some((output, saved)) = output {
             progress.saved.insert(forward, saved);
-            let output = output.map(|output| (forward, output));
+            let there = Self::passed_on(cx, Direction::Forward, forward);
+            let output = output.map(|output| (there, output));
             progress.between.extend(output);
         }
-        let dx = dx.flatten().map(|dx| (backward, dx));
+        let there = Self::passed_on(cx, Direction::Backward, backward);
+        let dx = dx.flatten().map(|dx| (there, dx));
         progress.between.extend(dx);
         Ok(())
     }
@@ -561,6 +564,24 @@ impl Stepper {
         self.optimizer.gather(cx)?.finish(cx)
     }
 
+    /// The place between stages of what a pass gives: that of the pass until it is sent, or of the stage that goes on with it
+    /// where this rank has both.
+    fn passed_on(
+        cx: &Context,
+        direction: Direction,
+        (stage, microbatch): (Stage, Microbatch),
+    ) -> (Stage, Microbatch) {
+        let places = cx.layout.places();
+        let next = match direction {
+            Direction::Forward if places.is_sent(stage.0) => stage.0,
+            Direction::Backward if places.is_received(stage.0) => stage.0,
+            Direction::Forward => stage.0 + 1,
+            // The first stage gives nothing.
+            Direction::Backward => stage.0.saturating_sub(1),
+        };
+        (Stage(next), microbatch)
+    }
+
     /// Takes what a stage is to begin a pass with from the pipeline rank that has it.
     fn receive(
         &self,
@@ -577,7 +598,7 @@ impl Stepper {
             Direction::Forward => (&cx.activations, stage.0 - 1),
             Direction::Backward => (&cx.gradients, stage.0 + 1),
         };
-        let from = from as usize % group.size();
+        let from = cx.layout.places().rank_of(from) as usize;
         cx.comm(Category::PpComm, "send_recv", || {
             group.receive(&tensor, from)
         })?;
@@ -599,19 +620,21 @@ impl Stepper {
             Direction::Forward => (&cx.activations, stage.0 + 1),
             Direction::Backward => (&cx.gradients, stage.0 - 1),
         };
-        let to = to as usize % group.size();
-        let sent = &mut progress.sent[direction as usize];
-        Self::settle(cx, std::slice::from_mut(sent))?;
+        let to = cx.layout.places().rank_of(to) as usize;
+        Self::settle(cx, progress.sent.remove_entry(&(direction, to)))?;
         let pending = cx.comm(Category::PpComm, "send_recv", || {
             group.start_send(&tensor, to)
         })?;
-        *sent = Some((pending, tensor));
+        progress.sent.insert((direction, to), (pending, tensor));
         Ok(())
     }
 
     /// Lets go of messages once they have left.
-    fn settle(cx: &Context, sent: &mut [Option<(Pending, Tensor)>]) -> Result<(), Error> {
-        for (pending, tensor) in sent.iter_mut().filter_map(Option::take) {
+    fn settle(
+        cx: &Context,
+        sent: impl IntoIterator<Item = ((Direction, usize), (Pending, Tensor))>,
+    ) -> Result<(), Error> {
+        for (_, (pending, tensor)) in sent {
             cx.comm(Category::PpComm, "send_recv", || pending.wait())?;
             drop(tensor);
         }
@@ -656,7 +679,8 @@ impl Stepper {
         let pass = self.forward_pass(cx, of, input, &mut progress.counts, moving);
         let (output, saved) = now(pass)?;
         progress.saved.insert(place, saved);
-        let output = output.map(|output| (place, output));
+        let there = Self::passed_on(cx, Direction::Forward, place);
+        let output = output.map(|output| (there, output));
         progress.between.extend(output);
         Ok(())
     }

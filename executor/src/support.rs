@@ -229,6 +229,7 @@ pub(crate) fn beyond_kernels(model: &Model) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use moefold_planner::choice::{GraphModule, Graphs};
     use moefold_planner::model::{Ffn, RouterGroups};
 
     use super::*;
@@ -276,6 +277,24 @@ mod tests {
         let text = refused.to_string();
         for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
             assert!(text.contains(part), "{text} lacks {part}");
+        }
+    }
+
+    #[test]
+    fn graphs_are_refused_with_what_runs() {
+        let mut plan = plan();
+        let model = testing::plan().model;
+        for graphs in [Graphs::FULL_ITERATION, Graphs::of([GraphModule::Attn])] {
+            plan.cuda_graph = Some(graphs);
+            let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+            assert_eq!(
+                refused
+                    .to_string()
+                    .matches("CUDA graphs are not implemented, use cuda_graph \"none\"")
+                    .count(),
+                1,
+                "{refused}"
+            );
         }
     }
 

@@ -13,6 +13,7 @@ use moefold_profiles::Cluster;
 
 mod answers;
 mod dry_run;
+mod heard;
 #[cfg(test)]
 mod hostile;
 mod peers;

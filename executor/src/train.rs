@@ -11,6 +11,7 @@ mod trainer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
@@ -124,6 +125,7 @@ pub fn run_in(
         folder.verify()?;
     }
     let collector = Collector::new();
+    let changed = AtomicBool::new(false);
     let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
         let stretch = options.device.stretch(rank.local_ranks());
@@ -134,7 +136,14 @@ pub fn run_in(
         if let Some(saved) = weights.saved() {
             saved.verify(&cx.world)?;
         }
-        let mut saver = Saver::of(rank, &cx.world, options, model, fingerprint.as_ref())?;
+        let mut saver = Saver::of(
+            rank,
+            &cx.world,
+            options,
+            model,
+            fingerprint.as_ref(),
+            &changed,
+        )?;
         let mut trainer =
             Trainer::new(cx, model, stages, batch.seq_len, &savers, options, &weights)?;
         let (steps, record) = train(
@@ -157,12 +166,12 @@ pub fn run_in(
         Ok(((steps, checkpoints), records))
     };
     let terms = if world.is_apart() {
-        terms(plan, model, batch, options, data, keep_weights)?
+        terms(plan, model, batch, options, data, &weights, keep_weights)?
     } else {
         BTreeMap::new()
     };
     let ran = world.agreeing(terms).run(rank).inspect_err(|_| {
-        if let (Some(saving), true) = (&options.save, world.has_first()) {
+        if let (Some(saving), true) = (&options.save, changed.load(Ordering::Relaxed)) {
             checkpoint::discard_partial(&saving.run_dir);
         }
     });
@@ -259,6 +268,7 @@ fn terms(
     batch: &Batch,
     options: &TrainOptions,
     data: Data<'_>,
+    weights: &Source,
     keep_weights: bool,
 ) -> Result<BTreeMap<String, String>, Error> {
     let fingerprint = Fingerprint::of(options, batch, data.training)?;
@@ -269,11 +279,6 @@ fn terms(
         .map(|(name, said)| (name.clone(), said.to_string()))
         .collect();
     let plan = serde_json::to_vec(&(plan, model)).expect("a plan is plain data");
-    let init = match &options.init {
-        Init::Random => format!("random, seed {}", options.seed),
-        Init::HuggingFace(_) => "a Hugging Face folder".to_owned(),
-        Init::Resume(from) => format!("a checkpoint after {} steps", from.step),
-    };
     let validation = data.validation.map(|validation| {
         let samples = validation.samples.fingerprint()?;
         Ok::<_, Error>(format!(
@@ -287,7 +292,7 @@ fn terms(
             "plan".to_owned(),
             blake3::hash(&plan).to_hex()[..16].to_owned(),
         ),
-        ("init".to_owned(), init),
+        ("init".to_owned(), weights.described()?),
         ("steps in all".to_owned(), options.steps.to_string()),
         ("device".to_owned(), options.device.name().to_owned()),
         ("keeping weights".to_owned(), keep_weights.to_string()),
@@ -338,6 +343,10 @@ fn train(
             saver.settle(&note)?;
         }
         let outcome = outcome?;
+        if let (true, Some(saver)) = (records.is_empty(), saver.as_deref()) {
+            // What ends the step is said after this, so no rank saves yet.
+            saver.clear_way(step)?;
+        }
         let mut time = recorder.end_step();
         sampler.take(step, &mut time);
         let says = [
@@ -407,8 +416,10 @@ pub(crate) fn prove(plan: &PlannedLayout, model: &Model, batch: &Batch) -> Resul
         etp: record.etp,
         mbs: record.mbs,
     };
-    let stages = plan.pipeline.stages.len();
-    Layout::of_stages(&degrees, stages, model, batch).map_err(|broken| {
+    let pipeline = &plan.pipeline;
+    let layout = Layout::of_stages(&degrees, pipeline.stages.len(), model, batch);
+    let layout = layout.map(|layout| layout.under(pipeline.schedule));
+    layout.map_err(|broken| {
         let rules: Vec<String> = broken.iter().map(ToString::to_string).collect();
         Error::Request(format!(
             "the plan's layout is not legal: {}",

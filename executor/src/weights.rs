@@ -48,6 +48,22 @@ impl Source {
         HuggingFace::open(dir, expected).map(Self::HuggingFace)
     }
 
+    /// What tells it from others, for ranks to compare: what is trained differs almost everywhere, so of every tensor
+    /// of a folder its first bytes are enough.
+    pub(crate) fn described(&self) -> Result<String, Error> {
+        Ok(match self {
+            Self::Random { seed, .. } => format!("random, seed {seed}"),
+            Self::HuggingFace(folder) => format!("weights {}", folder.mark()?),
+            Self::Checkpoint(saved) => {
+                format!(
+                    "a checkpoint after {} steps, {}",
+                    saved.step(),
+                    saved.mark()
+                )
+            }
+        })
+    }
+
     /// The run's checkpoint, where that is what it is.
     pub(crate) fn saved(&self) -> Option<&Checkpoint> {
         match self {

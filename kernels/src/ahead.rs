@@ -39,6 +39,11 @@ pub struct Kernel {
     pub dynamic_shared_max: u32,
 }
 
+/// How many programs of the pack in a file are whole, whatever they are; refuses what is no pack.
+pub fn whole_in(path: &Path) -> io::Result<usize> {
+    pack::whole(path)
+}
+
 /// Compiles every program for those of `architectures` that it is for, on all cores; without any
 /// named, for those that kernels are written for. What the cache holds is taken from there.
 pub fn compile(architectures: &[Architecture]) -> Result<Compiled, DeviceError> {

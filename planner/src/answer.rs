@@ -37,6 +37,9 @@ pub struct Answer {
     /// What other numbers of GPUs come to, where several were tried; the plans are of `request.gpus`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<Size>,
+    /// What other lengths of sequences come to, where several were tried; the plans are of the longest that fits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lengths: Vec<Length>,
     /// What became of a layout that was asked about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
@@ -114,12 +117,43 @@ pub struct Size {
     pub step_s: f64,
     /// Tokens a second on all of them.
     pub tokens_per_s: f64,
-    /// Days to train on as many tokens as were asked for, if any were.
+    /// Days to train on as many tokens as were asked for, if any were; with what failures cost, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days: Option<f64>,
     /// Dollars for training on 10^12 tokens, where a GPU has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usd_per_trillion_tokens: Option<f64>,
+    /// What failures cost, where that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures: Option<FailureCost>,
+}
+
+/// What failures cost the fastest plan of a number of GPUs, saved as often as is best: see [`crate::goodput`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailureCost {
+    /// Hours between two failures of the job, on average.
+    pub mtbf_hours: f64,
+    /// Seconds for which a save holds training up.
+    pub save_s: f64,
+    /// Steps between two saves.
+    pub save_every_steps: u64,
+    /// Share of time in which steps are made that last.
+    pub goodput: f64,
+}
+
+/// What the fastest plan of a length of sequences comes to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Length {
+    /// Tokens of a sequence.
+    pub seq_len: u64,
+    /// Seconds a step; absent where nothing of this length fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s: Option<f64>,
+    /// Its peak memory, GiB; absent as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_gib: Option<f64>,
 }
 
 impl Answer {
@@ -136,19 +170,27 @@ impl Answer {
                 None => plan.check_predicted(&place)?,
             }
         }
-        for (index, size) in self.sizes.iter().enumerate() {
-            let prefix = &format!("sizes[{index}].");
-            let place = Place { path, prefix };
-            let optional = [
+        let sizes = self.sizes.iter().map(|size| {
+            let failures = size.failures.as_ref();
+            vec![
+                ("step_s", Some(size.step_s)),
+                ("tokens_per_s", Some(size.tokens_per_s)),
                 ("days", size.days),
                 ("usd_per_trillion_tokens", size.usd_per_trillion_tokens),
-            ];
-            let optional = optional
-                .into_iter()
-                .filter_map(|(key, value)| Some((key, value?)));
-            let given = [("step_s", size.step_s), ("tokens_per_s", size.tokens_per_s)];
-            for (key, found) in given.into_iter().chain(optional) {
-                if !found.is_finite() || found < 0.0 {
+                ("failures.mtbf_hours", failures.map(|own| own.mtbf_hours)),
+                ("failures.save_s", failures.map(|own| own.save_s)),
+                ("failures.goodput", failures.map(|own| own.goodput)),
+            ]
+        });
+        let lengths = self.lengths.iter();
+        let lengths = lengths.map(|own| vec![("step_s", own.step_s), ("peak_gib", own.peak_gib)]);
+        let sizes = sizes.enumerate().map(|each| ("sizes", each));
+        let lengths = lengths.enumerate().map(|each| ("lengths", each));
+        for (list, (index, numbers)) in sizes.chain(lengths) {
+            let prefix = &format!("{list}[{index}].");
+            let place = Place { path, prefix };
+            for (key, found) in numbers {
+                if let Some(found) = found.filter(|found| !found.is_finite() || *found < 0.0) {
                     let expected = "a finite number of at least 0".to_owned();
                     return Err(place.prediction(key, found.to_string(), expected));
                 }

@@ -40,6 +40,13 @@ moefold_profiles::named! {
         Interleaved = "interleaved",
         /// 1F1B whose gradients of weights wait for the bubbles.
         ZbH1 = "zb-h1",
+        /// Divided backward passes on two chunks a rank that go there and back as a V, with no more alive than the first
+        /// rank of 1F1B has.
+        ZbV = "zb-v",
+        /// The same with about half of it alive.
+        VHalf = "v-half",
+        /// The same with about a third of it alive.
+        VMin = "v-min",
         /// Forward passes beside backward passes of other microbatches, so that the exchanges of tokens of one run
         /// beside the compute of the other.
         Combined = "combined",

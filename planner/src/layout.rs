@@ -10,12 +10,18 @@ mod grids;
 mod illegal;
 pub(crate) mod nearest;
 mod partial;
+mod places;
+mod record;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use grids::grids;
-pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES};
+pub use illegal::{Illegal, MAX_GPUS, MAX_MICROBATCHES, MAX_ROWS};
 pub use partial::{ParseDegreesError, PartialDegrees};
+pub use places::Places;
+pub use record::LayoutRecord;
+
+use crate::choice::ScheduleName;
 
 /// Parallel degrees as someone wrote them, legal or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,6 +62,8 @@ pub struct Layout {
     dp: u32,
     edp: u32,
     microbatches: u32,
+    /// Whether the second chunks of a pipeline come back: see [`Places`].
+    is_vee: bool,
 }
 
 impl Layout {
@@ -67,7 +75,22 @@ impl Layout {
             dp,
             edp,
             microbatches,
+            is_vee: false,
         }
+    }
+
+    /// The same under a schedule that goes with its degrees, which says where stages are.
+    #[must_use]
+    pub fn under(self, schedule: ScheduleName) -> Self {
+        Self {
+            is_vee: schedule.is_vee(),
+            ..self
+        }
+    }
+
+    /// Which pipeline rank has which stage.
+    pub fn places(&self) -> Places {
+        Places::new(self.pp(), self.vpp(), self.is_vee)
     }
 
     /// The degrees it was made from.

@@ -7,11 +7,13 @@
 //! top: exactly, where a stack says in what order it takes and gives ([`Passes`](crate::runtime::Passes)), else the largest
 //! working set of its layers ([`WorkingSets`](crate::runtime::WorkingSets)). Fragmentation of an allocator is not modelled.
 
+use std::collections::BTreeSet;
 use std::ops::Add as _;
 
 use moefold_profiles::units::Bytes;
 use moefold_profiles::{ByClass, TensorClass};
 
+use crate::layout::Places;
 use crate::runtime::{Height as _, Level, Running, StageMemory};
 use crate::schedule::{Action, Schedule, Stage};
 
@@ -27,7 +29,7 @@ pub struct Occupancy {
     pub chunk: usize,
     /// What of it.
     pub running: Running,
-    /// Directions that the rank has sent a message in before.
+    /// Directions that the rank has sent a message in before, to each of its neighbours.
     pub sent: u32,
 }
 
@@ -43,28 +45,28 @@ impl Occupancy {
 }
 
 /// The undominated instants of every pipeline rank.
-pub fn occupancies(schedule: &Schedule, pp: u32, vpp: u32) -> Vec<Vec<Occupancy>> {
-    schedule
-        .ranks
-        .iter()
-        .map(|actions| rank_occupancies(actions, pp, vpp))
+pub fn occupancies(schedule: &Schedule) -> Vec<Vec<Occupancy>> {
+    let places = schedule.places();
+    let ranks = schedule.ranks.iter();
+    ranks
+        .map(|actions| rank_occupancies(actions, places))
         .collect()
 }
 
-fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
-    let chunk_of = |stage: Stage| (stage.0 / pp) as usize;
-    let mut live = vec![0_u32; vpp as usize];
+fn rank_occupancies(actions: &[Action], places: Places) -> Vec<Occupancy> {
+    let chunk_of = |stage: Stage| places.chunk_of(stage.0) as usize;
+    let mut live = vec![0_u32; places.vpp() as usize];
     let mut kept = live.clone();
-    // Forward and back.
-    let mut sent = [0_u32, 0];
+    // By direction, forward and back, the ranks that something was sent to.
+    let mut sent: BTreeSet<(bool, u32)> = BTreeSet::new();
     let mut worst: Vec<Occupancy> = Vec::new();
-    let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, sent: [u32; 2]| {
+    let mut see = |[live, kept]: [&[u32]; 2], chunk: usize, running: Running, sent: usize| {
         let occupancy = Occupancy {
             live: live.to_vec(),
             kept: kept.to_vec(),
             chunk,
             running,
-            sent: sent.iter().sum(),
+            sent: sent as u32,
         };
         if !worst.iter().any(|known| known.dominates(&occupancy)) {
             worst.retain(|known| !occupancy.dominates(known));
@@ -76,27 +78,32 @@ fn rank_occupancies(actions: &[Action], pp: u32, vpp: u32) -> Vec<Occupancy> {
             Action::Forward(stage, _) => {
                 let chunk = chunk_of(stage);
                 live[chunk] += 1;
-                see([&live, &kept], chunk, Running::Forward, sent);
+                see([&live, &kept], chunk, Running::Forward, sent.len());
             }
             Action::Backward(stage, _) | Action::BackwardInput(stage, _) => {
                 let chunk = chunk_of(stage);
-                see([&live, &kept], chunk, Running::Backward, sent);
+                see([&live, &kept], chunk, Running::Backward, sent.len());
                 live[chunk] -= 1;
                 kept[chunk] += u32::from(matches!(action, Action::BackwardInput(..)));
             }
             Action::Combined { forward, backward } => {
                 let [chunk, backward] = [forward.0, backward.0].map(chunk_of);
-                see([&live, &kept], chunk, Running::Combined { backward }, sent);
+                let running = Running::Combined { backward };
+                see([&live, &kept], chunk, running, sent.len());
                 live[chunk] += 1;
                 live[backward] -= 1;
             }
             Action::BackwardWeight(stage, _) => {
                 let chunk = chunk_of(stage);
-                see([&live, &kept], chunk, Running::Weight, sent);
+                see([&live, &kept], chunk, Running::Weight, sent.len());
                 kept[chunk] -= 1;
             }
-            Action::SendActivation(..) => sent[0] = 1,
-            Action::SendGradient(..) => sent[1] = 1,
+            Action::SendActivation(stage, _) => {
+                sent.insert((false, places.rank_of(stage.0 + 1)));
+            }
+            Action::SendGradient(stage, _) => {
+                sent.insert((true, places.rank_of(stage.0 - 1)));
+            }
             _ => {}
         }
     }
@@ -233,7 +240,7 @@ mod tests {
             (2, 8, vec![17, 15]),
             (8, 4, vec![39, 37, 35, 33, 31, 29, 27, 25]),
         ] {
-            let occupancies = occupancies(&schedule(pp, vpp, 8 * pp), pp, vpp);
+            let occupancies = occupancies(&schedule(pp, vpp, 8 * pp));
             let live: Vec<u32> = occupancies.iter().map(|rank| most_live(rank)).collect();
             assert_eq!(live, expected, "pp {pp} vpp {vpp}");
         }
@@ -244,7 +251,7 @@ mod tests {
         for (pp, vpp, microbatches) in [(1, 1, 3), (4, 1, 6), (4, 1, 2), (2, 3, 8), (4, 2, 12)] {
             let schedule = schedule(pp, vpp, microbatches);
             let kept = |stage: Stage| Bytes(1000 + 37 * u64::from(stage.0 * stage.0));
-            for (rank, occupancies) in (0..).zip(occupancies(&schedule, pp, vpp)) {
+            for (rank, occupancies) in (0..).zip(occupancies(&schedule)) {
                 let stages: Vec<StageMemory> = (0..vpp)
                     .map(|chunk| StageMemory {
                         passes: Passes::keeping(kept(Stage(chunk * pp + rank))),
@@ -288,7 +295,7 @@ mod tests {
         };
         for (pp, microbatches) in (2..6).flat_map(|pp| (1..9).map(move |m| (pp, m))) {
             let schedule = Schedule::new(ScheduleName::ZbH1, pp, 1, microbatches);
-            for (rank, own) in occupancies(&schedule, pp, 1).iter().enumerate() {
+            for (rank, own) in occupancies(&schedule).iter().enumerate() {
                 let (mut alive, mut peak) = (0, 0);
                 for action in &schedule.ranks[rank] {
                     let [more, left] = match action {
@@ -314,8 +321,8 @@ mod tests {
         for (pp, vpp) in [(2, 1), (4, 1), (2, 2), (4, 3)] {
             for name in ScheduleName::all_of(pp, vpp) {
                 let of = |groups| Schedule::new(name, pp, vpp, groups * pp);
-                let few = occupancies(&of(4), pp, vpp);
-                let many = occupancies(&of(11), pp, vpp);
+                let few = occupancies(&of(4));
+                let many = occupancies(&of(11));
                 for (few, many) in few.iter().zip(&many) {
                     assert_eq!(few.len(), many.len());
                     assert!(

@@ -340,11 +340,14 @@ fn decode(digits: impl Iterator<Item = Digit>, mut number: u32) -> u32 {
 }
 
 /// The ranks with the two ends of the model that a rank computes: the first and the last of its pipeline
-/// where it is one of the two, which may share an embedding; else the rank alone. Under the default order.
+/// where it is one of the two, which may share an embedding; else, and where one rank has both, the rank alone. Under
+/// the default order.
 pub fn ends_of(layout: &Layout, rank: u32) -> Vec<u32> {
     let pipeline = group_of(layout, GroupKind::Pp, rank);
     match pipeline[..] {
-        [first, .., last] if rank == first || rank == last => vec![first, last],
+        [first, .., last] if layout.places().parts_ends() && [first, last].contains(&rank) => {
+            vec![first, last]
+        }
         _ => vec![rank],
     }
 }

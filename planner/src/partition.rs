@@ -1,13 +1,14 @@
 //! Cuts a model's layers into pipeline stages.
 //!
-//! Stages are contiguous runs of layers, chunk by chunk: stage `s` is chunk `s / pp` of rank
-//! `s % pp`. The embedding adds to the first stage, norm, head and multi-token prediction to the
+//! Stages are contiguous runs of layers, chunk by chunk, and [`Places`] says which rank has which. The embedding adds to the first stage, norm, head and multi-token prediction to the
 //! last. Works on weights of any unit (nanoseconds, bytes); what weighs how much is the caller's
 //! business.
 
 mod balance;
 #[cfg(test)]
 mod tests;
+
+use crate::layout::Places;
 
 /// What the layers weigh.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +37,7 @@ pub struct Partition {
     pub max_rank: u64,
 }
 
-/// Cuts layers into `pp * vpp` stages; `None` where there are fewer layers than stages that need
+/// Cuts layers into the stages of some places; `None` where there are fewer layers than stages that need
 /// one.
 ///
 /// With one stage a rank the heaviest stage is least, exactly (dynamic program over stages and
@@ -48,15 +49,13 @@ pub struct Partition {
 /// stage to another, shifting the stages between, while that helps. What it finds is a local
 /// optimum; where all layers weigh the same it was the optimum in every case that brute force
 /// reaches, where they differ in nine of ten.
-pub fn partition(weights: &Weights, pp: u32, vpp: u32) -> Option<Partition> {
-    assert!(pp >= 1 && vpp >= 1);
-    let stages = pp as usize * vpp as usize;
-    let line = Line::new(weights, stages)?;
+pub fn partition(weights: &Weights, places: Places) -> Option<Partition> {
+    let line = Line::new(weights, places.stages() as usize)?;
     let mut cuts = line.least_heaviest_stage();
-    if vpp > 1 {
-        cuts = line.balance_ranks(cuts, pp as usize);
+    if places.vpp() > 1 {
+        cuts = line.balance_ranks(cuts, places);
     }
-    Some(line.partition(&cuts, pp as usize))
+    Some(line.partition(&cuts, places))
 }
 
 /// Equal stages, as Megatron-Core cuts without further flags: `None` unless the layers divide.
@@ -207,8 +206,8 @@ impl Line {
         (total[layers], cuts)
     }
 
-    fn partition(&self, cuts: &[usize], pp: usize) -> Partition {
-        let balance = self.balance(cuts, pp);
+    fn partition(&self, cuts: &[usize], places: Places) -> Partition {
+        let balance = self.balance(cuts, places);
         let stages = cuts
             .windows(2)
             .map(|cut| (cut[0] as u32..cut[1] as u32).collect());

@@ -17,12 +17,14 @@ use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
     Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
-use crate::layout::{Batch, Layout, PartialDegrees};
+use crate::layout::Batch;
 use crate::model::Model;
 use crate::options::{Loads, Routing, SearchOptions};
 
 pub(crate) use check::Place;
 pub use file::PlanFileError;
+
+pub use crate::layout::LayoutRecord;
 
 /// Version of the file format.
 pub const PLAN_VERSION: u32 = 1;
@@ -114,66 +116,13 @@ impl PlannedLayout {
     }
 }
 
-/// The degrees of a plan, derived ones included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(
-    missing_docs,
-    reason = "the field's standard abbreviations, spelled out in layout.rs"
-)]
-pub struct LayoutRecord {
-    pub tp: u32,
-    pub cp: u32,
-    pub dp: u32,
-    pub pp: u32,
-    pub vpp: u32,
-    pub ep: u32,
-    pub etp: u32,
-    pub edp: u32,
-    pub mbs: u32,
-    pub microbatches: u32,
-}
-
-impl LayoutRecord {
-    /// All degrees that a layout is chosen by, pinned.
-    pub fn pinned(&self) -> PartialDegrees {
-        PartialDegrees {
-            tp: Some(self.tp),
-            cp: Some(self.cp),
-            pp: Some(self.pp),
-            vpp: Some(self.vpp),
-            ep: Some(self.ep),
-            etp: Some(self.etp),
-            mbs: Some(self.mbs),
-            ..PartialDegrees::default()
-        }
-    }
-}
-
-impl From<&Layout> for LayoutRecord {
-    fn from(layout: &Layout) -> Self {
-        Self {
-            tp: layout.tp(),
-            cp: layout.cp(),
-            dp: layout.dp(),
-            pp: layout.pp(),
-            vpp: layout.vpp(),
-            ep: layout.ep(),
-            etp: layout.etp(),
-            edp: layout.edp(),
-            mbs: layout.mbs(),
-            microbatches: layout.microbatches(),
-        }
-    }
-}
-
 /// Schedule and placement of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
     /// Which schedule.
     pub schedule: ScheduleName,
-    /// For each stage (chunk by chunk: stage `s` is chunk `s / pp` of rank `s % pp`) the decoder
+    /// For each stage (chunk by chunk: [`crate::layout::Places`] says on which rank) the decoder
     /// layers it holds. The embedding is on the first stage, norm, head and MTP on the last.
     pub stages: Vec<Vec<u32>>,
 }

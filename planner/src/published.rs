@@ -9,6 +9,7 @@ mod error;
 mod judge;
 mod price;
 mod row;
+mod tuned;
 
 use std::path::Path;
 
@@ -16,6 +17,7 @@ pub use error::RowError;
 pub use judge::{Errors, Group, Validation, Verdict, calibrated, judge, misses};
 pub use price::{Priced, price, price_all};
 pub use row::{Outcome, Row};
+pub use tuned::{Choice, Tuned, tuned, tuned_rows};
 
 /// The tables that ship with the program: file and text.
 const SHIPPED: [(&str, &str); 3] = [

@@ -12,4 +12,5 @@ mod tests;
 
 pub(crate) use choices::{clash, runs_beside, schedules, undivided};
 pub use degrees::Rules;
+pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

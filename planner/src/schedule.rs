@@ -14,13 +14,12 @@ mod validate;
 use serde::{Deserialize, Serialize};
 
 use crate::choice::ScheduleName;
-use crate::layout::Layout;
+use crate::layout::{Layout, Places};
 
 pub use live::{Peak, peak_live};
 pub use validate::{Fault, ScheduleError};
 
-/// A pipeline stage, counted over virtual stages: stage `s` is chunk `s / pp` of pipeline rank
-/// `s % pp`.
+/// A pipeline stage, counted over virtual stages: see [`Places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Stage(pub u32);
@@ -166,6 +165,12 @@ impl Schedule {
     ///   weights of a microbatch after the gradient of the input of the `r`-th microbatch behind it, so that
     ///   every rank has `pp` microbatches alive at most, as many as the first rank of 1F1B (Qi et al., Zero
     ///   Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1).
+    /// - [`ScheduleName::ZbV`], [`ScheduleName::VHalf`], [`ScheduleName::VMin`]: two stages a rank, there and back as a V,
+    ///   and divided backward passes. Every microbatch runs in one pattern, six slots behind the one before it. Passes
+    ///   that go down the ranks, forward on the first chunks and backward on the second, take a slot a rank; those that
+    ///   come back take five, two or one. So each rank has about `pp`, a half or a third of microbatches alive, where 1F1B
+    ///   has `pp` on the first (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3).
+    ///   Once a rank has no forward pass left, gradients of weights wait for what other ranks wait for.
     /// - [`ScheduleName::Combined`]: rank `r` runs `2 (pp - r - 1) + (vpp - 1) pp + 1` forwards ahead, then each forward
     ///   beside a backward, then the backwards left: the interleaved schedule with one more ahead, as the forward
     ///   that a backward needs cannot run beside it (Megatron-Core,
@@ -186,7 +191,12 @@ impl Schedule {
     }
 
     /// The schedule of that name of a layout, which is one of [`ScheduleName::all_of`] it.
+    ///
+    /// # Panics
+    /// Where the layout is not [under](Layout::under) the schedule.
     pub fn of(layout: &Layout, name: ScheduleName) -> Self {
+        let places = name.places(layout.pp(), layout.vpp());
+        assert_eq!(places, layout.places(), "the layout is under {name:?}");
         Self::new(name, layout.pp(), layout.vpp(), layout.microbatches())
     }
 
@@ -195,18 +205,15 @@ impl Schedule {
         self.pp * self.vpp
     }
 
+    /// Which pipeline rank has which stage.
+    pub fn places(&self) -> Places {
+        self.name.places(self.pp, self.vpp)
+    }
+
     /// The pipeline rank that holds a stage.
     pub fn rank_of(&self, stage: Stage) -> u32 {
-        stage.0 % self.pp
+        self.places().rank_of(stage.0)
     }
-}
-
-/// Pipeline ranks that send each other the outputs of stages, the sender first, each pair once. Gradients go
-/// the other way.
-pub fn neighbours(layout: &Layout) -> Vec<[u32; 2]> {
-    let pp = layout.pp();
-    let pairs = (1..layout.stages()).map(|stage| [(stage - 1) % pp, stage % pp]);
-    pairs.take(pp as usize).collect()
 }
 
 /// Kinds of action that are of a stage and a microbatch.
@@ -267,8 +274,13 @@ impl ScheduleName {
     pub fn all_of(pp: u32, vpp: u32) -> impl Iterator<Item = Self> + Clone {
         let usual = Self::of(pp, vpp);
         let divided = (usual == Self::OneFOneB).then_some(Self::ZbH1);
+        let vees = [Self::ZbV, Self::VHalf, Self::VMin].into_iter();
+        let vees = vees.filter(move |_| pp > 1 && vpp == 2);
         let combined = (pp > 1 || vpp == 1).then_some(Self::Combined);
-        std::iter::once(usual).chain(divided).chain(combined)
+        std::iter::once(usual)
+            .chain(divided)
+            .chain(vees)
+            .chain(combined)
     }
 
     /// What is written down of it beside degrees: nothing where they say it.
@@ -283,7 +295,17 @@ impl ScheduleName {
 
     /// Whether backward passes are divided into gradients of inputs and of weights.
     pub fn divides_backward(self) -> bool {
-        self == Self::ZbH1
+        self == Self::ZbH1 || self.is_vee()
+    }
+
+    /// Whether stages go there and back as a V.
+    pub fn is_vee(self) -> bool {
+        matches!(self, Self::ZbV | Self::VHalf | Self::VMin)
+    }
+
+    /// Which pipeline rank has which stage under degrees that it goes with.
+    pub fn places(self, pp: u32, vpp: u32) -> Places {
+        Places::new(pp, vpp, self.is_vee())
     }
 
     /// Whether forward passes run beside backward passes.
@@ -297,6 +319,7 @@ impl ScheduleName {
             Self::None => "pp=1",
             Self::OneFOneB | Self::ZbH1 => "pp of at least 2 and vpp=1",
             Self::Interleaved => "pp and vpp of at least 2",
+            Self::ZbV | Self::VHalf | Self::VMin => "pp of at least 2 and vpp=2",
             Self::Combined => "any degrees",
         }
     }

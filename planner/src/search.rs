@@ -13,6 +13,7 @@ mod candidate;
 mod closest;
 mod explain;
 mod floor;
+mod longest;
 mod mix;
 mod offload;
 mod otherwise;
@@ -52,6 +53,8 @@ use crate::schedule::Schedule;
 use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
+pub use longest::{Lengths, longest};
+
 use floor::{Weights, Works, floor_s, held};
 use predict::Priced;
 use recompute::Sets;
@@ -78,6 +81,47 @@ pub struct SearchResult {
     pub search: SearchRecord,
 }
 
+/// What is asked of a search.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// What is trained.
+    pub model: &'a Model,
+    /// Where.
+    pub cluster: &'a Cluster,
+    /// Ranks.
+    pub gpus: u32,
+    /// What the search may vary and what is fixed.
+    pub options: &'a SearchOptions,
+    /// Prices of the cluster.
+    pub costs: &'a Costs,
+    /// What is to run the plan.
+    pub runtime: &'a dyn Runtime,
+    /// Who is told how far a search is, and may stop it.
+    pub watch: &'a Watch<'a>,
+}
+
+impl<'a> Asked<'a> {
+    /// A question that nobody watches.
+    pub fn new(
+        model: &'a Model,
+        cluster: &'a Cluster,
+        gpus: u32,
+        options: &'a SearchOptions,
+        costs: &'a Costs,
+        runtime: &'a dyn Runtime,
+    ) -> Self {
+        Self {
+            model,
+            cluster,
+            gpus,
+            options,
+            costs,
+            runtime,
+            watch: &unwatched,
+        }
+    }
+}
+
 /// Plans the training of a model on `gpus` ranks of a cluster, for the runtime that is to run it.
 pub fn plan(
     model: &Model,
@@ -87,41 +131,37 @@ pub fn plan(
     costs: &Costs,
     runtime: &dyn Runtime,
 ) -> Result<SearchResult, PlanError> {
-    plan_watched(model, cluster, gpus, options, costs, runtime, &unwatched)
+    plan_watched(&Asked::new(model, cluster, gpus, options, costs, runtime))
 }
 
-/// The same, where somebody watches. Stopped before its end it has the best of what it has seen, and where that is
-/// nothing [`PlanError::Stopped`].
-pub fn plan_watched(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    watch: &Watch<'_>,
-) -> Result<SearchResult, PlanError> {
+/// The same, where somebody may watch. Stopped before its end it has the best of what it has seen, and where that is
+/// nothing [`PlanError::Stopped`]. Where nothing fits, the error has the least memory that a plan needs.
+pub fn plan_watched(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
+    plan_briefly(asked).map_err(|mut error| {
+        if let PlanError::Infeasible { least, .. } = &mut error
+            && asked.cluster.gpu.memory_gib < ENDLESS_GIB
+        {
+            *least = least_memory(asked).map(Box::new);
+        }
+        error
+    })
+}
+
+/// The same without the search for the least memory where nothing fits, which may take as long again.
+pub fn plan_briefly(asked: &Asked<'_>) -> Result<SearchResult, PlanError> {
+    let options = asked.options;
     let under = |offload| {
         let options = &SearchOptions {
             offload: Some(offload),
             ..options.clone()
         };
-        plan_under(model, cluster, gpus, options, costs, runtime, watch)
+        plan_under(&Asked { options, ..*asked })
     };
-    let found = match options.offload {
+    let (priced, mut search) = match options.offload {
         Some(offload) => under(offload),
-        None => offload::best(model, options, &under),
-    };
-    let (priced, mut search) = found.map_err(|mut error| {
-        if let PlanError::Infeasible { least, .. } = &mut error
-            && cluster.gpu.memory_gib < ENDLESS_GIB
-        {
-            *least =
-                least_memory(model, cluster, gpus, options, costs, runtime, watch).map(Box::new);
-        }
-        error
-    })?;
-    search.told_apart = predict::told_apart(options.stack, costs, &priced);
+        None => offload::best(asked.model, options, &under),
+    }?;
+    search.told_apart = predict::told_apart(options.stack, asked.costs, &priced);
     let objective = options.objective;
     let alternatives = priced[1..]
         .iter()
@@ -148,18 +188,18 @@ fn prices<'c>(costs: &'c Costs, options: &SearchOptions) -> Cow<'c, Costs> {
 }
 
 /// Plans under one choice of what leaves for the host, best first.
-fn plan_under(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    watch: &Watch<'_>,
-) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
-    let costs = &*prices(costs, options);
+fn plan_under(asked: &Asked<'_>) -> Result<(Vec<Priced>, SearchRecord), PlanError> {
+    let Asked {
+        model,
+        cluster,
+        gpus,
+        options,
+        watch,
+        ..
+    } = *asked;
+    let costs = &*prices(asked.costs, options);
     let rules = Rules::of(model, options);
-    let question = question(model, cluster, gpus, options, costs, runtime, &rules)?;
+    let question = question(&Asked { costs, ..*asked }, &rules)?;
     let Candidates {
         layouts,
         space: total,
@@ -250,104 +290,69 @@ fn plan_under(
 }
 
 /// The best plan, had a device memory without end; none where the search was stopped.
-fn endless(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    watch: &Watch<'_>,
-) -> Option<PlannedLayout> {
-    let mut endless = cluster.clone();
-    endless.gpu.memory_gib = ENDLESS_GIB;
-    let found = plan_watched(model, &endless, gpus, options, costs, runtime, watch).ok()?;
+fn endless(asked: &Asked<'_>, gpus: u32, options: &SearchOptions) -> Option<PlannedLayout> {
+    let mut cluster = asked.cluster.clone();
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let endless = Asked {
+        cluster: &cluster,
+        gpus,
+        options,
+        ..*asked
+    };
+    let found = plan_briefly(&endless).ok()?;
     let is_whole = found.search.unseen.is_none();
     found.plans.into_iter().next().filter(|_| is_whole)
 }
 
 /// The layout that needs the least memory, had a device memory without end.
-fn least_memory(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    watch: &Watch<'_>,
-) -> Option<LeastMemory> {
-    let limit_gib = closest::limit_gib(cluster, options);
-    let plan = closest::least(gpus, options, limit_gib, &|gpus, options| {
-        endless(model, cluster, gpus, options, costs, runtime, watch)
-    })?;
-    Some(LeastMemory {
-        layout: explain::degrees(&plan.layout),
-        recompute: plan.recompute,
-        peak_gib: plan.predicted.peak_gib,
-    })
+fn least_memory(asked: &Asked<'_>) -> Option<LeastMemory> {
+    let endless = |gpus, options: &SearchOptions| endless(asked, gpus, options);
+    closest::least(asked.cluster, asked.gpus, asked.options, &endless)
 }
 
-/// What a request that nothing satisfies for want of memory needs at least, and what would fit. See [`Shortage`].
-pub fn closest(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    watch: &Watch<'_>,
-) -> Shortage {
-    closest::closest(model, cluster, gpus, options, &|gpus, options| {
-        endless(model, cluster, gpus, options, costs, runtime, watch)
-    })
+/// What a request that nothing satisfies for want of memory needs at least, and what would fit: beside `least`, which
+/// its error has. See [`Shortage`].
+pub fn closest(asked: &Asked<'_>, least: Option<&LeastMemory>) -> Shortage {
+    closest::closest(asked, least, &|gpus, options| endless(asked, gpus, options))
 }
 
-/// What became of the best layout of degrees that were asked about, beside `found`, the plans of a search with the
-/// same options. See [`Why`].
+/// What became of the best layout of degrees that were asked about, beside `found`, the plans of a search of the same.
+/// See [`Why`].
 ///
 /// # Errors
 ///
 /// What is wrong with the request whatever its degrees are.
 pub fn why(
-    model: &Model,
-    cluster: &Cluster,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    (asked, found, gpus): (&PartialDegrees, &[PlannedLayout], u32),
+    asked: &Asked<'_>,
+    about: &PartialDegrees,
+    found: &[PlannedLayout],
 ) -> Result<Why, PlanError> {
-    let options = SearchOptions {
-        pins: *asked,
+    let options = &SearchOptions {
+        pins: *about,
         top: 1,
         survey: false,
-        ..options.clone()
+        ..asked.options.clone()
     };
-    let own = plan(model, cluster, gpus, &options, costs, runtime).map(|mut result| {
+    let asked = &Asked { options, ..*asked };
+    let own = plan_watched(asked).map(|mut result| {
         let own = result.plans.remove(0);
-        let bounds = bounds(model, cluster, gpus, &options, costs, runtime, &own);
+        let bounds = bounds(asked, &own);
         (own, bounds)
     });
-    why::why(asked, own, found)
+    why::why(about, own, found)
 }
 
 /// Seconds that a layout cannot take less than, as a search knows them before it prices it: by its work, and by the
 /// best split that it tries under its best schedule. None where a search looks for the least memory.
-fn bounds(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
-    costs: &Costs,
-    runtime: &dyn Runtime,
-    own: &PlannedLayout,
-) -> Option<[f64; 2]> {
+fn bounds(asked: &Asked<'_>, own: &PlannedLayout) -> Option<[f64; 2]> {
+    let options = asked.options;
     if options.objective == Objective::Memory {
         return None;
     }
-    let costs = &*prices(costs, options);
-    let rules = Rules::of(model, options);
-    let question = question(model, cluster, gpus, options, costs, runtime, &rules).ok()?;
-    let degrees = own.layout.pinned().complete(gpus)?;
+    let costs = &*prices(asked.costs, options);
+    let rules = Rules::of(asked.model, options);
+    let question = question(&Asked { costs, ..*asked }, &rules).ok()?;
+    let degrees = own.layout.pinned().complete(asked.gpus)?;
     let layouts = [rules.layout(&degrees).ok()?];
     let shapes = shapes(&layouts);
     let occupancies = all_occupancies(&question, &layouts);
@@ -560,15 +565,16 @@ fn inside_domain(
 }
 
 /// Checks what was asked against what stack and cluster can do, and gathers what a search shares.
-fn question<'a>(
-    model: &'a Model,
-    cluster: &'a Cluster,
-    gpus: u32,
-    options: &'a SearchOptions,
-    costs: &'a Costs,
-    runtime: &'a dyn Runtime,
-    rules: &Rules,
-) -> Result<Question<'a>, PlanError> {
+fn question<'a>(asked: &Asked<'a>, rules: &Rules) -> Result<Question<'a>, PlanError> {
+    let Asked {
+        model,
+        cluster,
+        gpus,
+        options,
+        costs,
+        runtime,
+        ..
+    } = *asked;
     let stack =
         Stack::on(options.stack, cluster, costs.host()).under(options.graphs, options.overlap);
     let unable = |what: String, limit: String| Err(PlanError::Unable { what, limit });
@@ -674,7 +680,7 @@ fn all_occupancies(question: &Question<'_>, layouts: &[Layout]) -> Moments {
     work.into_par_iter()
         .map(|(name, key)| {
             let schedule = Schedule::new(name, key[0], key[1], key[2]);
-            ((name, key), memory::occupancies(&schedule, key[0], key[1]))
+            ((name, key), memory::occupancies(&schedule))
         })
         .collect::<Vec<_>>()
         .into_iter()

@@ -40,7 +40,7 @@ pub struct StageTimes {
     /// By stage: the backward pass of the last microbatch, which may carry the gradient reduction. Where it is
     /// divided, gradients of weights are as in the others.
     pub last_backward: Vec<Span>,
-    /// By boundary, between stage `s` and `s + 1`: one message, either way.
+    /// By boundary, between stage `s` and `s + 1`: one message, either way; of none where one rank has both.
     pub hop: Vec<Span>,
     /// Whether messages travel beside compute. If so a receiver waits only for what has not arrived;
     /// if not the sender's compute also stands still while it sends (Megatron without virtual

@@ -14,6 +14,7 @@ use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 use crate::choice::{
     Dispatcher, Graphs, Masters, Optimizer, Overlap, PrimaryWeights, ScheduleName, StackName,
 };
+use crate::layout::Places;
 use crate::memory::StateBytes;
 
 use host::{Host, Issue};
@@ -189,13 +190,18 @@ impl Stack {
 
     /// Communicators that a rank has for its pipeline, at most. This project's executor has one for each
     /// neighbour and direction of messages, as a send lasts until it is received and is to hold up no other,
-    /// and one of both ends.
-    pub fn pipeline_communicators(&self, pp: u32, vpp: u32) -> u64 {
-        match (self, pp, vpp) {
-            (_, 1, _) => 0,
-            (Self::Megatron(_), ..) => 1,
-            (Self::Moefold(_), 2, 1) => 3,
-            (Self::Moefold(_), ..) => 5,
+    /// and one of both ends where they are on two ranks.
+    pub fn pipeline_communicators(&self, places: Places) -> u64 {
+        // Of each direction, on the rank that has most.
+        let lines = match (places.pp(), places.vpp()) {
+            (1, _) => return 0,
+            (2, 1) => 1,
+            (pp, _) if !places.parts_ends() => 2 * (pp.min(3) - 1),
+            _ => 2,
+        };
+        match self {
+            Self::Megatron(_) => 1,
+            Self::Moefold(_) => u64::from(2 * lines) + u64::from(places.parts_ends()),
         }
     }
 
@@ -291,6 +297,24 @@ impl Stack {
             weight: wide + quantized,
             gradient: grads.bits() as f64 / 8.0,
             sharded: masters.dtype().bits() as f64 / 8.0 + moments,
+        }
+    }
+
+    /// Bytes of a checkpoint for each parameter. Megatron-Core saves weights, and of the optimizer f32 masters and both
+    /// moments (`megatron/core/optimizer/distrib_optimizer.py`, `sharded_state_dict`); this project's executor saves
+    /// masters and moments in f32.
+    pub fn saved(&self, precision: Precision, optimizer: Optimizer) -> f64 {
+        let masters = Dtype::F32.bits() as f64 / 8.0;
+        match self {
+            Self::Megatron(_) => {
+                let weights = if precision == Precision::Fp32 {
+                    0.0
+                } else {
+                    2.0
+                };
+                weights + masters + 2.0 * optimizer.moments().bits() as f64 / 8.0
+            }
+            Self::Moefold(_) => 3.0 * masters,
         }
     }
 

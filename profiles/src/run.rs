@@ -98,8 +98,8 @@ pub struct FullestMicrobatch {
 
 impl StepRecord {
     /// The records of a file `steps.jsonl`, in order; a line that is none, or not of the step after that of the
-    /// line before it, ends as an error with its number, from 1, and what is wrong. The first is of any step, as
-    /// a run may go on where another ended.
+    /// line before it, or of a time below zero, ends as an error with its number, from 1, and what is wrong. The first
+    /// is of any step, as a run may go on where another ended.
     pub fn lines(text: &str) -> impl Iterator<Item = Result<Self, (usize, String)>> {
         let lines = text.lines().enumerate();
         let some = lines.filter(|(_, line)| !line.trim().is_empty());
@@ -121,10 +121,24 @@ impl StepRecord {
                     );
                     Err((i + 1, wrong))
                 }
-                _ => Ok(record),
+                _ => {
+                    at_least_zero(record.step_s, record.tokens_per_s)
+                        .map_err(|wrong| (i + 1, wrong))?;
+                    Ok(record)
+                }
             }
         })
     }
+}
+
+/// Refuses times and rates that are below zero.
+fn at_least_zero(step_s: f64, tokens_per_s: f64) -> Result<(), String> {
+    for (key, found) in [("step_s", step_s), ("tokens_per_s", tokens_per_s)] {
+        if found < 0.0 {
+            return Err(format!("found `{key}` {found}, expected at least 0"));
+        }
+    }
+    Ok(())
 }
 
 fn without_position(error: &serde_json::Error) -> String {
@@ -310,6 +324,26 @@ mod tests {
                 at == number && problem.contains(found),
                 "{steps:?}: line {at}: {problem}"
             );
+        }
+    }
+
+    #[test]
+    fn times_below_zero_are_refused_by_key() {
+        let bad = [
+            StepRecord {
+                step_s: -1.0,
+                ..step()
+            },
+            StepRecord {
+                tokens_per_s: -4096.0,
+                ..step()
+            },
+        ];
+        for (record, expected) in bad.iter().zip(["`step_s` -1", "`tokens_per_s` -4096"]) {
+            let line = serde_json::to_string(record).expect("serializes");
+            let mut read = StepRecord::lines(&line);
+            let (at, problem) = read.next().expect("a line").expect_err("refused");
+            assert!(at == 1 && problem.contains(expected), "{problem}");
         }
     }
 

@@ -62,9 +62,12 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
             out.push_str(&lost.text());
         }
     }
-    if let Some(sizes) = sizes::table(answer) {
+    for table in [sizes::table(answer), sizes::lengths(answer)]
+        .into_iter()
+        .flatten()
+    {
         out.push('\n');
-        out.push_str(&sizes.text());
+        out.push_str(&table.text());
     }
     if let Some(why) = &answer.why {
         out.push('\n');
@@ -726,6 +729,7 @@ mod tests {
             tokens_per_s: 1e6 / step_s,
             days: Some(step_s * 10.0),
             usd_per_trillion_tokens: None,
+            failures: None,
         };
         answer.sizes = vec![size(64, 20.0), size(128, 11.0)];
         let text = plan_table(&answer, &[]);

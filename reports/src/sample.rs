@@ -173,6 +173,7 @@ pub(crate) fn answer(count: usize) -> Answer {
     Answer {
         plans,
         sizes: Vec::new(),
+        lengths: Vec::new(),
         search: SearchRecord {
             unseen: None,
             told_apart: Some(0.06),

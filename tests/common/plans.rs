@@ -10,7 +10,7 @@ impl Bench {
     pub(crate) fn new(layouts: &[(&str, &str)]) -> Self {
         let folder = Folder::new();
         for (ranks, layout) in layouts {
-            folder.plan(&format!("{ranks}.json"), ranks, "8", layout, &[]);
+            folder.plan(&format!("{ranks}.json"), ranks, "8", Some(layout), &[]);
         }
         Self(folder)
     }

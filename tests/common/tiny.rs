@@ -32,13 +32,14 @@ impl Folder {
         self.0.path().join(name).display().to_string()
     }
 
-    /// Plans `ranks` on this machine with `sequences` of 16 tokens a step; `rest` are further flags.
+    /// Plans `ranks` on this machine with `sequences` of 16 tokens a step: this layout, whose dispatcher is an
+    /// all-to-all, or what a search finds. `rest` are further flags.
     pub(crate) fn plan(
         &self,
         name: &str,
         ranks: &str,
         sequences: &str,
-        layout: &str,
+        layout: Option<&str>,
         rest: &[&str],
     ) {
         let (model, out) = (fixture("mixtral"), self.path(name));
@@ -54,14 +55,14 @@ impl Folder {
             "16",
             "--global-batch",
             sequences,
-            "--layout",
-            layout,
-            "--dispatcher",
-            "alltoall",
             "--out",
             &out,
         ];
-        let (code, _, errors) = run(&mut program(&[&first, rest].concat()));
+        let layout: Vec<&str> = layout
+            .iter()
+            .flat_map(|layout| ["--layout", layout, "--dispatcher", "alltoall"])
+            .collect();
+        let (code, _, errors) = run(&mut program(&[&first, &layout[..], rest].concat()));
         assert_eq!(code, 0, "{errors}");
     }
 

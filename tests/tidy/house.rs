@@ -103,6 +103,7 @@ pub(crate) const PLANNER: &[Floor] = &[
         &["model", "choice", "layout", "options", "plan"],
     ),
     ("interval", &["choice", "plan"]),
+    ("goodput", &[]),
     ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),
     ("simulate", &["schedule"]),

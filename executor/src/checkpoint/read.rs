@@ -91,6 +91,12 @@ impl Checkpoint {
         self.index.step
     }
 
+    /// A hash of its index, which holds those of its files.
+    pub(crate) fn mark(&self) -> String {
+        let hash = blake3::hash(self.index.sealed().as_bytes());
+        hash.to_hex()[..16].to_owned()
+    }
+
     /// Refuses to go on otherwise than it was trained, or where nothing is left of `steps` steps.
     pub fn check(&self, fingerprint: &Fingerprint, steps: u64) -> Result<(), Error> {
         let value =

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use moefold_planner::model::Model;
 
-use super::write::{Snapshot, commit, not_shared, prune, take_back};
+use super::write::{Snapshot, clear_way, commit, not_shared, prune, take_back};
 use super::{CHECKPOINT_VERSION, FOLDER, Fingerprint, Index, Seal, ShardFile, Written};
 use super::{folder_of, partial, room};
 use crate::control::{FAILED, IDLE, Said, WRITTEN};
@@ -42,6 +42,8 @@ pub(crate) struct Saver<'a> {
     /// Whether ranks have begun one and not met since; the same on all.
     is_open: bool,
     written: Vec<Written>,
+    /// Whether rank 0 has changed anything in the folder.
+    changed: &'a AtomicBool,
 }
 
 /// A save that is under way.
@@ -68,13 +70,14 @@ enum At {
 
 impl<'a> Saver<'a> {
     /// As `options` ask for it, which then have a `fingerprint`; agrees with the other ranks on where to save,
-    /// and sees that there is room.
+    /// and sees that there is room. Nothing is written; `changed` hears of it once rank 0 does.
     pub(crate) fn of(
         rank: &'a RankContext,
         world: &Communicator,
         options: &TrainOptions,
         model: &Model,
         fingerprint: Option<&Fingerprint>,
+        changed: &'a AtomicBool,
     ) -> Result<Option<Self>, Error> {
         let (Some(saving), Some(fingerprint)) = (&options.save, fingerprint) else {
             return Ok(None);
@@ -98,7 +101,18 @@ impl<'a> Saver<'a> {
             attempt: None,
             is_open: false,
             written: Vec::new(),
+            changed,
         }))
+    }
+
+    /// Makes way for the checkpoints of a run that goes on after `step` steps; rank 0 does, once nothing can refuse the
+    /// run any more and before any rank begins to save.
+    pub(crate) fn clear_way(&self, step: u64) -> Result<(), Error> {
+        if self.rank.rank() > 0 {
+            return Ok(());
+        }
+        self.changed.store(true, Ordering::Relaxed);
+        clear_way(&self.folder, step)
     }
 
     /// Whether a checkpoint is due after `step` steps.

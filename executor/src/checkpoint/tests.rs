@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moefold_kernels::Dtype;
-use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap, Zero};
+use moefold_planner::choice::{HostShare, Masters, Optimizer, Overlap, ScheduleName, Zero};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::{Model, hf};
 use moefold_planner::plan::LayoutRecord;
@@ -45,6 +45,8 @@ struct Bench {
     on_host: HostShare,
     /// Pipeline ranks, and stages of each.
     pipeline: [u32; 2],
+    /// The schedule, where it is not the usual one of these.
+    schedule: Option<ScheduleName>,
     /// Context-parallel ranks.
     cp: u32,
     /// Elements that a bucket has at least, where gradients are reduced in several.
@@ -89,6 +91,7 @@ impl Bench {
             masters: Masters::default(),
             on_host: HostShare::default(),
             pipeline: [1, 1],
+            schedule: None,
             cp: 1,
             bucket: None,
             zero: Zero::States,
@@ -116,6 +119,12 @@ impl Bench {
     /// The same under a pipeline of so many ranks and stages of each.
     fn piped(mut self, pipeline: [u32; 2]) -> Self {
         self.pipeline = pipeline;
+        self
+    }
+
+    /// The same under a schedule of these.
+    fn under(mut self, schedule: ScheduleName) -> Self {
+        self.schedule = Some(schedule);
         self
     }
 
@@ -156,7 +165,8 @@ impl Bench {
             etp,
             mbs,
         };
-        Layout::new(&degrees, &self.model, &self.batch).expect("a legal layout")
+        let layout = Layout::new(&degrees, &self.model, &self.batch).expect("a legal layout");
+        layout.under(self.schedule.unwrap_or(ScheduleName::of(pp, vpp)))
     }
 
     fn train(&self, degrees: [u32; 5], options: &TrainOptions) -> Result<Trained, Error> {
@@ -176,6 +186,8 @@ impl Bench {
     ) -> Result<Trained, Error> {
         let layout = self.layout(degrees);
         let mut plan = planned(&self.model, LayoutRecord::from(&layout));
+        let usual = plan.pipeline.schedule;
+        plan.pipeline.schedule = self.schedule.unwrap_or(usual);
         plan.precision = match options.device.dtype() {
             Dtype::Bf16 => Precision::Bf16,
             _ => Precision::Fp32,

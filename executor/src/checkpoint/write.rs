@@ -291,21 +291,24 @@ fn where_it_can(synced: io::Result<()>) -> io::Result<()> {
 
 /// Removes what a run that failed was writing.
 pub(crate) fn discard_partial(run_dir: &Path) {
-    for path in partials(&run_dir.join(FOLDER)) {
-        // The run has failed; what cannot be removed is in nobody's way.
+    discard(&run_dir.join(FOLDER));
+}
+
+fn discard(folder: &Path) {
+    for path in partials(folder) {
+        // Whoever wrote it has failed; what cannot be removed is in nobody's way.
         let _ = remove(&path);
     }
 }
 
-/// Prepares the checkpoints in `run_dir` for a run that goes on after `step` steps: what was being written goes, and what
+/// Prepares a folder of checkpoints for a run that goes on after `step` steps: what was being written goes, and what
 /// has the name of a later one, of which files are missing, gets another.
-pub(crate) fn clear_way(run_dir: &Path, step: u64) -> Result<(), Error> {
-    let folder = run_dir.join(FOLDER);
+pub(super) fn clear_way(folder: &Path, step: u64) -> Result<(), Error> {
     if !folder.is_dir() {
         return Ok(());
     }
-    discard_partial(run_dir);
-    for (_, path) in complete(&folder)?.into_iter().filter(|(of, _)| *of > step) {
+    discard(folder);
+    for (_, path) in complete(folder)?.into_iter().filter(|(of, _)| *of > step) {
         let name = |number: u32| path.with_extension(format!("incomplete-{number}"));
         let aside = (1..=u32::MAX).map(name).find(|path| !path.exists());
         let aside = aside.expect("numbers do not run out");

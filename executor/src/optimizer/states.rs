@@ -12,7 +12,8 @@ use moefold_kernels::{Dtype, Tensor, TensorClass};
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
 
-use super::{Kept, view};
+use super::Kept;
+use super::shard::view;
 use crate::error::Error;
 use crate::model::Family;
 use crate::rank::Context;

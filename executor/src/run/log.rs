@@ -3,7 +3,7 @@
 //! A record that cannot be written waits, and is written with the next one that can. What was written of it is cut off
 //! again, so that a reader finds whole records whenever it looks.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -21,6 +21,8 @@ pub(super) struct Log {
     waiting: Vec<u8>,
     /// Whether it may be there already, with as many bytes that stay as `written` says.
     goes_on: bool,
+    /// What the file that is there is called from the first flush on, where it stays as it is.
+    apart: Option<PathBuf>,
 }
 
 impl Log {
@@ -31,6 +33,7 @@ impl Log {
             written: 0,
             waiting: Vec::new(),
             goes_on: false,
+            apart: None,
         }
     }
 
@@ -39,6 +42,14 @@ impl Log {
         Self {
             written: kept,
             goes_on: true,
+            ..Self::new(path)
+        }
+    }
+
+    /// One in whose place there is another, which the first flush renames to `apart`.
+    pub(super) fn beside(path: PathBuf, apart: PathBuf) -> Self {
+        Self {
+            apart: Some(apart),
             ..Self::new(path)
         }
     }
@@ -55,6 +66,10 @@ impl Log {
 
     /// Writes what was added.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
+        if let Some(apart) = &self.apart {
+            fs::rename(&self.path, apart).map_err(Error::io(&self.path, "rename"))?;
+            self.apart = None;
+        }
         let file = match &self.file {
             Some(file) => file,
             None => self.file.insert(self.create()?),
@@ -98,8 +113,6 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -141,6 +154,21 @@ mod tests {
         log.add(b"new\n");
         log.flush().expect("writes");
         assert_eq!(fs::read(&path).expect("there"), b"new\n");
+    }
+
+    #[test]
+    fn a_log_that_stays_apart_is_renamed_with_the_first_record() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (path, apart) = (folder.path().join("log"), folder.path().join("log.before"));
+        fs::write(&path, "one\ntwo\n").expect("writes");
+        let mut log = Log::beside(path.clone(), apart.clone());
+        assert!(!apart.exists());
+        for record in [b"six\n", b"ten\n"] {
+            log.add(record);
+            log.flush().expect("writes");
+        }
+        assert_eq!(fs::read(&apart).expect("there"), b"one\ntwo\n");
+        assert_eq!(fs::read(&path).expect("there"), b"six\nten\n");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use moefold_planner::schedule::{Action, Microbatch, Stage};
 
-use super::{HostTokens, LOSS, Progress, Stepper, Weights};
+use super::{Direction, HostTokens, LOSS, Progress, Stepper, Weights};
 use crate::error::Error;
 use crate::moe::{Load, RoutingStats};
 use crate::rank::Context;
@@ -51,7 +51,8 @@ impl Stepper {
             let pass = built.forward(cx, input, &tokens, &mut weights, routed);
             let (output, _) = now(pass)?;
             if let StageOutput::Hidden(output) = output {
-                progress.between.insert((stage, microbatch), output);
+                let there = Self::passed_on(cx, Direction::Forward, (stage, microbatch));
+                progress.between.insert(there, output);
             }
             Ok(())
         })?;
@@ -82,7 +83,7 @@ impl Stepper {
                 _ => {}
             }
         }
-        Self::settle(cx, &mut progress.sent)?;
+        Self::settle(cx, std::mem::take(&mut progress.sent))?;
         Ok(progress.counted)
     }
 }

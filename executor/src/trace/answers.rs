@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moefold_kernels::cuda::{Architecture, Properties};
@@ -14,20 +13,19 @@ use moefold_planner::layout::{Batch, Layout};
 use moefold_planner::local::Local;
 use moefold_planner::model::{Layer, Model, count as counted};
 use moefold_planner::runtime::{
-    Account, Again, Block, Height as _, Level, Lowered, Part, Passes, Piece, Runtime, Setting,
-    StageMemory, StepMemory, Stretch, Stretches, Task, Work,
+    Again, Block, Height as _, Level, Lowered, Passes, Piece, Runtime, Setting, StageMemory,
+    StepMemory, Stretches, Task, Work,
 };
 use moefold_planner::shard::{self, Shard as Counts};
-use moefold_planner::walk::Event;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::Bytes;
-use moefold_profiles::{Cluster, Collective, CollectiveKind, Dtype, Op, Precision};
+use moefold_profiles::{Cluster, Dtype, Precision};
 
+use super::heard::{Heard, Item, OfWeights, back_in_turns, in_turns};
 use super::walk::piece_on;
 use super::{Assumed, Tape};
 use crate::data::Packing;
 use crate::error::Error;
-use crate::later::WeightGradients;
 use crate::model::{self, Family, Parameter, Shard, Spread};
 use crate::moe::balance::Balancing;
 use crate::moe::dispatch::Dispatching;
@@ -39,8 +37,6 @@ use crate::stage::{StageModel, StageOutput, Tokens, Visitor};
 use crate::step::{HostTokens, keep_offsets, loss_at, offsets, rotations, routers, sums, upload};
 use crate::store::Store;
 use crate::support;
-use crate::transport::ranks_of_link;
-use crate::turns::turn;
 
 /// Answers for this executor, about one model on the devices of one cluster. What was asked before is
 /// remembered by the sizes that it depends on.
@@ -85,17 +81,6 @@ struct Site<'a> {
     sharded: bool,
     of_weights: OfWeights,
     offload: Offload,
-}
-
-/// When gradients of weights run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OfWeights {
-    /// Where the backward pass comes to them.
-    AtOnce,
-    /// After the backward pass.
-    After,
-    /// Behind the start of the next exchange.
-    Delayed,
 }
 
 impl<'a> From<&Setting<'a>> for Site<'a> {
@@ -175,61 +160,6 @@ struct Answer {
     beside: Level,
     /// The largest tensor it allocates.
     largest: Bytes,
-}
-
-/// What takes time.
-#[derive(Debug, Clone)]
-struct Item {
-    doing: Doing,
-    category: Category,
-    /// Whether it only adds to gradients of weights.
-    of_weights: bool,
-    /// Whether the pass pauses behind it.
-    pauses: bool,
-}
-
-impl Item {
-    /// What is no op.
-    fn other(doing: Doing, category: Category) -> Self {
-        Self {
-            doing,
-            category,
-            of_weights: false,
-            pauses: false,
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Doing {
-    /// Whether tokens are sent meanwhile.
-    Op(Op, bool),
-    /// The same.
-    Collective(Group, Collective, bool),
-    HostRead,
-}
-
-/// The group of a collective.
-#[derive(Debug, Clone, Copy)]
-enum Group {
-    Tp,
-    Cp,
-    Ep,
-    Etp,
-    TpEp,
-}
-
-impl Group {
-    fn of(name: &str) -> Self {
-        match name {
-            "tp" => Self::Tp,
-            "cp" => Self::Cp,
-            "ep" => Self::Ep,
-            "etp" => Self::Etp,
-            "tp-ep" => Self::TpEp,
-            other => unreachable!("a piece exchanges nothing over {other}"),
-        }
-    }
 }
 
 impl<'a> Traced<'a> {
@@ -397,7 +327,7 @@ impl<'a> Traced<'a> {
             store: site.sharded.then_some(&store),
         };
         let pass = stage.backward(&cx, dy, &tokens, saved, &mut completing);
-        let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site, pass)?;
+        let ((dx, mut backward), left) = back_in_turns(&cx, &tape, site.of_weights, pass)?;
         left.run(&cx.recorder);
         let weight = tape.read(Heard::of);
         if let Some(first) = backward.stretches.first_mut() {
@@ -470,9 +400,9 @@ impl Answer {
 
 /// Final norm and head, and the depths of multi-token prediction: each has its projection whole, and where the
 /// first stage is on another rank they have a copy of the embedding.
-fn head_with_depths(model: &Model, local: &Local, pp: u32) -> Counts {
+fn head_with_depths(model: &Model, local: &Local, parts_ends: bool) -> Counts {
     let mut counts = shard::head(model, local);
-    if pp > 1 && !model.mtp.is_empty() && !model.tied_embeddings {
+    if parts_ends && !model.mtp.is_empty() && !model.tied_embeddings {
         counts += shard::embedding(model, local);
     }
     let depths = shard::mtp(model, local);
@@ -594,7 +524,7 @@ impl Runtime for Traced<'_> {
             let forward = answer.forward.iter();
             lowered
                 .forward
-                .extend(forward.map(|item| work(setting, item, queues)));
+                .extend(forward.map(|item| item.work(setting, queues)));
             lowered.forward.extend(transfer(bytes, true));
         }
         for (answer, &bytes) in answers.iter().zip(&leaves).rev() {
@@ -602,7 +532,7 @@ impl Runtime for Traced<'_> {
             lowered.backward.extend(transfer(bytes, false));
             lowered
                 .backward
-                .extend(backward.map(|item| work(setting, item, queues)));
+                .extend(backward.map(|item| item.work(setting, queues)));
         }
         let units: Vec<_> = sets.iter().map(|set| self.units(&pieces, set)).collect();
         let mut told: Vec<&Unit> = Vec::new();
@@ -617,7 +547,7 @@ impl Runtime for Traced<'_> {
                 work: answer
                     .again
                     .iter()
-                    .map(|item| work(setting, item, queues))
+                    .map(|item| item.work(setting, queues))
                     .collect(),
             });
         }
@@ -635,7 +565,7 @@ impl Runtime for Traced<'_> {
         let answer = answer.map(|&piece| self.answer(setting.into(), piece));
         let list = |of: fn(&Answer) -> &Vec<Item>| {
             let items = answer.iter().flat_map(|answer| of(answer));
-            items.map(|item| work(setting, item, queues)).collect()
+            items.map(|item| item.work(setting, queues)).collect()
         };
         Lowered {
             forward: list(|answer| &answer.forward),
@@ -650,7 +580,8 @@ impl Runtime for Traced<'_> {
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
-        self.memory_at(setting.into(), setting.layout.pp(), piece, sets)
+        let parts_ends = setting.layout.places().parts_ends();
+        self.memory_at(setting.into(), parts_ends, piece, sets)
     }
 
     fn divided_memory(
@@ -663,7 +594,8 @@ impl Runtime for Traced<'_> {
             of_weights: OfWeights::After,
             ..setting.into()
         };
-        self.memory_at(site, setting.layout.pp(), piece, sets)
+        let parts_ends = setting.layout.places().parts_ends();
+        self.memory_at(site, parts_ends, piece, sets)
     }
 
     fn stretches(
@@ -737,7 +669,7 @@ impl Traced<'_> {
     fn memory_at(
         &self,
         site: Site<'_>,
-        pp: u32,
+        parts_ends: bool,
         piece: Piece<'_>,
         sets: &[Recompute],
     ) -> Vec<StageMemory> {
@@ -746,7 +678,7 @@ impl Traced<'_> {
             shard: match piece {
                 Piece::Embedding => shard::embedding(model, local),
                 Piece::Layer(layer) => shard::layer(model, layer, local),
-                Piece::Head => head_with_depths(model, local, pp),
+                Piece::Head => head_with_depths(model, local, parts_ends),
             },
             ..StageMemory::default()
         };
@@ -844,222 +776,12 @@ pub(super) fn properties(cluster: &Cluster) -> Option<Properties> {
     })
 }
 
-/// What is heard of a pass.
-#[derive(Default)]
-struct Heard {
-    items: Vec<Item>,
-    /// Above what was alive before.
-    account: Account,
-    /// Taken in memory of the host.
-    on_host: Level,
-    /// What starts to leave for it in the stream of copies.
-    leaves: Bytes,
-    /// The largest allocation.
-    largest: Bytes,
-}
-
-/// Runs a pass pause by pause; `last` is the end of it.
-fn in_turns<T, U>(
-    cx: &Context,
-    tape: &Tape,
-    pass: impl Future<Output = Result<T, Error>>,
-    mut last: impl FnMut(T) -> U,
-) -> Result<(U, Turns), Error> {
-    let mut pass = pin!(pass);
-    let mut turns = Turns::default();
-    loop {
-        let ended = turn(pass.as_mut()).transpose()?.map(&mut last);
-        let own = tape.read(Heard::of);
-        cx.settle_weights();
-        turns.add([own, tape.read(Heard::of)], ended.is_none());
-        if let Some(ended) = ended {
-            return Ok((ended, turns));
-        }
-    }
-}
-
-/// The same of a backward pass, and what of it is left for later.
-fn back_in_turns<T>(
-    cx: &Context,
-    tape: &Tape,
-    site: Site<'_>,
-    pass: impl Future<Output = Result<T, Error>>,
-) -> Result<((T, Turns), WeightGradients), Error> {
-    let run = || in_turns(cx, tape, pass, |dx| dx);
-    if site.of_weights == OfWeights::After {
-        let (ran, left) = cx.leaving_weights(run);
-        return Ok((ran?, left));
-    }
-    let delays = site.of_weights == OfWeights::Delayed;
-    if delays {
-        cx.delay_weights();
-    }
-    let ran = run()?;
-    if delays {
-        cx.end_delay();
-    }
-    Ok((ran, WeightGradients::default()))
-}
-
 /// Whether gradients of weights that wait run before the backward pass of a piece: see [`StageModel::backward`].
 fn settles(model: &Model, piece: model::Piece) -> bool {
     match piece {
         model::Piece::Embedding => true,
         model::Piece::FeedForward(layer) => model.layer(layer).moe().is_none(),
         _ => false,
-    }
-}
-
-/// What is heard of a pass, pause by pause.
-#[derive(Default)]
-struct Turns {
-    heard: Heard,
-    stretches: Vec<Stretch>,
-}
-
-impl Turns {
-    /// What a pass does up to a pause or its end, and what it has left behind of gradients of weights.
-    fn add(&mut self, [mut own, left]: [Heard; 2], pauses: bool) {
-        self.stretches.push(Stretch {
-            own: own.account,
-            left: left.account,
-            pauses,
-            settles: false,
-        });
-        if let Some(item) = own.items.last_mut() {
-            item.pauses = pauses;
-        }
-        self.heard.append(own);
-        self.heard.append(left);
-    }
-}
-
-impl Heard {
-    fn append(&mut self, next: Self) {
-        self.items.extend(next.items);
-        self.account.append(&next.account);
-        self.on_host = self.on_host + next.on_host;
-        self.leaves += next.leaves;
-        self.largest = self.largest.max(next.largest);
-    }
-
-    fn of(events: &[Event]) -> Self {
-        let mut heard = Self::default();
-        let mut sent: Vec<u64> = Vec::new();
-        for event in events {
-            match event {
-                Event::Op {
-                    op,
-                    category,
-                    of_weights,
-                    ..
-                } => heard.items.push(Item {
-                    doing: Doing::Op(*op, !sent.is_empty()),
-                    category: *category,
-                    of_weights: *of_weights,
-                    pauses: false,
-                }),
-                Event::Started {
-                    number,
-                    group,
-                    collective,
-                    category,
-                    ..
-                } => {
-                    let group = Group::of(group);
-                    let beside = !(sent.is_empty() || matches!(group, Group::Ep));
-                    let doing = Doing::Collective(group, *collective, beside);
-                    let sends = *category == Category::EpComm;
-                    sent.extend(sends.then_some(*number));
-                    heard.items.push(Item::other(doing, *category));
-                }
-                Event::HostRead { reads: 1, .. } => {
-                    let item = Item::other(Doing::HostRead, Category::Host);
-                    heard.items.push(item);
-                }
-                Event::HostRead { name, reads } => {
-                    unreachable!("{name} reads {reads} times at once")
-                }
-                Event::Allocated(tensor) => {
-                    heard.account.take(tensor.class, tensor.bytes);
-                    heard.largest = heard.largest.max(tensor.bytes);
-                }
-                Event::Freed(tensor) => heard.account.give(tensor.class, tensor.bytes),
-                Event::Awaited { number } => sent.retain(|sent| sent != number),
-                Event::TakenOnHost(tensor) => {
-                    heard.on_host = heard.on_host + Level::of(tensor.class, tensor.bytes);
-                }
-                Event::Transfer { bytes, leaves, .. } if *leaves => heard.leaves += *bytes,
-                Event::Transfer { .. }
-                | Event::Transferred { .. }
-                | Event::GivenOnHost(_)
-                | Event::NotBefore(_) => {}
-            }
-        }
-        heard
-    }
-}
-
-/// An item as the planner prices it, its group where the setting has it. Messages around a ring run beside the
-/// core of attention on a device that communicates in a stream of its own, and tokens are sent beside the shared
-/// expert where that is chosen.
-fn work(setting: &Setting<'_>, item: &Item, queues: bool) -> Work {
-    let Item {
-        doing,
-        category,
-        of_weights,
-        pauses,
-    } = item;
-    let shared_beside = queues && setting.shared_beside && *category != Category::Recompute;
-    let mut beside = None;
-    let mut part = None;
-    let task = match doing {
-        Doing::Op(op, sending) => {
-            part = match op {
-                Op::Attention { .. } => Some(Part::Core),
-                _ => (shared_beside && *sending).then_some(Part::Shared),
-            };
-            Task::Op(*op)
-        }
-        Doing::HostRead => Task::HostRead,
-        Doing::Collective(group, collective, sending) => {
-            // Tokens have a stream of their own.
-            part = (shared_beside && *sending).then_some(Part::Shared);
-            let groups = setting.groups;
-            let placement = match group {
-                Group::Tp => groups.tp,
-                Group::Cp => groups.cp,
-                Group::Ep => groups.ep,
-                Group::Etp => groups.etp,
-                Group::TpEp => groups.tp_ep,
-            };
-            if queues && collective.kind == CollectiveKind::SendRecv {
-                beside = Some(Part::Core);
-            } else if shared_beside
-                && *category == Category::EpComm
-                && collective.kind == CollectiveKind::AllToAll
-            {
-                beside = Some(Part::Shared);
-            }
-            let ranks_per_domain = match collective.kind {
-                CollectiveKind::SendRecv => {
-                    ranks_of_link(placement.ranks, placement.ranks_per_domain)
-                }
-                _ => placement.ranks_per_domain,
-            };
-            Task::Collective(Collective {
-                ranks_per_domain,
-                ..*collective
-            })
-        }
-    };
-    Work {
-        task,
-        category: *category,
-        part,
-        beside,
-        of_weights: *of_weights,
-        pauses: *pauses,
     }
 }
 

@@ -88,8 +88,7 @@ impl Trainer {
         losses: Weights,
     ) -> Self {
         cx.cp_comm = savers.cp_comm;
-        let (pp, number) = (cx.layout.pp(), cx.at.pp);
-        let own = (0..cx.layout.vpp()).map(|chunk| Stage(chunk * pp + number));
+        let own = cx.layout.places().of_rank(cx.at.pp).map(Stage);
         let own: Vec<_> = own
             .map(|stage| (stage, pieces_of(model, stages, stage)))
             .collect();

@@ -30,6 +30,9 @@ const MXFP4: &str = "_proj_blocks";
 /// Tensors named in one error, of each kind.
 const NAMED_MAX: usize = 6;
 
+/// Bytes of a tensor by which ranks tell weights from others.
+const MARKED: usize = 256;
+
 /// An open checkpoint, proven to hold a model's tensors.
 #[derive(Debug)]
 pub struct HuggingFace {
@@ -141,6 +144,22 @@ impl HuggingFace {
     /// Refuses files that do not hold what was written, where sums lie beside them. All are read.
     pub(crate) fn verify(&self) -> Result<(), Error> {
         sums::check(&self.dir.join(SUMS), &|_| false)
+    }
+
+    /// A hash of the beginning of every tensor.
+    pub(crate) fn mark(&self) -> Result<String, Error> {
+        let mut hash = blake3::Hasher::new();
+        for (name, location) in &self.locations {
+            let (path, file) = &self.files[location.file];
+            let mut bytes = [0; MARKED];
+            // A tensor at the end of its file may be shorter.
+            let read = file
+                .read_at(&mut bytes, location.at)
+                .map_err(Error::io(path, "read"))?;
+            hash.update(name.as_bytes());
+            hash.update(&bytes[..read]);
+        }
+        Ok(hash.finalize().to_hex()[..16].to_owned())
     }
 
     /// The values of a region, row by row.

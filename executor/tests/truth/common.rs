@@ -18,7 +18,7 @@ use moefold_executor::train::{self, Trainer};
 use moefold_executor::transport::World;
 use moefold_executor::weights::Source;
 use moefold_kernels::{Device, Tensor};
-use moefold_planner::choice::RecomputePlan;
+use moefold_planner::choice::{RecomputePlan, ScheduleName};
 use moefold_planner::layout::{Batch, Degrees, Layout};
 use moefold_planner::model::Model;
 use serde::Deserialize;
@@ -163,7 +163,9 @@ impl Fixture {
     }
 
     pub(crate) fn layout(&self, degrees: &Degrees) -> Layout {
-        Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout")
+        let layout = Layout::new(degrees, &self.model, &self.batch()).expect("a legal layout");
+        let usual = ScheduleName::of(degrees.pp, degrees.vpp);
+        layout.under(self.savers.schedule.unwrap_or(usual))
     }
 
     pub(crate) fn options(&self) -> TrainOptions {

@@ -590,6 +590,8 @@ fn law_a_traced_step_is_that_of_pipeline_ranks_on_cuda() {
     check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), losses(0));
     tied.savers.schedule = Some(ScheduleName::ZbH1);
     check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 1), losses(0));
+    tied.savers.schedule = Some(ScheduleName::VHalf);
+    check_emulated(&tied, cuda::HOPPER, &piped(two, 2, 2), losses(0));
 }
 
 /// A fixture's model with one layer of each kind.

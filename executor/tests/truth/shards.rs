@@ -43,7 +43,7 @@ fn assert_partition(fixture: &Fixture, layout: &Layout) {
     let mut answered = 0;
     for rank in 0..layout.gpus() {
         let at = mesh::coordinates(layout, rank);
-        let stages = (0..layout.vpp()).map(|chunk| Stage(chunk * layout.pp() + at.pp));
+        let stages = layout.places().of_rank(at.pp).map(Stage);
         let pieces: Vec<Piece> = stages
             .flat_map(|stage| pieces_of(&fixture.model, &fixture.stages(layout), stage))
             .collect();

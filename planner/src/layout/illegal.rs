@@ -37,6 +37,9 @@ pub const MAX_GPUS: u32 = 1 << 20;
 /// The most microbatches a step may have.
 pub const MAX_MICROBATCHES: u32 = 1 << 20;
 
+/// The most rows of a tensor: kernels count them in 32 bits, and as many of any model are terabytes.
+pub const MAX_ROWS: u32 = i32::MAX as u32;
+
 /// A rule that some degrees or choices break, with both numbers and the nearest legal values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(
@@ -56,6 +59,16 @@ pub enum Illegal {
         found: u128,
         /// What would do.
         most: u64,
+    },
+    /// More rows than an op counts.
+    #[error(
+        "a microbatch has up to {rows} rows {what} on a rank; at most {MAX_ROWS} are planned; a smaller mbs or ep, or a larger cp or tp has fewer"
+    )]
+    Rows {
+        /// Which.
+        what: &'static str,
+        /// How many.
+        rows: u128,
     },
     /// More ranks than this program lists.
     #[error("{gpus} GPUs are more than the {MAX_GPUS} this program plans for")]
@@ -206,13 +219,13 @@ pub enum Illegal {
         known: &'static [Dispatcher],
     },
     /// A schedule the stack has not.
-    #[error("the {} stack has no `schedule` {}; it has none, 1f1b, interleaved; nearest: 1f1b, or `stack` moefold", stack.name(), schedule.name())]
+    #[error("the {} stack has no `schedule` {}; it has none, 1f1b, interleaved; nearest: {}, or `stack` moefold", stack.name(), schedule.name(), undivided(*schedule).name())]
     StackSchedule {
         stack: StackName,
         schedule: ScheduleName,
     },
     /// A schedule that leaves gradients of weights for later, beside what hides under them.
-    #[error("`schedule` {} divides backward passes, in which {with} has no price; nearest: 1f1b, or a plan without {with}", schedule.name())]
+    #[error("`schedule` {} divides backward passes, in which {with} has no price; nearest: {}, or a plan without {with}", schedule.name(), undivided(*schedule).name())]
     DividedBackward {
         schedule: ScheduleName,
         with: &'static str,
@@ -383,6 +396,7 @@ impl Illegal {
         match self {
             Self::Zero { .. } => "zero",
             Self::Huge { .. } => "huge",
+            Self::Rows { .. } => "rows",
             Self::TooManyGpus { .. } => "too_many_gpus",
             Self::AttentionGrid { .. } => "attention_grid",
             Self::ExpertGrid { .. } => "expert_grid",
@@ -458,6 +472,7 @@ impl Illegal {
             Self::InterleavedGroups { .. } => pins.fixes_dp(),
             Self::Microbatches { .. } => pins.fixes_dp() && pins.mbs.is_some(),
             Self::InterleavedAlone { .. } => pins.pp.is_some(),
+            Self::Rows { .. } => pins.cp.is_some() && pins.tp.is_some(),
             Self::CombinedAlone => pins.ep.is_some(),
             Self::CombinedStages { .. } => pins.pp.is_some() && pins.vpp.is_some(),
             // Open degrees are 1 here, and may be more.
@@ -489,6 +504,15 @@ fn names<T: Copy>(list: &[T], name: fn(T) -> &'static str) -> String {
 }
 
 /// Degrees that make as many stages as were given: the nearest pp that divides them, and its vpp.
+/// The schedule of the same degrees that runs backward passes whole.
+fn undivided(schedule: ScheduleName) -> ScheduleName {
+    if schedule.is_vee() {
+        ScheduleName::Interleaved
+    } else {
+        ScheduleName::OneFOneB
+    }
+}
+
 fn degrees_of_stages(given: u64, pp: u32) -> String {
     let pp = u64::from(pp);
     if pp != 0 && given.is_multiple_of(pp) {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::choice::RecomputePlan;
-use crate::layout::{Illegal, PartialDegrees};
+use crate::choice::{Offload, RecomputePlan};
+use crate::layout::{Illegal, LayoutRecord, PartialDegrees};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -94,10 +94,12 @@ impl PlanError {
 /// The candidate that comes closest to fitting.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LeastMemory {
-    /// Its degrees in words.
-    pub layout: String,
+    /// Its degrees.
+    pub layout: LayoutRecord,
     /// What it recomputes.
     pub recompute: RecomputePlan,
+    /// What rests on the host, if anything does.
+    pub offload: Option<Offload>,
     /// What it needs, GiB.
     pub peak_gib: f64,
 }
@@ -140,7 +142,7 @@ fn infeasible_text(
             "the least memory found of any legal layout is {:.1} GiB ({}), a device has {device_gib:.1} \
              GiB{} (refused: {counts})",
             least.peak_gib,
-            least.layout,
+            least.layout.in_short(),
             if capacity_gib < device_gib {
                 format!(", of which a plan may fill {capacity_gib:.1} (`memory_headroom`)")
             } else {

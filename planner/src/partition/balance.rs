@@ -1,14 +1,15 @@
 //! Balances the sums of several stages a rank by moving single layers.
 
 use super::Line;
+use crate::layout::Places;
 
 impl Line {
     /// The best of the local optima reached from some cuts and, where layers differ, from cuts one
     /// move away from the first optimum, as far as the budget of moves goes.
-    pub(super) fn balance_ranks(&self, cuts: Vec<usize>, pp: usize) -> Vec<usize> {
+    pub(super) fn balance_ranks(&self, cuts: Vec<usize>, places: Places) -> Vec<usize> {
         let mut search = Descent {
             line: self,
-            pp,
+            places,
             moves_left: usize::MAX,
         };
         let (mut best, optimum) = search.descend(cuts);
@@ -41,20 +42,24 @@ impl Line {
     }
 
     /// Weighs cuts.
-    pub(super) fn balance(&self, cuts: &[usize], pp: usize) -> Balance {
-        self.loads(cuts, pp).balance()
+    pub(super) fn balance(&self, cuts: &[usize], places: Places) -> Balance {
+        self.loads(cuts, places).balance()
     }
 
-    fn loads(&self, cuts: &[usize], pp: usize) -> Loads {
+    fn loads(&self, cuts: &[usize], places: Places) -> Loads {
         let stages = 0..self.stages;
         let weight = |stage| self.weight(stage, cuts[stage], cuts[stage + 1]);
         let stages: Vec<u64> = stages.map(weight).collect();
-        let mut ranks = vec![0_u64; pp];
+        let mut ranks = vec![0_u64; places.pp() as usize];
         for (stage, &weight) in stages.iter().enumerate() {
-            let rank = &mut ranks[stage % pp];
+            let rank = &mut ranks[places.rank_of(stage as u32) as usize];
             *rank = rank.saturating_add(weight);
         }
-        Loads { stages, ranks }
+        Loads {
+            stages,
+            ranks,
+            places,
+        }
     }
 }
 
@@ -62,14 +67,14 @@ impl Line {
 struct Loads {
     stages: Vec<u64>,
     ranks: Vec<u64>,
+    places: Places,
 }
 
 impl Loads {
     fn set(&mut self, stage: usize, weight: u64) {
         let before = std::mem::replace(&mut self.stages[stage], weight);
         if before != weight {
-            let pp = self.ranks.len();
-            let rank = &mut self.ranks[stage % pp];
+            let rank = &mut self.ranks[self.places.rank_of(stage as u32) as usize];
             *rank = rank.wrapping_add(weight).wrapping_sub(before);
         }
     }
@@ -106,18 +111,18 @@ const MOVES: usize = 1 << 12;
 /// A descent over single moves.
 struct Descent<'a> {
     line: &'a Line,
-    pp: usize,
+    places: Places,
     moves_left: usize,
 }
 
 impl Descent<'_> {
     /// Moves layers between stages while the balance improves.
     fn descend(&mut self, mut cuts: Vec<usize>) -> (Balance, Vec<usize>) {
-        let mut balance = self.line.balance(&cuts, self.pp);
+        let mut balance = self.line.balance(&cuts, self.places);
         while let Some((better, source, target)) = self.better_move(&cuts, balance) {
             balance = better;
             shift(&mut cuts, source, target);
-            debug_assert_eq!(balance, self.line.balance(&cuts, self.pp));
+            debug_assert_eq!(balance, self.line.balance(&cuts, self.places));
         }
         (balance, cuts)
     }
@@ -128,11 +133,12 @@ impl Descent<'_> {
     /// those between where layers differ.
     fn better_move(&mut self, cuts: &[usize], balance: Balance) -> Option<(Balance, usize, usize)> {
         let line = self.line;
-        let mut loads = line.loads(cuts, self.pp);
+        let mut loads = line.loads(cuts, self.places);
         let plain = loads.stages.clone();
         let heavy: Vec<usize> = (0..line.stages)
             .filter(|&stage| {
-                let heaviest = loads.ranks[stage % self.pp] == balance.max_rank;
+                let rank = self.places.rank_of(stage as u32);
+                let heaviest = loads.ranks[rank as usize] == balance.max_rank;
                 (heaviest || plain[stage] == balance.max_stage) && line.can_give(cuts, stage)
             })
             .collect();

@@ -3,6 +3,10 @@
 use super::balance::pace;
 use super::*;
 
+fn around(pp: u32, vpp: u32) -> Places {
+    Places::new(pp, vpp, false)
+}
+
 /// A fixed pseudo-random sequence (Knuth's MMIX congruence), so that failures repeat.
 fn random(seed: &mut u64, below: u64) -> u64 {
     *seed = seed
@@ -12,16 +16,16 @@ fn random(seed: &mut u64, below: u64) -> u64 {
 }
 
 /// Every cut of the layers, as `(max_rank, max_stage)`.
-fn all_cuts(weights: &Weights, pp: usize, stages: usize) -> Vec<(u64, u64)> {
-    fn extend(line: &Line, cuts: &mut Vec<usize>, pp: usize, found: &mut Vec<(u64, u64)>) {
+fn all_cuts(weights: &Weights, ranks: &[usize]) -> Vec<(u64, u64)> {
+    fn extend(line: &Line, cuts: &mut Vec<usize>, of: &[usize], found: &mut Vec<(u64, u64)>) {
         let stage = cuts.len() - 1;
         if stage == line.stages {
             if cuts[stage] == line.layers() {
-                let mut ranks = vec![0; pp];
+                let mut ranks = vec![0; of.len()];
                 let mut heaviest = 0;
                 for s in 0..stage {
                     let weight = line.weight(s, cuts[s], cuts[s + 1]);
-                    ranks[s % pp] += weight;
+                    ranks[of[s]] += weight;
                     heaviest = heaviest.max(weight);
                 }
                 found.push((ranks.into_iter().max().unwrap(), heaviest));
@@ -30,13 +34,13 @@ fn all_cuts(weights: &Weights, pp: usize, stages: usize) -> Vec<(u64, u64)> {
         }
         for to in cuts[stage] + line.needs(stage)..=line.layers() {
             cuts.push(to);
-            extend(line, cuts, pp, found);
+            extend(line, cuts, of, found);
             cuts.pop();
         }
     }
-    let line = Line::new(weights, stages).expect("enough layers");
+    let line = Line::new(weights, ranks.len()).expect("enough layers");
     let mut found = Vec::new();
-    extend(&line, &mut vec![0], pp, &mut found);
+    extend(&line, &mut vec![0], ranks, &mut found);
     found
 }
 
@@ -59,9 +63,12 @@ fn oracle_heaviest_stage_is_least() {
             last_may_be_bare: case % 2 == 0,
         };
         for pp in 1..=num_layers.min(6) {
-            let cut = partition(&weights, pp as u32, 1).expect("enough layers");
+            let cut = partition(&weights, around(pp as u32, 1)).expect("enough layers");
             check_is_a_cut(&cut.stages, num_layers);
-            let best = all_cuts(&weights, pp, pp).into_iter().map(|(_, s)| s).min();
+            let best = all_cuts(&weights, &Vec::from_iter(0..pp))
+                .into_iter()
+                .map(|(_, s)| s)
+                .min();
             assert_eq!(
                 Some(cut.max_stage),
                 best,
@@ -92,12 +99,20 @@ fn oracle_equal_layers_are_balanced_best() {
                         first_may_be_bare,
                         last_may_be_bare,
                     };
-                    let cut = partition(&weights, pp as u32, vpp as u32).expect("enough");
-                    check_is_a_cut(&cut.stages, num_layers);
-                    let all = all_cuts(&weights, pp, pp * vpp);
-                    let best = all.into_iter().map(|(rank, stage)| pace(rank, stage)).min();
-                    let found = pace(cut.max_rank, cut.max_stage);
-                    assert_eq!(Some(found), best, "{weights:?} pp {pp} vpp {vpp}");
+                    let goes_around = |stage| stage % pp;
+                    let comes_back = |stage: usize| stage.min(2 * pp - 1 - stage.min(2 * pp - 1));
+                    let ways: [(bool, &dyn Fn(usize) -> usize); 2] =
+                        [(false, &goes_around), (true, &comes_back)];
+                    for (is_vee, rank_of) in ways.into_iter().take(if vpp == 2 { 2 } else { 1 }) {
+                        let places = Places::new(pp as u32, vpp as u32, is_vee);
+                        let cut = partition(&weights, places).expect("enough");
+                        check_is_a_cut(&cut.stages, num_layers);
+                        let ranks: Vec<usize> = (0..pp * vpp).map(rank_of).collect();
+                        let all = all_cuts(&weights, &ranks);
+                        let best = all.into_iter().map(|(rank, stage)| pace(rank, stage)).min();
+                        let found = pace(cut.max_rank, cut.max_stage);
+                        assert_eq!(Some(found), best, "{weights:?} {places:?}");
+                    }
                 }
             }
         }
@@ -121,9 +136,10 @@ fn differential_unequal_layers_come_close() {
             last_may_be_bare: false,
         };
         for (pp, vpp) in [(2, 2), (3, 2), (2, 3)] {
-            let cut = partition(&weights, pp as u32, vpp as u32).expect("enough layers");
+            let cut = partition(&weights, around(pp as u32, vpp as u32)).expect("enough layers");
             check_is_a_cut(&cut.stages, num_layers);
-            let all = all_cuts(&weights, pp, pp * vpp).into_iter();
+            let ranks: Vec<usize> = (0..pp * vpp).map(|stage| stage % pp).collect();
+            let all = all_cuts(&weights, &ranks).into_iter();
             let best = all
                 .map(|(rank, stage)| pace(rank, stage))
                 .min()
@@ -151,7 +167,7 @@ fn golden_small_cuts() {
             first_may_be_bare: false,
             last_may_be_bare: false,
         };
-        let cut = partition(&weights, pp, vpp).expect("enough layers");
+        let cut = partition(&weights, around(pp, vpp)).expect("enough layers");
         let found: Vec<usize> = cut.stages.iter().map(Vec::len).collect();
         assert_eq!(found, lens);
     };
@@ -185,16 +201,16 @@ fn too_few_layers_are_refused() {
         for stages in 1..8 {
             let weights = weights(&[1; 3], ends);
             let found = [
-                partition(&weights, stages, 1).is_some(),
-                partition(&weights, 1, stages).is_some(),
+                partition(&weights, around(stages, 1)).is_some(),
+                partition(&weights, around(1, stages)).is_some(),
                 proportional(&weights, stages).is_some(),
             ];
             assert_eq!(found, [stages <= most; 3], "{ends:?} {stages}");
         }
     }
-    let both = partition(&weights(&[1; 3], [true; 2]), 5, 1).expect("ends are bare");
+    let both = partition(&weights(&[1; 3], [true; 2]), around(5, 1)).expect("ends are bare");
     assert_eq!(both.stages, [vec![], vec![0], vec![1], vec![2], vec![]]);
-    assert!(partition(&weights(&[], [true; 2]), 1, 1).is_none());
+    assert!(partition(&weights(&[], [true; 2]), around(1, 1)).is_none());
 }
 
 #[test]
@@ -209,7 +225,7 @@ fn law_a_proportional_cut_holds_every_layer_and_is_near_the_best() {
                 first_may_be_bare: stages as usize > layers,
                 last_may_be_bare: true,
             };
-            let best = partition(&weights, stages, 1);
+            let best = partition(&weights, around(stages, 1));
             let cut = proportional(&weights, stages);
             assert_eq!(cut.is_some(), best.is_some(), "{layers} {stages}");
             let Some((cut, best)) = cut.zip(best) else {

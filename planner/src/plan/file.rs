@@ -179,8 +179,10 @@ impl Plan {
     /// The layout, its degrees proven legal again.
     pub fn layout(&self) -> Result<Layout, Vec<Illegal>> {
         let degrees = self.planned.layout.degrees(self.request.gpus);
-        let stages = self.planned.pipeline.stages.len();
-        Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)
+        let pipeline = &self.planned.pipeline;
+        let stages = pipeline.stages.len();
+        let layout = Layout::of_stages(&degrees, stages, &self.model, &self.request.batch)?;
+        Ok(layout.under(pipeline.schedule))
     }
 
     fn check(&self, path: &Path) -> Result<(), PlanFileError> {

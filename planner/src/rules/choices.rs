@@ -64,6 +64,11 @@ impl Choices {
         self.stages = Some(stages as u64);
     }
 
+    /// The schedule that was given.
+    pub(super) fn schedule(&self) -> Option<ScheduleName> {
+        self.schedule
+    }
+
     /// Whether each stage's layers were given.
     pub(super) fn gives_stages(&self) -> bool {
         self.stages.is_some()

@@ -5,16 +5,18 @@
 
 use super::choices::Choices;
 use crate::layout::nearest::product;
-use crate::layout::{Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, PartialDegrees, grids};
+use crate::layout::{
+    Batch, Degrees, Illegal, Layout, MAX_MICROBATCHES, MAX_ROWS, PartialDegrees, grids,
+};
 use crate::model::{Ffn, Mixer, Model};
 use crate::options::SearchOptions;
 
 /// The longest sequence that is planned, several times the longest that was trained on.
-const MOST_POSITIONS: u64 = 1 << 26;
+pub(crate) const MOST_POSITIONS: u64 = 1 << 26;
 /// The most sequences of a step.
 const MOST_SEQUENCES: u64 = 1 << 22;
 /// The most tokens of a step, a hundred times those of the largest runs.
-const MOST_TOKENS: u64 = 1 << 34;
+pub(crate) const MOST_TOKENS: u64 = 1 << 34;
 
 /// The sizes of a model and a batch that degrees must divide.
 #[derive(Debug, Clone)]
@@ -28,6 +30,8 @@ pub struct Rules {
     shared_widths: Vec<u64>,
     experts: Vec<u64>,
     expert_widths: Vec<u64>,
+    /// Experts of a token, where it has most.
+    topk: u64,
     choices: Choices,
 }
 
@@ -54,6 +58,7 @@ impl Rules {
             shared_widths: Vec::new(),
             experts: Vec::new(),
             expert_widths: Vec::new(),
+            topk: 0,
             choices: Choices::default(),
         };
         for layer in model.layers.iter().chain(&model.mtp) {
@@ -72,6 +77,7 @@ impl Rules {
                 Some(Ffn::Moe(moe)) => {
                     rules.experts.push(moe.experts);
                     rules.expert_widths.push(moe.expert.width);
+                    rules.topk = rules.topk.max(moe.topk);
                     rules
                         .shared_widths
                         .extend(moe.shared.iter().map(|shared| shared.mlp.width));
@@ -132,7 +138,11 @@ impl Rules {
         let microbatches = self.check(degrees, grids.map(|(dp, _)| dp), first, broken);
         match (grids, microbatches) {
             (Some(replicas), Some(microbatches)) if broken.is_empty() => {
-                Some(Layout::proven(degrees, replicas, microbatches))
+                let layout = Layout::proven(degrees, replicas, microbatches);
+                Some(match self.choices.schedule() {
+                    Some(schedule) => layout.under(schedule),
+                    None => layout,
+                })
             }
             _ => None,
         }
@@ -189,6 +199,7 @@ impl Rules {
             Self::check_tensor,
             Self::check_experts,
             Self::check_sequence,
+            Self::check_rows,
         ] {
             if first && !broken.is_empty() {
                 return None;
@@ -271,6 +282,21 @@ impl Rules {
             broken.push(Illegal::SequenceOverCp { seq_len, cp });
         } else if !(seq_len / u64::from(cp)).is_multiple_of(tp.into()) {
             broken.push(Illegal::SequenceOverTp { seq_len, cp, tp });
+        }
+    }
+
+    /// Rows of the heads of all tokens of a rank, and of its experts where they are sent all tokens that there are.
+    fn check_rows(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        let all = |sizes: &[u64]| sizes.iter().map(|&size| u128::from(size)).product::<u128>();
+        let cut = all(&[d.cp.into(), d.tp.into()]).max(1);
+        let tokens = all(&[self.batch.seq_len, d.mbs.into()]);
+        let heads = self.heads.last().copied().unwrap_or(1);
+        let sent = all(&[d.ep.into(), d.etp.into(), self.topk]);
+        for (what, each) in [("of heads", heads.into()), ("of experts", sent)] {
+            let rows = tokens.saturating_mul(each) / cut;
+            if rows > MAX_ROWS.into() {
+                broken.push(Illegal::Rows { what, rows });
+            }
         }
     }
 

@@ -163,6 +163,23 @@ fn more_work_than_anyone_has_is_refused_before_it_is_searched() {
 }
 
 #[test]
+fn rows_that_kernels_cannot_count_are_refused_and_with_larger_degrees_are_not() {
+    // Mixtral 8x22B has 48 heads, and a token goes to 2 experts.
+    let long = Batch {
+        seq_len: 1 << 26,
+        global_batch: 64,
+    };
+    let words = ["3221225472 rows of heads", "at most 2147483647"];
+    check("", 64, long, "rows", &words);
+    let words = ["4294967296 rows of experts", "a larger cp or tp"];
+    check("tp=2,ep=8,etp=8", 64, long, "rows", &words);
+    for larger in ["tp=2", "tp=4,ep=8,etp=4"] {
+        let layout = Layout::new(&degrees(64, larger), &mixtral(), &long);
+        assert_eq!(layout.err(), None, "{larger}");
+    }
+}
+
+#[test]
 fn all_violations_are_reported_together() {
     assert_eq!(
         refused(&degrees(96, "tp=5,ep=3,cp=3,vpp=3"), &mixtral(), &BATCH),

@@ -1,7 +1,10 @@
 //! Writes the actions of each schedule out.
 
+mod vee;
+
 use super::{Action, Microbatch, Stage};
 use crate::choice::ScheduleName;
+use crate::layout::Places;
 
 /// A forward or backward pass of one stage over one microbatch, or of a divided backward pass one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,21 +19,43 @@ pub(super) enum Pass {
 
 /// The actions of every rank.
 pub(super) fn ranks(name: ScheduleName, pp: u32, vpp: u32, microbatches: u32) -> Vec<Vec<Action>> {
+    let places = name.places(pp, vpp);
+    if name.is_vee() {
+        let ranks = (0..).zip(vee::passes(name, places, microbatches));
+        return ranks
+            .map(|(rank, passes)| with_messages(passes.into_iter(), rank, places, microbatches))
+            .collect();
+    }
     (0..pp)
         .map(|rank| {
-            let passes = passes(name, pp, vpp, microbatches, rank);
-            with_messages(passes, rank, pp, vpp, microbatches)
+            let passes = around(name, pp, vpp, microbatches, rank);
+            with_messages(passes, rank, places, microbatches)
         })
         .collect()
 }
 
 /// The passes of one rank in order.
+pub(super) fn passes(
+    name: ScheduleName,
+    pp: u32,
+    vpp: u32,
+    microbatches: u32,
+    rank: u32,
+) -> Vec<Pass> {
+    if name.is_vee() {
+        let mut ranks = vee::passes(name, name.places(pp, vpp), microbatches);
+        return ranks.swap_remove(rank as usize);
+    }
+    around(name, pp, vpp, microbatches, rank).collect()
+}
+
+/// The passes of one rank in order, where stages go around.
 ///
-/// All schedules are one: some forwards ahead, then a forward and a backward in turn, then the backwards left.
+/// All of these schedules are one: some forwards ahead, then a forward and a backward in turn, then the backwards left.
 /// They differ in the lead, in the order that stages are taken in, in whether a forward and a backward run as one, and
 /// in whether a backward pass is divided: gradients of weights then come so many backward passes later, and those left
 /// at the end.
-pub(super) fn passes(
+fn around(
     name: ScheduleName,
     pp: u32,
     vpp: u32,
@@ -73,6 +98,9 @@ pub(super) fn passes(
                 "interleaving takes microbatches of a pipeline in groups of pp"
             );
             2 * behind + u64::from(vpp - 1) * u64::from(pp) + 1
+        }
+        ScheduleName::ZbV | ScheduleName::VHalf | ScheduleName::VMin => {
+            unreachable!("stages that come back have passes of their own")
         }
     }
     .min(total);
@@ -130,48 +158,49 @@ fn interleaved(k: u64, pp: u32, vpp: u32) -> (u32, u32) {
 fn with_messages(
     passes: impl Iterator<Item = Pass>,
     rank: u32,
-    pp: u32,
-    vpp: u32,
+    places: Places,
     microbatches: u32,
 ) -> Vec<Action> {
-    let last = pp * vpp - 1;
-    let mut actions = Vec::with_capacity(6 * (microbatches as usize) * vpp as usize + 8);
+    // What a stage receives forward it sends the gradient of, and the other way around.
+    let received = |stage: Stage| places.is_received(stage.0);
+    let sent = |stage: Stage| places.is_sent(stage.0);
+    let mut actions = Vec::with_capacity(6 * (microbatches as usize) * places.vpp() as usize + 8);
     for pass in passes {
         match pass {
             Pass::Combined(forward, backward) => {
                 // What both begin with, and what both gave.
-                if forward.0.0 > 0 {
+                if received(forward.0) {
                     actions.push(Action::RecvActivation(forward.0, forward.1));
                 }
-                if backward.0.0 < last {
+                if sent(backward.0) {
                     actions.push(Action::RecvGradient(backward.0, backward.1));
                 }
                 actions.push(Action::Combined { forward, backward });
-                if forward.0.0 < last {
+                if sent(forward.0) {
                     actions.push(Action::SendActivation(forward.0, forward.1));
                 }
-                if backward.0.0 > 0 {
+                if received(backward.0) {
                     actions.push(Action::SendGradient(backward.0, backward.1));
                 }
             }
             Pass::Forward(stage, microbatch) => {
-                if stage.0 > 0 {
+                if received(stage) {
                     actions.push(Action::RecvActivation(stage, microbatch));
                 }
                 actions.push(Action::Forward(stage, microbatch));
-                if stage.0 < last {
+                if sent(stage) {
                     actions.push(Action::SendActivation(stage, microbatch));
                 }
             }
             Pass::Backward(stage, microbatch) | Pass::BackwardInput(stage, microbatch) => {
-                if stage.0 < last {
+                if sent(stage) {
                     actions.push(Action::RecvGradient(stage, microbatch));
                 }
                 actions.push(match pass {
                     Pass::Backward(..) => Action::Backward(stage, microbatch),
                     _ => Action::BackwardInput(stage, microbatch),
                 });
-                if stage.0 > 0 {
+                if received(stage) {
                     actions.push(Action::SendGradient(stage, microbatch));
                 }
             }
@@ -180,8 +209,9 @@ fn with_messages(
             }
         }
     }
-    for chunk in (0..vpp).rev() {
-        actions.push(Action::ReduceGradients(Stage(chunk * pp + rank)));
+    for chunk in (0..places.vpp()).rev() {
+        let stage = Stage(places.stage_of(rank, chunk));
+        actions.push(Action::ReduceGradients(stage));
     }
     actions.push(Action::OptimizerStep);
     actions
@@ -189,6 +219,8 @@ fn with_messages(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     #[test]
@@ -220,7 +252,7 @@ mod tests {
     }
 
     /// A message as its receiver takes it, its direction, and the ranks that send and receive it.
-    fn message(action: Action, pp: u32) -> Option<(Action, usize, [u32; 2])> {
+    fn message(action: Action, places: Places) -> Option<(Action, usize, [u32; 2])> {
         let (received, back) = match action {
             Action::SendActivation(..) | Action::SendGradient(..) => {
                 let received = action.received_as()?;
@@ -230,9 +262,10 @@ mod tests {
             Action::RecvGradient(..) => (action, true),
             _ => return None,
         };
-        let to = received.stage()?.0 % pp;
-        let from = if back { to + 1 } else { to + pp - 1 } % pp;
-        Some((received, usize::from(back), [from, to]))
+        let to = received.stage()?.0;
+        let from = if back { to + 1 } else { to - 1 };
+        let line = [from, to].map(|stage| places.rank_of(stage));
+        Some((received, usize::from(back), line))
     }
 
     /// Who receives a message knows it by its place among those of its direction between the two.
@@ -242,8 +275,9 @@ mod tests {
 
         for (name, [pp, vpp, microbatches]) in pipelines() {
             let mut order: [BTreeMap<_, Vec<Action>>; 2] = Default::default();
+            let places = name.places(pp, vpp);
             for action in ranks(name, pp, vpp, microbatches).into_iter().flatten() {
-                if let Some((received, back, line)) = message(action, pp) {
+                if let Some((received, back, line)) = message(action, places) {
                     let received_here = usize::from(received == action);
                     let of = &mut order[received_here];
                     of.entry((back, line)).or_default().push(received);
@@ -254,26 +288,31 @@ mod tests {
         }
     }
 
-    /// A rank may keep one message of a direction, and wait with the next until that one is received.
+    /// A rank may keep one message of a direction to another, and wait with the next until that one is received; and
+    /// messages of a rank may leave one after the other, each once the one before it is received.
     #[test]
-    fn law_ranks_that_keep_one_message_of_a_direction_come_to_the_end() {
+    fn law_ranks_whose_messages_wait_for_each_other_come_to_the_end() {
         for (name, [pp, vpp, microbatches]) in pipelines() {
+            let places = name.places(pp, vpp);
             let ranks = ranks(name, pp, vpp, microbatches);
             let mut done = vec![0; pp as usize];
-            // Sent and not received, by direction and sender.
-            let mut kept = [vec![0; pp as usize], vec![0; pp as usize]];
+            // By sender, what was sent and not received.
+            let mut sent = vec![VecDeque::new(); pp as usize];
             let mut moved = true;
             while moved {
                 moved = false;
                 for (rank, actions) in ranks.iter().enumerate() {
                     while let Some(&action) = actions.get(done[rank]) {
-                        if let Some((received, back, [from, _])) = message(action, pp) {
-                            let kept = &mut kept[back][from as usize];
-                            let is_receive = received == action;
-                            if (*kept == 1) != is_receive {
+                        if let Some((received, back, [from, to])) = message(action, places) {
+                            let sent: &mut VecDeque<_> = &mut sent[from as usize];
+                            if received != action {
+                                if sent.iter().any(|(_, line)| *line == (back, to)) {
+                                    break;
+                                }
+                                sent.push_back((received, (back, to)));
+                            } else if sent.pop_front_if(|(first, _)| *first == action).is_none() {
                                 break;
                             }
-                            *kept = u32::from(!is_receive);
                         }
                         done[rank] += 1;
                         moved = true;

@@ -114,7 +114,7 @@ impl Schedule {
         };
         let mut cell = format!("{letter}{}", microbatch.0);
         if self.vpp > 1 {
-            let chunk = stage.0 / self.pp;
+            let chunk = self.places().chunk_of(stage.0);
             match u8::try_from(chunk).ok().filter(|&c| c < 26) {
                 Some(chunk) => cell.push(char::from(b'a' + chunk)),
                 None => write!(cell, ".{chunk}").expect("a string takes any text"),

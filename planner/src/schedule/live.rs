@@ -70,7 +70,7 @@ pub fn peak_live(
     bytes: impl Fn(Stage) -> Bytes,
 ) -> Peak {
     let microbatches = microbatches.min(pp.saturating_mul(4));
-    replay(passes(name, pp, vpp, microbatches, rank), bytes)
+    replay(passes(name, pp, vpp, microbatches, rank).into_iter(), bytes)
 }
 
 fn replay(passes: impl Iterator<Item = Pass>, bytes: impl Fn(Stage) -> Bytes) -> Peak {
@@ -148,6 +148,31 @@ mod tests {
                 "{pp} {microbatches}"
             );
         }
+    }
+
+    /// Stages alive on the fullest rank, where 1F1B has `2 pp` halves alive on its first: no more than these, about half,
+    /// and about a third (arXiv 2405.15362, section 3.2).
+    #[test]
+    fn law_schedules_that_come_back_keep_within_their_bounds() {
+        for pp in 2..=24 {
+            for (name, most) in [
+                (ScheduleName::ZbV, 2 * pp),
+                (ScheduleName::VHalf, pp + 3),
+                (ScheduleName::VMin, (2 * pp + 8) / 3),
+            ] {
+                let found = in_flight(name, pp, 2, 5 * pp);
+                let fullest = *found.iter().max().expect("a rank");
+                assert!(fullest <= most, "{name:?} {pp}: {found:?}");
+                // The bounds are met somewhere near.
+                assert!(fullest + 3 >= most, "{name:?} {pp}: {found:?}");
+            }
+        }
+        assert_eq!(in_flight(ScheduleName::ZbV, 4, 2, 16), [8; 4]);
+        assert_eq!(
+            in_flight(ScheduleName::VHalf, 8, 2, 32).iter().max(),
+            Some(&11)
+        );
+        assert_eq!(in_flight(ScheduleName::VMin, 16, 2, 64), [12; 16]);
     }
 
     /// Four groups tell all: with any sizes of stages, the short replay gives the full one's peak.

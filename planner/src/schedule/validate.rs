@@ -95,10 +95,10 @@ impl Schedule {
     }
 
     fn belongs(&self, action: Action, rank: u32) -> bool {
-        let last = self.num_stages() - 1;
+        let places = self.places();
         let held = action
             .stage()
-            .is_none_or(|stage| stage.0 <= last && self.rank_of(stage) == rank);
+            .is_none_or(|stage| stage.0 < places.stages() && self.rank_of(stage) == rank);
         let exists = action
             .microbatch()
             .is_none_or(|microbatch| microbatch.0 < self.microbatches);
@@ -106,8 +106,12 @@ impl Schedule {
         let is_done_here = match action {
             Action::Backward(..) => !divides,
             Action::BackwardInput(..) | Action::BackwardWeight(..) => divides,
-            Action::RecvActivation(stage, _) | Action::SendGradient(stage, _) => stage.0 > 0,
-            Action::SendActivation(stage, _) | Action::RecvGradient(stage, _) => stage.0 < last,
+            Action::RecvActivation(stage, _) | Action::SendGradient(stage, _) => {
+                places.is_received(stage.0)
+            }
+            Action::SendActivation(stage, _) | Action::RecvGradient(stage, _) => {
+                places.is_sent(stage.0)
+            }
             _ => true,
         };
         held && exists && is_done_here
@@ -116,17 +120,27 @@ impl Schedule {
     /// The first thing that must have been done on the same rank before an action and was not.
     fn first_missing(&self, action: Action, rank: u32, done: &Done) -> Option<Action> {
         let missing = |needs: Action| (!done.has(needs)).then_some(needs);
-        let last = self.num_stages() - 1;
+        let places = self.places();
+        let last = places.stages() - 1;
         match action {
             Action::RecvActivation(..) | Action::RecvGradient(..) => None,
             Action::Forward(s, _) if s.0 == 0 => None,
-            Action::Forward(s, m) => missing(Action::RecvActivation(s, m)),
+            Action::Forward(s, m) if places.is_received(s.0) => {
+                missing(Action::RecvActivation(s, m))
+            }
+            // The stage before is on the same rank.
+            Action::Forward(s, m) => missing(Action::Forward(Stage(s.0 - 1), m)),
             Action::SendActivation(s, m) => missing(Action::Forward(s, m)),
             Action::Backward(s, m) | Action::BackwardInput(s, m) if s.0 == last => {
                 missing(Action::Forward(s, m))
             }
             Action::Backward(s, m) | Action::BackwardInput(s, m) => {
-                missing(Action::Forward(s, m)).or_else(|| missing(Action::RecvGradient(s, m)))
+                let after = match action {
+                    _ if places.is_sent(s.0) => Action::RecvGradient(s, m),
+                    Action::Backward(..) => Action::Backward(Stage(s.0 + 1), m),
+                    _ => Action::BackwardInput(Stage(s.0 + 1), m),
+                };
+                missing(Action::Forward(s, m)).or_else(|| missing(after))
             }
             Action::BackwardWeight(s, m) => missing(Action::BackwardInput(s, m)),
             Action::SendGradient(s, m) => missing(if self.name.divides_backward() {
@@ -153,7 +167,7 @@ impl Schedule {
 
     /// Everything a rank has to do.
     fn required(&self, rank: u32) -> impl Iterator<Item = Action> {
-        let stages = (0..self.vpp).map(move |chunk| Stage(chunk * self.pp + rank));
+        let stages = self.places().of_rank(rank).map(Stage);
         let passes = stages.clone().flat_map(move |stage| {
             (0..self.microbatches).flat_map(move |m| {
                 let m = Microbatch(m);
@@ -238,7 +252,8 @@ mod tests {
         let divided = Schedule::new(ScheduleName::ZbH1, 2, 1, 3);
         let interleaved = Schedule::new(ScheduleName::Interleaved, 2, 2, 2);
         let combined = Schedule::new(ScheduleName::Combined, 2, 2, 4);
-        for (sound, rank) in [divided, interleaved, combined]
+        let there_and_back = Schedule::new(ScheduleName::VHalf, 2, 2, 4);
+        for (sound, rank) in [divided, interleaved, combined, there_and_back]
             .iter()
             .flat_map(|of| [(of, 0), (of, 1)])
         {
@@ -346,6 +361,20 @@ mod tests {
                 "  0 | F0 F1 F2  .  . I0 W0 F3 I1 W1 I2 W2 I3 W3",
                 "  1 |  . F0 F1  . I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
                 "  2 |  .  . F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::ZbV, 2, 2, 2),
+            &[
+                "  0 | F0a F1a   . F0b I0b W0b F1b I1b I0a W1b I1a W0a W1a",
+                "  1 |   . F0a F0b F1a F1b I0b I0a W0b I1b I1a W0a W1b W1a",
+            ],
+        );
+        check(
+            Schedule::new(ScheduleName::VMin, 2, 2, 2),
+            &[
+                "  0 | F0a   .   . F0b I0b W0b F1a I0a W0a F1b I1b W1b   . I1a W1a",
+                "  1 |   . F0a F0b   .   . I0b I0a F1a F1b W0b W0a I1b I1a W1b W1a",
             ],
         );
         check(

@@ -202,7 +202,7 @@ pub(crate) fn splits(case: Case<'_>) -> Vec<StageSplit> {
         layout.vpp(),
     ));
     if layout.pp() > 1
-        && let Some(balanced) = partition::partition(&weights, layout.pp(), layout.vpp())
+        && let Some(balanced) = partition::partition(&weights, layout.places())
         && !splits.contains(&balanced.stages)
     {
         splits.push(balanced.stages);
@@ -514,9 +514,9 @@ impl StageSplit {
             let hidden = left * (apart - seconds(forward, backward, delays));
             Seconds(hidden.min(apart - issued_s).max(0.0)).to_span()
         };
-        let pp = layout.pp() as usize;
+        let places = layout.places();
         let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
-            let own = self.own(layout, stage % pp);
+            let own = self.own(layout, places.rank_of(stage as u32) as usize);
             own.map(|other| {
                 let issued_s = issued[stage][0] + issued[other][1];
                 less(forward, &slots[other][1], issued_s)
@@ -747,7 +747,7 @@ impl StageSplit {
     pub(crate) fn bound(&self, case: Case<'_>, sets: &Sets) -> Span {
         let layout = case.layout;
         let times = self.times(case, sets);
-        lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times)
+        lower_bound(layout.places(), layout.microbatches(), &times)
     }
 
     /// Exposed gather of a rank, which its first forward waits for.
@@ -813,7 +813,7 @@ impl StageSplit {
                 };
                 held[TensorClass::Optimizer] -= self.streamed[rank].0;
                 held = held + step.standing.bytes();
-                held[TensorClass::Transient] += self.buffers(question, shape, rank, pp);
+                held[TensorClass::Transient] += self.buffers(case, rank);
                 held[TensorClass::Overhead] = overhead;
                 held
             })
@@ -833,8 +833,9 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let pp = layout.pp() as usize;
-        (0..pp)
+        let places = layout.places();
+        let stage_of = |rank, chunk| places.stage_of(rank as u32, chunk as u32) as usize;
+        (0..layout.pp() as usize)
             .map(|rank| {
                 let own = self.own_memory((layout, shape), rank, sets);
                 let stretches = self.own_stretches(case, rank, sets);
@@ -842,7 +843,7 @@ impl StageSplit {
                     (Some(stretches), _) => self.running(case, rank, &own, stretches, at),
                     (None, Running::Combined { backward }) => self.layer_by_layer(
                         case,
-                        [at.chunk, backward].map(|chunk| chunk * pp + rank),
+                        [at.chunk, backward].map(|chunk| stage_of(rank, chunk)),
                         sets,
                     ),
                     (None, one) => own[at.chunk].running(one),
@@ -897,11 +898,12 @@ impl StageSplit {
         stretches: &[[Vec<Stretch>; 2]],
         at: &Occupancy,
     ) -> Level {
-        let pp = case.layout.pp() as usize;
-        // What a pass begins with, from another rank.
+        let places = case.layout.places();
+        let stage_of = |chunk: usize| places.stage_of(rank as u32, chunk as u32) as usize;
+        // What a pass begins with, of another stage.
         let message = |is_there: bool| self.message * i64::from(is_there);
-        let received = |chunk: usize| message(chunk * pp + rank > 0);
-        let returned = |chunk: usize| message(chunk * pp + rank + 1 < self.stages.len());
+        let received = |chunk: usize| message(stage_of(chunk) > 0);
+        let returned = |chunk: usize| message(stage_of(chunk) + 1 < self.stages.len());
         match at.running {
             Running::Combined { backward } => {
                 let messages = received(at.chunk) + returned(backward);
@@ -1072,7 +1074,7 @@ impl StageSplit {
             times.backward[last] += more;
             times.last_backward[last] += more;
         }
-        (!fits).then(|| lower_bound(layout.pp(), layout.vpp(), layout.microbatches(), &times))
+        (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
     }
 
     /// The stages of a pipeline rank.
@@ -1081,7 +1083,8 @@ impl StageSplit {
         layout: &Layout,
         rank: usize,
     ) -> impl Iterator<Item = usize> + Clone + use<> {
-        (rank..self.stages.len()).step_by(layout.pp() as usize)
+        let own = layout.places().of_rank(rank as u32);
+        own.map(|stage| stage as usize)
     }
 
     /// Bytes that the stages of a rank may take at some instants.
@@ -1115,7 +1118,6 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let pp = layout.pp() as usize;
         let microbatches = f64::from(layout.microbatches());
         let (mut before, mut bound) = (0.0, 0.0_f64);
         for (rank, occupancies) in occupancies.iter().enumerate() {
@@ -1125,7 +1127,7 @@ impl StageSplit {
             let mut least = vec![0.0; occupancies.len()];
             let mut ends_s = 0.0;
             for stage in self.own(layout, rank) {
-                let chunk = stage / pp;
+                let chunk = layout.places().chunk_of(stage as u32) as usize;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
                     let kept = kind.memory.iter().map(|memory| memory.passes.kept.gib());
@@ -1184,16 +1186,17 @@ impl StageSplit {
     }
 
     /// Buffers that stay: one for each shape of weight, workspaces.
-    fn buffers(&self, question: &Question<'_>, shape: &Shape, rank: usize, pp: usize) -> Bytes {
+    fn buffers(&self, case: Case<'_>, rank: usize) -> Bytes {
+        let question = case.question;
         let mut kinds = 0_u64;
-        for counts in self.counts.iter().skip(rank).step_by(pp) {
-            for (kind, &count) in counts.iter().enumerate() {
+        for stage in self.own(case.layout, rank) {
+            for (kind, &count) in self.counts[stage].iter().enumerate() {
                 if count > 0 {
                     kinds |= 1 << question.distinct[kind].weights.min(63);
                 }
             }
         }
-        shape.shape_buffer(kinds) + question.stack.workspace()
+        case.shape.shape_buffer(kinds) + question.stack.workspace()
     }
 
     /// The weights of a pipeline rank, in buckets.
@@ -1230,7 +1233,7 @@ impl StageSplit {
         };
         let tied = question.model.tied_embeddings;
         // A matrix of both ends of a pipeline.
-        let late = layout.pp() > 1 && question.embeds_twice();
+        let late = layout.places().parts_ends() && question.embeds_twice();
         let mut units = Vec::new();
         for stage in self.own(layout, rank) {
             units.extend((stage == 0).then(|| Unit {
@@ -1244,7 +1247,7 @@ impl StageSplit {
             if stage + 1 == self.stages.len() {
                 let shared = question.model.mtp.iter().any(shares);
                 let mut head = of(&shape.head, late || shared);
-                if tied && layout.pp() == 1 {
+                if tied && !layout.places().parts_ends() {
                     let matrix = of(&shape.embedding, false);
                     head.shard.split -= matrix.shard.split;
                     head.resting.split -= matrix.resting.split;
@@ -1281,14 +1284,13 @@ impl StageSplit {
             shape,
             ..
         } = case;
-        let pp = layout.pp() as usize;
         let mut shard = Shard::default();
         for stage in self.own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
                 shard += of(&kind.memory[0]) * u64::from(count);
             }
         }
-        if question.model.tied_embeddings && pp == 1 {
+        if question.model.tied_embeddings && !layout.places().parts_ends() {
             shard.split -= of(&shape.embedding.memory[0]).split;
         }
         shard
@@ -1306,7 +1308,7 @@ impl StageSplit {
             edp: of(GroupKind::Edp),
             tp: of(GroupKind::Tp),
         };
-        let shared = question.embeds_twice() && pp > 1;
+        let shared = question.embeds_twice() && layout.places().parts_ends();
         let pair = shared.then(|| {
             let mut pair = of(GroupKind::Pp);
             pair.ranks_per_domain = pair.ranks_per_domain.min(2);
@@ -1482,7 +1484,7 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
         layout.edp(),
     ];
     let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
-        + stack.pipeline_communicators(layout.pp(), layout.vpp());
+        + stack.pipeline_communicators(layout.places());
     let ep = placement(layout, GroupKind::Ep, question.cluster);
     let staging = stack.staging(
         shape.dispatcher,

@@ -5,11 +5,11 @@
 
 use moefold_profiles::{Cluster, Dtype};
 
+use super::Asked;
 use crate::answer::{Saver, Shortage};
 use crate::choice::{HostShare, Masters, Objective, Offload, Optimizer, Recompute, Zero};
 use crate::layout::{MAX_GPUS, PartialDegrees};
-use crate::model::Model;
-use crate::options::SearchOptions;
+use crate::options::{LeastMemory, SearchOptions};
 use crate::plan::PlannedLayout;
 
 /// Times as many GPUs as were asked for that are tried, in order.
@@ -23,13 +23,14 @@ const NEAR: f64 = 1.25;
 pub(super) type Endless<'a> = dyn Fn(u32, &SearchOptions) -> Option<PlannedLayout> + 'a;
 
 /// The plan of a request that needs the least memory, had a device memory without end. The whole space is searched
-/// where that is up to `NEAR` times `limit_gib`, and more.
+/// where that is up to `NEAR` times what a plan may fill, and more.
 pub(super) fn least(
+    cluster: &Cluster,
     gpus: u32,
     options: &SearchOptions,
-    limit_gib: f64,
     endless: &Endless<'_>,
-) -> Option<PlannedLayout> {
+) -> Option<LeastMemory> {
+    let limit_gib = limit_gib(cluster, options);
     let open = SearchOptions {
         objective: Objective::Memory,
         memory_gib: None,
@@ -42,26 +43,38 @@ pub(super) fn least(
     sparing
         .recompute
         .get_or_insert_with(|| Recompute::Full.into());
-    let first = endless(gpus, &sparing);
-    let settled = |plan: &PlannedLayout| {
-        let share = plan.predicted.peak_gib / limit_gib;
+    let endless = |options| endless(gpus, options).map(LeastMemory::of);
+    let first = endless(&sparing);
+    let settled = |least: &LeastMemory| {
+        let share = least.peak_gib / limit_gib;
         share <= 1.0 || share > NEAR
     };
     if sparing == open || first.as_ref().is_some_and(settled) {
         return first;
     }
-    let second = endless(gpus, &open);
+    let second = endless(&open);
     first
         .into_iter()
         .chain(second)
-        .min_by(|a, b| a.predicted.peak_gib.total_cmp(&b.predicted.peak_gib))
+        .min_by(|a, b| a.peak_gib.total_cmp(&b.peak_gib))
+}
+
+impl LeastMemory {
+    fn of(plan: PlannedLayout) -> Self {
+        Self {
+            layout: plan.layout,
+            recompute: plan.recompute,
+            offload: (!plan.offload.is_none()).then_some(plan.offload),
+            peak_gib: plan.predicted.peak_gib,
+        }
+    }
 }
 
 /// A change of a request: the option in words, and what it does.
 type Change<'a> = (&'static str, &'a dyn Fn(&mut SearchOptions));
 
 /// Memory that a plan may fill, GiB.
-pub(super) fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
+fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
     let limit_gib = cluster.gpu.memory_gib * (1.0 - options.memory_headroom);
     options
         .memory_gib
@@ -70,27 +83,31 @@ pub(super) fn limit_gib(cluster: &Cluster, options: &SearchOptions) -> f64 {
 
 /// What a request that nothing satisfies for want of memory needs at least: as it is, with each saver by itself,
 /// with those that leave all numbers as they are together, and with more GPUs until it fits. Savers that the stack
-/// refuses are left out.
+/// refuses are left out. As it is, it needs `as_it_is`.
 pub(super) fn closest(
-    model: &Model,
-    cluster: &Cluster,
-    gpus: u32,
-    options: &SearchOptions,
+    asked: &Asked<'_>,
+    as_it_is: Option<&LeastMemory>,
     endless: &Endless<'_>,
 ) -> Shortage {
+    let Asked {
+        model,
+        cluster,
+        gpus,
+        options,
+        ..
+    } = *asked;
+    let needing = |change: String, gpus: u32, options: &SearchOptions, least: LeastMemory| Saver {
+        change,
+        gpus,
+        layout: least.layout,
+        recompute: least.recompute,
+        offload: least.offload,
+        peak_gib: least.peak_gib,
+        fits: least.peak_gib <= limit_gib(cluster, options),
+    };
     let saver = |change: String, gpus: u32, options: &SearchOptions| -> Option<Saver> {
-        let limit_gib = limit_gib(cluster, options);
-        let plan = least(gpus, options, limit_gib, endless)?;
-        let peak_gib = plan.predicted.peak_gib;
-        Some(Saver {
-            change,
-            gpus,
-            layout: plan.layout,
-            recompute: plan.recompute,
-            offload: (!plan.offload.is_none()).then_some(plan.offload),
-            peak_gib,
-            fits: peak_gib <= limit_gib,
-        })
+        let least = least(cluster, gpus, options, endless)?;
+        Some(needing(change, gpus, options, least))
     };
     let headroom: Change<'_> = ("`memory_headroom` 0", &|options| {
         options.memory_headroom = 0.0;
@@ -140,7 +157,9 @@ pub(super) fn closest(
         }
         changed
     };
-    let mut savers: Vec<Saver> = saver("none".to_owned(), gpus, options)
+    let as_it_is = as_it_is.cloned();
+    let mut savers: Vec<Saver> = as_it_is
+        .map(|least| needing("none".to_owned(), gpus, options, least))
         .into_iter()
         .collect();
     for change in &changes {

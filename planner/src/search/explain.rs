@@ -1,28 +1,10 @@
-//! Words: degrees in short, and why a plan lost to the best.
+//! Words: why a plan lost to the best.
 
 use moefold_profiles::trace::Category;
 
 use super::predict::Priced;
 use crate::choice::Objective;
-use crate::plan::{Alternative, LayoutRecord};
-
-/// `TP2 CP1 PP8 VPP4 EP64 ETP1 MBS1`, degrees of one left out but for TP.
-pub(crate) fn degrees(layout: &LayoutRecord) -> String {
-    let mut words = vec![format!("TP{}", layout.tp)];
-    for (name, degree) in [
-        ("CP", layout.cp),
-        ("PP", layout.pp),
-        ("VPP", layout.vpp),
-        ("EP", layout.ep),
-        ("ETP", layout.etp),
-        ("MBS", layout.mbs),
-    ] {
-        if degree > 1 {
-            words.push(format!("{name}{degree}"));
-        }
-    }
-    words.join(" ")
-}
+use crate::plan::Alternative;
 
 /// A runner-up and the costs it has more of than the winner, on average over pipeline ranks: the
 /// critical ranks of two layouts may be different stages.

@@ -336,7 +336,7 @@ mod tests {
     use crate::rules::Rules;
     use crate::search::shape::Shapes;
     use crate::search::watch::unwatched;
-    use crate::search::{candidates, plan, question};
+    use crate::search::{Asked, candidates, plan, question};
     use crate::stack::megatron::Declared;
     use moefold_profiles::calibration::Factors;
 
@@ -372,7 +372,8 @@ mod tests {
                 ..Factors::default()
             });
             let rules = &Rules::of(model, options);
-            let question = question(model, cluster, gpus, options, costs, &Declared, rules);
+            let asked = Asked::new(model, cluster, gpus, options, costs, &Declared);
+            let question = question(&asked, rules);
             let question = &question.expect("legal");
             let layouts = candidates(question, gpus, rules, &unwatched)
                 .expect("unwatched")

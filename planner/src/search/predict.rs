@@ -267,8 +267,11 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     };
     if let Some(message) = message(case) {
         // Both ways over each of its boundaries, sent or received.
-        let last = choice.split.stages.len() - 1;
-        let boundaries = |stage: usize| u32::from(stage > 0) + u32::from(stage < last);
+        let places = choice.layout.places();
+        let boundaries = |stage: usize| {
+            let stage = stage as u32;
+            u32::from(places.is_received(stage)) + u32::from(places.is_sent(stage))
+        };
         let boundaries: u32 = choice.split.own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;

@@ -90,7 +90,7 @@ impl<'a> Room<'a> {
             .collect();
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
         let mut ends = [&shape.embedding, &shape.head].map(|end| state(end.memory[0].shard));
-        if question.model.tied_embeddings && layout.pp() == 1 {
+        if question.model.tied_embeddings && !layout.places().parts_ends() {
             // One matrix.
             ends[0] = 0.0;
         }
@@ -172,10 +172,10 @@ impl<'a> Room<'a> {
         let given = self.case.question.options.stages.is_some();
         // The first may be, where there are more of them than layers; the last may be anyway.
         let bare = layout.stages() as usize > self.case.question.kind_of.len();
-        let ranks = self.occupancies.len();
+        let holder = layout.places().rank_of(layout.stages() - 1) as usize;
         let stages = f64::from(layout.stages() > 1);
         let most_on = |(rank, occupancies): (usize, &Vec<Occupancy>)| -> u64 {
-            let (is_first, is_last) = (rank == 0, rank + 1 == ranks);
+            let (is_first, is_last) = (rank == 0, rank == holder);
             let state = f64::from(is_first) * self.ends[0] + f64::from(is_last) * self.ends[1];
             let most_at = |at: &Occupancy| {
                 let mut taken = state + self.message * f64::from(at.sent);
@@ -233,7 +233,7 @@ mod tests {
     use crate::search::shape::Shape;
     use crate::search::visit::peak;
     use crate::search::watch::unwatched;
-    use crate::search::{candidates, question};
+    use crate::search::{Asked, candidates, question};
     use crate::stack::megatron::Declared;
 
     /// All cuts of layers into so many stages, of which those at the ends hold so many at least and the others one.
@@ -269,7 +269,8 @@ mod tests {
         let options = &SearchOptions::new(batch, StackName::Megatron);
         let costs = &Costs::for_cluster(cluster, &[]);
         let rules = &Rules::of(&model, options);
-        let question = question(&model, cluster, 32, options, costs, &Declared, rules);
+        let asked = Asked::new(&model, cluster, 32, options, costs, &Declared);
+        let question = question(&asked, rules);
         let question = &question.expect("legal");
         let layouts = candidates(question, 32, rules, &unwatched)
             .expect("unwatched")
@@ -279,7 +280,7 @@ mod tests {
             let shapes = Shape::under(question, layout, &question.sets);
             for schedule in question.schedules(layout.pp(), layout.vpp()) {
                 let actions = Schedule::of(layout, schedule);
-                let occupancies = &crate::memory::occupancies(&actions, layout.pp(), layout.vpp());
+                let occupancies = &crate::memory::occupancies(&actions);
                 let case = Case {
                     question,
                     layout,

@@ -544,6 +544,8 @@ impl<'a> Question<'a> {
         let divides = undivided(self.options).is_none();
         let all = self.stack.schedules(pp, vpp);
         let all = all.filter(move |name| divides || !name.divides_backward());
+        // A layout is of one kind of places, and a search of those that go around unless it is told.
+        let all = all.filter(move |name| !name.is_vee() || wanted.is_some());
         let combines = self.overlap.expert_alltoall;
         let all = all.filter(move |name| name.combines() == combines);
         all.filter(move |&name| wanted.is_none_or(|wanted| wanted == name))

@@ -8,7 +8,7 @@ use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
-use super::{ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
+use super::{Asked, ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
 use crate::choice::{
     Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
     Zero,
@@ -88,7 +88,9 @@ fn law_a_stopped_search_bounds_what_it_has_not_seen() {
                     }
                 }
             };
-            let found = plan_watched(&model, &cluster, 16, &options, costs, &Declared, &watch);
+            let asked = Asked::new(&model, &cluster, 16, &options, costs, &Declared);
+            let watch = &watch;
+            let found = plan_watched(&Asked { watch, ..asked });
             let found = match found {
                 Err(error) => {
                     assert!(matches!(error, PlanError::Stopped), "{error}");
@@ -437,16 +439,12 @@ fn check_changes(cases: &[Short]) {
             plan(&model, &cluster, gpus, options, &costs, &Declared).is_ok()
         };
         let what = format!("{name} on {gpus}, {pins}");
-        assert!(!planned(gpus, &asked), "{what}");
-        let shortage = super::closest(
-            &model,
-            &cluster,
-            gpus,
-            &asked,
-            &costs,
-            &Declared,
-            &super::unwatched,
-        );
+        let all = Asked::new(&model, &cluster, gpus, &asked, &costs, &Declared);
+        let least = match plan_watched(&all) {
+            Err(PlanError::Infeasible { least, .. }) => least,
+            other => panic!("{what}: {other:?}"),
+        };
+        let shortage = super::closest(&all, least.as_deref());
         assert!(
             !shortage.savers[0].fits && shortage.savers[0].change == "none",
             "{what}"
@@ -1065,4 +1063,50 @@ fn golden_stages_without_layers() {
     let text = serde_json::to_string(&plan).expect("plain data");
     let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
     assert_eq!(read.layout().expect("legal").stages(), 144);
+}
+
+/// The longest sequence that is found fits, the next length does not, and no other of the grid that fits is longer.
+#[test]
+fn oracle_the_longest_sequence_is_the_longest_of_all_lengths() {
+    let model = presets::load("tiny-mixtral").expect("a preset");
+    let cluster = cluster("dgx-h100");
+    let costs = Costs::for_cluster(&cluster, &[]);
+    let options = |seq_len: u64, memory_gib: Option<f64>, objective: Objective| SearchOptions {
+        top: 1,
+        memory_gib,
+        objective,
+        ..SearchOptions::new(
+            Batch {
+                seq_len,
+                global_batch: 8,
+            },
+            StackName::Megatron,
+        )
+    };
+    for (gpus, there, from) in [(4, 700_u64, 64_u64), (8, 333, 100), (6, 48, 48)] {
+        let least = options(there, None, Objective::Memory);
+        let least = plan(&model, &cluster, gpus, &least, &costs, &Declared).expect("fits");
+        let limit = Some(least.plans[0].predicted.peak_gib);
+        let asked = options(from, limit, Objective::Throughput);
+        let asked = Asked::new(&model, &cluster, gpus, &asked, &costs, &Declared);
+        let found = super::longest(&asked).expect("the shortest fits");
+        assert!(!found.stopped);
+        let fits = |seq_len: u64| {
+            let options = options(seq_len, limit, Objective::Throughput);
+            plan(&model, &cluster, gpus, &options, &costs, &Declared)
+                .ok()
+                .map(|found| found.plans[0].predicted.step_s)
+        };
+        let grain = 2 * u64::from(gpus);
+        let longest = found.longest();
+        assert!(longest >= there / grain * grain, "{gpus}: {found:?}");
+        // Every length of the grid up to twice as far.
+        let multiples = (1..).map(|n| n * grain).skip_while(|&n| n <= from);
+        let all = multiples.take_while(|&n| n <= 2 * longest + grain);
+        let best = all.filter(|&n| fits(n).is_some()).max().unwrap_or(from);
+        assert_eq!(longest, best, "{gpus}: {found:?}");
+        for length in &found.tried {
+            assert_eq!(length.step_s, fits(length.seq_len), "{gpus}: {length:?}");
+        }
+    }
 }

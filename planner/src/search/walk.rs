@@ -13,7 +13,7 @@ use moefold_profiles::{ByClass, Collective, CollectiveKind, Op, Pass, TensorClas
 use super::candidate::{Case, StageSplit};
 use super::recompute::Sets;
 use super::shape::{Kind, Shape};
-use super::{prices, question};
+use super::{Asked, prices, question};
 use crate::choice::Zero;
 use crate::layout::Layout;
 use crate::mesh::{self, Placement};
@@ -39,7 +39,8 @@ fn of_plan<T>(
     let costs = &*prices(costs, &options);
     let rules = Rules::of(&plan.model, &options);
     let (model, cluster, gpus) = (&plan.model, &plan.cluster, layout.gpus());
-    let question = question(model, cluster, gpus, &options, costs, runtime, &rules)?;
+    let asked = Asked::new(model, cluster, gpus, &options, costs, runtime);
+    let question = question(&asked, &rules)?;
     let shapes = Shape::under(&question, layout, &question.sets);
     let shape = shapes
         .iter()

@@ -39,7 +39,9 @@ pub(super) fn why(
             let needs = least.map(|least| {
                 format!(
                     "it needs {:.1} GiB at least ({} with recompute {}), and a plan may fill {capacity_gib:.1}",
-                    least.peak_gib, least.layout, least.recompute
+                    least.peak_gib,
+                    least.layout.in_short(),
+                    least.recompute
                 )
             });
             why.rules.extend(needs);

@@ -556,6 +556,115 @@ fn what_is_wrong_is_said_by_its_flag() {
     }
 }
 
+/// Words of flags and variables that break a rule of CUDA graphs, the last of which alone makes them, with what is said.
+const GRAPHS: &[(&[&str], &str)] = &[
+    (
+        &["cuda_graph_impl=local", "recompute_granularity=full"],
+        "full recomputation does not go with graphs of layers",
+    ),
+    (
+        &[
+            "no_check_for_nan_in_loss_and_grad=off",
+            "moe_pad_expert_input_to_capacity=on",
+            "cuda_graph_impl=full_iteration",
+        ],
+        "leaves no place to look for NaN",
+    ),
+    (
+        &["cuda_graph_impl=local", "cuda_graph_modules=moe_preprocess"],
+        "a graph of moe_preprocess needs moe_router beside it",
+    ),
+    (
+        &["cuda_graph_impl=local", "cuda_graph_modules=moe_router,moe"],
+        "graphs of moe and of moe_router exclude each other",
+    ),
+    (
+        &["cuda_graph_impl=local", "cuda_graph_modules=moe"],
+        "a graph of moe needs experts that get as many rows each",
+    ),
+    (
+        &[
+            "cuda_graph_impl=local",
+            "cuda_graph_modules=mlp",
+            "overlap_moe_expert_parallel_comm=on",
+        ],
+        "--overlap-moe-expert-parallel-comm does not go with graphs of moe or mlp",
+    ),
+    (
+        &["cuda_graph_impl=local", "cpu_offloading_num_layers=1"],
+        "--cpu-offloading-num-layers does not go with graphs",
+    ),
+    (
+        &[
+            "cuda_graph_impl=transformer_engine",
+            "cuda_graph_modules=attn",
+            "fine_grained_activation_offloading=on",
+        ],
+        "goes with graphs of both attn and moe_router alone",
+    ),
+    (
+        &[
+            "no_check_for_nan_in_loss_and_grad=on",
+            "cuda_graph_impl=full_iteration",
+        ],
+        "a graph of the whole iteration needs experts whose rows are bounded",
+    ),
+    (
+        &[
+            "cuda_graph_impl=local",
+            "$PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ],
+        "graphs over expandable segments need NCCL_GRAPH_REGISTER=0",
+    ),
+    (
+        &[
+            "$NCCL_GRAPH_REGISTER=0",
+            "cuda_graph_impl=local",
+            "0.16",
+            "$PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ],
+        "0.16 takes no graphs over expandable segments",
+    ),
+];
+
+#[test]
+fn every_rule_of_cuda_graphs_is_said_where_it_is_broken_and_not_before() {
+    for (words, expected) in GRAPHS {
+        let said = |words: &[&str]| {
+            let (mut settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");
+            settings.env.clear();
+            let mut version = Version::Main;
+            for word in words {
+                match word.split_once('=') {
+                    None => version = Version::V16,
+                    Some((name, value)) => match (name.strip_prefix('$'), value) {
+                        (Some(variable), value) => settings.export(variable, value),
+                        (None, "on") => settings.set(name, Value::On),
+                        (None, "off") => settings.flags.retain(|setting| setting.name != name),
+                        (None, value) => {
+                            let words = value.split(',').map(str::to_owned);
+                            settings.set(name, Value::Words(words.collect()));
+                        }
+                    },
+                }
+            }
+            let target = Target {
+                version,
+                cluster: &cluster,
+                gpus,
+            };
+            format!("{:?}", broken(&settings, &target))
+        };
+        let found = said(words);
+        assert!(
+            found.contains(expected),
+            "{words:?}: {found} lacks {expected}"
+        );
+        let found = said(&words[..words.len() - 1]);
+        assert!(!found.contains(expected), "{words:?} but the last: {found}");
+    }
+}
+
 #[test]
 fn releases_have_their_own_flags() {
     let (settings, cluster, gpus) = recipe("qwen3-30b-h100-bf16");

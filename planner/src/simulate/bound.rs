@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 use moefold_profiles::units::Span;
 
 use super::StageTimes;
+use crate::layout::Places;
 
-/// A time that no schedule of `pp * vpp` stages over `microbatches` can beat, whatever its order.
+/// A time that no schedule of stages in some places over `microbatches` can beat, whatever its order.
 ///
 /// For every pipeline rank: nothing reaches its first stage before one forward pass through all
 /// stages before it; then it has all of its own work to do; and its last pass is the backward of its
@@ -18,35 +19,35 @@ use super::StageTimes;
 /// Where backward passes are divided ([`StageTimes::weight`]), the last of a rank that stages before it wait for is
 /// the gradient of an input: gradients of weights may come after it, but those of that microbatch on the first
 /// rank. Where passes are combined, all that can be hidden of exchanges is.
-pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> Span {
-    times.check(pp, pp * vpp);
-    let (pp, stages) = (pp as usize, (pp * vpp) as usize);
+pub fn lower_bound(places: Places, microbatches: u32, times: &StageTimes) -> Span {
+    times.check(places.pp(), places.stages());
+    let (pp, stages) = (places.pp() as usize, places.stages() as usize);
+    let of_rank = |rank: usize| places.of_rank(rank as u32).map(|stage| stage as usize);
+    // Of a boundary that a message crosses, by the stage before it.
+    let hop = |s: usize| {
+        let is_sent = places.is_sent(s as u32);
+        if is_sent { times.hop[s] } else { Span::ZERO }
+    };
     let forward = |s: usize| times.forward[s].min(times.first_forward[s]);
     // What stages before wait for of a backward pass.
     let backward = |s: usize| {
         let whole = times.backward[s].min(times.last_backward[s]);
         whole - times.weight(s) - times.alone(s).min(whole)
     };
-    let reduce = |rank: usize| {
-        (rank..stages)
-            .step_by(pp)
-            .map(|s| times.reduce[s])
-            .sum::<Span>()
-    };
+    let reduce = |rank: usize| of_rank(rank).map(|s| times.reduce[s]).sum::<Span>();
     let rest = u64::from(microbatches) - 1;
     let mut reduced = Span::ZERO;
     let (mut head, mut tail) = (Span::ZERO, Span::ZERO);
     for rank in 0..pp {
         let (mut work, mut later) = (Span::ZERO, Span::ZERO);
-        for s in (rank..stages).step_by(pp) {
+        for s in of_rank(rank) {
             later += times.weight(s) * u64::from(microbatches);
             work += times.first_forward[s] + times.forward[s] * rest;
             work += times.last_backward[s] + times.backward[s] * rest;
             work = work - (times.most(s) * u64::from(microbatches)).min(work);
             if !times.hop_overlapped {
-                let after = times.hop.get(s).copied().unwrap_or_default();
-                let before = s.checked_sub(1).map_or(Span::ZERO, |s| times.hop[s]);
-                work += (after + before) * u64::from(microbatches);
+                let before = s.checked_sub(1).map_or(Span::ZERO, hop);
+                work += (hop(s) + before) * u64::from(microbatches);
             }
         }
         // The last message of the rank is part of its work where sending holds it up.
@@ -67,7 +68,7 @@ pub fn lower_bound(pp: u32, vpp: u32, microbatches: u32, times: &StageTimes) -> 
     }
     let there: Span = (0..stages).map(forward).sum();
     let back: Span = (0..stages).map(backward).sum();
-    let hops: Span = times.hop.iter().sum();
+    let hops: Span = (0..stages).map(hop).sum();
     reduced = reduced.max(there + back + hops * 2 + times.weight(0) + reduce(0));
     let slowest = times.optimizer.iter().min_by_key(|&&span| Reverse(span));
     reduced + slowest.copied().unwrap_or_default()

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::choice::ScheduleName;
+use crate::layout::Places;
 
 fn random(seed: &mut u64, below: u64) -> u64 {
     *seed = seed
@@ -11,7 +12,7 @@ fn random(seed: &mut u64, below: u64) -> u64 {
 }
 
 fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
-    let (pp, stages) = (schedule.pp, schedule.num_stages());
+    let (pp, stages, places) = (schedule.pp, schedule.num_stages(), schedule.places());
     let mut spans = |count: u32, below: u64| -> Vec<Span> {
         (0..count).map(|_| Span(random(seed, below))).collect()
     };
@@ -40,7 +41,7 @@ fn random_times(seed: &mut u64, schedule: &Schedule) -> StageTimes {
         let last = times.last_backward.iter().zip(&alone);
         let alone: Vec<Span> = last.map(|(&last, &alone)| alone.min(last)).collect();
         let together = (0..stages).map(|stage| {
-            let own = (stage % pp..stages).step_by(pp as usize);
+            let own = places.of_rank(places.rank_of(stage));
             // No more than the pass that has less to hide, and no less than a backward pass hides alone.
             own.map(|other| {
                 let least = forward[stage as usize].min(backward[other as usize]);
@@ -201,7 +202,7 @@ fn law_bound_never_exceeds_the_simulation() {
                 times.first_forward.clone_from(&times.forward);
                 times.last_backward.clone_from(&times.backward);
             }
-            let bound = lower_bound(schedule.pp, schedule.vpp, schedule.microbatches, &times);
+            let bound = lower_bound(schedule.places(), schedule.microbatches, &times);
             let total = simulate(&schedule, &times).total;
             assert!(bound <= total, "{bound:?} {total:?}");
         }
@@ -248,7 +249,7 @@ fn golden_equal_stages_have_the_published_bubble() {
         );
         let expected = Span((m * vpp + pp - 1) * (forward + backward) / vpp);
         let timeline = simulate(&schedule, &times);
-        let bound = lower_bound(schedule.pp, schedule.vpp, schedule.microbatches, &times);
+        let bound = lower_bound(schedule.places(), schedule.microbatches, &times);
         assert_eq!(timeline.total, expected);
         assert_eq!(bound, expected);
         assert_eq!(
@@ -278,7 +279,31 @@ fn golden_divided_passes_have_the_published_bubble() {
             Span(work + ranks * (f + b - w)),
             "{pp} {m} {f} {b} {w}"
         );
-        assert!(lower_bound(pp, 1, m, &times) <= divided);
+        assert!(lower_bound(Places::new(pp, 1, false), m, &times) <= divided);
+    }
+}
+
+/// With stages and passes alike and free messages ZB-V waits `pp - 1` passes, for the last rank to begin and all to meet
+/// at the end, where 1F1B waits `6 (pp - 1)` and ZB-H1 `2 (pp - 1)` on stages twice as long. V-Half waits about half as
+/// long as 1F1B and V-Min two thirds.
+#[test]
+fn golden_schedules_that_come_back_fill_their_bubbles() {
+    for (pp, m) in (2..=16).flat_map(|pp| [(pp, pp), (pp, 4 * pp)]) {
+        let stages = 2 * pp as usize;
+        let mut times = StageTimes::new(pp, vec![Span(1); stages], vec![Span(2); stages]);
+        times.weight = Some(vec![Span(1); stages]);
+        let bubble = |name| {
+            let schedule = Schedule::new(name, pp, 2, m);
+            let total = simulate(&schedule, &times).total;
+            assert!(lower_bound(schedule.places(), m, &times) <= total);
+            total.0 - 6 * u64::from(m)
+        };
+        let whole = 6 * u64::from(pp - 1);
+        assert_eq!(bubble(ScheduleName::ZbV), u64::from(pp - 1), "{pp} {m}");
+        let half = bubble(ScheduleName::VHalf);
+        assert!(10 * half <= 6 * whole, "{pp} {m}: {half} of {whole}");
+        let least = bubble(ScheduleName::VMin);
+        assert!(4 * least <= 3 * whole, "{pp} {m}: {least} of {whole}");
     }
 }
 

@@ -1,10 +1,13 @@
 //! A file of measurements: what it may be, its text, and why it is refused.
 
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
 
 use crate::directory::{Profile, ProfileError, Sample};
 use crate::presets;
+use crate::units::{Bytes, MIB};
 
 crate::named! {
     /// What a file of measurements is.
@@ -30,6 +33,17 @@ pub enum ImportError {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// The file is compressed and holds more than is unpacked.
+    #[error(
+        "{path} unpacks to more than {most}, which is the most that is unpacked here; where that is right, unpack it \
+         (gunzip --keep) and import what comes of it"
+    )]
+    Unpacked {
+        /// The file.
+        path: PathBuf,
+        /// The bound.
+        most: Bytes,
     },
     /// No format is recognized.
     #[error(
@@ -88,6 +102,10 @@ pub(super) const CPU: &str = "cpu";
 
 /// The first bytes of a gzip member (RFC 1952, section 2.3.1).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// A file that gzip has packed is unpacked to so much, since a small one may hold any number of zeros. One that is not
+/// packed takes what it takes on disk.
+const UNPACKED_MOST: Bytes = Bytes(512 * MIB);
 
 /// A file with what the caller says about it.
 pub(super) struct File<'a> {
@@ -154,22 +172,79 @@ impl File<'_> {
     }
 }
 
+/// The text of a file, compressed by gzip or not.
 pub(super) fn read(path: &Path) -> Result<String, ImportError> {
+    read_within(path, UNPACKED_MOST)
+}
+
+/// The same, which unpacks to at most so much.
+fn read_within(path: &Path, most: Bytes) -> Result<String, ImportError> {
     let unreadable = |source| ImportError::Unreadable {
         path: path.to_owned(),
         source,
     };
     let mut bytes = std::fs::read(path).map_err(unreadable)?;
     if bytes.starts_with(&GZIP) {
-        let mut text = Vec::new();
-        flate2::read::MultiGzDecoder::new(&bytes[..])
-            .read_to_end(&mut text)
-            .map_err(unreadable)?;
-        bytes = text;
+        let text = unpacked(&bytes, most).map_err(unreadable)?;
+        bytes = text.ok_or_else(|| ImportError::Unpacked {
+            path: path.to_owned(),
+            most,
+        })?;
     }
     // Names of kernels and hosts may be in any encoding; no figure is.
     Ok(match String::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
     })
+}
+
+/// What gzip has packed; none where that is more than `most`, of which no more is unpacked either.
+fn unpacked(bytes: &[u8], most: Bytes) -> io::Result<Option<Vec<u8>>> {
+    let mut text = Vec::new();
+    MultiGzDecoder::new(bytes)
+        .take(most.0 + 1)
+        .read_to_end(&mut text)?;
+    Ok(Some(text).filter(|text| text.len() as u64 <= most.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut out = GzEncoder::new(Vec::new(), Compression::best());
+        out.write_all(bytes).expect("memory takes bytes");
+        out.finish().expect("memory takes bytes")
+    }
+
+    #[test]
+    fn what_unpacks_to_more_than_the_bound_is_refused_however_it_is_packed() {
+        let whole = vec![b' '; 1 << 20];
+        let in_parts = [packed(&whole[..1 << 19]), packed(&whole[1 << 19..])].concat();
+        for packed in [packed(&whole), in_parts] {
+            assert!(packed.len() < 1 << 12);
+            let most = |bytes| unpacked(&packed, Bytes(bytes)).expect("is gzip");
+            assert_eq!(most(1 << 20).map(|text| text.len()), Some(1 << 20));
+            assert_eq!(most((1 << 20) - 1), None);
+        }
+    }
+
+    #[test]
+    fn a_file_that_unpacks_to_more_than_the_bound_is_refused_with_it_and_a_way() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("trace.json.gz");
+        std::fs::write(&path, packed(&[b' '; 4097])).expect("writable");
+        assert!(read(&path).is_ok());
+        let refused = read_within(&path, Bytes(4096)).expect_err("is too long");
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("unpacks to more than 4.00 KiB") && refused.contains("gunzip"),
+            "{refused}"
+        );
+    }
 }

@@ -5,12 +5,16 @@
 
 mod execution;
 mod planning;
+mod search;
 
 use crate::target::Target;
 
 /// All readers.
 pub(crate) fn all() -> impl Iterator<Item = Target> {
-    planning::TARGETS.into_iter().chain(execution::TARGETS)
+    planning::TARGETS
+        .into_iter()
+        .chain([search::TARGET])
+        .chain(execution::TARGETS)
 }
 
 /// Readers with a defect each, which a hunt has to find.

@@ -1,6 +1,7 @@
 //! What any layout saves every other one reads.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -70,6 +71,7 @@ pub(super) fn save_marked(
     let options = bench.saving(1, run_dir);
     let weights = Source::Random { seed: 1, std: 0.1 };
     let fingerprint = Fingerprint::of(&options, &bench.batch, &bench.samples).expect("reads");
+    let changed = AtomicBool::new(false);
     World::threads(layout.gpus()).run(|rank| {
         let cx = Context::join(rank, &layout, CPU.open(0, 1)?, rank.recorder());
         let world = cx.world.clone();
@@ -85,7 +87,14 @@ pub(super) fn save_marked(
         each_state(&trainer, |state, region, own| {
             own.copy_from_slice(&values_of(state, region));
         });
-        let saver = Saver::of(rank, &world, &options, &bench.model, Some(&fingerprint))?;
+        let saver = Saver::of(
+            rank,
+            &world,
+            &options,
+            &bench.model,
+            Some(&fingerprint),
+            &changed,
+        )?;
         let mut saver = saver.expect("it saves");
         let written = saver.save(&trainer, step)?;
         assert!(

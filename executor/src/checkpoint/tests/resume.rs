@@ -63,6 +63,8 @@ fn oracle_a_resumed_run_equals_the_uninterrupted_one_to_the_bit() {
     check_stop(&Bench::new("qwen3_moe", 4).piped([3, 1]), [6, 2, 2, 1, 1]);
     let deep = Bench::new("mixtral", 4).with_layers(4);
     check_stop(&deep.piped([2, 2]), [4, 1, 2, 1, 1]);
+    let deep = Bench::new("qwen3_tied", 4).with_layers(4).piped([2, 2]);
+    check_stop(&deep.under(ScheduleName::VMin), [2, 1, 1, 1, 1]);
     let tied = Bench::new("qwen3_tied", 4).piped([2, 1]);
     check_stop(&tied, [4, 2, 1, 1, 2]);
     // Sequences cut over ranks.
@@ -182,15 +184,20 @@ fn check_each<S: Copy, const N: usize>(
 /// What one pipeline saves the next one reads, whatever is on which rank.
 #[test]
 fn oracle_another_pipeline_takes_a_run_up() {
-    const PIPELINES: [([u32; 5], [u32; 2]); 5] = [
-        ([1, 1, 1, 1, 2], [1, 1]),
-        ([2, 1, 1, 1, 1], [2, 1]),
-        ([4, 1, 1, 1, 1], [4, 1]),
-        ([4, 2, 1, 1, 1], [2, 2]),
-        ([3, 1, 1, 1, 2], [3, 1]),
+    use ScheduleName::{Interleaved, OneFOneB, VHalf, ZbV};
+
+    const PIPELINES: [([u32; 5], ([u32; 2], ScheduleName)); 7] = [
+        ([1, 1, 1, 1, 2], ([1, 1], ScheduleName::None)),
+        ([2, 1, 1, 1, 1], ([2, 1], OneFOneB)),
+        ([4, 2, 1, 1, 1], ([2, 2], VHalf)),
+        ([4, 1, 1, 1, 1], ([4, 1], OneFOneB)),
+        ([4, 2, 1, 1, 1], ([2, 2], Interleaved)),
+        ([4, 1, 1, 1, 1], ([2, 2], ZbV)),
+        ([3, 1, 1, 1, 2], ([3, 1], OneFOneB)),
     ];
     for name in ["mixtral", "qwen3_tied"] {
-        check_each(Bench::new(name, 4).with_layers(4), PIPELINES, Bench::piped);
+        let set = |bench: Bench, (pipeline, schedule)| bench.piped(pipeline).under(schedule);
+        check_each(Bench::new(name, 4).with_layers(4), PIPELINES, set);
     }
 }
 

@@ -66,6 +66,18 @@ impl Pack {
     }
 }
 
+/// How many entries of a pack that is a file are whole.
+pub(crate) fn whole(path: &Path) -> io::Result<usize> {
+    match Pack::open(path)? {
+        Pack::Directory(_) => Err(io::ErrorKind::IsADirectory.into()),
+        Pack::File { bytes, entries, .. } => {
+            let is_whole =
+                |(key, at): &(&Key, &Range<usize>)| decode(**key, &bytes[(*at).clone()]).is_some();
+            Ok(entries.iter().filter(is_whole).count())
+        }
+    }
+}
+
 /// Where the entries of a file are.
 fn index(bytes: &[u8]) -> Option<(Version, HashMap<Key, Range<usize>>)> {
     let rest = bytes.strip_prefix(MAGIC)?;

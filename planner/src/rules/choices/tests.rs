@@ -96,6 +96,12 @@ fn schedules_are_of_their_degrees_and_stacks() {
         ("pp=8", "zb-h1", true),
         ("pp=8,vpp=7", "zb-h1", false),
         ("pp=1", "zb-h1", false),
+        ("pp=8,vpp=2", "zb-v", true),
+        ("pp=8,vpp=2", "v-half", true),
+        ("pp=4,vpp=2", "v-min", true),
+        ("pp=8", "zb-v", false),
+        ("pp=8,vpp=7", "v-half", false),
+        ("pp=1", "v-min", false),
         ("pp=1,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,ep=8", "combined overlap expert-alltoall", true),
         ("pp=8,vpp=7,ep=8", "combined overlap expert-alltoall", true),
@@ -116,6 +122,17 @@ fn schedules_are_of_their_degrees_and_stacks() {
         "stack_schedule",
         &expected,
     );
+    let expected = [
+        "megatron",
+        "v-half",
+        "nearest: interleaved, or `stack` moefold",
+    ];
+    check(
+        "pp=8,vpp=2",
+        "stack megatron schedule v-half",
+        "stack_schedule",
+        &expected,
+    );
 }
 
 /// Open degrees may become what a schedule needs; pinned ones may not.
@@ -127,6 +144,9 @@ fn a_schedule_contradicts_only_pinned_degrees() {
         ("pp=4", "zb-h1", false),
         ("pp=1", "zb-h1", true),
         ("vpp=2", "zb-h1", true),
+        ("pp=4", "v-min", false),
+        ("vpp=3", "v-min", true),
+        ("pp=1", "zb-v", true),
         ("tp=2", "interleaved", false),
         ("vpp=1", "interleaved", true),
         ("pp=2", "none", true),

@@ -1,5 +1,6 @@
 //! What the executor reads.
 
+use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -8,15 +9,21 @@ use moefold_executor::convert::Conversion;
 use moefold_executor::data::{
     Indexed, Order as DataOrder, Packing, Preparation, Samples, TokenStream, Tokenizer,
 };
+use moefold_executor::device::DeviceSpec;
+use moefold_executor::environment::Environment;
 use moefold_executor::model::global_tensors;
+use moefold_executor::options::Resumed;
+use moefold_executor::run::RunDir;
 use moefold_executor::transport;
 use moefold_executor::weights::{GlobalTensor, HuggingFace};
+use moefold_kernels::ahead;
 use moefold_planner::model::{Model, presets};
+use moefold_planner::plan::Plan;
 use serde_json::Value;
 
 use crate::target::{Target, file, put, said, stretch};
 
-pub(super) const TARGETS: [Target; 14] = [
+pub(super) const TARGETS: [Target; 17] = [
     Target::new("checkpoint", "index of a checkpoint", |place, input| {
         put(place, "checkpoint.json", input);
         let _ = checkpoint::find(place);
@@ -58,42 +65,19 @@ pub(super) const TARGETS: [Target; 14] = [
         }
     }),
     Target::new("idx", "index of a dataset", |place, input| {
-        put(place, "tokens.idx", input);
-        dataset(place)
+        dataset(place, "tokens.idx", input)
     })
     .also(&["tests/fixtures/mixtral/tokens.idx"])
-    .prepare(|place| {
-        drop(put(
-            place,
-            "tokens.bin",
-            &file("tests/fixtures/mixtral/tokens.bin"),
-        ));
-    }),
+    .prepare(tokens),
     Target::new("bin", "tokens of a dataset", |place, input| {
-        put(place, "tokens.bin", input);
-        dataset(place)
+        dataset(place, "tokens.bin", input)
     })
     .also(&["tests/fixtures/mixtral/tokens.bin"])
-    .prepare(|place| {
-        drop(put(
-            place,
-            "tokens.idx",
-            &file("tests/fixtures/mixtral/tokens.idx"),
-        ));
-    }),
+    .prepare(tokens),
     Target::new("sums", "checksums of a dataset", |place, input| {
-        put(place, "tokens.blake3", input);
-        dataset(place)
+        dataset(place, "tokens.blake3", input)
     })
-    .prepare(|place| {
-        for name in ["tokens.idx", "tokens.bin"] {
-            put(
-                place,
-                name,
-                &file(&format!("tests/fixtures/mixtral/{name}")),
-            );
-        }
-    }),
+    .prepare(tokens),
     Target::new(
         "jsonl",
         "lines of text, which are prepared",
@@ -144,6 +128,26 @@ pub(super) const TARGETS: [Target; 14] = [
             answered(&sent)
         },
     ),
+    Target::new(
+        "events",
+        "TensorBoard's events of a run, which goes on",
+        |place, input| goes_on(place, "events.tfevents", input),
+    )
+    .prepare(run),
+    Target::new(
+        "continue",
+        "steps.jsonl of a run, which goes on",
+        |place, input| goes_on(place, "steps.jsonl", input),
+    )
+    .also(&["tests/hostile/corpus/steps"])
+    .prepare(run),
+    Target::new("pack", "pack of kernels", |place, input| {
+        let whole = ahead::whole_in(&put(place, "pack", input));
+        match whole.map_err(|error| error.to_string())? {
+            0 => Err("no program in it is whole".to_owned()),
+            _ => Ok(()),
+        }
+    }),
 ];
 
 /// The model of the checkpoint in the corpus.
@@ -156,6 +160,23 @@ static EXPECTED: LazyLock<Vec<GlobalTensor>> = LazyLock::new(|| {
 });
 static O200K: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::named("o200k").expect("compiled in"));
+
+/// The plan of a run and where it runs, going on after two steps.
+static RUN: LazyLock<(Plan, Environment)> = LazyLock::new(|| {
+    let text = String::from_utf8(file("tests/hostile/corpus/plan/tiny.json"));
+    let plan = Plan::parse(&text.expect("UTF-8"), Path::new("tiny.json"));
+    let device = DeviceSpec::Cpu {
+        threads_per_rank: Some(1),
+    };
+    let environment = Environment {
+        resumed: Some(Resumed {
+            checkpoint: "step-2".into(),
+            step: 2,
+        }),
+        ..Environment::detect(1, &device)
+    };
+    (plan.expect("a plan"), environment)
+});
 
 const TEXT: &str =
     "To be, or not to be:  that is the question\n\n1234567 \u{e9}\u{301} \u{4f60}\u{597d}\t\r\n x";
@@ -200,7 +221,17 @@ fn answered(sent: &[u8]) -> Result<(), String> {
     }
 }
 
-fn dataset(place: &Path) -> Result<(), String> {
+/// A dataset, for one of its files to be another.
+fn tokens(place: &Path) {
+    for name in ["tokens.idx", "tokens.bin"] {
+        let bytes = file(&format!("tests/fixtures/mixtral/{name}"));
+        put(place, name, &bytes);
+    }
+}
+
+/// Reads the dataset with an input in the place of a file.
+fn dataset(place: &Path, name: &str, input: &[u8]) -> Result<(), String> {
+    put(place, name, input);
     let prefix = place.join("tokens");
     let data = Indexed::open(&prefix).map_err(|error| error.to_string())?;
     let _ = data.verify();
@@ -214,6 +245,27 @@ fn dataset(place: &Path) -> Result<(), String> {
     });
     let _ = samples.fingerprint();
     said(samples.get(samples.len() - 1))
+}
+
+/// What `execute --continue` reads before its first step and writes with it.
+fn goes_on(place: &Path, name: &str, input: &[u8]) -> Result<(), String> {
+    let run = place.join("run");
+    put(&run, name, input);
+    let claim = RunDir::claim_again(&run).map_err(|error| error.to_string())?;
+    let run = RunDir::create(claim, &RUN.0, &RUN.1).map_err(|error| error.to_string())?;
+    run.check().map_err(|error| error.to_string())
+}
+
+/// A run that took steps.
+fn run(place: &Path) {
+    let run = place.join("run");
+    fs::create_dir_all(&run).expect("a temporary folder");
+    put(
+        &run,
+        "steps.jsonl",
+        &file("tests/hostile/corpus/steps/steps.jsonl"),
+    );
+    LazyLock::force(&RUN);
 }
 
 fn prepared(place: &Path, name: &str, input: &[u8]) -> Result<(), String> {

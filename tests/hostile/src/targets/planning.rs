@@ -13,7 +13,7 @@ use moefold_planner::model::{self, Model, hf};
 use moefold_planner::options::{PipelineLayout, Routing};
 use moefold_planner::plan::Plan;
 use moefold_planner::published;
-use moefold_planner::settings::{self, Target as Megatron, Version, reading};
+use moefold_planner::settings::{self, Job, Target as Megatron, Version, reading};
 use moefold_profiles::directory::Key;
 use moefold_profiles::import::{self, Format};
 use moefold_profiles::{Cluster, Costs, Profile, presets};
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::target::{Target, file, put, said};
 
-pub(super) const TARGETS: [Target; 19] = [
+pub(super) const TARGETS: [Target; 20] = [
     Target::new("config", "config.json of a model", |_, input| {
         let model = hf::parse("config.json", &text(input));
         said(model.map(|model| model::describe(&model, 4096)))
@@ -171,6 +171,29 @@ pub(super) const TARGETS: [Target; 19] = [
         |_, input| megatron("settings.yaml", input),
     )
     .also(&["planner/tests/fixtures/recipes"]),
+    Target::new(
+        "base",
+        "flags of Megatron-LM in a script, which a plan is put into",
+        |_, input| {
+            let base = settings::parse("settings.sh", &text(input));
+            let base = base.map_err(|error| error.to_string())?;
+            let plan = &*PLANNED;
+            let target = Megatron {
+                version: Version::V16,
+                cluster: &plan.cluster,
+                gpus: plan.request.gpus,
+            };
+            let read = |model| reading::read(&base, &target, model);
+            let read = read(None).or_else(|_| read(Some(&plan.model)));
+            let read = read.map_err(|problems| format!("{problems:?}"))?;
+            let job = Job::of_plan(plan);
+            let written = settings::onto(&base, &read, &job, &target);
+            let written = written.map_err(|refused| format!("{refused:?}"))?;
+            settings::changes(&base, &written.settings);
+            Ok(())
+        },
+    )
+    .also(&["tests/hostile/corpus/megatron-shell"]),
     Target::new("published", "table of measured layouts", |_, input| {
         said(published::parse(Path::new("rows.csv"), &text(input)))
     }),
@@ -203,6 +226,9 @@ pub(super) const TARGETS: [Target; 19] = [
 static HERE: LazyLock<Cluster> = LazyLock::new(|| presets::local(4));
 static HOPPER: LazyLock<Cluster> =
     LazyLock::new(|| presets::cluster("dgx-h100").expect("a preset"));
+
+static PLANNED: LazyLock<Plan> =
+    LazyLock::new(|| plan(&file("tests/hostile/corpus/plan/megatron.json")).expect("a plan"));
 
 /// What readers of text are given: files that are no UTF-8 are refused before.
 fn text(input: &[u8]) -> String {

@@ -219,6 +219,13 @@ fn differential_training_over_nccl_is_that_of_one_rank_and_of_rank_threads() {
             divided.planned.pipeline.schedule = ScheduleName::ZbH1;
             let found = over_nccl(mock, &divided, ranks.all, device);
             check_close(&found, &alone, &divided);
+            let mut there_and_back = plan.clone();
+            let planned_on = &mut there_and_back.planned;
+            planned_on.layout.vpp = 2;
+            planned_on.pipeline = planned(&plan.model, planned_on.layout).pipeline;
+            planned_on.pipeline.schedule = ScheduleName::VHalf;
+            let found = over_nccl(mock, &there_and_back, ranks.all, device);
+            check_close(&found, &alone, &there_and_back);
         }
         check_same(&found, &on_threads(&plan, ranks.all, device), &plan);
     }
