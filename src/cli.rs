@@ -132,6 +132,10 @@ pub(crate) struct PlanArgs {
     /// How attention reaches the keys of other context-parallel ranks
     #[arg(long, default_value = "p2p", value_parser = flags::one_of(&CpComm::ALL, CpComm::name))]
     pub(crate) cp_comm_type: CpComm,
+    /// Of a2a+p2p, the ranks that exchange heads and the ranks of a ring, which together are CP [default: as many exchange
+    /// heads as share an NVLink domain and divide them]
+    #[arg(long, num_args = 2, value_names = ["RANKS", "RANKS"])]
+    pub(crate) hierarchical_context_parallel_sizes: Vec<u32>,
     /// Let each expert take so many times its even share of the tokens of a rank, and drop the rest
     #[arg(long, value_name = "FACTOR")]
     pub(crate) expert_capacity_factor: Option<f64>,
@@ -163,6 +167,10 @@ pub(crate) struct PlanArgs {
     /// What data parallelism divides: 1, the states of the optimizer; or fsdp, weights and gradients too (without a pipeline)
     #[arg(long, default_value = "1", value_parser = flags::one_of(&Zero::ALL, Zero::name))]
     pub(crate) zero: Zero,
+    /// Cut replicas into so many parts, each of which divides by itself what --zero says (megatron): hybrid sharding under
+    /// fsdp, where each rank's part is reduced across once a step
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) num_distributed_optimizer_instances: u32,
     /// Parameters that a bucket of gradients has at least, where they are reduced beside compute (moefold)
     /// [default: 40 million, or a million for each replica if that is more]
     #[arg(long, value_name = "PARAMETERS")]
@@ -186,6 +194,10 @@ pub(crate) struct PlanArgs {
     /// expert
     #[arg(long, default_value = "balanced")]
     pub(crate) routing: String,
+    /// Say also how experts are best placed on the ranks of #1 under --routing, each rank holding so many more than its
+    /// share: 0 moves experts, more holds busy ones several times
+    #[arg(long, value_name = "COPIES")]
+    pub(crate) place_experts: Option<u32>,
     /// Percent of each device's memory that every plan leaves free
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MEMORY_HEADROOM)]
     pub(crate) memory_headroom: f64,

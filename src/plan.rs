@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use moefold_executor::trace;
-use moefold_planner::answer::{Answer, Candidate, Why};
+use moefold_planner::answer::{Answer, Candidate, PlacedExperts, PlacedLayer, Why};
 use moefold_planner::choice::{Capacity, HostShare, Objective, Offload, StackName};
+use moefold_planner::experts;
 use moefold_planner::layout::{Batch, PartialDegrees};
 use moefold_planner::model::Model;
 use moefold_planner::options::{LeastMemory, PlanError, Routing, SearchOptions};
@@ -111,6 +112,9 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
     }
     if let Some(asked) = &args.why {
         found.answer.why = Some(question.why(&options, asked, &found)?);
+    }
+    if let Some(copies) = args.place_experts {
+        found.answer.experts = Some(question.place(&options, &found, copies)?);
     }
     watcher.done();
     if let Some(path) = &args.out {
@@ -260,6 +264,7 @@ impl<'a> Question<'a> {
                 why: None,
                 sizes: Vec::new(),
                 lengths: Vec::new(),
+                experts: None,
             },
             alternatives: result.alternatives,
         })
@@ -329,6 +334,67 @@ impl<'a> Question<'a> {
         Ok(why)
     }
 
+    /// How the experts of the best plan are best placed under the mean routing, with so many more on each rank.
+    fn place(
+        &self,
+        options: &SearchOptions,
+        found: &Found,
+        copies: u32,
+    ) -> Result<PlacedExperts, Failure> {
+        let refuse = |message: String| Failure::Request(anyhow!(message));
+        let shares = options.routing.as_ref().and_then(Routing::shares);
+        let Some((routing, shares)) = options.routing.as_ref().zip(shares) else {
+            return Err(refuse(
+                "--place-experts: routing is balanced, and no placement is better than another; add --routing RUN_DIR or \
+                 --routing HISTOGRAM.json"
+                    .to_owned(),
+            ));
+        };
+        let best = found.best();
+        let ep = best.planned.layout.ep;
+        let experts = shares[0].len();
+        let more = experts - experts / ep as usize;
+        if copies as usize > more {
+            return Err(refuse(format!(
+                "--place-experts {copies}: a rank of #1 has {} of {experts} experts, so it can hold at most {more} more",
+                experts / ep as usize
+            )));
+        }
+        let (ranks, each) = (ep as usize, copies as usize);
+        let layers: Vec<PlacedLayer> = shares
+            .iter()
+            .map(|loads| {
+                let placed = experts::place(loads, ranks, each);
+                PlacedLayer {
+                    in_order: experts::in_order(loads, ranks).busiest,
+                    busiest: placed.busiest,
+                    at_least: experts::at_least(loads, ranks, each),
+                    ranks: placed.ranks,
+                }
+            })
+            .collect();
+        let step_s = |own: fn(&PlacedLayer) -> f64| {
+            let pinned = SearchOptions {
+                routing: Some(routing.with_loads(ep, layers.iter().map(own).collect())),
+                memory_headroom: 0.0,
+                ..best.pinned()
+            };
+            let found = self.ask(&pinned)?;
+            Ok::<f64, Failure>(found.answer.plans[0].predicted.step_s)
+        };
+        Ok(PlacedExperts {
+            ep,
+            copies,
+            in_order_step_s: step_s(|layer| layer.in_order)?,
+            step_s: if copies == 0 {
+                Some(step_s(|layer| layer.busiest)?)
+            } else {
+                None
+            },
+            layers,
+        })
+    }
+
     /// Walks the front of speed against memory: from the winner on, the fastest layout that needs
     /// less memory than the one before, until nothing fits.
     fn add_front(&self, found: &mut Found, options: &SearchOptions) -> Result<(), Failure> {
@@ -389,6 +455,7 @@ pub(crate) fn again(plan: &Plan, gpus: u32) -> Result<Plan, Box<PlanError>> {
         optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
         grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
         zero: planned.zero.unwrap_or_default(),
+        instances: planned.optimizer_instances.unwrap_or(1),
         objective: request.objective,
         ..SearchOptions::new(request.batch, StackName::Moefold)
     };
@@ -475,6 +542,16 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.pins = args.layout.unwrap_or_default();
     options.dispatcher = args.dispatcher.0;
     options.cp_comm = args.cp_comm_type;
+    if let [inside, outside] = args.hierarchical_context_parallel_sizes[..] {
+        for size in [inside, outside] {
+            if size == 0 {
+                return Err(Failure::Request(anyhow!(
+                    "--hierarchical-context-parallel-sizes: found {inside} {outside}, expected two numbers of at least 1"
+                )));
+            }
+        }
+        options.cp_sizes = Some([inside, outside]);
+    }
     options.capacity = args.expert_capacity_factor.map(|factor| Capacity {
         factor,
         drop_policy: args.token_drop_policy,
@@ -487,6 +564,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.overlap = args.overlap.0;
     options.graphs = args.cuda_graph;
     options.zero = args.zero;
+    options.instances = args.num_distributed_optimizer_instances;
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
     options.masters = args.masters;

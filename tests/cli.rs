@@ -242,6 +242,67 @@ fn differential_goodput_is_what_failures_leave_of_each_number_of_gpus() {
     assert_eq!(&found["request"]["gpus"], best.1);
 }
 
+/// Experts of a histogram are placed on all ranks, none twice, and the busiest is less busy.
+#[test]
+fn experts_are_placed_by_a_histogram() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("histogram.json");
+    let tokens: Vec<u64> = (0..128).map(|expert| 10 + expert * expert).collect();
+    fs::write(&path, serde_json::to_string(&tokens).expect("numbers")).expect("a file");
+    let routing = path.display().to_string();
+    let asked = "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --seq-len 4096 --global-batch 64 --top 1 \
+                 --layout tp=1,cp=1,pp=1,ep=8,etp=1,mbs=1 --recompute full";
+    let asked: Vec<&str> = asked.split_whitespace().collect();
+    let with = |more: &[&str]| {
+        [&asked[..], more]
+            .concat()
+            .iter()
+            .map(|&word| word.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let placed = |copies: &str| {
+        let arguments = with(&["--routing", &routing, "--place-experts", copies, "--json"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        answer(&arguments)
+    };
+    let found = placed("0");
+    let own = &found["experts"];
+    let layer = &own["layers"][0];
+    let mut held: Vec<u64> = Vec::new();
+    for rank in layer["ranks"].as_array().expect("ranks") {
+        let rank = rank.as_array().expect("experts");
+        assert_eq!(rank.len(), 16);
+        held.extend(rank.iter().map(|expert| expert.as_u64().expect("a number")));
+    }
+    held.sort_unstable();
+    assert_eq!(held, (0..128).collect::<Vec<u64>>());
+    // In order the last sixteen have the most; placed they are even.
+    let share = tokens[112..].iter().sum::<u64>() as f64 / tokens.iter().sum::<u64>() as f64;
+    assert!((layer["in_order"].as_f64().expect("a number") / (8.0 * share) - 1.0).abs() < 1e-9);
+    assert!(layer["busiest"].as_f64().expect("a number") < 1.01);
+    let first = found["plans"][0]["predicted"]["step_s"].as_f64();
+    let in_order = own["in_order_step_s"].as_f64();
+    assert!((in_order.expect("a time") / first.expect("a time") - 1.0).abs() < 1e-6);
+    assert!(own["step_s"].as_f64() < own["in_order_step_s"].as_f64());
+    let copied = placed("2");
+    let ranks = copied["experts"]["layers"][0]["ranks"].as_array();
+    let held = ranks
+        .expect("ranks")
+        .iter()
+        .map(|rank| rank.as_array().map_or(0, Vec::len));
+    let held: Vec<usize> = held.collect();
+    assert!(held.iter().all(|&held| held <= 18) && held.iter().sum::<usize>() >= 128);
+    assert!(copied["experts"].get("step_s").is_none());
+    refused(
+        &[&asked[..], &["--place-experts", "0"]].concat(),
+        2,
+        &["--place-experts: routing is balanced", "--routing RUN_DIR"],
+    );
+    let arguments = with(&["--routing", &routing, "--place-experts", "200"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    refused(&arguments, 2, &["--place-experts 200", "at most 112 more"]);
+}
+
 /// The plans of the longest sequence are those of a search at that length, and one more step of the grid does not fit.
 #[test]
 fn differential_the_longest_sequence_is_planned() {

@@ -203,6 +203,15 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     all
 }
 
+fn refused(bench: &Bench, out: &str, rest: &[&str], expected: &str) {
+    let (code, _, errors) = run(&mut bench.execute("1", out, rest));
+    assert_eq!(code, 2, "{errors}");
+    assert!(
+        errors.contains(expected),
+        "{expected:?} is not in: {errors}"
+    );
+}
+
 #[test]
 fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
     let bench = Bench::new(&[ONE]);
@@ -238,14 +247,7 @@ fn oracle_a_run_goes_on_in_its_own_directory_with_every_step_once() {
         bytes.truncate(bytes.len() - 7);
         fs::write(path(file), bytes).expect("writable");
     }
-    let refused = |out: &str, rest: &[&str], expected: &str| {
-        let (code, _, errors) = run(&mut bench.execute("1", out, rest));
-        assert_eq!(code, 2, "{errors}");
-        assert!(
-            errors.contains(expected),
-            "{expected:?} is not in: {errors}"
-        );
-    };
+    let refused = |out: &str, rest: &[&str], expected: &str| refused(&bench, out, rest, expected);
     // What is refused changes nothing: not of flags, nor of what is found once ranks have begun.
     let before = contents(Path::new(&path("")));
     refused("run", &until("8")[2..], "lr_schedule was");

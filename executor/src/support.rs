@@ -141,6 +141,18 @@ fn in_plan(plan: &PlannedLayout, device: &DeviceSpec) -> Vec<String> {
             ),
         ),
         (
+            plan.layout.cp > 1 && plan.cp_comm() == CpComm::Hierarchical,
+            "context parallelism in levels is not implemented, found cp_comm_type \"a2a+p2p\", use \"a2a\" or \"p2p\""
+                .to_owned(),
+        ),
+        (
+            plan.optimizer_instances.is_some(),
+            format!(
+                "instances of the optimizer are not implemented, found optimizer_instances {}, leave it out",
+                plan.optimizer_instances.unwrap_or(1)
+            ),
+        ),
+        (
             plan.precision.compute() != device.dtype(),
             precision(plan.precision, device),
         ),
@@ -278,6 +290,25 @@ mod tests {
         for part in ["fully sharded", "pp=2", "use \"1\" or pp=1"] {
             assert!(text.contains(part), "{text} lacks {part}");
         }
+    }
+
+    #[test]
+    fn levels_of_context_parallel_ranks_are_refused_by_name() {
+        let mut plan = plan();
+        plan.layout.cp = 2;
+        plan.cp_comm_type = Some(CpComm::Hierarchical);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        assert!(refused.to_string().contains("\"a2a+p2p\", use"));
+    }
+
+    #[test]
+    fn instances_of_the_optimizer_are_refused_by_name() {
+        let mut plan = plan();
+        plan.optimizer_instances = Some(2);
+        let model = testing::plan().model;
+        let refused = check(&plan, &model, &DeviceSpec::CPU).expect_err("no such thing");
+        assert!(refused.to_string().contains("optimizer_instances 2"));
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub fn run_in(
         folder.verify()?;
     }
     let collector = Collector::new();
-    let changed = AtomicBool::new(false);
+    let (said, changed) = (fingerprint.as_ref(), AtomicBool::new(false));
     let stages = &plan.pipeline.stages[..];
     let rank = |rank: &RankContext| {
         let stretch = options.device.stretch(rank.local_ranks());
@@ -136,14 +136,7 @@ pub fn run_in(
         if let Some(saved) = weights.saved() {
             saved.verify(&cx.world)?;
         }
-        let mut saver = Saver::of(
-            rank,
-            &cx.world,
-            options,
-            model,
-            fingerprint.as_ref(),
-            &changed,
-        )?;
+        let mut saver = Saver::of(rank, &cx.world, options, model, said, &changed)?;
         let mut trainer =
             Trainer::new(cx, model, stages, batch.seq_len, &savers, options, &weights)?;
         let (steps, record) = train(

@@ -24,6 +24,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         },
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
+        hierarchical_context_parallel_sizes: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::NONE,
@@ -36,6 +37,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         zero: None,
         overlap: None,
         cuda_graph: None,
+        optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Moefold,
         predicted: Predicted {

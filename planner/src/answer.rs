@@ -43,6 +43,40 @@ pub struct Answer {
     /// What became of a layout that was asked about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
+    /// How experts are best placed on the ranks of the first plan, where that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<PlacedExperts>,
+}
+
+/// How experts are best placed on expert-parallel ranks: see [`crate::experts`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlacedExperts {
+    /// Expert-parallel ranks.
+    pub ep: u32,
+    /// Experts that a rank holds more than its share.
+    pub copies: u32,
+    /// One for each list of the routing: for each MoE layer, or one for all.
+    pub layers: Vec<PlacedLayer>,
+    /// The step of the first plan under the mean routing, with experts in order, seconds.
+    pub in_order_step_s: f64,
+    /// The same with experts as placed; absent where some are held more than once, which has no price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s: Option<f64>,
+}
+
+/// The experts of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlacedLayer {
+    /// Load of the busiest rank over the mean, with experts in order.
+    pub in_order: f64,
+    /// The same as they are placed.
+    pub busiest: f64,
+    /// What no placement goes below.
+    pub at_least: f64,
+    /// Experts of each rank.
+    pub ranks: Vec<Vec<u32>>,
 }
 
 /// What became of a layout in a search.

@@ -79,6 +79,9 @@ moefold_profiles::named! {
         A2a = "a2a",
         /// Keys and values of all ranks are gathered.
         Allgather = "allgather",
+        /// Heads are exchanged against tokens among neighbours, and blocks of keys and values go around a ring of those
+        /// that have the same heads.
+        Hierarchical = "a2a+p2p",
     }
 }
 

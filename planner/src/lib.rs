@@ -9,6 +9,7 @@ pub mod answer;
 pub mod bucket;
 pub mod calibrate;
 pub mod choice;
+pub mod experts;
 pub mod goodput;
 pub mod interval;
 pub mod layout;

@@ -19,7 +19,7 @@ use crate::layout::{Degrees, Illegal, Layout};
 
 pub use listing::{GroupListing, describe, listing, mesh};
 pub use order::{Axis, Order};
-pub use placement::{Placement, domain_in_job, placement};
+pub use placement::{Placement, cut, domain_in_job, placement};
 
 /// Kinds of process group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

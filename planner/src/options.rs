@@ -39,6 +39,9 @@ pub struct SearchOptions {
     pub dispatcher: Option<Dispatcher>,
     /// How attention reaches the keys of other context-parallel ranks.
     pub cp_comm: CpComm,
+    /// Of [`CpComm::Hierarchical`] the ranks that exchange heads, and the ranks of a ring; `None` exchanges inside NVLink
+    /// domains, as far as heads divide.
+    pub cp_sizes: Option<[u32; 2]>,
     /// How many tokens an expert takes; `None` drops nothing.
     pub capacity: Option<Capacity>,
     /// What layers compute again; `None` tries every sensible set, and by layer where the stack can.
@@ -61,6 +64,8 @@ pub struct SearchOptions {
     pub grad_dtype: Dtype,
     /// What data parallelism divides.
     pub zero: Zero,
+    /// Parts of the replicas, each of which divides that by itself.
+    pub instances: u32,
     /// What runs beside compute; `None` takes all that the stack can.
     pub overlap: Option<Overlap>,
     /// What CUDA graphs launch at once.
@@ -94,6 +99,7 @@ impl SearchOptions {
             pins: PartialDegrees::default(),
             dispatcher: None,
             cp_comm: CpComm::default(),
+            cp_sizes: None,
             capacity: None,
             recompute: None,
             schedule: None,
@@ -105,6 +111,7 @@ impl SearchOptions {
             optimizer_offload: HostShare::default(),
             grad_dtype: Dtype::F32,
             zero: Zero::default(),
+            instances: 1,
             overlap: None,
             graphs: Graphs::NONE,
             bucket_elements: None,

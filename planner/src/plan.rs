@@ -43,6 +43,9 @@ pub struct PlannedLayout {
     /// files, which mean `p2p`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cp_comm_type: Option<CpComm>,
+    /// Of `a2a+p2p` the ranks that exchange heads, and the ranks of a ring; absent of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hierarchical_context_parallel_sizes: Option<[u32; 2]>,
     /// How many tokens an expert takes; absent where nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,
@@ -69,6 +72,10 @@ pub struct PlannedLayout {
     /// What data parallelism divides; absent where that is the states of the optimizer alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<Zero>,
+    /// Parts of the replicas, each of which divides that by itself (Megatron's
+    /// `--num-distributed-optimizer-instances`); absent where that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_instances: Option<u32>,
     /// Communication that runs beside compute; absent where that is [`Overlap::unsaid`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Overlap>,
@@ -278,11 +285,13 @@ impl Plan {
             grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
             dispatcher: Some(planned.dispatcher),
             cp_comm: planned.cp_comm(),
+            cp_sizes: planned.hierarchical_context_parallel_sizes,
             capacity: planned.capacity,
             recompute: Some(planned.recompute.clone()),
             offload: Some(planned.offload),
             routing: planned.routing(),
             zero: planned.zero.unwrap_or_default(),
+            instances: planned.optimizer_instances.unwrap_or(1),
             overlap: Some(planned.overlap(&self.cluster)),
             graphs: planned.cuda_graph.unwrap_or_default(),
             bucket_elements: planned.bucket_elements,

@@ -10,7 +10,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use choices::{clash, runs_beside, schedules, undivided};
+pub(crate) use choices::{clash, heads, runs_beside, schedules, undivided};
 pub use degrees::Rules;
 pub(crate) use degrees::{MOST_POSITIONS, MOST_TOKENS};
 pub use space::{MAX_MICROBATCH_TOKENS, nearest_legal, space};

@@ -24,6 +24,7 @@ pub use level::{Account, Height, Level};
 pub use passes::{Away, Passes, Running};
 pub use stage::{StageMemory, WorkingSets};
 pub use stretch::{Slot, Stretch, Stretches, cut, highest, seconds, slots};
+pub(crate) use work::gcd;
 pub use work::{Again, LayerGroups, Lowered, Part, Setting, Task, Work};
 
 /// What is asked about.

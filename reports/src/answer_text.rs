@@ -5,7 +5,9 @@
 
 use std::fmt::Write as _;
 
-use moefold_planner::answer::{Answer, RuledOut, SearchRecord, Shortage, Verdict, Why};
+use moefold_planner::answer::{
+    Answer, PlacedExperts, PlacedLayer, RuledOut, SearchRecord, Shortage, Verdict, Why,
+};
 use moefold_planner::plan::{Alternative, PlannedLayout, PlannedRouting};
 use moefold_profiles::{Category, TensorClass};
 
@@ -69,6 +71,10 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
         out.push('\n');
         out.push_str(&table.text());
     }
+    if let Some(experts) = &answer.experts {
+        out.push('\n');
+        line(&mut out, &placed(experts));
+    }
     if let Some(why) = &answer.why {
         out.push('\n');
         out.push_str(&became(answer, why));
@@ -76,6 +82,38 @@ pub fn plan_table(answer: &Answer, runners_up: &[Alternative]) -> String {
     out.push('\n');
     out.push_str(&search(&answer.search));
     out
+}
+
+/// How experts are best placed.
+fn placed(experts: &PlacedExperts) -> String {
+    let layers = &experts.layers;
+    let mean = |own: fn(&PlacedLayer) -> f64| {
+        layers.iter().map(own).sum::<f64>() / layers.len().max(1) as f64
+    };
+    let held = match experts.copies {
+        0 => "each on one rank".to_owned(),
+        copies => format!("{copies} more on each rank"),
+    };
+    let comes = match experts.step_s {
+        Some(step_s) => format!(
+            "Under that routing #1 takes {} a step, and so placed {} ({}). Megatron-LM places experts in order, so give it a \
+             checkpoint in which experts and rows of routers are in this order",
+            format::seconds(experts.in_order_step_s),
+            format::seconds(step_s),
+            format::signed_percent(step_s / experts.in_order_step_s - 1.0)
+        ),
+        None => {
+            "Megatron-LM holds no expert more than once, and their memory is not counted".to_owned()
+        }
+    };
+    format!(
+        "Experts in order leave the busiest of {} ranks {:.3} times the mean, over the layers; placed by mean load, {held}, \
+         {:.3} times (no placement below {:.3}). {comes}; --json has the placement.",
+        experts.ep,
+        mean(|layer| layer.in_order),
+        mean(|layer| layer.busiest),
+        mean(|layer| layer.at_least)
+    )
 }
 
 /// What became of a layout that was asked about.

@@ -68,6 +68,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         },
         dispatcher: Dispatcher::Alltoall,
         cp_comm_type: None,
+        hierarchical_context_parallel_sizes: None,
         capacity: None,
         recompute: RecomputePlan::default(),
         offload: Offload::NONE,
@@ -80,6 +81,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         zero: None,
         overlap: None,
         cuda_graph: None,
+        optimizer_instances: None,
         bucket_elements: None,
         stack: StackName::Megatron,
         predicted: Predicted {
@@ -174,6 +176,7 @@ pub(crate) fn answer(count: usize) -> Answer {
         plans,
         sizes: Vec::new(),
         lengths: Vec::new(),
+        experts: None,
         search: SearchRecord {
             unseen: None,
             told_apart: Some(0.06),

@@ -42,7 +42,7 @@ pub(crate) const CRATES: &[Crate] = &[
     },
     Crate {
         name: "hostile",
-        knows: &["profiles", "planner", "executor", "reports"],
+        knows: &["profiles", "kernels", "planner", "executor", "reports"],
         tests_know: &[],
     },
     Crate {
@@ -104,6 +104,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ),
     ("interval", &["choice", "plan"]),
     ("goodput", &[]),
+    ("experts", &[]),
     ("price", &["choice", "runtime", "stack", "lower"]),
     ("partition", &[]),
     ("simulate", &["schedule"]),

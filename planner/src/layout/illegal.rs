@@ -17,7 +17,7 @@
 //! - *Of the model alone* (top-1 routing needs softmax before top-k, an expert bias needs sigmoid or
 //!   sqrt-softplus scores): every model that is read is priced.
 //! - *Of features this release does not price*, which no option asks for: budgets of a rank's rows and paged
-//!   stash, offload of the optimizer, CUDA graphs, partial sharding (whose number of instances divides DP x CP),
+//!   stash, offload of the optimizer, CUDA graphs,
 //!   overlap of the exchange of tokens with attention, and of TP.
 //! - *Of versions of software* (Transformer Engine 2.6 for recomputed norms in FP8): a stack is taken
 //!   to be new enough.
@@ -355,6 +355,43 @@ pub enum Illegal {
         "`zero` fsdp gathers layers in every microbatch and goes without a pipeline, and pp is {pp}; nearest: pp = 1, or `zero` 1"
     )]
     ShardedStages { pp: u32 },
+    /// A stack without a hierarchy of context-parallel ranks.
+    #[error(
+        "`cp_comm_type` a2a+p2p: stack moefold exchanges heads among all context-parallel ranks or has all in one ring; nearest: `cp_comm_type` a2a or p2p, or `stack` megatron"
+    )]
+    StackHierarchy,
+    /// Levels that are not those of the degree.
+    #[error(
+        "`hierarchical_context_parallel_sizes` {} {} are {} context-parallel ranks, and cp is {cp}; nearest: cp = {}",
+        sizes[0], sizes[1], u64::from(sizes[0]) * u64::from(sizes[1]), u64::from(sizes[0]) * u64::from(sizes[1])
+    )]
+    HierarchySizes { sizes: [u32; 2], cp: u32 },
+    /// Levels of a group that has none.
+    #[error(
+        "`hierarchical_context_parallel_sizes` goes with `cp_comm_type` a2a+p2p, and there is {}; nearest: that, or without it",
+        cp_comm.name()
+    )]
+    HierarchyAlone { cp_comm: CpComm },
+    /// Heads that do not divide among neighbours.
+    #[error(
+        "{heads} heads are not divisible by tp times the first of `hierarchical_context_parallel_sizes` = {tp} x {inside}, over which they are exchanged; nearest: without the sizes, which takes as many as divide"
+    )]
+    HeadsOverLevel { heads: u64, tp: u32, inside: u32 },
+    /// Replicas that cannot be cut into as many parts.
+    #[error(
+        "`num_distributed_optimizer_instances` {instances} does not divide the {replicas} replicas of {what} (Megatron-Core cuts those of dense parameters, dp * cp, and of experts, edp, alike); nearest: {nearest}"
+    )]
+    Instances {
+        instances: u32,
+        replicas: u32,
+        what: &'static str,
+        nearest: u32,
+    },
+    /// A stack that divides over all replicas.
+    #[error(
+        "`num_distributed_optimizer_instances` {instances}: stack moefold divides over all replicas; nearest: 1, or `stack` megatron"
+    )]
+    StackInstances { instances: u32 },
     /// A share that is none.
     #[error(
         "`optimizer_offload_fraction` {share} is no share of the optimizer's state; nearest: 0, where all rests on the device, to 1"
@@ -451,6 +488,12 @@ impl Illegal {
             Self::TensorBeside => "tp_beside",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
+            Self::StackHierarchy => "stack_cp_hierarchy",
+            Self::HierarchySizes { .. } => "cp_hierarchy_sizes",
+            Self::HierarchyAlone { .. } => "cp_hierarchy_alone",
+            Self::HeadsOverLevel { .. } => "heads_over_cp_level",
+            Self::Instances { .. } => "optimizer_instances",
+            Self::StackInstances { .. } => "stack_optimizer_instances",
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",

@@ -2,13 +2,14 @@
 //!
 //! Under context parallelism a rank holds `1/cp` of the sequence in zig-zag order. On a ring (Megatron-Core's
 //! default, `p2p`) it meets one block of keys at a time, gathered all of them; or it has the whole sequence of a
-//! share of the heads.
+//! share of the heads. Both go together: neighbours exchange heads, and their blocks go around a ring (`a2a+p2p`).
 
 use moefold_profiles::trace::Category;
 use moefold_profiles::{CollectiveKind, Op};
 
 use super::{Writer, over};
 use crate::choice::CpComm;
+use crate::mesh::Placement;
 use crate::model::{Gqa, LinearMixer, Mixer, Mla, QkNorm, SharedKv};
 use crate::runtime::{Part, Task};
 
@@ -42,11 +43,19 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
     let dtype = work.wide;
     // A window or a selection leaves a band of the causal triangle: every query sees `keys`.
     let limited = core.keys.filter(|&keys| keys < local.seq_len);
+    let [exchanging, ring] = work.setting.groups.cp_levels(work.setting.cp_comm);
+    let (inside, blocks) = (u64::from(exchanging.ranks), u64::from(ring.ranks));
+    if inside > 1 {
+        exchange_heads(work, core, exchanging);
+    }
+    // Between exchanges a rank has the tokens of its neighbours, and a share of the heads.
+    let own = local.seq_len.div_ceil(local.cp) * inside;
+    let (heads, kv_heads) = (core.heads.div_ceil(inside), core.kv_heads.div_ceil(inside));
     let attention = |q_len, kv_len, causal| {
         move |pass| Op::Attention {
             batch: local.mbs,
-            heads: core.heads,
-            kv_heads: core.kv_heads,
+            heads,
+            kv_heads,
             q_len,
             kv_len,
             qk_dim: core.qk_dim,
@@ -56,75 +65,57 @@ fn lower_core(work: &mut Writer<'_>, core: &Core) {
             dtype,
         }
     };
-    let cp = work.setting.groups.cp;
-    if cp.ranks > 1 && work.setting.cp_comm == CpComm::A2a {
-        return lower_exchanged_core(work, core, limited);
-    }
-    let own = local.seq_len.div_ceil(local.cp);
-    let block = local.tokens * core.kv_heads * (core.qk_dim + core.v_dim);
+    let tokens = local.tokens * inside;
+    let block = tokens * kv_heads * (core.qk_dim + core.v_dim);
     if let Some(keys) = limited {
         work.both(attention(own, keys, false));
     } else {
         // The rank's own block is causal; of every other block the zig-zag order leaves half.
         work.both(attention(own, own, true));
-        for _ in 1..local.cp {
+        for _ in 1..blocks {
             work.both(attention(own, own.div_ceil(2), false));
         }
         // Of each block the partial output is merged into the output, and back the gradient of its queries. Halves
         // of other blocks are copied before their core, and gradients of their keys and values summed after it
         // (Transformer Engine, `context_parallel.py`, `AttnFuncWithCPAndKVP2P`).
         let dtype = work.wide;
-        let output = local.tokens * core.heads * core.v_dim;
-        for _ in 0..if local.cp > 1 { local.cp } else { 0 } {
+        let output = tokens * heads * core.v_dim;
+        for _ in 0..if blocks > 1 { blocks } else { 0 } {
             work.both(|_| Op::Add { len: output, dtype });
         }
-        for _ in 1..local.cp {
+        for _ in 1..blocks {
             work.both(|_| Op::Add { len: block, dtype });
         }
     }
-    // Ring attention: each rank passes its keys and values on `cp - 1` times, each time beside the core of a block
-    // of which there are `cp`, and in the backward pass their gradients with them. Gathering `cp` blocks moves the same bytes over the same links, but
-    // beside nothing.
-    let beside = (work.setting.cp_comm == CpComm::P2p).then_some(Part::Core);
-    if cp.ranks > 1 {
-        let all = work.wide.bytes(block * u64::from(cp.ranks));
-        let gather = over(cp, CollectiveKind::AllGather, all);
-        let reduce = over(cp, CollectiveKind::ReduceScatter, all);
+    // Ring attention: each rank passes its keys and values on as often as there are others, each time beside the core of
+    // a block of which there is one more, and in the backward pass their gradients with them. Gathering all blocks moves
+    // the same bytes over the same links, but beside nothing.
+    let gathers = work.setting.cp_comm == CpComm::Allgather;
+    let beside = (!gathers).then_some(Part::Core);
+    if blocks > 1 {
+        let all = work.wide.bytes(block * blocks);
+        let gather = over(ring, CollectiveKind::AllGather, all);
+        let reduce = over(ring, CollectiveKind::ReduceScatter, all);
         work.push(true, Task::Collective(gather), Category::CpComm, beside);
         work.push(false, Task::Collective(gather), Category::CpComm, beside);
         work.push(false, Task::Collective(reduce), Category::CpComm, beside);
     }
 }
 
-/// The core between exchanges of heads against tokens: queries, keys and values before it and the output after,
-/// in the backward pass their gradients the other way.
-fn lower_exchanged_core(work: &mut Writer<'_>, core: &Core, keys: Option<u64>) {
-    let local = *work.setting.local;
-    let cp = work.setting.groups.cp;
-    let (dtype, seq_len) = (work.wide, local.seq_len);
+/// Exchanges of heads against tokens: queries, keys and values before the core and the output after, in the backward
+/// pass their gradients the other way.
+fn exchange_heads(work: &mut Writer<'_>, core: &Core, group: Placement) {
+    let (tokens, dtype) = (work.setting.local.tokens, work.wide);
     let exchange = |width: u64| {
-        let bytes = dtype.bytes(local.tokens * width);
-        Task::Collective(over(cp, CollectiveKind::AllToAll, bytes))
+        let bytes = dtype.bytes(tokens * width);
+        Task::Collective(over(group, CollectiveKind::AllToAll, bytes))
     };
     let inputs = core.heads * core.qk_dim + core.kv_heads * (core.qk_dim + core.v_dim);
     let (inputs, output) = (exchange(inputs), exchange(core.heads * core.v_dim));
-    let attention = |pass| Op::Attention {
-        batch: local.mbs,
-        heads: core.heads.div_ceil(local.cp),
-        kv_heads: core.kv_heads.div_ceil(local.cp),
-        q_len: seq_len,
-        kv_len: keys.unwrap_or(seq_len),
-        qk_dim: core.qk_dim,
-        v_dim: core.v_dim,
-        causal: keys.is_none(),
-        pass,
-        dtype,
-    };
     for (forward, [first, last]) in [(true, [inputs, output]), (false, [output, inputs])] {
         work.push(forward, first, Category::CpComm, None);
         work.push(forward, last, Category::CpComm, None);
     }
-    work.both(attention);
 }
 
 fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
@@ -355,7 +346,10 @@ mod tests {
             model: &model,
             layout: &layout,
             local: &Local::new(&layout, &model, &batch, 1.0),
-            groups: &LayerGroups::new(&layout, &cluster),
+            groups: &LayerGroups {
+                cp_inside: 2,
+                ..LayerGroups::new(&layout, &cluster)
+            },
             precision: Precision::Bf16,
             dispatcher: Dispatcher::Alltoall,
             capacity: None,
@@ -367,6 +361,62 @@ mod tests {
         };
         let lowered = layer(&setting, &model.layers[0]);
         [lowered.forward, lowered.backward]
+    }
+
+    /// Both levels of a hierarchy: two neighbours exchange half of the heads, and have two blocks of their tokens; one half
+    /// of the other two ranks' goes around.
+    #[test]
+    fn golden_what_a_hierarchy_computes_and_sends() {
+        use CollectiveKind::{AllGather, AllToAll, ReduceScatter};
+        let own = |width: u64| 8192 * width * 128 * 2;
+        // Two blocks of 16384 tokens of 2 heads of keys and values.
+        let ring = 2 * 16_384 * 2 * 256 * 2;
+        let [forward, backward] = communication(CpComm::Hierarchical);
+        let there = [
+            (AllToAll, own(16 + 4 + 4), false),
+            (AllToAll, own(16), false),
+            (AllGather, ring, true),
+        ];
+        assert_eq!(sent(&forward), there);
+        let back = [
+            (AllToAll, own(16), false),
+            (AllToAll, own(16 + 4 + 4), false),
+            (AllGather, ring, true),
+            (ReduceScatter, ring, true),
+        ];
+        assert_eq!(sent(&backward), back);
+        let groups = |work: &[Work]| -> Vec<[u32; 2]> {
+            let each = work.iter().filter_map(|work| match work.task {
+                Task::Collective(all) => Some([all.ranks, all.ranks_per_domain]),
+                _ => None,
+            });
+            each.collect()
+        };
+        assert_eq!(groups(&forward), [[2, 2]; 3]);
+        let dtype = moefold_profiles::Dtype::Bf16;
+        let [forward, _] = lowered(CpComm::Hierarchical);
+        let attention: Vec<(u64, u64, u64, bool)> = forward
+            .iter()
+            .filter_map(|work| match work.task {
+                Task::Op(Op::Attention {
+                    heads,
+                    q_len,
+                    kv_len,
+                    causal,
+                    ..
+                }) => Some((heads, q_len, kv_len, causal)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            attention,
+            [(8, 16_384, 16_384, true), (8, 16_384, 8192, false)]
+        );
+        let len = 16_384 * 8 * 128;
+        let merged = |work: &&Work| {
+            work.part == Some(Part::Core) && work.task == Task::Op(Op::Add { len, dtype })
+        };
+        assert_eq!(forward.iter().filter(merged).count(), 2);
     }
 
     /// That of both passes over the context-parallel group.

@@ -97,6 +97,8 @@ pub fn mtp(setting: &Setting<'_>, layer: &Layer) -> Lowered {
 pub struct StepWork {
     /// Gradient reductions.
     pub reduce: Vec<Collective>,
+    /// Reductions of what these leave, over instances of the optimizer.
+    pub across: Vec<Collective>,
     /// Weight gathers after the update.
     pub gather: Vec<Collective>,
     /// Reductions that nothing hides: gradients of replicated parameters, of a tied embedding.
@@ -110,10 +112,13 @@ pub struct StepWork {
 /// Groups of the step's own collectives.
 #[derive(Debug, Clone, Copy)]
 pub struct StepGroups {
-    /// Data and context parallel: reduces dense gradients.
+    /// Data and context parallel: reduces dense gradients. Where replicas are several instances of the optimizer, those
+    /// of one.
     pub dp_cp: Placement,
-    /// Expert data parallel.
+    /// Expert data parallel, likewise.
     pub edp: Placement,
+    /// Ranks of several instances that have the same part of dense parameters, and of experts.
+    pub across: Option<[Placement; 2]>,
     /// Tensor parallel.
     pub tp: Placement,
 }
@@ -134,7 +139,7 @@ pub fn passes_over_gradients(
             continue;
         }
         passes.push(sweep(SweepKind::Fill, parameters, grad_dtype));
-        if groups.dp_cp.ranks > 1 {
+        if groups.dp_cp.ranks > 1 || groups.across.is_some() {
             passes.push(sweep(SweepKind::Scale, parameters, grad_dtype));
         }
         let own = parameters.div_ceil(u64::from(group.ranks));
@@ -207,10 +212,23 @@ pub fn step(
     tied_elements: u64,
 ) -> StepWork {
     let mut work = StepWork::default();
-    for (buckets, group) in [(&held.dense, groups.dp_cp), (&held.experts, groups.edp)] {
+    let across = groups.across.map(|across| across.map(Some));
+    let [dense_across, experts_across] = across.unwrap_or_default();
+    for (buckets, group, across) in [
+        (&held.dense, groups.dp_cp, dense_across),
+        (&held.experts, groups.edp, experts_across),
+    ] {
         let parameters: u64 = buckets.iter().sum();
         if parameters == 0 {
             continue;
+        }
+        // Of each bucket an instance leaves a rank its part, which the others have too.
+        if let Some(across) = across {
+            let parts = buckets.iter();
+            let parts = parts.map(|bucket| bucket.div_ceil(u64::from(group.ranks)));
+            work.across.extend(
+                parts.map(|part| over(across, CollectiveKind::AllReduce, grad_dtype.bytes(part))),
+            );
         }
         for &bucket in buckets.iter().filter(|_| group.ranks > 1) {
             work.reduce.push(over(

@@ -112,6 +112,7 @@ fn step_keys(found: &mut Vec<Key>, job: &Job<'_>, layout: &Layout, local: &Local
     let of = |kind| placement(layout, kind, job.cluster);
     let groups = StepGroups {
         dp_cp: of(GroupKind::DpCp),
+        across: None,
         edp: of(GroupKind::Edp),
         tp: of(GroupKind::Tp),
     };

@@ -31,6 +31,54 @@ pub fn placement(layout: &Layout, kind: GroupKind, cluster: &Cluster) -> Placeme
     Mesh::of(layout).placement(kind, cluster)
 }
 
+/// Where the two kinds of groups sit that groups of `kind` are cut into, which `parts` divides: parts of neighbours, and
+/// across them those that have one place in each. As Megatron-Core cuts replicas into instances of its distributed
+/// optimizer (`megatron/core/parallel_state.py`, `create_hierarchical_groups`), under the default rank order.
+pub fn cut(layout: &Layout, kind: GroupKind, parts: u32, cluster: &Cluster) -> [Placement; 2] {
+    let mesh = Mesh::of(layout);
+    let size = mesh.group_size(kind);
+    assert!(size.is_multiple_of(parts), "{parts} parts of {size} ranks");
+    let inside = size / parts;
+    let blocks = [
+        domain_in_job(cluster, mesh.gpus()),
+        cluster.gpus_per_node.max(1),
+    ];
+    // By kind of cut group and of block, the most ranks that share a block, of the group where that is least.
+    let mut sharing = [[inside; 2], [parts; 2]];
+    for group in mesh.groups(kind) {
+        for (own, sharing) in sharing.iter_mut().enumerate() {
+            let (count, ranks) = if own == 0 {
+                (parts, inside)
+            } else {
+                (inside, parts)
+            };
+            for number in 0..count {
+                let member = |place: u32| match own {
+                    0 => number * inside + place,
+                    _ => place * inside + number,
+                };
+                let ranks = (0..ranks).map(|place| group[member(place) as usize]);
+                for (block, least) in blocks.iter().zip(sharing.iter_mut()) {
+                    let (mut most, mut run, mut last) = (0, 0, None);
+                    for rank in ranks.clone() {
+                        let here = Some(rank / block);
+                        run = if here == last { run + 1 } else { 1 };
+                        last = here;
+                        most = most.max(run);
+                    }
+                    *least = most.min(*least);
+                }
+            }
+        }
+    }
+    let placement = |ranks, [ranks_per_domain, ranks_per_node]: [u32; 2]| Placement {
+        ranks,
+        ranks_per_domain,
+        ranks_per_node,
+    };
+    [placement(inside, sharing[0]), placement(parts, sharing[1])]
+}
+
 /// GPUs of each NVLink domain that a job occupies.
 ///
 /// All of them where they divide the job or the job fits into one. Else a job is spread evenly, by

@@ -4,7 +4,10 @@ use moefold_profiles::Cluster;
 use moefold_profiles::presets;
 
 use super::*;
-use crate::layout::PartialDegrees;
+use crate::choice::StackName;
+use crate::layout::{Batch, PartialDegrees};
+use crate::options::SearchOptions;
+use crate::rules::Rules;
 
 fn mesh_of(gpus: u32, text: &str) -> Mesh {
     let pins: PartialDegrees = text.parse().expect("parses");
@@ -465,4 +468,34 @@ fn law_every_chunk_of_a_sequence_is_one_rank_s_and_causal_work_is_even() {
         let work = |rank: &[u32; 2]| rank.iter().sum::<u32>();
         assert!(of_ranks.iter().all(|rank| work(rank) == 2 * cp - 1));
     }
+}
+
+/// Replicas of 16 ranks in nodes of 4, cut into instances: by hand.
+#[test]
+fn golden_cuts_of_replicas() {
+    let cluster = cluster(4, 4);
+    let options = SearchOptions::new(
+        Batch {
+            seq_len: 4096,
+            global_batch: 64,
+        },
+        StackName::Megatron,
+    );
+    let model = crate::model::presets::load("mixtral-8x7b").expect("a preset");
+    let cut = |words: &str, kind, parts| {
+        let pins: PartialDegrees = words.parse().expect("degrees");
+        let degrees = pins.complete(16).expect("all");
+        let layout = Rules::of(&model, &options).layout(&degrees).expect("legal");
+        cut(&layout, kind, parts, &cluster).map(|p| [p.ranks, p.ranks_per_domain])
+    };
+    let alone = "tp=1,cp=1,pp=1,vpp=1,ep=1,etp=1,mbs=1";
+    assert_eq!(cut(alone, GroupKind::DpCp, 4), [[4, 4], [4, 1]]);
+    assert_eq!(cut(alone, GroupKind::DpCp, 2), [[8, 4], [2, 1]]);
+    assert_eq!(cut(alone, GroupKind::DpCp, 8), [[2, 2], [8, 2]]);
+    // Two tensor-parallel ranks leave every other: 0 2 | 4 6 | ... and of experts every fourth.
+    let folded = "tp=2,cp=1,pp=1,vpp=1,ep=4,etp=1,mbs=1";
+    assert_eq!(cut(folded, GroupKind::DpCp, 4), [[2, 2], [4, 1]]);
+    assert_eq!(cut(folded, GroupKind::DpCp, 2), [[4, 2], [2, 1]]);
+    assert_eq!(cut(folded, GroupKind::Edp, 2), [[2, 1], [2, 1]]);
+    assert_eq!(cut(folded, GroupKind::Edp, 1), [[4, 1], [1, 1]]);
 }

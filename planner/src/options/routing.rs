@@ -26,6 +26,8 @@ pub struct Routing {
     lists: usize,
     /// By number of expert ranks.
     by_ep: BTreeMap<u32, Loads>,
+    /// Share of all tokens that each expert got, by list, on average over steps; of a layout's loads it is not known.
+    shares: Histogram,
 }
 
 /// Rows of a rank's experts over the mean of all ranks, by list.
@@ -134,7 +136,20 @@ impl Routing {
             experts: None,
             lists: loads.busiest.len(),
             by_ep: BTreeMap::from([(ep, loads)]),
+            shares: Histogram::new(),
         }
+    }
+
+    /// Share of all tokens that each expert got, on average over steps: a list for each MoE layer, or one for all. None
+    /// where only the loads of one layout are known.
+    pub fn shares(&self) -> Option<&[Vec<f64>]> {
+        Some(&self.shares[..]).filter(|shares| !shares.is_empty())
+    }
+
+    /// The same source, had the busiest of `ep` ranks these loads in each list, and the fullest too.
+    pub fn with_loads(&self, ep: u32, busiest: Vec<f64>) -> Self {
+        let fullest = busiest.clone();
+        Self::of_layout(&self.source, ep, Loads { busiest, fullest })
     }
 
     /// Where it came from.
@@ -200,6 +215,8 @@ struct Gathered {
     timed: usize,
     /// By number of ranks; of the busiest, sums.
     by_ep: BTreeMap<u32, Loads>,
+    /// Sums of shares, by list and expert.
+    shares: Histogram,
 }
 
 impl Gathered {
@@ -256,6 +273,14 @@ impl Gathered {
 
     fn add_time(&mut self, layers: &[Vec<f64>]) {
         self.timed += 1;
+        self.shares.resize(layers.len(), Vec::new());
+        for (sums, tokens) in self.shares.iter_mut().zip(layers) {
+            sums.resize(tokens.len(), 0.0);
+            let total: f64 = tokens.iter().sum();
+            for (sum, tokens) in sums.iter_mut().zip(tokens) {
+                *sum += tokens / total;
+            }
+        }
         for (&ep, loads) in &mut self.by_ep {
             for (sum, tokens) in loads.busiest.iter_mut().zip(layers) {
                 *sum += by_rank(tokens, ep).into_iter().fold(0.0, f64::max);
@@ -289,10 +314,15 @@ impl Gathered {
             loads.busiest.iter_mut().for_each(|sum| *sum *= share);
             (ep, loads)
         };
+        let mut shares = self.shares;
+        for sum in shares.iter_mut().flatten() {
+            *sum *= share;
+        }
         Routing {
             source: source.to_owned(),
             experts: Some(experts),
             lists,
+            shares,
             by_ep: self.by_ep.into_iter().map(mean).collect(),
         }
     }

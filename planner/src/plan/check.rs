@@ -181,6 +181,7 @@ impl PlannedLayout {
             precision: self.precision,
             dispatcher: Some(self.dispatcher),
             cp_comm: self.cp_comm(),
+            cp_sizes: self.hierarchical_context_parallel_sizes,
             capacity: self.capacity,
             recompute: Some(recompute.clone()),
             offload: Some(self.offload.kept(model, &|layer| recompute.of_layer(layer))),
@@ -190,6 +191,7 @@ impl PlannedLayout {
             primary_weights: self.primary_weights.unwrap_or_default(),
             optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             zero: self.zero.unwrap_or_default(),
+            instances: self.optimizer_instances.unwrap_or(1),
             overlap: self.overlap.or(match self.stack {
                 StackName::Megatron => None,
                 StackName::Moefold => Some(Overlap::default()),

@@ -15,12 +15,13 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 27] = [
     "version",
     "layout",
     "pipeline",
     "dispatcher",
     "cp_comm_type",
+    "hierarchical_context_parallel_sizes",
     "capacity",
     "recompute",
     "offload",
@@ -31,6 +32,7 @@ const KEYS: [&str; 25] = [
     "primary_weights",
     "optimizer_offload_fraction",
     "zero",
+    "optimizer_instances",
     "overlap",
     "cuda_graph",
     "bucket_elements",

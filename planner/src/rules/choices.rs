@@ -21,6 +21,8 @@ pub(super) struct Choices {
     uncut: Option<CpComm>,
     /// Heads of queries and of keys that context-parallel ranks exchange against tokens.
     exchanged_heads: Vec<u64>,
+    /// Ranks of each level of a hierarchy, and heads that those of the first exchange, where they were given.
+    hierarchy: Option<([u32; 2], Vec<u64>)>,
     /// Stages that were given.
     stages: Option<u64>,
     /// The schedule that was given.
@@ -29,6 +31,8 @@ pub(super) struct Choices {
     without_p2p: bool,
     /// Whether layers are gathered in every microbatch.
     gathers_layers: bool,
+    /// Parts that replicas are cut into.
+    instances: u32,
     /// The stack, where forward and backward passes of two microbatches run as one.
     combines: Option<StackName>,
     /// Rules that the choices break among themselves.
@@ -41,18 +45,20 @@ impl Choices {
         let stages = options.stages.as_ref();
         Self {
             uncut: (stack.name() == StackName::Moefold
-                && options.cp_comm != CpComm::A2a
+                && matches!(options.cp_comm, CpComm::P2p | CpComm::Allgather)
                 && has_windows(model))
             .then_some(options.cp_comm),
             exchanged_heads: match options.cp_comm {
                 CpComm::A2a => heads(model),
-                CpComm::P2p | CpComm::Allgather => Vec::new(),
+                CpComm::P2p | CpComm::Allgather | CpComm::Hierarchical => Vec::new(),
             },
+            hierarchy: options.cp_sizes.map(|sizes| (sizes, heads(model))),
             stages: stages.map(|given| given.stages().len() as u64),
             schedule: options.schedule,
             without_p2p: stack.pairs_need_overlap()
                 && !options.overlap.unwrap_or(stack.common().overlap).p2p,
             gathers_layers: options.zero == Zero::Fsdp,
+            instances: options.instances,
             combines: (options.overlap.unwrap_or_default().expert_alltoall)
                 .then_some(options.stack),
             broken: broken(model, options, &stack),
@@ -86,6 +92,17 @@ impl Choices {
         {
             broken.push(Illegal::HeadsOverCp { heads, tp, cp });
         }
+        if let Some((sizes, heads)) = self.hierarchy.as_ref().filter(|_| cp > 1) {
+            let [inside, outside] = *sizes;
+            if u64::from(inside) * u64::from(outside) != u64::from(cp) {
+                broken.push(Illegal::HierarchySizes { sizes: *sizes, cp });
+            }
+            let over = u64::from(tp) * u64::from(inside);
+            let uneven = |heads: &&u64| over > 0 && !heads.is_multiple_of(over);
+            if let Some(&heads) = heads.iter().find(uneven).filter(|_| inside > 1) {
+                broken.push(Illegal::HeadsOverLevel { heads, tp, inside });
+            }
+        }
         let (pp, vpp) = (d.pp, d.vpp);
         if self.without_p2p && pp == 2 && vpp > 1 {
             broken.push(Illegal::InterleavedPair { vpp });
@@ -99,6 +116,9 @@ impl Choices {
         if self.gathers_layers && pp > 1 {
             broken.push(Illegal::ShardedStages { pp });
         }
+        if self.instances > 1 {
+            self.check_instances(d, broken);
+        }
         if let Some(given) = self.stages
             && given != u64::from(pp) * u64::from(vpp)
         {
@@ -109,6 +129,38 @@ impl Choices {
             broken.push(Illegal::Schedule { schedule, pp, vpp });
         }
         broken.extend(self.broken.iter().cloned());
+    }
+}
+
+impl Choices {
+    /// Whether the replicas of some degrees can be cut as is asked (Megatron-Core's `parallel_state.py`). Those of experts
+    /// count where there are experts or not, as there.
+    fn check_instances(&self, d: &Degrees, broken: &mut Vec<Illegal>) {
+        let families = [
+            ("dense parameters", [d.tp, d.pp, 1]),
+            ("experts", [d.etp, d.ep, d.pp]),
+        ];
+        for (what, degrees) in families {
+            let each = degrees.iter().map(|&degree| u64::from(degree)).product();
+            let gpus = u64::from(d.gpus);
+            if each == 0 || !gpus.is_multiple_of(each) {
+                // Which is refused by itself.
+                continue;
+            }
+            let replicas = (gpus / each) as u32;
+            let divides = |parts: &u32| replicas.is_multiple_of(*parts);
+            if !divides(&self.instances) {
+                broken.push(Illegal::Instances {
+                    instances: self.instances,
+                    replicas,
+                    what,
+                    nearest: (1..=self.instances.min(replicas))
+                        .rev()
+                        .find(divides)
+                        .unwrap_or(1),
+                });
+            }
+        }
     }
 }
 
@@ -132,7 +184,7 @@ fn has_windows(model: &Model) -> bool {
 }
 
 /// The numbers of heads of a model's attention, of queries and of keys.
-fn heads(model: &Model) -> Vec<u64> {
+pub(crate) fn heads(model: &Model) -> Vec<u64> {
     let layers = model.layers.iter().chain(&model.mtp);
     let of_layer = |layer: &Layer| match &layer.mixer {
         Some(Mixer::Gqa(gqa)) => vec![gqa.heads, gqa.kv_heads],
@@ -213,6 +265,18 @@ fn broken(model: &Model, options: &SearchOptions, stack: &Stack) -> Vec<Illegal>
         broken.push(Illegal::GatherAlone);
     }
     check_states(options, &mut broken);
+    let cp_comm = options.cp_comm;
+    if cp_comm == CpComm::Hierarchical && name == StackName::Moefold {
+        broken.push(Illegal::StackHierarchy);
+    }
+    if options.cp_sizes.is_some() && cp_comm != CpComm::Hierarchical {
+        broken.push(Illegal::HierarchyAlone { cp_comm });
+    }
+    if options.instances > 1 && name == StackName::Moefold {
+        broken.push(Illegal::StackInstances {
+            instances: options.instances,
+        });
+    }
     match options.bucket_elements {
         Some(0) => broken.push(Illegal::EmptyBuckets),
         Some(size) if options.zero == Zero::Fsdp && name == StackName::Moefold => {

@@ -154,6 +154,9 @@ pub struct LayerGroups {
     pub tp: Placement,
     /// Context parallel.
     pub cp: Placement,
+    /// Neighbours of these among which heads are exchanged, where the others are reached around a ring
+    /// ([`crate::choice::CpComm::Hierarchical`]); of other ways 1, which says nothing.
+    pub cp_inside: u32,
     /// Expert parallel.
     pub ep: Placement,
     /// Expert tensor parallel.
@@ -169,11 +172,40 @@ impl LayerGroups {
         Self {
             tp: of(GroupKind::Tp),
             cp: of(GroupKind::Cp),
+            cp_inside: 1,
             ep: of(GroupKind::Ep),
             etp: of(GroupKind::Etp),
             tp_ep: of(GroupKind::TpEp),
         }
     }
+}
+
+impl LayerGroups {
+    /// Context-parallel ranks that exchange heads, and those of a ring, under a way to reach keys.
+    pub fn cp_levels(&self, cp_comm: CpComm) -> [Placement; 2] {
+        let cp = self.cp;
+        let inside = match cp_comm {
+            CpComm::P2p | CpComm::Allgather => 1,
+            CpComm::A2a => cp.ranks,
+            CpComm::Hierarchical => self.cp_inside,
+        };
+        // Neighbours share as much of a domain as divides both.
+        let cut = |sharing: u32| {
+            let inside_of = gcd(inside, sharing);
+            [inside_of, sharing / inside_of]
+        };
+        let (domain, node) = (cut(cp.ranks_per_domain), cut(cp.ranks_per_node));
+        [0, 1].map(|level| Placement {
+            ranks: [inside, cp.ranks / inside][level],
+            ranks_per_domain: domain[level],
+            ranks_per_node: node[level],
+        })
+    }
+}
+
+/// The greatest number that divides both.
+pub(crate) fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Everything a lowering reads besides the layer.

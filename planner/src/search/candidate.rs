@@ -14,11 +14,11 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::{PrimaryWeights, ScheduleName, StackName, in_flight};
+use crate::choice::{CpComm, PrimaryWeights, ScheduleName, StackName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
-use crate::mesh::{GroupKind, Placement, placement};
+use crate::mesh::{self, GroupKind, Placement, placement};
 use crate::model::{Layer, Mixer};
 use crate::partition::{self, Weights};
 use crate::runtime::{Height as _, Level, Running, Slot, StageMemory, Stretch, highest, seconds};
@@ -173,6 +173,8 @@ pub(crate) struct RankEnd {
     pub(crate) work: StepWork,
     /// Gradient reductions and weight gathers, each by itself; reductions nothing hides; norm and update.
     reduce_s: Vec<f64>,
+    /// Reductions over instances of the optimizer.
+    across_s: f64,
     gather_s: Vec<f64>,
     pub(crate) exposed_s: f64,
     pub(crate) update_s: f64,
@@ -260,6 +262,12 @@ fn weights<'l>(case: Case<'_>, layers: &'l [u64]) -> Weights<'l> {
         first_may_be_bare: layout.stages() as usize > layers.len(),
         last_may_be_bare: true,
     }
+}
+
+/// The stages of a pipeline rank.
+pub(crate) fn own(layout: &Layout, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+    let own = layout.places().of_rank(rank as u32);
+    own.map(|stage| stage as usize)
 }
 
 impl StageSplit {
@@ -403,7 +411,7 @@ impl StageSplit {
         self.times.hop_overlapped = stack.sends_beside(question.overlap, layout.vpp());
         let mut arrives = 0.0;
         for rank in 0..pp {
-            let own = self.own(layout, rank);
+            let own = own(layout, rank);
             let end = &self.ends[rank];
             // A stage's gradients are whole in its last backward, under which they are reduced, and where that is
             // divided only after it; weights are gathered from the start, under what precedes their first use.
@@ -411,6 +419,7 @@ impl StageSplit {
             let first_forward: f64 = own.clone().map(|stage| forward_s[stage]).sum();
             let (reduce_s, gather_s): (f64, f64) =
                 (end.reduce_s.iter().sum(), end.gather_s.iter().sum());
+            let reduce_s = reduce_s + end.across_s;
             let by_bucket = question.bucket_elements(layout).is_some();
             let overlap = stack.hides(question.overlap);
             let by_unit = by_bucket || question.shards_weights();
@@ -434,8 +443,12 @@ impl StageSplit {
                 self.times.last_backward[rank] += span(backward);
             }
             let reduce = match (overlap.grad_reduce, by_bucket) {
-                // What is reduced and gathered in every microbatch is not again at the end.
-                _ if question.shards_weights() => self.waits.reduce,
+                // What is reduced and gathered in every microbatch is not again at the end, but over instances, under
+                // the last backward pass (Megatron-FSDP, `outer_fsdp_group_grad_reduce`).
+                (beside, _) if question.shards_weights() => {
+                    let hidden = if beside { last_backward } else { 0.0 };
+                    self.waits.reduce + (end.across_s - hidden).max(0.0)
+                }
                 (false, _) => reduce_s,
                 _ if case.schedule.divides_backward() => reduce_s,
                 (true, false) => reduce_s - last_backward,
@@ -451,7 +464,8 @@ impl StageSplit {
             self.times.first_forward[rank] += Seconds(gather).to_span();
             // Ranks that meet nowhere before meet at the end.
             let apart: f64 = own.clone().map(|stage| self.apart_s(shape, stage)).sum();
-            let share = end.work.reduce.iter().chain(&end.work.exposed).next();
+            let reduced = end.work.reduce.iter().chain(&end.work.across);
+            let share = reduced.chain(&end.work.exposed).next();
             let share = share.map_or(0.0, |collective| question.costs.waiting(collective));
             let waiting_s = share * apart * f64::from(layout.microbatches());
             let optimizer_s = end.exposed_s + end.update_s + end.streamed_s + waiting_s;
@@ -516,7 +530,7 @@ impl StageSplit {
         };
         let places = layout.places();
         let together = slots.iter().enumerate().map(|(stage, [forward, _])| {
-            let own = self.own(layout, places.rank_of(stage as u32) as usize);
+            let own = own(layout, places.rank_of(stage as u32) as usize);
             own.map(|other| {
                 let issued_s = issued[stage][0] + issued[other][1];
                 less(forward, &slots[other][1], issued_s)
@@ -558,10 +572,10 @@ impl StageSplit {
         let keeps = question.stack.keeps_units();
         let held = weights.held();
         let held = [&held.dense, &held.experts];
-        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let shards = question.shards(layout);
         let mut parts = Vec::new();
         let mut prices = end.gather_s.iter().zip(&end.reduce_s);
-        for family in (0..2).filter(|&family| several(layout)[family]) {
+        for family in (0..2).filter(|&family| shards[family] > 1) {
             let buffers = [turns.weights, turns.grads]
                 .map(|turns| weights.in_turns(family, held[family], turns).0);
             for (bucket, &elements) in weights.buckets[family].iter().zip(held[family]) {
@@ -605,7 +619,7 @@ impl StageSplit {
     /// of recompute sets.
     fn passes_by_unit(&self, case: Case<'_>, rank: usize) -> Vec<[f64; 2]> {
         let sets = &case.question.choices[0];
-        let stages = self.own(case.layout, rank);
+        let stages = own(case.layout, rank);
         let kinds = stages.flat_map(|stage| self.each_under(case.shape, stage, sets));
         let mut passes: Vec<[f64; 2]> = kinds
             .flat_map(|(kind, set, count)| {
@@ -773,7 +787,7 @@ impl StageSplit {
         let step = question.runtime.step(&setting, layout.microbatches());
         self.message = step.message;
         let pp = layout.pp() as usize;
-        let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+        let shards = question.shards(layout);
         let share = options.optimizer_offload;
         let state = |elements: u64| Bytes((elements as f64 * bytes.sharded) as u64);
         self.streamed = (0..pp)
@@ -886,7 +900,7 @@ impl StageSplit {
             }
             Some(both)
         };
-        self.own(case.layout, rank).map(of_stage).collect()
+        own(case.layout, rank).map(of_stage).collect()
     }
 
     /// What is alive at most while passes of a rank run, above what is kept: see [`memory::at_worst_instant`].
@@ -962,7 +976,7 @@ impl StageSplit {
             let memory = self.stage_memory(shape, stage, sets);
             memory.between(self.message, stage > 0, sent)
         };
-        self.own(layout, rank).map(whole).collect()
+        own(layout, rank).map(whole).collect()
     }
 
     /// The most bytes that a rank has in memory of its host.
@@ -1016,7 +1030,7 @@ impl StageSplit {
         };
         let mut sets = vec![0; question.kind_of.len()];
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case.layout, rank);
+            let own = own(case.layout, rank);
             let chunks: Vec<Rc<Chunk>> = own.clone().map(&mut chunk).collect();
             let rooms = self.rooms(case, rank, occupancies);
             let found = by_layer::fastest(&chunks, occupancies, &rooms)?;
@@ -1042,7 +1056,7 @@ impl StageSplit {
         let mut times = self.times(case, plain);
         let mut fits = true;
         for (rank, occupancies) in occupancies.iter().enumerate() {
-            let own = self.own(case.layout, rank);
+            let own = own(case.layout, rank);
             let memory = self.own_memory((layout, shape), rank, plain);
             let rooms = self.rooms(case, rank, occupancies);
             let mut more_s = 0.0_f64;
@@ -1077,19 +1091,9 @@ impl StageSplit {
         (!fits).then(|| lower_bound(layout.places(), layout.microbatches(), &times))
     }
 
-    /// The stages of a pipeline rank.
-    pub(crate) fn own(
-        &self,
-        layout: &Layout,
-        rank: usize,
-    ) -> impl Iterator<Item = usize> + Clone + use<> {
-        let own = layout.places().of_rank(rank as u32);
-        own.map(|stage| stage as usize)
-    }
-
     /// Bytes that the stages of a rank may take at some instants.
     fn rooms(&self, case: Case<'_>, rank: usize, occupancies: &[Occupancy]) -> Vec<i64> {
-        let own = self.own(case.layout, rank);
+        let own = own(case.layout, rank);
         let kinds = own.flat_map(|stage| self.each_kind(case.shape, stage));
         let beside: i64 = kinds
             .map(|(kind, count)| kind.memory[0].beside.total() * i64::from(count))
@@ -1126,7 +1130,7 @@ impl StageSplit {
             // What gradients of weights need at least, whatever runs again.
             let mut least = vec![0.0; occupancies.len()];
             let mut ends_s = 0.0;
-            for stage in self.own(layout, rank) {
+            for stage in own(layout, rank) {
                 let chunk = layout.places().chunk_of(stage as u32) as usize;
                 let live: Vec<u32> = occupancies.iter().map(|m| m.live[chunk]).collect();
                 for (kind, &layers) in shape.kinds.iter().zip(&self.counts[stage]) {
@@ -1189,7 +1193,7 @@ impl StageSplit {
     fn buffers(&self, case: Case<'_>, rank: usize) -> Bytes {
         let question = case.question;
         let mut kinds = 0_u64;
-        for stage in self.own(case.layout, rank) {
+        for stage in own(case.layout, rank) {
             for (kind, &count) in self.counts[stage].iter().enumerate() {
                 if count > 0 {
                     kinds |= 1 << question.distinct[kind].weights.min(63);
@@ -1235,7 +1239,7 @@ impl StageSplit {
         // A matrix of both ends of a pipeline.
         let late = layout.places().parts_ends() && question.embeds_twice();
         let mut units = Vec::new();
-        for stage in self.own(layout, rank) {
+        for stage in own(layout, rank) {
             units.extend((stage == 0).then(|| Unit {
                 alone: alone[0],
                 ..of(&shape.embedding, late)
@@ -1285,7 +1289,7 @@ impl StageSplit {
             ..
         } = case;
         let mut shard = Shard::default();
-        for stage in self.own(layout, rank) {
+        for stage in own(layout, rank) {
             for (kind, count) in self.each_kind(shape, stage) {
                 shard += of(&kind.memory[0]) * u64::from(count);
             }
@@ -1303,9 +1307,18 @@ impl StageSplit {
         } = case;
         let pp = layout.pp() as usize;
         let of = |kind| placement(layout, kind, question.cluster);
+        let instances = question.options.instances;
+        let replicas = if instances > 1 {
+            let cut = |kind| mesh::cut(layout, kind, instances, question.cluster);
+            let [[dp_cp, dense], [edp, experts]] = [GroupKind::DpCp, GroupKind::Edp].map(cut);
+            (dp_cp, edp, Some([dense, experts]))
+        } else {
+            (of(GroupKind::DpCp), of(GroupKind::Edp), None)
+        };
         let groups = StepGroups {
-            dp_cp: of(GroupKind::DpCp),
-            edp: of(GroupKind::Edp),
+            dp_cp: replicas.0,
+            edp: replicas.1,
+            across: replicas.2,
             tp: of(GroupKind::Tp),
         };
         let shared = question.embeds_twice() && layout.places().parts_ends();
@@ -1423,6 +1436,7 @@ fn rank_end(
     RankEnd {
         streamed_s: (streamed_s - beside_s).max(0.0),
         reduce_s: seconds(&work.reduce),
+        across_s: seconds(&work.across).iter().sum(),
         gather_s: seconds(&work.gather),
         exposed_s: seconds(&work.exposed).iter().sum(),
         update_s: work
@@ -1483,7 +1497,23 @@ pub(crate) fn overhead(case: Case<'_>) -> Bytes {
         layout.etp(),
         layout.edp(),
     ];
+    // Instances of the optimizer have groups of their own, inside and across.
+    let instances = question.options.instances;
+    let inside = question.shards(layout).map(|shards| shards > 1);
+    let instances = if instances > 1 {
+        2 + inside.into_iter().filter(|several| *several).count() as u64
+    } else {
+        0
+    };
+    let levels = shape.groups.cp_levels(question.options.cp_comm);
+    let levels = if question.options.cp_comm == CpComm::Hierarchical {
+        levels.iter().filter(|level| level.ranks > 1).count() as u64
+    } else {
+        0
+    };
     let communicators = degrees.iter().filter(|&&degree| degree > 1).count() as u64
+        + levels
+        + instances
         + stack.pipeline_communicators(layout.places());
     let ep = placement(layout, GroupKind::Ep, question.cluster);
     let staging = stack.staging(

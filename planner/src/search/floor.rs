@@ -18,7 +18,7 @@ use crate::layout::Layout;
 use crate::local::Local;
 use crate::memory;
 use crate::price::{Breakdown, price};
-use crate::runtime::{Block, LayerGroups, Lowered, Piece, Setting};
+use crate::runtime::{Block, Lowered, Piece, Setting};
 use crate::shard::{self, Shard};
 
 /// The work of one microbatch over all stages.
@@ -114,7 +114,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
         });
     let pp = u64::from(layout.pp());
     let mean = [whole.dense() / pp, whole.experts / pp];
-    let shards = [layout.dp() * layout.cp(), layout.edp()].map(u64::from);
+    let shards = question.shards(layout);
     let (options, stack) = (question.options, &question.stack);
     let kept = (options.optimizer, options.masters, options.primary_weights);
     let mut bytes = stack.state(options.precision, kept, options.grad_dtype);
@@ -269,7 +269,7 @@ fn blocks(
     block: Block,
 ) -> Vec<Passes> {
     let timed = question.timed(layout);
-    let groups = LayerGroups::new(layout, question.cluster);
+    let groups = question.layer_groups(layout);
     let each = question.distinct.iter().zip(&timed);
     each.map(|(distinct, local)| {
         let setting = question.setting(layout, dispatcher, local, &groups);
@@ -283,7 +283,7 @@ impl Attention {
     fn new(question: &Question<'_>, layout: &Layout) -> Self {
         let dispatcher = question.dispatchers[0];
         let timed = question.timed(layout);
-        let groups = LayerGroups::new(layout, question.cluster);
+        let groups = question.layer_groups(layout);
         let [.., embedding, head] = timed.as_slice() else {
             unreachable!("the ends of the model are among its pieces")
         };

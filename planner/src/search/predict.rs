@@ -5,10 +5,10 @@ use moefold_profiles::trace::{Category, TimeByCategory};
 use moefold_profiles::units::{Bytes, Seconds};
 use moefold_profiles::{ByClass, Dtype};
 
-use super::candidate::{Case, StageSplit, message};
+use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{Masters, Overlap, PrimaryWeights, ScheduleName, StackName, Zero};
+use crate::choice::{CpComm, Masters, Overlap, PrimaryWeights, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -91,6 +91,12 @@ pub(crate) fn planned(
         },
         dispatcher: choice.shape.dispatcher,
         cp_comm_type: (layout.cp() > 1).then_some(options.cp_comm),
+        hierarchical_context_parallel_sizes: (layout.cp() > 1
+            && options.cp_comm == CpComm::Hierarchical)
+            .then(|| {
+                let inside = choice.shape.groups.cp_inside;
+                [inside, layout.cp() / inside]
+            }),
         capacity: question.expert_capacity(),
         recompute: recompute.clone(),
         offload: offload.kept(question.model, &|layer| recompute.of_layer(layer)),
@@ -103,6 +109,7 @@ pub(crate) fn planned(
         optimizer_offload_fraction: Some(options.optimizer_offload)
             .filter(|share| !share.is_none()),
         zero: (options.zero != Zero::default()).then_some(options.zero),
+        optimizer_instances: (options.instances > 1).then_some(options.instances),
         overlap: (question.overlap
             != Overlap::unsaid(options.stack, question.cluster.gpu.is_cpu()))
         .then_some(question.overlap),
@@ -234,7 +241,7 @@ fn mfu_dtype(question: &Question<'_>) -> Dtype {
 /// One microbatch's work on a pipeline rank, both passes.
 fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
     let (mut forward, mut backward) = (Breakdown::default(), Breakdown::default());
-    for stage in choice.split.own(choice.layout, rank) {
+    for stage in own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let again = kind.breakdown.backward_under(set);
             for _ in 0..count {
@@ -250,7 +257,7 @@ fn rank_breakdowns(choice: &Choice<'_>, rank: usize) -> (Breakdown, Breakdown) {
 fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem {
     let mut busy = BusyByStem::new();
     let microbatches = f64::from(choice.layout.microbatches());
-    for stage in choice.split.own(choice.layout, rank) {
+    for stage in own(choice.layout, rank) {
         for (kind, set, count) in choice.split.each_under(choice.shape, stage, choice.sets) {
             let times = f64::from(count) * microbatches;
             let lowered = question.lowered(choice.layout, choice.shape, kind, set);
@@ -272,7 +279,7 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
             let stage = stage as u32;
             u32::from(places.is_received(stage)) + u32::from(places.is_sent(stage))
         };
-        let boundaries: u32 = choice.split.own(choice.layout, rank).map(boundaries).sum();
+        let boundaries: u32 = own(choice.layout, rank).map(boundaries).sum();
         let total = busy.entry(message.kind.stem().to_owned()).or_default();
         let calls = 2.0 * f64::from(boundaries) * microbatches;
         total.add(question.costs.collective(&message).time.0, calls);
@@ -297,7 +304,8 @@ fn busy(question: &Question<'_>, choice: &Choice<'_>, rank: usize) -> BusyByStem
     } else {
         (1.0, vec![1.0; work.gather.len()])
     };
-    let once = std::iter::repeat(1.0).zip(&work.exposed);
+    let once = work.exposed.iter().chain(&work.across);
+    let once = std::iter::repeat(1.0).zip(once);
     let reduced = std::iter::repeat(reductions).zip(&work.reduce);
     for (calls, collective) in gathers
         .into_iter()

@@ -16,6 +16,10 @@ pub(crate) fn check_request(
     for (option, size) in [
         ("seq_len", options.batch.seq_len),
         ("global_batch", options.batch.global_batch),
+        (
+            "num_distributed_optimizer_instances",
+            options.instances.into(),
+        ),
     ] {
         if size == 0 {
             return Err(PlanError::Value {

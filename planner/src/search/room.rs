@@ -72,7 +72,7 @@ impl<'a> Room<'a> {
         } else {
             0.0
         };
-        let shards = [layout.dp() * layout.cp(), layout.edp()].map(f64::from);
+        let shards = question.shards(layout).map(|shards| shards as f64);
         let state = |shard: Shard| {
             let families = [shard.dense(), shard.experts].map(|count| count as f64);
             let each = families.iter().zip(shards);

@@ -16,16 +16,17 @@ use super::by_layer::{self, LayersWay};
 use super::recompute::{Sets, of_plan};
 use crate::bucket::Division;
 use crate::choice::{
-    Capacity, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+    Capacity, CpComm, Dispatcher, Offload, Overlap, Recompute, RecomputePlan, ScheduleName,
+    StackName, Zero,
 };
 use crate::layout::{Illegal, Layout};
 use crate::local::Local;
 use crate::model::{Layer, Model};
 use crate::options::{Loads, Routing, SearchOptions};
 use crate::price::LayerBreakdown;
-use crate::rules::undivided;
+use crate::rules::{heads, undivided};
 use crate::runtime::{
-    self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, StageMemory, Stretches,
+    self, LayerGroups, Lowered, Piece, Runtime, Setting, Slot, StageMemory, Stretches, gcd,
 };
 use crate::stack::Stack;
 
@@ -300,7 +301,7 @@ impl Shape {
     /// Works out the shapes of a layout under some recompute sets, one for each dispatcher.
     pub(crate) fn under(question: &Question<'_>, layout: &Layout, sets: &[Recompute]) -> Vec<Self> {
         let (timed, held) = (question.timed(layout), question.held(layout));
-        let groups = LayerGroups::new(layout, question.cluster);
+        let groups = question.layer_groups(layout);
         let memory = |dispatcher| -> Vec<Vec<StageMemory>> {
             let pieces = question.pieces().zip(&held);
             pieces
@@ -496,10 +497,29 @@ impl<'a> Question<'a> {
             cp_comm: self.options.cp_comm,
             capacity: self.expert_capacity(),
             shared_beside: self.overlap.shared_expert,
-            sharded: self.shards_weights() && layout.dp() * layout.cp() > 1,
+            sharded: self.shards_weights() && self.shards(layout)[0] > 1,
             offload: self.offload(),
             graphs: self.options.graphs,
         }
+    }
+
+    /// The groups of the layers of a layout, with how many context-parallel ranks exchange heads under a hierarchy: those
+    /// that were given, or as many as share an NVLink domain and divide the heads.
+    pub(crate) fn layer_groups(&self, layout: &Layout) -> LayerGroups {
+        let mut groups = LayerGroups::new(layout, self.cluster);
+        if self.options.cp_comm == CpComm::Hierarchical {
+            let near = gcd(groups.cp.ranks, groups.cp.ranks_per_domain);
+            let all = heads(self.model);
+            let divides = |inside: &u32| {
+                let over = u64::from(layout.tp()) * u64::from(*inside);
+                near.is_multiple_of(*inside) && all.iter().all(|heads| heads.is_multiple_of(over))
+            };
+            groups.cp_inside = match self.options.cp_sizes {
+                Some([inside, _]) => gcd(inside, groups.cp.ranks),
+                None => (1..=near).rev().find(divides).unwrap_or(1),
+            };
+        }
+        groups
     }
 
     /// Whose saved tensors leave for the host.
@@ -569,6 +589,12 @@ impl<'a> Question<'a> {
     /// Whether weights and gradients are divided too, and layers gathered in every microbatch.
     pub(crate) fn shards_weights(&self) -> bool {
         self.options.zero == Zero::Fsdp
+    }
+
+    /// Ranks over which dense parameters, and experts, divide what is divided of them: replicas of one instance.
+    pub(crate) fn shards(&self, layout: &Layout) -> [u64; 2] {
+        let replicas = [layout.dp() * layout.cp(), layout.edp()];
+        replicas.map(|replicas| u64::from(replicas / self.options.instances.max(1)).max(1))
     }
 
     /// Elements that a bucket of gradients has at least; none where each family is reduced and gathered at once.

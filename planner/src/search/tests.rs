@@ -10,8 +10,8 @@ use moefold_profiles::{Cluster, Dtype, Precision, TensorClass};
 
 use super::{Asked, ENDLESS_GIB, Progress, SearchResult, plan, plan_watched};
 use crate::choice::{
-    Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute, StackName,
-    Zero,
+    CpComm, Dispatcher, HostShare, Masters, Module, Objective, Optimizer, Overlap, Recompute,
+    StackName, Zero,
 };
 use crate::layout::Batch;
 use crate::model::{Model, presets};
@@ -143,6 +143,24 @@ fn oracle_pruning_leaves_the_ranking_of_combined_passes() {
     for kinds in [kinds.to_owned(), format!("{kinds},delay-wgrad")] {
         check_pruning(Some(kinds.parse().expect("kinds")), 32);
     }
+}
+
+/// Nor where replicas are several instances of the optimizer, which not all degrees allow.
+#[test]
+fn oracle_pruning_leaves_the_ranking_of_instances() {
+    let (mut model, cluster, mut options) = small();
+    model.layers.truncate(8);
+    options.pins = "mbs=1,cp=1".parse().expect("degrees");
+    options.instances = 2;
+    let few = run(&model, &cluster, 16, &options);
+    options.top = usize::MAX;
+    let all = run(&model, &cluster, 16, &options);
+    assert!(all.plans.len() > 10 && all.search.refused["optimizer_instances"] > 0);
+    assert_eq!(few.plans[..], all.plans[..few.plans.len()]);
+    let cut = |plan: &PlannedLayout| {
+        (plan.layout.dp * plan.layout.cp) % 2 == 0 && plan.layout.edp % 2 == 0
+    };
+    assert!(all.plans.iter().all(cut));
 }
 
 fn check_pruning(overlap: Option<Overlap>, layers: usize) -> Vec<PlannedLayout> {
@@ -1023,6 +1041,161 @@ fn golden_fully_sharded_memory_and_traffic() {
     );
     assert!(ours.predicted.time_s.get(Category::DpComm).0 < 0.7 * dp_comm);
     assert!(ours.predicted.step_s < apart.predicted.step_s);
+}
+
+/// Heads are exchanged inside nodes as far as they divide, and across them keys go around; the levels of a plan are those of
+/// its groups, cut one by one.
+#[test]
+fn levels_of_context_parallel_ranks_are_those_of_nodes() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let plan = |cp_comm, cp_sizes, pins: &str| {
+        let options = SearchOptions {
+            cp_comm,
+            cp_sizes,
+            pins: pins.parse().expect("degrees"),
+            recompute: Some(Recompute::Full.into()),
+            top: 1,
+            ..SearchOptions::new(
+                Batch {
+                    seq_len: 1 << 20,
+                    global_batch: 64,
+                },
+                StackName::Megatron,
+            )
+        };
+        let found = run(&model, &cluster, 64, &options).plans.swap_remove(0);
+        Plan::of(found, &model, &cluster, 64, &options)
+    };
+    let pins = |tp: u32, cp: u32| format!("tp={tp},cp={cp},pp=1,ep=8,etp=1,mbs=1");
+    for ([tp, cp], sizes) in [
+        ([1, 16], [8, 2]),
+        ([2, 32], [4, 8]),
+        ([4, 16], [2, 8]),
+        ([1, 4], [4, 1]),
+    ] {
+        let found = plan(CpComm::Hierarchical, None, &pins(tp, cp));
+        let own = found.planned.hierarchical_context_parallel_sizes;
+        assert_eq!(own, Some(sizes), "{tp} {cp}");
+        let layout = found.layout().expect("legal");
+        let mut groups = crate::runtime::LayerGroups::new(&layout, &cluster);
+        groups.cp_inside = sizes[0];
+        let cut = crate::mesh::cut(&layout, crate::mesh::GroupKind::Cp, sizes[1], &cluster);
+        assert_eq!(groups.cp_levels(CpComm::Hierarchical), cut, "{tp} {cp}");
+        // Said, they are the same plan.
+        let said = plan(CpComm::Hierarchical, own, &pins(tp, cp));
+        assert_eq!(said.planned, found.planned);
+        let text = serde_json::to_string(&found).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read.options().cp_sizes, own);
+    }
+    // The ring of eight neighbours and two nodes sends all keys over the network; in levels an eighth of them.
+    let step_s = |plan: &Plan| plan.planned.predicted.step_s;
+    let ring = plan(CpComm::P2p, None, &pins(1, 64));
+    let levels = plan(CpComm::Hierarchical, None, &pins(1, 64));
+    assert!(step_s(&levels) < step_s(&ring));
+    // One level alone is a ring.
+    let alone = plan(CpComm::Hierarchical, Some([1, 64]), &pins(1, 64));
+    assert_eq!(
+        alone.planned.predicted.time_s,
+        ring.planned.predicted.time_s
+    );
+}
+
+/// Replicas in eight instances, each a node: what is divided over eight ranks and gathered there, and reduced over nodes
+/// once a step. Under ZeRO-1 only the states are divided so.
+#[test]
+fn golden_instances_of_the_optimizer_divide_inside_and_reduce_across() {
+    let model = presets::load("mixtral-8x7b").expect("a preset");
+    let mut cluster = cluster("dgx-h100");
+    cluster.gpu.memory_gib = ENDLESS_GIB;
+    let options = |zero, instances| SearchOptions {
+        zero,
+        instances,
+        overlap: Some("none".parse().expect("words")),
+        pins: "tp=1,cp=1,pp=1,ep=1,etp=1,mbs=1".parse().expect("degrees"),
+        recompute: Some(Recompute::Full.into()),
+        top: 1,
+        ..SearchOptions::new(
+            Batch {
+                seq_len: 4096,
+                global_batch: 128,
+            },
+            StackName::Megatron,
+        )
+    };
+    let plan = |zero, instances| {
+        let options = options(zero, instances);
+        let found = run(&model, &cluster, 64, &options);
+        found.plans.into_iter().next().expect("one")
+    };
+    let all = 46_702_792_704.0_f64;
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let costs = Costs::for_cluster(&cluster, &[]);
+    for (zero, whole, [gathers, reductions, buckets]) in [
+        (Zero::States, 1.0, [2.0, 2.0, 2.0]),
+        (Zero::Fsdp, 8.0, [4.0 * 66.0, 2.0 * 66.0, 66.0]),
+    ] {
+        let (ours, one) = (plan(zero, 8), plan(zero, 1));
+        assert_eq!(
+            (ours.optimizer_instances, one.optimizer_instances),
+            (Some(8), None)
+        );
+        let memory = &ours.predicted.memory_gib;
+        for (class, bytes) in [
+            (TensorClass::Weights, 2.0 * all / whole),
+            (TensorClass::Gradients, 4.0 * all / whole),
+            (TensorClass::Optimizer, 12.0 * all / 8.0),
+        ] {
+            let found = memory[class];
+            assert!(
+                (found - gib(bytes)).abs() < 1e-5,
+                "{zero:?} {class:?}: {found}"
+            );
+        }
+        let calls = &ours.predicted.calls;
+        assert_eq!(calls["all_gather"], gathers, "{zero:?}");
+        assert_eq!(calls["reduce_scatter"], reductions, "{zero:?}");
+        assert_eq!(calls["all_reduce"], buckets, "{zero:?}");
+        // A node's links are faster than the network from each of its GPUs.
+        let busy = &ours.predicted.busy_s;
+        assert!(
+            busy["all_gather"] < one.predicted.busy_s["all_gather"],
+            "{zero:?}"
+        );
+        // What nothing hides is all of it.
+        let dp_comm = ours.predicted.time_s.get(Category::DpComm).0;
+        let expected = busy["all_gather"] + busy["reduce_scatter"] + busy["all_reduce"];
+        assert!(
+            (dp_comm / expected - 1.0).abs() < 1e-6,
+            "{dp_comm} of {expected}"
+        );
+        if zero == Zero::States {
+            // Each rank's eighth of f32 gradients, over eight nodes.
+            let experts = 32.0 * 8.0 * 3.0 * 4096.0 * 14336.0;
+            let across = |parameters: f64| {
+                let reduce = moefold_profiles::Collective {
+                    kind: moefold_profiles::CollectiveKind::AllReduce,
+                    bytes: Dtype::F32.bytes((parameters / 8.0) as u64),
+                    ranks: 8,
+                    ranks_per_domain: 1,
+                };
+                costs.collective(&reduce).time.0
+            };
+            let expected = across(experts) + across(all - experts);
+            let found = busy["all_reduce"];
+            assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        }
+        let planned = Plan::of(ours, &model, &cluster, 64, &options(zero, 8));
+        let text = serde_json::to_string(&planned).expect("plain data");
+        let read = Plan::parse(&text, Path::new("plan.json")).expect("a plan");
+        assert_eq!(read.options().instances, 8);
+        let again = super::again(&read, &costs, &Declared).expect("prices");
+        assert_eq!(again.predicted.step_s, planned.planned.predicted.step_s);
+        let layout = read.layout().expect("legal");
+        assert!(super::walk(&read, &layout, 0, &costs, &Declared).is_err());
+    }
 }
 
 /// More stages than layers leave the first and the last to the ends of the model, as Megatron-Core does where it

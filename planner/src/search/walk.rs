@@ -106,6 +106,12 @@ pub fn walk(
             limit: "it is priced, and its step is not walked; use a plan of `zero` 1".to_owned(),
         });
     }
+    if let Some(instances) = plan.planned.optimizer_instances {
+        return Err(PlanError::Unable {
+            what: format!("a dry run of `num_distributed_optimizer_instances` {instances}"),
+            limit: "they are priced, and the step is not walked; use a plan of one".to_owned(),
+        });
+    }
     of_plan(plan, layout, costs, runtime, |case, split| {
         walked(plan, case, split, rank)
     })

@@ -113,7 +113,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let global_batch = said.number("global_batch_size", 1 << 40);
     let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
     let precision = precision(said);
-    let (optimizer, grad_dtype, zero) = optimizer(said);
+    let (optimizer, grad_dtype, zero, instances) = optimizer(said);
     let primary_weights = if said.on("fp8_param_gather") {
         PrimaryWeights::Fp8
     } else {
@@ -141,6 +141,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let recompute = recompute(said, layers, stages.as_ref().map(PipelineLayout::stages));
     let offload = offload(said);
     let cp_comm = cp_comm(said);
+    let cp_sizes = cp_sizes(said, cp_comm);
     let graphs = graphs(said);
     kernels(said, has_experts);
     if said.on("use_tp_pp_dp_mapping") {
@@ -167,6 +168,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         },
         dispatcher,
         cp_comm,
+        cp_sizes,
         graphs,
         capacity,
         recompute: Some(recompute),
@@ -182,6 +184,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         optimizer_offload,
         grad_dtype,
         zero,
+        instances,
         overlap: Some(overlap),
         top: 1,
         ..SearchOptions::new(batch, StackName::Megatron)
@@ -215,20 +218,11 @@ fn precision(said: &mut Said<'_>) -> Precision {
 }
 
 /// The optimizer, the type of main gradients, and what replicas share.
-fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
+fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero, u32) {
     if let Some(other) = said.word("optimizer").filter(|word| *word != "adam") {
         said.unable(format!("--optimizer {other}"), "--optimizer adam");
     }
-    if said
-        .degree("num_distributed_optimizer_instances")
-        .unwrap_or(1)
-        > 1
-    {
-        said.unable(
-            "an optimizer divided over a part of the replicas",
-            "--num-distributed-optimizer-instances 1",
-        );
-    }
+    let instances = said.degree("num_distributed_optimizer_instances");
     let types = [("fp32", Dtype::F32), ("bf16", Dtype::Bf16)];
     let mut narrow = |name| match said.word(name) {
         Some(other @ ("fp16" | "fp8")) => {
@@ -276,7 +270,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
     };
     if fsdp && outer != "no_shard" {
         said.unable(
-            "shards over two levels of replicas",
+            "states of the optimizer over two levels of replicas",
             "--outer-dp-sharding-strategy no_shard",
         );
     }
@@ -289,7 +283,7 @@ fn optimizer(said: &mut Said<'_>) -> (Optimizer, Dtype, Zero) {
             "--use-distributed-optimizer",
         );
     }
-    (optimizer, grads, zero)
+    (optimizer, grads, zero, instances.unwrap_or(1))
 }
 
 fn dispatcher(said: &mut Said<'_>, version: Version) -> Option<Dispatcher> {
@@ -469,6 +463,30 @@ fn cp_comm(said: &mut Said<'_>) -> CpComm {
         );
         CpComm::default()
     })
+}
+
+/// The levels of a hierarchy, which Megatron-LM has to be told.
+fn cp_sizes(said: &mut Said<'_>, cp_comm: CpComm) -> Option<[u32; 2]> {
+    const NAME: &str = "hierarchical_context_parallel_sizes";
+    let words = said.words(NAME).unwrap_or_default();
+    let sizes: Option<Vec<u32>> = words.iter().map(|word| word.parse().ok()).collect();
+    match sizes.as_deref() {
+        Some([inside, outside]) if *inside > 0 && *outside > 0 => {
+            (cp_comm == CpComm::Hierarchical).then_some([*inside, *outside])
+        }
+        _ => {
+            let what = match words {
+                [] if cp_comm == CpComm::Hierarchical => {
+                    format!("--cp-comm-type {} without levels", cp_comm.name())
+                }
+                [] => return None,
+                words => format!("{} {}", flag(NAME), words.join(" ")),
+            };
+            let nearest = "--hierarchical-context-parallel-sizes with two numbers, ranks that exchange heads and of a ring";
+            said.unable(what, nearest);
+            None
+        }
+    }
 }
 
 fn kernels(said: &mut Said<'_>, experts: bool) {

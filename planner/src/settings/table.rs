@@ -229,6 +229,12 @@ pub const FLAGS: &[Flag] = &[
     flag("account_for_loss_in_pipeline_split", "", V14, Read(Stages)),
     // Keys of other ranks.
     flag("cp_comm_type", "p2p", V14, Read(Context)),
+    flag(
+        "hierarchical_context_parallel_sizes",
+        "",
+        V14,
+        Read(Context),
+    ),
     // Tokens to experts.
     flag(
         "moe_token_dispatcher_type",
@@ -585,12 +591,6 @@ pub const FLAGS: &[Flag] = &[
         "",
         Main,
         Unpriced("offloads after a graph"),
-    ),
-    flag(
-        "hierarchical_context_parallel_sizes",
-        "",
-        V14,
-        Unpriced("exchanges keys over levels"),
     ),
     flag(
         "hybrid_context_parallel",

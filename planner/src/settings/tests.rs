@@ -138,6 +138,12 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
             pad: false,
         });
     }
+    if bit(17) && bit(18) {
+        options.cp_comm = crate::choice::CpComm::Hierarchical;
+    }
+    if bit(15) && bit(16) {
+        options.instances = 2;
+    }
     planned(&model, &cluster, drawn.gpus, &options)
 }
 
@@ -442,7 +448,7 @@ const WRONG: &[[&str; 4]] = &[
         "qwen",
         "cp_comm_type",
         "a2a+p2p",
-        "--cp-comm-type a2a+p2p has no price",
+        "--cp-comm-type a2a+p2p without levels has no price",
     ],
     [
         "qwen",

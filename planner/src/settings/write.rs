@@ -178,8 +178,17 @@ fn write_context(job: &Job, out: &mut Writer) {
         out.because(match comm.name() {
             "p2p" => "keys around a ring, beside attention",
             "a2a" => "heads against tokens",
+            "a2a+p2p" => "heads against tokens among neighbours, keys around a ring of the others",
             _ => "all keys at once",
         });
+        if let Some(sizes) = job.options.cp_sizes {
+            let sizes = sizes.map(|size| size.to_string());
+            out.list(
+                "hierarchical_context_parallel_sizes",
+                sizes.iter().map(String::as_str),
+            );
+            out.because("ranks that exchange heads, and ranks of a ring");
+        }
     }
 }
 
@@ -314,6 +323,10 @@ fn write_optimizer(job: &Job, out: &mut Writer) {
             out.set("ckpt_format", "fsdp_dtensor");
             out.because("the one format that Megatron-FSDP saves");
         }
+    }
+    if options.instances > 1 {
+        out.set("num_distributed_optimizer_instances", &options.instances);
+        out.because("replicas divide in so many parts, each by itself");
     }
     let narrow = options.optimizer == Optimizer::AdamBf16Moments;
     if narrow {

@@ -186,7 +186,8 @@ fn check_each<S: Copy, const N: usize>(
 fn oracle_another_pipeline_takes_a_run_up() {
     use ScheduleName::{Interleaved, OneFOneB, VHalf, ZbV};
 
-    const PIPELINES: [([u32; 5], ([u32; 2], ScheduleName)); 7] = [
+    type Pipeline = ([u32; 2], ScheduleName);
+    const PIPELINES: [([u32; 5], Pipeline); 7] = [
         ([1, 1, 1, 1, 2], ([1, 1], ScheduleName::None)),
         ([2, 1, 1, 1, 1], ([2, 1], OneFOneB)),
         ([4, 2, 1, 1, 1], ([2, 2], VHalf)),

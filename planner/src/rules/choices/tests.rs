@@ -53,6 +53,14 @@ fn options(words: &str) -> SearchOptions {
             "optimizer_offload_fraction" => {
                 options.optimizer_offload = HostShare(word.parse().expect("a number"));
             }
+            "hierarchical_context_parallel_sizes" => {
+                let (inside, outside) = word.split_once('x').expect("two");
+                let sizes = [inside, outside].map(|size| size.parse().expect("a number"));
+                options.cp_sizes = Some(sizes);
+            }
+            "num_distributed_optimizer_instances" => {
+                options.instances = word.parse().expect("a number");
+            }
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
             "primary_weights" => {
                 options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
@@ -278,6 +286,52 @@ fn each_rule_of_graphs_has_its_message() {
     }
 }
 
+/// Of context parallelism in levels.
+#[test]
+fn each_rule_of_levels_has_its_message() {
+    const LEVELS: &str = "hierarchical_context_parallel_sizes";
+    for (degrees, words, reason, parts) in [
+        (
+            "cp=8",
+            "cp_comm_type a2a+p2p hierarchical_context_parallel_sizes 2x2",
+            "cp_hierarchy_sizes",
+            [
+                "are 4 context-parallel ranks, and cp is 8",
+                "nearest: cp = 4",
+            ],
+        ),
+        (
+            "cp=8,tp=4",
+            "cp_comm_type a2a+p2p hierarchical_context_parallel_sizes 4x2",
+            "heads_over_cp_level",
+            ["8 heads", "4 x 4"],
+        ),
+        (
+            "cp=8",
+            "cp_comm_type a2a hierarchical_context_parallel_sizes 4x2",
+            "cp_hierarchy_alone",
+            ["and there is a2a", "a2a+p2p"],
+        ),
+        (
+            "",
+            "cp_comm_type a2a+p2p stack moefold",
+            "stack_cp_hierarchy",
+            ["`cp_comm_type` a2a or p2p", "`stack` megatron"],
+        ),
+    ] {
+        check(degrees, words, reason, &parts);
+    }
+    let fits = format!("cp_comm_type a2a+p2p {LEVELS} 4x2");
+    for (degrees, words) in [
+        ("cp=8,tp=2", fits.as_str()),
+        ("cp=8,tp=16", "cp_comm_type a2a+p2p"),
+        ("tp=2", "cp_comm_type a2a+p2p"),
+    ] {
+        let broken = broken("mixtral-8x22b", degrees, words);
+        assert!(broken.is_empty(), "{degrees} {words}: {broken:?}");
+    }
+}
+
 /// Of what data parallelism divides and runs beside compute.
 #[test]
 fn each_rule_of_replicas_has_its_message() {
@@ -298,6 +352,23 @@ fn each_rule_of_replicas_has_its_message() {
         "zero fsdp",
         "fsdp_over_pp",
         &["pp is 2", "nearest: pp = 1"],
+    );
+    for (degrees, instances, parts) in [
+        (
+            "tp=8,pp=8",
+            4,
+            ["2 replicas of dense parameters", "nearest: 2"],
+        ),
+        ("ep=8,etp=8", 4, ["2 replicas of experts", "nearest: 2"]),
+    ] {
+        let words = format!("num_distributed_optimizer_instances {instances}");
+        check(degrees, &words, "optimizer_instances", &parts);
+    }
+    check(
+        "",
+        "num_distributed_optimizer_instances 2 stack moefold",
+        "stack_optimizer_instances",
+        &["nearest: 1", "`stack` megatron"],
     );
     for (words, expected) in [
         ("ddp_bucket_size 7", "megatron"),
@@ -378,6 +449,11 @@ fn choices_that_go_together_break_nothing() {
         ("pp=8,vpp=7", "overlap none"),
         ("tp=2,ep=8", "zero fsdp"),
         ("tp=2,ep=8", "zero fsdp stack moefold"),
+        (
+            "tp=2,ep=4",
+            "zero fsdp num_distributed_optimizer_instances 4",
+        ),
+        ("pp=2,ep=4", "num_distributed_optimizer_instances 2"),
         ("", "precision fp8 recompute moe_act"),
         ("", "precision fp8-delayed recompute full"),
         ("", "precision fp8-delayed recompute moe,layernorm"),

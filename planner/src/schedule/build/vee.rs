@@ -48,7 +48,7 @@ fn slots(back: u64, pp: u64, rank: u64) -> [u64; 6] {
     let mut taken = inputs.to_vec();
     for of in [inputs[2], inputs[3]] {
         let is_free = |slot: &u64| taken.iter().all(|other| other % PERIOD != slot % PERIOD);
-        let free = (of + 1..).find(is_free);
+        let free = (of + 1..=of + PERIOD).find(is_free);
         taken.push(free.expect("six slots for six passes"));
     }
     [taken[0], taken[1], taken[2], taken[3], taken[4], taken[5]]

@@ -77,10 +77,7 @@ pub(super) const TARGETS: [Target; 20] = [
     Target::new("kineto", "traces of PyTorch's profiler", |place, input| {
         imported(place, input, Format::Kineto)
     })
-    .also(&[
-        "profiles/tests/fixtures/kineto-gpu.json",
-        "profiles/tests/fixtures/kineto-cpu.json",
-    ]),
+    .also(&["profiles/tests/fixtures/kineto-gpu.json"]),
     Target::new("nccl-tests", "output of nccl-tests", |place, input| {
         imported(place, input, Format::NcclTests)
     })
