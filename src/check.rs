@@ -307,7 +307,7 @@ impl Case<'_> {
 }
 
 /// Options of the planner whose flags have other names in Megatron-LM; what has no flag of its own there is in words.
-const OPTIONS: [(&str, &str); 24] = [
+const OPTIONS: [(&str, &str); 25] = [
     (
         "`overlap` grad-reduce,param-gather",
         "--overlap-grad-reduce and --overlap-param-gather",
@@ -351,6 +351,7 @@ const OPTIONS: [(&str, &str); 24] = [
     ),
     ("`zero` 1", "--data-parallel-sharding-strategy optim"),
     ("`grad_dtype`", "--main-grads-dtype"),
+    ("`primary_weights` fp8", "--fp8-param-gather"),
     (
         "needs grad-reduce beside",
         "needs --overlap-grad-reduce beside",

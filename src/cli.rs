@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use moefold_executor::data::Split;
 use moefold_executor::options::MTP_LOSS_SCALING_FACTOR;
 use moefold_planner::choice::{
-    CpComm, Dispatcher, DropPolicy, Graphs, Masters, Offload, Optimizer, Overlap, RecomputePlan,
-    ScheduleName, StackName, Zero,
+    CpComm, Dispatcher, DropPolicy, Graphs, Masters, Offload, Optimizer, Overlap, PrimaryWeights,
+    RecomputePlan, ScheduleName, StackName, Zero,
 };
 use moefold_planner::layout::PartialDegrees;
 use moefold_planner::options::{MEMORY_HEADROOM, PipelineLayout};
@@ -181,6 +181,9 @@ pub(crate) struct PlanArgs {
     /// What is kept of f32 masters beside bf16 weights: all of them, or the 16 bits that the weights lack
     #[arg(long, default_value = "fp32", value_parser = flags::one_of(&Masters::ALL, Masters::name))]
     pub(crate) masters: Masters,
+    /// What weights are that are multiplied in FP8: wide, of bf16 beside FP8 copies; or fp8, without any of bf16 (megatron)
+    #[arg(long, default_value = "wide", value_parser = flags::one_of(&PrimaryWeights::ALL, PrimaryWeights::name))]
+    pub(crate) primary_weights: PrimaryWeights,
     /// Share of masters and moments that rests on the host, from 0 to 1
     #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
     pub(crate) optimizer_offload_fraction: f64,

@@ -578,6 +578,7 @@ fn options(args: &PlanArgs, cluster: &Cluster) -> Result<SearchOptions, Failure>
     options.bucket_elements = args.ddp_bucket_size;
     options.optimizer = args.optimizer;
     options.masters = args.masters;
+    options.primary_weights = args.primary_weights;
     options.optimizer_offload = HostShare(args.optimizer_offload_fraction);
     options.grad_dtype = args.grad_dtype;
     options.objective = match args.objective {

@@ -32,6 +32,7 @@ pub(crate) fn planned(model: &Model, layout: LayoutRecord) -> PlannedLayout {
         optimizer: Optimizer::Adam,
         grad_dtype: None,
         masters: None,
+        primary_weights: None,
         optimizer_offload_fraction: None,
         zero: None,
         overlap: None,

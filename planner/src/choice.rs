@@ -166,6 +166,18 @@ impl Masters {
 }
 
 moefold_profiles::named! {
+    /// What the weights are that layers multiply with, where a recipe multiplies in FP8.
+    #[derive(Default)]
+    pub enum PrimaryWeights {
+        /// Weights in the type of activations; FP8 copies of them beside.
+        #[default]
+        Wide = "wide",
+        /// FP8 alone, written from the masters (Megatron-LM's `--fp8-param-gather`).
+        Fp8 = "fp8",
+    }
+}
+
+moefold_profiles::named! {
     /// What data parallelism divides over the ranks that replicate a parameter, by the flag `--zero`.
     #[derive(Default)]
     pub enum Zero {
@@ -199,6 +211,8 @@ pub struct Overlap {
     pub expert_alltoall: bool,
     /// Gradients of weights behind the start of the next exchange of tokens, beside which they run.
     pub delay_wgrad: bool,
+    /// Gathers and scatters of tensor-parallel ranks under the products that they feed and follow, chunk by chunk.
+    pub tp: bool,
 }
 
 /// Where a kind of overlap is chosen.
@@ -249,13 +263,14 @@ impl From<Overlap> for String {
 
 impl Overlap {
     /// All kinds by name.
-    const KINDS: [(&'static str, Chosen); 6] = [
+    const KINDS: [(&'static str, Chosen); 7] = [
         ("grad-reduce", |overlap| &mut overlap.grad_reduce),
         ("param-gather", |overlap| &mut overlap.param_gather),
         ("p2p", |overlap| &mut overlap.p2p),
         ("shared-expert", |overlap| &mut overlap.shared_expert),
         ("expert-alltoall", |overlap| &mut overlap.expert_alltoall),
         ("delay-wgrad", |overlap| &mut overlap.delay_wgrad),
+        ("tp", |overlap| &mut overlap.tp),
     ];
 
     /// What a plan runs beside compute that says nothing of it, on CPUs or GPUs: what its stack did when plans had
@@ -295,7 +310,7 @@ mod tests {
 
     #[test]
     fn law_overlap_is_read_as_it_is_written() {
-        for bits in 0..64 {
+        for bits in 0..128 {
             let overlap = Overlap {
                 grad_reduce: bits & 1 > 0,
                 param_gather: bits & 2 > 0,
@@ -303,13 +318,14 @@ mod tests {
                 shared_expert: bits & 8 > 0,
                 expert_alltoall: bits & 16 > 0,
                 delay_wgrad: bits & 32 > 0,
+                tp: bits & 64 > 0,
             };
             let written = serde_json::to_string(&overlap).expect("serializes");
             let read: Overlap = serde_json::from_str(&written).expect("reads");
             assert_eq!(read, overlap, "{written}");
         }
-        let error = serde_json::from_str::<Overlap>("\"tp\"").expect_err("unknown");
-        assert!(error.to_string().contains("`tp`"), "{error}");
+        let error = serde_json::from_str::<Overlap>("\"dp\"").expect_err("unknown");
+        assert!(error.to_string().contains("`dp`"), "{error}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use moefold_profiles::{Dtype, Precision};
 
 use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
-    Overlap, RecomputePlan, ScheduleName, StackName, Zero,
+    Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 
@@ -56,6 +56,8 @@ pub struct SearchOptions {
     pub optimizer: Optimizer,
     /// What is kept of f32 masters.
     pub masters: Masters,
+    /// What weights are that are multiplied in FP8.
+    pub primary_weights: PrimaryWeights,
     /// How much of the optimizer's state rests on the host.
     pub optimizer_offload: HostShare,
     /// Type of the main gradients.
@@ -105,6 +107,7 @@ impl SearchOptions {
             stages: None,
             optimizer: Optimizer::Adam,
             masters: Masters::default(),
+            primary_weights: PrimaryWeights::default(),
             optimizer_offload: HostShare::default(),
             grad_dtype: Dtype::F32,
             zero: Zero::default(),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choice::{
     Capacity, CpComm, Dispatcher, Graphs, HostShare, Masters, Objective, Offload, Optimizer,
-    Overlap, RecomputePlan, ScheduleName, StackName, Zero,
+    Overlap, PrimaryWeights, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::Batch;
 use crate::model::Model;
@@ -63,6 +63,9 @@ pub struct PlannedLayout {
     /// What is kept of f32 masters; absent where that is all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masters: Option<Masters>,
+    /// What weights are that are multiplied in FP8; absent where they are wide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub primary_weights: Option<PrimaryWeights>,
     /// How much of the optimizer's state rests on the host; absent where none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_offload_fraction: Option<HostShare>,
@@ -277,6 +280,7 @@ impl Plan {
             precision: planned.precision,
             optimizer: planned.optimizer,
             masters: planned.masters.unwrap_or_default(),
+            primary_weights: planned.primary_weights.unwrap_or_default(),
             optimizer_offload: planned.optimizer_offload_fraction.unwrap_or_default(),
             grad_dtype: planned.grad_dtype.unwrap_or(Dtype::F32),
             dispatcher: Some(planned.dispatcher),

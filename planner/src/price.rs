@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use moefold_profiles::pricing::Costs;
 use moefold_profiles::trace::Category;
 use moefold_profiles::units::{Bytes, Seconds};
-use moefold_profiles::{CollectiveKind, Cost, Pass, Source};
+use moefold_profiles::{Collective, CollectiveKind, Cost, Op, Pass, Source};
 
 use crate::choice::GraphModule;
 use crate::runtime::{Lowered, Part, Task, Work};
@@ -197,6 +197,7 @@ pub fn price(
     let mut host = Host::new(list, stack);
     let mut transfers = Transfers::default();
     let backward = is_backward(list);
+    let mut products = Hidden::default();
     // Blocks of attention follow one another, all alike.
     let mut last: Option<(&Task, Cost)> = None;
     for work in list {
@@ -219,6 +220,13 @@ pub fn price(
         }
         drift.add(work, cost, costs);
         each(work, cost);
+        let cost = match beside_products(work, cost, stack) {
+            Some([seen, hidden]) => {
+                products.hide(work, hidden);
+                seen
+            }
+            None => cost,
+        };
         host.issues(work, cost);
         breakdown.by_category[Category::Host as usize] += host_wait(work, stack);
         match work.beside {
@@ -244,6 +252,9 @@ pub fn price(
         }
         match (work.part, &work.task) {
             (Some(Part::Core), _) => core.cover += cost.time.0,
+            (_, Task::Op(Op::Gemm { .. })) if is_of_products(work, stack) => {
+                products.cover += cost.time.0;
+            }
             // This project's executor has a stream for tokens, beside which other collectives go on.
             (Some(Part::Shared), task)
                 if shared.work.is_some()
@@ -257,6 +268,7 @@ pub fn price(
     }
     core.show(&mut breakdown);
     shared.show(&mut breakdown);
+    products.show(&mut breakdown);
     if let Some(exposed) = transfers.exposed(breakdown.device()) {
         breakdown.add(Category::Offload, exposed);
     }
@@ -264,6 +276,37 @@ pub fn price(
     breakdown.apart += drift.unmet_s();
     breakdown.host_s = host.seconds(backward);
     breakdown
+}
+
+/// Of a tensor-parallel collective that runs beside the product before or behind it, what shows and what that hides, if
+/// it is long enough. Both are cut into a chunk a rank, and beside the first chunk, or the last, is nothing
+/// (Transformer Engine, `--tp-comm-overlap`: rings of user buffers).
+fn beside_products(work: &Work, cost: Cost, stack: &Stack) -> Option<[Cost; 2]> {
+    let Task::Collective(Collective { kind, ranks, .. }) = work.task else {
+        return None;
+    };
+    let is_cut = matches!(
+        kind,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter
+    );
+    if work.category != Category::TpComm || !is_cut || !is_of_products(work, stack) {
+        return None;
+    }
+    let seen = 1.0 / f64::from(ranks.max(1));
+    Some([seen, 1.0 - seen].map(|share| Cost {
+        time: Seconds(share * cost.time.0),
+        ..cost
+    }))
+}
+
+/// Whether a piece of work is of linear layers whose collectives run beside their products: those of decoder layers,
+/// not of experts.
+fn is_of_products(work: &Work, stack: &Stack) -> bool {
+    let of_layers = matches!(
+        work.part,
+        Some(Part::Projection | Part::UpProjection | Part::Output | Part::Mlp)
+    );
+    of_layers && matches!(stack, Stack::Megatron(stack) if stack.tp_beside)
 }
 
 /// Whether a list is of a backward pass; those of declared work stand in the order of the forward pass.
@@ -500,7 +543,7 @@ mod tests {
     use moefold_profiles::Precision;
 
     use super::*;
-    use crate::choice::{CpComm, Dispatcher, Module, Recompute, StackName};
+    use crate::choice::{CpComm, Dispatcher, Graphs, Module, Recompute, StackName};
     use crate::layout::{Batch, Layout, PartialDegrees};
     use crate::local::Local;
     use crate::model::presets;
@@ -571,6 +614,63 @@ mod tests {
             assert!((by_source - priced).abs() <= 1e-12 * priced, "{set:?}");
             let more = by_source - plain.by_source().iter().sum::<f64>();
             assert!((more - again).abs() <= 1e-12 * priced, "{set:?}");
+        }
+    }
+
+    /// Of collectives of two tensor-parallel ranks half shows, and the other half where products are shorter.
+    #[test]
+    fn law_tensor_parallel_collectives_hide_under_products() {
+        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let mut cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
+        let batch = Batch {
+            seq_len: 4096,
+            global_batch: 32,
+        };
+        let degrees: PartialDegrees = "tp=2,cp=1,pp=1,ep=8,etp=1,mbs=1".parse().expect("degrees");
+        let layout = Layout::new(&degrees.or_one(16), &model, &batch).expect("legal");
+        let beside = crate::choice::Overlap {
+            tp: true,
+            ..crate::choice::Overlap::default()
+        };
+        let stack = Stack::of(StackName::Megatron);
+        let hides = stack.clone().under(Graphs::NONE, Some(beside));
+        for slower in [1.0, 100.0] {
+            cluster.gpu.nvlink_gb_per_s = 450.0 / slower;
+            let setting = Setting {
+                model: &model,
+                layout: &layout,
+                local: &Local::new(&layout, &model, &batch, 1.0),
+                groups: &LayerGroups::new(&layout, &cluster),
+                precision: Precision::Bf16,
+                dispatcher: Dispatcher::Alltoall,
+                cp_comm: CpComm::default(),
+                capacity: None,
+                shared_beside: false,
+                sharded: false,
+                offload: crate::choice::Offload::NONE,
+                graphs: Graphs::NONE,
+            };
+            let costs = Costs::for_cluster(&cluster, &[]);
+            let layer = Declared.work(&setting, Piece::Layer(&model.layers[0]), &[]);
+            for list in [layer.forward, layer.backward] {
+                let (mut sent, mut products) = (0.0, 0.0);
+                for work in &list {
+                    let seconds = cost_of(work, &costs).time.0;
+                    match work.task {
+                        Task::Collective(_) if work.category == Category::TpComm => sent += seconds,
+                        Task::Op(Op::Gemm { .. }) if work.category == Category::Attention => {
+                            products += seconds;
+                        }
+                        _ => {}
+                    }
+                }
+                assert!(sent > 0.0 && products > 0.0);
+                let found = price(&list, &costs, &hides, |_, _| {}).get(Category::TpComm);
+                let expected = sent / 2.0 + (sent / 2.0 - products).max(0.0);
+                assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+                let plain = price(&list, &costs, &stack, |_, _| {}).get(Category::TpComm);
+                assert!((plain - sent).abs() < 1e-12, "{plain} {sent}");
+            }
         }
     }
 

@@ -11,7 +11,9 @@ pub mod megatron;
 use moefold_profiles::units::{Bytes, GIB, MIB, Seconds};
 use moefold_profiles::{Cluster, Dtype, HostTimes, Precision};
 
-use crate::choice::{Dispatcher, Graphs, Masters, Optimizer, Overlap, ScheduleName, StackName};
+use crate::choice::{
+    Dispatcher, Graphs, Masters, Optimizer, Overlap, PrimaryWeights, ScheduleName, StackName,
+};
 use crate::layout::Places;
 use crate::memory::StateBytes;
 
@@ -52,6 +54,11 @@ pub struct Megatron {
     pub common: Common,
     /// What its host does to have work done.
     pub issue: Issue,
+    /// Whether products with one scale a tensor want a transposed copy of FP8 weights: up to Hopper, whose FP8 products
+    /// have one layout of operands (Transformer Engine, `is_non_tn_fp8_gemm_supported`).
+    pub transposes: bool,
+    /// Whether tensor-parallel collectives run beside the products that they feed and follow.
+    pub tp_beside: bool,
     /// Workspaces of matrix libraries that the framework's allocator holds.
     pub workspace: Bytes,
     /// Memory the allocator reserves beyond what is allocated, as a share of that.
@@ -92,6 +99,7 @@ impl Stack {
             Self::Moefold(stack) => Self::Moefold(stack.measured(host)),
             Self::Megatron(stack) => Self::Megatron(Megatron {
                 issue: Issue::new(Host::of(cluster), Graphs::NONE),
+                transposes: !cluster.gpu.arch.starts_with("sm_1"),
                 ..stack
             }),
         };
@@ -113,6 +121,7 @@ impl Stack {
         if let Self::Megatron(stack) = &mut self {
             let is_shared_beside = overlap.is_some_and(|overlap| overlap.shared_expert);
             stack.issue = stack.issue.under(graphs, is_shared_beside);
+            stack.tp_beside = overlap.is_some_and(|overlap| overlap.tp);
         }
         self
     }
@@ -251,12 +260,14 @@ impl Stack {
 
     /// Bytes of state a parameter takes (Megatron-LM, `docs/user-guide/features/dist_optimizer.md`;
     /// arXiv 2603.07685, section 4.1). FP8 recipes without FP8 primary weights keep a quantized copy
-    /// of the weights besides: one byte, and one more for the transposed copy (NVFP4: half).
-    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`).
+    /// of the weights besides: one byte, and one more for the copy along columns where there is one (NVFP4: half); with
+    /// them, those copies are the weights. MXFP8 has one byte of scale for 32 values.
+    /// Remainders of masters take two bytes (Transformer Engine, `FusedAdam`). Embedding, head and norms are never
+    /// quantized, and counted as though they were.
     pub fn state(
         &self,
         precision: Precision,
-        (optimizer, masters): (Optimizer, Masters),
+        (optimizer, masters, primary): (Optimizer, Masters, PrimaryWeights),
         grads: Dtype,
     ) -> StateBytes {
         let moments = 2.0 * optimizer.moments().bits() as f64 / 8.0;
@@ -270,13 +281,20 @@ impl Stack {
         }
         let quantized = match precision {
             Precision::Fp32 | Precision::Bf16 => 0.0,
-            Precision::Fp8 | Precision::Fp8Delayed | Precision::Fp8Blockwise | Precision::Mxfp8 => {
-                2.0
-            }
+            Precision::Fp8 | Precision::Fp8Delayed => match self {
+                Self::Megatron(stack) if !stack.transposes => 1.0,
+                _ => 2.0,
+            },
+            Precision::Fp8Blockwise => 2.0,
+            Precision::Mxfp8 => 2.0 + 2.0 / 32.0,
             Precision::Nvfp4 => 1.125,
         };
+        let wide = match primary {
+            PrimaryWeights::Wide => 2.0,
+            PrimaryWeights::Fp8 => 0.0,
+        };
         StateBytes {
-            weight: 2.0 + quantized,
+            weight: wide + quantized,
             gradient: grads.bits() as f64 / 8.0,
             sharded: masters.dtype().bits() as f64 / 8.0 + moments,
         }
@@ -383,6 +401,8 @@ impl Megatron {
                 ],
             },
             issue: Issue::new(Host::X86, Graphs::NONE),
+            transposes: true,
+            tp_beside: false,
             // cuBLAS through PyTorch, and through Transformer Engine: 32 MiB each.
             workspace: Bytes(64 * MIB),
             // Mean of reserved over allocated in SimuMax's ten B200 layouts (2.8 to 9.3 %;

@@ -76,6 +76,7 @@ pub(crate) fn planned(layout: LayoutRecord, slow: f64, full: f64) -> PlannedLayo
         optimizer: Optimizer::Adam,
         grad_dtype: None,
         masters: None,
+        primary_weights: None,
         optimizer_offload_fraction: None,
         zero: None,
         overlap: None,

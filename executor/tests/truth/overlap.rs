@@ -21,6 +21,7 @@ pub(crate) const BOTH: Overlap = Overlap {
     shared_expert: false,
     expert_alltoall: false,
     delay_wgrad: false,
+    tp: false,
 };
 
 const REDUCE: Overlap = Overlap {

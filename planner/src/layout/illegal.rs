@@ -342,6 +342,9 @@ pub enum Illegal {
         "delay-wgrad in `overlap` needs expert-alltoall beside it (Megatron-Core); nearest: `overlap` expert-alltoall,delay-wgrad"
     )]
     DelayedAlone,
+    /// Tensor-parallel collectives beside products, which this project's executor does not run so.
+    #[error("tp in `overlap` needs `stack` megatron; nearest: `overlap` without tp")]
+    TensorBeside,
     /// Full sharding in buckets of so many elements.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: under `zero` fsdp every layer is a bucket; nearest: without it, or `zero` 1"
@@ -399,6 +402,16 @@ pub enum Illegal {
         "`masters` remainder keeps what bf16 weights lack of f32 masters, and in `precision` fp32 weights lack nothing; nearest: `masters` fp32, or `precision` bf16"
     )]
     WholeMasters,
+    /// Weights in FP8 where nothing multiplies in it.
+    #[error(
+        "`primary_weights` fp8 needs a `precision` that multiplies in FP8, not {precision}; nearest: `primary_weights` wide, or `precision` fp8, fp8-delayed, fp8-blockwise or mxfp8"
+    )]
+    PrimaryWeights { precision: Precision },
+    /// Masters as remainders of weights that are no bf16.
+    #[error(
+        "`masters` remainder keeps what bf16 weights lack of f32 masters, and `primary_weights` fp8 keeps no bf16 weights; nearest: `masters` fp32, or `primary_weights` wide"
+    )]
+    RemainderOfFp8,
     /// Nothing is divided into buckets.
     #[error(
         "`ddp_bucket_size` {size} (`bucket_elements` of a plan) divides nothing: stack {stack} {why}; nearest: {nearest}",
@@ -472,6 +485,7 @@ impl Illegal {
             Self::CombinedAlone => "expert_alltoall_without_ep",
             Self::CombinedStages { .. } => "expert_alltoall_without_vpp",
             Self::DelayedAlone => "delay_wgrad_alone",
+            Self::TensorBeside => "tp_beside",
             Self::ShardedBuckets { .. } => "fsdp_buckets",
             Self::ShardedStages { .. } => "fsdp_over_pp",
             Self::StackHierarchy => "stack_cp_hierarchy",
@@ -483,6 +497,8 @@ impl Illegal {
             Self::BucketsAlone { .. } => "buckets_without_overlap",
             Self::EmptyBuckets => "empty_buckets",
             Self::WholeMasters => "whole_masters",
+            Self::PrimaryWeights { .. } => "primary_weights",
+            Self::RemainderOfFp8 => "remainder_of_fp8",
             Self::HostShare { .. } => "host_share",
         }
     }

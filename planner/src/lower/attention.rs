@@ -130,7 +130,7 @@ fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
     if gqa.qk_norm != QkNorm::None {
         work.norm(local.tokens * (heads + kv_heads), gqa.head_dim);
     }
-    work.rope(local.tokens * (heads + kv_heads), gqa.rotary_dim);
+    lower_rope(work, local.tokens * (heads + kv_heads), gqa.rotary_dim);
     lower_core(
         work,
         &Core {
@@ -148,6 +148,20 @@ fn lower_gqa(work: &mut Writer<'_>, gqa: &Gqa) {
     }
     work.linear(local.tokens, hidden, heads * gqa.head_dim);
     work.leave_tp(hidden);
+}
+
+/// Rotation of queries and keys. Under YaRN their lengths change too, which the fused kernel does not do: Megatron-Core
+/// then multiplies by cosines, turns halves, multiplies by sines, sums and puts together, each by itself
+/// (`megatron/core/models/common/embeddings/rope_utils.py`): 24 bytes an element, and back as many.
+fn lower_rope(work: &mut Writer<'_>, rows: u64, dim: u64) {
+    let scaling = work.setting.model.rope_scaling.as_ref();
+    if scaling.is_none_or(|scaling| scaling.kind != "yarn") {
+        return work.rope(rows, dim);
+    }
+    let (len, dtype) = (rows * dim, work.wide);
+    for _ in 0..4 {
+        work.both(|_| Op::Add { len, dtype });
+    }
 }
 
 fn lower_mla(work: &mut Writer<'_>, mla: &Mla) {

@@ -1,7 +1,8 @@
 //! Lowers feed-forward blocks: dense MLPs, shared experts, and routed experts with their router.
 
+use moefold_profiles::op::SweepKind;
 use moefold_profiles::trace::Category;
-use moefold_profiles::{CollectiveKind, Op, Pass};
+use moefold_profiles::{CollectiveKind, Dtype, Op, Pass};
 
 use super::{Writer, dispatch};
 use crate::choice::{Dispatcher, GraphModule};
@@ -147,6 +148,30 @@ fn lower_experts(work: &mut Writer<'_>, moe: &Moe) {
     work.at(Category::Experts, Part::Experts);
     grouped_linear(work, rows, hidden, width);
     work.quantize(false, rows * hidden);
+    if moe.expert.bias {
+        lower_bias(work, rows * hidden);
+    }
+}
+
+/// The bias of the experts' second product, which Megatron-Core adds expert by expert, times the probabilities of its
+/// rows, in f32 (`TEGroupedMLP._apply_bias`, `megatron/core/transformer/moe/experts.py`): a product and a sum each, all
+/// put together and rounded; back a rounding, two products and two sums. The others are in products.
+fn lower_bias(work: &mut Writer<'_>, len: u64) {
+    let groups = work.setting.local.experts_local.max(1);
+    let (wide, each) = (work.wide, len.div_ceil(groups));
+    let add = |len, dtype| Op::Add { len, dtype };
+    for _ in 0..groups {
+        work.forward(add(each, Dtype::F32));
+    }
+    let (kind, dtype) = (SweepKind::Copy, Dtype::F32);
+    work.forward(Op::Sweep { kind, len, dtype });
+    work.forward(add(len, wide));
+    for _ in 0..groups {
+        work.backward(add(each, Dtype::F32));
+        work.backward(add(each, Dtype::F32));
+    }
+    work.backward(add(len, wide));
+    work.backward(add(len, wide));
 }
 
 fn grouped_linear(work: &mut Writer<'_>, rows: u64, n: u64, k: u64) {
@@ -180,13 +205,28 @@ mod tests {
 
     /// Collectives over the experts' ranks of a forward pass, TP1 EP4 ETP2 on 16 ranks.
     fn exchanges(dispatcher: Dispatcher) -> Vec<(CollectiveKind, u32)> {
-        let model = presets::load("mixtral-8x7b").expect("a preset");
+        let work = lowered(
+            "mixtral-8x7b",
+            "tp=1,cp=1,pp=1,ep=4,etp=2,mbs=1",
+            dispatcher,
+        )
+        .forward;
+        let sent = work.iter().filter_map(|work| match work.task {
+            Task::Collective(collective) => Some((collective.kind, collective.ranks)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    /// The first layer of a model on 16 ranks.
+    fn lowered(preset: &str, pins: &str, dispatcher: Dispatcher) -> crate::runtime::Lowered {
+        let model = presets::load(preset).expect("a preset");
         let cluster = moefold_profiles::presets::cluster("dgx-h100").expect("a preset");
         let batch = Batch {
             seq_len: 4096,
             global_batch: 32,
         };
-        let pins = "tp=1,cp=1,pp=1,ep=4,etp=2,mbs=1".parse().expect("degrees");
+        let pins = pins.parse().expect("degrees");
         let mut degrees = space(&model, 16, &batch, &pins);
         let layout = Rules::new(&model, &batch)
             .layout(&degrees.next().expect("pinned"))
@@ -205,12 +245,33 @@ mod tests {
             offload: crate::choice::Offload::NONE,
             graphs: crate::choice::Graphs::NONE,
         };
-        let work = layer(&setting, &model.layers[0]).forward;
-        let sent = work.iter().filter_map(|work| match work.task {
-            Task::Collective(collective) => Some((collective.kind, collective.ranks)),
-            _ => None,
-        });
-        sent.collect()
+        layer(&setting, &model.layers[0])
+    }
+
+    /// Of GPT-OSS on 4 ranks of experts: 8 of 32 experts a rank, 16384 rows of 2880 for 4096 tokens and 4 choices. Each
+    /// expert adds its bias in f32, and back two products; queries and keys turn in 4 passes of bf16 each way.
+    #[test]
+    fn golden_biases_of_experts_and_unfused_rotation() {
+        let pins = "tp=1,cp=1,pp=1,ep=4,etp=1,mbs=1";
+        let both = |preset: &str| {
+            let lowered = lowered(preset, pins, Dispatcher::Alltoall);
+            [lowered.forward, lowered.backward].map(|list| {
+                let of = |part: Part, wanted: Op| {
+                    let is_it = |work: &&crate::runtime::Work| {
+                        work.part == Some(part) && work.task == Task::Op(wanted)
+                    };
+                    list.iter().filter(is_it).count()
+                };
+                let (rows, heads) = (4096 * 4, 4096 * (64 + 8) * 64);
+                let add = |len, dtype| Op::Add { len, dtype };
+                [
+                    of(Part::Experts, add(rows / 8 * 2880, Dtype::F32)),
+                    of(Part::Projection, add(heads, Dtype::Bf16)),
+                ]
+            })
+        };
+        assert_eq!(both("gpt-oss-20b"), [[8, 4], [16, 4]]);
+        assert_eq!(both("mixtral-8x7b"), [[0, 0], [0, 0]]);
     }
 
     #[test]

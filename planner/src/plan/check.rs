@@ -188,6 +188,7 @@ impl PlannedLayout {
             optimizer: self.optimizer,
             grad_dtype: self.grad_dtype.unwrap_or(Dtype::F32),
             masters: self.masters.unwrap_or_default(),
+            primary_weights: self.primary_weights.unwrap_or_default(),
             optimizer_offload: self.optimizer_offload_fraction.unwrap_or_default(),
             zero: self.zero.unwrap_or_default(),
             instances: self.optimizer_instances.unwrap_or(1),

@@ -15,7 +15,7 @@ use super::{PLAN_VERSION, Place, Plan};
 use crate::layout::{Illegal, Layout};
 
 /// Keys of the file's top level.
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "version",
     "layout",
     "pipeline",
@@ -29,6 +29,7 @@ const KEYS: [&str; 26] = [
     "optimizer",
     "grad_dtype",
     "masters",
+    "primary_weights",
     "optimizer_offload_fraction",
     "zero",
     "optimizer_instances",
@@ -266,8 +267,8 @@ mod tests {
             ("unknown key `recompte`; nearest: `recompute`", |plan| {
                 plan["recompte"] = "none".into();
             }),
-            ("found `tp`, expected none, or some of", |plan| {
-                plan["overlap"] = "tp".into();
+            ("found `dp`, expected none, or some of", |plan| {
+                plan["overlap"] = "dp".into();
             }),
             (
                 "`ddp_bucket_size` 7 (`bucket_elements` of a plan) divides nothing",

@@ -4,7 +4,9 @@ use moefold_profiles::{Cluster, Dtype, Precision, presets};
 
 use super::csv::Line;
 use super::error::RowError;
-use crate::choice::{Dispatcher, Graphs, Optimizer, Overlap, RecomputePlan, StackName};
+use crate::choice::{
+    Dispatcher, Graphs, HostShare, Optimizer, Overlap, PrimaryWeights, RecomputePlan, StackName,
+};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::{Mixer, Model, count};
 use crate::options::{PipelineLayout, SearchOptions};
@@ -142,7 +144,7 @@ pub(super) const REQUIRED: [&str; 7] = [
 ];
 
 /// All columns there are.
-pub(super) const COLUMNS: [&str; 32] = [
+pub(super) const COLUMNS: [&str; 34] = [
     "id",
     "source",
     "release",
@@ -164,6 +166,8 @@ pub(super) const COLUMNS: [&str; 32] = [
     "dispatcher",
     "stages",
     "optimizer",
+    "optimizer_offload",
+    "primary_weights",
     "grad_dtype",
     "overlap",
     "cuda_graph",
@@ -292,6 +296,14 @@ fn options(line: &Line<'_>, model: &Model) -> Result<SearchOptions, RowError> {
             .meaning("cuda_graph", str::parse::<Graphs>)?
             .unwrap_or_default(),
         optimizer: optimizer.unwrap_or(defaults.optimizer),
+        optimizer_offload: HostShare(line.quantity("optimizer_offload")?.unwrap_or(0.0)),
+        primary_weights: one_of(
+            line,
+            "primary_weights",
+            &PrimaryWeights::ALL,
+            PrimaryWeights::name,
+        )?
+        .unwrap_or_default(),
         grad_dtype: grad_dtype.unwrap_or(defaults.grad_dtype),
         top: 1,
         // What ran has fitted, with or without room to spare.

@@ -5,8 +5,8 @@
 //! that break a rule among themselves are refused with every tuple of degrees.
 
 use crate::choice::{
-    CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, Recompute,
-    RecomputePlan, ScheduleName, StackName, Zero,
+    CpComm, Dispatcher, GraphModule, Masters, Module, Offload, OffloadModule, PrimaryWeights,
+    Recompute, RecomputePlan, ScheduleName, StackName, Zero,
 };
 use crate::layout::{Degrees, Illegal};
 use crate::model::{Layer, Mixer, Model};
@@ -335,6 +335,9 @@ fn check_combined(model: &Model, options: &SearchOptions, broken: &mut Vec<Illeg
     if overlap.delay_wgrad && !overlap.expert_alltoall {
         broken.push(Illegal::DelayedAlone);
     }
+    if overlap.tp && options.stack != StackName::Megatron {
+        broken.push(Illegal::TensorBeside);
+    }
     let named = options.schedule.map(ScheduleName::combines);
     if !overlap.expert_alltoall {
         if named == Some(true) {
@@ -547,6 +550,14 @@ fn check_states(options: &SearchOptions, broken: &mut Vec<Illegal>) {
     }
     if options.masters == Masters::Remainder && options.precision == Precision::Fp32 {
         broken.push(Illegal::WholeMasters);
+    }
+    if options.primary_weights == PrimaryWeights::Fp8 {
+        let precision = options.precision;
+        if precision.compute() != moefold_profiles::Dtype::Fp8 {
+            broken.push(Illegal::PrimaryWeights { precision });
+        } else if options.masters == Masters::Remainder {
+            broken.push(Illegal::RemainderOfFp8);
+        }
     }
 }
 

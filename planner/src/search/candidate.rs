@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use moefold_profiles::units::{Bytes, GIB, Seconds, Span};
-use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, Op, TensorClass};
+use moefold_profiles::{ByClass, Collective, CollectiveKind, Dtype, Op, Precision, TensorClass};
 
 use super::by_layer::{self, Chunk};
 use super::mix::{self, Alike, Way};
@@ -14,7 +14,7 @@ use super::recompute::Sets;
 use super::shape::{Kind, Question, Shape};
 use super::sharded::{Part, Waits};
 use crate::bucket::{self, Division, Turns};
-use crate::choice::{CpComm, ScheduleName, StackName, in_flight};
+use crate::choice::{CpComm, PrimaryWeights, ScheduleName, StackName, in_flight};
 use crate::layout::Layout;
 use crate::lower::ends::{self, Held, StepGroups, StepWork};
 use crate::memory::{self, Occupancy};
@@ -778,7 +778,7 @@ impl StageSplit {
             ..
         } = case;
         let options = question.options;
-        let kept = (options.optimizer, options.masters);
+        let kept = (options.optimizer, options.masters, options.primary_weights);
         let bytes = question
             .stack
             .state(options.precision, kept, options.grad_dtype);
@@ -1450,7 +1450,15 @@ fn rank_end(
 }
 
 fn weight_dtype(question: &Question<'_>) -> Dtype {
-    question.options.precision.activation()
+    let options = question.options;
+    match (options.primary_weights, options.precision) {
+        // MXFP8 scales along rows and along columns need the wide values (Megatron-LM,
+        // `--reuse-grad-buf-for-mxfp8-param-ag`).
+        (PrimaryWeights::Wide, _) | (PrimaryWeights::Fp8, Precision::Mxfp8) => {
+            options.precision.activation()
+        }
+        (PrimaryWeights::Fp8, _) => Dtype::Fp8,
+    }
 }
 
 /// A message between neighbouring stages: the residual stream of a rank's tokens.

@@ -116,7 +116,7 @@ pub(crate) fn held(question: &Question<'_>, layout: &Layout, known: &mut Weights
     let mean = [whole.dense() / pp, whole.experts / pp];
     let shards = question.shards(layout);
     let (options, stack) = (question.options, &question.stack);
-    let kept = (options.optimizer, options.masters);
+    let kept = (options.optimizer, options.masters, options.primary_weights);
     let mut bytes = stack.state(options.precision, kept, options.grad_dtype);
     if !options.optimizer_offload.is_none() {
         // Some of them rest on the host.

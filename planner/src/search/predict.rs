@@ -8,7 +8,7 @@ use moefold_profiles::{ByClass, Dtype};
 use super::candidate::{Case, StageSplit, message, own};
 use super::recompute::Sets;
 use super::shape::{Question, Shape};
-use crate::choice::{CpComm, Masters, Overlap, ScheduleName, StackName, Zero};
+use crate::choice::{CpComm, Masters, Overlap, PrimaryWeights, ScheduleName, StackName, Zero};
 use crate::interval::{Class, Interval, Known, of_prices, told_apart as told_apart_by};
 use crate::layout::Layout;
 use crate::model::count;
@@ -104,6 +104,8 @@ pub(crate) fn planned(
         optimizer: options.optimizer,
         grad_dtype: (options.grad_dtype != Dtype::F32).then_some(options.grad_dtype),
         masters: (options.masters != Masters::default()).then_some(options.masters),
+        primary_weights: (options.primary_weights != PrimaryWeights::default())
+            .then_some(options.primary_weights),
         optimizer_offload_fraction: Some(options.optimizer_offload)
             .filter(|share| !share.is_none()),
         zero: (options.zero != Zero::default()).then_some(options.zero),

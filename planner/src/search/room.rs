@@ -62,7 +62,7 @@ impl<'a> Room<'a> {
             return None;
         }
         let options = question.options;
-        let kept = (options.optimizer, options.masters);
+        let kept = (options.optimizer, options.masters, options.primary_weights);
         let bytes = question
             .stack
             .state(options.precision, kept, options.grad_dtype);

@@ -12,7 +12,8 @@ use super::version::Version;
 use super::{model, stages};
 use crate::choice::{
     Capacity, CpComm, Dispatcher, DropPolicy, GraphModule, Graphs, HostShare, Module, Offload,
-    OffloadModule, Optimizer, Overlap, Recompute, RecomputePlan, ScheduleName, StackName, Zero,
+    OffloadModule, Optimizer, Overlap, PrimaryWeights, Recompute, RecomputePlan, ScheduleName,
+    StackName, Zero,
 };
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::Model;
@@ -113,6 +114,13 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
     let global_batch = global_batch.or(mbs.map(|mbs| u64::from(mbs) * u64::from(replicas.max(1))));
     let precision = precision(said);
     let (optimizer, grad_dtype, zero, instances) = optimizer(said);
+    let primary_weights = if said.on("fp8_param_gather") {
+        PrimaryWeights::Fp8
+    } else {
+        PrimaryWeights::Wide
+    };
+    // What MXFP8 weights are gathered into takes no memory of its own.
+    said.on("reuse_grad_buf_for_mxfp8_param_ag");
     let fraction = said.real("optimizer_offload_fraction", [0.0, 1.0]);
     let optimizer_offload = HostShare(if said.on("optimizer_cpu_offload") {
         fraction.unwrap_or(1.0)
@@ -126,6 +134,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         shared_expert: said.on("moe_shared_expert_overlap"),
         expert_alltoall: said.on("overlap_moe_expert_parallel_comm"),
         delay_wgrad: said.on("delay_wgrad_compute"),
+        tp: said.on("tp_comm_overlap"),
     };
     let dispatcher = dispatcher(said, target.version).filter(|_| has_experts);
     let capacity = capacity(said);
@@ -171,6 +180,7 @@ fn options(said: &mut Said<'_>, model: &Model, target: &Target<'_>) -> Option<Se
         offload: Some(offload),
         stages,
         optimizer,
+        primary_weights,
         optimizer_offload,
         grad_dtype,
         zero,

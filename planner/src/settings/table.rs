@@ -265,6 +265,13 @@ pub const FLAGS: &[Flag] = &[
     flag("fp16", "", V14, Read(Precision)),
     flag("fp8_format", "", V14, Read(Precision)),
     flag("fp8_recipe", "delayed", V14, Read(Precision)),
+    flag("fp8_param_gather", "", V14, Read(Precision)),
+    flag(
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        "",
+        V14,
+        Read(Precision),
+    ),
     flag("fp4_format", "", V15, Read(Precision)),
     flag("fp4_recipe", "nvfp4", V15, Read(Precision)),
     // Optimizer and who shares its state.
@@ -338,12 +345,7 @@ pub const FLAGS: &[Flag] = &[
         Main,
         Unpriced("hides the backward exchange of tokens"),
     ),
-    flag(
-        "tp_comm_overlap",
-        "",
-        V14,
-        Unpriced("hides tensor-parallel collectives under their products"),
-    ),
+    flag("tp_comm_overlap", "", V14, Read(Overlap)),
     flag(
         "tp_comm_overlap_cfg",
         "",
@@ -513,22 +515,10 @@ pub const FLAGS: &[Flag] = &[
         Unpriced("routes at random, for benchmarks alone: real routing is slower"),
     ),
     flag(
-        "fp8_param_gather",
-        "",
-        V14,
-        Unpriced("keeps and gathers weights in FP8"),
-    ),
-    flag(
         "fp4_param_gather",
         "",
         V15,
         Unpriced("keeps and gathers weights in FP4"),
-    ),
-    flag(
-        "reuse_grad_buf_for_mxfp8_param_ag",
-        "",
-        V14,
-        Unpriced("gathers weights into the gradients' buffer"),
     ),
     flag(
         "first_last_layers_bf16",

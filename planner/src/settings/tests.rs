@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::choice::{
-    Module, Offload, OffloadModule, Optimizer, Recompute, ScheduleName, StackName,
+    Module, Offload, OffloadModule, Optimizer, PrimaryWeights, Recompute, ScheduleName, StackName,
 };
 use crate::layout::Batch;
 use crate::model::{Model, presets};
@@ -113,6 +113,9 @@ fn plan_drawn(drawn: &Drawn) -> Option<Plan> {
     }
     if bit(5) {
         options.grad_dtype = Dtype::Bf16;
+    }
+    if bit(14) && drawn.precision.compute() == Dtype::Fp8 {
+        options.primary_weights = PrimaryWeights::Fp8;
     }
     let sets = [
         Recompute::None,
@@ -384,9 +387,11 @@ fn golden_what_recipes_say() {
         .iter()
         .map(|(one, _)| one.name.as_str())
         .collect();
-    for name in ["fp8_param_gather", "moe_router_force_load_balancing"] {
-        assert!(unpriced.contains(&name), "{name}: {unpriced:?}");
-    }
+    assert!(
+        unpriced.contains(&"moe_router_force_load_balancing"),
+        "{unpriced:?}"
+    );
+    assert_eq!(options.primary_weights, PrimaryWeights::Fp8);
     let kept: Vec<&str> = reading.kept.iter().map(|one| one.name.as_str()).collect();
     for name in ["lr", "load", "mock_data", "finetune"] {
         assert!(kept.contains(&name), "{name}: {kept:?}");

@@ -11,7 +11,7 @@ use super::writer::{Refusal, Writer, Written};
 use super::{model, stages};
 use crate::choice::{
     Dispatcher, DropPolicy, GraphModule, Masters, Module, Offload, OffloadModule, Optimizer,
-    Recompute, ScheduleName, StackName, Zero,
+    PrimaryWeights, Recompute, ScheduleName, StackName, Zero,
 };
 
 /// What Megatron-LM needs beside a plan, which says nothing of it: data, length and rates of training.
@@ -299,6 +299,14 @@ fn write_precision(job: &Job, out: &mut Writer) {
     out.because("products in FP8");
     out.set("fp8_recipe", &name);
     out.because(why);
+    if job.options.primary_weights == PrimaryWeights::Fp8 {
+        out.on("fp8_param_gather");
+        out.because("weights in FP8, without a copy in bf16");
+        if precision == Precision::Mxfp8 {
+            out.on("reuse_grad_buf_for_mxfp8_param_ag");
+            out.because("which are gathered in bf16, into the buffer of gradients");
+        }
+    }
 }
 
 fn write_optimizer(job: &Job, out: &mut Writer) {
@@ -376,6 +384,10 @@ fn write_overlap(job: &Job, out: &mut Writer) {
     if overlap.delay_wgrad {
         out.on("delay_wgrad_compute");
         out.because("gradients of weights run beside the next exchange");
+    }
+    if overlap.tp {
+        out.on("tp_comm_overlap");
+        out.because("tensor-parallel collectives run beside their products");
     }
     if let Some(elements) = job.options.bucket_elements {
         out.set("ddp_bucket_size", &elements);

@@ -568,11 +568,11 @@ pub fn transient(
 
 #[cfg(test)]
 mod tests {
-    use moefold_profiles::TensorClass;
+    use moefold_profiles::{HostTimes, TensorClass};
 
     use super::*;
     use crate::choice::StackName;
-    use crate::choice::{Masters, Optimizer};
+    use crate::choice::{Masters, Optimizer, PrimaryWeights};
     use crate::memory;
     use crate::model::presets;
     use crate::shard::{self, Shard};
@@ -663,7 +663,7 @@ mod tests {
         let stack = Stack::of(StackName::Megatron);
         let bytes = stack.state(
             Precision::Bf16,
-            (Optimizer::Adam, Masters::Fp32),
+            (Optimizer::Adam, Masters::Fp32, PrimaryWeights::Wide),
             Dtype::F32,
         );
         let state = memory::state([rank.dense(), rank.experts], bytes, [64, 1]);
@@ -689,11 +689,38 @@ mod tests {
             (Precision::Bf16, AdamBf16Moments, Masters::Remainder, 6.0),
             (Precision::Fp32, Adam, Masters::Fp32, 8.0),
         ] {
-            let bytes = stack.state(precision, (optimizer, masters), Dtype::F32);
+            let kept = (optimizer, masters, PrimaryWeights::Wide);
+            let bytes = stack.state(precision, kept, Dtype::F32);
             assert_eq!(
                 bytes.sharded, expected,
                 "{precision} {optimizer:?} {masters:?}"
             );
+        }
+    }
+
+    /// Copies of weights in FP8, by hand: rows and columns on Hopper, one for both on Blackwell where a tensor has one
+    /// scale; 32 values and a byte of scale each way under MXFP8.
+    #[test]
+    fn golden_bytes_of_quantized_weights() {
+        let bytes = |cluster: &str, precision, primary| {
+            let cluster = moefold_profiles::presets::cluster(cluster).expect("a preset");
+            let stack = Stack::on(StackName::Megatron, &cluster, &HostTimes::default());
+            let kept = (Optimizer::Adam, Masters::Fp32, primary);
+            stack.state(precision, kept, Dtype::F32).weight
+        };
+        use PrimaryWeights::{Fp8, Wide};
+        for (cluster, precision, wide, fp8) in [
+            ("dgx-h100", Precision::Fp8, 4.0, 2.0),
+            ("gb200-nvl72", Precision::Fp8, 3.0, 1.0),
+            ("gb200-nvl72", Precision::Fp8Blockwise, 4.0, 2.0),
+            ("gb200-nvl72", Precision::Mxfp8, 4.0625, 2.0625),
+        ] {
+            assert_eq!(
+                bytes(cluster, precision, Wide),
+                wide,
+                "{cluster} {precision}"
+            );
+            assert_eq!(bytes(cluster, precision, Fp8), fp8, "{cluster} {precision}");
         }
     }
 

@@ -29,6 +29,11 @@ const MATRIX_LATENCY_S: f64 = 2e-6;
 /// Share of the bf16 peak that a chunked recurrent mixer reaches. An assumption.
 const RECURRENT_EFFICIENCY: f64 = 0.25;
 
+/// FLOP/s of such a mixer that no GPU exceeds: scans are Triton kernels of small tiles (mamba_ssm, `ssd_combined.py`),
+/// which larger matrix units do not speed up. The one of 15, 20, 25, 30, 40 and 60 TFLOP/s that is nearest to published
+/// steps of Nemotron 3 Nano on five GPUs (`docs/accuracy.md`).
+const RECURRENT_RATE: f64 = 20e12;
+
 /// Share of the peak that attention reaches where nothing was measured on the architecture.
 const ATTENTION_EFFICIENCY: f64 = 0.4;
 
@@ -175,7 +180,8 @@ impl Roofline {
 
     /// A recurrent mixer: its state's work and its traffic.
     pub(super) fn recurrent(&self, op: &Op) -> f64 {
-        let compute = op.flops().0 / (self.peak(op.dtype()) * RECURRENT_EFFICIENCY);
+        let rate = (self.peak(op.dtype()) * RECURRENT_EFFICIENCY).min(RECURRENT_RATE);
+        let compute = op.flops().0 / rate;
         compute.hypot(self.stream(op.bytes().0 as f64)) + STREAM_LATENCY_S
     }
 }

@@ -2,7 +2,9 @@
 
 use super::super::Rules;
 use super::*;
-use crate::choice::{Capacity, Dispatcher, DropPolicy, HostShare, Masters, StackName, Zero};
+use crate::choice::{
+    Capacity, Dispatcher, DropPolicy, HostShare, Masters, PrimaryWeights, StackName, Zero,
+};
 use crate::layout::{Batch, PartialDegrees};
 use crate::model::presets;
 
@@ -60,6 +62,9 @@ fn options(words: &str) -> SearchOptions {
                 options.instances = word.parse().expect("a number");
             }
             "masters" => options.masters = named(&Masters::ALL, Masters::name, word),
+            "primary_weights" => {
+                options.primary_weights = named(&PrimaryWeights::ALL, PrimaryWeights::name, word);
+            }
             "zero" => options.zero = named(&Zero::ALL, Zero::name, word),
             "pipeline-layout" => options.stages = Some(word.parse().expect("stages")),
             other => panic!("{other}"),
@@ -387,6 +392,18 @@ fn a_share_of_states_is_from_0_to_1() {
 }
 
 #[test]
+fn weights_in_fp8_are_multiplied_in_it_and_leave_no_remainder() {
+    for precision in ["bf16", "nvfp4"] {
+        let words = format!("precision {precision} primary_weights fp8");
+        let expected = ["`primary_weights` fp8", precision, "mxfp8"];
+        check("", &words, "primary_weights", &expected);
+    }
+    let words = "precision mxfp8 primary_weights fp8 masters remainder";
+    let expected = ["`masters` remainder", "`primary_weights` wide"];
+    check("", words, "remainder_of_fp8", &expected);
+}
+
+#[test]
 fn nothing_remains_of_masters_beside_weights_of_f32() {
     check(
         "",
@@ -490,6 +507,12 @@ fn each_rule_of_combined_passes_has_its_message() {
         "overlap delay-wgrad",
         "delay_wgrad_alone",
         &["nearest: `overlap` expert-alltoall,delay-wgrad"],
+    );
+    check(
+        "tp=2",
+        "stack moefold overlap tp",
+        "tp_beside",
+        &["`stack` megatron", "`overlap` without tp"],
     );
     check(
         "ep=8",

@@ -26,7 +26,13 @@ fn golden_products_cost_what_was_measured() {
     }
     assert!(moved <= 30, "{moved} of {} rows moved", table::gemm().len());
     let op = gemm([4096; 3], Pass::Forward, Dtype::Bf16);
-    check_within("4096^3 on an H100", rate(&cached("h100"), &op), 789.0, 1e-6);
+    // 789 by itself, and in training what the GPU keeps up.
+    check_within(
+        "4096^3 on an H100",
+        rate(&cached("h100"), &op),
+        0.65 * 989.0,
+        1e-6,
+    );
 }
 
 /// What products of a GPU keep up in training.
