@@ -5,7 +5,7 @@
 
 use moefold_profiles::{Cluster, Dtype};
 
-use super::Asked;
+use super::asked::Asked;
 use crate::answer::{Saver, Shortage};
 use crate::choice::{HostShare, Masters, Objective, Offload, Optimizer, Recompute, Zero};
 use crate::layout::{MAX_GPUS, PartialDegrees};
