@@ -68,16 +68,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<(), Failure> {
                 return Err(watcher.found_nothing());
             }
             Err(error) => {
-                let least = match &*error {
-                    PlanError::Infeasible { least, .. } => least.clone(),
-                    _ => None,
-                };
-                let failure = match refusal(*error) {
-                    Failure::Infeasible(error) => {
-                        question.short_of_memory(&options, output, least.as_deref(), &error)?
-                    }
-                    failure => failure,
-                };
+                let failure = question.refused(&options, output, *error)?;
                 if watcher.is_stopped() {
                     output.note("stopped: changes are missing from the table")?;
                 }
@@ -304,6 +295,25 @@ impl<'a> Question<'a> {
             found.answer.lengths = tried;
         }
         Ok(found)
+    }
+
+    /// Why there is no plan, with what would fit where that is for want of memory.
+    fn refused(
+        &self,
+        options: &SearchOptions,
+        output: Output,
+        error: PlanError,
+    ) -> Result<Failure, Failure> {
+        let least = match &error {
+            PlanError::Infeasible { least, .. } => least.clone(),
+            _ => None,
+        };
+        match refusal(error) {
+            Failure::Infeasible(error) => {
+                self.short_of_memory(options, output, least.as_deref(), &error)
+            }
+            failure => Ok(failure),
+        }
     }
 
     /// Says beside an error what would fit, in the answer where that is for programs.

@@ -187,7 +187,7 @@ mod tests {
             times: &[usize],
             expert: usize,
             placed: usize,
-            all: &mut Vec<Vec<usize>>,
+            all: &mut [Vec<usize>],
             room: usize,
             best: &mut f64,
         ) {

@@ -8,6 +8,7 @@
 //! the candidates considered. Results do not depend on the number of threads.
 
 mod again;
+mod asked;
 mod by_layer;
 mod candidate;
 mod closest;
@@ -53,6 +54,7 @@ use crate::schedule::Schedule;
 use crate::stack::Stack;
 
 pub use again::{ENDLESS_GIB, again};
+pub use asked::Asked;
 pub use longest::{Lengths, longest};
 
 use floor::{Weights, Works, floor_s, held};
@@ -65,7 +67,6 @@ pub use walk::{starts, walk};
 pub use watch::{Progress, Watch};
 
 use visit::{Found, Moments, Outcome, Tally, Unit, moments_key, split_bound_s, visit};
-use watch::unwatched;
 
 /// Units looked at together; fixed, so that results do not depend on the threads there are.
 const BATCH: usize = 32;
@@ -79,47 +80,6 @@ pub struct SearchResult {
     pub alternatives: Vec<Alternative>,
     /// Counts. `elapsed_s` is 0: the caller has a clock, this crate has not.
     pub search: SearchRecord,
-}
-
-/// What is asked of a search.
-#[derive(Clone, Copy)]
-pub struct Asked<'a> {
-    /// What is trained.
-    pub model: &'a Model,
-    /// Where.
-    pub cluster: &'a Cluster,
-    /// Ranks.
-    pub gpus: u32,
-    /// What the search may vary and what is fixed.
-    pub options: &'a SearchOptions,
-    /// Prices of the cluster.
-    pub costs: &'a Costs,
-    /// What is to run the plan.
-    pub runtime: &'a dyn Runtime,
-    /// Who is told how far a search is, and may stop it.
-    pub watch: &'a Watch<'a>,
-}
-
-impl<'a> Asked<'a> {
-    /// A question that nobody watches.
-    pub fn new(
-        model: &'a Model,
-        cluster: &'a Cluster,
-        gpus: u32,
-        options: &'a SearchOptions,
-        costs: &'a Costs,
-        runtime: &'a dyn Runtime,
-    ) -> Self {
-        Self {
-            model,
-            cluster,
-            gpus,
-            options,
-            costs,
-            runtime,
-            watch: &unwatched,
-        }
-    }
 }
 
 /// Plans the training of a model on `gpus` ranks of a cluster, for the runtime that is to run it.

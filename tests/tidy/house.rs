@@ -97,7 +97,7 @@ pub(crate) const PLANNER: &[Floor] = &[
     ("walk", &["mesh", "stack"]),
     ("rules", &["model", "choice", "layout", "options", "stack"]),
     ("plan", &["model", "choice", "layout", "options", "rules"]),
-    ("answer", &["model", "choice", "plan"]),
+    ("answer", &["model", "choice", "layout", "plan"]),
     (
         "settings",
         &["model", "choice", "layout", "options", "plan"],

@@ -5,7 +5,7 @@
 
 use moefold_profiles::{Cluster, Dtype};
 
-use super::Asked;
+use super::asked::Asked;
 use crate::answer::{Saver, Shortage};
 use crate::choice::{HostShare, Masters, Objective, Offload, Optimizer, Recompute, Zero};
 use crate::layout::{MAX_GPUS, PartialDegrees};
@@ -89,13 +89,8 @@ pub(super) fn closest(
     as_it_is: Option<&LeastMemory>,
     endless: &Endless<'_>,
 ) -> Shortage {
-    let Asked {
-        model,
-        cluster,
-        gpus,
-        options,
-        ..
-    } = *asked;
+    let (model, cluster) = (asked.model, asked.cluster);
+    let (gpus, options) = (asked.gpus, asked.options);
     let needing = |change: String, gpus: u32, options: &SearchOptions, least: LeastMemory| Saver {
         change,
         gpus,

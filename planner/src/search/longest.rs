@@ -136,7 +136,7 @@ mod tests {
                     let most = 450;
                     let (mut best, mut least_not) = (fitting, u64::MAX);
                     let found = find(fitting, grain, most, &mut |length| {
-                        assert!(length > fitting && length <= most && length % grain == 0);
+                        assert!(length > fitting && length <= most && length.is_multiple_of(grain));
                         if length <= limit {
                             best = best.max(length);
                         } else {
